@@ -14,7 +14,7 @@ from hf_ctxmodels.conversion.word_files import READERS, WRITERS
 from hf_ctxmodels.conversion.word_vectors import WordVectors, gensim_models
 from hf_ctxmodels.core.errors import CtxError, run_script
 from hf_ctxmodels.core.flags import flag
-from hf_ctxmodels.core.outputs import check_new_file
+from hf_ctxmodels.core.output_files import check_output_file
 from hf_ctxmodels.training.loading import load_config, load_model, load_tokenizer
 from hf_ctxmodels.training.recipe import parse_arguments
 
@@ -69,7 +69,7 @@ def main() -> None:
             raise CtxError("Whose model shall it be?", location="--family", hint="give --family.")
         save_converted(*vectors.to_model(arguments.family), arguments.output)
     else:
-        check_new_file(arguments.output, flag="--output", overwrite=arguments.overwrite)
+        check_output_file(arguments.output, flag="--output", overwrite=arguments.overwrite)
         model = load_model(arguments.input, AutoModel.__name__, load_config(arguments.input))
         vectors = WordVectors.of_model(model, load_tokenizer(arguments.input))
         Path(arguments.output).parent.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,7 @@ from transformers.conversion_mapping import USER_REGISTERED_MAPPINGS
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
-from hf_ctxmodels.core.stub import register_stub
+from hf_ctxmodels.core.remote_code import register_remote_code
 from hf_ctxmodels.core.weights import register_conversion
 from hf_ctxmodels.objectives import Objective
 from hf_ctxmodels.spec import FamilySpec
@@ -165,7 +165,7 @@ def register() -> None:
                 "rename the other's model_type."
             )
         register_conversion(model_type, family.conversion)
-        register_stub(family.stub)
+        register_remote_code(family.stub)
         AutoConfig.register(model_type, family.config)
         AutoTokenizer.register(family.config, tokenizer_class=family.tokenizer)
         for auto_name, model_class in family.models.items():

@@ -9,7 +9,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from transformers.core_model_loading import WeightTransform
 
 from hf_ctxmodels.core.model import CtxPreTrainedModel
-from hf_ctxmodels.core.stub import Stub
+from hf_ctxmodels.core.remote_code import RemoteCodeStub
 from hf_ctxmodels.objectives import Objective
 from hf_ctxmodels.objectives.source_target import SourceTarget
 
@@ -143,9 +143,9 @@ class FamilySpec:
         return self.models["AutoModel"].reference_model_type
 
     @property
-    def stub(self) -> Stub:
+    def stub(self) -> RemoteCodeStub:
         """What opens its directories by `trust_remote_code=True`."""
-        return Stub(self.config.model_type, self.config, self.tokenizer, self.models)
+        return RemoteCodeStub(self.config.model_type, self.config, self.tokenizer, self.models)
 
     @property
     def card(self) -> str:

@@ -24,7 +24,7 @@ from benchmarks.load import busy_core
 from transformers.utils import logging
 
 from hf_ctxmodels.core.errors import run_script
-from hf_ctxmodels.core.outputs import check_new_file
+from hf_ctxmodels.core.output_files import check_output_file
 from hf_ctxmodels.training.recipe import parse_arguments
 
 
@@ -90,7 +90,7 @@ def main() -> None:
     """Run the suite, printing the table as it grows."""
     (arguments,) = parse_arguments(BenchmarkArguments, description=__doc__)
     if arguments.output is not None:
-        check_new_file(arguments.output, flag="--output", overwrite=arguments.overwrite)
+        check_output_file(arguments.output, flag="--output", overwrite=arguments.overwrite)
     torch.set_num_threads(arguments.threads)
     logging.set_verbosity_error()
     logging.disable_progress_bar()

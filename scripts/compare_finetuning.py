@@ -20,7 +20,7 @@ from benchmarks.stages import run_stage
 
 from hf_ctxmodels.core.errors import CtxError, run_script
 from hf_ctxmodels.core.flags import flag
-from hf_ctxmodels.core.outputs import writing
+from hf_ctxmodels.core.output_files import writing
 from hf_ctxmodels.training.metrics.summary import SUMMARY_FILE, TrainingSummary
 from hf_ctxmodels.training.recipe import parse_arguments
 

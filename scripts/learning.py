@@ -28,7 +28,7 @@ from benchmarks.stages import run_stage
 
 from hf_ctxmodels.core.errors import CtxError, run_script
 from hf_ctxmodels.core.flags import flag
-from hf_ctxmodels.core.outputs import check_new_directory
+from hf_ctxmodels.core.output_files import check_output_directory
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.training.metrics.summary import TrainingSummary
 from hf_ctxmodels.training.recipe import packaged_folder, parse_arguments
@@ -116,7 +116,7 @@ def main() -> None:
     output = Path(arguments.output_dir)
     made = [path for name in ("random", "stage") for path in output.glob(f"{name}-[0-9]*")]
     made += [output / name for name in ("tokenizer", "pretrained", "finetuned")]
-    check_new_directory(output, [path.name for path in made], flag="--output_dir", overwrite=arguments.overwrite)
+    check_output_directory(output, [path.name for path in made], flag="--output_dir", overwrite=arguments.overwrite)
     for path in made:
         shutil.rmtree(path, ignore_errors=True)
     commands, flags = pretrain(arguments, output)

@@ -59,7 +59,7 @@ class CtxCharacterConfig(CtxConfig):
 
     def validate_words(self) -> None:
         """Check the shape (called at construction)."""
-        self.require_two_directions()
+        self.require_even_hidden_size()
         self.require_positive("vocab_size", "cell_size", "num_hidden_layers", "num_characters")
         if not 0 <= self.num_languages < self.num_characters - 1:
             raise ValueError(f"num_languages={self.num_languages} of num_characters={self.num_characters}.")

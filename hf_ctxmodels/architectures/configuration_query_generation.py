@@ -39,8 +39,8 @@ class CtxQueryGenerationConfig(CtxEncoderConfig):
     reads_start: ClassVar[bool] = False
     """Whether the first of `decoder_input_ids` is read, as a token of the target; else it only holds the place."""
 
-    own_fields: ClassVar[tuple[str, ...]] = (
-        *CtxEncoderConfig.own_fields,
+    non_reference_fields: ClassVar[tuple[str, ...]] = (
+        *CtxEncoderConfig.non_reference_fields,
         *WRITING_TOKENS,
         *("label_smoothing", "span_loss_weight", "is_encoder_decoder", "type_vocab_size"),
     )
@@ -64,7 +64,7 @@ class CtxQueryGenerationConfig(CtxEncoderConfig):
         return fields, unused
 
     @property
-    def longest_source_and_target(self) -> int:
+    def max_source_target_length(self) -> int:
         """Most tokens of a source and of its target, the end included: both have positions in one row."""
         return self.max_position_embeddings - int(self.reads_start)
 

@@ -55,7 +55,10 @@ class CtxSeq2SeqConfig(CtxTransformerConfig):
     tie_word_embeddings: bool = True
     share_word_embeddings: bool | None = None
 
-    own_fields: ClassVar[tuple[str, ...]] = (*CtxTransformerConfig.own_fields, "share_word_embeddings")
+    non_reference_fields: ClassVar[tuple[str, ...]] = (
+        *CtxTransformerConfig.non_reference_fields,
+        "share_word_embeddings",
+    )
 
     def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)

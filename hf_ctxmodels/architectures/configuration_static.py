@@ -50,6 +50,6 @@ class CtxStaticConfig(CtxConfig):
         return 0
 
     @property
-    def pooled_size(self) -> int:
+    def pooler_size(self) -> int:
         """Width of `pooler_output`."""
         return self.hidden_size * (2 if self.pooling == "mean+max" else 1)

@@ -48,7 +48,11 @@ class CtxEncoderConfig(CtxTransformerConfig):
     answer_steps: int = 0
     answer_dropout: float | int = 0.1
 
-    own_fields: ClassVar[tuple[str, ...]] = (*CtxTransformerConfig.own_fields, "answer_steps", "answer_dropout")
+    non_reference_fields: ClassVar[tuple[str, ...]] = (
+        *CtxTransformerConfig.non_reference_fields,
+        "answer_steps",
+        "answer_dropout",
+    )
     supported_reference_values: ClassVar[dict[str, tuple[Any, ...]]] = {
         "position_embedding_type": ("absolute", None),
         "is_decoder": (False,),

@@ -14,7 +14,7 @@ from transformers import initialization as init
 
 from hf_ctxmodels.architectures.recurrent import RecurrentPreTrainedModel
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.opening import open_pretrained
+from hf_ctxmodels.core.loading import load_pretrained
 
 _SPREAD = 0.4  # standard deviation of random vectors, about that of released ones
 
@@ -44,7 +44,7 @@ def open_pretrained_embeddings(source: str, auto_class: Any = AutoModel) -> tupl
         CtxError: They cannot be opened.
     """
     what = "the model of the word vectors"
-    return open_pretrained(auto_class, source, what), open_pretrained(AutoTokenizer, source, f"the tokenizer of {what}")
+    return load_pretrained(auto_class, source, what), load_pretrained(AutoTokenizer, source, f"the tokenizer of {what}")
 
 
 class EmbeddingLoaderPreTrainedModel(RecurrentPreTrainedModel):

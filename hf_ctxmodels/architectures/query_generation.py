@@ -29,7 +29,7 @@ from hf_ctxmodels.architectures.query_streams import Queries, kept_before, targe
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_ids, check_padding_mask, check_source_mask, check_tensors, check_unread
 from hf_ctxmodels.heads import ItemCounts
-from hf_ctxmodels.heads.base import IGNORED, as_targets, language_modeling_loss
+from hf_ctxmodels.heads.base import IGNORE_INDEX, as_targets, language_modeling_loss
 from hf_ctxmodels.heads.seq2seq import ConditionalGenerationOutput
 from hf_ctxmodels.layers.transformer.stack import StackOutput
 
@@ -58,7 +58,7 @@ class Given(NamedTuple):
         """(batch, steps) bool, True where something is predicted."""
         if self.everywhere or self.labels is None:
             return torch.ones_like(self.ids, dtype=torch.bool)
-        return self.labels != IGNORED
+        return self.labels != IGNORE_INDEX
 
 
 def _check_arguments(
@@ -146,7 +146,7 @@ class QueryForConditionalGeneration(heads.Seq2SeqHead):
         _check_arguments(attention_mask, kwargs, masked_target_ids, span_ids, read, decoder_input_ids)
         known = any(each is not None for each in read.values())
         labels = None if labels is None else as_targets(labels, "labels")
-        recorded = self.config.recorded_outputs(kwargs)
+        recorded = self.config.resolve_output_flags(kwargs)
         everywhere = labels is None or self.returns_logits(return_logits) or any(recorded.values())
         source = (input_ids, attention_mask, token_type_ids, inputs_embeds)
         rest = (labels, num_items_in_batch, everywhere, logits_to_keep, recorded)
@@ -168,7 +168,7 @@ class QueryForConditionalGeneration(heads.Seq2SeqHead):
     def predict_all(self, source: Words, given: Given, span_ids: Tensor | None) -> ConditionalGenerationOutput:
         """Logits or the loss of all steps, in one pass over source, target and queries."""
         wanted, lengths = given.wanted, source.rows.tokens.sum(1, keepdim=True)
-        known = wanted if given.labels is None else given.labels != IGNORED
+        known = wanted if given.labels is None else given.labels != IGNORE_INDEX
         target, offset = self._read_target(given.ids)
         kept = kept_before(wanted, target.shape[1], offset)
         steps = torch.arange(given.ids.shape[1], device=given.ids.device).expand_as(given.ids)
@@ -205,7 +205,7 @@ class QueryForConditionalGeneration(heads.Seq2SeqHead):
         if (padding := self.config.pad_token_id) is not None:
             real = ids != padding
         if given.labels is not None:
-            real = real | (as_targets(given.labels, "labels", ids.shape) != IGNORED)
+            real = real | (as_targets(given.labels, "labels", ids.shape) != IGNORE_INDEX)
         real = real.flip(1).cummax(1).values.flip(1)
         words = joined(
             self, source, [target_rows(ids, real, source.rows.tokens.sum(1, keepdim=True), self.target_type)]
@@ -269,7 +269,7 @@ class QueryForConditionalGeneration(heads.Seq2SeqHead):
             terms = [
                 language_modeling_loss(
                     decoder,
-                    states[labels != IGNORED] if given.everywhere else states,
+                    states[labels != IGNORE_INDEX] if given.everywhere else states,
                     labels,
                     given.counts,
                     summed_loss=self.summed_loss,

@@ -189,7 +189,7 @@ class SourceReader(nn.Module):
         config = self.model.config
         source = read_source(self.model, input_ids, inputs_embeds, attention_mask, token_type_ids, self.segment)
         cache = GrowingCache(config=config)
-        outputs = run_rows(self.model, source, cache=cache, **config.recorded_outputs(kwargs))
+        outputs = run_rows(self.model, source, cache=cache, **config.resolve_output_flags(kwargs))
         layers = [torch.stack([layer.keys, layer.values], 1) for layer in cache.layers]
         states = outputs.last_hidden_state
         return SourceOutput(states, torch.stack(layers, 1), outputs.hidden_states, outputs.attentions)  # type: ignore[arg-type]

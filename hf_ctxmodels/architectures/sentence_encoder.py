@@ -10,8 +10,8 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.evaluation_mode import evaluation_mode
+from hf_ctxmodels.core.loading import load_pretrained
 from hf_ctxmodels.core.model import CtxPreTrainedModel
-from hf_ctxmodels.core.opening import open_pretrained
 from hf_ctxmodels.layers.pooling import Pooling, pool_rows, token_mask
 from hf_ctxmodels.tokenizers.base import check_fit
 
@@ -39,7 +39,7 @@ class SentenceEncoder(CtxPreTrainedModel):
             CtxError: As there, or no tokenizer is given, nor was one saved with the model.
         """
         if tokenizer is None:
-            tokenizer = open_pretrained(AutoTokenizer, self.config.name_or_path, "the model's tokenizer")
+            tokenizer = load_pretrained(AutoTokenizer, self.config.name_or_path, "the model's tokenizer")
         return encode_sentences(self, tokenizer, sentences, batch_size=batch_size, normalize=normalize)
 
 
@@ -106,7 +106,7 @@ def encode_sentences(
     if not texts:
         width = encode_sentences(model, tokenizer, ["a"], pooling=pooling).shape[1]
         return torch.zeros(0, width, dtype=model.dtype, device=model.device)
-    encoded = tokenise(tokenizer, texts, longest_input(model, tokenizer))
+    encoded = tokenise(tokenizer, texts, max_input_length(model, tokenizer))
     lengths = [len(ids) for ids in encoded["input_ids"]]
     order = sorted(range(len(texts)), key=lambda number: lengths[number])
     vectors: dict[int, Tensor] = {}
@@ -131,7 +131,7 @@ def tokenise(tokenizer: PreTrainedTokenizerBase, texts: list[str], max_length: i
     return {name: encoded[name] for name in encoded}
 
 
-def longest_input(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int | None:
+def max_input_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int | None:
     """Maximum number of input tokens; None without a limit."""
     limits = [tokenizer.model_max_length, getattr(model.config, "max_sequence_length", None)]
     found = [limit for limit in limits if limit is not None and 0 < limit < 1_000_000]

@@ -168,7 +168,7 @@ class EndTokenHead(SequenceHead):
         fits = isinstance(attention_mask, Tensor) and attention_mask.shape == given.shape[:2]
         columns = self.read_columns(given, ids, attention_mask if fits else None)
         places = torch.arange(given.shape[1], device=given.device) == columns[:, None]
-        recorded = self.config.recorded_outputs(kwargs)["output_hidden_states"]
+        recorded = self.config.resolve_output_flags(kwargs)["output_hidden_states"]
         everywhere = is_traced(given) or self.layer_mix is not None or self.states_of is not None
         everywhere = everywhere or (recorded is not None and recorded is not False)
         output_mask = None if everywhere or (not fits and attention_mask is not None) else places

@@ -136,7 +136,7 @@ class Decoder(CtxPreTrainedModel):
         Raises:
             CtxError: Inputs do not match each other, the cache or the model.
         """
-        recorded = self.config.recorded_outputs(kwargs)
+        recorded = self.config.resolve_output_flags(kwargs)
         cache = DynamicCache(config=self.config) if use_cache and past_key_values is None else past_key_values
         past = 0 if cache is None else cache.get_seq_length()
         places = {"sequence_ids": sequence_ids, "output_mask": output_mask, "position_ids": position_ids}

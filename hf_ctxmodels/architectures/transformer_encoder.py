@@ -136,7 +136,7 @@ class Encoder(CtxPreTrainedModel):
         Raises:
             CtxError: Inputs do not match each other or the model, see `check_encoder_input`; or one is not read.
         """
-        recorded = self.config.recorded_outputs(kwargs)
+        recorded = self.config.resolve_output_flags(kwargs)
         further = {name: kwargs.pop(name, None) for name in self.further_ids}
         if kwargs.get("past_key_values") is not None:
             raise CtxError("past_key_values is given, but an encoder has no cache.", hint="leave it out.")

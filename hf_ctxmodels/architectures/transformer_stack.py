@@ -154,7 +154,7 @@ class TransformerStack(nn.Module):
         Raises:
             CtxError: Inputs do not match each other, the cache or the model.
         """
-        recorded = self.config.recorded_outputs(kwargs)
+        recorded = self.config.resolve_output_flags(kwargs)
         table = self.word_embeddings if words is None else words
         past = 0 if past_key_values is None else past_key_values.get_seq_length()
         places = {"sequence_ids": sequence_ids, "output_mask": output_mask, "position_ids": position_ids}

@@ -20,10 +20,10 @@ from transformers import AutoModel
 from hf_ctxmodels.compression.distillation.augmentation import Augmenter, Masking, Substitution
 from hf_ctxmodels.compression.distillation.opening import Teacher
 from hf_ctxmodels.conversion.word_vectors import WordVectors
+from hf_ctxmodels.core.console import progress_bar
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
-from hf_ctxmodels.core.outputs import check_new_file, writing
-from hf_ctxmodels.core.screen import progress_bar
+from hf_ctxmodels.core.output_files import check_output_file, writing
 from hf_ctxmodels.data.table_files import read_table
 from hf_ctxmodels.downstream.tasks.base import text_of
 from hf_ctxmodels.evaluation import WordSpace
@@ -64,7 +64,7 @@ class AugmentArguments:
 def main() -> None:
     """Read, change, write."""
     (arguments,) = parse_arguments(AugmentArguments, description=__doc__)
-    check_new_file(arguments.output, flag="--output", overwrite=arguments.overwrite, inputs=[arguments.input])
+    check_output_file(arguments.output, flag="--output", overwrite=arguments.overwrite, inputs=[arguments.input])
     columns = [column.strip() for column in arguments.text_columns.split(",")]
     rows = read_table(arguments.input, [*columns, arguments.label_column])
     augmenter = Augmenter(make_rule(arguments), arguments.copies, arguments.seed)

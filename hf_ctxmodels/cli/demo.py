@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 from transformers.utils import logging
 
-from hf_ctxmodels.core.outputs import writing
-from hf_ctxmodels.core.screen import next_commands
+from hf_ctxmodels.core.console import format_next_commands
+from hf_ctxmodels.core.output_files import writing
 from hf_ctxmodels.demo import masked_words, words
 from hf_ctxmodels.demo.masked_words import show_masked_words, start_pretraining
 from hf_ctxmodels.demo.real_bert import checkpoint, show_real_bert
@@ -107,7 +107,7 @@ def sum_up(screen: Screen, folder: Path) -> None:
     screen.line()
     text = ("--dataset", "YOUR.txt", "--output_dir", "runs/tokenizer")
     print(
-        next_commands(
+        format_next_commands(
             ("evaluate-words", "--model", folder / "word2vec", "--near", "king"),
             ("train-tokenizer", "--family", "bert", "--vocab_size", 8000, *text),
             ("pretrain", "--help"),

@@ -19,9 +19,9 @@ from hf_ctxmodels.cli.pretrain import finetuning_of, show_results
 from hf_ctxmodels.compression.distillation import Lesson, Teacher, parse_terms
 from hf_ctxmodels.compression.distillation.arguments import DistillationArguments, select_fields
 from hf_ctxmodels.compression.distillation.opening import check_layers
+from hf_ctxmodels.core.console import format_next_commands
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import non_default_fields
-from hf_ctxmodels.core.screen import next_commands
 from hf_ctxmodels.downstream.tasks import TASKS, TaskArguments
 from hf_ctxmodels.registry import get_family
 from hf_ctxmodels.tokenizers.base import check_fit
@@ -88,7 +88,7 @@ def distill(arguments: DistillArguments, loop_arguments: LoopArguments) -> None:
         output = loop_arguments.output_dir
         print(f"{summary.model_class} of {summary.parameters:,} parameters after {summary.steps:,} steps, in {output}:")
         show_results(summary, output)
-        print(next_commands(finetuning_of(output, summary.model_type)))
+        print(format_next_commands(finetuning_of(output, summary.model_type)))
 
 
 def complete(arguments: DistillArguments, teacher: Teacher) -> None:

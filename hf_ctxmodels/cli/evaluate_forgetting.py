@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_ctxmodels.core.flags import flag
-from hf_ctxmodels.core.outputs import check_new_file, writing
+from hf_ctxmodels.core.output_files import check_output_file, writing
 from hf_ctxmodels.downstream.finetuning.forgetting import PretrainingSide, measure_forgetting
 from hf_ctxmodels.training.recipe import parse_arguments
 
@@ -48,7 +48,7 @@ def main() -> None:
     """Measure and print."""
     (arguments,) = parse_arguments(ForgettingArguments, description=__doc__)
     if arguments.output_file is not None:
-        check_new_file(arguments.output_file, flag="--output_file", overwrite=arguments.overwrite)
+        check_output_file(arguments.output_file, flag="--output_file", overwrite=arguments.overwrite)
     side = PretrainingSide.open(
         arguments.pretrained,
         *arguments.text,

@@ -20,7 +20,7 @@ from typing import Any, Literal, Self
 from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.flags import flag
-from hf_ctxmodels.core.outputs import writing
+from hf_ctxmodels.core.output_files import writing
 from hf_ctxmodels.data.files import check_file
 from hf_ctxmodels.downstream.adapters.arguments import AdapterArguments, check_adapters, exchange_lowest
 from hf_ctxmodels.downstream.finetuning.arguments import FinetuningMethodArguments

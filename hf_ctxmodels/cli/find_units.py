@@ -9,10 +9,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hf_ctxmodels.core.console import say
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
-from hf_ctxmodels.core.outputs import check_new_file, writing
-from hf_ctxmodels.core.screen import say
+from hf_ctxmodels.core.output_files import check_output_file, writing
 from hf_ctxmodels.data.files import read_lines
 from hf_ctxmodels.data.phrases import entities_of, find_phrases
 from hf_ctxmodels.data.sources import load_documents
@@ -39,7 +39,7 @@ def main() -> None:
     """Find and write units."""
     (arguments,) = parse_arguments(UnitArguments, description=__doc__)
     inputs = (*arguments.dataset, *arguments.gazetteers, *arguments.entities)
-    check_new_file(arguments.output, flag="--output", overwrite=arguments.overwrite, inputs=inputs)
+    check_output_file(arguments.output, flag="--output", overwrite=arguments.overwrite, inputs=inputs)
     units = find_units(arguments)
     with writing(arguments.output):
         Path(arguments.output).write_text("".join(f"{unit}\n" for unit, _ in units.most_common()), encoding="utf-8")

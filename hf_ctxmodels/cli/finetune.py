@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from hf_ctxmodels.compression.low_bits.training import LowBitsArguments
+from hf_ctxmodels.core.console import format_next_commands
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.outputs import check_new_file
-from hf_ctxmodels.core.screen import next_commands
+from hf_ctxmodels.core.output_files import check_output_file
 from hf_ctxmodels.downstream.adapters.arguments import AdapterArguments
 from hf_ctxmodels.downstream.finetuning.arguments import FinetuningMethodArguments
 from hf_ctxmodels.downstream.finetuning.configuration import FinetuningConfig
@@ -106,7 +106,7 @@ def run(
     """`finetune`, and what is written and printed after it."""
     predictions = arguments.predictions_file
     if predictions is not None:
-        check_new_file(
+        check_output_file(
             predictions,
             flag="--predictions_file",
             overwrite=loop_arguments.overwrite or loop_arguments.resume,
@@ -128,4 +128,4 @@ def run(
         print(f"{len(found.training)} training and {len(found.validation)} validation examples")
         print(f"model, tokenizer, log and summary saved in {output}" + (f", {predictions}" if predictions else ""))
         write = [("generate", "--model", output, "--input", "FILE")] if found.task.generates else []
-        print(next_commands(*write, ("push", "--model", output, "--repo_id", "ORGANISATION/NAME")))
+        print(format_next_commands(*write, ("push", "--model", output, "--repo_id", "ORGANISATION/NAME")))

@@ -12,11 +12,11 @@ from typing import Any
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedTokenizerBase
 from transformers import set_seed as seed_generators
 
+from hf_ctxmodels.core.console import say
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
-from hf_ctxmodels.core.generation import TextLanguages
-from hf_ctxmodels.core.outputs import check_new_file, writing
-from hf_ctxmodels.core.screen import say
+from hf_ctxmodels.core.generation import LanguagePair
+from hf_ctxmodels.core.output_files import check_output_file, writing
 from hf_ctxmodels.data.files import read_lines
 from hf_ctxmodels.downstream.saved_models import load_saved
 from hf_ctxmodels.downstream.tasks.normalized_references import CEILING, NormalizedReferences
@@ -153,8 +153,8 @@ def scores(
         else:
             values = score_texts([name], written, references, lower_case=arguments.lower_case)
             found.append(pairs_of(values))
-    told = TextLanguages.encoded_in(tokenizer, arguments.language)
-    normalized = NormalizedReferences(tokenizer, names, lower_case=arguments.lower_case, encoded_in=told)
+    told = LanguagePair.tokenizer_arguments(tokenizer, arguments.language)
+    normalized = NormalizedReferences(tokenizer, names, lower_case=arguments.lower_case, tokenizer_arguments=told)
     if most := normalized.ceiling(references):
         found += [f"ceiling: {pairs_of(most)}", pairs_of(normalized.scores(written, references)), CEILING]
     return found
@@ -170,7 +170,7 @@ def main() -> None:
     (arguments,) = parse_arguments(GenerationArguments, description=__doc__)
     if arguments.output_file is not None:
         inputs = (arguments.input, arguments.references)
-        check_new_file(arguments.output_file, flag="--output_file", overwrite=arguments.overwrite, inputs=inputs)
+        check_output_file(arguments.output_file, flag="--output_file", overwrite=arguments.overwrite, inputs=inputs)
     names = [] if arguments.references is None else metric_names(arguments.metrics)
     texts = lines_of(arguments.input)
     references = [] if arguments.references is None else lines_of(arguments.references)

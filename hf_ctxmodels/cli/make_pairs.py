@@ -15,7 +15,7 @@ from typing import Literal
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
-from hf_ctxmodels.core.outputs import check_new_directory, writing
+from hf_ctxmodels.core.output_files import check_output_directory, writing
 from hf_ctxmodels.data.sources import load_documents
 from hf_ctxmodels.downstream.tasks.pairs import PairLimits, question_pairs, split_questions, summary_pairs
 from hf_ctxmodels.downstream.tasks.question_answering import read_squad
@@ -94,7 +94,7 @@ def main() -> None:
     """Make and write pairs."""
     (arguments,) = parse_arguments(PairArguments, description=__doc__)
     names = [f"{part}{form}" for part in PARTS for form in FORMS]
-    check_new_directory(arguments.output_dir, names, flag="--output_dir", overwrite=arguments.overwrite)
+    check_output_directory(arguments.output_dir, names, flag="--output_dir", overwrite=arguments.overwrite)
     directory, parts = Path(arguments.output_dir), make_pairs(arguments)
     with writing(directory):
         directory.mkdir(parents=True, exist_ok=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from accelerate import PartialState
 
-from hf_ctxmodels.core.screen import next_commands
+from hf_ctxmodels.core.console import format_next_commands
 from hf_ctxmodels.downstream.adapters.arguments import AdapterArguments
 from hf_ctxmodels.downstream.tasks.seq2seq import Seq2Seq
 from hf_ctxmodels.downstream.tasks.sequence_classification import SequenceClassification
@@ -35,7 +35,7 @@ def main() -> None:
     print(f"{summary.model_class} after {summary.steps:,} steps and {summary.tokens:,} tokens, saved in {output}:")
     show_results(summary, output)
     print(
-        next_commands(
+        format_next_commands(
             finetuning_of(output, summary.model_type), ("push", "--model", output, "--repo_id", "ORGANISATION/NAME")
         )
     )

@@ -17,10 +17,10 @@ from transformers import AutoTokenizer, PreTrainedModel
 
 from hf_ctxmodels.compression.int8.quantizer import CtxInt8Config, quantize_model
 from hf_ctxmodels.compression.int8.replace import InputRanges, RangeRecorder, replaceable
+from hf_ctxmodels.core.console import format_next_commands, progress_bar, say
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import flag, non_default_fields, refuse_flags
-from hf_ctxmodels.core.outputs import MODEL_FILES, TOKENIZER_FILES, check_new_directory, writing
-from hf_ctxmodels.core.screen import next_commands, progress_bar, say
+from hf_ctxmodels.core.flags import flag, non_default_fields, reject_flag_conflicts
+from hf_ctxmodels.core.output_files import MODEL_FILES, TOKENIZER_FILES, check_output_directory, writing
 from hf_ctxmodels.downstream.adapters.writing import FOLDER
 from hf_ctxmodels.downstream.saved_models import open_saved
 from hf_ctxmodels.inference.model_inputs import inputs_of_texts
@@ -83,7 +83,7 @@ def calibrate(model: PreTrainedModel, arguments: QuantizeArguments) -> InputRang
             "It cuts the texts of --calibration_file.",
         ),
     )
-    refuse_flags(rules, "give --activations static and --calibration_file, or none of these.")
+    reject_flag_conflicts(rules, "give --activations static and --calibration_file, or none of these.")
     if arguments.calibration_file is None:
         return None
     texts = read_texts(arguments.calibration_file)
@@ -125,7 +125,7 @@ def main() -> None:
     """Open, calibrate, quantize, save, and print the sizes."""
     (arguments,) = parse_arguments(QuantizeArguments, description=__doc__)
     names = (*MODEL_FILES, *TOKENIZER_FILES, FOLDER)
-    check_new_directory(arguments.output_dir, names, flag="--output_dir", overwrite=arguments.overwrite)
+    check_output_directory(arguments.output_dir, names, flag="--output_dir", overwrite=arguments.overwrite)
     model = open_model(arguments.model)
     before = stored_bytes(model)
     config = CtxInt8Config(activations=arguments.activations, embeddings=arguments.embeddings, skip=arguments.skip)
@@ -141,4 +141,4 @@ def main() -> None:
     print(f"{len(config.modules or ())} modules have weights of 8 bits")
     print(f"weights: {before / 1e6:,.1f} MB before, {after / 1e6:,.1f} MB now ({before / after:.2f} times smaller)")
     print(f"saved in {arguments.output_dir}")
-    print(next_commands(("push", "--model", arguments.output_dir, "--repo_id", "ORGANISATION/NAME")))
+    print(format_next_commands(("push", "--model", arguments.output_dir, "--repo_id", "ORGANISATION/NAME")))

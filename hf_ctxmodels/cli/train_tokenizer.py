@@ -13,10 +13,10 @@ from typing import Any
 import yaml
 from transformers import PreTrainedTokenizerBase
 
+from hf_ctxmodels.core.console import format_next_commands, progress_bar, say
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.language_tags import split_tag
-from hf_ctxmodels.core.outputs import TOKENIZER_FILES, check_new_directory
-from hf_ctxmodels.core.screen import next_commands, progress_bar, say
+from hf_ctxmodels.core.language_tags import split_language_tag
+from hf_ctxmodels.core.output_files import TOKENIZER_FILES, check_output_directory
 from hf_ctxmodels.data.arguments import DataArguments
 from hf_ctxmodels.data.documents import Documents, NoDocumentError, TranslatedText, text_of
 from hf_ctxmodels.data.multilingual import ResampledDocuments
@@ -104,7 +104,7 @@ def fit(tokenizer: PreTrainedTokenizerBase, documents: Documents) -> dict[str, f
 
 def without_tag(line: str, tokenizer: PreTrainedTokenizerBase) -> str:
     """A line without the tag of a language that the tokenizer knows by name, and so does not read as text."""
-    language, text = split_tag(line)
+    language, text = split_language_tag(line)
     return text if language in getattr(tokenizer, "languages", ()) else line
 
 
@@ -127,7 +127,7 @@ def main() -> None:
     """Parse, train, save, print."""
     arguments, data = parse_arguments(TokenizerArguments, DataArguments, description=__doc__)
     tokenizer_class: Any = get_family(arguments.family).tokenizer
-    check_new_directory(arguments.output_dir, TOKENIZER_FILES, flag="--output_dir", overwrite=arguments.overwrite)
+    check_output_directory(arguments.output_dir, TOKENIZER_FILES, flag="--output_dir", overwrite=arguments.overwrite)
     options = training_options(tokenizer_class, arguments.options)
     training, held_out = data.load()
     texts = CountedTexts(training if data.sampling_alpha is None else ResampledDocuments(training, data.sampling_alpha))
@@ -140,4 +140,8 @@ def main() -> None:
     print(f"  trained on       {texts.count} documents of {', '.join(data.dataset)}")
     print("\n".join(fit_lines(tokenizer, held_out)))
     place = ("--family", arguments.family, "--tokenizer", arguments.output_dir)
-    print(next_commands(("pretrain", *place, "--dataset", *data.dataset, "--max_steps", 1000, "--output_dir", "DIR")))
+    print(
+        format_next_commands(
+            ("pretrain", *place, "--dataset", *data.dataset, "--max_steps", 1000, "--output_dir", "DIR")
+        )
+    )

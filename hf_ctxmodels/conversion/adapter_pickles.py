@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.outputs import writing
+from hf_ctxmodels.core.output_files import writing
 from hf_ctxmodels.downstream.adapters.writing import (
     FUSION_WEIGHTS_FILE,
     HEAD_WEIGHTS_FILE,

@@ -2,7 +2,7 @@
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_ctxmodels.core.outputs import MODEL_FILES, TOKENIZER_FILES, check_new_directory, writing
+from hf_ctxmodels.core.output_files import MODEL_FILES, TOKENIZER_FILES, check_output_directory, writing
 from hf_ctxmodels.tokenizers.base import remember_tokenizer
 
 
@@ -12,7 +12,7 @@ def check_output(directory: str, overwrite: bool) -> None:
     Raises:
         CtxError: it holds one.
     """
-    check_new_directory(directory, (*MODEL_FILES, *TOKENIZER_FILES), flag="--output", overwrite=overwrite)
+    check_output_directory(directory, (*MODEL_FILES, *TOKENIZER_FILES), flag="--output", overwrite=overwrite)
 
 
 def save_converted(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, directory: str) -> None:

@@ -8,7 +8,7 @@ class InstalledCode:
 
     transformers registers classes opened with `trust_remote_code=True` as code of that repository, and then
     `save_pretrained` copies their modules beside the weights. Such a copy would still need this package, so these
-    classes are not registered; the stub of `core.stub` imports the package instead.
+    classes are not registered; the stub of `core.remote_code` imports the package instead.
     """
 
     @classmethod

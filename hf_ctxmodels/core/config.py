@@ -14,8 +14,8 @@ from transformers.utils import logging
 
 from hf_ctxmodels.core.adapters import register_targets
 from hf_ctxmodels.core.code_copy import InstalledCode
-from hf_ctxmodels.core.config_values import check_labels_and_dtype, check_numbers
-from hf_ctxmodels.core.stub import stub_of
+from hf_ctxmodels.core.config_validation import check_labels_and_dtype, check_numbers
+from hf_ctxmodels.core.remote_code import get_remote_code_stub
 
 logger = logging.get_logger(__name__)
 
@@ -84,14 +84,19 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
     adapter_targets: ClassVar[tuple[str, ...]] = ()
 
     # the embeddings of a new model are the tokenizer's vocabulary rounded up to a multiple of it
-    vocabulary_multiple: ClassVar[int] = 1
+    vocab_size_multiple: ClassVar[int] = 1
 
     # fields that the reference lacks; an export omits them
-    own_fields: ClassVar[tuple[str, ...]] = ("unpad", "return_logits_with_labels", "tokenizer_digest", "layer_mix")
+    non_reference_fields: ClassVar[tuple[str, ...]] = (
+        "unpad",
+        "return_logits_with_labels",
+        "tokenizer_digest",
+        "layer_mix",
+    )
     # `model_type` of the reference implementation, where it is not the family's without its prefix
     reference_model_type: ClassVar[str | None] = None
     # `model_type` of other models in transformers that the family opens
-    other_references: ClassVar[tuple[str, ...]] = ()
+    extra_reference_model_types: ClassVar[tuple[str, ...]] = ()
     # reference field -> supported values; another value in a reference config.json is an error
     supported_reference_values: ClassVar[dict[str, tuple[Any, ...]]] = {}
 
@@ -117,7 +122,7 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
             }
 
     def validate_architecture(self) -> None:
-        """Check the bounds of all fields, see `core.config_values` (called at construction)."""
+        """Check the bounds of all fields, see `core.config_validation` (called at construction)."""
         super().validate_architecture()
         check_numbers({field.name: getattr(self, field.name) for field in fields(self)})
 
@@ -153,8 +158,8 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
         return fields, unused
 
     def save_pretrained(self, save_directory: str | PathLike[str], push_to_hub: bool = False, **kwargs: Any) -> None:
-        """Save config.json, and the stub for `trust_remote_code=True` (`core.stub`); part of saving a model, too."""
-        if (stub := stub_of(self)) is None:
+        """Save config.json, and the stub for `trust_remote_code=True` (`core.remote_code`); part of saving a model, too."""
+        if (stub := get_remote_code_stub(self)) is None:
             return super().save_pretrained(save_directory, push_to_hub=push_to_hub, **kwargs)
         stub.write(save_directory)  # before what is new in the directory is pushed
         self.auto_map = stub.auto_map  # written as every attribute is; of the file, not of the configuration
@@ -175,12 +180,12 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
         return None if rows is None or rows < 0 else rows - self.first_position
 
     @property
-    def task_size(self) -> int:
+    def head_input_size(self) -> int:
         """Width of a token's representation for task heads."""
         return self.hidden_size
 
     @property
-    def pooled_size(self) -> int:
+    def pooler_size(self) -> int:
         """Width of `pooler_output`."""
         return self.hidden_size
 
@@ -190,7 +195,7 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
         rate = getattr(self, self.head_dropout_field)
         return self.hidden_dropout_prob if rate is None else rate
 
-    def recorded_outputs(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def resolve_output_flags(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """`output_hidden_states` and `output_attentions` of a call, or this configuration's where they are None."""
         names = ("output_hidden_states", "output_attentions")
         return {name: getattr(self, name) if given.get(name) is None else given[name] for name in names}
@@ -201,7 +206,7 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be 1 or more.")
 
-    def require_two_directions(self) -> None:
+    def require_even_hidden_size(self) -> None:
         """Raise ValueError unless the directions of a bidirectional layer can share `hidden_size`."""
         if self.hidden_size % 2 or self.hidden_size < 2:
             raise ValueError(f"hidden_size={self.hidden_size} must be even: each direction has half of it.")
@@ -256,7 +261,7 @@ class CtxTransformerConfig(CtxConfig):
     classifier_pooling: Literal["mean"] | None = None
 
     adapter_targets: ClassVar[tuple[str, ...]] = ("qkv_proj",)
-    own_fields: ClassVar[tuple[str, ...]] = (*CtxConfig.own_fields, "classifier_pooling")
+    non_reference_fields: ClassVar[tuple[str, ...]] = (*CtxConfig.non_reference_fields, "classifier_pooling")
 
     def validate_architecture(self) -> None:
         """Check that the heads divide the width, unless `head_dim` says theirs (called at construction)."""

@@ -30,7 +30,7 @@ def check_choice(known: Collection[object], **values: object) -> None:
             raise CtxError(f"{name}={value!r} is unknown.", hint=f"use one of: {', '.join(map(str, known))}.")
 
 
-def refuse_flags(rules: Iterable[tuple[object, str, str]], hint: str) -> None:
+def reject_flag_conflicts(rules: Iterable[tuple[object, str, str]], hint: str) -> None:
     """Raise CtxError for the first rule that is broken.
 
     Args:

@@ -9,7 +9,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from hf_ctxmodels.core.errors import CtxError
 
 
-def target_fields(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+def target_vocabulary_config(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     """Configuration fields of a model that writes in the tokenizer's target vocabulary.
 
     They are the size of the vocabulary, the decoder's first input, the end of a target, and the number of languages
@@ -27,7 +27,7 @@ def target_fields(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     return {**fields, "num_languages": len(languages)} if languages else fields
 
 
-def check_generates(model: PreTrainedModel) -> None:
+def check_can_generate(model: PreTrainedModel) -> None:
     """Raise CtxError unless the model has a head that writes text."""
     if not hasattr(model, "can_generate") or not model.can_generate():
         raise CtxError(
@@ -36,7 +36,9 @@ def check_generates(model: PreTrainedModel) -> None:
         )
 
 
-def language_number(tokenizer: PreTrainedTokenizerBase, language: str | None, config: PreTrainedConfig) -> int | None:
+def target_language_id(
+    tokenizer: PreTrainedTokenizerBase, language: str | None, config: PreTrainedConfig
+) -> int | None:
     """The number of a target language, or None for none.
 
     Args:
@@ -61,7 +63,7 @@ def language_number(tokenizer: PreTrainedTokenizerBase, language: str | None, co
 
 
 @dataclass(frozen=True)
-class TextLanguages:
+class LanguagePair:
     """The languages of what is read and of what is written, for a model with embeddings of both (MASS, XLM).
 
     Attributes:
@@ -121,25 +123,25 @@ class TextLanguages:
         return cls(read, written, (known[read], known[written]))
 
     @staticmethod
-    def encoded_in(tokenizer: PreTrainedTokenizerBase, name: str | None) -> dict[str, str]:
+    def tokenizer_arguments(tokenizer: PreTrainedTokenizerBase, name: str | None) -> dict[str, str]:
         """Keywords with which a tokenizer encodes texts of a language: nothing if it does not ask for it."""
         asks = hasattr(tokenizer, "language_id") and name in tokenizer.languages
         return {"language": str(name)} if asks else {}
 
 
-def longest_input(config: PreTrainedConfig) -> int | None:
+def max_input_length(config: PreTrainedConfig) -> int | None:
     """The largest number of tokens that a model has positions for; None for no limit."""
     if hasattr(config, "max_sequence_length"):  # of this package
         return config.max_sequence_length
     return getattr(config, "max_position_embeddings", None)
 
 
-def longest_pair(config: PreTrainedConfig) -> int | None:
+def max_pair_length(config: PreTrainedConfig) -> int | None:
     """The largest number of tokens of a source and its target together; None where each has positions of its own."""
-    return getattr(config, "longest_source_and_target", None)
+    return getattr(config, "max_source_target_length", None)
 
 
-def written_texts(tokenizer: PreTrainedTokenizerBase, sequences: Iterable[Iterable[int]]) -> list[str]:
+def decode_generated(tokenizer: PreTrainedTokenizerBase, sequences: Iterable[Iterable[int]]) -> list[str]:
     """Texts of ids as `generate` returns them, and of labels: -100 and special tokens are left out."""
     rows = [[int(each) for each in row if int(each) >= 0] for row in sequences]
     if hasattr(tokenizer, "decode_target"):  # of a vocabulary of its own

@@ -15,14 +15,14 @@ from transformers.core_model_loading import WeightTransform
 from hf_ctxmodels.core.adapters import new_modules, save_with_adapters, untied_from_adapters
 from hf_ctxmodels.core.code_copy import InstalledCode
 from hf_ctxmodels.core.config import CtxConfig
+from hf_ctxmodels.core.console import say
 from hf_ctxmodels.core.constants import ADAPTERS_FOLDER, STACK_FILE
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_encoder_input
-from hf_ctxmodels.core.opening import adapters_follow
-from hf_ctxmodels.core.outputs import remove_folders
-from hf_ctxmodels.core.screen import say
-from hf_ctxmodels.core.stub import no_stub
-from hf_ctxmodels.core.weights import check_exportable, check_savable, hand_over_conversions
+from hf_ctxmodels.core.loading import is_adapter_notice_suppressed
+from hf_ctxmodels.core.output_files import remove_folders
+from hf_ctxmodels.core.remote_code import without_remote_code
+from hf_ctxmodels.core.weights import check_exportable, check_savable, register_pending_conversions
 
 _CHECKPOINT = re.compile(r"checkpoint-\d+(\.writing)?")  # what Trainer and this package's loop resume from
 
@@ -91,7 +91,7 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
 
     def post_init(self) -> None:
         """Finish construction, as in transformers; conversion tables are registered by now."""
-        hand_over_conversions()
+        register_pending_conversions()
         super().post_init()
         self._keys_to_ignore_on_load_unexpected.add(r"(^|\.)(adapters|invertible)\.")  # of training checkpoints
 
@@ -234,7 +234,7 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
         loaded_with = getattr(self, "_weight_conversions", None)
         self._weight_conversions: Any = self.export_conversion
         try:
-            with no_stub():
+            with without_remote_code():
                 adapters = self.base_model.bottleneck_adapters
                 weights = None if adapters is None else self._save_adapters(Path(save_directory))
                 super().save_pretrained(save_directory, save_original_format=True, state_dict=weights)
@@ -246,7 +246,7 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
     def reference_config(self) -> dict[str, Any]:
         """This model's configuration as the reference class reads it."""
         values = self.config.to_diff_dict()
-        for own in (*self.config.own_fields, "auto_map"):
+        for own in (*self.config.non_reference_fields, "auto_map"):
             values.pop(own, None)
         values = {self.config.reference_name(name): value for name, value in values.items()}
         values["model_type"] = self.reference_model_type
@@ -310,5 +310,5 @@ def _mention_adapters(source: Any) -> None:
         return
     folder = Path(source) / ADAPTERS_FOLDER
     names = sorted(path.parent.name for path in folder.glob("*/adapter_config.json"))
-    if names and not (adapters_follow() and (folder / STACK_FILE).is_file()):
+    if names and not (is_adapter_notice_suppressed() and (folder / STACK_FILE).is_file()):
         say(f"{source}: opened without its adapters {', '.join(names)}; adapters.load_saved_adapters adds them")

@@ -3,6 +3,6 @@
 from torch import nn
 
 
-def can_name_a_module(name: object) -> bool:
+def is_valid_module_name(name: object) -> bool:
     """Whether a value is a name without dots that no attribute of an `nn.ModuleDict` has: not `train`."""
     return isinstance(name, str) and "." not in name and not hasattr(nn.ModuleDict(), name)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 
-def ends_of_runs(marked: Tensor) -> tuple[Tensor, Tensor]:
+def span_boundaries(marked: Tensor) -> tuple[Tensor, Tensor]:
     """The unmarked neighbours of the run, a maximal sequence of marked positions in a row, that each position is in.
 
     Args:

@@ -19,7 +19,7 @@ from transformers.core_model_loading import (
 from hf_ctxmodels.core.errors import CtxError
 
 # names of the first releases, for loading only
-LEGACY_NORM_NAMES = [
+LEGACY_NORM_RENAMINGS = [
     WeightRenaming(r"LayerNorm\.gamma", r"LayerNorm.weight"),
     WeightRenaming(r"LayerNorm\.beta", r"LayerNorm.bias"),
 ]
@@ -36,13 +36,13 @@ def register_conversion(model_type: str, conversion: list[WeightTransform]) -> N
     _waiting[model_type] = conversion
 
 
-def hand_over_conversions() -> None:
+def register_pending_conversions() -> None:
     """Register what waits for it; called by every model that is made."""
     while _waiting:
         register_checkpoint_conversion_mapping(*_waiting.popitem())
 
 
-class FirstFound(ConversionOps):
+class FirstAvailable(ConversionOps):
     """Several reference names of one parameter: the first one in a file is loaded; all are saved."""
 
     def convert(
@@ -71,7 +71,7 @@ class _Repeated(ConversionOps):
     @property
     def reverse_op(self) -> ConversionOps:
         """Load the first."""
-        return FirstFound()
+        return FirstAvailable()
 
 
 POST_NORM_RENAMINGS = [
@@ -111,7 +111,7 @@ def check_exportable(model: nn.Module) -> None:
 
 def decoder_bias(prefix: str) -> WeightConverter:
     """The bias of a masked-LM decoder, which has two names in the reference; files of tied models may have only one."""
-    return WeightConverter([f"{prefix}.decoder.bias", f"{prefix}.bias"], "mlm_head.decoder.bias", [FirstFound()])
+    return WeightConverter([f"{prefix}.decoder.bias", f"{prefix}.bias"], "mlm_head.decoder.bias", [FirstAvailable()])
 
 
 def fused_projections(attention: str, names: Sequence[str] = ("query", "key", "value")) -> list[WeightConverter]:
@@ -145,7 +145,7 @@ def decoder_layers() -> list[WeightTransform]:
     ]
 
 
-class DecoderTables(NamedTuple):
+class GPTConversions(NamedTuple):
     """Tables of GPT and GPT-2, whose heads in the reference have several names for what is `classifier` here.
 
     Attributes:
@@ -166,7 +166,7 @@ class DecoderTables(NamedTuple):
         return cls([score, *export], [summary, *export], [summary, score, *export])
 
 
-class Rearranged(ConversionOps):
+class RearrangeHeads(ConversionOps):
     """Rearranges every tensor separately, under its own name or the only target's.
 
     Args:
@@ -195,10 +195,10 @@ class Rearranged(ConversionOps):
     @property
     def reverse_op(self) -> ConversionOps:
         """The inverse."""
-        return Rearranged(self.save, self.load)
+        return RearrangeHeads(self.save, self.load)
 
 
-class MergeOutputHeads(Rearranged):
+class MergeOutputHeads(RearrangeHeads):
     """(in, heads, head_dim) -> (heads * head_dim, in), the weight of a linear map."""
 
     def __init__(self) -> None:
@@ -208,7 +208,7 @@ class MergeOutputHeads(Rearranged):
         )
 
 
-class MergeInputHeads(Rearranged):
+class MergeInputHeads(RearrangeHeads):
     """(out, heads, head_dim) -> (out, heads * head_dim), the weight of a linear map."""
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.json_text import parse_json
+from hf_ctxmodels.core.json_parsing import parse_json
 from hf_ctxmodels.data.documents import TextWithUnits
 
 FILE_KINDS = (".txt", ".jsonl", ".parquet")

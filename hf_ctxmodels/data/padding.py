@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 from transformers.data.data_collator import DataCollatorMixin
 
-from hf_ctxmodels.core.constants import IGNORED
+from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 
 
@@ -103,7 +103,7 @@ class SourceTargetCollator(PaddingCollator):
         batch = {
             "input_ids": padder.pad(rows, self.tokenizer.pad_token_id),
             "attention_mask": padder.attention_mask(),
-            "labels": RowPadder([len(row) for row in targets], "right").pad(targets, IGNORED),
+            "labels": RowPadder([len(row) for row in targets], "right").pad(targets, IGNORE_INDEX),
         }
         if "language" in features[0]:
             return batch | languages_of(features, batch, "language", "target_language")

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from hf_ctxmodels.core.constants import IGNORED
+from hf_ctxmodels.core.constants import IGNORE_INDEX
 
 UNLABELLED = "unlabelled"
 
@@ -32,7 +32,7 @@ class UnlabelledCollator:
         labels = batch["labels"]
         unlabelled = torch.tensor([UNLABELLED in feature for feature in features])
         unlabelled = unlabelled.view(-1, *[1] * (labels.dim() - 1)).expand_as(labels)
-        there = labels != IGNORED
-        batch["views"] = torch.where(unlabelled & there, 1, IGNORED)
-        batch["labels"] = labels.masked_fill(unlabelled, IGNORED)
+        there = labels != IGNORE_INDEX
+        batch["views"] = torch.where(unlabelled & there, 1, IGNORE_INDEX)
+        batch["labels"] = labels.masked_fill(unlabelled, IGNORE_INDEX)
         return batch

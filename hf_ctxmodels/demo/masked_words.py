@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForMaskedLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_ctxmodels.core.constants import IGNORED
+from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.data import ExampleSet, load_documents
 from hf_ctxmodels.demo.bigrams import BigramModel
 from hf_ctxmodels.demo.pictures import draw_learning_curve
@@ -102,8 +102,8 @@ def losses(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[
     for start in range(0, len(held_out), _ROWS):
         batch = objective.collate([held_out[0, place] for place in range(start, min(start + _ROWS, len(held_out)))])
         labels = batch["labels"].numpy()
-        tokens = np.where(labels == IGNORED, batch["input_ids"].numpy(), labels)
-        row, place = np.nonzero(labels != IGNORED)
+        tokens = np.where(labels == IGNORE_INDEX, batch["input_ids"].numpy(), labels)
+        row, place = np.nonzero(labels != IGNORE_INDEX)
         targets = labels[row, place]
         for found, each in zip(
             (

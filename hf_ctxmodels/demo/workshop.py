@@ -13,8 +13,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.json_text import read_json
-from hf_ctxmodels.core.outputs import check_new_directory, writing
+from hf_ctxmodels.core.json_parsing import read_json
+from hf_ctxmodels.core.output_files import check_output_directory, writing
 from hf_ctxmodels.demo.screen import Screen
 
 RECORD = "demo.json"
@@ -105,7 +105,7 @@ class Workshop:
         if isinstance(earlier, dict) and earlier.get("settings") == self._record["settings"]:
             self._record = earlier
         else:
-            check_new_directory(folder, [RECORD, *made], flag="--output_dir", overwrite=overwrite)
+            check_output_directory(folder, [RECORD, *made], flag="--output_dir", overwrite=overwrite)
             for name in (RECORD, *made):
                 path = folder / name
                 shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)

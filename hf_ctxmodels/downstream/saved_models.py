@@ -4,8 +4,8 @@ from pathlib import Path
 
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
 
-from hf_ctxmodels.core.opening import adding_adapters, open_pretrained
-from hf_ctxmodels.core.screen import say
+from hf_ctxmodels.core.console import say
+from hf_ctxmodels.core.loading import load_pretrained, suppress_adapter_notice
 from hf_ctxmodels.downstream.adapters import load_saved_adapters
 from hf_ctxmodels.downstream.adapters.files import has_saved_adapters
 from hf_ctxmodels.registry import saved_class
@@ -20,7 +20,7 @@ def load_saved(source: str | Path, auto_class: str, config: PreTrainedConfig) ->
     """
     if auto_class != AutoModel.__name__:
         require_one_task(config, str(source))
-    with adding_adapters():
+    with suppress_adapter_notice():
         model = load_model(source, auto_class, config)
     return with_saved_adapters(model, source)
 
@@ -38,8 +38,8 @@ def open_saved(source: str, config: PreTrainedConfig | None = None) -> PreTraine
     config = load_config(source) if config is None else config
     require_one_task(config, source)
     check_weights(Path(source))
-    with adding_adapters():
-        model = open_pretrained(saved_class(config), source, "the model")
+    with suppress_adapter_notice():
+        model = load_pretrained(saved_class(config), source, "the model")
     return with_saved_adapters(model, source).eval()
 
 

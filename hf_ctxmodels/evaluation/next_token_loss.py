@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
-from hf_ctxmodels.core.constants import IGNORED
+from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.evaluation_mode import evaluation_mode
 from hf_ctxmodels.heads import ForCausalLM
 
@@ -44,10 +44,10 @@ def sum_next_token_loss(
         while batch := list(islice(rows, batch_size)):
             inputs = pad_sequence([ids for ids, _ in batch], batch_first=True, padding_value=padding)
             present = pad_sequence([torch.ones_like(ids) for ids, _ in batch], batch_first=True)
-            targets = pad_sequence([each for _, each in batch], batch_first=True, padding_value=IGNORED)
+            targets = pad_sequence([each for _, each in batch], batch_first=True, padding_value=IGNORE_INDEX)
             given = prepare(inputs, present, targets)
             loss = model(**{name: each.to(model.device) for name, each in given.items()}, return_logits=False).loss
-            count = int((targets != IGNORED).sum())
+            count = int((targets != IGNORE_INDEX).sum())
             nats, tokens = nats + float(loss) * count, tokens + count
     return nats, tokens
 
@@ -66,6 +66,6 @@ def _in_order(ids: Tensor, mask: Tensor, targets: Tensor) -> dict[str, Tensor]:
         "attention_mask": F.pad(mask, (1, 0), value=1),
         "token_type_ids": torch.zeros_like(ids),
         "permutation_order": columns,
-        "target_positions": columns[:, 1:].masked_fill(targets == IGNORED, -1),
+        "target_positions": columns[:, 1:].masked_fill(targets == IGNORE_INDEX, -1),
         "labels": targets,
     }

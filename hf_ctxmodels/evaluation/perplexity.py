@@ -14,7 +14,7 @@ from hf_ctxmodels.evaluation.next_token_loss import (
     predicts_next_tokens,
     sum_next_token_loss,
 )
-from hf_ctxmodels.heads import IGNORED
+from hf_ctxmodels.heads import IGNORE_INDEX
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def _windows(texts: Iterable[Tensor], length: int | None, step: int | None) -> I
         for start in range(0, len(ids) - 1, stride):
             stop = min(start + size, len(ids) - 1)
             targets = ids[start + 1 : stop + 1].clone()
-            targets[: scored - start] = IGNORED
+            targets[: scored - start] = IGNORE_INDEX
             yield ids[start:stop], targets
             scored = stop
             if stop == len(ids) - 1:

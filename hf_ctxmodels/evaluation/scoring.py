@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels import heads
-from hf_ctxmodels.core.constants import IGNORED
+from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.evaluation_mode import evaluation_mode
 from hf_ctxmodels.evaluation.next_token_loss import predicts_in_any_order
@@ -98,16 +98,18 @@ class _Scorer(ABC):
     def padded(self, rows: list[Row], like: Tensor) -> Tensor:
         """(batch, length, ...) `targets` of rows where their tokens are in `like`, (batch, length); else -100."""
         sample = torch.tensor(rows[0]["targets"])
-        targets = sample.new_full((*like.shape, *sample.shape[1:]), IGNORED).to(like.device)
+        targets = sample.new_full((*like.shape, *sample.shape[1:]), IGNORE_INDEX).to(like.device)
         targets[like != 0] = torch.cat([torch.tensor(row["targets"]) for row in rows]).to(like.device)
         return targets
 
 
 def _sums(logits: Tensor, targets: Tensor) -> tuple[list[float], list[int]]:
     """(batch, ..., vocabulary) logits, (batch, ...) targets -> sums of log-probabilities, and numbers, of rows."""
-    losses = F.cross_entropy(logits.flatten(0, -2).float(), targets.flatten(), ignore_index=IGNORED, reduction="none")
+    losses = F.cross_entropy(
+        logits.flatten(0, -2).float(), targets.flatten(), ignore_index=IGNORE_INDEX, reduction="none"
+    )
     sums = -losses.view(len(targets), -1).double().sum(1)
-    return sums.tolist(), (targets != IGNORED).flatten(1).sum(1).tolist()
+    return sums.tolist(), (targets != IGNORE_INDEX).flatten(1).sum(1).tolist()
 
 
 class _Causal(_Scorer):
@@ -171,7 +173,7 @@ class _BothWays(_Scorer):
     def rows(self, text: str) -> Iterable[Row]:
         tokenizer: Any = self.tokenizer
         [(numbers, _)] = tokenizer.vocabulary_ids([text])
-        ids = [IGNORED, *numbers.tolist(), IGNORED]
+        ids = [IGNORE_INDEX, *numbers.tolist(), IGNORE_INDEX]
         if len(numbers) <= tokenizer.num_special_tokens_to_add():
             return []
         neighbours = list(zip(ids[2:], ids[:-2], strict=True))

@@ -2,7 +2,7 @@
 
 from hf_ctxmodels.heads.auxiliary_lm import WithLanguageModeling
 from hf_ctxmodels.heads.base import (
-    IGNORED,
+    IGNORE_INDEX,
     HeadModel,
     ItemCounts,
     accuracy_counts,

@@ -53,7 +53,7 @@ class AnswerNetwork(nn.Module):
                 hint="use answer_steps=0 for other tasks.",
             )
         rates = (config.head_dropout, config.answer_dropout)
-        return cls(config.task_size, config.num_labels, config.answer_steps, *rates)
+        return cls(config.head_input_size, config.num_labels, config.answer_steps, *rates)
 
     def forward(self, states: Tensor, attention_mask: Tensor | None, token_type_ids: Tensor | None) -> Tensor:
         """(rows, labels) logarithms of the predicted probabilities.

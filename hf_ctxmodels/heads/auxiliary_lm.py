@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.heads.base import IGNORED, HeadModel, ItemCounts, mean_over_targets
+from hf_ctxmodels.heads.base import IGNORE_INDEX, HeadModel, ItemCounts, mean_over_targets
 from hf_ctxmodels.heads.causal_lm import next_token_targets
 from hf_ctxmodels.layers.lm_loss.chunked import chunked_cross_entropy, summed_cross_entropy
 
@@ -50,9 +50,9 @@ class WithLanguageModeling(HeadModel):
         read = encoded.tokens_read
         ids, mask = read["input_ids"], read["attention_mask"]
         mask = mask if mask is not None and mask.dim() == 2 else None
-        labels = ids if mask is None else ids.masked_fill(mask == 0, IGNORED)
+        labels = ids if mask is None else ids.masked_fill(mask == 0, IGNORE_INDEX)
         targets = next_token_targets(labels, ids.shape[1], mask, read["sequence_ids"])
-        target_mask = targets != IGNORED
+        target_mask = targets != IGNORE_INDEX
         rows = len(ids) // len(numbers)
         row_weights = numbers.repeat_interleave(rows) / rows / target_mask.sum(1).clamp(min=1)
         weights = row_weights[:, None].expand_as(targets)[target_mask]
@@ -79,5 +79,5 @@ class WithLanguageModeling(HeadModel):
 
 def _number_of_targets(targets: Tensor) -> Tensor:
     """(batch,) float32 number of targets that are not -100 in each example."""
-    counted = torch.ones_like(targets, dtype=torch.bool) if targets.is_floating_point() else targets != IGNORED
+    counted = torch.ones_like(targets, dtype=torch.bool) if targets.is_floating_point() else targets != IGNORE_INDEX
     return counted.flatten(1).sum(1).float() if targets.dim() > 1 else counted.float()

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from transformers import initialization as init
 from transformers.utils import ModelOutput
 
-from hf_ctxmodels.core.constants import IGNORED
+from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_id_type, check_tensors, is_traced
 from hf_ctxmodels.core.model import CtxPreTrainedModel
@@ -75,7 +75,7 @@ def number_of_targets(targets: Tensor, name: str, counts: ItemCounts) -> int | T
     """The divisor of a term's summed loss, at least 1; arguments as in `mean_over_targets`."""
     count = counts.get(name) if isinstance(counts, Mapping) else counts
     if count is None:
-        count = (targets != IGNORED).sum().clamp(min=1) if not targets.is_floating_point() else targets.numel()
+        count = (targets != IGNORE_INDEX).sum().clamp(min=1) if not targets.is_floating_point() else targets.numel()
     return count
 
 
@@ -94,7 +94,7 @@ def cross_entropy_over_targets(logits: Tensor, targets: Tensor, name: str, count
     targets = as_targets(targets, name, logits.shape[:-1])
     check_classes(targets, classes, name)
     total = F.cross_entropy(
-        logits.reshape(-1, classes).float(), targets.reshape(-1), ignore_index=IGNORED, reduction="sum"
+        logits.reshape(-1, classes).float(), targets.reshape(-1), ignore_index=IGNORE_INDEX, reduction="sum"
     )
     return mean_over_targets(total, targets, name, counts)
 
@@ -103,7 +103,7 @@ def check_classes(targets: Tensor, classes: int, name: str) -> None:
     """Raise CtxError if a target that is not -100 is outside [0, classes). Skipped while compiling."""
     if torch.compiler.is_compiling():
         return
-    bad = targets[(targets != IGNORED) & ((targets < 0) | (targets >= classes))]
+    bad = targets[(targets != IGNORE_INDEX) & ((targets < 0) | (targets >= classes))]
     if bad.numel():
         raise CtxError(
             f"{name} holds {int(bad[0])}, outside [0, {classes}) and not -100 (ignored). "
@@ -134,7 +134,7 @@ def language_modeling_loss(
     """
     labels = as_targets(labels, name)
     check_token_labels(labels, decoder.out_features, name)
-    targets = labels[labels != IGNORED]
+    targets = labels[labels != IGNORE_INDEX]
     total = summed_cross_entropy(decoder, states, targets) if summed_loss is None else summed_loss(states, targets)
     return mean_over_targets(total, labels, name, counts)
 
@@ -152,7 +152,7 @@ def loss_of_logits(logits: Tensor, labels: Tensor, counts: ItemCounts, name: str
     """
     labels = as_targets(labels, name, logits.shape[:-1])
     check_token_labels(labels, logits.shape[-1], name)
-    targets = labels != IGNORED
+    targets = labels != IGNORE_INDEX
     total = F.cross_entropy(logits[targets].float(), labels[targets], reduction="sum")
     return mean_over_targets(total, labels, name, counts)
 
@@ -161,14 +161,14 @@ def check_token_labels(labels: Tensor, vocab_size: int, name: str = "labels") ->
     """Raise CtxError if a label that is not -100 is outside the vocabulary. Skipped while compiling."""
     if torch.compiler.is_compiling():
         return
-    bad = labels[(labels != IGNORED) & ((labels < 0) | (labels >= vocab_size))]
+    bad = labels[(labels != IGNORE_INDEX) & ((labels < 0) | (labels >= vocab_size))]
     if bad.numel():
         raise CtxError(f"{name} holds {int(bad[0])}, outside [0, vocab_size={vocab_size}).")
 
 
 def has_targets(targets: Tensor | None) -> bool:
     """Whether a target is not -100, or may be, as while a graph is being traced."""
-    return targets is not None and (is_traced(targets) or bool((targets != IGNORED).any()))
+    return targets is not None and (is_traced(targets) or bool((targets != IGNORE_INDEX).any()))
 
 
 def accuracy_counts(logits: Tensor, targets: Tensor) -> Tensor:
@@ -181,7 +181,7 @@ def accuracy_counts(logits: Tensor, targets: Tensor) -> Tensor:
         logits: (..., classes).
         targets: (...) class ids; -100 is ignored.
     """
-    counted = targets != IGNORED
+    counted = targets != IGNORE_INDEX
     return torch.stack([((logits.argmax(-1) == targets) & counted).sum(), counted.sum()]).float()
 
 
@@ -345,7 +345,7 @@ class HeadModel(CtxPreTrainedModel):
         penalty = self.penalty() if self.training else None
         if penalty is None:
             return loss
-        number = targets.numel() if targets.is_floating_point() else (targets != IGNORED).sum()
+        number = targets.numel() if targets.is_floating_point() else (targets != IGNORE_INDEX).sum()
         return loss + mean_over_targets(penalty * number, targets, name, counts)
 
     def task_output(self, kind: type[ModelOutput], encoded: Any, **found: Any) -> Any:

@@ -10,7 +10,7 @@ from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels.core.inputs import check_aligned, check_tensors, is_traced, sequence_numbers
 from hf_ctxmodels.heads.base import (
-    IGNORED,
+    IGNORE_INDEX,
     HeadModel,
     ItemCounts,
     as_targets,
@@ -73,7 +73,7 @@ class ForCausalLM(HeadModel, PrepackingGenerationMixin):
         targets = self._targets(shape, labels, kwargs.pop("shift_labels", None), attention_mask, sequence_ids)
         everywhere = targets is None or self.returns_logits(return_logits)
         outputs = self.encode_for_targets(
-            None if targets is None else targets != IGNORED,
+            None if targets is None else targets != IGNORE_INDEX,
             everywhere,
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -90,7 +90,7 @@ class ForCausalLM(HeadModel, PrepackingGenerationMixin):
         if targets is not None:
             full = logits if isinstance(logits_to_keep, int) and not logits_to_keep else None
             if everywhere and full is None:
-                outputs.last_hidden_state = states[targets != IGNORED]
+                outputs.last_hidden_state = states[targets != IGNORE_INDEX]
             loss = self.next_token_loss(outputs, targets, num_items_in_batch, full)
         return CausalLMOutputWithPast(
             loss=loss,
@@ -183,11 +183,11 @@ def next_token_targets(
         return next_token_targets(labels.flip(1), length, mask, sequences).flip(1)
     if labels.shape[1] == length + 1:
         return labels[:, 1:]
-    shifted = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
+    shifted = F.pad(labels[:, 1:], (0, 1), value=IGNORE_INDEX)
     if attention_mask is not None:
-        shifted = shifted.masked_fill(attention_mask == 0, IGNORED)
+        shifted = shifted.masked_fill(attention_mask == 0, IGNORE_INDEX)
     if sequence_ids is not None:
         numbers = sequence_numbers(sequence_ids)
         ends = F.pad(numbers[:, 1:] != numbers[:, :-1], (0, 1), value=True)
-        shifted = shifted.masked_fill(ends | (sequence_ids == 0), IGNORED)
+        shifted = shifted.masked_fill(ends | (sequence_ids == 0), IGNORE_INDEX)
     return shifted

@@ -17,7 +17,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_tensors
 from hf_ctxmodels.heads.answer_network import AnswerNetwork
 from hf_ctxmodels.heads.base import (
-    IGNORED,
+    IGNORE_INDEX,
     HeadModel,
     ItemCounts,
     check_target_shape,
@@ -86,7 +86,7 @@ class ForSequenceClassification(SequenceHead):
 
     def build_head(self, config: Any) -> None:
         """Dropout and the classifier; a family may replace either."""
-        size, labels, rate = config.pooled_size, config.num_labels, config.head_dropout
+        size, labels, rate = config.pooler_size, config.num_labels, config.head_dropout
         self.dropout: nn.Module = Dropout(rate)
         self.classifier: nn.Module
         if getattr(config, "answer_steps", 0):
@@ -166,7 +166,7 @@ class ForTokenClassification(HeadModel):
     def build_head(self, config: Any) -> None:
         """Dropout and a linear classifier."""
         self.dropout: nn.Module = Dropout(config.head_dropout)
-        self.classifier = nn.Linear(config.task_size, config.num_labels)
+        self.classifier = nn.Linear(config.head_input_size, config.num_labels)
 
     @can_return_tuple
     def forward(
@@ -206,7 +206,7 @@ class ForQuestionAnswering(HeadModel):
 
     def build_head(self, config: Any) -> None:
         """A linear map from each token's state to its start and end logits."""
-        self.qa_outputs = nn.Linear(config.task_size, 2)
+        self.qa_outputs = nn.Linear(config.head_input_size, 2)
 
     @can_return_tuple
     def forward(
@@ -252,7 +252,7 @@ class ForMultipleChoice(SequenceHead):
     def build_head(self, config: Any) -> None:
         """Dropout and a linear map from the pooled output to one logit."""
         self.dropout: nn.Module = Dropout(config.head_dropout)
-        self.classifier = nn.Linear(config.pooled_size, 1)
+        self.classifier = nn.Linear(config.pooler_size, 1)
 
     def score(self, pooled: Tensor, choices: int) -> Tensor:
         """(batch * choices, hidden) pooled output -> (batch * choices, 1) logits."""
@@ -327,9 +327,9 @@ def position_loss(
         CtxError: A target is excluded.
     """
     positions = row_targets(positions, name, len(scores))
-    positions = positions.masked_fill((positions < 0) | (positions >= scores.shape[-1]), IGNORED)
+    positions = positions.masked_fill((positions < 0) | (positions >= scores.shape[-1]), IGNORE_INDEX)
     if excluded is not None:
-        misplaced = excluded.gather(1, positions.clamp(min=0)[:, None])[:, 0] & (positions != IGNORED)
+        misplaced = excluded.gather(1, positions.clamp(min=0)[:, None])[:, 0] & (positions != IGNORE_INDEX)
         if not torch.compiler.is_compiling() and bool(misplaced.any()):
             row = int(misplaced.nonzero()[0])
             raise CtxError(f"{name}[{row}] is {int(positions[row])}, which is excluded: {why}.")

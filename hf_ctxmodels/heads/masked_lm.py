@@ -7,7 +7,7 @@ from torch import Tensor
 from transformers.modeling_outputs import MaskedLMOutput
 from transformers.utils.generic import can_return_tuple
 
-from hf_ctxmodels.heads.base import IGNORED, HeadModel, ItemCounts, language_modeling_loss, loss_of_logits
+from hf_ctxmodels.heads.base import IGNORE_INDEX, HeadModel, ItemCounts, language_modeling_loss, loss_of_logits
 from hf_ctxmodels.layers.lm_loss.chunked import MaskedPredictionHead
 
 
@@ -81,7 +81,7 @@ class ForMaskedLM(HeadModel):
             position_ids=position_ids,
             inputs_embeds=inputs_embeds,
             sequence_ids=sequence_ids,
-            output_mask=None if everywhere else labels != IGNORED,
+            output_mask=None if everywhere else labels != IGNORE_INDEX,
             **kwargs,
         )
         loss, logits = self.masked_lm(outputs.last_hidden_state, labels, num_items_in_batch, everywhere)

@@ -13,7 +13,7 @@ from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.heads.base import (
-    IGNORED,
+    IGNORE_INDEX,
     ItemCounts,
     accuracy_counts,
     as_targets,
@@ -175,7 +175,7 @@ class ForMaskedLMWithTasks(ForMaskedLM):
             targets: See `check_targets`.
         """
         names = [task.target for task in (MASKED_LM, *self.tasks) if task.of_tokens]
-        masks = [targets[name] != IGNORED for name in names if name in targets]
+        masks = [targets[name] != IGNORE_INDEX for name in names if name in targets]
         return torch.stack(masks).any(0) if masks else None
 
     def predict(
@@ -201,13 +201,13 @@ class ForMaskedLMWithTasks(ForMaskedLM):
         if some and own is None:
             return Prediction()
         if some and own is not None and output_mask is not None:
-            states = states[(own != IGNORED)[output_mask]]
+            states = states[(own != IGNORE_INDEX)[output_mask]]
         if task.head is None:
             return Prediction(*self.masked_lm(states, own, counts, not some, task.target))
         logits = self.classify(task, states)
         if own is None:
             return Prediction(logits=logits)
-        own = own[own != IGNORED] if some else own
+        own = own[own != IGNORE_INDEX] if some else own
         own = own if task.of_tokens else row_targets(own, task.target, len(logits))
         loss = cross_entropy_over_targets(logits, own, task.target, counts)
         accuracy = {f"{task.name}_accuracy": accuracy_counts(logits.detach(), own)}

@@ -24,7 +24,7 @@ from hf_ctxmodels.core.inputs import (
     sequence_starts,
 )
 from hf_ctxmodels.heads.base import (
-    IGNORED,
+    IGNORE_INDEX,
     HeadModel,
     ItemCounts,
     as_targets,
@@ -80,7 +80,7 @@ class DecoderInputs:
         attention_mask: (batch, length) mask of the source, or None.
         cache: The decoder's state before the ids; None for a Transformer without a cache.
         languages: (batch,) numbers of the target languages, or None.
-        recorded: Which hidden states and attention weights are asked for, see `config.recorded_outputs`.
+        recorded: Which hidden states and attention weights are asked for, see `config.resolve_output_flags`.
         further: What else the decoder takes, by the names in `decoder_arguments`.
         sequence_ids: (batch, length) of the source, see `TransformerStack.forward`, or None.
     """
@@ -256,7 +256,7 @@ class ForConditionalGeneration(Seq2SeqHead):
         labels = None if labels is None else as_targets(labels, "labels")
         written = {"decoder_attention_mask": decoder_attention_mask, "decoder_inputs_embeds": decoder_inputs_embeds}
         further = self._further(written, kwargs)
-        recorded = self.config.recorded_outputs(kwargs)
+        recorded = self.config.resolve_output_flags(kwargs)
         given_outputs = encoder_outputs is not None
         if not given_outputs:
             inputs = {"input_ids": input_ids, "token_type_ids": token_type_ids, "inputs_embeds": inputs_embeds}
@@ -321,7 +321,7 @@ class ForConditionalGeneration(Seq2SeqHead):
 
     def decoder_loss(self, ids: Any, labels: Tensor, given: DecoderInputs, counts: ItemCounts) -> Tensor:
         """Mean cross-entropy in nats of the labels; see `decode` and `language_modeling_loss`."""
-        target_mask = labels != IGNORED
+        target_mask = labels != IGNORE_INDEX
         if is_traced(labels) or not self.config.unpad:
             states = self.decode(ids, None, given).states[target_mask]
         else:

@@ -72,7 +72,7 @@ class ForTextPairClassification(SiameseEncoder, ForSequenceClassification):
         if config.text_pairs:
             self.classifier = self.build_comparison(config)
         else:
-            self.classifier = nn.Linear(config.pooled_size, config.num_labels)
+            self.classifier = nn.Linear(config.pooler_size, config.num_labels)
 
     def build_comparison(self, config: Any) -> nn.Module:
         """The classifier of (u, v, |u - v|, u * v)."""

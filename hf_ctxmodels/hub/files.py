@@ -11,7 +11,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from yaml import YAMLError
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.outputs import check_new_directory, writing
+from hf_ctxmodels.core.output_files import check_output_directory, writing
 from hf_ctxmodels.downstream.adapters.writing import FOLDER
 from hf_ctxmodels.downstream.multitask import spec_of
 from hf_ctxmodels.hub.card import CURVE_FILE, auto_class_of, loss_curve_png, model_card
@@ -48,7 +48,7 @@ def write_files(files: Mapping[str, str | bytes], output_dir: str, model: str, *
         raise CtxError(
             "The output directory is the model's own.", location=f"--output_dir {output_dir}", hint="give another one."
         )
-    check_new_directory(directory, files, flag="--output_dir", overwrite=overwrite)
+    check_output_directory(directory, files, flag="--output_dir", overwrite=overwrite)
     with writing(directory):
         directory.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_ctxmodels.architectures.sentence_encoder import encode_sentences, longest_input, sentence_vectors, tokenise
+from hf_ctxmodels.architectures.sentence_encoder import encode_sentences, max_input_length, sentence_vectors, tokenise
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.layers.pooling import Pooling
 
@@ -106,7 +106,7 @@ class CtxSentenceEncoder(InputModule):
     def preprocess(self, inputs: Sequence[Any], prompt: str | None = None, **kwargs: Any) -> dict[str, Tensor]:
         """The padded model inputs of texts; raises CtxError for a text without tokens."""
         texts = [f"{prompt or ''}{text}" for text in inputs]
-        encoded = tokenise(self.tokenizer, texts, self.max_seq_length or longest_input(self.model, self.tokenizer))
+        encoded = tokenise(self.tokenizer, texts, self.max_seq_length or max_input_length(self.model, self.tokenizer))
         return dict(self.tokenizer.pad(encoded, return_tensors="pt"))
 
     def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from hf_ctxmodels.core.stub import Stub
+from hf_ctxmodels.core.remote_code import RemoteCodeStub
 from hf_ctxmodels.hub.local_paths import without_local_paths
 from hf_ctxmodels.spec import FamilySpec
 
@@ -23,7 +23,7 @@ def stub_files(directory: Path, family: FamilySpec) -> dict[str, bytes]:
     Returns:
         File name -> content for the stub, config.json and tokenizer_config.json.
     """
-    stub: Stub = family.stub
+    stub: RemoteCodeStub = family.stub
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     # A field may name another model, by its local directory.
     config = {name: without_local_paths(value) if isinstance(value, str) else value for name, value in config.items()}

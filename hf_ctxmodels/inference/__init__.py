@@ -1,7 +1,7 @@
 """Inference for which transformers has no pipeline, and sentence vectors of any model."""
 
 from hf_ctxmodels.architectures.sentence_encoder import encode_sentences
-from hf_ctxmodels.core.generation import written_texts
+from hf_ctxmodels.core.generation import decode_generated
 from hf_ctxmodels.evaluation.scoring import TextScore, score
 from hf_ctxmodels.inference.ensemble import EnsembleScores, score_ensemble
 from hf_ctxmodels.inference.generation import generate_texts
@@ -20,5 +20,5 @@ __all__ = [
     "generate_texts",
     "score",
     "score_ensemble",
-    "written_texts",
+    "decode_generated",
 ]

@@ -21,8 +21,8 @@ from hf_ctxmodels.architectures.seq2seq_heads import TransformerForConditionalGe
 from hf_ctxmodels.compression.int8.modules import Int8Linear
 from hf_ctxmodels.compression.low_bits.modules import PackedLinear
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.generation import longest_input
-from hf_ctxmodels.core.outputs import writing
+from hf_ctxmodels.core.generation import max_input_length
+from hf_ctxmodels.core.output_files import writing
 from hf_ctxmodels.inference.model_inputs import Batch, decoder_input_of, writes_target
 
 LARGEST_DIFFERENCE = 1e-4
@@ -110,7 +110,7 @@ def example_batches(
         part: What is exported.
     """
     texts = [[" ".join(_WORDS[index % len(_WORDS)] for index in range(each)) for each in row] for row in _LENGTHS]
-    longest = None if model is None else longest_input(model.config)
+    longest = None if model is None else max_input_length(model.config)
     cut = {} if longest is None else {"truncation": True, "max_length": longest}
     batches = [dict(tokenizer(each, padding=True, return_tensors="pt", **cut)) for each in texts]
     if model is None or not writes_target(model) or part == "encoder":

@@ -7,17 +7,17 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from hf_ctxmodels.core.console import progress_bar
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.evaluation_mode import evaluation_mode
 from hf_ctxmodels.core.generation import (
-    TextLanguages,
-    check_generates,
-    language_number,
-    longest_input,
-    longest_pair,
-    written_texts,
+    LanguagePair,
+    check_can_generate,
+    decode_generated,
+    max_input_length,
+    max_pair_length,
+    target_language_id,
 )
-from hf_ctxmodels.core.screen import progress_bar
 from hf_ctxmodels.data.padding import RowPadder
 from hf_ctxmodels.layers.cpu.prepacking import prepacked_weights
 from hf_ctxmodels.objectives.base import check_at_least
@@ -60,10 +60,10 @@ def generate_texts(
         CtxError: The model does not write text, or not this language, or must be told one; a text has no token, or too
             many for the model; a number is too small, or several texts are asked for of one.
     """
-    check_generates(model)
+    check_can_generate(model)
     _check_numbers(max_new_tokens, max_length, batch_size, options)
-    names = TextLanguages.of(model.config, source_language, language, ("--source_language", "--language"))
-    told = {} if names is None else names.encoded_in(tokenizer, names.source)
+    names = LanguagePair.of(model.config, source_language, language, ("--source_language", "--language"))
+    told = {} if names is None else names.tokenizer_arguments(tokenizer, names.source)
     numbers = _language_numbers(model, tokenizer, names, language, source_language)
     rows = _encode(model, tokenizer, texts, max_length, told)
     _check_rows(model, tokenizer, texts, rows, max_new_tokens)
@@ -79,7 +79,7 @@ def generate_texts(
             written = model.generate(**batch, **settings)
             if not _has_encoder(model):
                 written = written[:, batch["input_ids"].shape[1] :]
-            found |= dict(zip(places, written_texts(tokenizer, written.tolist()), strict=True))
+            found |= dict(zip(places, decode_generated(tokenizer, written.tolist()), strict=True))
     return [found[place] for place in range(len(texts))]
 
 
@@ -98,7 +98,7 @@ def _check_numbers(new: int, max_length: int | None, batch_size: int, options: d
 def _language_numbers(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    names: TextLanguages | None,
+    names: LanguagePair | None,
     language: str | None,
     source_language: str | None,
 ) -> dict[str, int]:
@@ -116,7 +116,7 @@ def _language_numbers(
             location=f"--source_language {source_language}",
             hint="leave it out.",
         )
-    number = language_number(tokenizer, language, model.config)
+    number = target_language_id(tokenizer, language, model.config)
     return {} if number is None else {"target_languages": number}
 
 
@@ -148,7 +148,11 @@ def _check_rows(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], rows: list[list[int]], new: int
 ) -> None:
     """Raise CtxError for a text without a token, or one that with its continuation is longer than the model reads."""
-    special, limit, pair = len(tokenizer("")["input_ids"]), longest_input(model.config), longest_pair(model.config)
+    special, limit, pair = (
+        len(tokenizer("")["input_ids"]),
+        max_input_length(model.config),
+        max_pair_length(model.config),
+    )
     limit = limit if pair is None else pair
     if limit is not None and new > limit:
         raise CtxError(

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_ctxmodels.core.constants import IGNORED, NEWS_FIELDS
+from hf_ctxmodels.core.constants import IGNORE_INDEX, NEWS_FIELDS
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.evaluation_mode import evaluation_mode
 from hf_ctxmodels.data.news import field_text
@@ -110,7 +110,7 @@ def field_loss(
             context = tokenizer.encode_fields({name: fields[name] for name in given if name in fields}, target)
             ids = [*context, *tokenizer.encode_text(fields[target]), tokenizer.field_ids(target)[1]][: limit + 1]
             targets = torch.tensor(ids[1:])
-            targets[: len(context) - 1] = IGNORED
+            targets[: len(context) - 1] = IGNORE_INDEX
             if len(ids) > len(context):
                 rows.append((torch.tensor(ids[:-1]), targets))
     if not rows:

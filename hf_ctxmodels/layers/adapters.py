@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.json_text import fits
+from hf_ctxmodels.core.json_parsing import fits
 from hf_ctxmodels.layers.dropout import Dropout
 from hf_ctxmodels.layers.feed_forward import make_activation
 from hf_ctxmodels.layers.linear import apply_linear

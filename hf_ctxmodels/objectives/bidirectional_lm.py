@@ -17,7 +17,7 @@ from hf_ctxmodels.data.seeding import Stream
 from hf_ctxmodels.data.training_set import SamplingPolicy
 from hf_ctxmodels.objectives.base import Batch, Objective, check_at_least
 from hf_ctxmodels.objectives.common.features import check_token_ids, feature_generator
-from hf_ctxmodels.objectives.common.masking import IGNORED
+from hf_ctxmodels.objectives.common.masking import IGNORE_INDEX
 from hf_ctxmodels.objectives.common.segments import document_batches
 
 _SEPARATOR = 0xFF  # a byte that UTF-8 never uses
@@ -92,7 +92,7 @@ class DataCollatorForBidirectionalLanguageModeling(PaddingCollator):
         batch = {
             "input_ids": torch.from_numpy(characters),
             "attention_mask": padder.attention_mask(),
-            "labels": torch.stack([padder.pad(part, IGNORED) for part in self._neighbours(rows)], -1),
+            "labels": torch.stack([padder.pad(part, IGNORE_INDEX) for part in self._neighbours(rows)], -1),
         }
         if self.negatives:
             batch["negatives"] = self._drawn(features)
@@ -104,8 +104,8 @@ class DataCollatorForBidirectionalLanguageModeling(PaddingCollator):
         following, previous = [], []
         for row in rows:
             row = row.astype(np.int64)
-            following.append(np.append(np.where(row[1:] == begins, IGNORED, row[1:]), IGNORED))
-            previous.append(np.append(IGNORED, np.where(row[:-1] == ends, IGNORED, row[:-1])))
+            following.append(np.append(np.where(row[1:] == begins, IGNORE_INDEX, row[1:]), IGNORE_INDEX))
+            previous.append(np.append(IGNORE_INDEX, np.where(row[:-1] == ends, IGNORE_INDEX, row[:-1])))
         return following, previous
 
     def _drawn(self, features: list[dict[str, Any]]) -> torch.Tensor:

@@ -17,7 +17,7 @@ from hf_ctxmodels.data.seeding import Stream, generator
 from hf_ctxmodels.data.training_set import SamplingPolicy
 from hf_ctxmodels.objectives.base import Batch, Objective, check_at_least
 from hf_ctxmodels.objectives.common.features import padded_columns
-from hf_ctxmodels.objectives.common.masking import IGNORED
+from hf_ctxmodels.objectives.common.masking import IGNORE_INDEX
 from hf_ctxmodels.objectives.common.rates import target_rates
 from hf_ctxmodels.objectives.common.segments import document_batches
 
@@ -55,7 +55,7 @@ class DataCollatorForRunningText(PaddingCollator):
         return {
             "input_ids": padder.pad(rows, int(self.tokenizer.pad_token_id)),
             "attention_mask": padder.attention_mask(),
-            "labels": torch.nn.functional.pad(padder.pad(targets, IGNORED), self._read_first, value=IGNORED),
+            "labels": torch.nn.functional.pad(padder.pad(targets, IGNORE_INDEX), self._read_first, value=IGNORE_INDEX),
             **padded_columns(features, ("sequence_ids",), padder, self.tokenizer),
         }
 
@@ -66,11 +66,11 @@ class DataCollatorForRunningText(PaddingCollator):
 
     def _targets(self, row: np.ndarray, feature: dict[str, Any]) -> np.ndarray:
         """(words,) ids -> (words,) the next word of each in reading order."""
-        following = int(feature.get("following", IGNORED))
+        following = int(feature.get("following", IGNORE_INDEX))
         targets = np.append(following, row[:-1]) if self.backward else np.append(row[1:], following)
         if (sequences := feature.get("sequence_ids")) is not None:
             ends = np.flatnonzero(np.diff(np.asarray(sequences)))
-            targets[ends + 1 if self.backward else ends] = IGNORED
+            targets[ends + 1 if self.backward else ends] = IGNORE_INDEX
         return targets
 
 
@@ -168,7 +168,7 @@ class CausalLM(Objective):
     def _row(self, text: np.ndarray, start: int, stop: int) -> Example:
         """A row of a text in reading order; the row's words are in the order of the text."""
         words = text[start:stop]
-        following = int(text[stop]) if stop < len(text) else IGNORED
+        following = int(text[stop]) if stop < len(text) else IGNORE_INDEX
         return {"input_ids": words[::-1].copy() if self.options.backward else words, "following": following}
 
     def rates(self, counts: Mapping[str, int]) -> dict[str, float]:

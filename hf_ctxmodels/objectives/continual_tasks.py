@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from hf_ctxmodels.core.constants import IGNORED
+from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.data.documents import LabelledPair
@@ -96,7 +96,7 @@ class DataCollatorForContinualTasks(PaddingCollator):
         rows, labels = [], []
         for feature in features:
             ids = np.asarray(feature["input_ids"])
-            targets = np.full(len(ids), IGNORED)
+            targets = np.full(len(ids), IGNORE_INDEX)
             if int(feature["task"]) == _NUMBERS[KnowledgeMasking.name]:
                 rng = feature_generator(feature, self.seed, self.static)
                 ids, targets = self.masker.mask(ids, np.asarray(feature["word_ids"]), rng)
@@ -112,14 +112,14 @@ class DataCollatorForContinualTasks(PaddingCollator):
             "attention_mask": padder.attention_mask(),
             "token_type_ids": padder.pad(types, self.tokenizer.pad_token_type_id),
             "task_type_ids": padder.pad([np.repeat(*each) for each in zip(kinds, lengths, strict=True)], 0),
-            "labels": padder.pad(labels, IGNORED),
+            "labels": padder.pad(labels, IGNORE_INDEX),
         }
         of_rows = np.array([int(feature["target"]) for feature in features])
-        of_tokens = padder.pad([np.asarray(feature["token_targets"]) for feature in features], IGNORED)
+        of_tokens = padder.pad([np.asarray(feature["token_targets"]) for feature in features], IGNORE_INDEX)
         for name in self.tasks:
             own = torch.from_numpy(numbers == _NUMBERS[name])
             aims = of_tokens if TASKS[name].of_tokens else torch.from_numpy(of_rows)
-            batch[f"{name}_labels"] = aims.masked_fill(~own if aims.dim() == 1 else ~own[:, None], IGNORED)
+            batch[f"{name}_labels"] = aims.masked_fill(~own if aims.dim() == 1 else ~own[:, None], IGNORE_INDEX)
         return batch
 
 
@@ -292,20 +292,20 @@ class ContinualTasks(Objective):
             "input_ids": ids,
             "token_type_ids": template.token_types(*map(len, row.segments)),
             "word_ids": none if row.words is None else template.fill_words(*row.words),
-            "token_targets": np.where(targets == NO_WORD, IGNORED, targets).astype(np.int16),
+            "token_targets": np.where(targets == NO_WORD, IGNORE_INDEX, targets).astype(np.int16),
             "target": row.target,
         }
 
     def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
         """See `Objective.count`."""
-        masked = (batch["labels"] != IGNORED).any(1)
+        masked = (batch["labels"] != IGNORE_INDEX).any(1)
         chosen = {name: batch[name][masked] for name in ("input_ids", "labels")}
         counts = {**self.collate.masker.count(chosen), "masked_rows": int(masked.sum()), "all_rows": len(masked)}
         for name in self.collate.tasks:
             targets = batch[f"{name}_labels"]
-            rows = targets != IGNORED if targets.dim() == 1 else (targets != IGNORED).any(1)
+            rows = targets != IGNORE_INDEX if targets.dim() == 1 else (targets != IGNORE_INDEX).any(1)
             counts[f"{name}_rows"] = int(rows.sum())
-            classes = torch.bincount(targets[targets != IGNORED], minlength=self.tasks[name].classes)
+            classes = torch.bincount(targets[targets != IGNORE_INDEX], minlength=self.tasks[name].classes)
             counts |= {f"{name}_{number}": count for number, count in enumerate(classes.tolist())}
         return counts
 

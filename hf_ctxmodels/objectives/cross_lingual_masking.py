@@ -17,7 +17,7 @@ from hf_ctxmodels.data.padding import PaddingCollator, RowPadder
 from hf_ctxmodels.data.training_set import SamplingPolicy
 from hf_ctxmodels.objectives.base import Batch, check_at_least, collator_options
 from hf_ctxmodels.objectives.common.features import check_token_ids, feature_generator, padded_columns
-from hf_ctxmodels.objectives.common.masking import IGNORED, MaskingRule, corrupt, count_selected, masking_rates
+from hf_ctxmodels.objectives.common.masking import IGNORE_INDEX, MaskingRule, corrupt, count_selected, masking_rates
 from hf_ctxmodels.objectives.language_streams import LanguageStreams, Sentence, StreamObjective, StreamOptions
 
 STREAM, TRANSLATION = 0, 1  # numbers of the tasks
@@ -102,7 +102,7 @@ class DataCollatorForCrossLingualMasking(PaddingCollator):
             "input_ids": padder.pad([ids for ids, _ in masked], int(self.tokenizer.pad_token_id)),
             "attention_mask": padder.attention_mask(),
             "position_ids": padder.pad(positions, 0),
-            "labels": padder.pad([labels for _, labels in masked], IGNORED),
+            "labels": padder.pad([labels for _, labels in masked], IGNORE_INDEX),
             **padded_columns(features, ("langs",), padder, self.tokenizer),
         }
 

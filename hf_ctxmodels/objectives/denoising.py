@@ -14,7 +14,7 @@ from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.padding import PaddingCollator, RowPadder
 from hf_ctxmodels.objectives.base import Batch, Objective, collator_options
 from hf_ctxmodels.objectives.common.features import check_token_ids, feature_generator, feature_word_ids
-from hf_ctxmodels.objectives.common.masking import IGNORED
+from hf_ctxmodels.objectives.common.masking import IGNORE_INDEX
 from hf_ctxmodels.objectives.common.noising import MaskLength, NoisedText, Noiser, NoisingRule
 from hf_ctxmodels.objectives.common.non_special_tokens import NonSpecialTokens
 from hf_ctxmodels.objectives.common.rates import count_targets, target_rates
@@ -114,7 +114,7 @@ class DataCollatorForDenoising(PaddingCollator):
         return {
             "input_ids": padder.pad(noised, self.tokenizer.pad_token_id),
             "attention_mask": padder.attention_mask(),
-            "labels": RowPadder([len(row) for row in rows], "right").pad(rows, IGNORED),
+            "labels": RowPadder([len(row) for row in rows], "right").pad(rows, IGNORE_INDEX),
         }
 
     def noised(self, feature: dict[str, Any], ids: np.ndarray) -> np.ndarray:

@@ -16,7 +16,7 @@ from hf_ctxmodels.data.padding import RowPadder
 from hf_ctxmodels.data.seeding import Stream
 from hf_ctxmodels.objectives.base import Batch, Objective, check_at_least, collator_options
 from hf_ctxmodels.objectives.common.features import feature_generator, feature_word_ids
-from hf_ctxmodels.objectives.common.masking import IGNORED
+from hf_ctxmodels.objectives.common.masking import IGNORE_INDEX
 from hf_ctxmodels.objectives.common.rates import count_targets, target_rates
 from hf_ctxmodels.objectives.common.segments import (
     DOCUMENTS_PER_BATCH,
@@ -125,7 +125,7 @@ class NoisyTargets:
     def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
         """See `Objective.count`."""
         labels, read = batch["labels"], batch["decoder_input_ids"]
-        known = (labels[:, :-1] != IGNORED) & (labels[:, 1:] != IGNORED)
+        known = (labels[:, :-1] != IGNORE_INDEX) & (labels[:, 1:] != IGNORE_INDEX)
         changed = int(((read[:, 1:] != labels[:, :-1]) & known).sum())
         counts = count_targets(batch, int(self.tokenizer.unk_token_id))
         return {**counts, "read_targets": int(known.sum()), "changed_targets": changed}

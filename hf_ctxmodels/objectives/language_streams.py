@@ -9,13 +9,13 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
-from hf_ctxmodels.core.language_tags import split_tag
+from hf_ctxmodels.core.language_tags import split_language_tag
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.padding import RowPadder
 from hf_ctxmodels.objectives.base import Batch, Objective
 from hf_ctxmodels.objectives.causal_lm import DataCollatorForRunningText
 from hf_ctxmodels.objectives.common.features import padded_columns
-from hf_ctxmodels.objectives.common.masking import IGNORED
+from hf_ctxmodels.objectives.common.masking import IGNORE_INDEX
 from hf_ctxmodels.objectives.common.segments import SENTENCES_PER_CALL, document_batches
 
 Sentence = tuple[int, np.ndarray]
@@ -68,7 +68,7 @@ class LanguageReader:
     def _tagged(self, document: list[str]) -> Iterator[tuple[int, str]]:
         known: str | None = None
         for sentence in document:
-            tag, text = split_tag(sentence) if self.is_multilingual else (None, sentence)
+            tag, text = split_language_tag(sentence) if self.is_multilingual else (None, sentence)
             known = tag or (known if not hasattr(document, "separator") else None) or self.language or None
             if self.is_multilingual and known is None:
                 raise CtxError(
@@ -108,7 +108,7 @@ class LanguageStreams:
         """The last row of each language, which may be shorter; nothing follows."""
         for language, rest in sorted(self._rests.items()):
             if len(rest) > 1:
-                yield language, rest, IGNORED
+                yield language, rest, IGNORE_INDEX
         self._rests = {}
 
 

@@ -13,7 +13,7 @@ from hf_ctxmodels.data.examples import Example, ExampleSet
 from hf_ctxmodels.data.padding import PaddingCollator, RowPadder
 from hf_ctxmodels.objectives.base import Batch, Objective, collator_options
 from hf_ctxmodels.objectives.common.features import feature_generator, feature_word_ids, padded_columns
-from hf_ctxmodels.objectives.common.masking import IGNORED, MaskingRule, TokenMasker, masking_rates
+from hf_ctxmodels.objectives.common.masking import IGNORE_INDEX, MaskingRule, TokenMasker, masking_rates
 from hf_ctxmodels.objectives.common.packing import pack_rows
 from hf_ctxmodels.objectives.common.segments import (
     DOCUMENTS_PER_BATCH,
@@ -103,7 +103,7 @@ class DataCollatorForMaskedLanguageModeling(PaddingCollator):
         return {
             "input_ids": padder.pad(corrupted, self.tokenizer.pad_token_id),
             "attention_mask": padder.attention_mask(),
-            "labels": padder.pad(labels, IGNORED),
+            "labels": padder.pad(labels, IGNORE_INDEX),
             **padded_columns(features, ("attention_mask", "token_type_ids", "sequence_ids"), padder, self.tokenizer),
         }
 

@@ -14,7 +14,7 @@ from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.padding import PaddingCollator, RowPadder, languages_of
 from hf_ctxmodels.objectives.base import Batch, Objective, check_at_least, collator_options
 from hf_ctxmodels.objectives.common.features import check_token_ids, feature_generator
-from hf_ctxmodels.objectives.common.masking import IGNORED, MaskingRule, corrupt
+from hf_ctxmodels.objectives.common.masking import IGNORE_INDEX, MaskingRule, corrupt
 from hf_ctxmodels.objectives.common.non_special_tokens import NonSpecialTokens
 from hf_ctxmodels.objectives.common.segments import RowTemplate, document_batches
 from hf_ctxmodels.objectives.language_streams import LanguageReader
@@ -165,7 +165,7 @@ class DataCollatorForMaskedSegments(PaddingCollator):
         steps = RowPadder([len(row.places) for row in rows], "right")
         given = [row.ids[row.places - 1] for row in rows]
         batch = self.read(rows) | {
-            "labels": steps.pad([row.ids[row.places] for row in rows], IGNORED),
+            "labels": steps.pad([row.ids[row.places] for row in rows], IGNORE_INDEX),
             "decoder_input_ids": steps.pad(given, int(self.tokenizer.pad_token_id)),
             "decoder_position_ids": steps.pad([row.places - 1 for row in rows], 0),
         }
@@ -291,7 +291,7 @@ class MaskedSegment(Objective):
             "rows": len(batch["labels"]),
             "tokens": tokens,
             "positions": batch["attention_mask"].numel(),
-            "targets": int((batch["labels"] != IGNORED).sum()),
+            "targets": int((batch["labels"] != IGNORE_INDEX).sum()),
             "target_positions": batch["labels"].numel(),
             "masks": masks,
         }

@@ -16,7 +16,7 @@ from hf_ctxmodels.data.padding import RowPadder, languages_of
 from hf_ctxmodels.data.seeding import Stream
 from hf_ctxmodels.objectives.base import Batch
 from hf_ctxmodels.objectives.common.features import feature_generator
-from hf_ctxmodels.objectives.common.masking import IGNORED, MaskingRule, corrupt
+from hf_ctxmodels.objectives.common.masking import IGNORE_INDEX, MaskingRule, corrupt
 from hf_ctxmodels.objectives.common.segments import document_batches
 from hf_ctxmodels.objectives.masked_segment import (
     DataCollatorForMaskedSegments,
@@ -84,7 +84,7 @@ class DataCollatorForMaskedTranslation(DataCollatorForMaskedSegments):
         labels = [np.asarray(feature["target_ids"]).astype(np.int64)[1:] for feature in features]
         steps = RowPadder([len(row) for row in labels], "right")
         batch = self.read([self.masked(feature) for feature in features]) | {
-            "labels": steps.pad(labels, IGNORED),
+            "labels": steps.pad(labels, IGNORE_INDEX),
             "decoder_input_ids": steps.pad([self.given(each) for each in features], int(self.tokenizer.pad_token_id)),
         }
         return batch | languages_of(features, batch, "language", "target_language")
@@ -166,7 +166,7 @@ class MaskedTranslation(MaskedSegment):
     def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
         """See `Objective.count`."""
         given, labels = batch["decoder_input_ids"][:, 1:], batch["labels"]
-        known, hidden = labels[:, 1:] != IGNORED, given == int(self.tokenizer.mask_token_id)
+        known, hidden = labels[:, 1:] != IGNORE_INDEX, given == int(self.tokenizer.mask_token_id)
         counts = {"given": known, "changed": known & (given != labels[:, :-1]), "hidden": hidden}
         return {**super().count(batch), **{name: int(where.sum()) for name, where in counts.items()}}
 

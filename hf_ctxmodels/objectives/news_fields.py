@@ -16,7 +16,7 @@ from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.seeding import Stream, generator
 from hf_ctxmodels.objectives.base import Objective
 from hf_ctxmodels.objectives.causal_lm import DataCollatorForRunningText
-from hf_ctxmodels.objectives.common.masking import IGNORED
+from hf_ctxmodels.objectives.common.masking import IGNORE_INDEX
 from hf_ctxmodels.objectives.common.segments import document_batches
 
 _NEVER_DROPPED = ("title", "article")
@@ -28,7 +28,7 @@ class DataCollatorForNewsFields(DataCollatorForRunningText):
 
     def _targets(self, row: np.ndarray, feature: dict[str, Any]) -> np.ndarray:
         targets = super()._targets(row, feature)
-        targets[targets == self.tokenizer.pad_token_id] = IGNORED
+        targets[targets == self.tokenizer.pad_token_id] = IGNORE_INDEX
         return targets
 
 

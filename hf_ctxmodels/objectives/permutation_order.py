@@ -12,7 +12,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.padding import PaddingCollator, RowPadder
 from hf_ctxmodels.objectives.base import Batch, check_at_least
 from hf_ctxmodels.objectives.common.features import feature_generator, feature_word_ids, padded_columns
-from hf_ctxmodels.objectives.common.masking import IGNORED
+from hf_ctxmodels.objectives.common.masking import IGNORE_INDEX
 from hf_ctxmodels.objectives.common.non_special_tokens import NonSpecialTokens
 from hf_ctxmodels.objectives.common.spans import Units, harmonic, sample_spans, trim_to_budget
 
@@ -115,7 +115,7 @@ class DataCollatorForPermutationLanguageModeling(PaddingCollator):
             "attention_mask": padder.attention_mask(),
             "permutation_order": padder.pad(orders, SEEN_BY_ALL),
             "target_positions": target_padder.pad(targets, NO_TARGET),
-            "labels": target_padder.pad(labels, IGNORED),
+            "labels": target_padder.pad(labels, IGNORE_INDEX),
             **padded_columns(features, ("attention_mask", "token_type_ids"), padder, self.tokenizer),
         }
 

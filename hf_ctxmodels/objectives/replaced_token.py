@@ -13,7 +13,7 @@ from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.seeding import Stream, generator
 from hf_ctxmodels.objectives.base import Batch
 from hf_ctxmodels.objectives.common.features import feature_generator
-from hf_ctxmodels.objectives.common.masking import IGNORED
+from hf_ctxmodels.objectives.common.masking import IGNORE_INDEX
 from hf_ctxmodels.objectives.common.segments import RowTemplate, TokenizedDocument
 from hf_ctxmodels.objectives.masked_lm import DataCollatorForMaskedLanguageModeling, MaskedLM, MaskedLMOptions
 
@@ -41,8 +41,8 @@ class DataCollatorForReplacedTokenDetection(DataCollatorForMaskedLanguageModelin
     def torch_call(self, features: list[dict[str, Any]]) -> Batch:
         """Collate features; see the class for what they hold and what is returned."""
         batch = super().torch_call(features)
-        originals = torch.where(batch["labels"] == IGNORED, batch["input_ids"], batch["labels"])
-        batch["token_labels"] = originals.masked_fill(batch["attention_mask"] == 0, IGNORED)
+        originals = torch.where(batch["labels"] == IGNORE_INDEX, batch["input_ids"], batch["labels"])
+        batch["token_labels"] = originals.masked_fill(batch["attention_mask"] == 0, IGNORE_INDEX)
         generators = [feature_generator(feature, self.seed, self.static, Stream.SAMPLING) for feature in features]
         batch["sampling_seed"] = torch.tensor([int(each.integers(2**63)) for each in generators])
         return batch

@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.flags import check_choice, flag
-from hf_ctxmodels.objectives.common.masking import IGNORED, masking_rates
+from hf_ctxmodels.objectives.common.masking import IGNORE_INDEX, masking_rates
 from hf_ctxmodels.objectives.common.segments import TokenizedDocument, sentence_chunks
 from hf_ctxmodels.objectives.sentence_pairs import (
     Choice,
@@ -108,7 +108,7 @@ class MaskedLMWithSentenceOrder(SentencePairs):
             if self.options.one_segment == "random":
                 yield Choice((first, other(target - len(first))), SWAPPED)
             elif self.options.one_segment == "unlabelled":
-                yield Choice((first,), IGNORED)
+                yield Choice((first,), IGNORE_INDEX)
             else:
                 self.statistics["dropped_tokens"] += len(first)
 

@@ -17,7 +17,7 @@ from hf_ctxmodels.data.padding import PaddingCollator, RowPadder
 from hf_ctxmodels.data.training_set import SamplingPolicy
 from hf_ctxmodels.objectives.base import Batch, Objective, check_at_least
 from hf_ctxmodels.objectives.baseline import BaselinePolicy
-from hf_ctxmodels.objectives.common.masking import IGNORED
+from hf_ctxmodels.objectives.common.masking import IGNORE_INDEX
 from hf_ctxmodels.objectives.common.rates import count_targets, target_rates
 from hf_ctxmodels.objectives.common.segments import document_batches
 
@@ -56,7 +56,7 @@ class DataCollatorForSentenceTasks(PaddingCollator):
             "input_ids": padder.pad(rows, int(self.tokenizer.pad_token_id)),
             "attention_mask": padder.attention_mask(),
             "token_type_ids": padder.pad([np.repeat([0, 1], pair) for pair in lengths], 0),
-            "labels": RowPadder([len(row) for row in targets], "right").pad(targets, IGNORED),
+            "labels": RowPadder([len(row) for row in targets], "right").pad(targets, IGNORE_INDEX),
             "target_languages": torch.tensor(languages),
             "relation_labels": torch.tensor(relations),
         }
@@ -228,7 +228,7 @@ class SentenceTasks(Objective):
         second: np.ndarray = _EMPTY,
         labels: np.ndarray = _EMPTY,
         written: str | None = None,
-        relation: int = IGNORED,
+        relation: int = IGNORE_INDEX,
     ) -> Example:
         return {
             "task": self.tasks.index(task),
@@ -241,12 +241,12 @@ class SentenceTasks(Objective):
 
     def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
         """See `Objective.count`."""
-        has_target = (batch["labels"] != IGNORED).any(1)
+        has_target = (batch["labels"] != IGNORE_INDEX).any(1)
         written = {
             f"written_{name}": int((has_target & (batch["target_languages"] == number)).sum())
             for number, name in enumerate(self.decoder_tasks)
         }
-        related = int((batch["relation_labels"] != IGNORED).sum())
+        related = int((batch["relation_labels"] != IGNORE_INDEX).sum())
         return {**count_targets(batch, self.tokenizer.unk_token_id), "related": related, **written}
 
     def rates(self, counts: Mapping[str, int]) -> dict[str, float]:

@@ -13,7 +13,7 @@ from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.padding import PaddingCollator, RowPadder
 from hf_ctxmodels.objectives.base import Batch, Objective
-from hf_ctxmodels.objectives.common.masking import IGNORED
+from hf_ctxmodels.objectives.common.masking import IGNORE_INDEX
 from hf_ctxmodels.objectives.common.rates import target_rates
 from hf_ctxmodels.objectives.common.segments import document_batches
 
@@ -35,12 +35,12 @@ class DataCollatorForSequenceAutoencoding(PaddingCollator):
         """Collate features; see the class for what they hold and what is returned."""
         texts = [np.asarray(feature["input_ids"]).astype(np.int64) for feature in features]
         rows = [np.append(text, text[:-1]) for text in texts]
-        targets = [np.append(np.full(len(text) - 1, IGNORED), text) for text in texts]
+        targets = [np.append(np.full(len(text) - 1, IGNORE_INDEX), text) for text in texts]
         padder = RowPadder([len(row) for row in rows], self.tokenizer.padding_side)
         return {
             "input_ids": padder.pad(rows, int(self.tokenizer.pad_token_id)),
             "attention_mask": padder.attention_mask(),
-            "labels": torch.nn.functional.pad(padder.pad(targets, IGNORED), (1, 0), value=IGNORED),
+            "labels": torch.nn.functional.pad(padder.pad(targets, IGNORE_INDEX), (1, 0), value=IGNORE_INDEX),
         }
 
 

@@ -16,7 +16,7 @@ from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.padding import PaddingCollator, RowPadder
 from hf_ctxmodels.objectives.base import Batch, Objective, check_at_least, collator_options
 from hf_ctxmodels.objectives.common.features import feature_generator, feature_word_ids
-from hf_ctxmodels.objectives.common.masking import IGNORED, TokenMasker, corrupt, count_selected, masking_rates
+from hf_ctxmodels.objectives.common.masking import IGNORE_INDEX, TokenMasker, corrupt, count_selected, masking_rates
 from hf_ctxmodels.objectives.common.rates import count_targets
 from hf_ctxmodels.objectives.common.segments import NO_WORD, RowTemplate, document_batches, tokenize_documents
 from hf_ctxmodels.objectives.common.skipgrams import SkipgramRule
@@ -72,7 +72,7 @@ class DataCollatorForSourceTarget(PaddingCollator):
             "input_ids": padder.pad(sources, self.tokenizer.pad_token_id),
             "attention_mask": padder.attention_mask(),
             self.given: targets.pad([given for given, _ in made], self.tokenizer.pad_token_id),
-            "labels": targets.pad([labels for _, labels in made], IGNORED),
+            "labels": targets.pad([labels for _, labels in made], IGNORE_INDEX),
         }
 
 
@@ -262,7 +262,7 @@ class MaskedSequenceToSequence(SourceTarget):
     def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
         """See `Objective.count`; of targets."""
         ids, labels = batch["masked_target_ids"], batch["labels"]
-        maskable = (ids != self.tokenizer.pad_token_id) | (labels != IGNORED)
+        maskable = (ids != self.tokenizer.pad_token_id) | (labels != IGNORE_INDEX)
         selected = count_selected(ids, labels, maskable, self.tokenizer.mask_token_id)
         ends = {"ends": int((labels == self.tokenizer.sep_token_id).sum())}
         return {**count_targets(batch, self.tokenizer.unk_token_id), **selected, **ends}

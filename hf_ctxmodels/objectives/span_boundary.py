@@ -9,11 +9,11 @@ import torch
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
-from hf_ctxmodels.core.runs import ends_of_runs
+from hf_ctxmodels.core.runs import span_boundaries
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.seeding import Stream, generator
 from hf_ctxmodels.objectives.base import Batch, check_at_least
-from hf_ctxmodels.objectives.common.masking import IGNORED, MaskingRule, SpanMaskingRule, masking_rates
+from hf_ctxmodels.objectives.common.masking import IGNORE_INDEX, MaskingRule, SpanMaskingRule, masking_rates
 from hf_ctxmodels.objectives.common.segments import document_batches
 from hf_ctxmodels.objectives.masked_lm import DataCollatorForMaskedLanguageModeling, MaskedLM, SelectionOptions
 
@@ -91,10 +91,10 @@ class DataCollatorForSpanBoundaryObjective(DataCollatorForMaskedLanguageModeling
         """(batch, width) the labels at the first tokens of spans between two tokens of the text, -100 elsewhere."""
         text = torch.from_numpy(self.masker.non_special.table)[input_ids] | (input_ids == self.tokenizer.unk_token_id)
         text = torch.nn.functional.pad(text, (1, 1))  # no token before the first and after the last
-        before, after = ends_of_runs(labels != IGNORED)
+        before, after = span_boundaries(labels != IGNORE_INDEX)
         between = text.gather(1, before + 1) & text.gather(1, after + 1)
         number = torch.arange(labels.shape[1]) - before  # 1 at the first token of a span
-        return labels.where(between & (number <= self.max_pair_targets), IGNORED)
+        return labels.where(between & (number <= self.max_pair_targets), IGNORE_INDEX)
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class SpanBoundary(MaskedLM):
     def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
         """See `Objective.count`."""
         targets = batch.get("boundary_labels")
-        counted = 0 if targets is None else int((targets != IGNORED).sum())
+        counted = 0 if targets is None else int((targets != IGNORE_INDEX).sum())
         return {**self.collate.masker.count(batch), "boundary_targets": counted}
 
     def rates(self, counts: Mapping[str, int]) -> dict[str, float]:

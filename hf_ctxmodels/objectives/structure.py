@@ -13,7 +13,7 @@ from hf_ctxmodels.core.flags import check_choice, flag
 from hf_ctxmodels.data.seeding import Stream
 from hf_ctxmodels.objectives.base import Batch, check_at_least
 from hf_ctxmodels.objectives.common.features import feature_generator
-from hf_ctxmodels.objectives.common.masking import IGNORED, masking_rates
+from hf_ctxmodels.objectives.common.masking import IGNORE_INDEX, masking_rates
 from hf_ctxmodels.objectives.common.segments import TokenizedDocument
 from hf_ctxmodels.objectives.sentence_pairs import (
     Choice,
@@ -71,10 +71,10 @@ class DataCollatorForStructuralObjectives(DataCollatorForSentencePairs):
         """Collate features; see the class for what they hold and what is returned."""
         batch = super().torch_call(features)
         ids, labels = batch["input_ids"].numpy(), batch["labels"].numpy()
-        shuffle_labels = np.full_like(labels, IGNORED)
+        shuffle_labels = np.full_like(labels, IGNORE_INDEX)
         for row, feature in enumerate(features):
             rng = feature_generator(feature, self.seed, self.static, Stream.ORDER)
-            free = self.masker.non_special.candidates(ids[row]) & (labels[row] == IGNORED)
+            free = self.masker.non_special.candidates(ids[row]) & (labels[row] == IGNORE_INDEX)
             for start in self.draw(free, rng):
                 window = slice(start, start + self.shuffled_length)
                 shuffle_labels[row, window] = ids[row, window]
@@ -169,7 +169,7 @@ class MaskedLMWithStructure(SentencePairs):
             first, rest = Piece.of(document, start, split), Piece.of(document, split, stop)
             kind = int(rng.choice(3, p=SENTENCE_TASKS[self.options.sentence_task]))
             if not self.draws_other_documents:
-                yield Choice((first, rest) if len(rest) else (first,), IGNORED)
+                yield Choice((first, rest) if len(rest) else (first,), IGNORE_INDEX)
             elif kind == RANDOM or not len(rest):
                 yield Choice((first, other(target - len(first))), RANDOM)
                 stop = split
@@ -180,10 +180,10 @@ class MaskedLMWithStructure(SentencePairs):
     def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
         """See `Objective.count`."""
         labels, shuffled, kinds = batch["labels"], batch["shuffle_labels"], batch["sentence_label"]
-        targets = shuffled != IGNORED
+        targets = shuffled != IGNORE_INDEX
         originals = torch.where(targets, shuffled, batch["input_ids"])
         table = torch.from_numpy(self.collate.masker.non_special.table)
-        free = (table[originals] & (labels == IGNORED)).numpy()
+        free = (table[originals] & (labels == IGNORE_INDEX)).numpy()
         return {
             **self.collate.masker.count(batch),
             "ngrams": sum(len(self.collate.ngrams(row)) for row in free),

@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.generation import target_fields
+from hf_ctxmodels.core.generation import target_vocabulary_config
 from hf_ctxmodels.data.documents import TranslatedText
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.padding import SourceTargetCollator
@@ -71,7 +71,7 @@ class Translation(Objective):
     @property
     def config_fields(self) -> dict[str, Any]:
         """The size, special tokens and languages of the target vocabulary."""
-        return target_fields(self.tokenizer)
+        return target_vocabulary_config(self.tokenizer)
 
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
         """Rows with input_ids and labels; raises CtxError for a document that is not a text with its translation."""

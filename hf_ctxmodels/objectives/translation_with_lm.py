@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.data.padding import RowPadder
 from hf_ctxmodels.objectives.base import Batch
-from hf_ctxmodels.objectives.common.masking import IGNORED
+from hf_ctxmodels.objectives.common.masking import IGNORE_INDEX
 from hf_ctxmodels.objectives.translation import DataCollatorForTranslation, Translation
 
 
@@ -32,13 +32,13 @@ class DataCollatorForTranslationWithLanguageModels(DataCollatorForTranslation):
         """Collate features; see the class for what they hold and what is returned."""
         batch = super().torch_call(features)
         rows = [np.asarray(feature["input_ids"]).astype(np.int64) for feature in features]
-        following = [np.append(row[1:], IGNORED) for row in rows]
+        following = [np.append(row[1:], IGNORE_INDEX) for row in rows]
         padder = RowPadder([len(row) for row in rows], self.tokenizer.padding_side)
-        batch["source_labels"] = padder.pad(following, IGNORED)
+        batch["source_labels"] = padder.pad(following, IGNORE_INDEX)
         batch["target_labels"] = batch["labels"].clone()
         for name, required in {"source_labels": self.source, "target_labels": self.target}.items():
             if not required:
-                batch[name].fill_(IGNORED)
+                batch[name].fill_(IGNORE_INDEX)
         return batch
 
 

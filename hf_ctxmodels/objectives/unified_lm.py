@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.data.examples import Example
-from hf_ctxmodels.objectives.common.masking import IGNORED, masking_rates
+from hf_ctxmodels.objectives.common.masking import IGNORE_INDEX, masking_rates
 from hf_ctxmodels.objectives.common.segments import TokenizedDocument
 from hf_ctxmodels.objectives.common.skipgrams import SkipgramRule
 from hf_ctxmodels.objectives.masked_lm import SelectionOptions
@@ -153,7 +153,7 @@ class UnifiedLM(SentencePairs):
         own = _SEGMENTS.get(choice.label)
         if own is None:
             return super()._row(choice, rng)
-        row = super()._row(choice._replace(label=IGNORED), rng)
+        row = super()._row(choice._replace(label=IGNORE_INDEX), rng)
         row["token_type_ids"] = np.asarray(own, dtype=np.uint8)[row["token_type_ids"]]
         return row
 

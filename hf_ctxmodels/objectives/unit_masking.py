@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.flags import check_choice, flag
 from hf_ctxmodels.objectives.base import collator_options
-from hf_ctxmodels.objectives.common.masking import IGNORED
+from hf_ctxmodels.objectives.common.masking import IGNORE_INDEX
 from hf_ctxmodels.objectives.common.segments import TokenizedDocument, sentence_chunks
 from hf_ctxmodels.objectives.common.units import Phrases, UnitMaskingRule
 from hf_ctxmodels.objectives.next_sentence import CONTINUATION, RANDOM, MaskedLMWithNextSentence
@@ -133,7 +133,7 @@ class UnitMaskingWithPairs(MaskedLMWithNextSentence):
         for first, last in sentence_chunks(document.bounds, target, from_end=rng.random() < 0.5):
             text = Piece.of(document, first, last)
             if len(text) < 2:
-                yield Choice((text,), IGNORED)
+                yield Choice((text,), IGNORE_INDEX)
                 continue
             middle = _middle(document.bounds[first : last + 1])
             halves = (Piece(document, text.start, middle), Piece(document, middle, text.stop))

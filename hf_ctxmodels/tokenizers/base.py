@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase, TokenizersBa
 
 from hf_ctxmodels.core.code_copy import InstalledCode
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.stub import stub_of
+from hf_ctxmodels.core.remote_code import get_remote_code_stub
 
 _NEW_TOKENS = "_new_tokens"  # keyword for the special tokens passed to `from_pretrained`
 # Tokenizer -> its length and digest; computing the digest of a large vocabulary takes a second.
@@ -71,12 +71,12 @@ class CtxTokenizer(InstalledCode, TokenizersBackend):
     @property
     def _auto_map(self) -> dict[str, list[str | None]] | None:
         """What `save_pretrained` of transformers writes as `auto_map`."""
-        stub = stub_of(self)
+        stub = get_remote_code_stub(self)
         return None if stub is None else stub.tokenizer_auto_map
 
     def save_pretrained(self, save_directory: str | PathLike[str], *args: Any, **kwargs: Any) -> tuple[str, ...]:
-        """Save the tokenizer, with the stub by which `trust_remote_code=True` opens the directory (`core.stub`)."""
-        if (stub := stub_of(self)) is not None:
+        """Save the tokenizer, with the stub by which `trust_remote_code=True` opens the directory (`core.remote_code`)."""
+        if (stub := get_remote_code_stub(self)) is not None:
             stub.write(save_directory)
         return super().save_pretrained(save_directory, *args, **kwargs)
 

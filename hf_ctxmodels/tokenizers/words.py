@@ -9,7 +9,7 @@ from tokenizers.models import WordLevel
 from transformers import AutoTokenizer
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.opening import open_pretrained
+from hf_ctxmodels.core.loading import load_pretrained
 from hf_ctxmodels.tokenizers.base import CtxTokenizer, no_text, no_vocabulary, require_tokens
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]")
@@ -131,7 +131,7 @@ class CtxWordTokenizer(CtxTokenizer):
         Raises:
             CtxError: That tokenizer cannot be opened, or is not one of whole words.
         """
-        static = open_pretrained(AutoTokenizer, source, "the tokenizer of the word vectors")
+        static = load_pretrained(AutoTokenizer, source, "the tokenizer of the word vectors")
         if not isinstance(static, CtxWordTokenizer):
             raise CtxError(f"{type(static).__name__} is no tokenizer of whole words.", location=source)
         return cls(

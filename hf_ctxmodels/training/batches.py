@@ -10,7 +10,7 @@ import torch
 from accelerate import Accelerator
 from torch.utils.data import Dataset
 
-from hf_ctxmodels.core.constants import IGNORED
+from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data import ExampleStream, training_loader
 from hf_ctxmodels.training.arguments import LoopArguments
@@ -170,7 +170,7 @@ def _count_target(batch: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
     if name.endswith("_positions"):  # heads ignore those outside the sequence
         width = batch["input_ids" if "input_ids" in batch else "inputs_embeds"].shape[1]
         return ((target >= 0) & (target < width)).sum()
-    return (target != IGNORED).sum()
+    return (target != IGNORE_INDEX).sum()
 
 
 def _count_tokens(batch: Batch) -> torch.Tensor:

@@ -21,7 +21,7 @@ from hf_ctxmodels.core.config import CtxConfig
 from hf_ctxmodels.core.constants import MULTITASK_MODEL_TYPE
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
-from hf_ctxmodels.core.outputs import TOKENIZER_FILES
+from hf_ctxmodels.core.output_files import TOKENIZER_FILES
 from hf_ctxmodels.core.quantization import is_quantized
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.spec import FamilySpec
@@ -85,7 +85,9 @@ def load_family_config(source: str | Path, changes: Mapping[str, Any] = MappingP
     if any(type(config) is family.config for family in FAMILIES.values()):
         return load_config(source, changes=changes)
     kind = config.model_type
-    families = (each for each in FAMILIES.values() if kind in (each.reference, *each.config.other_references))
+    families = (
+        each for each in FAMILIES.values() if kind in (each.reference, *each.config.extra_reference_model_types)
+    )
     family = next(families, None)
     if family is None:
         raise CtxError(
@@ -168,7 +170,7 @@ def new_config(
             hint=f"use one of {', '.join(family.sizes)}, or a .json file.",
         )
     defaults = family.config()
-    multiple = defaults.vocabulary_multiple  # type: ignore[attr-defined]
+    multiple = defaults.vocab_size_multiple  # type: ignore[attr-defined]
     own = {"vocab_size": -(-len(tokenizer) // multiple) * multiple, "pad_token_id": tokenizer.pad_token_id}
     # where the family's models begin or end texts by them; BERT's tokenizer does so by others
     for name, other in (("bos_token_id", "cls_token_id"), ("eos_token_id", "sep_token_id")):

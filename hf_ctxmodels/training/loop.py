@@ -20,8 +20,8 @@ from torch import nn
 from torch.utils.data import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from hf_ctxmodels.core.console import say
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.screen import say
 from hf_ctxmodels.data import ExampleStream
 from hf_ctxmodels.layers.cpu.allocator import keep_freed_memory
 from hf_ctxmodels.tokenizers.base import remember_tokenizer

@@ -10,9 +10,9 @@ from typing import Any, Protocol
 from accelerate import Accelerator
 from transformers import HfArgumentParser, PreTrainedModel, PreTrainedTokenizerBase
 
+from hf_ctxmodels.core.console import progress_bar, say
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import flag, non_default_fields, refuse_flags
-from hf_ctxmodels.core.screen import progress_bar, say
+from hf_ctxmodels.core.flags import flag, non_default_fields, reject_flag_conflicts
 from hf_ctxmodels.data import DataArguments, ExampleSet, build_training_set
 from hf_ctxmodels.data.examples import Example, ExampleMaker
 from hf_ctxmodels.objectives import Objective
@@ -185,7 +185,7 @@ def make_learning(
             "Below an adapter everything is frozen.",
         ),
     )
-    refuse_flags(rules, "give --model, and one of --train and --adapter.")
+    reject_flag_conflicts(rules, "give --model, and one of --train and --adapter.")
     if part is None:
         model = make_model(family, objective, tokenizer, arguments)
         if adapters is not None:

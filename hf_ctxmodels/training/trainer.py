@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from transformers import Trainer
 
-from hf_ctxmodels.core.screen import say
+from hf_ctxmodels.core.console import say
 from hf_ctxmodels.training.batches import count_targets
 from hf_ctxmodels.training.parallelism import not_in_force
 

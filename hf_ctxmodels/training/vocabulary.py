@@ -58,7 +58,7 @@ def vocabulary_tables(model: PreTrainedModel) -> list[str]:
     if not hasattr(model.config, "vocab_size"):
         return []
     larger = copy.deepcopy(model.config)
-    larger.vocab_size += getattr(larger, "vocabulary_multiple", 1)
+    larger.vocab_size += getattr(larger, "vocab_size_multiple", 1)
     with torch.device("meta"):
         shapes = {name: each.shape for name, each in type(model)(larger).named_parameters(remove_duplicate=False)}
     own = model.named_parameters(remove_duplicate=False)
@@ -189,7 +189,7 @@ def _tables_of_tokens(model: PreTrainedModel) -> list[str]:
 def _config_for(own: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> PreTrainedConfig:
     """A model's configuration with the size and the special ids of a tokenizer."""
     config = copy.deepcopy(own)
-    multiple = getattr(config, "vocabulary_multiple", 1)
+    multiple = getattr(config, "vocab_size_multiple", 1)
     config.vocab_size = -(-len(tokenizer) // multiple) * multiple
     for name, value in vars(own).items():
         if name.endswith(_IDS) and value is not None and getattr(tokenizer, name, None) is not None:

@@ -13,7 +13,7 @@ import transformers
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedConfig
 
 from benchmarks.detection import TokenDetector, best_threshold, f1_of_flags
-from hf_ctxmodels.core.constants import IGNORED
+from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data import ExampleSet
 from hf_ctxmodels.training.arguments import LoopArguments
@@ -135,7 +135,7 @@ def measure_detection(pretrained: Path, flags: Sequence[str]) -> Detection | Non
             corrupted = model(**batch).get("corrupted_ids")
             if corrupted is None:
                 return None
-            original = torch.where(batch["labels"] == IGNORED, batch["input_ids"], batch["labels"])
+            original = torch.where(batch["labels"] == IGNORE_INDEX, batch["input_ids"], batch["labels"])
             inputs = {name: batch[name] for name in ("attention_mask", "token_type_ids") if name in batch}
             scores = model(input_ids=corrupted, **inputs).logits
             tokens = batch["attention_mask"].bool()

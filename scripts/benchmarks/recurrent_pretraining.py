@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from benchmarks.recurrent_cases import Case, Sides
 from benchmarks.recurrent_peers import demo_lengths, pack, random_texts, torch_layers, unpack
-from hf_ctxmodels.heads import IGNORED
+from hf_ctxmodels.heads import IGNORE_INDEX
 from hf_ctxmodels.objectives import DataCollatorForTranslationWithLanguageModels
 from hf_ctxmodels.objectives.sequence_autoencoder import DataCollatorForSequenceAutoencoding
 from hf_ctxmodels.registry import get_family
@@ -69,7 +69,7 @@ def plain_autoencoder(model: Any, texts: list[Tensor]) -> Callable[[], Tensor]:
     lengths = torch.tensor([len(text) for text in texts])
     read = pad_sequence(texts, batch_first=True).to(model.device)
     written = F.pad(read, (1, 0), value=model.config.eos_token_id)
-    targets = pad_sequence([_ended(text, model) for text in texts], batch_first=True, padding_value=IGNORED)
+    targets = pad_sequence([_ended(text, model) for text in texts], batch_first=True, padding_value=IGNORE_INDEX)
     targets = targets.to(model.device)
 
     def loss() -> Tensor:
@@ -103,7 +103,7 @@ def plain_translator(
     lower_decoder, upper_decoder = torch_layers(model.decoder.layers[:cut]), torch_layers(model.decoder.layers[cut:])
     padding = attention_mask == 0
     before = F.pad(labels[:, :-1], (1, 0), value=config.decoder_start_token_id)
-    before = before.where(before != IGNORED, config.pad_token_id)
+    before = before.where(before != IGNORE_INDEX, config.pad_token_id)
 
     def loss() -> Tensor:
         first, first_end = lower(pack(model.encoder.word_embeddings(input_ids), lengths))
@@ -129,4 +129,4 @@ def plain_translator(
 def _loss(states: Tensor, softmax: nn.Linear, targets: Tensor) -> Tensor:
     """Mean cross-entropy in nats, of (rows, steps, hidden) states and (rows, steps) targets."""
     logits = F.linear(states, softmax.weight, softmax.bias)
-    return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE_INDEX)

@@ -20,7 +20,7 @@ from benchmarks.cases import NEW_TOKENS, SEQ2SEQ_CASES, Case
 from benchmarks.encoders import Sides
 from benchmarks.streams import infilling_batches, segment_batches
 from hf_ctxmodels.core.model import CtxPreTrainedModel
-from hf_ctxmodels.heads.base import IGNORED
+from hf_ctxmodels.heads.base import IGNORE_INDEX
 from hf_ctxmodels.registry import FAMILIES
 
 TARGET_SHARES = {"t5": 114 / 512, "bart": 1.0, "mass": 0.5}
@@ -119,7 +119,7 @@ def _encoder_decoder_sides(case: Case, ours: PreTrainedModel, peer: PreTrainedMo
     else:
         targets = (sources * TARGET_SHARES[case.family]).round().long().clamp(min=2)
         written = torch.arange(int(targets.max())) < targets[:, None]
-        batch["labels"] = torch.randint(size // 10, size, written.shape).where(written, IGNORED)
+        batch["labels"] = torch.randint(size // 10, size, written.shape).where(written, IGNORE_INDEX)
         tokens = int(sources.sum() + targets.sum())
         flops = 3 * _encoder_decoder_flops(case, size, sources, targets)
     return Sides(ours, peer, {"ours": batch, "peer": batch}, tokens, flops, compared)

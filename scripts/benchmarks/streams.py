@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_ctxmodels.heads.base import IGNORED
+from hf_ctxmodels.heads.base import IGNORE_INDEX
 from hf_ctxmodels.models.ernie_gen.configuration_ernie_gen import TARGET_SEGMENT
 
 _MASKED_SHARE = 0.15
@@ -35,7 +35,7 @@ def segment_batches(config: Any, lengths: Tensor) -> tuple[Batches, int]:
     types = _SEGMENTS[torch.arange(len(lengths)) % len(_SEGMENTS)].gather(1, halves) * real
     order = torch.rand(real.shape).masked_fill(~real, 2).argsort(1).argsort(1)
     chosen = order < (lengths[:, None] * _MASKED_SHARE).round()
-    batch = {"input_ids": ids, "token_type_ids": types, "labels": ids.where(chosen, IGNORED)}
+    batch = {"input_ids": ids, "token_type_ids": types, "labels": ids.where(chosen, IGNORE_INDEX)}
     before = columns <= columns[:, None]
     seen = torch.isin(types, _SHARED)[:, None] | (torch.isin(types, _AHEAD)[..., None] & before)
     seen = seen | (torch.isin(types, _BACK)[..., None] & before.T)
@@ -59,7 +59,7 @@ def infilling_batches(config: Any, lengths: Tensor) -> tuple[Batches, int]:
     read, written = torch.arange(int(sources.max())) < sources[:, None], steps < targets[:, None]
     source_ids = torch.randint(low, size, read.shape) * read
     target_ids = torch.randint(low, size, written.shape)
-    labels = target_ids.where(written, IGNORED)
+    labels = target_ids.where(written, IGNORE_INDEX)
     spans = (steps // _SPAN).expand_as(labels)
     ours = {"input_ids": source_ids, "attention_mask": read.long(), "labels": labels, "span_ids": spans}
 
@@ -77,7 +77,7 @@ def infilling_batches(config: Any, lengths: Tensor) -> tuple[Batches, int]:
         "attention_mask": _infilling_mask(sources, content, written, spans),
         "token_type_ids": types,
         "position_ids": torch.cat([columns.expand_as(content), places, places], 1),
-        "labels": torch.cat([torch.full_like(of_target, IGNORED), labels, labels], 1),
+        "labels": torch.cat([torch.full_like(of_target, IGNORE_INDEX), labels, labels], 1),
     }
     return {"ours": ours, "peer": peer}, 2 * int(written.sum())
 

@@ -21,14 +21,14 @@ def captum(place: Workplace) -> str:
     def score(ids: Tensor, *others: Tensor) -> Tensor:
         return model(ids, **dict(zip(batch, others, strict=True))).logits[:, 0]
 
-    with hf_ctxmodels.inspecting(model):
+    with hf_ctxmodels.inspection_mode(model):
         explain = LayerIntegratedGradients(score, model.get_input_embeddings())
         others = tuple(batch.values())
         attributions = explain.attribute(ids, baseline, additional_forward_args=others, n_steps=200)
         difference = score(ids, *others) - score(baseline, *others)
     assert difference.abs() > 0.01
     assert_close(attributions.sum((1, 2)).float(), difference.detach(), 0.02)
-    return "within `inspecting(model)`"
+    return "within `inspection_mode(model)`"
 
 
 @check("bertviz", "bertviz")
@@ -37,8 +37,8 @@ def bertviz(place: Workplace) -> str:
     from bertviz import head_view
 
     model, batch = AutoModel.from_pretrained(place.save(AutoModel)).eval(), place.batch(TEXTS[:1])
-    with hf_ctxmodels.inspecting(model), torch.no_grad():
+    with hf_ctxmodels.inspection_mode(model), torch.no_grad():
         attentions = model(**batch, output_attentions=True).attentions
     tokens = place.tokenizer.convert_ids_to_tokens(batch["input_ids"][0])
     assert "svg" in head_view(attentions, tokens, html_action="return").data
-    return "within `inspecting(model)`"
+    return "within `inspection_mode(model)`"

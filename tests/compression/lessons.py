@@ -12,7 +12,7 @@ from hf_ctxmodels import (
     CtxBertForTokenClassification,
 )
 from hf_ctxmodels.compression.distillation import CtxDistilled, DistillationCollator
-from hf_ctxmodels.core.constants import IGNORED
+from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.heads import HeadModel
 
 VOCABULARY = 23
@@ -38,7 +38,7 @@ def tagger(layers: int, seed: int = 0, labels: int = 3, **more: Any) -> Any:
 
 def tags(row: dict[str, Any]) -> Tensor:
     """Classes of the labelled tokens."""
-    return torch.where(row["labels"] == IGNORED, IGNORED, row["labels"] % 3)
+    return torch.where(row["labels"] == IGNORE_INDEX, IGNORE_INDEX, row["labels"] % 3)
 
 
 def features(seed: int = 0) -> list[dict[str, Any]]:
@@ -47,7 +47,7 @@ def features(seed: int = 0) -> list[dict[str, Any]]:
     rows = []
     for number, length in enumerate(LENGTHS):
         ids = torch.randint(5, VOCABULARY, (length,), generator=rng)
-        labels = torch.full((length,), IGNORED)
+        labels = torch.full((length,), IGNORE_INDEX)
         labels[1 : 2 + number % 3] = ids[1 : 2 + number % 3]
         rows.append({"input_ids": ids, "labels": labels, "class": number % 3})
     return rows
@@ -65,7 +65,7 @@ def padded(rows: list[dict[str, Any]], kind: str = "text") -> dict[str, Tensor]:
 
     ones = [{"mask": torch.ones_like(row["input_ids"]), **row} for row in rows]
     mask = torch.stack([torch.nn.functional.pad(row["mask"], (0, width - len(row["mask"]))) for row in ones])
-    labels = torch.tensor([row["class"] for row in rows]) if kind == "rows" else pad("labels", IGNORED)
+    labels = torch.tensor([row["class"] for row in rows]) if kind == "rows" else pad("labels", IGNORE_INDEX)
     return {"input_ids": pad("input_ids", 0), "attention_mask": mask, "labels": labels}
 
 

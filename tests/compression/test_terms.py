@@ -27,7 +27,7 @@ from hf_ctxmodels.compression.distillation import (
 )
 from hf_ctxmodels.compression.distillation.layer_maps import layer_pairs
 from hf_ctxmodels.compression.distillation.terms import Term
-from hf_ctxmodels.core.constants import IGNORED
+from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.layers.lm_loss import chunked
 from hf_ctxmodels.layers.lm_loss.chunked import VocabularyScores
@@ -108,10 +108,10 @@ class Loops:
         logits = output.logits
         if logits.dim() == 2:
             return logits
-        return logits[0] if logits.shape[-1] == VOCABULARY else logits[0][row["labels"] != IGNORED]
+        return logits[0] if logits.shape[-1] == VOCABULARY else logits[0][row["labels"] != IGNORE_INDEX]
 
     def soft_targets(self, own: Any, other: Any, row: Any) -> Any:
-        where = row["labels"] != IGNORED if self.term.masked_only else slice(None)  # of text alone
+        where = row["labels"] != IGNORE_INDEX if self.term.masked_only else slice(None)  # of text alone
         return divergence(self.predicted(own, row)[where], self.predicted(other, row)[where], self.term.temperature)
 
     def hard_targets(self, own: Any, other: Any, row: Any) -> Any:
@@ -167,7 +167,7 @@ KINDS = [(new_model, "text", ON_TEXT), (classifier, "rows", ON_ROWS), (tagger, "
 
 def test_each_term_and_its_gradients_are_those_of_plain_loops(subtests):
     rows = features()
-    rows[0]["labels"][:] = IGNORED
+    rows[0]["labels"][:] = IGNORE_INDEX
     rows[0]["labels"][2] = rows[0]["input_ids"][2]
     for make, kind, terms in KINDS:
         for term in terms:

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 from zoo import BASES, HEADS, Case, assert_close, make_batch, make_targets, objective
 
-from hf_ctxmodels import CtxBertModel, CtxBertTokenizer, CtxError, inspecting
+from hf_ctxmodels import CtxBertModel, CtxBertTokenizer, CtxError, inspection_mode
 from hf_ctxmodels.architectures.query_generation import QueryForConditionalGeneration
 from hf_ctxmodels.core.config import CtxTransformerConfig
 from hf_ctxmodels.registry import FAMILIES
@@ -38,7 +38,7 @@ def test_hooks_see_padded_rows_and_gradients_reach_them() -> None:
         model(**batch)
         assert seen.pop() != rows, f"{case}: padded without being asked for"
         seen.clear()
-        with inspecting(model):
+        with inspection_mode(model):
             outputs = model(**batch, output_hidden_states=True, output_attentions=True)
             assert seen == [rows] * len(seen), f"{case}: {seen}"
             decoder = "decoder_" if "decoder_hidden_states" in outputs else ""
@@ -66,14 +66,14 @@ def test_all_is_as_before_also_after_an_error() -> None:
         assert [config._attn_implementation for config in configs] == ["eager", "eager"]
         raise ZeroDivisionError
 
-    with pytest.raises(ZeroDivisionError), inspecting(torch.nn.Sequential(joint)):
+    with pytest.raises(ZeroDivisionError), inspection_mode(torch.nn.Sequential(joint)):
         fail()
     assert [[getattr(config, name) for name in SETTINGS] for config in configs] == before
     assert not joint._forward_hooks
     case = Case(FAMILIES["elmo"], "AutoModel")
-    with inspecting(model := case.model()), pytest.raises(CtxError, match="no attention weights"):
+    with inspection_mode(model := case.model()), pytest.raises(CtxError, match="no attention weights"):
         model(**make_batch(case), output_attentions=True)
-    with pytest.raises(CtxError, match="no model of this package"), inspecting(torch.nn.Linear(1, 1)):
+    with pytest.raises(CtxError, match="no model of this package"), inspection_mode(torch.nn.Linear(1, 1)):
         pass
 
 

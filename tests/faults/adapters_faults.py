@@ -115,7 +115,7 @@ ADAPTERS_FAULTS = [
     Fault(
         "the screen says that adapters are left out which are added",
         "hf_ctxmodels/core/model.py",
-        "if names and not (adapters_follow() and",
+        "if names and not (is_adapter_notice_suppressed() and",
         "if names and not (False and",
         _FAMILIES,
         "one_line",

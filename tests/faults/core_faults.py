@@ -116,7 +116,7 @@ CORE_FAULTS = [
     ),
     Fault(
         "a model stays as explainers had it",
-        "hf_ctxmodels/core/inspecting.py",
+        "hf_ctxmodels/core/model_modes.py",
         "_set(config, values)",
         "_set(config, {})",
         ("tests/ecosystem/test_inspecting.py",),

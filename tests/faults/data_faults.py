@@ -89,7 +89,7 @@ DATA_FAULTS = [
     Fault(
         "the previous word of a sentence's first is a target",
         "hf_ctxmodels/objectives/bidirectional_lm.py",
-        "np.where(row[:-1] == ends, IGNORED, row[:-1])",
+        "np.where(row[:-1] == ends, IGNORE_INDEX, row[:-1])",
         "row[:-1]",
         ("tests/objectives/test_bidirectional_lm.py",),
     ),
@@ -153,7 +153,7 @@ DATA_FAULTS = [
     Fault(
         "padding is a target",
         "hf_ctxmodels/objectives/masked_lm.py",
-        '"labels": padder.pad(labels, IGNORED),',
+        '"labels": padder.pad(labels, IGNORE_INDEX),',
         '"labels": padder.pad(labels, self.tokenizer.pad_token_id),',
         ("tests/objectives/test_masking.py", "tests/objectives/test_masked_lm.py"),
     ),
@@ -175,7 +175,7 @@ DATA_FAULTS = [
     Fault(
         "the discriminator judges padding",
         "hf_ctxmodels/objectives/replaced_token.py",
-        'originals.masked_fill(batch["attention_mask"] == 0, IGNORED)',
+        'originals.masked_fill(batch["attention_mask"] == 0, IGNORE_INDEX)',
         "originals",
         ("tests/objectives/test_replaced_token_detection.py",),
     ),
@@ -227,7 +227,7 @@ DATA_FAULTS = [
     Fault(
         "padding between two parts is a target",
         "hf_ctxmodels/objectives/news_fields.py",
-        "targets[targets == self.tokenizer.pad_token_id] = IGNORED",
+        "targets[targets == self.tokenizer.pad_token_id] = IGNORE_INDEX",
         "pass",
         ("tests/objectives/test_news_fields.py",),
         "padding",

@@ -138,8 +138,8 @@ ERNIE_FAULTS = [
     Fault(
         "a task of tokens reads the states of all targets",
         "hf_ctxmodels/heads/pretraining.py",
-        "states = states[(own != IGNORED)[output_mask]]",
-        "states = states[: int((own != IGNORED).sum())]",
+        "states = states[(own != IGNORE_INDEX)[output_mask]]",
+        "states = states[: int((own != IGNORE_INDEX).sum())]",
         _MODEL,
         "plain_sum",
     ),

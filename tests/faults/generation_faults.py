@@ -107,7 +107,7 @@ GENERATION_FAULTS = [
     Fault(
         "padding of targets is learned",
         "hf_ctxmodels/data/padding.py",
-        ".pad(targets, IGNORED)",
+        ".pad(targets, IGNORE_INDEX)",
         ".pad(targets, 0)",
         _TASK,
         "padded",

@@ -14,7 +14,7 @@ GPT_FAULTS = [
     Fault(
         "the auxiliary loss predicts padding",
         "hf_ctxmodels/heads/auxiliary_lm.py",
-        "ids if mask is None else ids.masked_fill(mask == 0, IGNORED)",
+        "ids if mask is None else ids.masked_fill(mask == 0, IGNORE_INDEX)",
         "ids",
         ("tests/models/test_gpt.py",),
         "mean_over_rows and gpt2",

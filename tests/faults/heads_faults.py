@@ -6,7 +6,7 @@ HEADS_FAULTS = [
     Fault(
         "ignored targets are counted",
         "hf_ctxmodels/heads/base.py",
-        "count = (targets != IGNORED).sum().clamp(min=1) if",
+        "count = (targets != IGNORE_INDEX).sum().clamp(min=1) if",
         "count = torch.as_tensor(targets.numel()) if",
         ("tests/models/test_common_training.py",),
         "bert and full_logits",
@@ -45,7 +45,7 @@ HEADS_FAULTS = [
     Fault(
         "each word is its own target",
         "hf_ctxmodels/heads/causal_lm.py",
-        "shifted = F.pad(labels[:, 1:], (0, 1), value=IGNORED)",
+        "shifted = F.pad(labels[:, 1:], (0, 1), value=IGNORE_INDEX)",
         "shifted = labels",
         ("tests/models/test_lstm_language_model.py",),
         "labels or target",
@@ -53,8 +53,8 @@ HEADS_FAULTS = [
     Fault(
         "the last word of a text predicts the first of the next",
         "hf_ctxmodels/heads/causal_lm.py",
-        "shifted.masked_fill(ends | (sequence_ids == 0), IGNORED)",
-        "shifted.masked_fill(sequence_ids == 0, IGNORED)",
+        "shifted.masked_fill(ends | (sequence_ids == 0), IGNORE_INDEX)",
+        "shifted.masked_fill(sequence_ids == 0, IGNORE_INDEX)",
         ("tests/models/test_lstm_language_model.py",),
         "labels or target",
     ),

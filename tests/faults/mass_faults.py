@@ -70,8 +70,8 @@ MASS_FAULTS = [
     Fault(
         "the decoder of a translation is given masked targets as labels",
         "hf_ctxmodels/objectives/masked_translation.py",
-        '"labels": steps.pad(labels, IGNORED),',
-        '"labels": steps.pad([np.append(self.given(each)[1:], 1) for each in features], IGNORED),',
+        '"labels": steps.pad(labels, IGNORE_INDEX),',
+        '"labels": steps.pad([np.append(self.given(each)[1:], 1) for each in features], IGNORE_INDEX),',
         ("tests/objectives/test_masked_segment.py",),
         "masked_translation",
     ),

@@ -13,7 +13,7 @@ from zoo import Case, main_head, tiny_config
 
 from hf_ctxmodels import CtxBertConfig
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.opening import open_pretrained
+from hf_ctxmodels.core.loading import load_pretrained
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.spec import FamilySpec
 from hf_ctxmodels.training.loading import load_config, load_config_file, load_model, make_config
@@ -64,7 +64,7 @@ def test_values_that_no_model_has(family: FamilySpec, tmp_path: Path) -> None:
     for name, value in tried:
         changed = fields | {name: value}
         (tmp_path / "config.json").write_text(json.dumps(changed))
-        for read in (load_config, lambda folder: open_pretrained(transformers.AutoConfig, folder, "it")):
+        for read in (load_config, lambda folder: load_pretrained(transformers.AutoConfig, folder, "it")):
             with pytest.raises(CtxError, match=name):
                 read(tmp_path)
         with pytest.raises(CtxError, match=name):

@@ -10,7 +10,7 @@ from transformers import AutoModel
 from zoo import main_head
 
 from hf_ctxmodels import CtxBertConfig, CtxBertForMaskedLM, CtxBertTokenizer
-from hf_ctxmodels.core.stub import stub_of
+from hf_ctxmodels.core.remote_code import get_remote_code_stub
 from hf_ctxmodels.registry import FAMILIES
 
 # transformers is imported once; every directory is opened by a process of its own, forked from this one.
@@ -83,4 +83,4 @@ def test_a_class_that_is_registered_by_nobody_has_none(tmp_path: Path) -> None:
 
     OwnConfig(vocab_size=50).save_pretrained(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"config.json"}
-    assert stub_of(OwnConfig(vocab_size=50)) is None
+    assert get_remote_code_stub(OwnConfig(vocab_size=50)) is None

@@ -88,7 +88,7 @@ class TestConfig:
         assert again.hidden_size == config.hidden_size
         assert "'hiden_size' beside 'hidden_size'" in caplog.text
 
-    @pytest.mark.parametrize("name", ["to_dict", "task_size", "from_pretrained"])
+    @pytest.mark.parametrize("name", ["to_dict", "head_input_size", "from_pretrained"])
     def test_file_cannot_replace_a_method(self, name: str, tmp_path: Path) -> None:
         family = next(iter(FAMILIES.values()))
         tiny_config(family).save_pretrained(tmp_path)

@@ -100,7 +100,7 @@ class TestOpening:
             config = base.family.config.from_pretrained(exports / str(base) / "reference")
         assert (shown.out, config.model_type) == ("", base.family.config.model_type)
         ours = config.to_dict()
-        own = ("model_type", "architectures", "dtype", "transformers_version", *config.own_fields)
+        own = ("model_type", "architectures", "dtype", "transformers_version", *config.non_reference_fields)
         shared = {name: base.config().reference_name(name) for name in ours.keys() - set(own)}
         shared = {name: other for name, other in shared.items() if other in reference}
         assert {"vocab_size", "hidden_size", "num_hidden_layers"} <= shared.keys()
@@ -182,7 +182,7 @@ class TestExport:
         """The reference's own, and one that was changed."""
         found = self._found(base, exports)["config"]
         expected = base.reference_config(architectures=[base.reference_class.__name__]).to_dict()
-        own = {"_name_or_path", "dtype", "transformers_version", *base.family.config.own_fields}
+        own = {"_name_or_path", "dtype", "transformers_version", *base.family.config.non_reference_fields}
         for name in expected.keys() - own:
             assert json.loads(json.dumps(found[name])) == json.loads(json.dumps(expected[name])), name
         changes: dict[str, Any] = {
@@ -193,7 +193,9 @@ class TestExport:
             "id2label": {number: f"kind {number}" for number in range(base.num_labels)},
             "label2id": {f"kind {number}": number for number in range(base.num_labels)},
         }
-        changes = {name: value for name, value in changes.items() if name not in base.family.config.own_fields}
+        changes = {
+            name: value for name, value in changes.items() if name not in base.family.config.non_reference_fields
+        }
         model = base.model(unpad=False, **changes)
         model.export_reference(tmp_path)
         written = json.loads((tmp_path / "config.json").read_text())

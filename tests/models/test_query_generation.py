@@ -243,7 +243,7 @@ def test_source_and_target_share_the_positions() -> None:
     """The evaluated loss needs no positions of padding; `generate_texts` says before it writes what is too long."""
     words = ["a", "cat", "sat", "dogs", "ran", "home"]
     for case in CASES:
-        limit = case.config(max_position_embeddings=32).longest_source_and_target
+        limit = case.config(max_position_embeddings=32).max_source_target_length
         labels = torch.full((2, 12), -100)
         labels[0, : limit - 28], labels[1] = 7, 9
         ids = torch.full((2, 28), 8)

@@ -86,8 +86,8 @@ def test_bad_input(opened: Opened) -> None:
 def test_sentence_encoders_encode(family: FamilySpec, tmp_path: Path) -> None:
     model, tokenizer, folder = save(family, tmp_path)
     got = model.encode(TEXTS, tokenizer)
-    assert got.shape == (len(TEXTS), model.config.pooled_size)
-    assert model.encode([], tokenizer).shape == (0, model.config.pooled_size)
+    assert got.shape == (len(TEXTS), model.config.pooler_size)
+    assert model.encode([], tokenizer).shape == (0, model.config.pooler_size)
     again = AutoModel.from_pretrained(folder)
     torch.testing.assert_close(again.encode(TEXTS, batch_size=3), got, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(again.encode(TEXTS, normalize=True).norm(dim=1), torch.ones(len(TEXTS)))

@@ -13,7 +13,7 @@ from torch import Tensor
 from zoo import Case, assert_close, assert_same_gradients, assert_same_outputs, by_path, gradients, make_batch
 
 from hf_ctxmodels import CtxError, CtxXLMConfig, CtxXLMForCausalLM, CtxXLMForMaskedLM, CtxXLMModel
-from hf_ctxmodels.inference import generate_texts, written_texts
+from hf_ctxmodels.inference import decode_generated, generate_texts
 from hf_ctxmodels.registry import FAMILIES
 
 SPEC = FAMILIES["xlm"]
@@ -154,7 +154,7 @@ def test_generation_in_a_language() -> None:
     for name, number in model.config.lang2id.items():
         written = model.generate(prompt, langs=torch.full_like(prompt, number), **options)[0, prompt.shape[1] :]
         told = {"max_new_tokens": 6, "eos_token_id": None, "language": name}
-        assert generate_texts(model, words, ["wa wd", "wa"], **told)[0] == written_texts(words, [written])[0]
+        assert generate_texts(model, words, ["wa wd", "wa"], **told)[0] == decode_generated(words, [written])[0]
     with pytest.raises(CtxError, match=r"(?s)language of texts that are \w+ is missing.*one of fr, en, de"):
         generate_texts(model, words, ["wa"])
 

@@ -20,7 +20,7 @@ from hf_ctxmodels.data import (
     load_documents,
 )
 from hf_ctxmodels.objectives import ContinualTasks
-from hf_ctxmodels.objectives.common.masking import IGNORED
+from hf_ctxmodels.objectives.common.masking import IGNORE_INDEX
 from hf_ctxmodels.objectives.continual.schedule import parse_schedule
 from hf_ctxmodels.objectives.continual_tasks import TASKS
 
@@ -46,12 +46,12 @@ def test_capitals_are_those_of_the_text():
         for character in [written] if written.isascii() or written[0] not in "日" else written:
             pieces = tokenizer(character, add_special_tokens=False).input_ids
             first = character[0]
-            target = 1 if first.isupper() else 0 if first.islower() else IGNORED
+            target = 1 if first.isupper() else 0 if first.islower() else IGNORE_INDEX
             expected += [target] * len(pieces)
     _, rows = rows_of(tokenizer, [sentences], "capitalization", max_length=512)
     assert len(rows) == 1
-    assert rows[0]["token_targets"].tolist() == [IGNORED, *expected, IGNORED]
-    assert {0, 1, IGNORED} == set(expected)
+    assert rows[0]["token_targets"].tolist() == [IGNORE_INDEX, *expected, IGNORE_INDEX]
+    assert {0, 1, IGNORE_INDEX} == set(expected)
     assert any(target == 1 and first == 1 for target, first in pairwise(expected)), "also in later pieces"
     cased = CtxErnieTokenizer.train(["A a B b"], 30, do_lower_case=False, min_frequency=1)
     with pytest.raises(CtxError, match="keeps capitals"):
@@ -76,7 +76,7 @@ def test_tokens_that_are_elsewhere_in_their_document(tokenizer):
             assert len(segment) <= min(14, len(text) // 2)
             others = text[:done] + text[done + len(segment) :]
             expected = [int(token in others) for token in segment]
-            assert row["token_targets"].tolist() == [IGNORED, *expected, IGNORED]
+            assert row["token_targets"].tolist() == [IGNORE_INDEX, *expected, IGNORE_INDEX]
             seen.update(expected)
             done, place = done + len(segment), place + 1
     assert place == len(rows)
@@ -174,12 +174,12 @@ def test_batches_of_several_tasks(tokenizer, documents):
     for number, row in enumerate(rows):
         task = list(TASKS)[row["task"]]
         there = batch["attention_mask"][number] == 1
-        original = batch["input_ids"][number].where(batch["labels"][number] == IGNORED, batch["labels"][number])
+        original = batch["input_ids"][number].where(batch["labels"][number] == IGNORE_INDEX, batch["labels"][number])
         assert original[there].tolist() == row["input_ids"].tolist()
-        assert bool((batch["labels"][number] != IGNORED).any()) == (task == "knowledge_masking")
+        assert bool((batch["labels"][number] != IGNORE_INDEX).any()) == (task == "knowledge_masking")
         assert set(batch["task_type_ids"][number, there].tolist()) == {TASKS[task].kind}
         for name in objective.config_fields["pretraining_tasks"]:
-            assert int(batch[f"{name}_labels"][number]) == (row["target"] if name == task else IGNORED)
+            assert int(batch[f"{name}_labels"][number]) == (row["target"] if name == task else IGNORE_INDEX)
     later = objective.collate([{**row, "example_index": i, "epoch": 1} for i, row in enumerate(rows)])
     assert not torch.equal(later["labels"], batch["labels"])
     rates = objective.rates(objective.count(batch))

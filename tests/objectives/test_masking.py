@@ -15,7 +15,7 @@ from hf_ctxmodels.data.seeding import Stream, generator
 from hf_ctxmodels.data.training_set import build_training_set
 from hf_ctxmodels.models.bert.tokenization_bert import CtxBertTokenizer
 from hf_ctxmodels.objectives import DataCollatorForMaskedLanguageModeling, MaskedLM, MaskingRule, TokenMasker
-from hf_ctxmodels.objectives.common.masking import IGNORED, masking_rates
+from hf_ctxmodels.objectives.common.masking import IGNORE_INDEX, masking_rates
 
 FIRST_WORD = 5  # the special tokens come first
 
@@ -37,7 +37,7 @@ def test_the_number_of_predictions_is_the_rounded_share_within_its_bounds(tokeni
     masker = TokenMasker(tokenizer, MaskingRule(probability, max_predictions=limit))
     ids = features_of([words])[0]["input_ids"]
     corrupted, labels = masker.mask(ids, None, generator(seed, 0, 0))
-    selected = labels != IGNORED
+    selected = labels != IGNORE_INDEX
     expected = min(max(1, round(words * probability)), limit or words) if words else 0
     assert selected.sum() == expected
     assert (labels[selected] == ids[selected]).all()
@@ -52,7 +52,7 @@ def test_selected_tokens_meet_their_fates_in_the_shares_asked_for(tokenizer, mas
     for index in range(400):
         ids = np.random.default_rng(index).integers(FIRST_WORD, 3000, size=200)
         corrupted, labels = masker.mask(ids, None, generator(1, 0, index))
-        replaced = corrupted[(labels != IGNORED) & (corrupted != tokenizer.mask_token_id)]
+        replaced = corrupted[(labels != IGNORE_INDEX) & (corrupted != tokenizer.mask_token_id)]
         assert not np.isin(replaced, tokenizer.all_special_ids).any(), "a special token was drawn as a replacement"
         counts.update(masker.count({"input_ids": torch.tensor(corrupted)[None], "labels": torch.tensor(labels)[None]}))
     rates = masking_rates(counts)
@@ -71,8 +71,8 @@ def test_every_position_and_every_word_is_equally_likely(tokenizer):
     selected, drawn = np.zeros(50), []
     for epoch in range(2000):
         corrupted, labels = masker.mask(ids, None, generator(0, epoch, 0))
-        selected += labels != IGNORED
-        drawn.append(corrupted[labels != IGNORED])
+        selected += labels != IGNORE_INDEX
+        drawn.append(corrupted[labels != IGNORE_INDEX])
     assert np.abs(selected - 400).max() < 5 * (2000 * 0.2 * 0.8) ** 0.5
     drawn = np.concatenate(drawn)
     assert drawn.mean() == pytest.approx(masker.non_special.ids.mean(), rel=0.03)
@@ -91,7 +91,7 @@ def test_whole_words_are_selected_whole(tokenizer, lengths, probability, limit, 
     words = np.concatenate([[-1], np.repeat(np.arange(len(lengths)), lengths), [-1]])
     ids = np.concatenate([[2], np.full(sum(lengths), 9), [3]])
     _, labels = TokenMasker(tokenizer, rule).mask(ids, words, generator(seed, 0, 0))
-    selected = labels != IGNORED
+    selected = labels != IGNORE_INDEX
     taken = [(selected & (words == number)).sum() for number in range(len(lengths))]
     budget = rule.budget(sum(lengths))
     assert selected.sum() >= 1
@@ -111,7 +111,7 @@ def test_whole_words_reach_the_share_of_tokens(tokenizer):
     lengths = [1, 1, 2, 1, 3, 1, 1, 2] * 10
     words = np.repeat(np.arange(len(lengths)), lengths)
     ids = np.full(len(words), 9)
-    counts = [(masker.mask(ids, words, generator(0, epoch, 0))[1] != IGNORED).sum() for epoch in range(200)]
+    counts = [(masker.mask(ids, words, generator(0, epoch, 0))[1] != IGNORE_INDEX).sum() for epoch in range(200)]
     assert set(counts) == {rule.budget(len(ids))}, "single-token words fill up what longer ones leave"
 
 
@@ -120,7 +120,7 @@ def test_words_of_two_segments_with_one_number_stay_two_words(tokenizer):
     ids = np.array([2, 9, 3, 10, 3])
     rule = MaskingRule(0.5, whole_word=True)
     _, labels = TokenMasker(tokenizer, rule).mask(ids, words, generator(3, 0, 0))
-    assert (labels != IGNORED).sum() == 1
+    assert (labels != IGNORE_INDEX).sum() == 1
 
 
 @settings(max_examples=40)
@@ -172,7 +172,7 @@ def test_rows_are_padded_on_the_tokenizers_side(tokenizer, side, multiple):
         feature["token_type_ids"] = np.ones(len(feature["input_ids"]), dtype=np.uint8)
     batch = DataCollatorForMaskedLanguageModeling(padded, pad_to_multiple_of=multiple)(features)
     width = 12 if multiple is None else 16
-    for name, padding in (("input_ids", 0), ("attention_mask", 0), ("labels", IGNORED), ("token_type_ids", 0)):
+    for name, padding in (("input_ids", 0), ("attention_mask", 0), ("labels", IGNORE_INDEX), ("token_type_ids", 0)):
         assert batch[name].shape == (3, width)
         assert batch[name].dtype == torch.int64
         for row, feature in enumerate(features):
@@ -180,7 +180,7 @@ def test_rows_are_padded_on_the_tokenizers_side(tokenizer, side, multiple):
             outside = batch[name][row, length:] if side == "right" else batch[name][row, : width - length]
             assert (outside == padding).all()
     assert batch["attention_mask"].sum(1).tolist() == [5, 12, 3]
-    original = torch.where(batch["labels"] == IGNORED, batch["input_ids"], batch["labels"])
+    original = torch.where(batch["labels"] == IGNORE_INDEX, batch["input_ids"], batch["labels"])
     for row, feature in enumerate(features):
         assert original[row][batch["attention_mask"][row].bool()].tolist() == feature["input_ids"].tolist()
 
@@ -189,7 +189,7 @@ def test_features_that_are_padded_already_keep_their_attention_mask(tokenizer):
     feature = {"input_ids": [2, 9, 3, 0, 0], "attention_mask": [1, 1, 1, 0, 0], "example_index": 0, "epoch": 0}
     batch = DataCollatorForMaskedLanguageModeling(tokenizer)([feature])
     assert batch["attention_mask"].tolist() == [[1, 1, 1, 0, 0]]
-    assert batch["labels"].tolist() == [[IGNORED, 9, IGNORED, IGNORED, IGNORED]]
+    assert batch["labels"].tolist() == [[IGNORE_INDEX, 9, IGNORE_INDEX, IGNORE_INDEX, IGNORE_INDEX]]
 
 
 @pytest.mark.parametrize("missing", ["example_index", "epoch"])
@@ -275,7 +275,9 @@ def test_rare_tokens_are_predicted_more_often(tokenizer):
         for place in order:
             expected[place] += chance
     draws = 4000
-    selected = sum((masker.mask(ids, None, generator(0, 0, row))[1] != IGNORED).astype(int) for row in range(draws))
+    selected = sum(
+        (masker.mask(ids, None, generator(0, 0, row))[1] != IGNORE_INDEX).astype(int) for row in range(draws)
+    )
     assert selected[[0, 7]].sum() == 0
     assert selected.sum() == 3 * draws
     for place, share in expected.items():

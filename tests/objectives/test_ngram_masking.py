@@ -11,7 +11,7 @@ from hf_ctxmodels.data.seeding import generator
 from hf_ctxmodels.models.albert.tokenization_albert import CtxAlbertTokenizer
 from hf_ctxmodels.models.xlnet.tokenization_xlnet import CtxXLNetTokenizer
 from hf_ctxmodels.objectives import DataCollatorForMaskedLanguageModeling, MaskedLM, MaskingRule, TokenMasker
-from hf_ctxmodels.objectives.common.masking import IGNORED, masking_rates
+from hf_ctxmodels.objectives.common.masking import IGNORE_INDEX, masking_rates
 
 SHARES = np.array([6, 3, 2]) / 11
 
@@ -38,7 +38,7 @@ def test_runs_in_a_row_have_the_lengths_drawn(tokenizer):
     lengths = []
     for epoch in range(100):
         _, labels = masker.mask(ids, words, generator(0, epoch, 0))
-        lengths += runs_of(labels != IGNORED).tolist()
+        lengths += runs_of(labels != IGNORE_INDEX).tolist()
     shares = np.bincount(lengths, minlength=4)[1:4] / len(lengths)
     assert np.abs(shares - SHARES).max() < 0.04
     assert np.mean(np.array(lengths) > 3) < 0.03, "only where two runs meet"
@@ -60,7 +60,7 @@ def test_whole_words_within_the_budget_and_never_special_tokens(
     ids = np.where(np.isin(words, list(special)), tokenizer.sep_token_id, 9)
     rule = MaskingRule(probability, whole_word=True, ngram=ngram, max_predictions=limit)
     _, labels = TokenMasker(tokenizer, rule).mask(ids, words, generator(seed, 0, 0))
-    selected = labels != IGNORED
+    selected = labels != IGNORE_INDEX
     assert not selected[ids == tokenizer.sep_token_id].any()
     non_special = [length for word, length in enumerate(lengths) if word not in special]
     budget = rule.budget(sum(non_special))
@@ -79,7 +79,7 @@ def test_a_run_does_not_jump_over_a_special_token(tokenizer):
     masker = TokenMasker(tokenizer, MaskingRule(0.1, ngram=3))
     pairs = 0
     for epoch in range(100):
-        selected = masker.mask(ids, np.arange(400), generator(0, epoch, 0))[1][1::2] != IGNORED
+        selected = masker.mask(ids, np.arange(400), generator(0, epoch, 0))[1][1::2] != IGNORE_INDEX
         assert selected.sum() == 20
         pairs += (selected[1:] & selected[:-1]).sum()
     expected = 100 * 199 * (20 / 200) * (19 / 199)  # as if words were selected one by one
@@ -89,11 +89,11 @@ def test_a_run_does_not_jump_over_a_special_token(tokenizer):
 def test_the_share_is_met_and_the_runs_are_reported(tokenizer):
     masker = TokenMasker(tokenizer, MaskingRule(0.15, ngram=3, max_predictions=20))
     rows = [masker.mask(np.full(length, 9), np.arange(length), generator(0, 0, length)) for length in (100, 120, 500)]
-    assert [(labels != IGNORED).sum() for _, labels in rows] == [15, 18, 20]
+    assert [(labels != IGNORE_INDEX).sum() for _, labels in rows] == [15, 18, 20]
     ids, labels = (torch.from_numpy(column)[None] for column in rows[0])
     rates = masking_rates(masker.count({"input_ids": ids, "labels": labels}))
     assert rates["selected_share"] == 0.15
-    assert rates["selected_run_length"] == pytest.approx(runs_of(labels[0] != IGNORED).mean())
+    assert rates["selected_run_length"] == pytest.approx(runs_of(labels[0] != IGNORE_INDEX).mean())
 
 
 @pytest.mark.parametrize("family", [CtxAlbertTokenizer, CtxXLNetTokenizer])
@@ -103,7 +103,7 @@ def test_words_of_a_sentencepiece_tokenizer_are_masked_whole(family):
     objective = MaskedLM(tokenizer, max_length=128, seed=0, ngram=3, mask_share=0.0, random_share=0.0)
     rows = [{**row, "example_index": i, "epoch": 0} for i, row in enumerate(objective.examples(text))]
     batch = objective.collate(rows)
-    selected = batch["labels"] != IGNORED
+    selected = batch["labels"] != IGNORE_INDEX
     begins = torch.tensor([token.startswith("▁") for token in tokenizer.convert_ids_to_tokens(range(len(tokenizer)))])
     non_special = torch.isin(batch["input_ids"], torch.tensor(tokenizer.all_special_ids), invert=True)
     inside = non_special[:, 1:] & ~begins[batch["input_ids"][:, 1:]]

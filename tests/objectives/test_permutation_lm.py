@@ -17,7 +17,7 @@ from hf_ctxmodels.objectives import (
     expand_permutation,
     permutation_lm,
 )
-from hf_ctxmodels.objectives.common.masking import IGNORED
+from hf_ctxmodels.objectives.common.masking import IGNORE_INDEX
 
 FIRST_WORD, SEP, CLS, EOD = 9, 4, 3, 7
 lengths_of_rows = st.lists(st.integers(1, 60), min_size=1, max_size=5)
@@ -66,7 +66,7 @@ def test_targets_and_ranks(trailing_tokenizer, lengths, chosen):
     features = features_of(lengths)
     batch = DataCollatorForPermutationLanguageModeling(trailing_tokenizer, **chosen)(features)
     assert {value.dtype for value in batch.values()} == {torch.int64}
-    assert ((batch["labels"] == IGNORED) == (batch["target_positions"] == -1)).all()
+    assert ((batch["labels"] == IGNORE_INDEX) == (batch["target_positions"] == -1)).all()
     for row, (feature, (order, targets, labels)) in enumerate(zip(features, unpadded(batch), strict=True)):
         ids = feature["input_ids"]
         there = batch["attention_mask"][row].bool()
@@ -173,7 +173,7 @@ def test_one_token_in_six_is_predicted_and_spans_are_as_long_as_drawn(trailing_t
     batch = objective.collate([{**row, "example_index": index, "epoch": 0} for index, row in enumerate(rows)])
     rates = objective.rates(objective.count(batch))
     assert rates["selected_share"] == pytest.approx(1 / 6, rel=0.03)
-    assert rates["predictions_per_row"] == pytest.approx((batch["labels"] != IGNORED).sum() / len(rows))
+    assert rates["predictions_per_row"] == pytest.approx((batch["labels"] != IGNORE_INDEX).sum() / len(rows))
     assert rates["tokens_per_span"] == pytest.approx(5 / (1 + 1 / 2 + 1 / 3 + 1 / 4 + 1 / 5), rel=0.07)
 
 
@@ -388,7 +388,7 @@ def test_a_row_of_special_tokens_alone_has_no_target(trailing_tokenizer):
     feature = {"input_ids": [EOD, SEP, CLS], "example_index": 0, "epoch": 0}
     batch = DataCollatorForPermutationLanguageModeling(trailing_tokenizer)([feature])
     assert batch["target_positions"].tolist() == [[-1]]
-    assert batch["labels"].tolist() == [[IGNORED]]
+    assert batch["labels"].tolist() == [[IGNORE_INDEX]]
     assert batch["permutation_order"].tolist() == [[-1, -1, -1]]
 
 

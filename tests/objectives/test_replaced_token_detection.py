@@ -6,7 +6,7 @@ from numbered_text import numbered_documents
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.objectives import DataCollatorForReplacedTokenDetection, ReplacedTokenDetection
-from hf_ctxmodels.objectives.replaced_token import IGNORED
+from hf_ctxmodels.objectives.replaced_token import IGNORE_INDEX
 
 
 def rows_of(tokenizer, shape, max_length=32, **options):
@@ -55,8 +55,8 @@ def test_batches_hold_what_the_pair_needs(tokenizer):
     tokens = batch["attention_mask"].bool()
     for number, row in enumerate(rows):
         assert batch["token_labels"][number][tokens[number]].tolist() == row["input_ids"].tolist()
-    assert (batch["token_labels"][~tokens] == IGNORED).all()
-    masked = batch["labels"] != IGNORED
+    assert (batch["token_labels"][~tokens] == IGNORE_INDEX).all()
+    masked = batch["labels"] != IGNORE_INDEX
     assert torch.equal(batch["labels"][masked], batch["token_labels"][masked])
     assert batch["sampling_seed"].shape == (3,)
     assert batch["sampling_seed"].dtype is torch.int64

@@ -12,7 +12,7 @@ from transformers import AlbertConfig, AlbertForPreTraining
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.objectives import DataCollatorForSentenceOrderPrediction, MaskedLMWithSentenceOrder
-from hf_ctxmodels.objectives.common.masking import IGNORED
+from hf_ctxmodels.objectives.common.masking import IGNORE_INDEX
 from hf_ctxmodels.objectives.common.segments import sentence_chunks
 from hf_ctxmodels.objectives.sentence_order import IN_ORDER, ONE_SEGMENT, SWAPPED
 
@@ -61,7 +61,7 @@ def test_segments_are_neighbours_of_one_document(tokenizer, shape, max_length, s
         used.update(segments[0].tolist())
         homes = [home[int(segment[0])] for segment in segments]
         if len(segments) == 1:
-            assert (label, one_segment) == (IGNORED, "unlabelled")
+            assert (label, one_segment) == (IGNORE_INDEX, "unlabelled")
             alone += 1
         elif homes[0] != homes[1]:
             assert (label, one_segment) == (SWAPPED, "random")
@@ -91,7 +91,7 @@ def random_lengths(documents, sentences, seed=0):
 
 def test_half_of_the_pairs_are_swapped(tokenizer):
     _, _, examples = pairs(tokenizer, [[3] * 240] * 4, passes=20)
-    labels = [row["sentence_order_label"] for row in examples if row["sentence_order_label"] != IGNORED]
+    labels = [row["sentence_order_label"] for row in examples if row["sentence_order_label"] != IGNORE_INDEX]
     assert len(labels) > 2500
     assert np.mean(labels) == pytest.approx(0.5, abs=5 * 0.5 / len(labels) ** 0.5)
 
@@ -100,7 +100,7 @@ def test_the_longer_segment_does_not_betray_the_order(tokenizer):
     """A sentence at a limit is longer than others; a rule that puts it always into the second segment would tell."""
     _, _, examples = pairs(tokenizer, random_lengths(20, 20), passes=60)
     rows = [(row["sentence_order_label"], *map(len, segments_of(row))) for row in examples]
-    differing = [(label, first > second) for label, first, second in (row for row in rows if row[0] != IGNORED)]
+    differing = [(label, first > second) for label, first, second in (row for row in rows if row[0] != IGNORE_INDEX)]
     guessed = np.mean([label == longer for label, longer in differing])
     assert len(differing) > 8000
     assert guessed == pytest.approx(0.5, abs=0.025)
@@ -129,7 +129,7 @@ def test_chunks_are_as_many_sentences_as_fit_but_two(lengths, target, from_end):
 @pytest.mark.parametrize(
     ("one_segment", "labels", "rates"),
     [
-        ("unlabelled", [IGNORED] * 3, (0.0, 0.0)),
+        ("unlabelled", [IGNORE_INDEX] * 3, (0.0, 0.0)),
         ("random", [1] * 3, (1.0, 1.0)),
         ("drop", [], None),
     ],
@@ -175,7 +175,7 @@ def test_batches_name_what_the_head_takes(tokenizer, ngram):
     assert sorted(batch) == ["attention_mask", "input_ids", "labels", "sentence_order_label", "token_type_ids"]
     assert batch["sentence_order_label"].tolist() == [row["sentence_order_label"] for row in rows]
     counts = objective.count(batch)
-    labelled = batch["sentence_order_label"] != IGNORED
+    labelled = batch["sentence_order_label"] != IGNORE_INDEX
     assert counts["labelled_rows"] == labelled.sum() < counts["rows"] == len(rows)
     shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     upstream = AlbertForPreTraining(AlbertConfig(vocab_size=len(tokenizer), embedding_size=8, **shape))

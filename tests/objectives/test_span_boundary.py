@@ -13,7 +13,7 @@ from numbered_text import numbered_documents
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.seeding import generator
 from hf_ctxmodels.objectives import DataCollatorForSpanBoundaryObjective, SpanBoundary
-from hf_ctxmodels.objectives.common.masking import IGNORED, SpanMaskingRule, TokenMasker
+from hf_ctxmodels.objectives.common.masking import IGNORE_INDEX, SpanMaskingRule, TokenMasker
 from hf_ctxmodels.objectives.common.spans import Units, anchored_spans, geometric
 
 SEP, MASK, FIRST = 3, 4, 5
@@ -85,8 +85,8 @@ def test_a_span_has_one_replacement_with_the_frequencies_of_the_text(tokenizer):
     kinds, drawn, broken = [], [], 0
     for epoch in range(300):
         new, labels = masker.mask(ids, np.arange(400), generator(0, epoch, 0), pool)
-        assert (labels != IGNORED).sum() == 60
-        for selected, run in groupby(enumerate(labels.tolist()), lambda each: each[1] != IGNORED):
+        assert (labels != IGNORE_INDEX).sum() == 60
+        for selected, run in groupby(enumerate(labels.tolist()), lambda each: each[1] != IGNORE_INDEX):
             if selected:
                 places = [place for place, _ in run]
                 tokens = {{7: "kept", MASK: "mask"}.get(int(new[place]), "random") for place in places}
@@ -101,8 +101,8 @@ def test_a_span_has_one_replacement_with_the_frequencies_of_the_text(tokenizer):
 
 def boundaries_by_loops(row, labels, longest, edges):
     """Targets of a row: of each run of labels between two tokens that are no `edges`, the first ones."""
-    targets = [IGNORED] * len(row)
-    for selected, run in groupby(range(len(row)), lambda place: labels[place] != IGNORED):
+    targets = [IGNORE_INDEX] * len(row)
+    for selected, run in groupby(range(len(row)), lambda place: labels[place] != IGNORE_INDEX):
         places = list(run)
         before, after = places[0] - 1, places[-1] + 1
         if selected and before >= 0 and after < len(row) and row[before] not in edges and row[after] not in edges:
@@ -126,8 +126,8 @@ def test_boundary_targets_are_those_of_the_loops(tokenizer, monkeypatch, side, p
         for row, labels in zip(batch["input_ids"].tolist(), batch["labels"].tolist())
     ]
     assert batch["boundary_labels"].tolist() == expected
-    counted = sum(label != IGNORED for row in expected for label in row)
-    selected = int((batch["labels"] != IGNORED).sum())
+    counted = sum(label != IGNORE_INDEX for row in expected for label in row)
+    selected = int((batch["labels"] != IGNORE_INDEX).sum())
     assert 0 < counted < selected
     rates = objective.rates(objective.count(batch))
     assert rates["boundary_share"] == pytest.approx(counted / selected)

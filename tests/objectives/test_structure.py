@@ -12,7 +12,7 @@ from numbered_text import numbered_documents
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.seeding import generator
 from hf_ctxmodels.objectives import DataCollatorForStructuralObjectives, MaskedLMWithStructure
-from hf_ctxmodels.objectives.common.masking import IGNORED
+from hf_ctxmodels.objectives.common.masking import IGNORE_INDEX
 from hf_ctxmodels.objectives.structure import NEXT, PREVIOUS, RANDOM
 
 CLS, SEP, FIRST = 2, 3, 5
@@ -60,17 +60,17 @@ def test_what_is_shuffled_and_what_is_predicted(tokenizer, monkeypatch, side):
         offset = width - len(row["input_ids"]) if side == "left" else 0
         columns = slice(offset, offset + len(row["input_ids"]))
         ids, labels, order = (batch[name][number].tolist() for name in ("input_ids", "labels", "shuffle_labels"))
-        assert set(order[: columns.start] + order[columns.stop :]) <= {IGNORED}, "padding is no target"
+        assert set(order[: columns.start] + order[columns.stop :]) <= {IGNORE_INDEX}, "padding is no target"
         originals, place = row["input_ids"].tolist(), columns.start
         while place < columns.stop:
             original = originals[place - offset]
-            if order[place] == IGNORED:
-                if labels[place] == IGNORED:
+            if order[place] == IGNORE_INDEX:
+                if labels[place] == IGNORE_INDEX:
                     assert ids[place] == original, "what is no target stays"
                 place += 1
                 continue
             window = range(place, place + 3)
-            assert [labels[each] for each in window] == [IGNORED] * 3, "masked tokens are not shuffled"
+            assert [labels[each] for each in window] == [IGNORE_INDEX] * 3, "masked tokens are not shuffled"
             assert [order[each] for each in window] == originals[place - offset : place - offset + 3]
             assert sorted(ids[place : place + 3]) == sorted(order[place : place + 3])
             assert not {CLS, SEP} & set(ids[place : place + 3])
@@ -91,7 +91,7 @@ def test_rates_of_shuffling(tokenizer):
     for epoch in range(6):
         objective, _, batch = collated(tokenizer, documents, epoch, max_length=200)
         total.update(objective.count(batch))
-        targets = batch["shuffle_labels"] != IGNORED
+        targets = batch["shuffle_labels"] != IGNORE_INDEX
         moved.append(float((batch["input_ids"] != batch["shuffle_labels"])[targets].float().mean()))
     rates = objective.rates(total)
     assert rates["selected_share"] == pytest.approx(0.15, abs=0.01)
@@ -139,9 +139,9 @@ def test_classes_are_what_the_segments_say_and_have_their_shares(tokenizer, task
 def test_each_objective_can_be_left_out(tokenizer):
     documents, _ = texts(4)
     _, _, batch = collated(tokenizer, documents, shuffle_probability=0.0)
-    assert set(batch["shuffle_labels"].flatten().tolist()) == {IGNORED}
+    assert set(batch["shuffle_labels"].flatten().tolist()) == {IGNORE_INDEX}
     _, rows, batch = collated(tokenizer, [*documents[:1], ["wa"]], sentence_task="none")
-    assert set(batch["sentence_label"].tolist()) == {IGNORED}
+    assert set(batch["sentence_label"].tolist()) == {IGNORE_INDEX}
     assert sum((row["input_ids"] == SEP).sum() == 1 for row in rows) == 1, "one sentence is one segment"
     for options, problem in (
         ({"sentence_task": "two"}, "is unknown"),

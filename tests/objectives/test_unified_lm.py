@@ -13,7 +13,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.documents import TranslatedText
 from hf_ctxmodels.data.seeding import generator
 from hf_ctxmodels.objectives import Infilling, MaskedSequenceToSequence, NoisySequenceToSequence, UnifiedLM
-from hf_ctxmodels.objectives.common.masking import IGNORED
+from hf_ctxmodels.objectives.common.masking import IGNORE_INDEX
 from hf_ctxmodels.objectives.common.skipgrams import SkipgramRule
 from hf_ctxmodels.objectives.unified_lm import KINDS
 
@@ -47,7 +47,7 @@ def test_rows_are_what_their_segments_say_and_have_their_shares(tokenizer):
                 assert label == (0 if follows else 1)
                 assert follows == (home[int(parts[0][0])] == home[int(parts[1][0])])
             else:
-                assert label == IGNORED, "there is no pair to judge"
+                assert label == IGNORE_INDEX, "there is no pair to judge"
                 assert follows or len(parts) == 1
             if kind == 1:
                 assert row["token_type_ids"].tolist() == [4] * (ends[0] + 1) + [5] * (ends[1] - ends[0])
@@ -133,9 +133,9 @@ def test_masked_targets(tokenizer, monkeypatch, side):
             real = batch["attention_mask"][number] == 1
             assert batch["input_ids"][number][real].tolist() == source, "nothing of the source is changed"
             labels, ids = batch["labels"][number].tolist(), batch["masked_target_ids"][number].tolist()
-            assert all(label in (IGNORED, original) for label, original in zip(labels, target))
-            assert all(label != IGNORED or new == old for label, new, old in zip(labels, ids, target))
-            assert sum(label != IGNORED for label in labels) == round(0.7 * 4)
+            assert all(label in (IGNORE_INDEX, original) for label, original in zip(labels, target))
+            assert all(label != IGNORE_INDEX or new == old for label, new, old in zip(labels, ids, target))
+            assert sum(label != IGNORE_INDEX for label in labels) == round(0.7 * 4)
             ends += labels[4] == SEP
         counts.update(objective.count(batch))
     rates = objective.rates(counts)
@@ -188,7 +188,7 @@ def test_infilling_takes_fragments_out(tokenizer):
     for number, row in enumerate(rows):
         text = row["text_ids"].tolist()
         source = batch["input_ids"][number][batch["attention_mask"][number] == 1].tolist()[1:-1]
-        labels = [label for label in batch["labels"][number].tolist() if label != IGNORED]
+        labels = [label for label in batch["labels"][number].tolist() if label != IGNORE_INDEX]
         spans = batch["span_ids"][number].tolist()[: len(labels)]
         assert labels[-1] == SEP
         assert spans[-1] == spans[-2] + 1, "the end is a span of its own"

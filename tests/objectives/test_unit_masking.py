@@ -14,7 +14,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data import load_documents
 from hf_ctxmodels.data.seeding import generator
 from hf_ctxmodels.objectives import TokenMasker, UnitMaskingWithPairs
-from hf_ctxmodels.objectives.common.masking import IGNORED
+from hf_ctxmodels.objectives.common.masking import IGNORE_INDEX
 from hf_ctxmodels.objectives.common.units import Phrases, UnitMaskingRule
 
 CLS, SEP, MASK = 2, 3, 4
@@ -91,7 +91,7 @@ def test_each_token_of_a_unit_draws_its_own_replacement(tokenizer):
     ids, units = np.full(900, 9), np.repeat(np.arange(300), 3)
     for epoch in range(60):
         corrupted, labels = masker.mask(ids, units, generator(0, epoch, 0))
-        selected = labels != IGNORED
+        selected = labels != IGNORE_INDEX
         assert selected.sum() == 3 * round(300 * 0.15)
         kinds.update(np.where(corrupted == MASK, "mask", np.where(corrupted == ids, "kept", "random"))[selected])
         whole += (corrupted == MASK).reshape(-1, 3)[selected.reshape(-1, 3)[:, 0]].all(1).tolist()
@@ -123,7 +123,7 @@ def segments_of(row):
 def test_halves_change_places_in_half_of_the_pairs(tokenizer):
     shape = np.random.default_rng(0).integers(2, 9, (12, 30)).tolist()
     objective, home, rows = pairs(tokenizer, [*shape, [7], [1]], passes=12, pairs="swapped", short_seq_probability=0.0)
-    labelled = [row for row in rows if row["next_sentence_labels"] != IGNORED]
+    labelled = [row for row in rows if row["next_sentence_labels"] != IGNORE_INDEX]
     assert len(rows) - len(labelled) == 12, "a text of one token has no order"
     used = Counter()
     for row in labelled:
@@ -162,7 +162,7 @@ def test_units_of_a_file_reach_the_masks(tokenizer, tmp_path):
         joined.setdefault(unit, []).append(token - 5)
     assert [numbers for numbers in joined.values() if len(numbers) > 1 and numbers[0] >= 0] == [[0, 1, 2], [4, 5]]
     masks = [objective.collate([{**first, "example_index": 0, "epoch": e}])["labels"][0] for e in range(30)]
-    numbers = [set((labels[labels != IGNORED] - 5).tolist()) for labels in masks]
+    numbers = [set((labels[labels != IGNORE_INDEX] - 5).tolist()) for labels in masks]
     assert all(len(chosen & {0, 1, 2}) in (0, 3) and len(chosen & {4, 5}) in (0, 2) for chosen in numbers)
     assert len(set(map(frozenset, numbers))) > 10, "a new mask in every epoch"
     again = objective.collate([{**first, "example_index": 0, "epoch": 3}])["labels"][0]

@@ -280,7 +280,11 @@ class Case:
 
     def shared(self, values: dict[str, Any]) -> dict[str, Any]:
         """Those that the peer in transformers has under any name, too."""
-        return {name: value for name, value in self.known(values).items() if name not in self.family.config.own_fields}
+        return {
+            name: value
+            for name, value in self.known(values).items()
+            if name not in self.family.config.non_reference_fields
+        }
 
     def config(self, **changes: Any) -> PreTrainedConfig:
         """Of the tiny model; changes to fields that the family does not have are left out."""

@@ -8,7 +8,7 @@ import torch
 from hf_ctxmodels.compression.distillation.model import TEACHER
 from hf_ctxmodels.compression.distillation.runs import real_tokens
 from hf_ctxmodels.compression.distillation.terms import ROWS, TOKENS
-from hf_ctxmodels.core.constants import IGNORED
+from hf_ctxmodels.core.constants import IGNORE_INDEX
 
 Collate = Callable[[list[dict[str, Any]]], Mapping[str, torch.Tensor]]
 
@@ -43,7 +43,7 @@ class DistillationCollator:
         own = [{name: each for name, each in row.items() if not name.startswith(TEACHER)} for row in features]
         batch = dict(self._collate(own))
         tokens = real_tokens(batch)
-        batch[TOKENS] = torch.where(tokens, 0, IGNORED)
+        batch[TOKENS] = torch.where(tokens, 0, IGNORE_INDEX)
         batch[ROWS] = torch.zeros(len(tokens), dtype=torch.int64)
         if self._collate_teacher is not None:
             rows = [

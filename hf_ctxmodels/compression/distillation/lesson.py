@@ -11,8 +11,8 @@ from hf_ctxmodels.compression.distillation.collator import DistillationCollator
 from hf_ctxmodels.compression.distillation.model import TEACHER, CtxDistilled
 from hf_ctxmodels.compression.distillation.opening import Teacher, copy_layers
 from hf_ctxmodels.compression.distillation.terms import Term
+from hf_ctxmodels.core.console import say
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.screen import say
 from hf_ctxmodels.downstream.tasks import Encoded, Task
 from hf_ctxmodels.objectives import Objective
 from hf_ctxmodels.training.batches import EpochIndexed

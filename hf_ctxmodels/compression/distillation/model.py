@@ -30,7 +30,7 @@ from hf_ctxmodels.compression.distillation.terms import (
     SoftTargets,
     Term,
 )
-from hf_ctxmodels.core.constants import IGNORED
+from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.heads import ItemCounts
@@ -315,7 +315,7 @@ def _count(entry: str, student: Run) -> Tensor:
         number = torch.tensor(len(student.tokens), device=student.tokens.device)
     else:
         assert student.labels is not None
-        number = (student.labels != IGNORED).sum()
+        number = (student.labels != IGNORE_INDEX).sum()
     return number.clamp(min=1)
 
 

@@ -11,9 +11,9 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from hf_ctxmodels.compression.distillation.model import TERMS
 from hf_ctxmodels.compression.distillation.terms import Term
+from hf_ctxmodels.core.console import say
 from hf_ctxmodels.core.constants import STACK_FILE
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.screen import say
 from hf_ctxmodels.downstream.adapters.writing import FOLDER
 from hf_ctxmodels.downstream.saved_models import load_saved
 from hf_ctxmodels.layers.adapter_slots import is_adapter_parameter

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from hf_ctxmodels.compression.distillation.scores import attention_scores
-from hf_ctxmodels.core.constants import IGNORED
+from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import sequence_numbers
 from hf_ctxmodels.heads import ForMaskedLM, ForSequenceClassification, ForTokenClassification, ItemCounts
@@ -98,7 +98,7 @@ class Run:
     def logits(self, labels: Tensor | None) -> Tensor:
         """(targets, classes) of a task's head: of each row, or of each token with a label."""
         logits = self.output.logits
-        return logits if logits.dim() == 2 or labels is None else logits[labels != IGNORED]
+        return logits if logits.dim() == 2 or labels is None else logits[labels != IGNORE_INDEX]
 
 
 def run(
@@ -144,7 +144,7 @@ def hard_loss(student: Run, labels: Tensor, counts: ItemCounts) -> Tensor:
     """The student's own loss, a mean over its targets."""
     if not isinstance(student.model, ForMaskedLM):
         return student.output.loss
-    loss, _ = student.model.masked_lm(student.last_state[labels != IGNORED], labels, counts, everywhere=False)
+    loss, _ = student.model.masked_lm(student.last_state[labels != IGNORE_INDEX], labels, counts, everywhere=False)
     assert loss is not None
     return loss
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from hf_ctxmodels.compression.distillation.runs import Run, predictions_of
-from hf_ctxmodels.core.constants import IGNORED
+from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.layers.lm_loss.soft_targets import divergence, summed_divergence
@@ -149,7 +149,7 @@ class SoftTargets(PredictionTerm):
         where = student.tokens
         if self.masked_only:
             assert student.labels is not None
-            where = student.labels != IGNORED
+            where = student.labels != IGNORE_INDEX
         return summed_divergence(student.vocabulary(where), teacher.vocabulary(where), self.temperature)
 
 

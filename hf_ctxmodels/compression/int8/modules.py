@@ -51,7 +51,7 @@ class Int8Linear(nn.Module):
         input_scale, input_zero_point: Of a static scale.
     """
 
-    holds_quantized_weights = True
+    has_quantized_weights = True
     takes_range = True
 
     def __init__(
@@ -198,7 +198,7 @@ class Int8Embedding(nn.Module):
         factor: What a row is multiplied by.
     """
 
-    holds_quantized_weights = True
+    has_quantized_weights = True
 
     def __init__(
         self, num_embeddings: int, embedding_dim: int, padding_idx: int | None = None, factor: float = 1.0
@@ -236,7 +236,7 @@ class Int8Rows(nn.Module):
     """Parametrization of a parameter that is stored with 8 bits and multiplied in single precision, for
     `torch.nn.utils.parametrize`: the weights of recurrences, whose products are too small for codes."""
 
-    holds_quantized_weights = True
+    has_quantized_weights = True
 
     def forward(self, codes: Tensor, scale: Tensor) -> Tensor:
         """(..., rows, columns)."""

@@ -12,11 +12,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.compression.low_bits.quantizer import packed_model, quantizable, train_with_bits
 from hf_ctxmodels.compression.low_bits.sensitivity import layers_of, mix_bits, sensitivities
+from hf_ctxmodels.core.console import say
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import flag, non_default_fields, refuse_flags
-from hf_ctxmodels.core.inspecting import inspecting
-from hf_ctxmodels.core.outputs import writing
-from hf_ctxmodels.core.screen import say
+from hf_ctxmodels.core.flags import flag, non_default_fields, reject_flag_conflicts
+from hf_ctxmodels.core.model_modes import inspection_mode
+from hf_ctxmodels.core.output_files import writing
 from hf_ctxmodels.training.batches import EpochIndexed
 from hf_ctxmodels.training.loading import check_trainable
 
@@ -45,7 +45,7 @@ class LowBitsArguments:
     def __post_init__(self) -> None:
         given = sorted(non_default_fields(self) - {"quantize_bits"})
         rules = ((not self.quantize_bits, f"--{name}", "It belongs to --quantize_bits.") for name in given)
-        refuse_flags(rules, "give --quantize_bits, or leave it out.")
+        reject_flag_conflicts(rules, "give --quantize_bits, or leave it out.")
 
     def identity(self) -> dict[str, Any]:
         """What a resumed run must have in common; nothing without bits."""
@@ -128,7 +128,7 @@ def _sensitivities(
     try:
         for weight in frozen:
             weight.requires_grad_(True)
-        with inspecting(model), torch.enable_grad():
+        with inspection_mode(model), torch.enable_grad():
             return sensitivities(model, layers, parts)
     finally:
         for weight in frozen:

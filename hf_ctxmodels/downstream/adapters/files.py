@@ -11,11 +11,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from hf_ctxmodels.core.console import say
 from hf_ctxmodels.core.constants import STACK_FILE
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.json_text import read_json
+from hf_ctxmodels.core.json_parsing import read_json
 from hf_ctxmodels.core.model import CtxPreTrainedModel
-from hf_ctxmodels.core.screen import say
 from hf_ctxmodels.downstream.adapters.configuration import config_from_file, fusion_from_file
 from hf_ctxmodels.downstream.adapters.heads import head_to_write, read_head
 from hf_ctxmodels.downstream.adapters.model import (

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.module_names import can_name_a_module
+from hf_ctxmodels.core.module_names import is_valid_module_name
 from hf_ctxmodels.core.quantization import is_quantized
 from hf_ctxmodels.downstream.adapters.configuration import find_config
 from hf_ctxmodels.downstream.adapters.places import (
@@ -68,7 +68,7 @@ def add_adapter(model: PreTrainedModel, name: str, config: str | BottleneckConfi
         >>> train_adapter(model, "de")  # doctest: +SKIP
     """
     known, form = adapters_of(model), find_config(config)
-    if not isinstance(name, str) or not _NAME.fullmatch(name) or not can_name_a_module(name):
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or not is_valid_module_name(name):
         raise CtxError(
             f"{name!r} is no name of an adapter.",
             hint="leave out dots, commas, slashes and spaces, and names of methods such as train; ner, for example. "

@@ -7,9 +7,9 @@ from typing import Literal
 from accelerate import Accelerator
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from hf_ctxmodels.core.console import say
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import flag, non_default_fields, refuse_flags
-from hf_ctxmodels.core.screen import say
+from hf_ctxmodels.core.flags import flag, non_default_fields, reject_flag_conflicts
 from hf_ctxmodels.downstream.finetuning.anchoring import ElasticWeightConsolidation, L2ToStart
 from hf_ctxmodels.downstream.finetuning.features import cache_features
 from hf_ctxmodels.downstream.finetuning.fisher import Labels, fisher_facts
@@ -114,7 +114,7 @@ class FinetuningMethodArguments:
                 for name in ("fisher_file", "fisher_text", "fisher_labels", "fisher_examples")
             ),
         )
-        refuse_flags(rules, "give the flags that go together.")
+        reject_flag_conflicts(rules, "give the flags that go together.")
         for name in ("chain_rates", "thaw_epochs", "lm_weights"):
             if (values := getattr(self, name)) is not None and len(values) != 2:
                 raise CtxError(f"--{name} takes two numbers.", location=f"--{name} {values}", hint="give two.")

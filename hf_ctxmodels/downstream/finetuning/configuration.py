@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from accelerate import Accelerator
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_ctxmodels.core.flags import refuse_flags
+from hf_ctxmodels.core.flags import reject_flag_conflicts
 from hf_ctxmodels.downstream.adapters.arguments import TASK_KIND, AdapterArguments, adapter_identity
 from hf_ctxmodels.downstream.finetuning.arguments import UNCOMPARED_FIELDS, FinetuningMethodArguments
 from hf_ctxmodels.training.arguments import LoopArguments
@@ -64,7 +64,7 @@ class FinetuningConfig:
                 "Kept features are those of the encoder in single precision.",
             ),
         )
-        refuse_flags(rules, "leave one of them out.")
+        reject_flag_conflicts(rules, "leave one of them out.")
 
     def prepare(
         self, model: Any, source: str | None, loop: LoopArguments, accelerator: Accelerator

@@ -16,9 +16,9 @@ from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import ModelOutput
 
+from hf_ctxmodels.core.console import progress_bar, say
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.outputs import writing
-from hf_ctxmodels.core.screen import progress_bar, say
+from hf_ctxmodels.core.output_files import writing
 from hf_ctxmodels.downstream.finetuning.fisher import weights_digest
 from hf_ctxmodels.heads.base import HeadModel
 from hf_ctxmodels.heads.seq2seq import ForConditionalGeneration

@@ -13,10 +13,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from hf_ctxmodels import heads
-from hf_ctxmodels.core.constants import IGNORED
+from hf_ctxmodels.core.console import progress_bar
+from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.outputs import writing
-from hf_ctxmodels.core.screen import progress_bar
+from hf_ctxmodels.core.output_files import writing
 
 Batch = Mapping[str, Any]
 Labels = Literal["sampled", "data"]
@@ -94,7 +94,7 @@ def sampled_targets(model: PreTrainedModel, batch: Batch, generator: torch.Gener
             )
         values = torch.multinomial(logits.float().softmax(-1).flatten(0, -2).cpu(), 1, generator=generator)
         found = values.view(places.shape).to(places)
-        drawn[name] = found.masked_fill(places == IGNORED, IGNORED)
+        drawn[name] = found.masked_fill(places == IGNORE_INDEX, IGNORE_INDEX)
     return drawn
 
 

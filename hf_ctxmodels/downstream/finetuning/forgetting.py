@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.opening import adding_adapters
+from hf_ctxmodels.core.loading import suppress_adapter_notice
 from hf_ctxmodels.core.quantization import is_quantized
 from hf_ctxmodels.data import ExampleSet
 from hf_ctxmodels.downstream.finetuning.fisher import Labels, fisher_information, one_by_one, write_fisher
@@ -100,7 +100,7 @@ class PretrainingSide:
         """
         config = load_config(finetuned)
         require_one_task(config, finetuned)
-        with adding_adapters():
+        with suppress_adapter_notice():
             other = load_model(finetuned, "AutoModel", config)
         if is_quantized(other):
             raise CtxError(

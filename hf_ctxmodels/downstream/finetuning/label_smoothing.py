@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from hf_ctxmodels.core.constants import IGNORED
+from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.downstream.finetuning.forward_methods import Forward, replace_forward
@@ -83,6 +83,6 @@ def smoothed_loss(logits: Tensor | None, labels: Tensor, smoothing: float, count
     """
     if logits is None or logits.shape[:-1] != labels.shape:
         raise CtxError("The head has no logits at the positions of its labels.", hint="leave out --label_smoothing.")
-    kept = labels != IGNORED
+    kept = labels != IGNORE_INDEX
     total = F.cross_entropy(logits[kept].float(), labels[kept], reduction="sum", label_smoothing=smoothing)
     return mean_over_targets(total, labels, "labels", counts)

@@ -11,10 +11,10 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedType
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from hf_ctxmodels.core.console import say
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import flag, refuse_flags
-from hf_ctxmodels.core.generation import check_generates
-from hf_ctxmodels.core.screen import say
+from hf_ctxmodels.core.flags import flag, reject_flag_conflicts
+from hf_ctxmodels.core.generation import check_can_generate
 from hf_ctxmodels.data import RoundRobinMixture, UnlabelledCollator, without_labels
 from hf_ctxmodels.downstream.finetuning.configuration import FinetuningConfig
 from hf_ctxmodels.downstream.finetuning.label_smoothing import smooth_labels
@@ -158,7 +158,7 @@ def _refuse_flags_of_new_models(arguments: FinetuningArguments) -> None:
         (value := getattr(arguments, name), f"--model {arguments.model} --{name} {value}", what)
         for name, what in beside
     )
-    refuse_flags(
+    reject_flag_conflicts(
         rules,
         "leave it out; --config_options changes fields of a model's configuration, `pretrain --train embeddings` its "
         "vocabulary.",
@@ -205,7 +205,7 @@ def open_model(
             model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
             model.new_tokens = len(tokenizer) - known
     if task.generates:
-        check_generates(model)
+        check_can_generate(model)
     known = inspect.signature(model.forward).parameters
     if missing := [name for name in task.further_inputs if name not in known]:
         raise CtxError(

@@ -4,8 +4,8 @@ from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
+from hf_ctxmodels.core.console import say
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.screen import say
 from hf_ctxmodels.downstream.tasks import Task
 from hf_ctxmodels.downstream.tasks.base import Collator, Feature
 from hf_ctxmodels.downstream.tasks.seq2seq import Seq2Seq

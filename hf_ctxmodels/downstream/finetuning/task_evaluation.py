@@ -9,7 +9,7 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object, send_to_device
 from torch import nn
 
-from hf_ctxmodels.core.screen import progress_bar
+from hf_ctxmodels.core.console import progress_bar
 from hf_ctxmodels.downstream.tasks import Encoded, Task
 from hf_ctxmodels.downstream.tasks.base import Collator, Logits
 from hf_ctxmodels.training.batches import count_items

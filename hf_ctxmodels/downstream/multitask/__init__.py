@@ -6,7 +6,7 @@ whose `model.task(name)` gives them back as ordinary models. So it is registered
 
 from transformers import AutoConfig, AutoModel, PreTrainedConfig
 
-from hf_ctxmodels.core.stub import Stub, register_stub
+from hf_ctxmodels.core.remote_code import RemoteCodeStub, register_remote_code
 from hf_ctxmodels.downstream.multitask.configuration import CtxMultiTaskConfig
 from hf_ctxmodels.downstream.multitask.modeling import CtxMultiTaskModel
 from hf_ctxmodels.registry import get_family
@@ -41,4 +41,4 @@ def register() -> None:
     """Register with the Auto classes of transformers; idempotent."""
     AutoConfig.register(CtxMultiTaskConfig.model_type, CtxMultiTaskConfig, exist_ok=True)
     AutoModel.register(CtxMultiTaskConfig, CtxMultiTaskModel, exist_ok=True)
-    register_stub(Stub(CtxMultiTaskConfig.model_type, CtxMultiTaskConfig, None, _MODELS))
+    register_remote_code(RemoteCodeStub(CtxMultiTaskConfig.model_type, CtxMultiTaskConfig, None, _MODELS))

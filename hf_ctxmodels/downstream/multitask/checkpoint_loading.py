@@ -7,7 +7,7 @@ from typing import Any
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.opening import open_pretrained
+from hf_ctxmodels.core.loading import load_pretrained
 from hf_ctxmodels.downstream.multitask import CtxMultiTaskConfig, CtxMultiTaskModel
 from hf_ctxmodels.training.loading import change_config, check_weights, load_config, load_family_config, load_model
 
@@ -55,7 +55,7 @@ def open_start(source: str, auto_class: str, config: PreTrainedConfig, task_name
     if task_name is None:
         return load_model(source, auto_class, config)
     check_weights(Path(source))
-    weights = open_pretrained(CtxMultiTaskModel, source, "the model of several tasks").task_weights(task_name)
+    weights = load_pretrained(CtxMultiTaskModel, source, "the model of several tasks").task_weights(task_name)
     return load_model(source, auto_class, config, weights=weights)
 
 

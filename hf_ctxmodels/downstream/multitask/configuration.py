@@ -11,7 +11,7 @@ from transformers import AutoConfig
 from hf_ctxmodels.core.config import CtxConfig
 from hf_ctxmodels.core.constants import MULTITASK_MODEL_TYPE
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.module_names import can_name_a_module
+from hf_ctxmodels.core.module_names import is_valid_module_name
 from hf_ctxmodels.models.bert import CtxBertConfig
 from hf_ctxmodels.registry import get_family
 
@@ -21,7 +21,7 @@ _KEYS = {"auto_class", "fields", "loss_weight"}
 
 def check_task_name(name: str, location: str | None = None) -> None:
     """Raise CtxError if a task cannot have this name, which is part of the names of its weights and metrics."""
-    if not _NAME.fullmatch(name) or not can_name_a_module(name):
+    if not _NAME.fullmatch(name) or not is_valid_module_name(name):
         raise CtxError(
             f"A task cannot be named {name!r}.",
             location=location,

@@ -10,7 +10,7 @@ import numpy as np
 from transformers import DataCollatorWithPadding, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import flag, non_default_fields, refuse_flags
+from hf_ctxmodels.core.flags import flag, non_default_fields, reject_flag_conflicts
 from hf_ctxmodels.data.table_files import Row
 
 Feature = dict[str, Any]
@@ -127,7 +127,7 @@ Label = TypeVar("Label")
 def refuse_unread_flags(arguments: TaskArguments, read: Collection[str], what: str) -> None:
     """Raise CtxError, which says `what`, for a flag that was given and is not among those that are read."""
     unread = sorted(non_default_fields(arguments) - set(read))
-    refuse_flags([(True, f"--{name}", what) for name in unread], "leave it out, also where a recipe has it.")
+    reject_flag_conflicts([(True, f"--{name}", what) for name in unread], "leave it out, also where a recipe has it.")
 
 
 class Task(ABC, Generic[Example]):

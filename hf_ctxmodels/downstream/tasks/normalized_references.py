@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from transformers import PreTrainedTokenizerBase
 
-from hf_ctxmodels.core.generation import written_texts
+from hf_ctxmodels.core.generation import decode_generated
 from hf_ctxmodels.downstream.tasks.text_metrics import score_texts
 
 CEILING = "ceiling: what the references get when the tokenizer writes them; NAME_normalized is against those texts"
@@ -22,7 +22,7 @@ class NormalizedReferences:
         tokenizer: Of the targets.
         metrics: Names of `TEXT_METRICS`.
         lower_case: Whether the metrics leave case out of regard.
-        encoded_in: Keywords by which the tokenizer is told the language, see `TextLanguages.encoded_in`.
+        tokenizer_arguments: Keywords by which the tokenizer is told the language, see `LanguagePair.tokenizer_arguments`.
     """
 
     def __init__(
@@ -31,9 +31,9 @@ class NormalizedReferences:
         metrics: Sequence[str],
         *,
         lower_case: bool = False,
-        encoded_in: Mapping[str, str] | None = None,
+        tokenizer_arguments: Mapping[str, str] | None = None,
     ) -> None:
-        self._encoded_in = encoded_in or {}
+        self._encoded_in = tokenizer_arguments or {}
         self._tokenizer, self._metrics, self._lower_case = tokenizer, metrics, lower_case
         self._known: dict[str, str] = {}
 
@@ -41,7 +41,7 @@ class NormalizedReferences:
         """The references as the tokenizer writes them, without special tokens."""
         if new := [each for each in dict.fromkeys(references) if each not in self._known]:
             ids = self._tokenizer(text_target=new, verbose=False, **self._encoded_in)["input_ids"]
-            self._known |= zip(new, written_texts(self._tokenizer, ids), strict=True)
+            self._known |= zip(new, decode_generated(self._tokenizer, ids), strict=True)
         return [self._known[each] for each in references]
 
     def differ(self, references: Sequence[str]) -> bool:

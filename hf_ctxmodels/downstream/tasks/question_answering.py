@@ -9,7 +9,7 @@ import numpy as np
 from transformers import DataCollatorWithPadding, PreTrainedConfig, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError, boundary
-from hf_ctxmodels.core.json_text import parse_json
+from hf_ctxmodels.core.json_parsing import parse_json
 from hf_ctxmodels.data.files import file_kind, read_text
 from hf_ctxmodels.downstream.tasks import metrics
 from hf_ctxmodels.downstream.tasks.base import Collator, Encoded, Feature, FeatureCollator, Logits, Task

@@ -9,12 +9,12 @@ from transformers import AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedMode
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.generation import (
-    TextLanguages,
-    language_number,
-    longest_input,
-    longest_pair,
-    target_fields,
-    written_texts,
+    LanguagePair,
+    decode_generated,
+    max_input_length,
+    max_pair_length,
+    target_language_id,
+    target_vocabulary_config,
 )
 from hf_ctxmodels.data.padding import SourceTargetCollator, without_start
 from hf_ctxmodels.data.sentences import split_sentences
@@ -100,7 +100,7 @@ class Seq2Seq(Task[SourceTarget]):
 
     def config_fields(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
         """See `Task.config_fields`: those of the target vocabulary."""
-        return target_fields(tokenizer)
+        return target_vocabulary_config(tokenizer)
 
     def configure(
         self, config: PreTrainedConfig, train: Sequence[SourceTarget], validation: Sequence[SourceTarget]
@@ -118,7 +118,7 @@ class Seq2Seq(Task[SourceTarget]):
             )
         self._check_positions(config)
         written, self._config = self.arguments.target_language, config
-        self._languages = TextLanguages.of(config, None, written, ("--language", "--target_language"))
+        self._languages = LanguagePair.of(config, None, written, ("--language", "--target_language"))
         ends = config.eos_token_id
         if ends is None:
             raise CtxError(
@@ -131,7 +131,7 @@ class Seq2Seq(Task[SourceTarget]):
 
     def _check_positions(self, config: PreTrainedConfig) -> None:
         """Raise CtxError if the model has fewer positions than the longest texts."""
-        limit, shared = longest_input(config), longest_pair(config)
+        limit, shared = max_input_length(config), max_pair_length(config)
         source, target = self.arguments.max_length, self.arguments.max_target_length
         for name, length in (("max_length", source), ("max_target_length", target)):
             if limit is not None and length > limit:
@@ -151,7 +151,9 @@ class Seq2Seq(Task[SourceTarget]):
     def encode(self, examples: Sequence[SourceTarget], tokenizer: PreTrainedTokenizerBase) -> Encoded:
         """See `Task.encode`; origins are example indices."""
         self._tokenizer = tokenizer
-        self._references = NormalizedReferences(tokenizer, self._metrics, encoded_in=self._told(tokenizer, "target"))
+        self._references = NormalizedReferences(
+            tokenizer, self._metrics, tokenizer_arguments=self._told(tokenizer, "target")
+        )
         more = self._numbers(tokenizer)
         sources = self._sources([example.source for example in examples], tokenizer)
         # the decoder's first input, where the tokenizer begins targets with it; a text may begin with it as well
@@ -172,12 +174,16 @@ class Seq2Seq(Task[SourceTarget]):
         """The numbers of the languages that the model is told, as `SourceTargetCollator` takes them."""
         if self._languages is not None:
             return dict(zip(("language", "target_language"), self._languages.numbers, strict=True))
-        number = language_number(tokenizer, self.arguments.target_language, self._config)
+        number = target_language_id(tokenizer, self.arguments.target_language, self._config)
         return {} if number is None else {"target_language": number}
 
     def _told(self, tokenizer: PreTrainedTokenizerBase, side: str) -> dict[str, str]:
         """What a tokenizer is told of the language of the `source` or the `target`."""
-        return {} if self._languages is None else self._languages.encoded_in(tokenizer, getattr(self._languages, side))
+        return (
+            {}
+            if self._languages is None
+            else self._languages.tokenizer_arguments(tokenizer, getattr(self._languages, side))
+        )
 
     def _add_words(self, features: list[Feature], texts: list[str], tokenizer: PreTrainedTokenizerBase) -> None:
         """Add `target_word_ids` to features."""
@@ -253,7 +259,7 @@ class Seq2Seq(Task[SourceTarget]):
 
     def decode(self, examples: Sequence[SourceTarget], encoded: Encoded, outputs: Sequence[Logits]) -> list[str]:
         """See `Task.decode`."""
-        return written_texts(self._tokenizer, [np.asarray(output["sequences"]).tolist() for output in outputs])
+        return decode_generated(self._tokenizer, [np.asarray(output["sequences"]).tolist() for output in outputs])
 
     def score(self, examples: Sequence[SourceTarget], predictions: Sequence[str]) -> dict[str, float]:
         """The metrics of `--metrics`, see `text_metrics`; after `encode` also `NormalizedReferences.scores`."""

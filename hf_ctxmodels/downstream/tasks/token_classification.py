@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 from transformers import DataCollatorForTokenClassification, PreTrainedConfig, PreTrainedTokenizerBase
 
-from hf_ctxmodels.core.constants import IGNORED
+from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.files import file_kind
 from hf_ctxmodels.data.table_files import TaggedSentence, is_bio, read_conll, read_conllu, read_table, to_bio
@@ -110,7 +110,7 @@ class TokenClassification(LabelledTask[TaggedSentence]):
                     positions[position] = seen[example_index] = word
             if not positions:
                 continue  # the inside of a word longer than a window
-            labels = [IGNORED] * len(encoding["input_ids"][i])
+            labels = [IGNORE_INDEX] * len(encoding["input_ids"][i])
             for position, word in positions.items():
                 labels[position] = targets[example_index][word]
             features.append({name: encoding[name][i] for name in encoding} | {"labels": labels})
@@ -119,7 +119,7 @@ class TokenClassification(LabelledTask[TaggedSentence]):
 
     def collator(self, tokenizer: PreTrainedTokenizerBase) -> Collator:
         """See `Task.collator`."""
-        return FeatureCollator(DataCollatorForTokenClassification(tokenizer, label_pad_token_id=IGNORED))
+        return FeatureCollator(DataCollatorForTokenClassification(tokenizer, label_pad_token_id=IGNORE_INDEX))
 
     def decode(
         self, examples: Sequence[TaggedSentence], encoded: Encoded, outputs: Sequence[Logits]

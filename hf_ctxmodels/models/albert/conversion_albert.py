@@ -2,7 +2,7 @@
 
 from transformers.core_model_loading import WeightRenaming, WeightTransform
 
-from hf_ctxmodels.core.weights import LEGACY_NORM_NAMES, decoder_bias, fused_projections
+from hf_ctxmodels.core.weights import LEGACY_NORM_RENAMINGS, decoder_bias, fused_projections
 
 _RENAMINGS = [
     WeightRenaming(r"embeddings\.LayerNorm\.", r"embeddings.norm."),
@@ -21,4 +21,4 @@ _RENAMINGS = [
     WeightRenaming(r"sop_classifier\.classifier\.", r"sop_head."),
 ]
 ALBERT_EXPORT: list[WeightTransform] = [*_RENAMINGS, *fused_projections("attention"), decoder_bias("predictions")]
-ALBERT_CONVERSION: list[WeightTransform] = [*LEGACY_NORM_NAMES, *ALBERT_EXPORT]
+ALBERT_CONVERSION: list[WeightTransform] = [*LEGACY_NORM_RENAMINGS, *ALBERT_EXPORT]

@@ -41,7 +41,7 @@ class CtxBartConfig(CtxSeq2SeqConfig):
     forced_bos_token_id: int | None = None
     forced_eos_token_id: int | list[int] | None = None
 
-    own_fields: ClassVar[tuple[str, ...]] = (*CtxSeq2SeqConfig.own_fields, "layer_norm_eps")
+    non_reference_fields: ClassVar[tuple[str, ...]] = (*CtxSeq2SeqConfig.non_reference_fields, "layer_norm_eps")
     # of old files: pre-norm, sinusoids and layers that are left out at random
     supported_reference_values: ClassVar[dict[str, tuple[Any, ...]]] = {
         "normalize_before": (False,),

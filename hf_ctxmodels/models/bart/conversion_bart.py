@@ -2,7 +2,7 @@
 
 from transformers.core_model_loading import Concatenate, WeightConverter, WeightRenaming, WeightTransform
 
-from hf_ctxmodels.core.weights import FirstFound, Rearranged
+from hf_ctxmodels.core.weights import FirstAvailable, RearrangeHeads
 
 _LAYERS: list[WeightTransform] = [
     WeightRenaming(r"^model\.", r"bart\."),
@@ -34,7 +34,7 @@ _LAYERS: list[WeightTransform] = [
     WeightConverter(
         "final_logits_bias",
         "lm_head.bias",
-        [Rearranged(lambda tensor, heads: tensor[0], lambda tensor, heads: tensor[None])],
+        [RearrangeHeads(lambda tensor, heads: tensor[0], lambda tensor, heads: tensor[None])],
     ),
 ]
 _TABLES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "shared.weight")  # of the reference
@@ -43,10 +43,10 @@ _TABLES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "shared
 BART_EXPORT: list[WeightTransform] = [*_LAYERS, WeightRenaming(r"shared\.", r"encoder\.word_embeddings\.")]
 BART_UNTIED_EXPORT: list[WeightTransform] = [
     *_LAYERS,
-    WeightConverter([*_TABLES], "encoder.word_embeddings.weight", [FirstFound()]),
+    WeightConverter([*_TABLES], "encoder.word_embeddings.weight", [FirstAvailable()]),
 ]
 BART_CONVERSION: list[WeightTransform] = [
     *_LAYERS,
     WeightRenaming(r"decoder\.embed_tokens\.", r"decoder\.word_embeddings\."),
-    WeightConverter([_TABLES[0], _TABLES[2]], "encoder.word_embeddings.weight", [FirstFound()]),
+    WeightConverter([_TABLES[0], _TABLES[2]], "encoder.word_embeddings.weight", [FirstAvailable()]),
 ]

@@ -20,10 +20,10 @@ class CtxBertConfig(CtxEncoderConfig):
 
     classifier_dropout: float | int | None = None
 
-    other_references: ClassVar[tuple[str, ...]] = ("distilbert",)
+    extra_reference_model_types: ClassVar[tuple[str, ...]] = ("distilbert",)
 
     @classmethod
     def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """As of every family; of a DistilBERT of transformers, this package's fields that say the same."""
         fields, unused = super().get_config_dict(*args, **kwargs)
-        return (bert_fields(fields) if fields.get("model_type") in cls.other_references else fields), unused
+        return (bert_fields(fields) if fields.get("model_type") in cls.extra_reference_model_types else fields), unused

@@ -2,7 +2,7 @@
 
 from transformers.core_model_loading import WeightRenaming, WeightTransform
 
-from hf_ctxmodels.core.weights import LEGACY_NORM_NAMES, POST_NORM_RENAMINGS, decoder_bias, fused_projections
+from hf_ctxmodels.core.weights import LEGACY_NORM_RENAMINGS, POST_NORM_RENAMINGS, decoder_bias, fused_projections
 
 _RENAMINGS = [
     *POST_NORM_RENAMINGS,
@@ -33,4 +33,4 @@ DISTILBERT_EXPORT: list[WeightTransform] = [
 ]
 
 # no name of one is a name of the other, so that checkpoints of both open
-BERT_CONVERSION: list[WeightTransform] = [*LEGACY_NORM_NAMES, *BERT_EXPORT, *DISTILBERT_EXPORT]
+BERT_CONVERSION: list[WeightTransform] = [*LEGACY_NORM_RENAMINGS, *BERT_EXPORT, *DISTILBERT_EXPORT]

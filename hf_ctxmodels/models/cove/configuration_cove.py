@@ -58,7 +58,7 @@ class CtxCoveConfig(CtxConfig):
 
     def validate_shape(self) -> None:
         """Check the shape (called at construction)."""
-        self.require_two_directions()
+        self.require_even_hidden_size()
         sizes = ("vocab_size", "target_vocab_size", "embedding_size", "num_hidden_layers", "biattention_size")
         self.require_positive(*sizes)
         if self.maxout_pieces < 2:
@@ -71,11 +71,11 @@ class CtxCoveConfig(CtxConfig):
         return [self.embedding_size, *layers, self.embedding_size + self.hidden_size]
 
     @property
-    def task_size(self) -> int:
+    def head_input_size(self) -> int:
         """Width of a word's representation for task heads."""
         return self.embedding_size + (self.hidden_size if self.task_context else 0)
 
     @property
-    def pooled_size(self) -> int:
+    def pooler_size(self) -> int:
         """Width of the classification network's pooled vector: two texts, four poolings, two directions."""
         return 2 * 4 * 2 * self.biattention_size

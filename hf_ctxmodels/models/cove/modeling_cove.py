@@ -151,14 +151,14 @@ class CtxCoveForSequenceClassification(heads.ForSequenceClassification, CtxCoveH
 
     def build_encoder(self, config: CtxCoveConfig) -> CtxCoveModel:
         """Create the encoder and the biattention, which pools."""
-        self.biattention = Biattention(config.task_size, config.biattention_size, config.head_dropout)
+        self.biattention = Biattention(config.head_input_size, config.biattention_size, config.head_dropout)
         return CtxCoveModel(config)
 
     def build_head(self, config: CtxCoveConfig) -> None:
         """Maxout layers."""
         self.dropout = nn.Identity()  # dropout follows the normalisations
         self.classifier = MaxoutClassifier(
-            config.pooled_size,
+            config.pooler_size,
             2 * config.biattention_size,
             config.num_labels,
             pieces=config.maxout_pieces,

@@ -67,11 +67,11 @@ class CtxCvtConfig(CtxCharacterConfig):
             raise ValueError(f"tasks={self.tasks} must hold one or more tasks with two or more labels each.")
 
     @property
-    def task_size(self) -> int:
+    def head_input_size(self) -> int:
         """Width of the primary prediction's input, all LSTM layers (section 4.1)."""
         return self.hidden_size * self.num_hidden_layers
 
     @property
-    def pooled_size(self) -> int:
+    def pooler_size(self) -> int:
         """Width of a pooled text."""
-        return self.task_size * (2 if self.pooling == "mean+max" else 1)
+        return self.head_input_size * (2 if self.pooling == "mean+max" else 1)

@@ -14,7 +14,7 @@ from hf_ctxmodels.architectures.character import CharacterModel, CharacterPreTra
 from hf_ctxmodels.architectures.inputs import prepare_inputs, zero_padding
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_aligned, check_tensors
-from hf_ctxmodels.heads import IGNORED, ItemCounts, cross_entropy_over_targets, mean_over_targets
+from hf_ctxmodels.heads import IGNORE_INDEX, ItemCounts, cross_entropy_over_targets, mean_over_targets
 from hf_ctxmodels.layers.dropout import dropout
 from hf_ctxmodels.layers.pooling import token_mask
 from hf_ctxmodels.layers.recurrent.bidirectional import run_layer
@@ -164,7 +164,7 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
         if views is not None and shape is not None:
             views = heads.as_targets(views, "views", shape if self.views_of_words else shape[:1])
         learns_views = views is not None and shape is not None and self._has_views(views, attention_mask)
-        alone = learns_views and (labels is None or not bool((labels != IGNORED).any()))
+        alone = learns_views and (labels is None or not bool((labels != IGNORE_INDEX).any()))
         student = {"layers": 1, "dropout_rate": self.config.view_dropout} if alone else {}
         states = self.encode(output_hidden_states=True, **student, **inputs).hidden_states
         tokens = token_mask(states[0], attention_mask, sequence_ids)
@@ -178,7 +178,7 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
                     metrics = {"accuracy": heads.accuracy_counts(logits, labels)}
         if learns_views and views is not None:
             sequences = tokens.long() if sequence_ids is None else sequence_ids
-            total = self._disagreement(states[1], sequences, tokens, views != IGNORED, inputs)
+            total = self._disagreement(states[1], sequences, tokens, views != IGNORE_INDEX, inputs)
             disagreement = mean_over_targets(total, views, "views", num_items_in_batch)
         wants = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         return CtxCvtOutput(
@@ -194,7 +194,7 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
         """Whether `views` holds a target; raises CtxError if it does not match the mask."""
         if self.views_of_words and mask is not None:
             check_aligned({"attention_mask": mask}, *views.shape)
-        target_mask = views != IGNORED
+        target_mask = views != IGNORE_INDEX
         if bool((bad := target_mask & ((views < 0) | (views > 1))).any()):
             raise CtxError(f"views holds {int(views[bad][0])}, outside [0, 2) and not -100 (ignored).")
         if self.views_of_words and mask is not None and bool((misplaced := target_mask & (mask == 0)).any()):
@@ -236,7 +236,9 @@ class CtxCvtForTokenClassification(CtxCvtHeadModel):
     def predictor_for(self, labels: int) -> nn.Module:
         """Predictions for each word."""
         config = self.config
-        return WordPredictors(config.task_size, config.projection_size, config.prediction_size, labels, config.views)
+        return WordPredictors(
+            config.head_input_size, config.projection_size, config.prediction_size, labels, config.views
+        )
 
 
 class CtxCvtForSequenceClassification(CtxCvtHeadModel):
@@ -245,7 +247,7 @@ class CtxCvtForSequenceClassification(CtxCvtHeadModel):
     def predictor_for(self, labels: int) -> nn.Module:
         """Predictions for each text."""
         config = self.config
-        sizes = (config.task_size, config.projection_size, config.prediction_size)
+        sizes = (config.head_input_size, config.projection_size, config.prediction_size)
         return TextPredictors(*sizes, labels, config.views, config.pooling)
 
     def problem_type(self, labels: Tensor | None) -> str:

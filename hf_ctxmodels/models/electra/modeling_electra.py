@@ -15,7 +15,7 @@ from hf_ctxmodels import heads
 from hf_ctxmodels.architectures.transformer_encoder import Encoder, build_embeddings
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
-from hf_ctxmodels.heads import IGNORED, ItemCounts, mean_over_targets
+from hf_ctxmodels.heads import IGNORE_INDEX, ItemCounts, mean_over_targets
 from hf_ctxmodels.layers.dropout import Dropout
 from hf_ctxmodels.layers.embeddings import TokenPositionTypeEmbeddings
 from hf_ctxmodels.layers.feed_forward import make_activation
@@ -131,7 +131,7 @@ class CtxElectraForReplacedTokenDetection(CtxElectraHeadModel):
         loss = metrics = None
         if labels is not None:
             labels = _detection_labels(labels, logits, attention_mask)
-            counted = labels != IGNORED
+            counted = labels != IGNORE_INDEX
             replaced = labels[counted] == 1
             loss = mean_over_targets(detection_loss(logits[counted], replaced), labels, "labels", num_items_in_batch)
             metrics = detection_counts(logits[counted].detach(), replaced)
@@ -152,11 +152,11 @@ def _detection_labels(labels: Tensor, logits: Tensor, attention_mask: Tensor | N
     """
     labels = heads.as_targets(labels, "labels", logits.shape)
     if not torch.compiler.is_compiling():
-        bad = labels[(labels != IGNORED) & (labels != 0) & (labels != 1)]
+        bad = labels[(labels != IGNORE_INDEX) & (labels != 0) & (labels != 1)]
         if bad.numel():
             raise CtxError(f"labels holds {int(bad[0])}, outside [0, 2) (1 = replaced) and not -100 (ignored).")
     if attention_mask is not None and attention_mask.dim() == 2:
-        labels = labels.masked_fill(attention_mask == 0, IGNORED)
+        labels = labels.masked_fill(attention_mask == 0, IGNORE_INDEX)
     return labels
 
 

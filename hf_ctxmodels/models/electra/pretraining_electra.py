@@ -15,7 +15,7 @@ from transformers.utils.generic import can_return_tuple
 from hf_ctxmodels.core.adapters import untied_from_adapters
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_ids
-from hf_ctxmodels.heads import IGNORED, ItemCounts, as_targets, mean_over_targets
+from hf_ctxmodels.heads import IGNORE_INDEX, ItemCounts, as_targets, mean_over_targets
 from hf_ctxmodels.models.electra.configuration_electra import CtxElectraConfig
 from hf_ctxmodels.models.electra.discriminator_tasks import DISCRIMINATOR_TASKS
 from hf_ctxmodels.models.electra.modeling_electra import (
@@ -167,7 +167,7 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
         if token_labels is None:
             token_labels = _original_ids(input_ids, labels, attention_mask, sequence_ids)
         name, targets = ("labels", labels) if self.discriminator_task.masked_only else ("token_labels", token_labels)
-        read, everywhere = targets != IGNORED, self.returns_logits(return_logits)
+        read, everywhere = targets != IGNORE_INDEX, self.returns_logits(return_logits)
         outputs = self.encode(input_ids=filled.input_ids, output_mask=None if everywhere else read, **inputs, **kwargs)
         states = outputs.last_hidden_state[read] if everywhere else outputs.last_hidden_state
         total, metrics = self.discriminator_task.loss(self, states, filled.input_ids[read], token_labels[read])
@@ -194,14 +194,14 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
         if sampling_seed is not None:
             sampling_seed = as_targets(sampling_seed, "sampling_seed", input_ids.shape[:1])
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.config.freeze_generator):
-            outputs = self.generator.encode(input_ids=input_ids, output_mask=labels != IGNORED, **inputs)
+            outputs = self.generator.encode(input_ids=input_ids, output_mask=labels != IGNORE_INDEX, **inputs)
             return fill_masked(outputs.last_hidden_state, self.generator.mlm_head, input_ids, labels, sampling_seed)
 
     def _checked_token_labels(self, input_ids: Tensor, labels: Tensor, token_labels: Any) -> Tensor | None:
         token_labels = self.token_targets(token_labels, "token_labels", input_ids)
         for name, target in {"labels": labels, "token_labels": token_labels}.items():
             if target is not None:
-                check_ids(name, target.masked_fill(target == IGNORED, 0), self.config.vocab_size, "vocab_size")
+                check_ids(name, target.masked_fill(target == IGNORE_INDEX, 0), self.config.vocab_size, "vocab_size")
         return token_labels
 
     def export_reference(self, save_directory: str | Path) -> None:
@@ -286,15 +286,15 @@ def _original_ids(
     input_ids: Tensor, labels: Tensor, attention_mask: Tensor | None, sequence_ids: Tensor | None
 ) -> Tensor:
     """(batch, length) the ids before masking, -100 at padding."""
-    originals = torch.where(labels == IGNORED, input_ids, labels)
+    originals = torch.where(labels == IGNORE_INDEX, input_ids, labels)
     for tokens in (attention_mask, sequence_ids):
         if tokens is not None and tokens.dim() == 2:
-            originals = originals.masked_fill(tokens == 0, IGNORED)
+            originals = originals.masked_fill(tokens == 0, IGNORE_INDEX)
     return originals
 
 
 def _generator_counts(filled: Filled, labels: Tensor) -> dict[str, Tensor]:
-    masked = labels != IGNORED
+    masked = labels != IGNORE_INDEX
     hits = {"generator_accuracy": filled.correct, "sampled_accuracy": ((filled.input_ids == labels) & masked).sum()}
     return {name: torch.stack([hit, masked.sum()]).float() for name, hit in hits.items()}
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from hf_ctxmodels.core.constants import IGNORED
+from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.layers.adapter_slots import InvertibleSlot
 from hf_ctxmodels.layers.lm_loss.chunked import CHUNK_ELEMENTS, MaskedPredictionHead, ProjectedHead
 from hf_ctxmodels.layers.lm_loss.sampling import uniforms
@@ -47,7 +47,7 @@ def fill_masked(
         seeds: (batch,) int64: a row's samples depend on its seed, not on other rows or padding. None derives the seeds
             from the rows' masked tokens.
     """
-    masked = labels != IGNORED
+    masked = labels != IGNORE_INDEX
     numbering = masked.cumsum(1) - 1  # of the row's masked tokens, independent of padding
     if seeds is None:
         seeds = _seeds_of_rows(input_ids, labels, numbering)
@@ -58,7 +58,7 @@ def fill_masked(
 
 def _seeds_of_rows(input_ids: Tensor, labels: Tensor, numbering: Tensor) -> Tensor:
     """(batch,) a hash of each row's masked tokens and their replacements."""
-    masked = labels != IGNORED
+    masked = labels != IGNORE_INDEX
     words = (uniforms(labels * (1 << 32) + input_ids, numbering) * 2**24).long()
     return (words * masked).sum(1)
 

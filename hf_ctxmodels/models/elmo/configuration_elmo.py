@@ -53,11 +53,11 @@ class CtxElmoConfig(CtxCharacterConfig):
             raise ValueError(f"mix_decay={self.mix_decay} must be 0 or more.")
 
     @property
-    def task_size(self) -> int:
+    def head_input_size(self) -> int:
         """Width of a word's representation for task heads."""
         return self.hidden_size * self.num_mixes + self.pretrained_embedding_size
 
     @property
-    def pooled_size(self) -> int:
+    def pooler_size(self) -> int:
         """Width of a task head's `pooler_output`."""
-        return self.task_size * (2 if self.pooling == "mean+max" else 1)
+        return self.head_input_size * (2 if self.pooling == "mean+max" else 1)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hf_ctxmodels.core.errors import CtxError, boundary
-from hf_ctxmodels.core.json_text import read_json
+from hf_ctxmodels.core.json_parsing import read_json
 from hf_ctxmodels.models.elmo.configuration_elmo import CtxElmoConfig
 from hf_ctxmodels.models.elmo.modeling_elmo import CtxElmoModel
 

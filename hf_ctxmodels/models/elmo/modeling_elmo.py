@@ -264,7 +264,7 @@ class CtxElmoForPreTraining(CtxElmoHeadModel):
     def _target_mask(self, labels: Tensor) -> Tensor:
         if labels.dim() != 3 or labels.shape[2] != 2:
             raise CtxError(f"labels must be (batch, words, 2); got {tuple(labels.shape)}.")
-        return labels != heads.IGNORED
+        return labels != heads.IGNORE_INDEX
 
     def _sampled_loss(self, negatives: Tensor, states: Tensor, targets: Tensor) -> Tensor:
         check_ids("negatives", negatives, self.decoder.out_features, "vocab_size")

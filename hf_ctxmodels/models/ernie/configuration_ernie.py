@@ -32,7 +32,7 @@ class CtxErnieConfig(CtxBertConfig):
     task_type_vocab_size: int = 3
     pretraining_tasks: dict[str, int] | None = None
 
-    own_fields: ClassVar[tuple[str, ...]] = (*CtxBertConfig.own_fields, "pretraining_tasks")
+    non_reference_fields: ClassVar[tuple[str, ...]] = (*CtxBertConfig.non_reference_fields, "pretraining_tasks")
 
     def validate_architecture(self) -> None:
         """Check the tasks' names and numbers of classes (called at construction)."""

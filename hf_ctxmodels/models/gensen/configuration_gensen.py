@@ -57,7 +57,7 @@ class CtxGenSenConfig(CtxConfig):
 
     def validate_shape(self) -> None:
         """Check shape and tasks (called at construction)."""
-        self.require_two_directions()
+        self.require_even_hidden_size()
         sizes = ("vocab_size", "target_vocab_size", "embedding_size", "num_hidden_layers", "classifier_size")
         self.require_positive(*sizes)
         for name in ("decoder_tasks", "relations"):

@@ -135,7 +135,7 @@ class CtxGenSenForPreTraining(
     def decoder_loss(self, ids: Tensor, labels: Tensor, given: heads.DecoderInputs, counts: heads.ItemCounts) -> Tensor:
         """See `ForConditionalGeneration.decoder_loss`; each row by its own decoder."""
         numbers, vectors = self._decoder_numbers(ids, given.languages), given.encoded.pooler_output
-        target_mask = labels != heads.IGNORED
+        target_mask = labels != heads.IGNORE_INDEX
         heads.check_token_labels(labels, self.config.target_vocab_size)
         total = (vectors * 0).sum()  # so that a batch without targets has a loss with a gradient
         for number, decoder in self._numbered():

@@ -15,7 +15,7 @@ from hf_ctxmodels import heads
 from hf_ctxmodels.architectures.static import StaticEncoder, StaticPreTrainedModel, WordTable, in_threads, is_compiled
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_ids, check_tensors
-from hf_ctxmodels.heads import IGNORED, ItemCounts, mean_over_targets
+from hf_ctxmodels.heads import IGNORE_INDEX, ItemCounts, mean_over_targets
 from hf_ctxmodels.models.glove.configuration_glove import CtxGloveConfig
 
 
@@ -117,7 +117,7 @@ class CtxGloveForPreTraining(CtxGloveHeadModel):
             logits = model.word_embeddings(input_ids) @ model.context_embeddings.weight.T
             logits = logits + self.word_bias(input_ids) + self.context_bias.weight[:, 0]
             return CtxGloveForPreTrainingOutput(logits=logits, hidden_states=encoded.hidden_states)
-        output_mask = labels != IGNORED
+        output_mask = labels != IGNORE_INDEX
         model.check_encoder_input(input_ids, None, attention_mask, None, output_mask=output_mask)
         check_ids("labels", labels.masked_fill(~output_mask, 0), self.config.vocab_size, "vocab_size")
         values = torch.ones_like(input_ids, dtype=torch.float32) if cooccurrences is None else cooccurrences

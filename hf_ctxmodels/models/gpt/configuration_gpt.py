@@ -36,8 +36,8 @@ class CtxGptConfig(CtxDecoderConfig):
     classifier_dropout: float | int | None = 0.1
     lm_loss_weight: float | int = 0.5
 
-    own_fields: ClassVar[tuple[str, ...]] = (
-        *CtxDecoderConfig.own_fields,
+    non_reference_fields: ClassVar[tuple[str, ...]] = (
+        *CtxDecoderConfig.non_reference_fields,
         "hidden_act",
         "intermediate_size",
         "lm_loss_weight",

@@ -2,7 +2,7 @@
 
 from transformers.core_model_loading import WeightRenaming, WeightTransform
 
-from hf_ctxmodels.core.weights import DecoderTables, decoder_layers
+from hf_ctxmodels.core.weights import GPTConversions, decoder_layers
 
 GPT_EXPORT: list[WeightTransform] = [
     WeightRenaming(r"^transformer\.", r"gpt."),
@@ -10,4 +10,4 @@ GPT_EXPORT: list[WeightTransform] = [
     WeightRenaming(r"positions_embed\.", r"position_embeddings."),
     *decoder_layers(),
 ]
-GPT_SEQUENCE_EXPORT, GPT_CHOICE_EXPORT, GPT_CONVERSION = DecoderTables.of(GPT_EXPORT)
+GPT_SEQUENCE_EXPORT, GPT_CHOICE_EXPORT, GPT_CONVERSION = GPTConversions.of(GPT_EXPORT)

@@ -89,7 +89,7 @@ class CtxGptForSequenceClassification(
     def build_head(self, config: CtxGptConfig) -> None:
         """Dropout and the classifier, which has no bias."""
         super().build_head(config)
-        self.classifier = nn.Linear(config.pooled_size, config.num_labels, bias=False)
+        self.classifier = nn.Linear(config.pooler_size, config.num_labels, bias=False)
 
     def encode(self, **kwargs: Any) -> Any:
         """Run the decoder; `pooler_output` is the sum of the states of a row's orders."""

@@ -30,7 +30,7 @@ class CtxGpt2Config(CtxDecoderConfig):
 
     lm_loss_weight: float | int = 0.5
 
-    own_fields: ClassVar[tuple[str, ...]] = (*CtxDecoderConfig.own_fields, "lm_loss_weight")
+    non_reference_fields: ClassVar[tuple[str, ...]] = (*CtxDecoderConfig.non_reference_fields, "lm_loss_weight")
     supported_reference_values: ClassVar[dict[str, tuple[Any, ...]]] = {
         "add_cross_attention": (False,),
         "scale_attn_weights": (True,),

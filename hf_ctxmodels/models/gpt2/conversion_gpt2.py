@@ -2,7 +2,7 @@
 
 from transformers.core_model_loading import WeightRenaming, WeightTransform
 
-from hf_ctxmodels.core.weights import DecoderTables, decoder_layers
+from hf_ctxmodels.core.weights import GPTConversions, decoder_layers
 
 GPT2_EXPORT: list[WeightTransform] = [
     WeightRenaming(r"^transformer\.", r"gpt2."),
@@ -11,4 +11,4 @@ GPT2_EXPORT: list[WeightTransform] = [
     WeightRenaming(r"ln_f\.", r"final_norm."),
     *decoder_layers(),
 ]
-GPT2_SEQUENCE_EXPORT, GPT2_CHOICE_EXPORT, GPT2_CONVERSION = DecoderTables.of(GPT2_EXPORT)
+GPT2_SEQUENCE_EXPORT, GPT2_CHOICE_EXPORT, GPT2_CONVERSION = GPTConversions.of(GPT2_EXPORT)

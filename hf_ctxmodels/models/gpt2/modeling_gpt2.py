@@ -67,7 +67,7 @@ class CtxGpt2ForSequenceClassification(LastTokenHead, heads.ForSequenceClassific
     def build_head(self, config: CtxGpt2Config) -> None:
         """Dropout and the classifier, which has no bias."""
         super().build_head(config)
-        self.classifier = nn.Linear(config.pooled_size, config.num_labels, bias=False)
+        self.classifier = nn.Linear(config.pooler_size, config.num_labels, bias=False)
 
 
 class CtxGpt2ForMultipleChoice(LastTokenHead, heads.ForMultipleChoice, heads.WithLanguageModeling, CtxGpt2HeadModel):

@@ -18,7 +18,11 @@ class CtxGpt3Config(CtxGpt2Config):
     """
 
     model_type = "ctx-gpt3"
-    own_fields: ClassVar[tuple[str, ...]] = (*CtxGpt2Config.own_fields, "attention_layers", "window")
+    non_reference_fields: ClassVar[tuple[str, ...]] = (
+        *CtxGpt2Config.non_reference_fields,
+        "attention_layers",
+        "window",
+    )
 
     max_position_embeddings: int = 2048
     attention_layers: list[str] | None = None

@@ -54,7 +54,7 @@ class CtxInferSentConfig(CtxConfig):
 
     def validate_shape(self) -> None:
         """Check the shape (called at construction)."""
-        self.require_two_directions()
+        self.require_even_hidden_size()
         self.require_positive("vocab_size", "embedding_size", "num_hidden_layers", "classifier_size")
 
     @property

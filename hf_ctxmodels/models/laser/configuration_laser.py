@@ -51,7 +51,7 @@ class CtxLaserConfig(CtxConfig):
 
     def validate_shape(self) -> None:
         """Check the shape (called at construction)."""
-        self.require_two_directions()
+        self.require_even_hidden_size()
         sizes = ("vocab_size", "target_vocab_size", "num_languages", "embedding_size", "num_hidden_layers")
         self.require_positive(*sizes, "language_size", "decoder_size", "num_decoder_layers")
 

@@ -24,7 +24,7 @@ from hf_ctxmodels.architectures.lstm_language_model import (
 )
 from hf_ctxmodels.core.cache import RecurrentCache
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.opening import open_pretrained
+from hf_ctxmodels.core.loading import load_pretrained
 from hf_ctxmodels.layers.decoded import Decoded
 from hf_ctxmodels.layers.dropout import Dropout, dropout
 from hf_ctxmodels.layers.linear import apply_linear
@@ -249,7 +249,7 @@ class CtxLmSeq2SeqForConditionalGeneration(heads.ForConditionalGeneration, CtxLm
 
 def _open(source: str | PathLike[str]) -> Any:
     """An LSTM language model; raises CtxError if it cannot be opened, or is of another kind."""
-    model = open_pretrained(AutoModelForCausalLM, source, "the language model")
+    model = load_pretrained(AutoModelForCausalLM, source, "the language model")
     if not isinstance(model, LSTMForCausalLM):
         raise CtxError(f"{type(model).__name__} is no forward LSTM language model.", location=str(source))
     return model

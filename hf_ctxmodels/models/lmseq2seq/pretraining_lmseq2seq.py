@@ -98,7 +98,7 @@ class CtxLmSeq2SeqForPreTraining(CtxLmSeq2SeqForConditionalGeneration, Generatio
             terms["source_lm"] = self._term("source_labels", source, source_labels, attention_mask, num_items_in_batch)
         if target_labels is not None:
             target_labels = heads.as_targets(target_labels, "target_labels", ids.shape)
-            states = self._target_states(ids, target_labels != heads.IGNORED)
+            states = self._target_states(ids, target_labels != heads.IGNORE_INDEX)
             terms["target_lm"] = self._term("target_labels", states, target_labels, None, num_items_in_batch)
         found["loss"] = torch.stack([*terms.values()]).sum()
         for name, term in terms.items():
@@ -116,7 +116,7 @@ class CtxLmSeq2SeqForPreTraining(CtxLmSeq2SeqForConditionalGeneration, Generatio
     ) -> Tensor:
         """A language model's mean cross-entropy."""
         labels = heads.as_targets(labels, name, states.shape[:2])
-        target_mask = labels != heads.IGNORED
+        target_mask = labels != heads.IGNORE_INDEX
         self.check_encoder_input(None, states, attention_mask, None, output_mask=target_mask)
         head = self.source_prediction if name == "source_labels" else self.prediction
         return heads.language_modeling_loss(head, self.dropout(states[target_mask]), labels, counts, name)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self
 from transformers import AutoTokenizer
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.opening import open_pretrained
+from hf_ctxmodels.core.loading import load_pretrained
 from hf_ctxmodels.tokenizers.parallel import CtxTranslationTokenizer
 from hf_ctxmodels.tokenizers.words import CtxWrittenWordTokenizer
 
@@ -68,7 +68,7 @@ class CtxLmSeq2SeqTokenizer(CtxTranslationTokenizer, CtxWrittenWordTokenizer):
 
 
 def _open(source: str | PathLike[str]) -> CtxWrittenWordTokenizer:
-    tokenizer = open_pretrained(AutoTokenizer, source, "the language model's tokenizer")
+    tokenizer = load_pretrained(AutoTokenizer, source, "the language model's tokenizer")
     if not isinstance(tokenizer, CtxWrittenWordTokenizer):
         raise CtxError(
             f"{type(tokenizer).__name__} is no tokenizer of words that decode to the exact text.",

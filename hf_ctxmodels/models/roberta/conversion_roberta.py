@@ -2,7 +2,7 @@
 
 from transformers.core_model_loading import WeightRenaming, WeightTransform
 
-from hf_ctxmodels.core.weights import LEGACY_NORM_NAMES, POST_NORM_RENAMINGS, decoder_bias, fused_projections
+from hf_ctxmodels.core.weights import LEGACY_NORM_RENAMINGS, POST_NORM_RENAMINGS, decoder_bias, fused_projections
 
 ROBERTA_EXPORT: list[WeightTransform] = [
     *POST_NORM_RENAMINGS,
@@ -12,4 +12,4 @@ ROBERTA_EXPORT: list[WeightTransform] = [
     *fused_projections("attention.self"),
     decoder_bias("^lm_head"),
 ]
-ROBERTA_CONVERSION: list[WeightTransform] = [*LEGACY_NORM_NAMES, *ROBERTA_EXPORT]
+ROBERTA_CONVERSION: list[WeightTransform] = [*LEGACY_NORM_RENAMINGS, *ROBERTA_EXPORT]

@@ -124,9 +124,9 @@ def label_gains(tokens: Tensor) -> Tensor:
 def _gained_loss(logits: Tensor, tokens: Tensor, labels: Tensor, counts: heads.ItemCounts) -> Tensor:
     """Mean over texts of the weighted cross-entropy in nats of (batch, length, classes) logits."""
     heads.check_classes(labels, logits.shape[-1], "labels")
-    every = labels[:, None].expand(tokens.shape).masked_fill(~tokens, heads.IGNORED)
+    every = labels[:, None].expand(tokens.shape).masked_fill(~tokens, heads.IGNORE_INDEX)
     losses = F.cross_entropy(
-        logits.flatten(0, 1).float(), every.flatten(), ignore_index=heads.IGNORED, reduction="none"
+        logits.flatten(0, 1).float(), every.flatten(), ignore_index=heads.IGNORE_INDEX, reduction="none"
     )
     return heads.mean_over_targets((label_gains(tokens).flatten() * losses).sum(), labels, "labels", counts)
 

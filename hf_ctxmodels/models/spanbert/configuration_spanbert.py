@@ -20,7 +20,11 @@ class CtxSpanBertConfig(CtxBertConfig):
 
     model_type = "ctx-spanbert"
     reference_model_type: ClassVar[str | None] = "bert"
-    own_fields: ClassVar[tuple[str, ...]] = (*CtxBertConfig.own_fields, "max_pair_targets", "pair_position_size")
+    non_reference_fields: ClassVar[tuple[str, ...]] = (
+        *CtxBertConfig.non_reference_fields,
+        "max_pair_targets",
+        "pair_position_size",
+    )
 
     vocab_size: int = 28996
     max_pair_targets: int = 15

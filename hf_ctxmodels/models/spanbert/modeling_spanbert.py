@@ -10,7 +10,7 @@ from torch import Tensor
 from hf_ctxmodels import heads
 from hf_ctxmodels.architectures.bert_reference import ExportsMaskedLM, ReferenceIsBert
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.heads import IGNORED, ItemCounts, check_token_labels, number_of_targets
+from hf_ctxmodels.heads import IGNORE_INDEX, ItemCounts, check_token_labels, number_of_targets
 from hf_ctxmodels.models.bert import modeling_bert as bert
 from hf_ctxmodels.models.spanbert.configuration_spanbert import CtxSpanBertConfig
 from hf_ctxmodels.models.spanbert.span_boundary import BoundaryTargets, SpanBoundaryHead
@@ -67,7 +67,7 @@ class CtxSpanBertForPreTraining(ExportsMaskedLM, heads.ForMaskedLMWithTasks, Ctx
     def output_mask(self, targets: Mapping[str, Tensor]) -> Tensor | None:
         """The masked tokens and the boundaries."""
         spans = self._boundaries(targets)
-        return super().output_mask(targets) if spans is None else spans.positions | (targets["labels"] != IGNORED)
+        return super().output_mask(targets) if spans is None else spans.positions | (targets["labels"] != IGNORE_INDEX)
 
     def predict(
         self,
@@ -86,8 +86,8 @@ class CtxSpanBertForPreTraining(ExportsMaskedLM, heads.ForMaskedLMWithTasks, Ctx
         rows = outputs.last_hidden_state.flatten(0, -2)
         labels, own = targets["labels"], targets["boundary_labels"]
         boundaries = (rows[before], rows[after], spans.numbers)
-        total = self.sbo_head.summed_loss(*boundaries, own[own != IGNORED], self.invertible_adapters)
-        share = torch.stack([(each != IGNORED).sum() for each in (own, labels)]).float()
+        total = self.sbo_head.summed_loss(*boundaries, own[own != IGNORE_INDEX], self.invertible_adapters)
+        share = torch.stack([(each != IGNORE_INDEX).sum() for each in (own, labels)]).float()
         loss = total / (number_of_targets(own, "boundary_labels", counts) + 1)
         return heads.Prediction(loss, metrics={"sbo_share": share})
 

@@ -5,8 +5,8 @@ from torch import Tensor, nn
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import is_traced
-from hf_ctxmodels.core.runs import ends_of_runs
-from hf_ctxmodels.heads import IGNORED
+from hf_ctxmodels.core.runs import span_boundaries
+from hf_ctxmodels.heads import IGNORE_INDEX
 from hf_ctxmodels.layers.adapter_slots import InvertibleSlot, before_output_layer
 from hf_ctxmodels.layers.feed_forward import make_activation
 from hf_ctxmodels.layers.linear import apply_linear
@@ -75,8 +75,8 @@ class BoundaryTargets:
 
     def __init__(self, labels: Tensor, boundary_labels: Tensor, longest: int) -> None:
         length = labels.shape[1]
-        rows, columns = (boundary_labels != IGNORED).nonzero(as_tuple=True)
-        before, after = (ends[rows, columns] for ends in ends_of_runs(labels != IGNORED))
+        rows, columns = (boundary_labels != IGNORE_INDEX).nonzero(as_tuple=True)
+        before, after = (ends[rows, columns] for ends in span_boundaries(labels != IGNORE_INDEX))
         self.numbers = columns - before - 1
         if not is_traced(labels):
             wrong = (before < 0) | (after >= length) | (self.numbers < 0) | (self.numbers >= longest)

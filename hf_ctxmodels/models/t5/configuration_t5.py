@@ -79,9 +79,9 @@ class CtxT5Config(CtxTransformerConfig):
     tie_word_embeddings: bool = True
     scale_decoder_outputs: bool | None = None
 
-    vocabulary_multiple: ClassVar[int] = 128
-    own_fields: ClassVar[tuple[str, ...]] = (
-        *CtxTransformerConfig.own_fields,
+    vocab_size_multiple: ClassVar[int] = 128
+    non_reference_fields: ClassVar[tuple[str, ...]] = (
+        *CtxTransformerConfig.non_reference_fields,
         "attention_probs_dropout_prob",
         "clamp_half_precision",
     )

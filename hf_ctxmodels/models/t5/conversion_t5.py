@@ -2,7 +2,7 @@
 
 from transformers.core_model_loading import Concatenate, WeightConverter, WeightRenaming, WeightTransform
 
-from hf_ctxmodels.core.weights import FirstFound
+from hf_ctxmodels.core.weights import FirstAvailable
 
 _PLAIN = {"wi": "up_proj", "wo": "down_proj"}
 _GATED = {"wi_0": "gate_proj", "wi_1": "up_proj", "wo": "down_proj"}
@@ -64,6 +64,6 @@ T5_CONVERSION: list[WeightTransform] = [
     WeightConverter(
         ["shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"],
         "encoder.word_embeddings.weight",
-        [FirstFound()],
+        [FirstAvailable()],
     ),
 ]

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from tokenizers import AddedToken
 
-from hf_ctxmodels.core.constants import SENTINEL
+from hf_ctxmodels.core.constants import SENTINEL_TOKEN
 from hf_ctxmodels.tokenizers.unigram import CtxUnigramTokenizer, Pieces
 
 NUM_SENTINELS = 100
@@ -54,7 +54,7 @@ class CtxT5Tokenizer(CtxUnigramTokenizer):
     ) -> None:
         extra = list(extra_special_tokens or additional_special_tokens or ())
         pieces, number = {piece for piece, _ in vocab or ()}, 0
-        while (token := SENTINEL.format(number)) in pieces:
+        while (token := SENTINEL_TOKEN.format(number)) in pieces:
             extra += [token] if token not in map(str, extra) else []
             number += 1
         super().__init__(vocab, extra_special_tokens=extra, **kwargs)
@@ -62,6 +62,6 @@ class CtxT5Tokenizer(CtxUnigramTokenizer):
     @classmethod
     def arrange(cls, pieces: Pieces) -> Pieces:
         """SentencePiece's order, and the sentinels after it in reverse, unless the file holds them."""
-        if any(piece == SENTINEL.format(0) for piece, _ in pieces):
+        if any(piece == SENTINEL_TOKEN.format(0) for piece, _ in pieces):
             return pieces
-        return [*pieces, *((SENTINEL.format(number), 0.0) for number in reversed(range(NUM_SENTINELS)))]
+        return [*pieces, *((SENTINEL_TOKEN.format(number), 0.0) for number in reversed(range(NUM_SENTINELS)))]

@@ -81,6 +81,6 @@ class CtxUlmfitConfig(CtxLSTMLanguageModelConfig):
         return [self.hidden_size, *[self.cell_size] * (self.num_hidden_layers - 1), self.hidden_size]
 
     @property
-    def pooled_size(self) -> int:
+    def pooler_size(self) -> int:
         """Width of `pooler_output`: the last state, the maximum and the mean (section 3.3)."""
         return 3 * self.hidden_size

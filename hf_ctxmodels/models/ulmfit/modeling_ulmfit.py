@@ -98,9 +98,9 @@ class CtxUlmfitForSequenceClassification(heads.ForSequenceClassification, CtxUlm
         norm = RowNorm if config.classifier_norm == "batch" else nn.LayerNorm
         self.dropout = nn.Identity()  # dropout follows the normalisation
         self.classifier = nn.Sequential(
-            norm(config.pooled_size),
+            norm(config.pooler_size),
             Dropout(config.head_dropout),
-            nn.Linear(config.pooled_size, config.classifier_size),
+            nn.Linear(config.pooler_size, config.classifier_size),
             nn.ReLU(),
             norm(config.classifier_size),
             Dropout(_HIDDEN_DROPOUT if config.head_dropout else 0.0),

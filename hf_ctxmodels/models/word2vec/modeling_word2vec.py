@@ -12,7 +12,7 @@ from hf_ctxmodels import heads
 from hf_ctxmodels.architectures.static import StaticEncoder, StaticPreTrainedModel, WordTable, in_threads, is_compiled
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_ids, check_tensors
-from hf_ctxmodels.heads import IGNORED, ItemCounts, mean_over_targets
+from hf_ctxmodels.heads import IGNORE_INDEX, ItemCounts, mean_over_targets
 from hf_ctxmodels.models.word2vec import window_prediction
 from hf_ctxmodels.models.word2vec.configuration_word2vec import CtxWord2VecConfig
 from hf_ctxmodels.models.word2vec.window_prediction import Blocks
@@ -101,7 +101,7 @@ class CtxWord2VecForPreTraining(CtxWord2VecHeadModel):
         """
         labels = self.token_targets(labels, "labels", input_ids, inputs_embeds)
         check_tensors(windows=windows, negatives=negatives, paths=paths, codes=codes)
-        output_mask = None if labels is None else labels != IGNORED
+        output_mask = None if labels is None else labels != IGNORE_INDEX
         if labels is not None and learning_rate is not None:
             self.base_model.check_encoder_input(input_ids, inputs_embeds, attention_mask, None, output_mask=output_mask)
             if input_ids is None:
@@ -153,7 +153,7 @@ class CtxWord2VecForPreTraining(CtxWord2VecHeadModel):
     ) -> list[Tensor]:
         """Check the arguments of `forward`; returns [negatives] or [paths, codes], or raises CtxError."""
         config = self.config
-        check_ids("labels", labels.masked_fill(labels == IGNORED, 0), config.vocab_size, "vocab_size")
+        check_ids("labels", labels.masked_fill(labels == IGNORE_INDEX, 0), config.vocab_size, "vocab_size")
         if windows is not None and windows.shape != words.shape:
             raise CtxError(f"windows is {tuple(windows.shape)}, but the input is {tuple(words.shape)}.")
         if config.output == "hierarchical-softmax":

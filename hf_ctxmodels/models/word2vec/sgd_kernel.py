@@ -13,7 +13,7 @@ import numpy as np
 from numba import njit
 
 from hf_ctxmodels.architectures.static import FASTMATH
-from hf_ctxmodels.core.constants import IGNORED
+from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.models.word2vec.prefetch import fetch
 
 _LEAST = 2.0**-24  # lower bound of a probability in the reported loss
@@ -128,7 +128,7 @@ def _learn(
 @njit(nogil=True, cache=True, inline="always")
 def _fetch_next(outputs: np.ndarray, label: int, negatives: np.ndarray) -> None:
     """Prefetch the output rows of the next word while the current one is processed."""
-    if label != IGNORED:
+    if label != IGNORE_INDEX:
         fetch(outputs, label)
         for k in range(len(negatives)):
             fetch(outputs, negatives[k])
@@ -196,7 +196,7 @@ def word2vec_sgd_kernel(
     for row in range(rows):
         for position in range(length):
             label = labels[row, position]
-            if label == IGNORED:
+            if label == IGNORE_INDEX:
                 continue
             place = row, position // size, position % size
             if not tree and position + 1 < length:

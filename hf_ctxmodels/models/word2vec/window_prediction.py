@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hf_ctxmodels.core.constants import IGNORED
+from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 
 _CERTAIN = 1 - 2.0**-24  # the largest float32 below 1
@@ -105,9 +105,9 @@ def cut(
     radius = torch.full_like(labels, window) if windows is None else without_margins(windows)
     columns = torch.arange(reach, device=words.device)
     distance = (columns - window - columns[:size, None]).abs()
-    near = (distance > 0) & (distance <= radius[:, :, None]) & real[:, None] & (labels != IGNORED)[:, :, None]
+    near = (distance > 0) & (distance <= radius[:, :, None]) & real[:, None] & (labels != IGNORE_INDEX)[:, :, None]
     given = [tensor.transpose(0, 1).flatten(0, 1) for tensor in given]
-    used = (labels != IGNORED).any(1)
+    used = (labels != IGNORE_INDEX).any(1)
     if not bool(used.all()):
         words, labels, near = words[used], labels[used], near[used]
         given = [tensor[used] for tensor in given]

@@ -79,8 +79,8 @@ class CtxXLMConfig(CtxTransformerConfig):
     eos_token_id: int | list[int] | None = 1
     tie_word_embeddings: bool = True
 
-    own_fields: ClassVar[tuple[str, ...]] = (
-        *CtxTransformerConfig.own_fields,
+    non_reference_fields: ClassVar[tuple[str, ...]] = (
+        *CtxTransformerConfig.non_reference_fields,
         "hidden_act",
         "intermediate_size",
         "default_lang",

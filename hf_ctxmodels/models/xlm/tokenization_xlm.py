@@ -10,7 +10,7 @@ from tokenizers import pre_tokenizers
 from transformers import BatchEncoding
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.language_tags import split_tag
+from hf_ctxmodels.core.language_tags import split_language_tag
 from hf_ctxmodels.models.xlm.moses import split_words, without_accents
 from hf_ctxmodels.tokenizers.bpe import Merges
 from hf_ctxmodels.tokenizers.parallel import BETWEEN
@@ -247,7 +247,7 @@ class _Sentences:
         self.languages = set()
         for text in self.texts:
             for line in text.replace(BETWEEN, "\n").split("\n"):
-                language, sentence = split_tag(line)
+                language, sentence = split_language_tag(line)
                 self.languages |= {language} if language else set()
                 yield sentence
 

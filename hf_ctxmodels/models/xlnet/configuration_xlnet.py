@@ -88,7 +88,10 @@ class CtxXLNetConfig(CtxTransformerConfig):
     eos_token_id: int | list[int] | None = 2
     tie_word_embeddings: bool = True
 
-    own_fields: ClassVar[tuple[str, ...]] = (*CtxTransformerConfig.own_fields, "attention_probs_dropout_prob")
+    non_reference_fields: ClassVar[tuple[str, ...]] = (
+        *CtxTransformerConfig.non_reference_fields,
+        "attention_probs_dropout_prob",
+    )
     supported_reference_values: ClassVar[dict[str, tuple[Any, ...]]] = {"untie_r": (True,)}
 
     def validate_architecture(self) -> None:

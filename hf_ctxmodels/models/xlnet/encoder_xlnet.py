@@ -161,7 +161,7 @@ class CtxXLNetModel(CtxXLNetPreTrainedModel):
         config, count = self.config, len(self.layers)
         if use_mems is None:
             use_mems = config.use_mems_train if self.training else config.use_mems_eval
-        choice, wants_attentions = config.recorded_outputs(kwargs).values()
+        choice, wants_attentions = config.resolve_output_flags(kwargs).values()
         chosen = chosen_numbers(choice, count + 1)
         streams = build_streams(inputs, self._encodings(inputs), config, output_attentions=wants_attentions)
         last = streams.for_last_layer(content=bool(chosen))

@@ -163,7 +163,7 @@ class CtxXLNetForPreTraining(CtxXLNetHeadModel, heads.PrepackingGenerationMixin)
         two_streams = target_positions is not None or target_mapping is not None
         targets = (target_positions, target_mapping) if two_streams else None
         labels = self._checked_labels(labels, targets, input_ids, inputs_embeds)
-        target_mask = None if labels is None else labels != heads.IGNORED
+        target_mask = None if labels is None else labels != heads.IGNORE_INDEX
         everywhere = labels is None or self.returns_logits(return_logits)
         outputs = self.encode(
             input_ids=input_ids,
@@ -257,7 +257,7 @@ class CtxXLNetForTokenClassification(heads.ForTokenClassification, CtxXLNetHeadM
     def build_head(self, config: CtxXLNetConfig) -> None:
         """A linear classifier of every token's state."""
         self.dropout = nn.Identity()
-        self.classifier = nn.Linear(config.task_size, config.num_labels)
+        self.classifier = nn.Linear(config.head_input_size, config.num_labels)
 
 
 class CtxXLNetForQuestionAnsweringSimple(heads.ForQuestionAnswering, CtxXLNetHeadModel):

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from hf_ctxmodels.core.constants import IGNORED
+from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.objectives.common.non_special_tokens import NonSpecialTokens
 from hf_ctxmodels.objectives.common.spans import Units, anchored_spans, geometric, harmonic, place_spans
@@ -217,7 +217,7 @@ class TokenMasker:
     def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
         """See `count_selected`; maskable are the tokens that are not special."""
         ids, labels = batch["input_ids"], batch["labels"]
-        maskable = torch.from_numpy(self.non_special.table).to(ids.device)[ids] | (labels != IGNORED)
+        maskable = torch.from_numpy(self.non_special.table).to(ids.device)[ids] | (labels != IGNORE_INDEX)
         return count_selected(ids, labels, maskable, self.mask_token_id)
 
 
@@ -240,7 +240,7 @@ def corrupt(
         rng: The row's generator.
     """
     corrupted = ids.astype(np.int64)
-    labels = np.full(len(ids), IGNORED, dtype=np.int64)
+    labels = np.full(len(ids), IGNORE_INDEX, dtype=np.int64)
     labels[chosen] = ids[chosen]
     draws = rule.draws(chosen, rng)
     corrupted[chosen[draws < rule.mask_share]] = mask_token_id
@@ -260,7 +260,7 @@ def count_selected(
         maskable: (batch, width) bool, True at the tokens that might have been selected.
         mask_token_id: The mask token.
     """
-    selected = labels != IGNORED
+    selected = labels != IGNORE_INDEX
     masked = selected & (ids == mask_token_id)
     kept = selected & (ids == labels)
     run_starts = selected.clone()

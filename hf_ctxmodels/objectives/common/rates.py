@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import torch
 
-from hf_ctxmodels.core.constants import IGNORED
+from hf_ctxmodels.core.constants import IGNORE_INDEX
 
 
 def count_targets(batch: Mapping[str, torch.Tensor], unknown_id: int) -> dict[str, int]:
@@ -13,7 +13,7 @@ def count_targets(batch: Mapping[str, torch.Tensor], unknown_id: int) -> dict[st
         "rows": len(batch["labels"]),
         "tokens": int(batch["attention_mask"].sum()),
         "positions": batch["attention_mask"].numel(),
-        "targets": int((batch["labels"] != IGNORED).sum()),
+        "targets": int((batch["labels"] != IGNORE_INDEX).sum()),
         "target_positions": batch["labels"].numel(),
         "unknown_targets": int((batch["labels"] == unknown_id).sum()),
     }

@@ -3,7 +3,7 @@
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from hf_ctxmodels.core.constants import SENTINEL
+from hf_ctxmodels.core.constants import SENTINEL_TOKEN
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.objectives.common.features import check_token_ids
 
@@ -22,11 +22,11 @@ class Sentinels:
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         vocab = tokenizer.get_vocab()
         ids: list[int] = []
-        while (token := SENTINEL.format(len(ids))) in vocab:
+        while (token := SENTINEL_TOKEN.format(len(ids))) in vocab:
             ids.append(vocab[token])
         if not ids:
             raise CtxError(
-                f"{type(tokenizer).__name__} has no sentinel {SENTINEL.format(0)}, which stands for a span.",
+                f"{type(tokenizer).__name__} has no sentinel {SENTINEL_TOKEN.format(0)}, which stands for a span.",
                 hint="use a tokenizer of the family t5, or add_tokens(['<extra_id_99>', ..., '<extra_id_0>']), and "
                 "resize the model's embeddings.",
             )
@@ -64,7 +64,7 @@ class Sentinels:
         if found.any():
             place = int(found.argmax())
             raise CtxError(
-                f"The text holds the sentinel {SENTINEL.format(int((self.ids == ids[place]).argmax()))}, at token "
+                f"The text holds the sentinel {SENTINEL_TOKEN.format(int((self.ids == ids[place]).argmax()))}, at token "
                 f"{place} of a row.",
                 hint="take such strings out of the text; a sentinel stands for a span that the model predicts.",
             )

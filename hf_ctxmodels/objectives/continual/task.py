@@ -6,7 +6,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from hf_ctxmodels.core.constants import IGNORED
+from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.data.documents import LabelledPair
 from hf_ctxmodels.objectives.common.segments import TokenizedDocument
 
@@ -26,7 +26,7 @@ class TaskRow(NamedTuple):
 
     segments: tuple[np.ndarray, ...]
     token_targets: tuple[np.ndarray, ...] | None = None
-    target: int = IGNORED
+    target: int = IGNORE_INDEX
     words: tuple[np.ndarray, ...] | None = None
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from hf_ctxmodels.core.constants import IGNORED
+from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.objectives.common.segments import TokenizedDocument, row_bounds
 from hf_ctxmodels.objectives.continual.task import WORD, DocumentTask, TaskRow
 
@@ -38,7 +38,7 @@ class Capitalization(DocumentTask):
     ) -> Iterator[TaskRow]:
         """See `DocumentTask.rows`."""
         assert document.capitals is not None
-        targets = np.where(document.capitals < 0, IGNORED, document.capitals.astype(np.int64))
+        targets = np.where(document.capitals < 0, IGNORE_INDEX, document.capitals.astype(np.int64))
         for start, stop in row_bounds(document, self.room):
             yield TaskRow((document.ids[start:stop],), (targets[start:stop],))
 

@@ -13,7 +13,7 @@ from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.padding import PaddingCollator, RowPadder
 from hf_ctxmodels.data.seeding import Stream, generator
 from hf_ctxmodels.objectives.base import Batch, Objective, check_at_least
-from hf_ctxmodels.objectives.common.masking import IGNORED
+from hf_ctxmodels.objectives.common.masking import IGNORE_INDEX
 from hf_ctxmodels.objectives.common.segments import DOCUMENTS_PER_BATCH, tokenized_batches
 from hf_ctxmodels.objectives.static.counting import CooccurrenceCounter
 
@@ -44,7 +44,7 @@ class DataCollatorForCooccurrences(PaddingCollator):
         return {
             "input_ids": padder.pad(columns["input_ids"], self.tokenizer.pad_token_id),
             "attention_mask": padder.attention_mask(),
-            "labels": padder.pad(columns["context_ids"], IGNORED),
+            "labels": padder.pad(columns["context_ids"], IGNORE_INDEX),
             "cooccurrences": torch.from_numpy(values),
         }
 
@@ -118,7 +118,7 @@ class Cooccurrence(Objective):
 
     def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
         """See `Objective.count`."""
-        cells = batch["labels"] != IGNORED
+        cells = batch["labels"] != IGNORE_INDEX
         return {"cells": int(cells.sum()), "single_cells": int((cells & (batch["cooccurrences"] <= 1)).sum())}
 
     def rates(self, counts: Mapping[str, int]) -> dict[str, float]:

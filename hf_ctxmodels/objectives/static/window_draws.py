@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hf_ctxmodels.data.seeding import uniforms
-from hf_ctxmodels.objectives.common.masking import IGNORED
+from hf_ctxmodels.objectives.common.masking import IGNORE_INDEX
 from hf_ctxmodels.objectives.static.noise import draw_noise
 
 
@@ -60,7 +60,7 @@ def spread(
     every = _Values.of(lengths)
     positions = first[every.row] + every.position
     words, mask = np.full(size, padding, dtype=np.int64), np.zeros(size, dtype=np.int64)
-    labels, windows = np.full(size, IGNORED, dtype=np.int64), np.ones(size, dtype=np.int64)
+    labels, windows = np.full(size, IGNORE_INDEX, dtype=np.int64), np.ones(size, dtype=np.int64)
     words[positions], mask[positions], labels[positions] = ids, 1, ids
     windows[positions] += (uniforms(keys[every.row], every.position) * window).astype(np.int64)
     return words, mask, labels, windows

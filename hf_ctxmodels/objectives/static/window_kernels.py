@@ -4,7 +4,7 @@ import numpy as np
 from numba import njit
 
 from hf_ctxmodels.data.seeding import FIRST, SECOND, STEP
-from hf_ctxmodels.objectives.common.masking import IGNORED
+from hf_ctxmodels.objectives.common.masking import IGNORE_INDEX
 
 _AT_ONCE = 2048  # numbers drawn at a time, vectorised, before the table look-ups
 
@@ -47,7 +47,7 @@ def spread(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """See `window_draws.spread`."""
     words, mask = np.full(size, padding, dtype=np.int64), np.zeros(size, dtype=np.int64)
-    labels, windows = np.full(size, IGNORED, dtype=np.int64), np.ones(size, dtype=np.int64)
+    labels, windows = np.full(size, IGNORE_INDEX, dtype=np.int64), np.ones(size, dtype=np.int64)
     start = 0
     for row in range(len(lengths)):
         for place in range(lengths[row]):

@@ -13,7 +13,7 @@ import shutil
 from pathlib import Path
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.json_text import fits, read_json
+from hf_ctxmodels.core.json_parsing import fits, read_json
 
 MANIFEST_FILE = "manifest.json"
 _COMPLETE = re.compile(r"checkpoint-(\d+)")

@@ -12,7 +12,7 @@ from accelerate.utils import broadcast_object_list
 from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.outputs import MODEL_FILES, TOKENIZER_FILES, check_new_directory
+from hf_ctxmodels.core.output_files import MODEL_FILES, TOKENIZER_FILES, check_output_directory
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.checkpoint import directory as checkpoints
 
@@ -83,7 +83,7 @@ def _prepare(output_dir: Path, arguments: LoopArguments, tokenizer: PreTrainedTo
     if not (existing and arguments.resume):
         own_tokenizer = tokenizer is None or Path(tokenizer.name_or_path).resolve() == output_dir.resolve()
         names = MODEL_FILES if own_tokenizer else (*MODEL_FILES, *TOKENIZER_FILES)
-        check_new_directory(output_dir, names, flag="--output_dir", overwrite=arguments.overwrite)
+        check_output_directory(output_dir, names, flag="--output_dir", overwrite=arguments.overwrite)
     remove_unfinished(output_dir)
     if arguments.overwrite:
         checkpoints.prune(output_dir, keep=0)

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.outputs import writing
+from hf_ctxmodels.core.output_files import writing
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.checkpoint import directory as checkpoints
 from hf_ctxmodels.training.checkpoint.identity import check_identity

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hf_ctxmodels.core.constants import IGNORED
+from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.data import ExampleSet, ExampleStream, Mixture
 from hf_ctxmodels.objectives import Objective
 from hf_ctxmodels.objectives.baseline import BaselinePolicy
@@ -71,7 +71,7 @@ class FrequencyBaseline:
         per_token: set[str] = set()
         for batch in batches:
             for name in set(targets) & set(batch):
-                values = batch[name][batch[name] != IGNORED].cpu().numpy()
+                values = batch[name][batch[name] != IGNORE_INDEX].cpu().numpy()
                 totals[name] = _sum(totals.get(name), np.bincount(values))
                 per_token |= set() if self._are_classes(name, batch[name]) else {name}
         tokens = self.tokens + 1

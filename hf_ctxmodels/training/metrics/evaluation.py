@@ -10,7 +10,7 @@ from accelerate.utils import send_to_device
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from hf_ctxmodels.core.screen import progress_bar
+from hf_ctxmodels.core.console import progress_bar
 from hf_ctxmodels.training.batches import INDEX_KEY, Batch, Collate, IndexedCollator, count_items
 from hf_ctxmodels.training.steps import component_losses, loss_targets, metric_counts
 

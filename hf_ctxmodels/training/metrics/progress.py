@@ -9,9 +9,9 @@ from pathlib import Path
 from accelerate import Accelerator
 from tqdm import tqdm
 
-from hf_ctxmodels.core.json_text import fits
-from hf_ctxmodels.core.outputs import writing
-from hf_ctxmodels.core.screen import say
+from hf_ctxmodels.core.console import say
+from hf_ctxmodels.core.json_parsing import fits
+from hf_ctxmodels.core.output_files import writing
 
 LOG_FILE = "training_log.jsonl"
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from hf_ctxmodels.core.errors import CtxError, boundary
-from hf_ctxmodels.core.json_text import read_json, require_fit
-from hf_ctxmodels.core.outputs import writing
+from hf_ctxmodels.core.json_parsing import check_json_type, read_json
+from hf_ctxmodels.core.output_files import writing
 
 SUMMARY_FILE = "training_summary.json"
 _PACKAGES = ("hf_ctxmodels", "torch", "transformers", "accelerate", "datasets", "tokenizers")
@@ -112,6 +112,6 @@ class TrainingSummary:
             )
         hint = "train the model again to write a new one."
         fields = read_json(path, hint=hint)
-        require_fit(fields, typing.get_type_hints(cls), location=str(path), what="a training summary")
+        check_json_type(fields, typing.get_type_hints(cls), location=str(path), what="a training summary")
         with boundary("Not a training summary", location=str(path), hint=hint):
             return cls(**fields)

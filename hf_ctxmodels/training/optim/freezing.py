@@ -2,7 +2,7 @@
 2018, section 3.3; Devlin et al. 2019, section 5.3)."""
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import refuse_flags
+from hf_ctxmodels.core.flags import reject_flag_conflicts
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.training.arguments import LoopArguments
 
@@ -46,4 +46,4 @@ def refuse_plans_for_layers(loop: LoopArguments) -> None:
         (loop.unfreeze_steps, "--unfreeze_steps", "The layers of a frozen encoder are never unfrozen."),
     )
     told = [(broken, f"--freeze encoder {flag} {getattr(loop, flag[2:]):g}", what) for broken, flag, what in rules]
-    refuse_flags(told, "give --layerwise_lr_decay 1 --unfreeze_steps 0, also where a recipe has other values.")
+    reject_flag_conflicts(told, "give --layerwise_lr_decay 1 --unfreeze_steps 0, also where a recipe has other values.")

@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from safetensors import safe_open
 from torch import nn
 
-from hf_ctxmodels.core.outputs import writing
+from hf_ctxmodels.core.output_files import writing
 from hf_ctxmodels.downstream.finetuning.multitask.batches import mean
 from hf_ctxmodels.downstream.finetuning.task_evaluation import TaskEvaluation
 from hf_ctxmodels.training.checkpoint.directory import checkpoints, temporary_path

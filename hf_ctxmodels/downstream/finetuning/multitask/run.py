@@ -11,9 +11,9 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.config import CtxConfig
+from hf_ctxmodels.core.console import format_next_commands, say
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
-from hf_ctxmodels.core.screen import next_commands, say
 from hf_ctxmodels.data.sources import describe_content
 from hf_ctxmodels.downstream.finetuning.multitask.batches import TaskCollator, mean, mixture_of, named
 from hf_ctxmodels.downstream.finetuning.multitask.evaluation import MEAN, BestModel, TasksEvaluation
@@ -348,4 +348,4 @@ def report(tuned: TunedTasks) -> None:
     print(f"model, tokenizer, log and summary saved in {output}")
     files = ("--train_file", "FILE", "--validation_file", "FILE", "--output_dir", "DIRECTORY")
     again = ("finetune", "--model", output, "--task_name", name, "--task", tuned.runs[name].listed.kind, *files)
-    print(next_commands(again, ("push", "--model", output, "--repo_id", "ORGANISATION/NAME")))
+    print(format_next_commands(again, ("push", "--model", output, "--repo_id", "ORGANISATION/NAME")))

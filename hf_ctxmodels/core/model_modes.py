@@ -13,7 +13,7 @@ _PLAIN = {"unpad": False, "_attn_implementation": "eager", "return_logits_with_l
 
 
 @contextmanager
-def inspecting(model: nn.Module) -> Iterator[None]:
+def inspection_mode(model: nn.Module) -> Iterator[None]:
     """Within, hooks and explainers see what they know from transformers.
 
     The layers of Transformers compute on padded (batch, length, hidden) states, by eager attention: forward hooks see
@@ -32,7 +32,7 @@ def inspecting(model: nn.Module) -> Iterator[None]:
         >>> from hf_ctxmodels import CtxBertConfig, CtxBertModel
         >>> sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8}
         >>> model = CtxBertModel(CtxBertConfig(vocab_size=9, **sizes))
-        >>> with inspecting(model):
+        >>> with inspection_mode(model):
         ...     outputs = model(torch.tensor([[1, 2, 3]]), output_attentions=True, output_hidden_states=True)
         ...     outputs.hidden_states[1].retain_grad()
         ...     outputs.last_hidden_state[0, 0].sum().backward()
@@ -62,7 +62,7 @@ def _set(config: Any, values: dict[str, Any]) -> None:
 
 
 def _check_attentions(model: CtxPreTrainedModel, args: Any, kwargs: dict[str, Any], output: Any) -> None:
-    if not model.config.recorded_outputs(kwargs)["output_attentions"] or not hasattr(output, "items"):
+    if not model.config.resolve_output_flags(kwargs)["output_attentions"] or not hasattr(output, "items"):
         return
     if not any(value for name, value in output.items() if name.endswith("attentions")):
         raise CtxError(

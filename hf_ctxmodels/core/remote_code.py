@@ -25,7 +25,7 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class Stub:
+class RemoteCodeStub:
     """The stub of a family.
 
     Attributes:
@@ -72,22 +72,22 @@ class Stub:
             path.write_text(self.source, encoding="utf-8")
 
 
-_stubs: dict[type, Stub] = {}
+_stubs: dict[type, RemoteCodeStub] = {}
 _is_written: ContextVar[bool] = ContextVar("_is_written", default=True)
 
 
-def register_stub(stub: Stub) -> None:
+def register_remote_code(stub: RemoteCodeStub) -> None:
     """Let configurations and tokenizers of exactly these classes be saved with the stub."""
     _stubs.update(dict.fromkeys((cls for cls in (stub.config, stub.tokenizer) if cls is not None), stub))
 
 
-def stub_of(saved: object) -> Stub | None:
+def get_remote_code_stub(saved: object) -> RemoteCodeStub | None:
     """The stub to save a configuration or tokenizer with; None for a class that is registered by nobody."""
     return _stubs.get(type(saved))
 
 
 @contextmanager
-def no_stub() -> Iterator[None]:
+def without_remote_code() -> Iterator[None]:
     """Inside, what is saved gets no module: it is for readers without this package."""
     token = _is_written.set(False)
     try:

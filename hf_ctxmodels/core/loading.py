@@ -8,11 +8,11 @@ from typing import Any
 
 from hf_ctxmodels.core.errors import CtxError
 
-_FOLLOW = ContextVar("adapters_follow", default=False)
+_FOLLOW = ContextVar("is_adapter_notice_suppressed", default=False)
 
 
 @contextmanager
-def adding_adapters() -> Iterator[None]:
+def suppress_adapter_notice() -> Iterator[None]:
     """Within it models are opened to which the adapters saved beside them are added: no line says that they are not."""
     token = _FOLLOW.set(True)
     try:
@@ -21,12 +21,12 @@ def adding_adapters() -> Iterator[None]:
         _FOLLOW.reset(token)
 
 
-def adapters_follow() -> bool:
-    """Whether this is within `adding_adapters`."""
+def is_adapter_notice_suppressed() -> bool:
+    """Whether this is within `suppress_adapter_notice`."""
     return _FOLLOW.get()
 
 
-def open_pretrained(auto_class: Any, source: str | PathLike[str] | None, what: str) -> Any:
+def load_pretrained(auto_class: Any, source: str | PathLike[str] | None, what: str) -> Any:
     """`auto_class.from_pretrained(source)`.
 
     Args:

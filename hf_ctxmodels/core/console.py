@@ -32,6 +32,6 @@ def progress_bar(
     return tqdm(items, desc=what, unit=f" {unit}", total=total, leave=False, disable=None if shown else True)
 
 
-def next_commands(*commands: Sequence[object]) -> str:
+def format_next_commands(*commands: Sequence[object]) -> str:
     """Lines with commands to run next, each given as its name and flags."""
     return "next:\n" + "\n".join(f"  {shlex.join(['hf-ctxmodels', *map(str, command)])}" for command in commands)

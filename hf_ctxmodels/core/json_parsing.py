@@ -57,7 +57,7 @@ def fits(value: Any, hint: Any) -> bool:
     return type(value) is hint or (hint in (None, type(None)) and value is None)
 
 
-def require_fit(value: Any, hint: Any, *, location: str, what: str) -> None:
+def check_json_type(value: Any, hint: Any, *, location: str, what: str) -> None:
     """Raise CtxError unless a value is of a type (see `fits`).
 
     Args:

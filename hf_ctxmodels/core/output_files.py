@@ -14,7 +14,7 @@ TOKENIZER_FILES = (
 )
 
 
-def check_new_directory(directory: str | Path, names: Iterable[str], *, flag: str, overwrite: bool) -> None:
+def check_output_directory(directory: str | Path, names: Iterable[str], *, flag: str, overwrite: bool) -> None:
     """Check that writing to an output directory replaces nothing.
 
     Args:
@@ -38,7 +38,9 @@ def check_new_directory(directory: str | Path, names: Iterable[str], *, flag: st
         )
 
 
-def check_new_file(file: str | Path, *, flag: str, overwrite: bool, inputs: Iterable[str | Path | None] = ()) -> None:
+def check_output_file(
+    file: str | Path, *, flag: str, overwrite: bool, inputs: Iterable[str | Path | None] = ()
+) -> None:
     """Check that writing an output file replaces nothing.
 
     Args:
