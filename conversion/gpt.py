@@ -9,7 +9,7 @@ from pathlib import Path
 from hf_ctxmodels.conversion.converted import check_output, save_converted
 from hf_ctxmodels.core.errors import run_script
 from hf_ctxmodels.core.flags import flag
-from hf_ctxmodels.models.gpt.published_gpt import read_published
+from hf_ctxmodels.models.gpt.openai_checkpoint import read_openai_checkpoint
 from hf_ctxmodels.training.recipe import parse_arguments
 
 
@@ -33,7 +33,7 @@ def main() -> None:
     (arguments,) = parse_arguments(ConversionArguments, description=__doc__)
     check_output(arguments.output, arguments.overwrite)
     folder = Path(arguments.folder)
-    model, tokenizer = read_published(
+    model, tokenizer = read_openai_checkpoint(
         folder,
         arguments.vocabulary or folder / "encoder_bpe_40000.json",
         arguments.merges or folder / "vocab_40000.bpe",

@@ -11,7 +11,7 @@ from hf_ctxmodels.conversion.converted import check_output, save_converted
 from hf_ctxmodels.conversion.tensorflow_files import TensorFlowCheckpoint
 from hf_ctxmodels.core.errors import CtxError, run_script
 from hf_ctxmodels.core.flags import flag
-from hf_ctxmodels.models.grover.conversion_grover import read_grover
+from hf_ctxmodels.models.grover.conversion_grover import read_grover_checkpoint
 from hf_ctxmodels.training.recipe import parse_arguments
 
 
@@ -32,7 +32,7 @@ def main() -> None:
     """Convert, and say what."""
     (arguments,) = parse_arguments(ConversionArguments, description=__doc__)
     check_output(arguments.output, arguments.overwrite)
-    model = read_grover(TensorFlowCheckpoint(arguments.checkpoint), arguments.checkpoint)
+    model = read_grover_checkpoint(TensorFlowCheckpoint(arguments.checkpoint), arguments.checkpoint)
     tokenizer = CtxGroverTokenizer(
         vocab=arguments.vocabulary, merges=arguments.merges, model_max_length=model.config.max_position_embeddings
     )

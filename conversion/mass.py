@@ -15,11 +15,11 @@ from hf_ctxmodels.core.errors import CtxError, run_script
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.data.files import read_lines
 from hf_ctxmodels.models.mass.conversion_mass import (
-    SpecialIds,
+    SpecialTokenIds,
+    build_summarization_model,
+    build_translation_model,
+    build_translation_tokenizer,
     read_checkpoint,
-    summaries_of,
-    tokenizer_of,
-    translation_of,
 )
 from hf_ctxmodels.training.recipe import parse_arguments
 
@@ -63,13 +63,13 @@ def main() -> None:
         kind = "translation" if translates else "summaries"
         raise CtxError(f"The checkpoint is one for {kind}.", location=file, hint=f"give --{needed}.")
     if translates:
-        model = translation_of(found, file, arguments.language)
-        tokenizer = tokenizer_of(found, read_codes(given), file, arguments.word_splitting)
+        model = build_translation_model(found, file, arguments.language)
+        tokenizer = build_translation_tokenizer(found, read_codes(given), file, arguments.word_splitting)
     else:
         tokenizer = read_vocabulary(given)
         first = tokenizer.convert_tokens_to_ids("[CLS]")
-        special = SpecialIds(tokenizer.pad_token_id, first, tokenizer.sep_token_id)
-        model = summaries_of(found, file, special)
+        special = SpecialTokenIds(tokenizer.pad_token_id, first, tokenizer.sep_token_id)
+        model = build_summarization_model(found, file, special)
     if len(tokenizer) != model.config.vocab_size:
         raise CtxError(
             f"{len(tokenizer)} tokens for embeddings of {model.config.vocab_size}.",

@@ -13,7 +13,7 @@ from benchmarks.batches import random_batches, random_lengths
 from benchmarks.cases import Case
 from benchmarks.encoders import build_model, training_step
 from benchmarks.measure import Measurement, measure
-from hf_ctxmodels.models.albert.sharing import Scope
+from hf_ctxmodels.models.albert.shared_layers import Scope
 
 CASE = Case("albert", "pretraining", 12, 768, 128, 4, 1.0, None, None)
 WIDTHS = (64, 128, 256, 768)

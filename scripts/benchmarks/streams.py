@@ -13,7 +13,7 @@ _SPAN = 3  # tokens of a span of ERNIE-GEN
 # Segments of the first and the second half of a row, for six rows in turn: 1/3 each is read as source and target or in
 # both directions, 1/6 each in one (Dong et al. 2019, section 2.3).
 _SEGMENTS = torch.tensor([(4, 5), (2, 2), (0, 1), (3, 3), (4, 5), (0, 1)])
-_SHARED, _AHEAD, _BACK = torch.tensor([0, 1, 4]), torch.tensor([2, 5]), torch.tensor([3])  # see `mask_of_segments`
+_SHARED, _AHEAD, _BACK = torch.tensor([0, 1, 4]), torch.tensor([2, 5]), torch.tensor([3])  # see `segment_mask_spec`
 
 Batches = dict[str, dict[str, Tensor]]
 

@@ -34,7 +34,7 @@ SIZES = ["hidden_size=32", "num_hidden_layers=2", "hidden_dropout_prob=0", "atte
 SIZES += ["num_attention_heads=2", "intermediate_size=128", "max_position_embeddings=16", "initializer_range=0.1"]
 
 
-def tokenizer_of(family: FamilySpec) -> PreTrainedTokenizerBase:
+def build_translation_tokenizer(family: FamilySpec) -> PreTrainedTokenizerBase:
     """One of both sides' words."""
     texts = [f"{source}\t{target}" for source, target in WORDS.items()]
     if hasattr(family.tokenizer, "target_start"):
@@ -78,7 +78,7 @@ def test_every_family_learns_to_write(subtests, tmp_path, monkeypatch, capsys):
     for family in WRITING:
         with subtests.test(family=family.name):
             folder, out, predicted = (tmp_path / f"{family.name}{name}" for name in ("", "_out", ".jsonl"))
-            tokenizer_of(family).save_pretrained(folder)
+            build_translation_tokenizer(family).save_pretrained(folder)
             tokenizer = AutoTokenizer.from_pretrained(folder)
             language = ["--target_language", "<de>"] if getattr(tokenizer, "languages", None) else []
             steps = ["--max_steps", 100 if family in OWN else 40, "--output_dir", out, "--predictions_file", predicted]
@@ -142,7 +142,7 @@ def test_a_new_configuration_has_the_tokens_of_its_tokenizer(subtests):
     """And none of the released vocabulary, of which transformers warns where the new one is smaller."""
     for family in WRITING:
         with subtests.test(family=family.name):
-            tokenizer = tokenizer_of(family)
+            tokenizer = build_translation_tokenizer(family)
             assert len(tokenizer) < 100 or family not in OWN, "the released numbers would fit"
             config = new_config(family, tokenizer, "tiny")
             numbers = {name: value for name, value in config.to_dict().items() if name.endswith("_token_id")}
@@ -154,14 +154,14 @@ def test_a_new_configuration_has_the_tokens_of_its_tokenizer(subtests):
                 assert found == [query, "[CLS]", "[SEP]"]
                 tokenizer.mask_token = tokenizer.cls_token = None
                 assert new_config(family, tokenizer, "tiny").vocab_size == len(tokenizer)
-    bert = tokenizer_of(FAMILIES["unilm"])  # a tokenizer like BERT's, which names no end
+    bert = build_translation_tokenizer(FAMILIES["unilm"])  # a tokenizer like BERT's, which names no end
     config = new_config(FAMILIES["mass"], bert, "summaries")
     assert (config.bos_token_id, config.eos_token_id) == (bert.cls_token_id, bert.sep_token_id)
 
 
 def prepared(family: FamilySpec, pairs: list[SourceTarget], **arguments: Any) -> tuple[Seq2Seq, PreTrainedConfig, Any]:
     """A task, a configuration and a tokenizer that fit."""
-    tokenizer = tokenizer_of(family)
+    tokenizer = build_translation_tokenizer(family)
     task = Seq2Seq(TaskArguments(**{"max_length": 20, "max_target_length": 10, "metrics": "exact_match", **arguments}))
     config = family.config(vocab_size=len(tokenizer), pad_token_id=0)
     set_head_tokens(task, config, tokenizer)
@@ -248,7 +248,7 @@ def test_tokenizers_without_a_needed_token_are_refused(subtests):
         kinds = [each for each in family.objectives.values() if each.auto_class != "AutoModelForMaskedLM"]
         for token in TOKENS:
             with subtests.test(family=name, token=token):
-                tokenizer = tokenizer_of(family)
+                tokenizer = build_translation_tokenizer(family)
                 if getattr(tokenizer, token) is None:
                     assert token not in needed
                     continue
@@ -265,7 +265,7 @@ def test_tokenizers_without_a_needed_token_are_refused(subtests):
                         objective.collate([rows[0, 0], rows[0, 1]])
         if name in VARIANTS:
             for token in needed - {"pad_token"}:
-                tokenizer = tokenizer_of(family)
+                tokenizer = build_translation_tokenizer(family)
                 setattr(tokenizer, token, None)
                 with pytest.raises(CtxError, match=token.replace("_", "[_ ]")):
                     training_targets(prepared(family, PAIRS)[0], family.config(), tokenizer, seed=0)
@@ -294,7 +294,7 @@ def test_texts_that_would_teach_wrong_ends_are_refused(subtests):
                 list(objective.examples([TranslatedText(["red cat", f"rot {wrong} katze"])]))
         with pytest.raises(CtxError, match=r"(?s)No pair is left.*empty side.*--translations"):
             list(objective.examples([TranslatedText(["red cat", " "])]))
-    tokenizer = tokenizer_of(FAMILIES["mass"])
+    tokenizer = build_translation_tokenizer(FAMILIES["mass"])
     masked, translated = (kind(tokenizer, max_length=9, seed=0) for kind in FAMILIES["mass"].objectives.values())
     for objective, documents in ((masked, [["red"]]), (translated, [TranslatedText(["red cat", 9 * "rot "])])):
         with pytest.raises(CtxError, match=r"all 1 .* too short.*\n.*raise max_length=9"):
@@ -318,7 +318,7 @@ def test_only_what_a_tokenizer_adds_is_cut_from_the_beginning_of_targets():
 
 def plainly(family: FamilySpec) -> tuple[Seq2Seq, PreTrainedConfig, Any]:
     """A task, a configuration and a tokenizer of a family that trains on the targets as they are."""
-    tokenizer = tokenizer_of(family)
+    tokenizer = build_translation_tokenizer(family)
     task = Seq2Seq(TaskArguments(max_length=20, max_target_length=10, metrics="exact_match"))
     one = {"n_langs": 1} if "n_langs" in family.config.__dataclass_fields__ else {}
     config = family.config(vocab_size=300, eos_token_id=tokenizer.eos_token_id, **one)

@@ -15,7 +15,7 @@ DISTILLATION_FAULTS = [
     ),
     Fault(
         "an opened DistilBERT has BERT's activation",
-        "hf_ctxmodels/models/bert/distilbert_fields.py",
+        "hf_ctxmodels/models/bert/distilbert.py",
         '    "hidden_act": "activation",\n',
         "",
         ("tests/compression/test_distilled_model.py",),
@@ -23,7 +23,7 @@ DISTILLATION_FAULTS = [
     ),
     Fault(
         "a head with a ReLU is opened as one with a tanh",
-        "hf_ctxmodels/models/bert/distilbert_fields.py",
+        "hf_ctxmodels/models/bert/distilbert.py",
         "if found := _POOLED.intersection(architectures or ()):",
         "if found := _POOLED.intersection(()):",
         ("tests/compression/test_distilled_model.py",),

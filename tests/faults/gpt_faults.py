@@ -69,7 +69,7 @@ GPT_FAULTS = [
     ),
     Fault(
         "positions come before tokens in the one table",
-        "hf_ctxmodels/models/gpt/published_gpt.py",
+        "hf_ctxmodels/models/gpt/openai_checkpoint.py",
         "_Tables(table[:words].clone(), table[words:].clone())",
         "_Tables(table[-words:].clone(), table[:-words].clone())",
         ("tests/parity/test_gpt_files.py",),

@@ -76,10 +76,10 @@ MODELS_FAULTS = [
     ),
     Fault(
         "a shared owner is the first of all",
-        "hf_ctxmodels/models/albert/sharing.py",
+        "hf_ctxmodels/models/albert/shared_layers.py",
         "owner = number - number % depths_per_group",
         "owner = number % depths_per_group * 0",
-        ("tests/layers/test_sharing.py",),
+        ("tests/models/test_albert_shared_layers.py",),
     ),
     Fault(
         "a text attends to itself in place of the other",
@@ -109,7 +109,7 @@ MODELS_FAULTS = [
         "hf_ctxmodels/models/electra/discriminator_tasks.py",
         "model.rtd_head(states), corrupted_ids != original_ids",
         "model.rtd_head(states), corrupted_ids == corrupted_ids",
-        ("tests/models/test_electra_pair.py",),
+        ("tests/models/test_electra_pretraining.py",),
         "TestLosses",
     ),
     Fault(
@@ -117,7 +117,7 @@ MODELS_FAULTS = [
         "hf_ctxmodels/models/electra/pretraining_electra.py",
         "weighted = self.config.discriminator_weight * rtd_loss",
         "weighted = rtd_loss",
-        ("tests/models/test_electra_pair.py",),
+        ("tests/models/test_electra_pretraining.py",),
         "TestLosses",
     ),
     Fault(
@@ -125,7 +125,7 @@ MODELS_FAULTS = [
         "hf_ctxmodels/models/electra/pretraining_electra.py",
         '        *("norm.weight", "norm.bias"),\n',
         "",
-        ("tests/models/test_electra_pair.py",),
+        ("tests/models/test_electra_pretraining.py",),
         "TestTies or TestHalves",
     ),
     Fault(
@@ -226,7 +226,7 @@ MODELS_FAULTS = [
         "hf_ctxmodels/models/xlnet/visibility.py",
         "queries = order[:, None, :] < order[:, :, None]",
         "queries = order[:, None, :] <= order[:, :, None]",
-        ("tests/layers/test_relative_attention.py", "tests/models/test_two_streams.py"),
+        ("tests/models/test_xlnet_attention.py", "tests/models/test_xlnet.py"),
         "Visibility or NoLeak",
     ),
     Fault(

@@ -5,7 +5,7 @@ from fault import Fault
 UNILM_FAULTS = [
     Fault(
         "a text read from right to left is read from left to right",
-        "hf_ctxmodels/models/unilm/segments_unilm.py",
+        "hf_ctxmodels/models/unilm/segment_masks.py",
         "ahead = (types == LEFT_TO_RIGHT) | (types == TARGET)",
         "ahead = (types == LEFT_TO_RIGHT) | (types == TARGET) | (types == RIGHT_TO_LEFT)",
         ("tests/models/test_unilm.py",),
@@ -69,7 +69,7 @@ UNILM_FAULTS = [
     ),
     Fault(
         "the fourth segment of six is a copy of the wrong one",
-        "hf_ctxmodels/models/unilm/segments_unilm.py",
+        "hf_ctxmodels/models/unilm/segment_masks.py",
         "COPIED_SEGMENTS = (FIRST, FIRST, FIRST, SECOND)",
         "COPIED_SEGMENTS = (FIRST, FIRST, SECOND, SECOND)",
         ("tests/models/test_unilm.py",),

@@ -9,7 +9,7 @@ from huggingface_hub.errors import StrictDataclassClassValidationError
 from zoo import Case, assert_close, assert_same_outputs, make_batch, make_targets
 
 from hf_ctxmodels import CtxErnieConfig, CtxErnieForMaskedLMWithPair, CtxErnieForPreTraining, CtxError
-from hf_ctxmodels.models.ernie.configuration_ernie import ROW_TASKS, TOKEN_TASKS
+from hf_ctxmodels.models.ernie.configuration_ernie import SEQUENCE_TASKS, TOKEN_TASKS
 from hf_ctxmodels.objectives.continual_tasks import TASKS
 from hf_ctxmodels.registry import FAMILIES
 
@@ -69,10 +69,10 @@ def test_the_loss_is_a_plain_sum_over_tasks_and_rows():
     """Every row has targets of some tasks; by loops over targets from the logits of all positions."""
     model, batch = PRETRAINING.model(), with_tasks(make_batch(PRETRAINING, side="left"))
     targets = make_targets(PRETRAINING, batch, seed=4)
-    for number, task in enumerate(ROW_TASKS):
+    for number, task in enumerate(SEQUENCE_TASKS):
         targets[f"{task}_labels"][[number % 4, (number + 1) % 4]] = -100
     logits, total = model(**batch), 0.0
-    for task in ("mlm", *ROW_TASKS, *TOKEN_TASKS):
+    for task in ("mlm", *SEQUENCE_TASKS, *TOKEN_TASKS):
         name, field = ("labels", "prediction_logits") if task == "mlm" else (f"{task}_labels", f"{task}_logits")
         scores, aims = logits[field].flatten(0, -2), targets[name].flatten().tolist()
         terms = [-scores[place].log_softmax(-1)[aim] for place, aim in enumerate(aims) if aim != -100]
@@ -98,7 +98,7 @@ def test_only_tasks_with_targets_have_a_term():
 
 
 def test_tasks_follow_the_configuration():
-    assert set(TASKS) - {"knowledge_masking"} | {"next_sentence"} == {*ROW_TASKS, *TOKEN_TASKS}
+    assert set(TASKS) - {"knowledge_masking"} | {"next_sentence"} == {*SEQUENCE_TASKS, *TOKEN_TASKS}
     batch = make_batch(PRETRAINING)
     model = PRETRAINING.model(pretraining_tasks={"sentence_reordering": 9})
     assert model(**batch).sentence_reordering_logits.shape == (4, 9)

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_ctxmodels import CtxError
-from hf_ctxmodels.models.gpt.published_gpt import read_published
+from hf_ctxmodels.models.gpt.openai_checkpoint import read_openai_checkpoint
 
 SCRIPT = Path(__file__).parents[2] / "conversion" / "gpt.py"
 TOKENS = ["<unk>", "a", "b", "t", "a</w>", "b</w>", "t</w>", "at</w>", "bat</w>"]
@@ -104,11 +104,11 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     for changed, says in cases:
         write(tmp_path, changed)
         with pytest.raises(CtxError, match=says):
-            read_published(tmp_path, vocabulary, merges, positions=POSITIONS, heads=HEADS)
+            read_openai_checkpoint(tmp_path, vocabulary, merges, positions=POSITIONS, heads=HEADS)
     write(tmp_path, arrays)
     (tmp_path / "params_9.npy").unlink()
     with pytest.raises(CtxError, match="files hold"):
-        read_published(tmp_path, vocabulary, merges, heads=HEADS)
+        read_openai_checkpoint(tmp_path, vocabulary, merges, heads=HEADS)
     (tmp_path / "params_3.npy").write_bytes(b"no array")
     with pytest.raises(CtxError, match="cannot be read"):
-        read_published(tmp_path, vocabulary, merges, heads=HEADS)
+        read_openai_checkpoint(tmp_path, vocabulary, merges, heads=HEADS)

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.conversion.tensorflow_files import TensorFlowCheckpoint
-from hf_ctxmodels.models.grover.conversion_grover import read_grover
+from hf_ctxmodels.models.grover.conversion_grover import read_grover_checkpoint
 
 SCRIPT = Path(__file__).parents[2] / "conversion" / "grover.py"
 WIDTH, LAYERS, POSITIONS, HEAD = 128, 3, 20, 64
@@ -281,4 +281,4 @@ def test_files_that_are_something_else(tmp_path: Path) -> None:
         (tensors | {"newslm/layer01/output/bias": torch.zeros(7)}, r"down_proj.bias is \(7,\), expected \(128,\)"),
     ):
         with pytest.raises(CtxError, match=said):
-            read_grover(broken, "model.ckpt")
+            read_grover_checkpoint(broken, "model.ckpt")

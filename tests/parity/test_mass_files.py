@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_ctxmodels import CtxError
-from hf_ctxmodels.models.mass.conversion_mass import read_checkpoint, summaries_of, translation_of
+from hf_ctxmodels.models.mass.conversion_mass import build_summarization_model, build_translation_model, read_checkpoint
 
 SCRIPT = Path(__file__).parents[2] / "conversion" / "mass.py"
 SPECIAL = ["<s>", "</s>", "<pad>", "<unk>", *(f"<special{number}>" for number in range(10))]
@@ -237,16 +237,16 @@ def test_other_files_are_refused(
     for change, says in changes:
         decoder = {name: value for name, value in {**found["decoder"], **change}.items() if value is not None}
         with pytest.raises(CtxError, match=says):
-            translation_of({**found, "decoder": decoder}, "f")
+            build_translation_model({**found, "decoder": decoder}, "f")
     for params, says in (({"asm": True}, "adaptive softmax"), ({"lang2id": LANGUAGES}, "params lack n_heads")):
         with pytest.raises(CtxError, match=says):
-            translation_of({**found, "params": params}, "f")
+            build_translation_model({**found, "params": params}, "f")
     with pytest.raises(CtxError, match=r"(?s)none is named.*en, fr"):
-        translation_of(translation("v1"), "f")
+        build_translation_model(translation("v1"), "f")
     weights = summaries(True, {})["model"]
     for name in ("head.weight", "decoder.layers.0.fc3.weight"):
         with pytest.raises(CtxError, match=rf"no MASS has: {name}"):
-            summaries_of({"model": weights | {name: torch.ones(1)}}, "f")
+            build_summarization_model({"model": weights | {name: torch.ones(1)}}, "f")
     files = {"other": {"a": torch.ones(1)}, "code": {"model": {}, "args": Path("x")}}
     for name, content in files.items():
         torch.save(content, tmp_path / name)

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from zoo.cases import Batch, Case
 
 NOT_LEARNED = (
-    "mask_embedding",  # of a second stream, which the common suite does not run; tests/models/test_two_streams.py does
+    "mask_embedding",  # of a second stream, which the common suite does not run; tests/models/test_xlnet.py does
     "qa_outputs.bias",  # shifts the scores of all places alike, of which a softmax takes no notice
 )
 

@@ -14,7 +14,7 @@ from hf_ctxmodels.layers.embeddings import TokenPositionTypeEmbeddings
 from hf_ctxmodels.layers.transformer.stack import StackOutput
 from hf_ctxmodels.models.albert.configuration_albert import CtxAlbertConfig
 from hf_ctxmodels.models.albert.conversion_albert import ALBERT_EXPORT
-from hf_ctxmodels.models.albert.sharing import SHARED_PARTS, SharedLayers, cache_autocast_casts
+from hf_ctxmodels.models.albert.shared_layers import SHARED_SUBLAYERS, SharedLayers, cache_autocast_casts
 
 
 class CtxAlbertPreTrainedModel(CtxPreTrainedModel):
@@ -33,7 +33,7 @@ class CtxAlbertPreTrainedModel(CtxPreTrainedModel):
         values = super().reference_config()
         sharing = values.pop("parameter_sharing", "all")
         layers = self.config.num_hidden_layers
-        if sharing in SHARED_PARTS and self.config.num_hidden_groups != layers:
+        if sharing in SHARED_SUBLAYERS and self.config.num_hidden_groups != layers:
             raise CtxError(
                 f"transformers does not support parameter_sharing={sharing!r}.",
                 hint="use save_pretrained; only 'all' and 'none' can be exported.",

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 from huggingface_hub.dataclasses import strict
 
 from hf_ctxmodels.architectures.configuration_transformer import CtxEncoderConfig
-from hf_ctxmodels.models.bert.distilbert_fields import bert_fields
+from hf_ctxmodels.models.bert.distilbert import distilbert_to_bert_fields
 
 
 @strict
@@ -26,4 +26,6 @@ class CtxBertConfig(CtxEncoderConfig):
     def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """As of every family; of a DistilBERT of transformers, this package's fields that say the same."""
         fields, unused = super().get_config_dict(*args, **kwargs)
-        return (bert_fields(fields) if fields.get("model_type") in cls.extra_reference_model_types else fields), unused
+        return (
+            distilbert_to_bert_fields(fields) if fields.get("model_type") in cls.extra_reference_model_types else fields
+        ), unused

@@ -4,7 +4,7 @@ from typing import Any
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.models.bert.configuration_bert import CtxBertConfig
-from hf_ctxmodels.models.bert.distilbert_fields import EPSILON, FIELDS
+from hf_ctxmodels.models.bert.distilbert import EPSILON, FIELDS
 
 _ARCHITECTURES = {"CtxBertModel": "DistilBertModel", "CtxBertForMaskedLM": "DistilBertForMaskedLM"}
 

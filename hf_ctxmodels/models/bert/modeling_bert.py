@@ -14,8 +14,8 @@ from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.heads import ItemCounts, cross_entropy_over_targets
 from hf_ctxmodels.models.bert.configuration_bert import CtxBertConfig
 from hf_ctxmodels.models.bert.conversion_bert import BERT_EXPORT, DISTILBERT_EXPORT
+from hf_ctxmodels.models.bert.distilbert import reject_distilbert_head
 from hf_ctxmodels.models.bert.distilbert_export import distilbert_config
-from hf_ctxmodels.models.bert.distilbert_fields import check_head
 
 
 class CtxBertPreTrainedModel(CtxPreTrainedModel):
@@ -120,8 +120,8 @@ class CtxBertForSequenceClassification(heads.ForSequenceClassification, CtxBertH
     """BERT with a classifier or regressor on the pooled output."""
 
     def build_head(self, config: CtxBertConfig) -> None:
-        """The classifier; raises CtxError for a checkpoint with DistilBERT's, see `check_head`."""
-        check_head(type(self).__name__, config.architectures)
+        """The classifier; raises CtxError for a checkpoint with DistilBERT's, see `reject_distilbert_head`."""
+        reject_distilbert_head(type(self).__name__, config.architectures)
         super().build_head(config)
 
 
@@ -137,6 +137,6 @@ class CtxBertForMultipleChoice(heads.ForMultipleChoice, CtxBertHeadModel):
     """BERT with a logit for each of several choices."""
 
     def build_head(self, config: CtxBertConfig) -> None:
-        """The scores; raises CtxError for a checkpoint with DistilBERT's, see `check_head`."""
-        check_head(type(self).__name__, config.architectures)
+        """The scores; raises CtxError for a checkpoint with DistilBERT's, see `reject_distilbert_head`."""
+        reject_distilbert_head(type(self).__name__, config.architectures)
         super().build_head(config)

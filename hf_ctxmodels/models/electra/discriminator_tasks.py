@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from hf_ctxmodels.layers.lm_loss.chunked import MaskedPredictionHead
 from hf_ctxmodels.models.electra.configuration_electra import CtxElectraConfig
-from hf_ctxmodels.models.electra.replaced_token import (
+from hf_ctxmodels.models.electra.replaced_token_detection import (
     DetectionHead,
     copy_or_predict_loss,
     detection_counts,

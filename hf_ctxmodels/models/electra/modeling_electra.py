@@ -21,7 +21,7 @@ from hf_ctxmodels.layers.embeddings import TokenPositionTypeEmbeddings
 from hf_ctxmodels.layers.feed_forward import make_activation
 from hf_ctxmodels.models.electra.configuration_electra import CtxElectraConfig
 from hf_ctxmodels.models.electra.conversion_electra import ELECTRA_CONVERSION
-from hf_ctxmodels.models.electra.replaced_token import DetectionHead, detection_counts, detection_loss
+from hf_ctxmodels.models.electra.replaced_token_detection import DetectionHead, detection_counts, detection_loss
 
 
 class CtxElectraPreTrainedModel(CtxPreTrainedModel):

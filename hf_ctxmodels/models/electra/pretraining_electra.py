@@ -23,7 +23,7 @@ from hf_ctxmodels.models.electra.modeling_electra import (
     CtxElectraForReplacedTokenDetection,
     CtxElectraHeadModel,
 )
-from hf_ctxmodels.models.electra.replaced_token import Filled, fill_masked
+from hf_ctxmodels.models.electra.replaced_token_detection import FilledBatch, fill_masked
 
 logger = logging.get_logger(__name__)
 _EMBEDDINGS = "electra.embeddings."
@@ -190,7 +190,7 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
 
     def _generate(
         self, input_ids: Tensor, labels: Tensor, sampling_seed: Tensor | None, inputs: dict[str, Tensor | None]
-    ) -> Filled:
+    ) -> FilledBatch:
         if sampling_seed is not None:
             sampling_seed = as_targets(sampling_seed, "sampling_seed", input_ids.shape[:1])
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.config.freeze_generator):
@@ -293,7 +293,7 @@ def _original_ids(
     return originals
 
 
-def _generator_counts(filled: Filled, labels: Tensor) -> dict[str, Tensor]:
+def _generator_counts(filled: FilledBatch, labels: Tensor) -> dict[str, Tensor]:
     masked = labels != IGNORE_INDEX
     hits = {"generator_accuracy": filled.correct, "sampled_accuracy": ((filled.input_ids == labels) & masked).sum()}
     return {name: torch.stack([hit, masked.sum()]).float() for name, hit in hits.items()}

@@ -5,7 +5,7 @@ from typing import Any
 
 from hf_ctxmodels.models import bert
 from hf_ctxmodels.models.bert.conversion_bert import BERT_CONVERSION
-from hf_ctxmodels.models.ernie.configuration_ernie import ROW_TASKS, TOKEN_TASKS, CtxErnieConfig
+from hf_ctxmodels.models.ernie.configuration_ernie import SEQUENCE_TASKS, TOKEN_TASKS, CtxErnieConfig
 from hf_ctxmodels.models.ernie.modeling_ernie import (
     CtxErnieForMaskedLM,
     CtxErnieForMaskedLMWithPair,
@@ -66,9 +66,9 @@ SPEC = FamilySpec(
     conversion=BERT_CONVERSION,
     parent="bert",
     traits=Traits(
-        tiny={"use_task_id": True, "pretraining_tasks": dict.fromkeys((*ROW_TASKS, *TOKEN_TASKS), 3)},
+        tiny={"use_task_id": True, "pretraining_tasks": dict.fromkeys((*SEQUENCE_TASKS, *TOKEN_TASKS), 3)},
         targets={
-            **{f"{task}_labels": Target.PAIR_CLASS for task in ROW_TASKS},
+            **{f"{task}_labels": Target.PAIR_CLASS for task in SEQUENCE_TASKS},
             **{f"{task}_labels": Target.TOKEN_PAIR_CLASS for task in TOKEN_TASKS},
         },
     ),

@@ -9,7 +9,7 @@ from hf_ctxmodels.models.bert.configuration_bert import CtxBertConfig
 # Tasks of `CtxErnieForPreTraining` beside masked units. The target of a token task is `<task>_labels` (batch, length),
 # that of a row task `<task>_label` (batch,).
 TOKEN_TASKS = ("capitalization", "token_document")
-ROW_TASKS = ("next_sentence", "sentence_reordering", "sentence_distance", "discourse_relation", "query_title")
+SEQUENCE_TASKS = ("next_sentence", "sentence_reordering", "sentence_distance", "discourse_relation", "query_title")
 
 
 @strict
@@ -20,7 +20,7 @@ class CtxErnieConfig(CtxBertConfig):
         use_task_id: Add an embedding of the task to the input (ERNIE 2.0).
         task_type_vocab_size: Rows of its table.
         pretraining_tasks: Tasks of `CtxErnieForPreTraining` beside masked units -> number of classes; names of
-            `TOKEN_TASKS` and `ROW_TASKS`. None is ERNIE 1.0's, {"next_sentence": 2}.
+            `TOKEN_TASKS` and `SEQUENCE_TASKS`. None is ERNIE 1.0's, {"next_sentence": 2}.
     """
 
     model_type = "ctx-ernie"
@@ -38,8 +38,8 @@ class CtxErnieConfig(CtxBertConfig):
         """Check the tasks' names and numbers of classes (called at construction)."""
         super().validate_architecture()
         for name, classes in self.tasks.items():
-            if name not in (*TOKEN_TASKS, *ROW_TASKS):
-                known = ", ".join((*TOKEN_TASKS, *ROW_TASKS))
+            if name not in (*TOKEN_TASKS, *SEQUENCE_TASKS):
+                known = ", ".join((*TOKEN_TASKS, *SEQUENCE_TASKS))
                 raise ValueError(f"pretraining_tasks has {name!r}, which is no task; use some of {known}.")
             if classes < 2:
                 raise ValueError(f"pretraining_tasks has {classes} classes for {name!r}; a task needs 2 or more.")

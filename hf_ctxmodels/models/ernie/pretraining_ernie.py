@@ -3,7 +3,7 @@
 from torch import nn
 
 from hf_ctxmodels import heads
-from hf_ctxmodels.models.ernie.configuration_ernie import ROW_TASKS, TOKEN_TASKS, CtxErnieConfig
+from hf_ctxmodels.models.ernie.configuration_ernie import SEQUENCE_TASKS, TOKEN_TASKS, CtxErnieConfig
 from hf_ctxmodels.models.ernie.modeling_ernie import CtxErnieForMaskedLM
 
 
@@ -25,7 +25,7 @@ class CtxErnieForPreTraining(heads.ForMaskedLMWithTasks, CtxErnieForMaskedLM):
         token_document_labels: (batch, length) 1 where the token is elsewhere in the document, too, else 0.
     """
 
-    tasks = tuple(_task(name) for name in (*ROW_TASKS, *TOKEN_TASKS))
+    tasks = tuple(_task(name) for name in (*SEQUENCE_TASKS, *TOKEN_TASKS))
 
     def build_head(self, config: CtxErnieConfig) -> None:
         """The masked-LM head, and a classifier for each task."""

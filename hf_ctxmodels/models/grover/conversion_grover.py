@@ -28,7 +28,7 @@ _LAYER = re.compile(r"newslm/layer(\d+)/query_layer/kernel$")
 _CLASSIFIER = "classification/logits"
 
 
-def read_grover(
+def read_grover_checkpoint(
     variables: Mapping[str, Tensor], location: str
 ) -> CtxGroverForCausalLM | CtxGroverForSequenceClassification:
     """The language model, or the classifier, of the variables of a checkpoint.

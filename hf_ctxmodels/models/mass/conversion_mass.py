@@ -67,7 +67,7 @@ _OF_A_LANGUAGE = re.compile(r"(encoder_attn\.\d+)\.(?:(out_lin)\.(\d+)|(\d+)\.([
 _CHECKPOINT = "give a checkpoint of github.com/microsoft/MASS."
 
 
-class SpecialIds(NamedTuple):
+class SpecialTokenIds(NamedTuple):
     """Ids of special tokens in the vocabulary of the model for summaries; the defaults are BERT's."""
 
     pad: int = 0
@@ -75,7 +75,7 @@ class SpecialIds(NamedTuple):
     sep: int = 102
 
 
-BERT_IDS = SpecialIds()
+BERT_IDS = SpecialTokenIds()
 
 
 def read_checkpoint(file: str | Path) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def read_checkpoint(file: str | Path) -> dict[str, Any]:
     raise CtxError("The file holds no MASS.", location=str(file), hint=_CHECKPOINT)
 
 
-def translation_of(
+def build_translation_model(
     checkpoint: Mapping[str, Any], location: str, language: str | None = None
 ) -> CtxMassForConditionalGeneration:
     """The model for translation.
@@ -144,8 +144,8 @@ def translation_of(
     )
 
 
-def summaries_of(
-    checkpoint: Mapping[str, Any], location: str, special: SpecialIds = BERT_IDS
+def build_summarization_model(
+    checkpoint: Mapping[str, Any], location: str, special: SpecialTokenIds = BERT_IDS
 ) -> CtxMassForConditionalGeneration:
     """The model for summaries, pretrained or fine-tuned; its heads have a width of 64 unless the checkpoint says other.
 
@@ -191,7 +191,7 @@ def summaries_of(
     )
 
 
-def tokenizer_of(
+def build_translation_tokenizer(
     checkpoint: Mapping[str, Any], merges: Sequence[tuple[str, str]], location: str, word_splitting: str = "moses"
 ) -> CtxMassTokenizer:
     """The tokenizer of a model for translation, which keeps case.

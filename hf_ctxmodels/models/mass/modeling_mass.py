@@ -14,7 +14,7 @@ from hf_ctxmodels.core.inputs import check_aligned, check_padding_mask
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.embeddings import ScaledEmbedding
 from hf_ctxmodels.models.mass.configuration_mass import CtxMassConfig
-from hf_ctxmodels.models.xlm.languages import continued, language_ids
+from hf_ctxmodels.models.xlm.languages import extend_languages, language_ids
 
 
 class CtxMassPreTrainedModel(CtxPreTrainedModel):
@@ -112,5 +112,5 @@ class CtxMassForConditionalGeneration(TransformerForConditionalGeneration, CtxMa
         inputs = super().prepare_inputs_for_generation(input_ids, *args, **kwargs)
         if decoder_langs is not None:
             end, steps = input_ids.shape[1], inputs["decoder_input_ids"].shape[1]
-            inputs["decoder_langs"] = continued(decoder_langs, end)[:, end - steps :]
+            inputs["decoder_langs"] = extend_languages(decoder_langs, end)[:, end - steps :]
         return inputs

@@ -40,7 +40,7 @@ def _feed_forward(names: dict[str, str]) -> list[WeightTransform]:
     ]
 
 
-def export_table(*, gated: bool, prefixed: bool) -> list[WeightTransform]:
+def build_export_conversion(*, gated: bool, prefixed: bool) -> list[WeightTransform]:
     """The invertible table of a model.
 
     Args:

@@ -33,7 +33,7 @@ from hf_ctxmodels.layers.feed_forward import FeedForward, GatedFeedForward, with
 from hf_ctxmodels.layers.norm import RMSNorm
 from hf_ctxmodels.layers.transformer.block import TransformerBlock
 from hf_ctxmodels.models.t5.configuration_t5 import CtxT5Config
-from hf_ctxmodels.models.t5.conversion_t5 import export_table
+from hf_ctxmodels.models.t5.conversion_t5 import build_export_conversion
 
 
 class ClampedBlock(TransformerBlock):
@@ -149,7 +149,7 @@ class CtxT5PreTrainedModel(CtxPreTrainedModel):
     @property
     def export_conversion(self) -> list[WeightTransform]:  # type: ignore[override]
         """The table of this class and version."""
-        return export_table(gated=self.config.is_gated, prefixed=self.prefixed_reference)
+        return build_export_conversion(gated=self.config.is_gated, prefixed=self.prefixed_reference)
 
     def reference_config(self) -> dict[str, Any]:
         """The reference class's configuration, with both of its fields that say how logits are made."""

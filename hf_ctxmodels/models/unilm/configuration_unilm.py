@@ -6,7 +6,7 @@ from huggingface_hub.dataclasses import strict
 
 from hf_ctxmodels.architectures.configuration_query_generation import CtxQueryGenerationConfig
 from hf_ctxmodels.models.bert.configuration_bert import CtxBertConfig
-from hf_ctxmodels.models.unilm.segments_unilm import COPIED_SEGMENTS, NUM_SEGMENTS
+from hf_ctxmodels.models.unilm.segment_masks import COPIED_SEGMENTS, NUM_SEGMENTS
 
 
 @strict

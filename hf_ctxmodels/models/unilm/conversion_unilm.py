@@ -4,7 +4,7 @@ from transformers.core_model_loading import WeightTransform
 
 from hf_ctxmodels.architectures.segment_copies import segment_conversion
 from hf_ctxmodels.models.bert.conversion_bert import BERT_CONVERSION, BERT_EXPORT
-from hf_ctxmodels.models.unilm.segments_unilm import COPIED_SEGMENTS
+from hf_ctxmodels.models.unilm.segment_masks import COPIED_SEGMENTS
 
 _SEGMENTS = segment_conversion(COPIED_SEGMENTS)
 UNILM_EXPORT: list[WeightTransform] = [*BERT_EXPORT, _SEGMENTS]

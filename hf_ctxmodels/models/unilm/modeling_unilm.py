@@ -12,7 +12,7 @@ from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, MaskSpec
 from hf_ctxmodels.models.bert import modeling_bert as bert
 from hf_ctxmodels.models.unilm.configuration_unilm import CtxUniLMConfig
 from hf_ctxmodels.models.unilm.conversion_unilm import UNILM_EXPORT
-from hf_ctxmodels.models.unilm.segments_unilm import SOURCE, TARGET, mask_of_segments
+from hf_ctxmodels.models.unilm.segment_masks import SOURCE, TARGET, segment_mask_spec
 
 
 class CtxUniLMPreTrainedModel(MoreSegmentsThanBert, bert.CtxBertPreTrainedModel):
@@ -23,11 +23,11 @@ class CtxUniLMPreTrainedModel(MoreSegmentsThanBert, bert.CtxBertPreTrainedModel)
 
 
 class CtxUniLMModel(CtxUniLMPreTrainedModel, bert.CtxBertModel):
-    """The network; `token_type_ids` say which tokens each token sees, see `mask_of_segments`."""
+    """The network; `token_type_ids` say which tokens each token sees, see `segment_mask_spec`."""
 
     def mask_spec(self, layout: Layout, token_type_ids: Tensor | None) -> MaskSpec:
         """The masks of the segments; without segments all tokens see all."""
-        return BIDIRECTIONAL if token_type_ids is None else mask_of_segments(layout, token_type_ids)
+        return BIDIRECTIONAL if token_type_ids is None else segment_mask_spec(layout, token_type_ids)
 
 
 class CtxUniLMHeadModel(CtxUniLMPreTrainedModel):

@@ -58,6 +58,6 @@ def language_ids(config: CtxXLMConfig, words: Tensor, langs: Tensor | None, name
     return torch.full((rows, length), config.default_lang, device=words.device)
 
 
-def continued(langs: Tensor, length: int) -> Tensor:
+def extend_languages(langs: Tensor, length: int) -> Tensor:
     """(batch, given) languages for `length` tokens: further ones are in the language of the last."""
     return torch.nn.functional.pad(langs, (0, max(0, length - langs.shape[1])), mode="replicate")[:, :length]

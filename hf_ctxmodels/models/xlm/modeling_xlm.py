@@ -22,7 +22,7 @@ from hf_ctxmodels.layers.linear import apply_linear
 from hf_ctxmodels.layers.pooling import Pooling
 from hf_ctxmodels.models.xlm.configuration_xlm import CtxXLMConfig
 from hf_ctxmodels.models.xlm.conversion_xlm import XLM_EXPORT, XLM_SUMMARY_EXPORT
-from hf_ctxmodels.models.xlm.languages import SinusoidalPositions, continued, language_ids
+from hf_ctxmodels.models.xlm.languages import SinusoidalPositions, extend_languages, language_ids
 
 
 class CtxXLMPreTrainedModel(CtxPreTrainedModel):
@@ -232,7 +232,7 @@ class CtxXLMForCausalLM(DecoderForCausalLM, CtxXLMHeadModel, GenerationMixin):
         if langs is not None:
             given = inputs["input_ids"] if inputs.get("input_ids") is not None else inputs["inputs_embeds"]
             end = max(input_ids.shape[1], given.shape[1])
-            inputs["langs"] = continued(langs, end)[:, end - given.shape[1] :]
+            inputs["langs"] = extend_languages(langs, end)[:, end - given.shape[1] :]
         return inputs
 
 

@@ -16,13 +16,13 @@ from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.adapter_slots import EMBEDDING_SLOT, InvertibleSlot, after_embeddings
 from hf_ctxmodels.layers.dropout import Dropout
 from hf_ctxmodels.layers.transformer.stack import chosen_numbers
-from hf_ctxmodels.models.xlnet.checks_xlnet import check_combination, check_memory, check_permutation, check_tokens
 from hf_ctxmodels.models.xlnet.configuration_xlnet import CtxXLNetConfig
 from hf_ctxmodels.models.xlnet.conversion_xlnet import XLNET_EXPORT
-from hf_ctxmodels.models.xlnet.inputs_xlnet import EncoderInputs
+from hf_ctxmodels.models.xlnet.encoder_inputs import EncoderInputs
+from hf_ctxmodels.models.xlnet.input_validation import check_combination, check_memory, check_permutation, check_tokens
 from hf_ctxmodels.models.xlnet.relative_attention import distance_encodings
-from hf_ctxmodels.models.xlnet.streams import Streams, build_streams
-from hf_ctxmodels.models.xlnet.two_stream import CtxXLNetLayer, RelativeAttention
+from hf_ctxmodels.models.xlnet.stream_layouts import Streams, build_streams
+from hf_ctxmodels.models.xlnet.two_stream_attention import CtxXLNetLayer, RelativeAttention
 
 
 @dataclass

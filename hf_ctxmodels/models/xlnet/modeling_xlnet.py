@@ -20,11 +20,11 @@ from transformers.utils.generic import can_return_tuple
 from hf_ctxmodels import heads
 from hf_ctxmodels.layers.linear import apply_linear
 from hf_ctxmodels.layers.positions import first_columns, last_columns, states_at
-from hf_ctxmodels.models.xlnet.beam_span import ForBeamQuestionAnswering
-from hf_ctxmodels.models.xlnet.checks_xlnet import check_target_labels
+from hf_ctxmodels.models.xlnet.beam_search_head import ForBeamSearchQuestionAnswering
 from hf_ctxmodels.models.xlnet.configuration_xlnet import CtxXLNetConfig
 from hf_ctxmodels.models.xlnet.conversion_xlnet import XLNET_SUMMARY_EXPORT
 from hf_ctxmodels.models.xlnet.encoder_xlnet import CtxXLNetModel, CtxXLNetPreTrainedModel
+from hf_ctxmodels.models.xlnet.input_validation import check_target_labels
 
 _RECOMPUTED = 2  # known tokens that a step of generation computes anew, as the reference does
 
@@ -264,7 +264,7 @@ class CtxXLNetForQuestionAnsweringSimple(heads.ForQuestionAnswering, CtxXLNetHea
     """XLNet that predicts the start and the end of an answer span."""
 
 
-class CtxXLNetForQuestionAnswering(ForBeamQuestionAnswering, CtxXLNetHeadModel):
+class CtxXLNetForQuestionAnswering(ForBeamSearchQuestionAnswering, CtxXLNetHeadModel):
     """XLNet that predicts an answer's end given its start, and whether there is an answer at all."""
 
 

@@ -6,7 +6,7 @@ The score of query i for key j is, before the scaling by 1 / sqrt(head_dim),
 
 with learned biases u, v, s, and r a projection of the sinusoid of the distance. `eager_attention` writes this down and
 is the oracle of the other two. `dense_attention` hands the last two terms to torch's SDPA as a bias: for accelerators
-and for graphs being compiled. `relative_pieces.attend_pieces` works sequence by sequence in cache, for CPUs.
+and for graphs being compiled. `relative_pieces.attend_per_sequence` works sequence by sequence in cache, for CPUs.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ DENSE_ROWS = 512
 """Most rows of a batch row whose scores `dense_attention` makes at a time."""
 
 
-class Biases(NamedTuple):
+class RelativeBiases(NamedTuple):
     """Learned parameters of the score, (heads, head_dim) each.
 
     Attributes:
@@ -38,7 +38,7 @@ class Biases(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Places:
+class AttentionPattern:
     """Positions and visible keys of the rows of a padded batch.
 
     Attributes:
@@ -53,11 +53,11 @@ class Places:
     row_types: Tensor | None
     key_types: Tensor | None
 
-    def of_rows(self, rows: slice) -> "Places":
+    def of_rows(self, rows: slice) -> "AttentionPattern":
         """The same for some of the rows."""
         visible = None if self.visible is None else self.visible[:, rows]
         row_types = None if self.row_types is None else self.row_types[:, rows]
-        return Places(self.columns[:, rows], visible, row_types, self.key_types)
+        return AttentionPattern(self.columns[:, rows], visible, row_types, self.key_types)
 
 
 def distance_encodings(distances: Tensor, width: int, dtype: torch.dtype) -> Tensor:
@@ -72,8 +72,8 @@ def eager_attention(
     key: Tensor,
     value: Tensor,
     relative: Tensor,
-    biases: Biases,
-    places: Places,
+    biases: RelativeBiases,
+    pattern: AttentionPattern,
     *,
     scaling: float,
     dropout: float,
@@ -85,7 +85,7 @@ def eager_attention(
         key, value: (batch, keys, heads, head_dim).
         relative: (batch or 1, distances, heads, head_dim), the projected encodings of distances.
         biases: Parameters of the score.
-        places: Positions and visible keys of the rows.
+        pattern: Positions and visible keys of the rows.
         scaling: Factor on the scores.
         dropout: Rate on the probabilities.
 
@@ -94,16 +94,16 @@ def eager_attention(
         probabilities.
     """
     content = torch.einsum("bihd,bjhd->bhij", query + biases.content, key)
-    scores = (content + _position_scores(query, relative, biases, places, key.shape[1])) * scaling
-    if places.row_types is not None and places.key_types is not None:
+    scores = (content + _position_scores(query, relative, biases, pattern, key.shape[1])) * scaling
+    if pattern.row_types is not None and pattern.key_types is not None:
         same, other = torch.einsum("bihd,shd->sbhi", query + biases.segment, biases.segments)[..., None]
-        differs = (places.row_types[:, :, None] != places.key_types[:, None, :])[:, None]
+        differs = (pattern.row_types[:, :, None] != pattern.key_types[:, None, :])[:, None]
         scores = scores + torch.where(differs, other, same) * scaling
-    if places.visible is not None:
-        scores = scores.masked_fill(~places.visible[:, None], torch.finfo(scores.dtype).min)
+    if pattern.visible is not None:
+        scores = scores.masked_fill(~pattern.visible[:, None], torch.finfo(scores.dtype).min)
     probabilities = torch.softmax(scores, -1, dtype=torch.float32).to(query.dtype)
-    if places.visible is not None:
-        probabilities = probabilities.masked_fill(~places.visible[:, None], 0.0)  # a row without any visible key
+    if pattern.visible is not None:
+        probabilities = probabilities.masked_fill(~pattern.visible[:, None], 0.0)  # a row without any visible key
     probabilities = F.dropout(probabilities, dropout)
     return torch.einsum("bhij,bjhd->bihd", probabilities, value), probabilities
 
@@ -113,8 +113,8 @@ def dense_attention(
     key: Tensor,
     value: Tensor,
     relative: Tensor,
-    biases: Biases,
-    places: Places,
+    biases: RelativeBiases,
+    pattern: AttentionPattern,
     *,
     scaling: float,
     dropout: float,
@@ -126,11 +126,11 @@ def dense_attention(
     """
     rows = query.shape[1]
     if torch.compiler.is_compiling() or rows <= DENSE_ROWS:
-        return _dense_rows(query, key, value, relative, biases, places, scaling, dropout)
+        return _dense_rows(query, key, value, relative, biases, pattern, scaling, dropout)
     blocks = [slice(start, start + DENSE_ROWS) for start in range(0, rows, DENSE_ROWS)]
     contexts = [
         checkpoint(
-            *(_dense_rows, query[:, block], key, value, relative, biases, places.of_rows(block), scaling, dropout),
+            *(_dense_rows, query[:, block], key, value, relative, biases, pattern.of_rows(block), scaling, dropout),
             use_reentrant=False,
         )
         for block in blocks
@@ -143,8 +143,8 @@ def _dense_rows(
     key: Tensor,
     value: Tensor,
     relative: Tensor,
-    biases: Biases,
-    places: Places,
+    biases: RelativeBiases,
+    pattern: AttentionPattern,
     scaling: float,
     dropout: float,
 ) -> Tensor:
@@ -153,14 +153,14 @@ def _dense_rows(
     The segment term of equal segments is the same for every key of a row, which a softmax does not notice: only the
     difference to it is added, where segments differ.
     """
-    bias = _position_scores(query, relative, biases, places, key.shape[1])
-    if places.row_types is not None and places.key_types is not None:
+    bias = _position_scores(query, relative, biases, pattern, key.shape[1])
+    if pattern.row_types is not None and pattern.key_types is not None:
         surplus = torch.einsum("bihd,hd->bhi", query + biases.segment, biases.segments[1] - biases.segments[0])
-        differs = (places.row_types[:, :, None] != places.key_types[:, None, :])[:, None]
+        differs = (pattern.row_types[:, :, None] != pattern.key_types[:, None, :])[:, None]
         bias = bias + surplus[..., None] * differs.to(surplus.dtype)
     bias = bias * scaling
-    if places.visible is not None:
-        bias = bias.masked_fill(~places.visible[:, None], torch.finfo(bias.dtype).min)
+    if pattern.visible is not None:
+        bias = bias.masked_fill(~pattern.visible[:, None], torch.finfo(bias.dtype).min)
     content = (query + biases.content).to(query.dtype)
     query, key, value = (tensor.transpose(1, 2) for tensor in (content, key, value))
     context = F.scaled_dot_product_attention(
@@ -168,13 +168,15 @@ def _dense_rows(
     ).transpose(1, 2)
     if torch.compiler.is_exporting():  # the kernels, of which one is chosen later, differ in the strides they return
         context = context.clone(memory_format=torch.contiguous_format)
-    if places.visible is not None:
-        context = context * places.visible.any(-1)[..., None, None]
+    if pattern.visible is not None:
+        context = context * pattern.visible.any(-1)[..., None, None]
     return context
 
 
-def _position_scores(query: Tensor, relative: Tensor, biases: Biases, places: Places, keys: int) -> Tensor:
+def _position_scores(
+    query: Tensor, relative: Tensor, biases: RelativeBiases, pattern: AttentionPattern, keys: int
+) -> Tensor:
     """(batch, heads, rows, keys): the second term, looked up by distance from the scores of all distances."""
     every = torch.einsum("bihd,bwhd->bhiw", query + biases.position, relative.expand(query.shape[0], -1, -1, -1))
-    columns = places.columns + torch.arange(keys, device=query.device)
+    columns = pattern.columns + torch.arange(keys, device=query.device)
     return every.gather(-1, columns[:, None].expand(-1, every.shape[1], -1, -1))

@@ -28,7 +28,7 @@ _DEFAULTS = {"num_hidden_layers": 6}
 _POOLED = {"DistilBertForSequenceClassification", "DistilBertForMultipleChoice"}
 
 
-def bert_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+def distilbert_to_bert_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a `CtxBertConfig` that is the DistilBERT of a config.json."""
     own = {name: fields[theirs] for name, theirs in FIELDS.items() if theirs in fields}
     kept = {name: value for name, value in fields.items() if name in _KEPT}
@@ -36,7 +36,7 @@ def bert_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {**_DEFAULTS, **own, **kept, **fixed}
 
 
-def check_head(model_class: str, architectures: Sequence[str] | None) -> None:
+def reject_distilbert_head(model_class: str, architectures: Sequence[str] | None) -> None:
     """Raise CtxError for a head on the pooler where a checkpoint has DistilBERT's, which has a ReLU for BERT's tanh.
 
     Args:

@@ -16,7 +16,7 @@ COPIED_SEGMENTS = (FIRST, FIRST, FIRST, SECOND)
 """BERT's segments, of which the embeddings of the other four begin as copies."""
 
 
-def mask_of_segments(layout: Layout, token_type_ids: Tensor) -> MaskSpec:
+def segment_mask_spec(layout: Layout, token_type_ids: Tensor) -> MaskSpec:
     """Who sees whom in each sequence of a batch.
 
     All tokens see those of `FIRST`, `SECOND` and `SOURCE`. A token of `LEFT_TO_RIGHT` or `TARGET` sees itself and what

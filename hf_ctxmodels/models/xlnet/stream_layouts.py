@@ -19,15 +19,20 @@ from torch.nn import functional as F
 from hf_ctxmodels.core.inputs import is_traced, sequence_numbers
 from hf_ctxmodels.layers.attention.layouts import PackedLayout
 from hf_ctxmodels.models.xlnet.configuration_xlnet import CtxXLNetConfig
-from hf_ctxmodels.models.xlnet.inputs_xlnet import EncoderInputs
-from hf_ctxmodels.models.xlnet.relative_attention import Biases, Places, dense_attention, eager_attention
-from hf_ctxmodels.models.xlnet.relative_pieces import (
-    Piece,
-    Pieces,
-    attend_pieces,
-    fits_pieces,
+from hf_ctxmodels.models.xlnet.cpu_attention import (
+    SequenceRange,
+    SequenceRanges,
+    attend_per_sequence,
     hidden_scores,
     one_hot_types,
+    runs_per_sequence,
+)
+from hf_ctxmodels.models.xlnet.encoder_inputs import EncoderInputs
+from hf_ctxmodels.models.xlnet.relative_attention import (
+    AttentionPattern,
+    RelativeBiases,
+    dense_attention,
+    eager_attention,
 )
 from hf_ctxmodels.models.xlnet.visibility import visible_keys
 
@@ -76,7 +81,7 @@ class PaddedStreams:
         inputs: The batch.
         encodings: (groups, memory + 2 * length, hidden) of the distances memory + length, ..., 1 - length; two groups
             where the second half of the batch runs backwards.
-        places: Positions and visible keys of the computed rows.
+        pattern: Positions and visible keys of the computed rows.
         eager: Whether attention is the plain formula, which gives the probabilities too.
         queries_only: Whether the query rows alone are computed, as in a last layer; the content rows are keys.
         output_mask: (batch, length) bool, the positions whose outputs leave the encoder; None for all.
@@ -84,7 +89,7 @@ class PaddedStreams:
 
     inputs: EncoderInputs
     encodings: Tensor
-    places: Places
+    pattern: AttentionPattern
     eager: bool
     queries_only: bool = False
     output_mask: Tensor | None = None
@@ -116,8 +121,8 @@ class PaddedStreams:
             positions = torch.cat([positions, columns], 1)
             row_types = None if types is None else torch.cat([types, types.gather(1, columns)], 1)
         key_types = None if types is None else F.pad(types, (memory_length, 0))
-        places = Places(inputs.length - positions[..., None], visible, row_types, key_types)
-        return cls(inputs, encodings, places, eager=eager or config._attn_implementation == "eager")
+        pattern = AttentionPattern(inputs.length - positions[..., None], visible, row_types, key_types)
+        return cls(inputs, encodings, pattern, eager=eager or config._attn_implementation == "eager")
 
     def for_last_layer(self, *, content: bool) -> "PaddedStreams":
         """The same streams for a last layer.
@@ -129,7 +134,7 @@ class PaddedStreams:
             return replace(self, output_mask=self.inputs.output_mask)
         if content:
             return self
-        return replace(self, places=self.places.of_rows(slice(self.inputs.length, None)), queries_only=True)
+        return replace(self, pattern=self.pattern.of_rows(slice(self.inputs.length, None)), queries_only=True)
 
     def pack(self, tensor: Tensor) -> Tensor:
         """(batch, length, ...) -> the same."""
@@ -166,7 +171,7 @@ class PaddedStreams:
         return states if self.inputs.tokens is None else states * self.inputs.tokens[..., None]
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, relative: Tensor, biases: Biases, **options: float
+        self, query: Tensor, key: Tensor, value: Tensor, relative: Tensor, biases: RelativeBiases, **options: float
     ) -> tuple[Tensor, Probabilities]:
         """Attention of the computed rows over the keys.
 
@@ -180,27 +185,27 @@ class PaddedStreams:
         Returns:
             The context, in the shape of `query`, and the probabilities.
         """
-        if not self.eager and fits_pieces(query):
+        if not self.eager and runs_per_sequence(query):
             flat = [tensor.flatten(0, 1) for tensor in (query, key, value)]
-            context = attend_pieces(flat[0], flat[1], flat[2], relative, biases, self.pieces, **options)
+            context = attend_per_sequence(flat[0], flat[1], flat[2], relative, biases, self.pieces, **options)
             return context.unflatten(0, query.shape[:2]), None
         if relative.shape[0] > 1:
             relative = relative.repeat_interleave(query.shape[0] // relative.shape[0], 0)
         if not self.eager:
-            return dense_attention(query, key, value, relative, biases, self.places, **options), None
+            return dense_attention(query, key, value, relative, biases, self.pattern, **options), None
         if self.inputs.target_positions is None or self.queries_only:
-            return eager_attention(query, key, value, relative, biases, self.places, **options)
+            return eager_attention(query, key, value, relative, biases, self.pattern, **options)
         length = self.inputs.length
         (content, of_content), (queries, of_queries) = (
-            eager_attention(query[:, rows], key, value, relative, biases, self.places.of_rows(rows), **options)
+            eager_attention(query[:, rows], key, value, relative, biases, self.pattern.of_rows(rows), **options)
             for rows in (slice(length), slice(length, None))
         )
         return torch.cat([content, queries], 1), (of_content, of_queries)
 
     @cached_property
-    def pieces(self) -> Pieces:
+    def pieces(self) -> SequenceRanges:
         """The rows of the batch for the attention of the CPU."""
-        columns, visible = self.places.columns, self.places.visible
+        columns, visible = self.pattern.columns, self.pattern.visible
         batch_size, rows = columns.shape[:2]
         length, keys = self.inputs.length, self.inputs.memory_length + self.inputs.length
         content = 0 if self.queries_only else length
@@ -211,7 +216,7 @@ class PaddedStreams:
             without_keys = ~visible.any(-1).flatten()
             blind = without_keys if bool(without_keys.any()) else None
         pieces = tuple(
-            Piece(
+            SequenceRange(
                 rows=row * rows,
                 stop=(row + 1) * rows,
                 keys=row * keys,
@@ -224,7 +229,7 @@ class PaddedStreams:
             )
             for row in range(batch_size)
         )
-        return Pieces(pieces, *one_hot_types(self.places.row_types, self.places.key_types), blind)
+        return SequenceRanges(pieces, *one_hot_types(self.pattern.row_types, self.pattern.key_types), blind)
 
 
 @dataclass(frozen=True, eq=False)
@@ -275,11 +280,11 @@ class PackedStreams:
         return self.layout.unpack(rows)
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, relative: Tensor, biases: Biases, **options: float
+        self, query: Tensor, key: Tensor, value: Tensor, relative: Tensor, biases: RelativeBiases, **options: float
     ) -> tuple[Tensor, Probabilities]:
         """As `PaddedStreams.attend`, of (rows, heads, head_dim) queries over (tokens, heads, head_dim)."""
-        if fits_pieces(query):
-            return attend_pieces(query, key, value, relative, biases, self.pieces, **options), None
+        if runs_per_sequence(query):
+            return attend_per_sequence(query, key, value, relative, biases, self.pieces, **options), None
         rows = self.layout.query
         if rows is not None:
             query = torch.zeros_like(key).index_copy(0, rows, query)
@@ -288,7 +293,7 @@ class PackedStreams:
         return self.query_rows(self.layout.pack(context)), None
 
     @cached_property
-    def pieces(self) -> Pieces:
+    def pieces(self) -> SequenceRanges:
         """The sequences for the attention of the CPU."""
         layout = self.layout
         pieces, row, key = [], 0, 0
@@ -298,10 +303,10 @@ class PackedStreams:
                 positions = layout.query[row : row + count, None] - key
                 columns, content = layout.length - positions + torch.arange(length), 0
             if count:
-                pieces.append(Piece(row, row + count, key, key + length, content, layout.length, columns))
+                pieces.append(SequenceRange(row, row + count, key, key + length, content, layout.length, columns))
             row, key = row + count, key + length
         types = self.token_types
-        return Pieces(tuple(pieces), *one_hot_types(None if types is None else self.query_rows(types), types))
+        return SequenceRanges(tuple(pieces), *one_hot_types(None if types is None else self.query_rows(types), types))
 
 
 Streams = PaddedStreams | PackedStreams

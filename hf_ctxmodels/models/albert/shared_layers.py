@@ -9,7 +9,7 @@ from torch import nn
 
 Scope = Literal["all", "attention", "ffn", "none"]
 # The shared parts of a `TransformerBlock` in each scope: a sub-layer with its LayerNorm.
-SHARED_PARTS: Mapping[str, tuple[str, ...]] = {
+SHARED_SUBLAYERS: Mapping[str, tuple[str, ...]] = {
     "attention": ("attention", "attention_norm"),
     "ffn": ("feed_forward", "feed_forward_norm"),
 }
@@ -47,11 +47,11 @@ class SharedLayers(nn.Module):
         self.applications = num_layers // stacks
         for number in range(stacks):
             self.add_module(str(number), nn.ModuleList(make_layer() for _ in range(inner)))
-        for number in range(stacks) if scope in SHARED_PARTS else ():
+        for number in range(stacks) if scope in SHARED_SUBLAYERS else ():
             owner = number - number % depths_per_group
             for layer, owning_layer in zip(self._stack(number), self._stack(owner), strict=True):
                 if layer is not owning_layer:
-                    _borrow(layer, owning_layer, SHARED_PARTS[scope])
+                    _borrow(layer, owning_layer, SHARED_SUBLAYERS[scope])
 
     def __iter__(self) -> Iterator[nn.Module]:
         return iter([layer for stack in self.children() for layer in [*cast(nn.ModuleList, stack)] * self.applications])

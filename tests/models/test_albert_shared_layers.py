@@ -15,7 +15,7 @@ from hf_ctxmodels.layers.attention.layouts import PaddedLayout
 from hf_ctxmodels.layers.attention.modules import SelfAttention
 from hf_ctxmodels.layers.feed_forward import FeedForward
 from hf_ctxmodels.layers.transformer.block import TransformerBlock
-from hf_ctxmodels.models.albert.sharing import SharedLayers, cache_autocast_casts
+from hf_ctxmodels.models.albert.shared_layers import SharedLayers, cache_autocast_casts
 
 WIDTH, DEPTHS = 8, 6
 LAYOUT = PaddedLayout(2, 5)

@@ -8,8 +8,8 @@ from torch.nn import functional as F
 from hf_ctxmodels.layers.lm_loss import chunked as prediction
 from hf_ctxmodels.layers.lm_loss.chunked import MaskedPredictionHead
 from hf_ctxmodels.layers.lm_loss.sampling import sample_rows, uniforms
-from hf_ctxmodels.models.electra import replaced_token
-from hf_ctxmodels.models.electra.replaced_token import (
+from hf_ctxmodels.models.electra import replaced_token_detection as replaced_token
+from hf_ctxmodels.models.electra.replaced_token_detection import (
     copy_or_predict_loss,
     detection_counts,
     detection_loss,
@@ -76,7 +76,7 @@ def test_seeds_made_of_rows_differ() -> None:
     """By the word behind a mask, by where in the order of masks it stands, and by what stands in its place."""
     labels = torch.tensor([[5, 6, -100], [6, 5, -100], [5, 7, -100], [5, 6, -100]])
     input_ids = torch.tensor([[3, 3, 9], [3, 3, 9], [3, 3, 9], [3, 6, 9]])
-    seeds = replaced_token._seeds_of_rows(input_ids, labels, (labels != -100).cumsum(1) - 1)
+    seeds = replaced_token._derive_seeds(input_ids, labels, (labels != -100).cumsum(1) - 1)
     assert len(seeds.unique()) == 4
 
 

@@ -14,8 +14,8 @@ from hf_ctxmodels.layers.dropout import Dropout
 from hf_ctxmodels.layers.feed_forward import FeedForward
 from hf_ctxmodels.layers.linear import apply_linear
 from hf_ctxmodels.models.xlnet.configuration_xlnet import CtxXLNetConfig
-from hf_ctxmodels.models.xlnet.relative_attention import Biases
-from hf_ctxmodels.models.xlnet.streams import Probabilities, Streams
+from hf_ctxmodels.models.xlnet.relative_attention import RelativeBiases
+from hf_ctxmodels.models.xlnet.stream_layouts import Probabilities, Streams
 
 
 class RelativeAttention(nn.Module):
@@ -41,9 +41,9 @@ class RelativeAttention(nn.Module):
         self.segment_embeddings = nn.Parameter(torch.zeros(2, num_heads, hidden_size // num_heads))
 
     @property
-    def biases(self) -> Biases:
+    def biases(self) -> RelativeBiases:
         """The parameters of the score besides the projections."""
-        return Biases(self.content_bias, self.position_bias, self.segment_bias, self.segment_embeddings)
+        return RelativeBiases(self.content_bias, self.position_bias, self.segment_bias, self.segment_embeddings)
 
     def forward(
         self, hidden_states: Tensor, streams: Streams, memory: Tensor | None = None

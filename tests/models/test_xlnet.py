@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from zoo import Batch, Case, LowRank, assert_close, assert_same_gradients, gradients
 
-from hf_ctxmodels.models.xlnet import streams
+from hf_ctxmodels.models.xlnet import stream_layouts as streams
 from hf_ctxmodels.registry import FAMILIES
 
 MODEL = Case(FAMILIES["xlnet"], "AutoModelForPreTraining")
@@ -20,7 +20,7 @@ PATHS = ["eager", "dense", "pieces"]
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """How attention is computed: the formula, torch's SDPA with a bias, or in pieces on the CPU."""
     if request.param == "dense":
-        monkeypatch.setattr(streams, "fits_pieces", lambda tensor: False)
+        monkeypatch.setattr(streams, "runs_per_sequence", lambda tensor: False)
     return "eager" if request.param == "eager" else "sdpa"
 
 

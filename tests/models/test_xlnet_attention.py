@@ -11,14 +11,14 @@ from torch import Tensor
 from zoo import assert_close
 
 from hf_ctxmodels.models.xlnet import relative_attention
+from hf_ctxmodels.models.xlnet.cpu_attention import SequenceRange, SequenceRanges, attend_per_sequence, hidden_scores
 from hf_ctxmodels.models.xlnet.relative_attention import (
-    Biases,
-    Places,
+    AttentionPattern,
+    RelativeBiases,
     dense_attention,
     distance_encodings,
     eager_attention,
 )
-from hf_ctxmodels.models.xlnet.relative_pieces import Piece, Pieces, attend_pieces, hidden_scores
 from hf_ctxmodels.models.xlnet.visibility import visible_keys
 
 HEADS, HEAD_DIM = 3, 4
@@ -35,8 +35,8 @@ SHAPES = {  # batch, length, memory, queries
 
 class Problem(NamedTuple):
     inputs: list[Tensor]  # query, key, value, relative, and the four biases
-    places: Places
-    pieces: Pieces
+    pattern: AttentionPattern
+    pieces: SequenceRanges
 
 
 def make_problem(shape: tuple[int, int, int, int], *, hidden: bool, segments: bool, groups: int = 1) -> Problem:
@@ -56,10 +56,10 @@ def make_problem(shape: tuple[int, int, int, int], *, hidden: bool, segments: bo
     if segments:
         key_types = torch.randint(-1, 3, (batch, keys))
         row_types = key_types[:, memory:].gather(1, positions)
-    places = Places(length - positions[..., None], visible, row_types, key_types)
-    columns = places.columns[:, length:] + torch.arange(keys)
+    pattern = AttentionPattern(length - positions[..., None], visible, row_types, key_types)
+    columns = pattern.columns[:, length:] + torch.arange(keys)
     pieces = tuple(
-        Piece(
+        SequenceRange(
             row * rows,
             (row + 1) * rows,
             row * keys,
@@ -77,7 +77,7 @@ def make_problem(shape: tuple[int, int, int, int], *, hidden: bool, segments: bo
         for types in (row_types, key_types)
     ]
     blind = None if visible is None else ~visible.any(-1).flatten()
-    return Problem([tensor.requires_grad_() for tensor in inputs], places, Pieces(pieces, *one_hot, blind))
+    return Problem([tensor.requires_grad_() for tensor in inputs], pattern, SequenceRanges(pieces, *one_hot, blind))
 
 
 def attend(problem: Problem, way: str, dropout: float = 0.0) -> Tensor:
@@ -86,12 +86,12 @@ def attend(problem: Problem, way: str, dropout: float = 0.0) -> Tensor:
     options = {"scaling": HEAD_DIM**-0.5, "dropout": dropout}
     if way == "pieces":
         flat = [tensor.flatten(0, 1) for tensor in (query, key, value)]
-        return attend_pieces(*flat, relative, Biases(*biases), problem.pieces, **options).view_as(query)
+        return attend_per_sequence(*flat, relative, RelativeBiases(*biases), problem.pieces, **options).view_as(query)
     relative = relative.repeat_interleave(len(query) // len(relative), 0) if len(relative) > 1 else relative
     if way in ("dense", "blocks"):
         with patch.object(relative_attention, "DENSE_ROWS", 4 if way == "blocks" else 10**6):
-            return dense_attention(query, key, value, relative, Biases(*biases), problem.places, **options)
-    return eager_attention(query, key, value, relative, Biases(*biases), problem.places, **options)[0]
+            return dense_attention(query, key, value, relative, RelativeBiases(*biases), problem.pattern, **options)
+    return eager_attention(query, key, value, relative, RelativeBiases(*biases), problem.pattern, **options)[0]
 
 
 def outputs_and_gradients(problem: Problem, way: str) -> list[Tensor]:
@@ -122,7 +122,7 @@ def test_two_tables_of_distances() -> None:
 
 def test_a_row_that_sees_nothing_gets_nothing() -> None:
     problem = make_problem((2, 5, 0, 2), hidden=True, segments=True)
-    sighted = problem.places.visible.any(-1)
+    sighted = problem.pattern.visible.any(-1)
     assert not sighted[0, -1]
     for way in ("eager", "dense", "blocks", "pieces"):
         context = attend(problem, way)
@@ -140,15 +140,15 @@ def test_the_formula_by_hand() -> None:
     """One pair of a row and a key at a time, in plain numbers."""
     problem = make_problem((1, 4, 2, 1), hidden=False, segments=True)
     query, key, value, relative, content, position, segment, segments = (tensor.detach() for tensor in problem.inputs)
-    places = problem.places
+    pattern = problem.pattern
     encoded = {distance: relative[0, index] for index, distance in enumerate(range(6, -4, -1))}
     for row in range(5):
-        at = 4 - int(places.columns[0, row, 0])
+        at = 4 - int(pattern.columns[0, row, 0])
         for head in range(HEADS):
             scores = torch.empty(6)
             for other in range(6):
                 q = query[0, row, head]
-                kind = int(places.row_types[0, row] != places.key_types[0, other])
+                kind = int(pattern.row_types[0, row] != pattern.key_types[0, other])
                 scores[other] = (
                     (q + content[head]) @ key[0, other, head]
                     + (q + position[head]) @ encoded[at + 2 - other][head]

@@ -39,7 +39,7 @@ class _Tables(NamedTuple):
     positions: Tensor
 
 
-def read_published(
+def read_openai_checkpoint(
     folder: str | Path, vocabulary: str | Path, merges: str | Path, *, positions: int = 512, heads: int | None = None
 ) -> tuple[CtxGptForCausalLM, CtxGptTokenizer]:
     """The language model and its tokenizer.

@@ -20,7 +20,7 @@ from hf_ctxmodels.layers.lm_loss.chunked import CHUNK_ELEMENTS, MaskedPrediction
 from hf_ctxmodels.layers.lm_loss.sampling import uniforms
 
 
-class Filled(NamedTuple):
+class FilledBatch(NamedTuple):
     """A masked batch after the generator.
 
     Attributes:
@@ -36,7 +36,7 @@ class Filled(NamedTuple):
 
 def fill_masked(
     states: Tensor, head: MaskedPredictionHead, input_ids: Tensor, labels: Tensor, seeds: Tensor | None = None
-) -> Filled:
+) -> FilledBatch:
     """Fill masked positions with samples of the generator's distribution.
 
     Args:
@@ -50,13 +50,13 @@ def fill_masked(
     masked = labels != IGNORE_INDEX
     numbering = masked.cumsum(1) - 1  # of the row's masked tokens, independent of padding
     if seeds is None:
-        seeds = _seeds_of_rows(input_ids, labels, numbering)
+        seeds = _derive_seeds(input_ids, labels, numbering)
     numbers = uniforms(seeds[:, None].expand_as(numbering)[masked], numbering[masked])
     loss, samples, correct = head.summed_loss_and_samples(states, labels[masked], numbers)
-    return Filled(input_ids.long().masked_scatter(masked, samples), loss, correct)
+    return FilledBatch(input_ids.long().masked_scatter(masked, samples), loss, correct)
 
 
-def _seeds_of_rows(input_ids: Tensor, labels: Tensor, numbering: Tensor) -> Tensor:
+def _derive_seeds(input_ids: Tensor, labels: Tensor, numbering: Tensor) -> Tensor:
     """(batch,) a hash of each row's masked tokens and their replacements."""
     masked = labels != IGNORE_INDEX
     words = (uniforms(labels * (1 << 32) + input_ids, numbering) * 2**24).long()

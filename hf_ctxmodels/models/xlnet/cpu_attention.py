@@ -11,14 +11,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hf_ctxmodels.layers.dropout import DROPOUT_LEVELS, byte_mask, kept_scale
-from hf_ctxmodels.models.xlnet.relative_attention import Biases
+from hf_ctxmodels.models.xlnet.relative_attention import RelativeBiases
 
 _HIDDEN = -1e30  # added to a score, leaves no probability; finite, so that a row without any key stays a number
 _BLOCK = 64  # rows whose position scores are made at a time: fewer distances each, and all in cache
 
 
 @dataclass(frozen=True)
-class Piece:
+class SequenceRange:
     """One sequence: its rows among all query rows, and its keys.
 
     Attributes:
@@ -43,7 +43,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Pieces:
+class SequenceRanges:
     """All sequences of a batch, end to end.
 
     Attributes:
@@ -53,13 +53,13 @@ class Pieces:
         blind: (rows,) bool, rows without any visible key; None when there is none.
     """
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[SequenceRange, ...]
     row_types: Tensor | None = None
     key_types: Tensor | None = None
     blind: Tensor | None = None
 
 
-def fits_pieces(tensor: Tensor) -> bool:
+def runs_per_sequence(tensor: Tensor) -> bool:
     """Whether attention runs sequence by sequence: on a CPU in single precision, outside of graphs being compiled."""
     return tensor.device.type == "cpu" and tensor.dtype is torch.float32 and not torch.compiler.is_compiling()
 
@@ -79,13 +79,13 @@ def hidden_scores(visible: Tensor) -> Tensor:
     return torch.zeros(visible.shape, device=visible.device).masked_fill_(~visible, _HIDDEN)
 
 
-def attend_pieces(
+def attend_per_sequence(
     query: Tensor,
     key: Tensor,
     value: Tensor,
     relative: Tensor,
-    biases: Biases,
-    pieces: Pieces,
+    biases: RelativeBiases,
+    pieces: SequenceRanges,
     *,
     scaling: float,
     dropout: float,
@@ -141,7 +141,7 @@ class _PieceAttention(torch.autograd.Function):
         key: Tensor,
         value: Tensor,
         relative: Tensor,
-        pieces: Pieces,
+        pieces: SequenceRanges,
         dropout: float,
         trains: bool,  # within the function gradients are always off
     ) -> Tensor:
@@ -201,7 +201,7 @@ def _dropped(probabilities: Tensor, mask: Tensor | None, levels: int) -> Tensor:
     return probabilities if mask is None else (probabilities * mask).mul_(kept_scale(levels))
 
 
-def _position_scores_of(piece: Piece, query: Tensor, relative: Tensor) -> Tensor:
+def _position_scores_of(piece: SequenceRange, query: Tensor, relative: Tensor) -> Tensor:
     """(heads, rows, keys) position scores of one sequence, with what hides its keys.
 
     Args:
@@ -225,7 +225,7 @@ def _position_scores_of(piece: Piece, query: Tensor, relative: Tensor) -> Tensor
 
 
 def _position_gradients(
-    piece: Piece, grad: Tensor, query: Tensor, relative: Tensor, grad_query: Tensor, grad_relative: Tensor
+    piece: SequenceRange, grad: Tensor, query: Tensor, relative: Tensor, grad_query: Tensor, grad_relative: Tensor
 ) -> None:
     """Write what `_position_scores_of` passes back to its queries, and add what it passes back to the distances."""
     heads, _, keys = grad.shape
@@ -244,7 +244,7 @@ def _position_gradients(
         grad_relative.baddbmm_(by_distance.transpose(1, 2), query[:, rows])
 
 
-def _distances_of(piece: Piece, start: int, stop: int) -> slice:
+def _distances_of(piece: SequenceRange, start: int, stop: int) -> slice:
     """The distances that content rows start ... stop - 1 have to the keys, farthest first."""
     return slice(piece.origin - stop + 1, piece.origin - start + piece.keys_stop - piece.keys)
 

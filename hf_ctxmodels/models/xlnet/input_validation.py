@@ -8,7 +8,7 @@ from torch import Tensor
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_row_lengths, check_tensors, is_traced
 from hf_ctxmodels.models.xlnet.configuration_xlnet import CtxXLNetConfig
-from hf_ctxmodels.models.xlnet.inputs_xlnet import EncoderInputs, Permutation
+from hf_ctxmodels.models.xlnet.encoder_inputs import EncoderInputs, Permutation
 
 NO_TARGET = -1
 

@@ -64,8 +64,8 @@ class AnswerClass(nn.Module):
 
 
 @dataclass
-class BeamSpanOutput(ModelOutput):
-    """Output of `ForBeamQuestionAnswering`.
+class BeamSearchSpanOutput(ModelOutput):
+    """Output of `ForBeamSearchQuestionAnswering`.
 
     Attributes:
         loss: Mean of the start's and the end's cross-entropy, and half the cross-entropy of having no answer; in nats.
@@ -89,7 +89,7 @@ class BeamSpanOutput(ModelOutput):
     attentions: tuple[Tensor, ...] | None = None
 
 
-class ForBeamQuestionAnswering(HeadModel):
+class ForBeamSearchQuestionAnswering(HeadModel):
     """Start of an answer, its end given the start, and whether there is one.
 
     Reads `start_n_top` and `end_n_top` of the configuration: how many candidates a search keeps, fewer where the input
@@ -119,7 +119,7 @@ class ForBeamQuestionAnswering(HeadModel):
         p_mask: Tensor | None = None,
         num_items_in_batch: ItemCounts = None,
         **kwargs: Any,
-    ) -> BeamSpanOutput:
+    ) -> BeamSearchSpanOutput:
         """The likeliest spans, or the loss where both positions are given.
 
         Args:
@@ -144,7 +144,7 @@ class ForBeamQuestionAnswering(HeadModel):
             _check_below(states.shape[1], cls_index, "cls_index")
         classes = states_at(states, cls_index)
         if start_positions is None or end_positions is None:
-            return self.task_output(BeamSpanOutput, outputs, **self._search(states, classes, excluded))
+            return self.task_output(BeamSearchSpanOutput, outputs, **self._search(states, classes, excluded))
         start_positions = row_targets(start_positions, "start_positions", len(states))
         start_states = states_at(states, start_positions.clamp(0, states.shape[1] - 1))
         position_term = partial(
@@ -164,7 +164,7 @@ class ForBeamQuestionAnswering(HeadModel):
             scores = self.answer_class(start_states, classes).float()
             error = F.binary_cross_entropy_with_logits(scores, targets.float(), reduction="sum")
             loss = loss + _UNANSWERABLE_WEIGHT * mean_over_targets(error, targets, "is_impossible", num_items_in_batch)
-        return self.task_output(BeamSpanOutput, outputs, loss=loss)
+        return self.task_output(BeamSearchSpanOutput, outputs, loss=loss)
 
     def _search(self, states: Tensor, classes: Tensor, excluded: Tensor | None) -> dict[str, Tensor]:
         """The likeliest starts, and the likeliest ends of each."""
