@@ -18,14 +18,14 @@ from typing import Any, Literal
 from transformers import AutoModel
 
 from hf_ctxmodels.compression.distillation.augmentation import Augmenter, Masking, Substitution
-from hf_ctxmodels.compression.distillation.opening import Teacher
+from hf_ctxmodels.compression.distillation.teacher import Teacher
 from hf_ctxmodels.conversion.word_vectors import WordVectors
 from hf_ctxmodels.core.console import progress_bar
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.core.output_files import check_output_file, writing
 from hf_ctxmodels.data.table_files import read_table
-from hf_ctxmodels.downstream.tasks.base import text_of
+from hf_ctxmodels.downstream.tasks.base import get_texts
 from hf_ctxmodels.evaluation import WordSpace
 from hf_ctxmodels.training.loading import load_config, load_model, load_tokenizer
 from hf_ctxmodels.training.recipe import parse_arguments
@@ -71,7 +71,7 @@ def main() -> None:
     lines = []
     for index, row in enumerate(progress_bar(rows, "changing words", unit="examples", shown=True)):
         label = {arguments.label_column: row.values[arguments.label_column]}
-        for texts in augmenter.augment(text_of(row, columns), index):
+        for texts in augmenter.augment(get_texts(row, columns), index):
             lines.append(json.dumps(dict(zip(columns, texts, strict=True)) | label, ensure_ascii=False) + "\n")
     output = Path(arguments.output)
     with writing(output):

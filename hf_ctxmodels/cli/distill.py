@@ -16,9 +16,9 @@ from accelerate import PartialState
 
 from hf_ctxmodels.cli import finetune
 from hf_ctxmodels.cli.pretrain import finetuning_of, show_results
-from hf_ctxmodels.compression.distillation import Lesson, Teacher, parse_terms
+from hf_ctxmodels.compression.distillation import DistillationSetup, Teacher, parse_terms
 from hf_ctxmodels.compression.distillation.arguments import DistillationArguments, select_fields
-from hf_ctxmodels.compression.distillation.opening import check_layers
+from hf_ctxmodels.compression.distillation.teacher import check_layers
 from hf_ctxmodels.core.console import format_next_commands
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import non_default_fields
@@ -78,12 +78,12 @@ def distill(arguments: DistillArguments, loop_arguments: LoopArguments) -> None:
     teacher = Teacher.open(arguments.teacher, split_words=split_words)
     check_fit(teacher.tokenizer, teacher.config, arguments.max_length, location=f"--teacher {arguments.teacher}")
     complete(arguments, teacher)
-    lesson = Lesson(teacher, terms, arguments.model, arguments.student_layers)
+    lesson = DistillationSetup(teacher, terms, arguments.model, arguments.student_layers)
     if arguments.task is not None:
         task_flags = select_fields(finetune.FinetuningArguments, arguments), select_fields(TaskArguments, arguments)
-        finetune.run(*task_flags, loop_arguments, learn=lesson.on_task)
+        finetune.run(*task_flags, loop_arguments, learn=lesson.prepare_finetuning)
         return
-    summary = pretrain(select_fields(PretrainingArguments, arguments), loop_arguments, learn=lesson.on_text)
+    summary = pretrain(select_fields(PretrainingArguments, arguments), loop_arguments, learn=lesson.prepare_pretraining)
     if PartialState().is_main_process:
         output = loop_arguments.output_dir
         print(f"{summary.model_class} of {summary.parameters:,} parameters after {summary.steps:,} steps, in {output}:")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from transformers import AutoModelForSequenceClassification
 
 from hf_ctxmodels.core.flags import flag
-from hf_ctxmodels.downstream.saved_models import load_saved
+from hf_ctxmodels.downstream.saved_models import load_model_with_adapters
 from hf_ctxmodels.downstream.tasks import SequenceClassification, TaskArguments
 from hf_ctxmodels.inference import score_ensemble
 from hf_ctxmodels.tokenizers.base import check_fit
@@ -35,7 +35,9 @@ def main() -> None:
     for source in arguments.models:
         config, tokenizer = load_config(source), load_tokenizer(source)
         check_fit(tokenizer, config, task_arguments.max_length, location=source)
-        classifiers.append((load_saved(source, AutoModelForSequenceClassification.__name__, config), tokenizer))
+        classifiers.append(
+            (load_model_with_adapters(source, AutoModelForSequenceClassification.__name__, config), tokenizer)
+        )
     scores = score_ensemble(classifiers, examples, task, arguments.batch_size)
     width = max(map(len, [*arguments.models, "together"]))
     for name, metrics in zip([*arguments.models, "together"], [*scores.alone, scores.together], strict=True):

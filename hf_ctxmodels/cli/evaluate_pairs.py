@@ -15,7 +15,7 @@ from transformers import PreTrainedConfig
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.data.files import read_lines
-from hf_ctxmodels.downstream.saved_models import load_saved
+from hf_ctxmodels.downstream.saved_models import load_model_with_adapters
 from hf_ctxmodels.evaluation import MinimalPair, PairResult, evaluate_pairs, read_pairs, total, unigram_scorer
 from hf_ctxmodels.inference import score
 from hf_ctxmodels.registry import get_family
@@ -71,7 +71,7 @@ def main() -> None:
         pairs += read_pairs(path)[: arguments.max_pairs]
     config, tokenizer = load_config(arguments.model), load_tokenizer(arguments.model)
     check_fit(tokenizer, config, location=arguments.model)
-    model = load_saved(arguments.model, language_model_class(config), config)
+    model = load_model_with_adapters(arguments.model, language_model_class(config), config)
     texts = (line for path in arguments.unigram_text for line in read_lines(Path(path)))
     unigrams = evaluate_pairs(pairs, unigram_scorer(tokenizer, texts))
     rate = partial(score, model, tokenizer, batch_size=arguments.batch_size)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.data.sources import load_documents
-from hf_ctxmodels.downstream.saved_models import load_saved
+from hf_ctxmodels.downstream.saved_models import load_model_with_adapters
 from hf_ctxmodels.evaluation.perplexity import measure_perplexity
 from hf_ctxmodels.tokenizers.base import check_fit
 from hf_ctxmodels.training.loading import load_config, load_tokenizer
@@ -38,7 +38,7 @@ def main() -> None:
     (arguments,) = parse_arguments(PerplexityArguments, description=__doc__)
     config, tokenizer = load_config(arguments.model), load_tokenizer(arguments.model)
     check_fit(tokenizer, config, location=arguments.model)
-    model = load_saved(arguments.model, "AutoModelForCausalLM", config)
+    model = load_model_with_adapters(arguments.model, "AutoModelForCausalLM", config)
     documents = load_documents(*arguments.dataset, split=arguments.split, skip_empty=True)
     if arguments.validation_fraction is not None:
         documents = documents.split(arguments.validation_fraction)[1]

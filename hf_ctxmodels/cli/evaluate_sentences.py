@@ -17,7 +17,7 @@ from hf_ctxmodels.architectures.sentence_encoder import encode_sentences
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.data.files import read_lines
-from hf_ctxmodels.downstream.saved_models import load_saved
+from hf_ctxmodels.downstream.saved_models import load_model_with_adapters
 from hf_ctxmodels.evaluation import (
     Criterion,
     Encode,
@@ -116,7 +116,7 @@ def main() -> None:
     (arguments,) = parse_arguments(EvaluationArguments, description=__doc__)
     config, tokenizer = load_config(arguments.model), load_tokenizer(arguments.model)
     check_fit(tokenizer, config, location=arguments.model)
-    model = load_saved(arguments.model, AutoModel.__name__, config)
+    model = load_model_with_adapters(arguments.model, AutoModel.__name__, config)
     options = {"pooling": arguments.pooling, "batch_size": arguments.batch_size}
     encode = partial(encode_sentences, model, tokenizer, **options)
     for text in arguments.similarity:

@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerBase
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.core.output_files import writing
 from hf_ctxmodels.data.files import check_file
-from hf_ctxmodels.downstream.adapters.arguments import AdapterArguments, check_adapters, exchange_lowest
+from hf_ctxmodels.downstream.adapters.arguments import AdapterArguments, check_adapters, replace_lowest_adapter
 from hf_ctxmodels.downstream.finetuning.arguments import FinetuningMethodArguments
 from hf_ctxmodels.downstream.finetuning.configuration import FinetuningConfig
 from hf_ctxmodels.downstream.finetuning.language import known_languages, set_language
@@ -34,7 +34,7 @@ from hf_ctxmodels.downstream.finetuning.run import (
 )
 from hf_ctxmodels.downstream.finetuning.task_evaluation import TaskEvaluation
 from hf_ctxmodels.downstream.tasks import TaskArguments
-from hf_ctxmodels.downstream.tasks.languages import LanguageFile, directories_of_languages
+from hf_ctxmodels.downstream.tasks.language_files import LanguageFile, directories_of_languages
 from hf_ctxmodels.tokenizers.base import check_fit
 from hf_ctxmodels.training.loading import load_config, load_tokenizer
 from hf_ctxmodels.training.recipe import parse_arguments
@@ -101,7 +101,7 @@ class Exchanged:
         """Exchange what there is of a language; gives the tokenizer that goes with the model then."""
         tokenizer = found.tokenizer
         if language in self.adapters:
-            exchange_lowest(found.model, f"language_{language}", self.adapters[language])
+            replace_lowest_adapter(found.model, f"language_{language}", self.adapters[language])
         if language in self.embeddings:
             exchange_embeddings(found.model, self.embeddings[language])
             tokenizer = load_tokenizer(self.embeddings[language], split_words=found.task.split_words)

@@ -13,7 +13,7 @@ from typing import Literal
 
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.core.output_files import check_output_file
-from hf_ctxmodels.downstream.saved_models import open_saved
+from hf_ctxmodels.downstream.saved_models import load_saved_model
 from hf_ctxmodels.inference.exporting import check_exports, example_batches, export_model
 from hf_ctxmodels.training.loading import load_tokenizer
 from hf_ctxmodels.training.recipe import parse_arguments
@@ -38,7 +38,7 @@ def main() -> None:
     """Open, export, compare, and print the difference."""
     (arguments,) = parse_arguments(ExportArguments, description=__doc__)
     check_output_file(arguments.output, flag="--output", overwrite=arguments.overwrite)
-    model = open_saved(arguments.model)
+    model = load_saved_model(arguments.model)
     check_exports(model, arguments.output, arguments.format, arguments.part)
     batches = example_batches(load_tokenizer(arguments.model), model, arguments.part)
     found = export_model(model, batches, arguments.output, arguments.format, arguments.part)

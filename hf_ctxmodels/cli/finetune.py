@@ -127,5 +127,5 @@ def run(
         output = loop_arguments.output_dir
         print(f"{len(found.training)} training and {len(found.validation)} validation examples")
         print(f"model, tokenizer, log and summary saved in {output}" + (f", {predictions}" if predictions else ""))
-        write = [("generate", "--model", output, "--input", "FILE")] if found.task.generates else []
+        write = [("generate", "--model", output, "--input", "FILE")] if found.task.is_generative else []
         print(format_next_commands(*write, ("push", "--model", output, "--repo_id", "ORGANISATION/NAME")))

@@ -18,7 +18,7 @@ from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.core.generation import LanguagePair
 from hf_ctxmodels.core.output_files import check_output_file, writing
 from hf_ctxmodels.data.files import read_lines
-from hf_ctxmodels.downstream.saved_models import load_saved
+from hf_ctxmodels.downstream.saved_models import load_model_with_adapters
 from hf_ctxmodels.downstream.tasks.normalized_references import CEILING, NormalizedReferences
 from hf_ctxmodels.downstream.tasks.text_metrics import corpus_bleu, metric_names, score_texts
 from hf_ctxmodels.inference import generate_texts
@@ -182,7 +182,7 @@ def main() -> None:
         )
     config, tokenizer = load_config(arguments.model), load_tokenizer(arguments.model)
     check_fit(tokenizer, config, location=arguments.model)
-    model = load_saved(arguments.model, writing_head(config, arguments.model), config)
+    model = load_model_with_adapters(arguments.model, writing_head(config, arguments.model), config)
     say(f"{type(model).__name__} writes {len(texts):,} texts")
     seed_generators(arguments.seed)
     written = generate_texts(model, tokenizer, texts, progress=True, **arguments.options)

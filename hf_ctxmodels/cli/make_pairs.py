@@ -17,8 +17,8 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.core.output_files import check_output_directory, writing
 from hf_ctxmodels.data.sources import load_documents
-from hf_ctxmodels.downstream.tasks.pairs import PairLimits, question_pairs, split_questions, summary_pairs
 from hf_ctxmodels.downstream.tasks.question_answering import read_squad
+from hf_ctxmodels.downstream.tasks.seq2seq_pairs import PairLimits, question_pairs, split_questions, summary_pairs
 from hf_ctxmodels.training.recipe import parse_arguments
 
 Pairs = list[tuple[str, str]]

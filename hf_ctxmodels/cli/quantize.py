@@ -15,14 +15,14 @@ from typing import Literal
 import torch
 from transformers import AutoTokenizer, PreTrainedModel
 
+from hf_ctxmodels.compression.int8.module_replacement import InputRanges, RangeRecorder, find_replaceable_modules
 from hf_ctxmodels.compression.int8.quantizer import CtxInt8Config, quantize_model
-from hf_ctxmodels.compression.int8.replace import InputRanges, RangeRecorder, replaceable
 from hf_ctxmodels.core.console import format_next_commands, progress_bar, say
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag, non_default_fields, reject_flag_conflicts
 from hf_ctxmodels.core.output_files import MODEL_FILES, TOKENIZER_FILES, check_output_directory, writing
-from hf_ctxmodels.downstream.adapters.writing import FOLDER
-from hf_ctxmodels.downstream.saved_models import open_saved
+from hf_ctxmodels.downstream.adapters.saving import FOLDER
+from hf_ctxmodels.downstream.saved_models import load_saved_model
 from hf_ctxmodels.inference.model_inputs import inputs_of_texts
 from hf_ctxmodels.training.loading import load_config, load_tokenizer
 from hf_ctxmodels.training.recipe import parse_arguments
@@ -61,7 +61,7 @@ def open_model(source: str) -> PreTrainedModel:
             location=source,
             hint="give the model in single precision that it was made of.",
         )
-    return open_saved(source, config)
+    return load_saved_model(source, config)
 
 
 def calibrate(model: PreTrainedModel, arguments: QuantizeArguments) -> InputRanges | None:
@@ -88,7 +88,7 @@ def calibrate(model: PreTrainedModel, arguments: QuantizeArguments) -> InputRang
         return None
     texts = read_texts(arguments.calibration_file)
     tokenizer = load_tokenizer(arguments.model)
-    names = replaceable(model, embeddings=False, skipped=arguments.skip)
+    names = find_replaceable_modules(model, embeddings=False, skipped=arguments.skip)
     with torch.inference_mode(), RangeRecorder(model, names) as recorder:
         for first in progress_bar(range(0, len(texts), 8), "calibration", unit="batches"):
             options = {"padding": True, "truncation": True, "max_length": arguments.max_length}

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.output_files import writing
-from hf_ctxmodels.downstream.adapters.writing import (
+from hf_ctxmodels.downstream.adapters.saving import (
     FUSION_WEIGHTS_FILE,
     HEAD_WEIGHTS_FILE,
     WEIGHTS_FILE,

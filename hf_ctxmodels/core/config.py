@@ -12,9 +12,9 @@ from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 from transformers.utils import logging
 
-from hf_ctxmodels.core.adapters import register_targets
 from hf_ctxmodels.core.code_copy import InstalledCode
 from hf_ctxmodels.core.config_validation import check_labels_and_dtype, check_numbers
+from hf_ctxmodels.core.peft_support import register_peft_targets
 from hf_ctxmodels.core.remote_code import get_remote_code_stub
 
 logger = logging.get_logger(__name__)
@@ -81,7 +81,7 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
     head_dropout_field: ClassVar[str] = "classifier_dropout"
 
     # linear maps that PEFT adapts where its configuration names none
-    adapter_targets: ClassVar[tuple[str, ...]] = ()
+    peft_target_modules: ClassVar[tuple[str, ...]] = ()
 
     # the embeddings of a new model are the tokenizer's vocabulary rounded up to a multiple of it
     vocab_size_multiple: ClassVar[int] = 1
@@ -137,7 +137,7 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
 
     def to_dict(self) -> dict[str, Any]:
         """As in transformers. PEFT reads it before it looks up what it adapts, which is told here."""
-        register_targets(self.model_type, self.adapter_targets)
+        register_peft_targets(self.model_type, self.peft_target_modules)
         return super().to_dict()
 
     @classmethod
@@ -260,7 +260,7 @@ class CtxTransformerConfig(CtxConfig):
 
     classifier_pooling: Literal["mean"] | None = None
 
-    adapter_targets: ClassVar[tuple[str, ...]] = ("qkv_proj",)
+    peft_target_modules: ClassVar[tuple[str, ...]] = ("qkv_proj",)
     non_reference_fields: ClassVar[tuple[str, ...]] = (*CtxConfig.non_reference_fields, "classifier_pooling")
 
     def validate_architecture(self) -> None:

@@ -12,7 +12,6 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.core_model_loading import WeightTransform
 
-from hf_ctxmodels.core.adapters import new_modules, save_with_adapters, untied_from_adapters
 from hf_ctxmodels.core.code_copy import InstalledCode
 from hf_ctxmodels.core.config import CtxConfig
 from hf_ctxmodels.core.console import say
@@ -21,6 +20,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_encoder_input
 from hf_ctxmodels.core.loading import is_adapter_notice_suppressed
 from hf_ctxmodels.core.output_files import remove_folders
+from hf_ctxmodels.core.peft_support import new_modules, save_new_modules_with_adapters, untie_adapted_embeddings
 from hf_ctxmodels.core.remote_code import without_remote_code
 from hf_ctxmodels.core.weights import check_exportable, check_savable, register_pending_conversions
 
@@ -168,10 +168,10 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
     @peft_config.setter
     def peft_config(self, adapters: dict[str, Any]) -> None:
         """Taken from PEFT once it has adapted the model: modules that the checkpoint lacks are saved with the adapter,
-        and an adapted output layer is untied, see `core.adapters`."""
+        and an adapted output layer is untied, see `core.peft_support`."""
         self.__dict__["peft_config"] = adapters
         if not self._hf_peft_config_loaded:  # `add_adapter` of transformers saves no head
-            save_with_adapters(self, adapters, self.new_modules)
+            save_new_modules_with_adapters(self, adapters, self.new_modules)
         if not any(getattr(adapter, "ensure_weight_tying", False) for adapter in adapters.values()):
             self.untie_adapted()
 
@@ -181,7 +181,7 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
 
     def untie_adapted(self) -> None:
         """Untie an output layer that is adapted, or whose embeddings are: merging would change both."""
-        untied_from_adapters(self)
+        untie_adapted_embeddings(self)
 
     def save_pretrained(self, save_directory: str | Path, save_original_format: bool = False, **kwargs: Any) -> None:
         """Save in the native layout.

@@ -7,12 +7,12 @@ from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
 from hf_ctxmodels.core.console import say
 from hf_ctxmodels.core.loading import load_pretrained, suppress_adapter_notice
 from hf_ctxmodels.downstream.adapters import load_saved_adapters
-from hf_ctxmodels.downstream.adapters.files import has_saved_adapters
+from hf_ctxmodels.downstream.adapters.loading import has_saved_adapters
 from hf_ctxmodels.registry import saved_class
 from hf_ctxmodels.training.loading import check_weights, load_config, load_model, require_one_task
 
 
-def load_saved(source: str | Path, auto_class: str, config: PreTrainedConfig) -> PreTrainedModel:
+def load_model_with_adapters(source: str | Path, auto_class: str, config: PreTrainedConfig) -> PreTrainedModel:
     """`load_model`, with the adapters that lie beside the model, as active as they were.
 
     Raises:
@@ -22,11 +22,11 @@ def load_saved(source: str | Path, auto_class: str, config: PreTrainedConfig) ->
         require_one_task(config, str(source))
     with suppress_adapter_notice():
         model = load_model(source, auto_class, config)
-    return with_saved_adapters(model, source)
+    return add_saved_adapters(model, source)
 
 
-def open_saved(source: str, config: PreTrainedConfig | None = None) -> PreTrainedModel:
-    """The model as it was saved: the class with its head, and adapters as in `load_saved`; in evaluation mode.
+def load_saved_model(source: str, config: PreTrainedConfig | None = None) -> PreTrainedModel:
+    """The model as it was saved: the class with its head, and adapters as in `load_model_with_adapters`; in evaluation mode.
 
     Args:
         source: Directory or Hub id.
@@ -40,10 +40,10 @@ def open_saved(source: str, config: PreTrainedConfig | None = None) -> PreTraine
     check_weights(Path(source))
     with suppress_adapter_notice():
         model = load_pretrained(saved_class(config), source, "the model")
-    return with_saved_adapters(model, source).eval()
+    return add_saved_adapters(model, source).eval()
 
 
-def with_saved_adapters(model: PreTrainedModel, source: str | Path) -> PreTrainedModel:
+def add_saved_adapters(model: PreTrainedModel, source: str | Path) -> PreTrainedModel:
     """The model, with the adapters that lie in a directory or Hub id, if any; raises CtxError as `load_adapter`."""
     if has_saved_adapters(source):
         say(f"{source}: the adapters {', '.join(load_saved_adapters(model, source))} are added, as active as they were")

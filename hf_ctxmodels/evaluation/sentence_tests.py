@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.table_files import read_table
-from hf_ctxmodels.downstream.tasks.base import text_of
+from hf_ctxmodels.downstream.tasks.base import get_texts
 from hf_ctxmodels.downstream.tasks.metrics import pearsonr, spearmanr
 
 Encode = Callable[[Sequence[str]], Tensor]
@@ -111,7 +111,7 @@ def _judged_pairs(file: str, columns: Sequence[str]) -> tuple[list[tuple[str, ..
             scores.append(float(row.values[columns[2]]))
         except (TypeError, ValueError) as error:
             raise CtxError(f"{row.values[columns[2]]!r} is not a number.", location=row.where) from error
-    return [text_of(row, columns[:2]) for row in rows], scores
+    return [get_texts(row, columns[:2]) for row in rows], scores
 
 
 def _correlation(predictions: Tensor, scores: list[float]) -> SentenceSimilarity:
@@ -138,7 +138,7 @@ def classification(encode: Encode, train_file: str, test_file: str, columns: Seq
     parts = []
     for file in (train_file, test_file):
         rows = read_table(file, columns)
-        vectors = _encode_columns(encode, [text_of(row, columns[:-1]) for row in rows])
+        vectors = _encode_columns(encode, [get_texts(row, columns[:-1]) for row in rows])
         parts.append((pair_features(*vectors), [str(row.values[columns[-1]]) for row in rows]))
     return probe(*parts[0], *parts[1], seed=seed)
 

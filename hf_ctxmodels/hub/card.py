@@ -8,7 +8,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from safetensors import safe_open
 from transformers import AutoConfig, PreTrainedConfig
 
-from hf_ctxmodels.downstream.multitask import CtxMultiTaskConfig, spec_of
+from hf_ctxmodels.downstream.multitask import CtxMultiTaskConfig, get_spec
 from hf_ctxmodels.hub.local_paths import published_summary
 from hf_ctxmodels.hub.stub import stub_name
 from hf_ctxmodels.spec import FamilySpec
@@ -45,7 +45,7 @@ def model_card(
         A card that `ModelCard.validate` accepts.
     """
     config = AutoConfig.from_pretrained(directory)
-    family = spec_of(config)
+    family = get_spec(config)
     if summary is None and (directory / SUMMARY_FILE).exists():
         summary = TrainingSummary.load(directory)
     summary = published_summary(summary) if summary is not None else None

@@ -12,8 +12,8 @@ from yaml import YAMLError
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.output_files import check_output_directory, writing
-from hf_ctxmodels.downstream.adapters.writing import FOLDER
-from hf_ctxmodels.downstream.multitask import spec_of
+from hf_ctxmodels.downstream.adapters.saving import FOLDER
+from hf_ctxmodels.downstream.multitask import get_spec
 from hf_ctxmodels.hub.card import CURVE_FILE, auto_class_of, loss_curve_png, model_card
 from hf_ctxmodels.hub.local_paths import published_summary
 from hf_ctxmodels.hub.stub import stub_files
@@ -74,7 +74,7 @@ def repository_files(directory: Path, repo_id: str) -> dict[str, str | bytes]:
             _inside(directory, name)
     weights = _weights(directory)
     config = load_config(directory)
-    family = spec_of(config)
+    family = get_spec(config)
     _open_all(directory, family, config)
     optional = [
         name for name in (*_OPTIONAL, *family.tokenizer.vocab_files_names.values()) if (directory / name).exists()

@@ -21,7 +21,7 @@ from hf_ctxmodels.downstream.adapters import (
     load_saved_adapters,
     save_adapter,
 )
-from hf_ctxmodels.downstream.adapters.arguments import exchange_lowest
+from hf_ctxmodels.downstream.adapters.arguments import replace_lowest_adapter
 from hf_ctxmodels.hub.files import repository_files, write_files
 from hf_ctxmodels.registry import FAMILIES
 
@@ -194,7 +194,7 @@ def test_the_language_is_exchanged(workspace: Path, languages: dict[str, Path]) 
     assert json.loads((run / "adapters" / "stack.json").read_text()) == {"active": ["en", "tagger"]}
     model = AutoModelForTokenClassification.from_pretrained(run)
     load_saved_adapters(model, run)
-    assert exchange_lowest(model, "other", str(languages["de"])) == "other"
+    assert replace_lowest_adapter(model, "other", str(languages["de"])) == "other"
     assert get_active_adapters(model) == ("other", "tagger")
 
 

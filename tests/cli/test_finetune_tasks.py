@@ -37,7 +37,7 @@ from hf_ctxmodels.compression.distillation import Teacher
 from hf_ctxmodels.compression.int8.quantizer import CtxInt8Config
 from hf_ctxmodels.downstream.finetuning.multitask.evaluation import BestModel
 from hf_ctxmodels.downstream.multitask.configuration import task_entry
-from hf_ctxmodels.downstream.saved_models import load_saved
+from hf_ctxmodels.downstream.saved_models import load_model_with_adapters
 from hf_ctxmodels.downstream.tasks import TaskArguments
 from hf_ctxmodels.downstream.tasks.task_list import read_task_list
 from hf_ctxmodels.training.metrics.summary import TrainingSummary
@@ -276,11 +276,11 @@ def test_what_cannot_be_is_one_screen(checkpoint, tmp_path, monkeypatch, capsys,
         for use in (
             lambda: Teacher.open(str(several)),
             lambda: find_family(PretrainingArguments(model=str(several), dataset=["demo"])),
-            lambda: load_saved(several, "AutoModelForSequenceClassification", config),
+            lambda: load_model_with_adapters(several, "AutoModelForSequenceClassification", config),
         ):
             with pytest.raises(CtxError, match=r'model.task\("rte"\).save_pretrained'):
                 use()
-        assert type(load_saved(several, "AutoModel", config)) is CtxMultiTaskModel
+        assert type(load_model_with_adapters(several, "AutoModel", config)) is CtxMultiTaskModel
     with subtests.test("a task of a plain model"):
         assert "was not trained on several tasks" in run(lambda each: None, ["--task_name", "words"])
     with subtests.test("no task"):

@@ -11,7 +11,7 @@ from hf_ctxmodels import (
     CtxBertForSequenceClassification,
     CtxBertForTokenClassification,
 )
-from hf_ctxmodels.compression.distillation import CtxDistilled, DistillationCollator
+from hf_ctxmodels.compression.distillation import CtxDistillationModel, DistillationCollator
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.heads import HeadModel
 
@@ -74,7 +74,7 @@ def batch_of(rows: list[dict[str, Any]], kind: str = "text") -> dict[str, Tensor
     return DistillationCollator(lambda some: padded(some, kind))(rows)
 
 
-def gradients(model: CtxDistilled) -> dict[str, Tensor]:
+def gradients(model: CtxDistillationModel) -> dict[str, Tensor]:
     found = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
     model.zero_grad()
     return found

@@ -51,7 +51,7 @@ class Workshop:
         task = ["--task", "sequence-classification", "--text_columns", "sentence", "--label_column", "gold"]
         return [*task, *files, *QUICK, "--output_dir", self.path(output)]
 
-    def on_task(self, script: str, output: str, *flags: object) -> TrainingSummary:
+    def prepare_finetuning(self, script: str, output: str, *flags: object) -> TrainingSummary:
         assert self.run(script, *self.task(output), *flags) == 0
         return TrainingSummary.load(self.folder / output)
 
@@ -78,7 +78,7 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
             model = FAMILIES["bert"].models["AutoModelForMaskedLM"](FAMILIES["bert"].config(**sizes, **more))
             model.save_pretrained(folder / "pretrained")
             tokenizer.save_pretrained(folder / "pretrained")
-    made.on_task("finetune", "teacher", "--model", folder / "pretrained")
+    made.prepare_finetuning("finetune", "teacher", "--model", folder / "pretrained")
     return made
 
 
@@ -123,7 +123,7 @@ def test_a_task_is_learned_from_a_teacher(workshop, subtests, capsys):
         (workshop.folder / "peer" / file.name).write_bytes(file.read_bytes())
     for name, flags in ways.items():
         with subtests.test(name):
-            summary = workshop.on_task("distill", name, *teacher, *flags)
+            summary = workshop.prepare_finetuning("distill", name, *teacher, *flags)
             assert summary.model_class.endswith("ForSequenceClassification")
             AutoModelForSequenceClassification.from_pretrained(workshop.path(name))
             if name != "step_1":  # which learns no predictions
@@ -131,7 +131,7 @@ def test_a_task_is_learned_from_a_teacher(workshop, subtests, capsys):
     assert (workshop.folder / "step_1" / "distillation.safetensors").is_file()
     with subtests.test("a finished run, and one with another weight"):
         again = [*teacher, *short, "--resume", "--terms"]
-        assert workshop.on_task("distill", "of_the_teacher", *again, "logits=1").steps == 42
+        assert workshop.prepare_finetuning("distill", "of_the_teacher", *again, "logits=1").steps == 42
         capsys.readouterr()
         assert workshop.run("distill", *workshop.task("of_the_teacher"), *again, "logits=2") == 2
         assert "'weight': 2.0" in capsys.readouterr().err
@@ -174,8 +174,8 @@ def test_every_recipe_names_terms_and_sizes_that_there_are(subtests):
     for name in RECIPES:
         with subtests.test(name):
             given = ["--recipe", name, "--teacher", "t", "--output_dir", "o"]
-            on_task = "\ntask:" in (ROOT / f"scripts/recipes/{name}.yaml").read_text().split("terms:")[0]
-            given += ["--train_file", "f", "--validation_file", "v"] if on_task else ["--dataset", "d"]
+            prepare_finetuning = "\ntask:" in (ROOT / f"scripts/recipes/{name}.yaml").read_text().split("terms:")[0]
+            given += ["--train_file", "f", "--validation_file", "v"] if prepare_finetuning else ["--dataset", "d"]
             arguments, loop = parse_arguments(DistillArguments, LoopArguments, argv=given)
             terms = parse_terms(arguments.terms, arguments.term_options)
             assert sum(term.weight for term in terms) > 0

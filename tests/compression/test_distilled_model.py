@@ -17,7 +17,7 @@ import hf_ctxmodels
 from hf_ctxmodels import CtxBertForMaskedLM, CtxBertModel
 from hf_ctxmodels.compression.distillation import (
     Cosine,
-    CtxDistilled,
+    CtxDistillationModel,
     DistillationCollator,
     HardTargets,
     Hidden,
@@ -47,11 +47,11 @@ class Rows(Dataset):
         return self.rows[index]
 
 
-def taught(dropout: float = 0.0) -> CtxDistilled:
-    return CtxDistilled(new_model(2, hidden_size=4, dropout=dropout), new_model(4, seed=1, dropout=0.5), TERMS)
+def taught(dropout: float = 0.0) -> CtxDistillationModel:
+    return CtxDistillationModel(new_model(2, hidden_size=4, dropout=dropout), new_model(4, seed=1, dropout=0.5), TERMS)
 
 
-def by_loop(model: CtxDistilled, folder: Path, steps: int, **more: Any) -> list[dict[str, float]]:
+def by_loop(model: CtxDistillationModel, folder: Path, steps: int, **more: Any) -> list[dict[str, float]]:
     fixed: dict[str, Any] = {"per_device_batch_size": 4, "learning_rate": 1e-2, "lr_scheduler": "constant"}
     options = LoopArguments(
         output_dir=str(folder),
@@ -119,7 +119,12 @@ def test_accumulated_steps_are_those_of_one_batch(tmp_path):
 
 def test_trainer_trains_saves_and_resumes_a_student(tmp_path):
     def trainer(
-        model: CtxDistilled, folder: str, steps: int, kind: type[Trainer] = Trainer, batch: int = 4, optim: str = "sgd"
+        model: CtxDistillationModel,
+        folder: str,
+        steps: int,
+        kind: type[Trainer] = Trainer,
+        batch: int = 4,
+        optim: str = "sgd",
     ) -> Any:
         options = TrainingArguments(
             tmp_path / folder,
@@ -166,7 +171,7 @@ def test_evaluation_is_the_students_own_and_each_model_reads_its_own_tokens():
     with pytest.raises(CtxError, match="read input_ids"):
         model.train()(inputs_embeds=torch.zeros(1, 3, 8))
     with pytest.raises(CtxError, match="is no list of terms"):
-        CtxDistilled(model.student, model.teacher, ["soft-targets"])
+        CtxDistillationModel(model.student, model.teacher, ["soft-targets"])
 
     # a teacher with another vocabulary, by its own inputs, whose lengths differ from the student's
     student, teacher = classifier(2), classifier(4, seed=1, vocab_size=VOCABULARY + 9)
@@ -179,7 +184,7 @@ def test_evaluation_is_the_students_own_and_each_model_reads_its_own_tokens():
     batch = collate(
         [{**row, **{f"teacher_{name}": each for name, each in other.items()}} for row, other in zip(rows, others)]
     )
-    loss = CtxDistilled(student, teacher, [LogitsError()])(**batch).loss
+    loss = CtxDistillationModel(student, teacher, [LogitsError()])(**batch).loss
     with torch.no_grad():
         wanted = torch.cat([teacher(input_ids=row["input_ids"][None]).logits for row in others])
     own = torch.cat([student(input_ids=row["input_ids"][None]).logits for row in rows])
@@ -196,7 +201,7 @@ def test_a_student_of_some_layers_is_exported_as_distilbert(tmp_path):
     copy_layers(student, teacher, [0, 3])
     for own, number in zip(student.bert.layers, (0, 3), strict=True):
         assert same_weights(own, teacher.bert.layers[number])
-    CtxDistilled(student, teacher, [Cosine()]).student.export_reference(tmp_path / "mlm")
+    CtxDistillationModel(student, teacher, [Cosine()]).student.export_reference(tmp_path / "mlm")
     encoder = CtxBertModel(student.config, add_pooling_layer=False)
     encoder.load_state_dict(student.bert.state_dict())
     encoder.export_reference(tmp_path / "base")

@@ -14,13 +14,19 @@ from zoo import Case, make_batch, make_targets
 
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.compression.int8.quantizer import CtxInt8Config, quantize_model
-from hf_ctxmodels.compression.low_bits.groups import fake_quantize, pack_bits, packed_size, quantize_groups, unpack_bits
-from hf_ctxmodels.compression.low_bits.modules import PackedLinear, TrainedLinear
-from hf_ctxmodels.compression.low_bits.quantizer import packed_model, train_with_bits
+from hf_ctxmodels.compression.low_bits.group_quantization import (
+    fake_quantize,
+    pack_bits,
+    packed_size,
+    quantize_groups,
+    unpack_bits,
+)
+from hf_ctxmodels.compression.low_bits.modules import FakeQuantizedLinear, PackedLinear
+from hf_ctxmodels.compression.low_bits.quantizer import pack_model, replace_with_fake_quantized
 from hf_ctxmodels.compression.low_bits.sensitivity import layers_of, mix_bits, sensitivities, top_eigenvalue
 from hf_ctxmodels.compression.low_bits.training import LowBitsArguments, start_low_bits
 from hf_ctxmodels.downstream.adapters import load_saved_adapters
-from hf_ctxmodels.downstream.adapters.arguments import TASK_KIND, AdapterArguments
+from hf_ctxmodels.downstream.adapters.arguments import TASK_CONFIG, AdapterArguments
 from hf_ctxmodels.downstream.finetuning.arguments import FinetuningMethodArguments
 from hf_ctxmodels.downstream.finetuning.configuration import FinetuningConfig
 from hf_ctxmodels.registry import FAMILIES
@@ -120,7 +126,7 @@ def test_training_and_its_file(tmp_path: Path) -> None:
     arguments = LowBitsArguments(quantize_bits=[3, 5], quantize_groups=4, sensitivity_parts=2)
     start_low_bits(model, arguments, features, collate, 2, Accelerator(cpu=True))
     assert names == [name for name, _ in model.named_parameters()]
-    bits = {module.bits for module in model.bert.layers.modules() if isinstance(module, TrainedLinear)}
+    bits = {module.bits for module in model.bert.layers.modules() if isinstance(module, FakeQuantizedLinear)}
     assert bits == {3, 5}
     assert type(model.classifier) is nn.Linear
     weight = model.bert.layers[0].attention.qkv_proj.weight
@@ -132,7 +138,7 @@ def test_training_and_its_file(tmp_path: Path) -> None:
     assert len(weight.unique()) > 2**5 * 4
     with torch.no_grad():
         expected = model.eval()(**batch).logits
-        packed = packed_model(model)
+        packed = pack_model(model)
         packed.save_pretrained(tmp_path)
         opened = AutoModelForSequenceClassification.from_pretrained(tmp_path)
         for each in (packed, opened):
@@ -154,7 +160,7 @@ def test_frozen_encoders_and_adapters(tmp_path: Path, subtests: pytest.Subtests,
         return {name: torch.stack([row[name] for row in rows]) for name in targets}
 
     def adapt(model: Any) -> None:
-        AdapterArguments(adapter="x", adapter_options=["reduction_factor=4"]).apply(model, TASK_KIND)
+        AdapterArguments(adapter="x", adapter_options=["reduction_factor=4"]).apply(model, TASK_CONFIG)
 
     freezes: tuple[Callable[[Any], None], ...] = (freeze_encoder, adapt)
     for freeze in freezes:
@@ -176,7 +182,7 @@ def test_frozen_encoders_and_adapters(tmp_path: Path, subtests: pytest.Subtests,
     plain.load_state_dict(model.state_dict())
     quantize_model(plain, CtxInt8Config())
     with torch.no_grad():
-        for number, each in enumerate((packed_model(model), plain)):
+        for number, each in enumerate((pack_model(model), plain)):
             with subtests.test(type(each.hf_quantizer).__name__):
                 expected, folder = each.eval()(**batch).logits, tmp_path / str(number)
                 each.save_pretrained(folder)
@@ -201,4 +207,4 @@ def test_errors() -> None:
     with pytest.raises(CtxError, match="0 training examples"):
         start_low_bits(BERT.model(), LowBitsArguments(quantize_bits=[2, 4]), [], None, 2, accelerator)
     with pytest.raises(CtxError, match="one group"):
-        train_with_bits(BERT.model(), {"bert.pooler.dense": 4}, 0)
+        replace_with_fake_quantized(BERT.model(), {"bert.pooler.dense": 4}, 0)

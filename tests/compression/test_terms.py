@@ -14,7 +14,7 @@ from hf_ctxmodels import CtxAlbertConfig, CtxAlbertForMaskedLM, CtxBertModel
 from hf_ctxmodels.compression.distillation import (
     Attention,
     Cosine,
-    CtxDistilled,
+    CtxDistillationModel,
     Embeddings,
     HardTargets,
     Hidden,
@@ -26,7 +26,7 @@ from hf_ctxmodels.compression.distillation import (
     parse_terms,
 )
 from hf_ctxmodels.compression.distillation.layer_maps import layer_pairs
-from hf_ctxmodels.compression.distillation.terms import Term
+from hf_ctxmodels.compression.distillation.prediction_losses import Term
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.layers.lm_loss import chunked
@@ -64,7 +64,7 @@ def divergence(own: Tensor, other: Tensor, temperature: float) -> Tensor:
     return (other.softmax(-1) * (other.log_softmax(-1) - own.log_softmax(-1))).sum() * temperature**2
 
 
-def mapped(model: CtxDistilled, name: str, states: Tensor) -> Tensor:
+def mapped(model: CtxDistillationModel, name: str, states: Tensor) -> Tensor:
     return model.projections[name](states) if name in model.projections else states
 
 
@@ -76,7 +76,7 @@ PAIRS = {"uniform": [(0, 0), (1, 2), (2, 4)], "0:0": [(0, 0)], "skip": [(1, 2)],
 class Loops:
     """A term by loops: what a row adds to the sum. `own` and `other` are the outputs of both models for the row."""
 
-    model: CtxDistilled
+    model: CtxDistillationModel
     term: Any
 
     def hidden(self, own: Any, other: Any, row: Any) -> Any:
@@ -138,7 +138,7 @@ class Loops:
         return (1 - F.cosine_similarity(own.hidden_states[-1][0], other.hidden_states[-1][0], dim=-1)).sum()
 
 
-def oracle(model: CtxDistilled, term: Term, rows: list[dict[str, Any]], kind: str) -> Any:
+def oracle(model: CtxDistillationModel, term: Term, rows: list[dict[str, Any]], kind: str) -> Any:
     """The sum over rows divided by the number of targets."""
     of_predictions = term.reads == "predictions"
     labelled = (
@@ -179,7 +179,7 @@ def test_each_term_and_its_gradients_are_those_of_plain_loops(subtests):
                     student, teacher = make(2, **width), make(4, seed=1)
                     for block in teacher.base_model.layers[:2]:  # scores below -100, which count as 0
                         block.attention.qkv_proj.weight.data *= 12
-                    model = CtxDistilled(student, teacher, [term])
+                    model = CtxDistillationModel(student, teacher, [term])
                     output = model(**batch_of(rows, kind))
                     output.loss.backward()
                     got = gradients(model)
@@ -232,7 +232,9 @@ def test_one_batch_of_four_is_two_of_two(subtests):
     for make, kind, terms in KINDS:
         for term in terms:
             with subtests.test(term=str(term), kind=kind):
-                model = CtxDistilled(make(2), make(4, seed=1), [HardTargets(), term][isinstance(term, HardTargets) :])
+                model = CtxDistillationModel(
+                    make(2), make(4, seed=1), [HardTargets(), term][isinstance(term, HardTargets) :]
+                )
                 model(**batch_of(rows, kind)).loss.backward()
                 whole = gradients(model)
                 parts = [batch_of(rows[:1], kind), batch_of(rows[1:], kind)]
@@ -299,13 +301,13 @@ def test_what_cannot_be_learned_is_explained(subtests):
     }
     for name, (own, other, terms, message) in cases.items():
         with subtests.test(name), pytest.raises(CtxError, match=message):
-            CtxDistilled(own, other, terms)
+            CtxDistillationModel(own, other, terms)
     batch = batch_of(features())
     other_ids = {"teacher_input_ids": batch["input_ids"], "teacher_attention_mask": batch["attention_mask"]}
     with subtests.test("tokens of two tokenizers"), pytest.raises(CtxError, match="compare tokens"):
-        CtxDistilled(student, teacher, [Cosine()])(**batch, **other_ids)
+        CtxDistillationModel(student, teacher, [Cosine()])(**batch, **other_ids)
     with subtests.test("no labels"), pytest.raises(CtxError, match="needs labels"):
-        CtxDistilled(student, teacher, [HardTargets()])(input_ids=batch["input_ids"])
+        CtxDistillationModel(student, teacher, [HardTargets()])(input_ids=batch["input_ids"])
     for texts, options, message in (
         ([], [], "nothing to learn"),
         (["soft-target=1"], [], "soft-targets: KL"),

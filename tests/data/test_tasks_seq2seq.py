@@ -12,9 +12,9 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.documents import Documents
 from hf_ctxmodels.data.padding import SourceTargetCollator
 from hf_ctxmodels.downstream.tasks import text_metrics
-from hf_ctxmodels.downstream.tasks.pairs import PairLimits, question_pairs, split_questions, summary_pairs
 from hf_ctxmodels.downstream.tasks.question_answering import Question, read_squad
 from hf_ctxmodels.downstream.tasks.seq2seq import SourceTarget
+from hf_ctxmodels.downstream.tasks.seq2seq_pairs import PairLimits, question_pairs, split_questions, summary_pairs
 from hf_ctxmodels.models.bert.configuration_bert import CtxBertConfig
 from hf_ctxmodels.models.cove.configuration_cove import CtxCoveConfig
 from hf_ctxmodels.models.cove.tokenization_cove import CtxCoveTokenizer

@@ -16,10 +16,10 @@ from zoo import REPRESENTATIVES, Case, make_batch, make_targets, tensors_of
 from hf_ctxmodels import CtxBertConfig, CtxBertForSequenceClassification, CtxBertModel, CtxError
 from hf_ctxmodels.cli import quantize
 from hf_ctxmodels.compression.int8 import modules
-from hf_ctxmodels.compression.int8.codes import quantize_rows, quantize_tokens
 from hf_ctxmodels.compression.int8.modules import Int8Embedding, Int8Linear
+from hf_ctxmodels.compression.int8.quantization import quantize_rows, quantize_tokens
 from hf_ctxmodels.compression.int8.quantizer import CtxInt8Config, quantize_model
-from hf_ctxmodels.compression.low_bits.quantizer import packed_model, quantizable, train_with_bits
+from hf_ctxmodels.compression.low_bits.quantizer import pack_model, quantizable, replace_with_fake_quantized
 from hf_ctxmodels.downstream import saved_models as saved
 from hf_ctxmodels.downstream.adapters import add_adapter, delete_adapter, train_adapter
 from hf_ctxmodels.inference.model_inputs import inputs_of_texts
@@ -246,8 +246,8 @@ def test_no_code_is_trained(subtests: pytest.Subtests) -> None:
             with torch.no_grad():
                 model(**batch)
     model = BERT.model()
-    train_with_bits(model, dict.fromkeys(quantizable(model)[0], 4), 8)
-    packed = packed_model(model)
+    replace_with_fake_quantized(model, dict.fromkeys(quantizable(model)[0], 4), 8)
+    packed = pack_model(model)
     batch = make_batch(BERT)
     packed(**batch)
     with pytest.raises(CtxError, match="cannot be trained"):

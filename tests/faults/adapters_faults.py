@@ -90,7 +90,7 @@ ADAPTERS_FAULTS = [
     ),
     Fault(
         "a teacher is known by its frozen weights alone",
-        "hf_ctxmodels/compression/distillation/opening.py",
+        "hf_ctxmodels/compression/distillation/teacher.py",
         'kinds = ("*.safetensors", f"{FOLDER}/*/*.safetensors", f"{FOLDER}/{STACK_FILE}")',
         'kinds = ("*.safetensors",)',
         ("tests/cli/test_adapter_commands.py",),

@@ -100,7 +100,7 @@ CORE_FAULTS = [
     ),
     Fault(
         "a new module is not saved with an adapter",
-        "hf_ctxmodels/core/adapters.py",
+        "hf_ctxmodels/core/peft_support.py",
         "adapter.modules_to_save = [*saved, *left]",
         "adapter.modules_to_save = [*saved]",
         ("tests/ecosystem/test_peft.py",),
@@ -108,7 +108,7 @@ CORE_FAULTS = [
     ),
     Fault(
         "merging an adapter of the decoder changes the embeddings",
-        "hf_ctxmodels/core/adapters.py",
+        "hf_ctxmodels/core/peft_support.py",
         "nn.Parameter(layer.weight.detach().clone(), ",
         "nn.Parameter(layer.weight.detach(), ",
         ("tests/ecosystem/test_peft.py",),

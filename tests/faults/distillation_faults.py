@@ -47,7 +47,7 @@ DISTILLATION_FAULTS = [
     ),
     Fault(
         "scores that are masks count",
-        "hf_ctxmodels/compression/distillation/state_terms.py",
+        "hf_ctxmodels/compression/distillation/state_losses.py",
         "each.float().masked_fill((each <= _MASKED_SCORE) | ~pairs, 0.0)",
         "each.float().masked_fill(~pairs, 0.0)",
         TERMS,
@@ -55,7 +55,7 @@ DISTILLATION_FAULTS = [
     ),
     Fault(
         "patience compares states of any length",
-        "hf_ctxmodels/compression/distillation/state_terms.py",
+        "hf_ctxmodels/compression/distillation/state_losses.py",
         "return (F.normalize(own, dim=-1) - F.normalize(other, dim=-1)).square().mean((1, 2)).sum()",
         "return (own - other).square().mean((1, 2)).sum()",
         TERMS,

@@ -9,7 +9,7 @@ FINETUNING_FAULTS = [
     Fault(
         "forgetting is measured without the adapters",
         "hf_ctxmodels/downstream/finetuning/forgetting.py",
-        "        with_saved_adapters(self.model, finetuned)",
+        "        add_saved_adapters(self.model, finetuned)",
         "        pass",
         ("tests/cli/test_finetuning_ways.py",),
         "forgotten",

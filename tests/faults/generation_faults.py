@@ -200,7 +200,7 @@ GENERATION_FAULTS = [
     ),
     Fault(
         "the same contexts in training and validation",
-        "hf_ctxmodels/downstream/tasks/pairs.py",
+        "hf_ctxmodels/downstream/tasks/seq2seq_pairs.py",
         "parts[question.context not in training]",
         "parts[len(parts[0]) > len(questions) * (1 - validation_fraction)]",
         _TASK,
@@ -208,7 +208,7 @@ GENERATION_FAULTS = [
     ),
     Fault(
         "the summary stands in its article",
-        "hf_ctxmodels/downstream/tasks/pairs.py",
+        "hf_ctxmodels/downstream/tasks/seq2seq_pairs.py",
         " and first not in source",
         "",
         _TASK,

@@ -8,7 +8,7 @@ _LOW_BITS = ("tests/training/test_low_bits.py",)
 QUANTIZE_FAULTS = [
     Fault(
         "a token's codes have another zero point than the product is told",
-        "hf_ctxmodels/compression/int8/codes.py",
+        "hf_ctxmodels/compression/int8/quantization.py",
         "    return Activations(codes, MIDDLE, torch.cat(scales))",
         "    return Activations(codes, MIDDLE - 1, torch.cat(scales))",
         _INT8,
@@ -16,7 +16,7 @@ QUANTIZE_FAULTS = [
     ),
     Fault(
         "codes are cut off instead of rounded",
-        "hf_ctxmodels/compression/int8/codes.py",
+        "hf_ctxmodels/compression/int8/quantization.py",
         "_ROUNDED = 0.5",
         "_ROUNDED = 0.0",
         _INT8,
@@ -32,7 +32,7 @@ QUANTIZE_FAULTS = [
     ),
     Fault(
         "codes of an output layer are not tied",
-        "hf_ctxmodels/compression/int8/replace.py",
+        "hf_ctxmodels/compression/int8/module_replacement.py",
         'for part in ("codes", "code_scale"):',
         "for part in ():",
         _INT8,
@@ -40,7 +40,7 @@ QUANTIZE_FAULTS = [
     ),
     Fault(
         "groups have their range from the first row",
-        "hf_ctxmodels/compression/low_bits/groups.py",
+        "hf_ctxmodels/compression/low_bits/group_quantization.py",
         "parts = weight.split(size)",
         "parts = [part[:1] for part in weight.split(size)]",
         _LOW_BITS,
@@ -64,7 +64,7 @@ QUANTIZE_FAULTS = [
     ),
     Fault(
         "the least value of a row does not count for its scale",
-        "hf_ctxmodels/compression/int8/codes.py",
+        "hf_ctxmodels/compression/int8/quantization.py",
         "largest = rows.abs().amax(1, keepdim=True)",
         "largest = rows.amax(1, keepdim=True)",
         _INT8,
@@ -72,7 +72,7 @@ QUANTIZE_FAULTS = [
     ),
     Fault(
         "codes are trained in silence",
-        "hf_ctxmodels/compression/int8/codes.py",
+        "hf_ctxmodels/compression/int8/quantization.py",
         "if module.training and torch.is_grad_enabled() and not torch.compiler.is_compiling():",
         "if False:",
         _INT8,
@@ -120,7 +120,7 @@ QUANTIZE_FAULTS = [
     ),
     Fault(
         "adapters get codes of 8 bits",
-        "hf_ctxmodels/compression/int8/replace.py",
+        "hf_ctxmodels/compression/int8/module_replacement.py",
         "        and not is_adapter_parameter(path)\n",
         "",
         _LOW_BITS,

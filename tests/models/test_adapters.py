@@ -31,9 +31,9 @@ from hf_ctxmodels.downstream.adapters import (
     train_fusion,
 )
 from hf_ctxmodels.downstream.adapters.arguments import AdapterArguments
-from hf_ctxmodels.downstream.adapters.files import has_saved_adapters
-from hf_ctxmodels.downstream.adapters.places import blocks, slots
-from hf_ctxmodels.downstream.saved_models import load_saved, open_saved
+from hf_ctxmodels.downstream.adapters.insertion import blocks, slots
+from hf_ctxmodels.downstream.adapters.loading import has_saved_adapters
+from hf_ctxmodels.downstream.saved_models import load_model_with_adapters, load_saved_model
 from hf_ctxmodels.layers.adapter_slots import AdapterSlot, is_adapter_parameter
 from hf_ctxmodels.layers.adapters import BottleneckAdapter
 
@@ -303,8 +303,8 @@ def test_one_line_says_what_became_of_adapters(bert: PreTrainedModel, tmp_path: 
     add_adapter(bert, "a")
     bert.save_pretrained(tmp_path)
     opened = {
-        "open_saved": lambda: open_saved(str(tmp_path)),
-        "load_saved": lambda: load_saved(tmp_path, "AutoModelForMaskedLM", bert.config),
+        "load_saved_model": lambda: load_saved_model(str(tmp_path)),
+        "load_model_with_adapters": lambda: load_model_with_adapters(tmp_path, "AutoModelForMaskedLM", bert.config),
         "from_pretrained": lambda: type(bert).from_pretrained(tmp_path),
     }
     for name, open_ in opened.items():
@@ -315,7 +315,7 @@ def test_one_line_says_what_became_of_adapters(bert: PreTrainedModel, tmp_path: 
         assert ("the adapters a are added" in shown) == added, name
         assert ("opened without its adapters a;" in shown) != added, name
     (tmp_path / "adapters" / "stack.json").unlink()
-    assert not any(map(is_adapter_parameter, open_saved(str(tmp_path)).state_dict()))
+    assert not any(map(is_adapter_parameter, load_saved_model(str(tmp_path)).state_dict()))
     assert "opened without its adapters a" in capsys.readouterr().err
 
 

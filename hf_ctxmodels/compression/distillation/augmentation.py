@@ -11,7 +11,7 @@ from tokenizers.models import WordPiece
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_ctxmodels.compression.distillation.runs import predictions_of, run
+from hf_ctxmodels.compression.distillation.forward_pass import predictions_of, run
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.evaluation_mode import evaluation_mode
 

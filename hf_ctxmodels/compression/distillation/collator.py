@@ -5,20 +5,20 @@ from typing import Any
 
 import torch
 
+from hf_ctxmodels.compression.distillation.forward_pass import real_tokens
 from hf_ctxmodels.compression.distillation.model import TEACHER
-from hf_ctxmodels.compression.distillation.runs import real_tokens
-from hf_ctxmodels.compression.distillation.terms import ROWS, TOKENS
+from hf_ctxmodels.compression.distillation.prediction_losses import ROWS, TOKENS
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 
 Collate = Callable[[list[dict[str, Any]]], Mapping[str, torch.Tensor]]
 
 
 class DistillationCollator:
-    """A collator that adds to batches what `CtxDistilled` reads beside the student's inputs.
+    """A collator that adds to batches what `CtxDistillationModel` reads beside the student's inputs.
 
     Returns: those of `collate`, and
         distilled_tokens: (batch, length) int64, 0 at real tokens and -100 at padding.
-        distilled_rows: (batch,) int64, 0.
+        distilled_examples: (batch,) int64, 0.
         teacher_...: what `collate_teacher` returns, with this prefix.
 
     The first two are what is counted in a step, so that its gradient is that of one batch.
@@ -32,7 +32,7 @@ class DistillationCollator:
         >>> import torch
         >>> collate = DistillationCollator(lambda rows: {"input_ids": torch.tensor([row["input_ids"] for row in rows])})
         >>> sorted(collate([{"input_ids": [1, 2]}]))
-        ['distilled_rows', 'distilled_tokens', 'input_ids']
+        ['distilled_examples', 'distilled_tokens', 'input_ids']
     """
 
     def __init__(self, collate: Collate, collate_teacher: Collate | None = None) -> None:

@@ -12,16 +12,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
-from hf_ctxmodels.compression.distillation.runs import Run, hard_loss, predictions_of, run
-from hf_ctxmodels.compression.distillation.state_terms import (
-    Attention,
-    Cosine,
-    Embeddings,
-    Hidden,
-    Patient,
-    Sentences,
-)
-from hf_ctxmodels.compression.distillation.terms import (
+from hf_ctxmodels.compression.distillation.forward_pass import Run, hard_loss, predictions_of, run
+from hf_ctxmodels.compression.distillation.prediction_losses import (
     ROWS,
     TOKENS,
     HardTargets,
@@ -29,6 +21,14 @@ from hf_ctxmodels.compression.distillation.terms import (
     SoftClasses,
     SoftTargets,
     Term,
+)
+from hf_ctxmodels.compression.distillation.state_losses import (
+    Attention,
+    Cosine,
+    Embeddings,
+    Hidden,
+    Patient,
+    Sentences,
 )
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
@@ -61,13 +61,13 @@ DistillationOutput: Any = make_dataclass(
     bases=(ModelOutput,),
     namespace={
         "__module__": __name__,
-        "__doc__": "Output of `CtxDistilled`: the weighted sum of the terms, a task head's logits, and each term "
+        "__doc__": "Output of `CtxDistillationModel`: the weighted sum of the terms, a task head's logits, and each term "
         "before its weight, detached.",
     },
 )
 
 
-class CtxDistilled(CtxPreTrainedModel):
+class CtxDistillationModel(CtxPreTrainedModel):
     """A student with the loss of learning from a teacher, for the training loop and for transformers' Trainer.
 
     The loss is the weighted sum of the terms. Each is a sum over its targets divided by their number: in the whole step
@@ -80,7 +80,7 @@ class CtxDistilled(CtxPreTrainedModel):
     Args:
         student: A masked LM or a task's head of any family here.
         teacher: Likewise. Terms of tokens need the student's tokenizer.
-        terms: What is learned; see `hf_ctxmodels.compression.distillation.terms` and `state_terms`.
+        terms: What is learned; see `hf_ctxmodels.compression.distillation.prediction_losses` and `state_terms`.
 
     Raises:
         CtxError: No term, one of them twice or with a weight that is not above 0, or a model lacks what a term needs.
@@ -91,7 +91,7 @@ class CtxDistilled(CtxPreTrainedModel):
         >>> sizes = {"vocab_size": 9, "hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 8}
         >>> teacher = CtxBertForMaskedLM(CtxBertConfig(num_hidden_layers=4, **sizes))
         >>> student = CtxBertForMaskedLM(CtxBertConfig(num_hidden_layers=2, **sizes))
-        >>> model = CtxDistilled(student, teacher, [SoftTargets(weight=5.0), Hidden()])
+        >>> model = CtxDistillationModel(student, teacher, [SoftTargets(weight=5.0), Hidden()])
         >>> model(input_ids=torch.tensor([[1, 2, 3]])).loss.backward()
     """
 
@@ -144,7 +144,7 @@ class CtxDistilled(CtxPreTrainedModel):
         token_type_ids: Tensor | None = None,
         labels: Tensor | None = None,
         distilled_tokens: Tensor | None = None,
-        distilled_rows: Tensor | None = None,
+        distilled_examples: Tensor | None = None,
         teacher_input_ids: Tensor | None = None,
         teacher_attention_mask: Tensor | None = None,
         teacher_token_type_ids: Tensor | None = None,
@@ -158,7 +158,7 @@ class CtxDistilled(CtxPreTrainedModel):
             input_ids, attention_mask, token_type_ids: (batch, length), as of the student.
             labels: The student's targets, for hard targets, and for terms of labelled tokens.
             distilled_tokens: (batch, length), 0 at real tokens and -100 at padding, from `DistillationCollator`.
-            distilled_rows: (batch,), 0, from there.
+            distilled_examples: (batch,), 0, from there.
             teacher_input_ids, teacher_attention_mask, teacher_token_type_ids: (batch, teacher's length), the same texts
                 by the teacher's tokenizer; without them the teacher reads the student's inputs.
             num_items_in_batch: Number of targets in a larger batch by name, see `heads.base.mean_over_targets`.
@@ -178,10 +178,10 @@ class CtxDistilled(CtxPreTrainedModel):
         }
         given = {name: value for name, value in {**own, **others}.items() if value is not None}
         inputs = {name: value for name, value in given.items() if not name.startswith(TEACHER)}
-        if not self.training and distilled_rows is None and not torch.is_grad_enabled():
+        if not self.training and distilled_examples is None and not torch.is_grad_enabled():
             asked = {} if return_logits is None else {"return_logits": return_logits}
             return self.student(**inputs, labels=labels, num_items_in_batch=num_items_in_batch, **asked)
-        targets = {"labels": labels, TOKENS: distilled_tokens, ROWS: distilled_rows}
+        targets = {"labels": labels, TOKENS: distilled_tokens, ROWS: distilled_examples}
         counts = num_items_in_batch if isinstance(num_items_in_batch, Mapping) else {}
         student = run(self.student, inputs, labels=labels, states=self._states, counts=counts, hard=self._hard)
         losses = self._losses(student, self._teach(given), targets, counts)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hf_ctxmodels.compression.int8.codes import (
+from hf_ctxmodels.compression.int8.quantization import (
     Activations,
     check_not_trained,
     dequantize_rows,

@@ -9,8 +9,13 @@ from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING, register_quanti
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
+from hf_ctxmodels.compression.int8.module_replacement import (
+    InputRanges,
+    find_replaceable_modules,
+    names_in_class,
+    replace,
+)
 from hf_ctxmodels.compression.int8.modules import ActivationScale
-from hf_ctxmodels.compression.int8.replace import InputRanges, names_in_class, replace, replaceable
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import check_choice
 from hf_ctxmodels.core.quantization import is_quantized
@@ -78,7 +83,7 @@ class CtxInt8Quantizer(HfQuantizer):
         model._keep_in_fp32_modules_strict = strict | {"code_scale", "input_scale"}
         if self.pre_quantized:
             config = self.quantization_config
-            known = {*replaceable(model, embeddings=True)}
+            known = {*find_replaceable_modules(model, embeddings=True)}
             names = [name for name in names_in_class(model, config.modules or ()) if name in known]
             replace(model, names, config.activations, empty=True)
 
@@ -122,7 +127,7 @@ def quantize_model(model: PreTrainedModel, config: CtxInt8Config, ranges: InputR
 
 
 def _replace(model: PreTrainedModel, config: CtxInt8Config, ranges: InputRanges | None) -> None:
-    names = replaceable(model, embeddings=config.embeddings == "int8", skipped=config.skip)
+    names = find_replaceable_modules(model, embeddings=config.embeddings == "int8", skipped=config.skip)
     replace(model, names, config.activations, ranges)
     config.modules = names
 

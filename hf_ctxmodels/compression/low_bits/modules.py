@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hf_ctxmodels.compression.int8.codes import check_not_trained, quantize_tokens
-from hf_ctxmodels.compression.low_bits.groups import (
+from hf_ctxmodels.compression.int8.quantization import check_not_trained, quantize_tokens
+from hf_ctxmodels.compression.low_bits.group_quantization import (
     GroupCodes,
     count_groups,
     fake_quantize,
@@ -27,7 +27,7 @@ def round_activations(states: Tensor) -> Tensor:
     return states + (values - states).detach() if torch.is_grad_enabled() and states.requires_grad else values
 
 
-class TrainedLinear(nn.Linear):
+class FakeQuantizedLinear(nn.Linear):
     """A linear map that computes with the values of codes, while its weight is trained in single precision.
 
     Attributes:
@@ -49,7 +49,7 @@ class TrainedLinear(nn.Linear):
         return linear(round_activations(input), fake_quantize(self.weight, self.bits, self.groups), self.bias)
 
 
-class TrainedEmbedding(nn.Embedding):
+class FakeQuantizedEmbedding(nn.Embedding):
     """A table that gives the values of codes, while it is trained in single precision."""
 
     bits: int

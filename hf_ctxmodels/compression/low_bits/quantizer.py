@@ -12,9 +12,14 @@ from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING, register_quanti
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from hf_ctxmodels.compression.int8.replace import keep_initialised, names_in_class
-from hf_ctxmodels.compression.low_bits.groups import FEWEST, MOST
-from hf_ctxmodels.compression.low_bits.modules import PackedEmbedding, PackedLinear, TrainedEmbedding, TrainedLinear
+from hf_ctxmodels.compression.int8.module_replacement import mark_initialized, names_in_class
+from hf_ctxmodels.compression.low_bits.group_quantization import FEWEST, MOST
+from hf_ctxmodels.compression.low_bits.modules import (
+    FakeQuantizedEmbedding,
+    FakeQuantizedLinear,
+    PackedEmbedding,
+    PackedLinear,
+)
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.layers.adapter_slots import is_adapter_parameter
 from hf_ctxmodels.layers.linear import is_plain_linear
@@ -55,7 +60,7 @@ class CtxLowBitsQuantizer(HfQuantizer):
             for name in names_in_class(model, [stored]):
                 module = places.get(name)
                 if isinstance(module, nn.Linear | nn.Embedding):
-                    keep_initialised(model, name)
+                    mark_initialized(model, name)
                     _put(model, module, _packed(module, config.bits[stored], config.groups))
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
@@ -78,7 +83,7 @@ def register_low_bits() -> None:
         register_quantizer(METHOD)(CtxLowBitsQuantizer)
 
 
-def quantizable(model: nn.Module) -> tuple[list[str], list[str]]:
+def find_quantizable_modules(model: nn.Module) -> tuple[list[str], list[str]]:
     """Paths of the linear maps but the last layer of a head, and of the tables; adapters stay in single precision.
 
     Raises:
@@ -102,7 +107,7 @@ def quantizable(model: nn.Module) -> tuple[list[str], list[str]]:
     return maps, tables
 
 
-def train_with_bits(model: nn.Module, bits: Mapping[str, int], groups: int) -> None:
+def replace_with_fake_quantized(model: nn.Module, bits: Mapping[str, int], groups: int) -> None:
     """Put maps and tables that compute with codes in the place of others; the parameters and their names stay.
 
     Raises:
@@ -115,21 +120,21 @@ def train_with_bits(model: nn.Module, bits: Mapping[str, int], groups: int) -> N
         )
     for name, number in bits.items():
         module = model.get_submodule(name)
-        kind = TrainedLinear if isinstance(module, nn.Linear) else TrainedEmbedding
+        kind = FakeQuantizedLinear if isinstance(module, nn.Linear) else FakeQuantizedEmbedding
         _put(model, module, kind.of(module, number, groups))  # type: ignore[arg-type]
 
 
 @torch.no_grad()
-def packed_model(model: PreTrainedModel) -> PreTrainedModel:
+def pack_model(model: PreTrainedModel) -> PreTrainedModel:
     """A copy that is stored with the bits it was trained with, and computes the same."""
     packed = copy.deepcopy(model)
     packed.__dict__.pop("forward", None)  # what training put around it
     config = CtxLowBitsConfig()
     for name, module in [*packed.named_modules()]:
-        if isinstance(module, TrainedLinear | TrainedEmbedding):
+        if isinstance(module, FakeQuantizedLinear | FakeQuantizedEmbedding):
             config.bits[name], config.groups = module.bits, module.groups
             _put(packed, module, _packed(module, module.bits, module.groups).store(module.weight))
-            if isinstance(module, TrainedLinear) and module.bias is not None:
+            if isinstance(module, FakeQuantizedLinear) and module.bias is not None:
                 packed.get_submodule(name).bias = nn.Parameter(module.bias.detach(), requires_grad=False)
     object.__setattr__(packed, "hf_quantizer", CtxLowBitsQuantizer(config, pre_quantized=True))
     packed.config.quantization_config = config

@@ -10,7 +10,11 @@ from accelerate import Accelerator
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_ctxmodels.compression.low_bits.quantizer import packed_model, quantizable, train_with_bits
+from hf_ctxmodels.compression.low_bits.quantizer import (
+    find_quantizable_modules,
+    pack_model,
+    replace_with_fake_quantized,
+)
 from hf_ctxmodels.compression.low_bits.sensitivity import layers_of, mix_bits, sensitivities
 from hf_ctxmodels.core.console import say
 from hf_ctxmodels.core.errors import CtxError
@@ -87,7 +91,7 @@ def start_low_bits(
     check_trainable(model)
     if not arguments.quantize_bits:
         return
-    maps, tables = quantizable(model)
+    maps, tables = find_quantizable_modules(model)
     bits = dict.fromkeys(tables, arguments.quantize_embedding_bits) | dict.fromkeys(maps, max(arguments.quantize_bits))
     layers = layers_of(maps)
     if len(arguments.quantize_bits) > 1 and layers:
@@ -96,7 +100,7 @@ def start_low_bits(
         for layer, number in mix_bits(found, arguments.quantize_bits).items():
             say(f"{layer}: sensitivity {found[layer]:.4g}, {number} bits", accelerator.is_main_process)
             bits |= dict.fromkeys(layers[layer], number)
-    train_with_bits(model, bits, arguments.quantize_groups)
+    replace_with_fake_quantized(model, bits, arguments.quantize_groups)
 
 
 def _parts(features: Sequence[Any], collate: Any, size: int, parts: int) -> Iterator[Mapping[str, Any]]:
@@ -151,7 +155,7 @@ def save_packed(
         return
     folder = Path(output_dir) / PACKED_FOLDER
     with writing(folder):
-        packed_model(model.cpu()).save_pretrained(folder)
+        pack_model(model.cpu()).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
     sizes = [sum(each.stat().st_size for each in place.glob("*.safetensors")) for place in (Path(output_dir), folder)]
     say(f"{folder}: {sizes[1] / 1e6:,.1f} MB, in single precision {sizes[0] / 1e6:,.1f} MB")

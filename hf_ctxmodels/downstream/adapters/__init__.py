@@ -3,8 +3,8 @@
 Files are those of the library adapters (AdapterHub). LoRA and its like are PEFT's.
 """
 
-from hf_ctxmodels.downstream.adapters.configuration import ADAPTER_KINDS
-from hf_ctxmodels.downstream.adapters.files import (
+from hf_ctxmodels.downstream.adapters.configuration import ADAPTER_CONFIGS
+from hf_ctxmodels.downstream.adapters.loading import (
     load_adapter,
     load_fusion,
     load_saved_adapters,
@@ -24,7 +24,7 @@ from hf_ctxmodels.downstream.adapters.model import (
 from hf_ctxmodels.layers.adapters import BottleneckConfig, FusionConfig
 
 __all__ = [
-    "ADAPTER_KINDS",
+    "ADAPTER_CONFIGS",
     "BottleneckConfig",
     "FusionConfig",
     "add_adapter",

@@ -10,13 +10,13 @@ from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
-from hf_ctxmodels.downstream.adapters.configuration import ADAPTER_KINDS, find_config
-from hf_ctxmodels.downstream.adapters.files import load_adapter
-from hf_ctxmodels.downstream.adapters.model import adapters_of, add_adapter, set_active_adapters, train_adapter
-from hf_ctxmodels.downstream.tasks.languages import directories_of_languages
+from hf_ctxmodels.downstream.adapters.configuration import ADAPTER_CONFIGS, resolve_config
+from hf_ctxmodels.downstream.adapters.loading import load_adapter
+from hf_ctxmodels.downstream.adapters.model import add_adapter, get_adapter_set, set_active_adapters, train_adapter
+from hf_ctxmodels.downstream.tasks.language_files import directories_of_languages
 from hf_ctxmodels.layers.adapters import BottleneckConfig
 
-LANGUAGE_KIND, TASK_KIND = "madx-language", "madx-task"
+LANGUAGE_CONFIG, TASK_CONFIG = "madx-language", "madx-task"
 
 
 @dataclass
@@ -26,7 +26,7 @@ class AdapterArguments:
     adapter: str | None = flag(
         None,
         f"Train a bottleneck adapter of this name; the model is frozen, in fine-tuning but for the head. NAME:KIND "
-        f"with one of {', '.join(ADAPTER_KINDS)}; by default {LANGUAGE_KIND} in pretraining, else {TASK_KIND}.",
+        f"with one of {', '.join(ADAPTER_CONFIGS)}; by default {LANGUAGE_CONFIG} in pretraining, else {TASK_CONFIG}.",
     )
     adapter_options: list[str] = flag((), "Fields of the adapter's form that differ from the kind's, as key=value.")
     adapters: str | None = flag(
@@ -49,7 +49,7 @@ class AdapterArguments:
         Raises:
             CtxError: There is no such kind or field.
         """
-        config = find_config((self.adapter or "").partition(":")[2] or kind)
+        config = resolve_config((self.adapter or "").partition(":")[2] or kind)
         known = [field.name for field in fields(config)]
         for text in self.adapter_options:
             name, _, value = text.partition("=")
@@ -90,7 +90,7 @@ class AdapterArguments:
 
     def apply_for_pretraining(self, model: PreTrainedModel) -> None:
         """`apply` for pretraining: a language adapter by default, below a frozen head."""
-        self.apply(model, LANGUAGE_KIND, freeze_head=True)
+        self.apply(model, LANGUAGE_CONFIG, freeze_head=True)
 
     def identity(self, model: PreTrainedModel) -> dict[str, Any]:
         """Values that must be equal when the run is resumed, see `adapter_identity`."""
@@ -113,7 +113,7 @@ def adapter_identity(model: PreTrainedModel) -> dict[str, Any]:
     """What of a model's adapters must be equal when a run is resumed; nothing without any."""
     if getattr(model.base_model, "bottleneck_adapters", None) is None:
         return {}
-    known = adapters_of(model)
+    known = get_adapter_set(model)
     return {"adapters": {name: asdict(form) for name, form in known.configs.items()}, "adapters_active": known.active}
 
 
@@ -131,7 +131,7 @@ def check_adapters(config: PreTrainedConfig, folders: Mapping[str, str]) -> None
             load_adapter(model, folder, f"language_{language}", with_head=False)
 
 
-def exchange_lowest(model: PreTrainedModel, name: str, source: str) -> str:
+def replace_lowest_adapter(model: PreTrainedModel, name: str, source: str) -> str:
     """Put another adapter in the place of the lowest active one (MAD-X: of another language).
 
     Args:
@@ -145,7 +145,7 @@ def exchange_lowest(model: PreTrainedModel, name: str, source: str) -> str:
     Raises:
         CtxError: As `load_adapter`.
     """
-    known = adapters_of(model)
+    known = get_adapter_set(model)
     if name not in known.configs:
         load_adapter(model, source, name, with_head=False)
     set_active_adapters(model, [name, *known.active[1:]])

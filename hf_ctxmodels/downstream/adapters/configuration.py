@@ -14,7 +14,7 @@ _PARALLEL = BottleneckConfig(
     is_parallel=True, original_ln_before=False, reduction_factor=2, scaling=4.0, init_weights="mam_adapter"
 )
 _LANGUAGE = BottleneckConfig(reduction_factor=2, inv_adapter="nice", inv_adapter_reduction_factor=2)
-ADAPTER_KINDS: Mapping[str, BottleneckConfig] = {
+ADAPTER_CONFIGS: Mapping[str, BottleneckConfig] = {
     "pfeiffer": BottleneckConfig(),
     "houlsby": _HOULSBY,
     "parallel": _PARALLEL,
@@ -56,7 +56,7 @@ _MUST_BE_OFF = ("phm_layer", "stochastic_depth", "use_gating")
 _ALWAYS_OFF = {"temperature": False}  # of fusions
 
 
-def find_config(config: str | BottleneckConfig) -> BottleneckConfig:
+def resolve_config(config: str | BottleneckConfig) -> BottleneckConfig:
     """A form by its name, or the form itself.
 
     Raises:
@@ -64,11 +64,11 @@ def find_config(config: str | BottleneckConfig) -> BottleneckConfig:
     """
     if isinstance(config, BottleneckConfig):
         return config
-    known = {**ADAPTER_KINDS, **_FILE_KINDS}
+    known = {**ADAPTER_CONFIGS, **_FILE_KINDS}
     if config not in known:
         raise CtxError(
             f"There is no kind of adapter {config!r}.",
-            hint=f"use one of {', '.join(ADAPTER_KINDS)}, or a BottleneckConfig.",
+            hint=f"use one of {', '.join(ADAPTER_CONFIGS)}, or a BottleneckConfig.",
         )
     return known[config]
 
@@ -88,7 +88,7 @@ def config_from_file(entry: Any, location: str) -> BottleneckConfig:
         CtxError: It is no bottleneck adapter, or has parts that are not supported.
     """
     if isinstance(entry, str):
-        return find_config(entry)
+        return resolve_config(entry)
     if not isinstance(entry, Mapping) or not {"reduction_factor", "non_linearity"} <= {key.lower() for key in entry}:
         raise CtxError(
             "The file describes no bottleneck adapter.",

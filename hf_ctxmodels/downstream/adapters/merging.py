@@ -7,8 +7,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.downstream.adapters.model import adapters_of, delete_adapter
-from hf_ctxmodels.downstream.adapters.places import slots
+from hf_ctxmodels.downstream.adapters.insertion import slots
+from hf_ctxmodels.downstream.adapters.model import delete_adapter, get_adapter_set
 from hf_ctxmodels.layers.adapters import LINEAR, BottleneckAdapter, BottleneckConfig
 from hf_ctxmodels.layers.linear import is_plain_linear
 
@@ -25,7 +25,7 @@ def merge_adapter(model: PreTrainedModel, name: str) -> None:
     Raises:
         CtxError: The adapter is missing, not active by itself, or not linear; or a map is not the model's own.
     """
-    known = adapters_of(model)
+    known = get_adapter_set(model)
     if name not in known.configs or known.active != (name,):
         raise CtxError(
             f"Only an adapter that is active by itself can be merged, and active are {list(known.active) or 'none'}.",

@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.module_names import is_valid_module_name
 from hf_ctxmodels.core.quantization import is_quantized
-from hf_ctxmodels.downstream.adapters.configuration import find_config
-from hf_ctxmodels.downstream.adapters.places import (
+from hf_ctxmodels.downstream.adapters.configuration import resolve_config
+from hf_ctxmodels.downstream.adapters.insertion import (
     encoder_of,
     invertible_slot,
     like,
@@ -31,7 +31,7 @@ Setup = str | Sequence[str | Sequence[str]] | None
 """Names from the lowest adapter up; a sequence within it is a fusion."""
 
 
-def adapters_of(model: nn.Module) -> AdapterSet:
+def get_adapter_set(model: nn.Module) -> AdapterSet:
     """The adapters of a model.
 
     Raises:
@@ -47,7 +47,7 @@ def named_adapter(model: nn.Module, name: str) -> BottleneckConfig:
     Raises:
         CtxError: The model has none of this name.
     """
-    known = adapters_of(model)
+    known = get_adapter_set(model)
     _check_known(known, [name])
     return known.configs[name]
 
@@ -58,7 +58,7 @@ def add_adapter(model: PreTrainedModel, name: str, config: str | BottleneckConfi
     Args:
         model: Of any family with Transformer layers, with or without a head.
         name: Without dots, commas, slashes and spaces.
-        config: One of `ADAPTER_KINDS`, or a form of its own.
+        config: One of `ADAPTER_CONFIGS`, or a form of its own.
 
     Raises:
         CtxError: The name is taken or no name, there is no such kind, or the model has no place for it.
@@ -67,7 +67,7 @@ def add_adapter(model: PreTrainedModel, name: str, config: str | BottleneckConfi
         >>> add_adapter(model, "de", "madx-language")  # doctest: +SKIP
         >>> train_adapter(model, "de")  # doctest: +SKIP
     """
-    known, form = adapters_of(model), find_config(config)
+    known, form = get_adapter_set(model), resolve_config(config)
     if not isinstance(name, str) or not _NAME.fullmatch(name) or not is_valid_module_name(name):
         raise CtxError(
             f"{name!r} is no name of an adapter.",
@@ -99,7 +99,7 @@ def add_fusion(model: PreTrainedModel, names: Sequence[str], config: FusionConfi
     Raises:
         CtxError: An adapter is missing, parallel or invertible, or they do not stand in the same places.
     """
-    known, form = adapters_of(model), config or FusionConfig()
+    known, form = get_adapter_set(model), config or FusionConfig()
     _check_known(known, names)
     if len(set(names)) < 2 or len(set(names)) < len(names):
         raise CtxError(f"A fusion is of two or more adapters, not of {list(names)}.", hint="name each of them once.")
@@ -132,7 +132,7 @@ def set_active_adapters(model: PreTrainedModel, setup: Setup) -> None:
     Raises:
         CtxError: The model has no such adapter or fusion, or one is invertible and not the lowest.
     """
-    known = adapters_of(model)
+    known = get_adapter_set(model)
     items = [setup] if isinstance(setup, str) else list(setup or [])
     stack: tuple[Item, ...] = tuple(item if isinstance(item, str) else tuple(item) for item in items)
     for item in stack:
@@ -157,7 +157,7 @@ def set_active_adapters(model: PreTrainedModel, setup: Setup) -> None:
 
 def get_active_adapters(model: PreTrainedModel) -> tuple[Item, ...]:
     """What is applied, from the lowest up: names, and tuples of names for fusions."""
-    return adapters_of(model).active
+    return get_adapter_set(model).active
 
 
 def train_adapter(
@@ -175,7 +175,7 @@ def train_adapter(
         CtxError: As `set_active_adapters`, or the model is quantized.
     """
     set_active_adapters(model, [*below, name])
-    known = adapters_of(model)
+    known = get_adapter_set(model)
     trained = [slot.members[name] for _, _, slot in slots(known.base) if name in slot.members]
     invertible = invertible_slot(known.base)
     if invertible is not None and name in invertible.members:
@@ -190,7 +190,7 @@ def train_fusion(model: PreTrainedModel, names: Sequence[str], below: Sequence[s
         CtxError: As `set_active_adapters`.
     """
     set_active_adapters(model, [*below, tuple(names)])
-    base, joined = adapters_of(model).base, ",".join(names)
+    base, joined = get_adapter_set(model).base, ",".join(names)
     trained = [slot.fusions[joined] for _, _, slot in slots(base) if joined in slot.fusions]
     _freeze_all_but(model, base, trained, False)
 
@@ -201,7 +201,7 @@ def delete_adapter(model: PreTrainedModel, name: str) -> None:
     Raises:
         CtxError: The model has no such adapter.
     """
-    known = adapters_of(model)
+    known = get_adapter_set(model)
     _check_known(known, [name])
     gone = [each for each in known.fusions if name in each.split(",")]
     known.active = tuple(item for item in known.active if name not in ([item] if isinstance(item, str) else item))

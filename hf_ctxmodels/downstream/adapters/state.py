@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from hf_ctxmodels.core.model import CtxPreTrainedModel
-from hf_ctxmodels.downstream.adapters.places import slots
-from hf_ctxmodels.downstream.adapters.writing import write_adapter, write_fusion, write_stack
+from hf_ctxmodels.downstream.adapters.insertion import slots
+from hf_ctxmodels.downstream.adapters.saving import write_adapter, write_fusion, write_stack
 from hf_ctxmodels.layers.adapter_slots import Item, is_adapter_parameter
 from hf_ctxmodels.layers.adapters import BottleneckConfig, FusionConfig
 

@@ -8,7 +8,7 @@ from accelerate import Accelerator
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.flags import reject_flag_conflicts
-from hf_ctxmodels.downstream.adapters.arguments import TASK_KIND, AdapterArguments, adapter_identity
+from hf_ctxmodels.downstream.adapters.arguments import TASK_CONFIG, AdapterArguments, adapter_identity
 from hf_ctxmodels.downstream.finetuning.arguments import UNCOMPARED_FIELDS, FinetuningMethodArguments
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.checkpoint.identity import flags_identity
@@ -81,7 +81,7 @@ class FinetuningConfig:
             CtxError: The flags do not fit the model, or do not go together.
         """
         methods = self.methods.prepare(model, source, loop, accelerator)
-        self.adapters.apply(model, TASK_KIND, frozen=bool(self.methods.freeze or methods))
+        self.adapters.apply(model, TASK_CONFIG, frozen=bool(self.methods.freeze or methods))
         return methods
 
     def identity(self, model: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from hf_ctxmodels.core.loading import suppress_adapter_notice
 from hf_ctxmodels.core.quantization import is_quantized
 from hf_ctxmodels.data import ExampleSet
 from hf_ctxmodels.downstream.finetuning.fisher import Labels, fisher_information, one_by_one, write_fisher
-from hf_ctxmodels.downstream.saved_models import with_saved_adapters
+from hf_ctxmodels.downstream.saved_models import add_saved_adapters
 from hf_ctxmodels.objectives import Objective
 from hf_ctxmodels.spec import FamilySpec
 from hf_ctxmodels.training.loading import load_config, load_model, load_tokenizer, require_one_task
@@ -89,7 +89,7 @@ class PretrainingSide:
         return evaluation(self.model, Accelerator(cpu=self.model.device.type == "cpu"))
 
     @torch.no_grad()
-    def take_encoder(self, finetuned: str) -> None:
+    def copy_encoder_weights(self, finetuned: str) -> None:
         """Put in the encoder's weights of another checkpoint, and the adapters beside them.
 
         New rows of the table of words, of tokens that fine-tuning added, are left out. What the other was saved
@@ -122,7 +122,7 @@ class PretrainingSide:
             )
         for name in shared:
             own[name].copy_(theirs[name][: len(own[name])])
-        with_saved_adapters(self.model, finetuned)
+        add_saved_adapters(self.model, finetuned)
 
 
 def _objective_of_head(family: FamilySpec, config: PreTrainedConfig) -> str | None:
@@ -188,7 +188,7 @@ def measure_forgetting(side: PretrainingSide, finetuned: str, batch_size: int = 
     """
     start = {name: each.detach().clone() for name, each in side.model.base_model.named_parameters()}
     before = side.loss(batch_size)
-    side.take_encoder(finetuned)
+    side.copy_encoder_weights(finetuned)
     now = {name: each.detach() for name, each in side.model.base_model.named_parameters() if name in start}
     return {
         "objective": side.name,

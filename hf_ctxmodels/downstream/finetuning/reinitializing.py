@@ -6,8 +6,8 @@ from collections.abc import Collection
 import torch
 from transformers import PreTrainedModel
 
-from hf_ctxmodels.core.adapters import new_modules
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.peft_support import new_modules
 from hf_ctxmodels.heads.layer_mix import read_stack
 from hf_ctxmodels.training.optim.discriminative_lr import LAYERS
 

@@ -22,7 +22,7 @@ from hf_ctxmodels.downstream.finetuning.language import set_language
 from hf_ctxmodels.downstream.finetuning.loss_normalization import count_loss_targets
 from hf_ctxmodels.downstream.finetuning.seq2seq_targets import set_head_tokens, training_smoothing, training_targets
 from hf_ctxmodels.downstream.finetuning.task_evaluation import TaskEvaluation
-from hf_ctxmodels.downstream.multitask.checkpoint_loading import open_config, open_start, require_task
+from hf_ctxmodels.downstream.multitask.checkpoint_loading import load_initial_model, open_config, require_task
 from hf_ctxmodels.downstream.tasks import TASKS, Encoded, Task, TaskArguments
 from hf_ctxmodels.downstream.tasks.base import Collator
 from hf_ctxmodels.registry import FAMILIES, get_family
@@ -199,15 +199,15 @@ def open_model(
     if arguments.model is None:
         model = new_model(task.auto_class, config)
     else:
-        model = open_start(arguments.model, task.auto_class, config, arguments.task_name)
+        model = load_initial_model(arguments.model, task.auto_class, config, arguments.task_name)
         if len(tokenizer) > (known := getattr(config, "vocab_size", len(tokenizer))):
             say(f"{len(tokenizer) - known} new tokens get embeddings drawn as in a new model")
             model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
             model.new_tokens = len(tokenizer) - known
-    if task.generates:
+    if task.is_generative:
         check_can_generate(model)
     known = inspect.signature(model.forward).parameters
-    if missing := [name for name in task.further_inputs if name not in known]:
+    if missing := [name for name in task.required_inputs if name not in known]:
         raise CtxError(
             f"{type(model).__name__} does not take {', '.join(missing)}, which the task {task.name} needs.",
             location=arguments.model or arguments.family,
@@ -226,7 +226,7 @@ def require_whole_models(task: Task[Any], accelerator: Accelerator) -> None:
         accelerator.state.deepspeed_plugin if accelerator.distributed_type == DistributedType.DEEPSPEED else None
     )
     divided = accelerator.distributed_type == DistributedType.FSDP or (deepspeed and deepspeed.zero_stage == 3)
-    if task.generates and divided:
+    if task.is_generative and divided:
         raise CtxError(
             f"The task {task.name} writes predictions, which needs all weights in every process.",
             location=f"accelerate launch with {accelerator.distributed_type.value}",

@@ -69,7 +69,7 @@ def training_targets(
     length = arguments.max_target_length
     longest = min(arguments.max_length + length, tokenizer.model_max_length)
     objective = kind(tokenizer, max_length=longest, seed=seed, max_target_length=length, **options)
-    task.with_target_words = objective.with_words
+    task.uses_target_word_ids = objective.with_words
     given = "".join(f", {text}" for text in arguments.target_options)
     say(f"targets of training are those of {kind.__name__}{given}; --plain_targets leaves them as they are", shown)
     return TargetCollator(objective.collate)

@@ -63,7 +63,7 @@ class TaskEvaluation:
             if number < len(starts):
                 mine[start] = (
                     self._task.generate(bare, inputs)
-                    if self._task.generates
+                    if self._task.is_generative
                     else feature_outputs(self._task, output, batch)
                 )
                 count = float(count_items([batch], targets)[0])
@@ -77,7 +77,7 @@ class TaskEvaluation:
 def feature_outputs(task: Task[Any], output: Any, batch: dict[str, torch.Tensor]) -> list[Logits]:
     """The outputs for each feature of a batch, without padding."""
     columns = {name: getattr(output, name).float().cpu() for name in task.output_names}
-    if not task.per_token:
+    if not task.has_token_outputs:
         return [{name: column[i].numpy() for name, column in columns.items()} for i in range(len(batch["input_ids"]))]
     return [
         {name: column[i][kept].numpy() for name, column in columns.items()}

@@ -12,12 +12,12 @@ from hf_ctxmodels.downstream.multitask.modeling import CtxMultiTaskModel
 from hf_ctxmodels.registry import get_family
 from hf_ctxmodels.spec import FamilySpec
 
-__all__ = ["CtxMultiTaskConfig", "CtxMultiTaskModel", "register", "spec_of"]
+__all__ = ["CtxMultiTaskConfig", "CtxMultiTaskModel", "register", "get_spec"]
 
 _MODELS = {"AutoModel": CtxMultiTaskModel}
 
 
-def spec_of(config: PreTrainedConfig) -> FamilySpec:
+def get_spec(config: PreTrainedConfig) -> FamilySpec:
     """The family of a configuration; for one of several tasks what publishing needs, with the encoder's tokenizer.
 
     Raises:

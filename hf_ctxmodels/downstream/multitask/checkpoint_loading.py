@@ -46,7 +46,9 @@ def open_config(
     return change_config(config, changes, source)
 
 
-def open_start(source: str, auto_class: str, config: PreTrainedConfig, task_name: str | None = None) -> PreTrainedModel:
+def load_initial_model(
+    source: str, auto_class: str, config: PreTrainedConfig, task_name: str | None = None
+) -> PreTrainedModel:
     """`load_model` of a checkpoint, or of a task's weights in one of several tasks.
 
     Raises:

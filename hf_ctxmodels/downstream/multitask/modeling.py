@@ -132,7 +132,7 @@ class CtxMultiTaskModel(CtxPreTrainedModel):
         plain.load_state_dict({key: weights[key] for key in plain.state_dict()})
         return plain.train(self.training)
 
-    def take_encoder(self, model: CtxPreTrainedModel) -> None:
+    def copy_encoder_weights(self, model: CtxPreTrainedModel) -> None:
         """Copy the weights of another model's encoder.
 
         Args:

@@ -145,13 +145,13 @@ class Task(ABC, Generic[Example]):
     """The fields of the head's output for `decode`."""
     split_words: ClassVar[bool] = False
     """Whether the tokenizer's inputs are lists of words instead of texts."""
-    per_token: ClassVar[bool] = False
+    has_token_outputs: ClassVar[bool] = False
     """Whether the outputs have a row for each token; `decode` gets them without padding."""
-    in_percent: ClassVar[bool] = False
+    is_percentage: ClassVar[bool] = False
     """Whether the main metric is at most 100, not 1."""
-    generates: ClassVar[bool] = False
+    is_generative: ClassVar[bool] = False
     """Whether `decode` gets what `generate` writes, in place of fields of the head's output."""
-    further_inputs: ClassVar[tuple[str, ...]] = ()
+    required_inputs: ClassVar[tuple[str, ...]] = ()
     """Arguments of the head's forward that not every head of this Auto class has, and without which it is wrong."""
     reads: ClassVar[tuple[str, ...]] = ("text_columns", "label_column", "max_length")
     """The fields of `TaskArguments` that this task reads."""
@@ -202,7 +202,7 @@ class Task(ABC, Generic[Example]):
         return FeatureCollator(DataCollatorWithPadding(tokenizer))
 
     def generate(self, model: PreTrainedModel, batch: dict[str, Any]) -> list[Logits]:
-        """What the model writes for each feature of a batch; only for tasks that `generates`."""
+        """What the model writes for each feature of a batch; only for tasks that `is_generative`."""
         raise NotImplementedError
 
     @abstractmethod
@@ -266,7 +266,7 @@ def sorted_labels(labels: set[str]) -> list[str]:
         return sorted(labels)
 
 
-def text_of(row: Row, columns: Sequence[str]) -> tuple[str, ...]:
+def get_texts(row: Row, columns: Sequence[str]) -> tuple[str, ...]:
     """The texts of a row; raises CtxError unless all are strings, and one is not blank."""
     for column in columns:
         if not isinstance(row.values[column], str):
@@ -282,6 +282,6 @@ def text_of(row: Row, columns: Sequence[str]) -> tuple[str, ...]:
     return tuple(row.values[column] for column in columns)
 
 
-def majority(labels: Iterable[Label]) -> Label:
+def most_frequent(labels: Iterable[Label]) -> Label:
     """The most frequent label."""
     return Counter(labels).most_common(1)[0][0]

@@ -10,7 +10,15 @@ from transformers import DataCollatorForMultipleChoice, PreTrainedConfig, PreTra
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.table_files import read_table
 from hf_ctxmodels.downstream.tasks import metrics
-from hf_ctxmodels.downstream.tasks.base import Collator, Encoded, FeatureCollator, Logits, Task, majority, text_of
+from hf_ctxmodels.downstream.tasks.base import (
+    Collator,
+    Encoded,
+    FeatureCollator,
+    Logits,
+    Task,
+    get_texts,
+    most_frequent,
+)
 
 
 @dataclass(frozen=True)
@@ -44,7 +52,7 @@ class MultipleChoice(Task[Choice]):
             raise CtxError(f"{len(text_columns)} text columns.", location="--text_columns", hint="give one or two.")
         examples: list[Choice] = []
         for row in read_table(file, [*text_columns, *choice_columns, label_column]):
-            texts = text_of(row, text_columns)
+            texts = get_texts(row, text_columns)
             values = [row.values[column] for column in choice_columns]
             choices = tuple(values[0]) if len(values) == 1 and isinstance(values[0], list) else tuple(values)
             expected = len(examples[0].choices) if examples else max(len(choices), 2)
@@ -87,7 +95,7 @@ class MultipleChoice(Task[Choice]):
 
     def baseline(self, train: Sequence[Choice], validation: Sequence[Choice]) -> list[int]:
         """The most frequent index of the training file."""
-        return [majority(example.label for example in train)] * len(validation)
+        return [most_frequent(example.label for example in train)] * len(validation)
 
 
 def _label(value: Any, choices: int, where: str) -> int:

@@ -130,8 +130,8 @@ class QuestionAnswering(Task[Question]):
     auto_class: ClassVar[str] = "AutoModelForQuestionAnswering"
     targets: ClassVar[tuple[str, ...]] = ("start_positions", "end_positions")
     output_names: ClassVar[tuple[str, ...]] = ("start_logits", "end_logits")
-    per_token: ClassVar[bool] = True
-    in_percent: ClassVar[bool] = True
+    has_token_outputs: ClassVar[bool] = True
+    is_percentage: ClassVar[bool] = True
     reads: ClassVar[tuple[str, ...]] = ("max_length", "doc_stride", "max_answer_length")
 
     has_unanswerable: bool

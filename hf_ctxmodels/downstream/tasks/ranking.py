@@ -11,11 +11,11 @@ from transformers import DataCollatorForMultipleChoice, PreTrainedConfig, PreTra
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.table_files import Row, read_table
 from hf_ctxmodels.downstream.tasks import metrics
-from hf_ctxmodels.downstream.tasks.base import Collator, Encoded, Feature, FeatureCollator, Logits, Task, text_of
+from hf_ctxmodels.downstream.tasks.base import Collator, Encoded, Feature, FeatureCollator, Logits, Task, get_texts
 
 
 @dataclass(frozen=True)
-class Ranked:
+class RankingExample:
     """A query, its candidates, and which of them are relevant."""
 
     query: str
@@ -24,7 +24,7 @@ class Ranked:
     where: str
 
 
-class Ranking(Task[Ranked]):
+class Ranking(Task[RankingExample]):
     """The head scores each pair (query, candidate); the loss is the negative log probability of a relevant candidate
     in the softmax over it and the query's candidates that are not relevant (Liu et al. 2019, arXiv 1901.11504,
     equations 5 and 6, with a score that is not squashed, as in their code).
@@ -38,9 +38,9 @@ class Ranking(Task[Ranked]):
 
     name: ClassVar[str] = "ranking"
     auto_class: ClassVar[str] = "AutoModelForMultipleChoice"
-    further_inputs: ClassVar[tuple[str, ...]] = ("choice_mask",)
+    required_inputs: ClassVar[tuple[str, ...]] = ("choice_mask",)
 
-    def read_file(self, file: str) -> list[Ranked]:
+    def read_file(self, file: str) -> list[RankingExample]:
         """See `Task.read_file`."""
         columns = self._columns(self.arguments.text_columns, "query,candidate")
         label = self.arguments.label_column or "label"
@@ -53,7 +53,7 @@ class Ranking(Task[Ranked]):
         groups: dict[str, list[Row]] = {}
         previous = None
         for row in read_table(file, [*columns, label]):
-            query = text_of(row, columns)[0]
+            query = get_texts(row, columns)[0]
             if query != previous and query in groups:
                 raise CtxError(
                     f"The query stands in two places: {query[:60]!r}.",
@@ -64,10 +64,12 @@ class Ranking(Task[Ranked]):
             previous = query
         return [_ranked(query, rows, columns[1], label) for query, rows in groups.items()]
 
-    def configure(self, config: PreTrainedConfig, train: Sequence[Ranked], validation: Sequence[Ranked]) -> None:
+    def configure(
+        self, config: PreTrainedConfig, train: Sequence[RankingExample], validation: Sequence[RankingExample]
+    ) -> None:
         """The head scores any number of candidates, so there is nothing to set."""
 
-    def encode(self, examples: Sequence[Ranked], tokenizer: PreTrainedTokenizerBase) -> Encoded:
+    def encode(self, examples: Sequence[RankingExample], tokenizer: PreTrainedTokenizerBase) -> Encoded:
         """Features are (choices, length) lists, a relevant candidate first, `labels` 0; an example has one for each.
 
         Origins are (example index, indices of the choices among its candidates).
@@ -89,9 +91,11 @@ class Ranking(Task[Ranked]):
 
     def collator(self, tokenizer: PreTrainedTokenizerBase) -> Collator:
         """See `Task.collator`; `choice_mask` (batch, choices) is 0 behind a row's last candidate."""
-        return FeatureCollator(RaggedChoices(tokenizer))
+        return FeatureCollator(PaddedChoiceCollator(tokenizer))
 
-    def decode(self, examples: Sequence[Ranked], encoded: Encoded, outputs: Sequence[Logits]) -> list[list[float]]:
+    def decode(
+        self, examples: Sequence[RankingExample], encoded: Encoded, outputs: Sequence[Logits]
+    ) -> list[list[float]]:
         """The scores of each example's candidates."""
         scores = [[0.0] * len(example.candidates) for example in examples]
         for (number, chosen), output in zip(encoded.origins, outputs, strict=True):
@@ -99,11 +103,11 @@ class Ranking(Task[Ranked]):
                 scores[number][place] = score
         return scores
 
-    def score(self, examples: Sequence[Ranked], predictions: Sequence[Sequence[float]]) -> dict[str, float]:
+    def score(self, examples: Sequence[RankingExample], predictions: Sequence[Sequence[float]]) -> dict[str, float]:
         """Mean reciprocal rank of the first relevant candidate, and the share of queries that have it at rank 1."""
         return metrics.ranking(predictions=predictions, references=[example.relevant for example in examples])
 
-    def baseline(self, train: Sequence[Ranked], validation: Sequence[Ranked]) -> list[list[float]]:
+    def baseline(self, train: Sequence[RankingExample], validation: Sequence[RankingExample]) -> list[list[float]]:
         """Scores by place, see the class."""
         widest = max(len(example.candidates) for example in [*train, *validation])
         relevant, number = np.zeros(widest), np.zeros(widest)
@@ -113,7 +117,7 @@ class Ranking(Task[Ranked]):
         shares = (relevant / np.maximum(number, 1)).tolist()
         return [shares[: len(example.candidates)] for example in validation]
 
-    def record(self, example: Ranked, prediction: list[float]) -> dict[str, Any]:
+    def record(self, example: RankingExample, prediction: list[float]) -> dict[str, Any]:
         """See `Task.record`."""
         return {
             "where": example.where,
@@ -124,7 +128,7 @@ class Ranking(Task[Ranked]):
         }
 
 
-class RaggedChoices:
+class PaddedChoiceCollator:
     """Batches of rows with different numbers of choices: short ones repeat their first choice, which is not read.
 
     Args:
@@ -148,7 +152,7 @@ class RaggedChoices:
         return {**self._collate(filled), "choice_mask": (torch.arange(widest) < sizes[:, None]).long()}
 
 
-def _ranked(query: str, rows: list[Row], candidate: str, label: str) -> Ranked:
+def _ranked(query: str, rows: list[Row], candidate: str, label: str) -> RankingExample:
     """A query of its rows; raises CtxError for a wrong label, or labels that rank nothing."""
     labels = []
     for row in rows:
@@ -167,4 +171,4 @@ def _ranked(query: str, rows: list[Row], candidate: str, label: str) -> Ranked:
             location=rows[0].where,
             hint="leave the query out: a ranking needs a relevant candidate and another one.",
         )
-    return Ranked(query, tuple(row.values[candidate] for row in rows), tuple(labels), rows[0].where)
+    return RankingExample(query, tuple(row.values[candidate] for row in rows), tuple(labels), rows[0].where)

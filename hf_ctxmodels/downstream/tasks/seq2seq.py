@@ -27,7 +27,7 @@ from hf_ctxmodels.downstream.tasks.base import (
     Logits,
     Task,
     TaskArguments,
-    text_of,
+    get_texts,
 )
 from hf_ctxmodels.downstream.tasks.normalized_references import NormalizedReferences
 from hf_ctxmodels.downstream.tasks.text_metrics import metric_names, score_texts
@@ -56,7 +56,7 @@ class Seq2Seq(Task[SourceTarget]):
 
     name: ClassVar[str] = "seq2seq"
     auto_class: ClassVar[str] = "AutoModelForSeq2SeqLM"
-    generates: ClassVar[bool] = True
+    is_generative: ClassVar[bool] = True
     reads: ClassVar[tuple[str, ...]] = (
         *Task.reads,
         "max_target_length",
@@ -68,7 +68,7 @@ class Seq2Seq(Task[SourceTarget]):
         "plain_targets",
         "target_options",
     )
-    with_target_words: bool = False
+    uses_target_word_ids: bool = False
     """Whether features hold `target_word_ids`, (tokens,) the number of each target token's word, -1 for others."""
     _BASELINES: ClassVar = {
         "the source itself": lambda source: source,
@@ -94,7 +94,7 @@ class Seq2Seq(Task[SourceTarget]):
                 hint="give one of each.",
             )
         return [
-            SourceTarget(text_of(row, sources)[0], text_of(row, targets)[0], row.where)
+            SourceTarget(get_texts(row, sources)[0], get_texts(row, targets)[0], row.where)
             for row in read_table(file, [*sources, *targets])
         ]
 
@@ -166,7 +166,7 @@ class Seq2Seq(Task[SourceTarget]):
         features: list[Feature] = [
             {"input_ids": source, "labels": target, **more} for source, target in zip(sources, targets, strict=True)
         ]
-        if self.with_target_words:
+        if self.uses_target_word_ids:
             self._add_words(features, [example.target for example in examples], tokenizer)
         return Encoded(features, list(range(len(features))))
 

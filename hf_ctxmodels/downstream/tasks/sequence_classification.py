@@ -18,11 +18,11 @@ from hf_ctxmodels.downstream.tasks.base import (
     LabelledTask,
     Logits,
     Task,
-    majority,
+    get_texts,
+    most_frequent,
     sorted_labels,
-    text_of,
 )
-from hf_ctxmodels.downstream.tasks.demo import demo_rows
+from hf_ctxmodels.downstream.tasks.demo_data import demo_rows
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class _SequenceTask(Task[SequenceExample]):
         text_columns, label_column = self._text_columns(), self.arguments.label_column or "label"
         return [
             SequenceExample(
-                text_of(row, text_columns), self._parse_label(row.values[label_column], row.where), row.where
+                get_texts(row, text_columns), self._parse_label(row.values[label_column], row.where), row.where
             )
             for row in rows
         ]
@@ -119,7 +119,9 @@ class SequenceClassification(_SequenceTask, LabelledTask[SequenceExample]):
     def read_unlabelled(self, file: str) -> list[SequenceExample]:
         """See `Task.read_unlabelled`: a table with the columns of texts."""
         columns = self._text_columns()
-        return [SequenceExample(text_of(row, columns), self.labels[0], row.where) for row in read_table(file, columns)]
+        return [
+            SequenceExample(get_texts(row, columns), self.labels[0], row.where) for row in read_table(file, columns)
+        ]
 
     def configure(
         self, config: PreTrainedConfig, train: Sequence[SequenceExample], validation: Sequence[SequenceExample]
@@ -158,7 +160,7 @@ class SequenceClassification(_SequenceTask, LabelledTask[SequenceExample]):
 
     def baseline(self, train: Sequence[SequenceExample], validation: Sequence[SequenceExample]) -> list[str]:
         """The most frequent label of the training file."""
-        return [majority(example.label for example in train)] * len(validation)
+        return [most_frequent(example.label for example in train)] * len(validation)
 
 
 class Regression(_SequenceTask):

@@ -26,7 +26,7 @@ from hf_ctxmodels.downstream.tasks import TASKS
 from hf_ctxmodels.downstream.tasks.base import Task, TaskArguments, refuse_unread_flags
 
 SAMPLINGS = ("proportional", "temperature", "annealed")
-KINDS = tuple(name for name, task in TASKS.items() if not task.generates)
+KINDS = tuple(name for name, task in TASKS.items() if not task.is_generative)
 
 
 @dataclass(frozen=True)

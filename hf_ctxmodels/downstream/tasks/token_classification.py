@@ -13,7 +13,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.files import file_kind
 from hf_ctxmodels.data.table_files import TaggedSentence, is_bio, read_conll, read_conllu, read_table, to_bio
 from hf_ctxmodels.downstream.tasks import metrics
-from hf_ctxmodels.downstream.tasks.base import Collator, Encoded, FeatureCollator, LabelledTask, Logits, majority
+from hf_ctxmodels.downstream.tasks.base import Collator, Encoded, FeatureCollator, LabelledTask, Logits, most_frequent
 
 
 class TokenClassification(LabelledTask[TaggedSentence]):
@@ -27,7 +27,7 @@ class TokenClassification(LabelledTask[TaggedSentence]):
     name: ClassVar[str] = "token-classification"
     auto_class: ClassVar[str] = "AutoModelForTokenClassification"
     split_words: ClassVar[bool] = True
-    per_token: ClassVar[bool] = True
+    has_token_outputs: ClassVar[bool] = True
 
     def read_file(self, file: str) -> list[TaggedSentence]:
         """See `Task.read_file`."""
@@ -151,8 +151,8 @@ class TokenClassification(LabelledTask[TaggedSentence]):
         for sentence in train:
             for word, tag in zip(sentence.words, sentence.tags, strict=True):
                 counts[word][tag] += 1
-        best = {word: majority(counter.elements()) for word, counter in counts.items()}
-        overall = majority(tag for sentence in train for tag in sentence.tags)
+        best = {word: most_frequent(counter.elements()) for word, counter in counts.items()}
+        overall = most_frequent(tag for sentence in train for tag in sentence.tags)
         return [[best.get(word, overall) for word in sentence.words] for sentence in validation]
 
     def record(self, example: TaggedSentence, prediction: list[str]) -> dict[str, Any]:

@@ -12,9 +12,9 @@ from transformers import AutoTokenizer
 from transformers.utils import ModelOutput, logging
 from transformers.utils.generic import can_return_tuple
 
-from hf_ctxmodels.core.adapters import untied_from_adapters
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_ids
+from hf_ctxmodels.core.peft_support import untie_adapted_embeddings
 from hf_ctxmodels.heads import IGNORE_INDEX, ItemCounts, as_targets, mean_over_targets
 from hf_ctxmodels.models.electra.configuration_electra import CtxElectraConfig
 from hf_ctxmodels.models.electra.discriminator_tasks import DISCRIMINATOR_TASKS
@@ -111,7 +111,7 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
             CtxError: An adapter stands on a weight that both encoders share: merging would change the other one too.
         """
         super().untie_adapted()
-        if untied_from_adapters(self.generator):
+        if untie_adapted_embeddings(self.generator):
             self.config.generator_overrides = (self.config.generator_overrides or {}) | {"tie_word_embeddings": False}
         shared = {id(each) for each in self.electra.parameters()} & {id(each) for each in self.generator.parameters()}
         if any(id(each.base_layer.weight) in shared for each in self.modules() if hasattr(each, "base_layer")):

@@ -152,7 +152,7 @@ class TaskRun:
     @property
     def main(self) -> tuple[str, float]:
         """The main metric and its largest value; after `encode`."""
-        return self.listed.metric or next(iter(self.baseline)), 100.0 if self.task.in_percent else 1.0
+        return self.listed.metric or next(iter(self.baseline)), 100.0 if self.task.is_percentage else 1.0
 
     @property
     def entry(self) -> dict[str, Any]:
@@ -315,7 +315,7 @@ def _new_model(
     model = CtxMultiTaskModel(CtxMultiTaskConfig(encoder=config, tasks=entries))
     for head in model.heads.values():
         head.load_pretrained_parts()
-    model.take_encoder(opened)
+    model.copy_encoder_weights(opened)
     if start.frozen:
         freeze_encoder(model)
     return model

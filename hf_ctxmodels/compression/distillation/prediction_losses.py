@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from hf_ctxmodels.compression.distillation.runs import Run, predictions_of
+from hf_ctxmodels.compression.distillation.forward_pass import Run, predictions_of
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.layers.lm_loss.soft_targets import divergence, summed_divergence
 
-TOKENS, ROWS, LABELS = "distilled_tokens", "distilled_rows", "labels"
+TOKENS, ROWS, LABELS = "distilled_tokens", "distilled_examples", "labels"
 """The entries of a batch whose targets (other than -100) are counted; `DistillationCollator` adds the first two."""
 
 Reads = Literal["predictions", "states", "scores", "last state"]
@@ -174,7 +174,7 @@ class HardTargets(Term):
         return LABELS
 
     def summed(self, student: Run, teacher: Run, projection: Any) -> Tensor:
-        """Not used: `CtxDistilled` takes the head's own mean."""
+        """Not used: `CtxDistillationModel` takes the head's own mean."""
         raise NotImplementedError
 
 

@@ -8,9 +8,9 @@ from accelerate import PartialState
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.compression.distillation.collator import DistillationCollator
-from hf_ctxmodels.compression.distillation.model import TEACHER, CtxDistilled
-from hf_ctxmodels.compression.distillation.opening import Teacher, copy_layers
-from hf_ctxmodels.compression.distillation.terms import Term
+from hf_ctxmodels.compression.distillation.model import TEACHER, CtxDistillationModel
+from hf_ctxmodels.compression.distillation.prediction_losses import Term
+from hf_ctxmodels.compression.distillation.teacher import Teacher, copy_layers
 from hf_ctxmodels.core.console import say
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.downstream.tasks import Encoded, Task
@@ -21,7 +21,7 @@ from hf_ctxmodels.training.pretraining import Learner
 
 
 @dataclass(frozen=True)
-class Lesson:
+class DistillationSetup:
     """What is learned from whom.
 
     Attributes:
@@ -37,7 +37,7 @@ class Lesson:
     student: str | None = None
     layers: Sequence[int] = ()
 
-    def on_text(self, model: PreTrainedModel, objective: Objective) -> Learner:
+    def prepare_pretraining(self, model: PreTrainedModel, objective: Objective) -> Learner:
         """What learns from raw text, in the place of a model that is pretrained.
 
         Raises:
@@ -52,7 +52,7 @@ class Lesson:
         taught = self._taught(model, objective.auto_class)
         return Learner(taught, DistillationCollator(objective.collate), self.identity)
 
-    def on_task(
+    def prepare_finetuning(
         self,
         task: Task[Any],
         training: list[Any],
@@ -76,7 +76,7 @@ class Lesson:
         if self.teacher.shares_tokens(tokenizer):
             collate = DistillationCollator(learner.collate)
             return Learner(taught, collate, self.identity), EpochIndexed(encoded.features)
-        if task.per_token:
+        if task.has_token_outputs:
             raise CtxError(
                 "The teacher reads other tokens than the student, and the task's labels are of tokens.",
                 location=f"--teacher {self.teacher.source}",
@@ -99,14 +99,14 @@ class Lesson:
             "student_layers": list(self.layers),
         }
 
-    def _taught(self, student: PreTrainedModel, auto_class: str) -> CtxDistilled:
+    def _taught(self, student: PreTrainedModel, auto_class: str) -> CtxDistillationModel:
         teacher = self.teacher.load(auto_class)
         if self.layers:
             source = teacher
             if self.student not in (None, self.teacher.source):
                 source = load_model(str(self.student), auto_class, load_family_config(str(self.student)))
             copy_layers(student, source, self.layers)
-        taught, shown = CtxDistilled(student, teacher, self.terms), PartialState().is_main_process
+        taught, shown = CtxDistillationModel(student, teacher, self.terms), PartialState().is_main_process
         if self.student is not None and taught.load_projections(self.student):
             say(f"projections of {self.student} are learned on", shown)
         ratio = teacher.num_parameters() / student.num_parameters()

@@ -17,17 +17,17 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.json_parsing import read_json
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.downstream.adapters.configuration import config_from_file, fusion_from_file
-from hf_ctxmodels.downstream.adapters.heads import head_to_write, read_head
 from hf_ctxmodels.downstream.adapters.model import (
-    adapters_of,
     add_adapter,
     add_fusion,
     delete_adapter,
+    get_adapter_set,
     named_adapter,
     set_active_adapters,
 )
-from hf_ctxmodels.downstream.adapters.names import adapter_tensors, current_name, fusion_tensors, model_types
-from hf_ctxmodels.downstream.adapters.writing import (
+from hf_ctxmodels.downstream.adapters.parameter_names import adapter_tensors, current_name, fusion_tensors, model_types
+from hf_ctxmodels.downstream.adapters.prediction_heads import head_to_write, read_head
+from hf_ctxmodels.downstream.adapters.saving import (
     CONFIG_FILE,
     FOLDER,
     FUSION_CONFIG_FILE,
@@ -55,7 +55,7 @@ def save_adapter(model: PreTrainedModel, name: str, directory: str | Path, *, wi
     Raises:
         CtxError: There is no such adapter or head, or the directory holds a model or cannot be written.
     """
-    base, config = adapters_of(model).base, named_adapter(model, name)
+    base, config = get_adapter_set(model).base, named_adapter(model, name)
     head = None
     if with_head:
         found = head_to_write(model)
@@ -83,7 +83,7 @@ def load_adapter(model: PreTrainedModel, source: str | Path, name: str | None = 
     described = _described(folder, CONFIG_FILE, source)
     if "peft_type" in described:
         raise CtxError("The adapter is PEFT's.", location=str(source), hint="open it by model.load_adapter.")
-    base, given = adapters_of(model).base, described.get("name") or folder.name
+    base, given = get_adapter_set(model).base, described.get("name") or folder.name
     name = given if name is None else name
     _check_fits(base, described, source)
     tensors = _tensors(folder, WEIGHTS_FILE, source)
@@ -139,7 +139,7 @@ def save_fusion(model: PreTrainedModel, names: Sequence[str], directory: str | P
     Raises:
         CtxError: As `save_adapter`.
     """
-    known, joined = adapters_of(model), ",".join(names)
+    known, joined = get_adapter_set(model), ",".join(names)
     if joined not in known.fusions:
         raise CtxError(
             f"The model has no fusion of {', '.join(names)}.", hint=f"it has {', '.join(known.fusions) or 'none'}."
@@ -158,7 +158,7 @@ def load_fusion(model: PreTrainedModel, source: str | Path) -> tuple[str, ...]:
     """
     folder = _folder(source)
     described = _described(folder, FUSION_CONFIG_FILE, source)
-    base = adapters_of(model).base
+    base = get_adapter_set(model).base
     _check_fits(base, described, source)
     joined = str(described.get("name"))
     names = tuple(described.get("adapter_names") or joined.split(","))

@@ -10,12 +10,12 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.compression.distillation.model import TERMS
-from hf_ctxmodels.compression.distillation.terms import Term
+from hf_ctxmodels.compression.distillation.prediction_losses import Term
 from hf_ctxmodels.core.console import say
 from hf_ctxmodels.core.constants import STACK_FILE
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.downstream.adapters.writing import FOLDER
-from hf_ctxmodels.downstream.saved_models import load_saved
+from hf_ctxmodels.downstream.adapters.saving import FOLDER
+from hf_ctxmodels.downstream.saved_models import load_model_with_adapters
 from hf_ctxmodels.layers.adapter_slots import is_adapter_parameter
 from hf_ctxmodels.tokenizers.base import check_fit, tokenizer_digest
 from hf_ctxmodels.training.loading import load_config, load_family_config, load_tokenizer, require_one_task
@@ -50,8 +50,8 @@ class Teacher:
 
     def load(self, auto_class: str) -> PreTrainedModel:
         """The model with the head of an Auto class and the adapters beside it, in evaluation mode; raises CtxError as
-        `load_saved`."""
-        return load_saved(self.source, auto_class, self.config).eval()
+        `load_model_with_adapters`."""
+        return load_model_with_adapters(self.source, auto_class, self.config).eval()
 
     def shares_tokens(self, tokenizer: PreTrainedTokenizerBase) -> bool:
         """Whether a tokenizer has the teacher's tokens and ids, and the same way to split text into them."""

@@ -17,7 +17,7 @@ _WHOLE_TASKS = ("SEQ_CLS", "TOKEN_CLS", "QUESTION_ANS")  # tasks whose head PEFT
 _FEED_FORWARD = "feed_forward.down_proj"
 
 
-def register_targets(model_type: str, maps: Collection[str]) -> None:
+def register_peft_targets(model_type: str, maps: Collection[str]) -> None:
     """Tell PEFT, if it is imported, what to adapt in models of this type.
 
     Methods that adapt BERT's query and value by default (LoRA and its relatives) adapt `maps`; IA3 the output of the
@@ -54,7 +54,7 @@ def new_modules(model: nn.Module, missing: Collection[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def save_with_adapters(model: nn.Module, adapters: Mapping[str, Any], names: Collection[str]) -> None:
+def save_new_modules_with_adapters(model: nn.Module, adapters: Mapping[str, Any], names: Collection[str]) -> None:
     """Name new modules in the adapters' `modules_to_save`: a random module that is not saved is another one later.
 
     PEFT itself names those called `classifier`, `score` and `qa_outputs`, and only for the tasks of these heads.
@@ -82,7 +82,7 @@ def save_with_adapters(model: nn.Module, adapters: Mapping[str, Any], names: Col
         adapter.modules_to_save = [*saved, *left]
 
 
-def untied_from_adapters(model: Any) -> bool:
+def untie_adapted_embeddings(model: Any) -> bool:
     """Give output layers that are tied to the embeddings weights of their own where an adapter stands on one of them or
     on the embeddings.
 

@@ -15,7 +15,7 @@ from hf_ctxmodels.core.json_parsing import read_json
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.core.output_files import MODEL_FILES, writing
 from hf_ctxmodels.downstream.adapters.configuration import FILE_VERSION, config_to_file, fusion_to_file
-from hf_ctxmodels.downstream.adapters.names import adapter_tensors, fusion_tensors, model_types
+from hf_ctxmodels.downstream.adapters.parameter_names import adapter_tensors, fusion_tensors, model_types
 from hf_ctxmodels.layers.adapters import BottleneckConfig, FusionConfig
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter.safetensors"

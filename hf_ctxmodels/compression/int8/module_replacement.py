@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from transformers import PreTrainedModel
 
-from hf_ctxmodels.compression.int8.codes import range_of
 from hf_ctxmodels.compression.int8.modules import ActivationScale, Int8Embedding, Int8Linear, Int8Rows
+from hf_ctxmodels.compression.int8.quantization import range_of
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.layers.adapter_slots import is_adapter_parameter
 from hf_ctxmodels.layers.embeddings import ScaledEmbedding
@@ -23,7 +23,7 @@ _RECURRENT = ("state_weight", "projection")  # parameters that are stored with 8
 InputRanges = Mapping[str, tuple[float, float]]
 
 
-def replaceable(model: nn.Module, *, embeddings: bool, skipped: Collection[str] = ()) -> list[str]:
+def find_replaceable_modules(model: nn.Module, *, embeddings: bool, skipped: Collection[str] = ()) -> list[str]:
     """Names of the modules that can have weights of 8 bits; adapters stay in single precision.
 
     Args:
@@ -77,7 +77,7 @@ def replace(
 
     Args:
         model: Changed in place.
-        names: Of `replaceable`.
+        names: Of `find_replaceable_modules`.
         activations: As in `Int8Linear`.
         ranges: The least and the largest input of each map, for static scales.
         empty: Whether weights are read from a file later.
@@ -88,7 +88,7 @@ def replace(
     made: dict[int, nn.Module] = {}
     for name in names:
         module = model.get_submodule(name)
-        keep_initialised(model, name)
+        mark_initialized(model, name)
         if isinstance(module, LSTM | GRU):
             _convert_recurrence(module, name, activations, ranges, empty)
         elif isinstance(module, nn.Embedding):
@@ -105,7 +105,7 @@ def replace(
         _tie(model)
 
 
-def keep_initialised(model: nn.Module, name: str) -> None:
+def mark_initialized(model: nn.Module, name: str) -> None:
     """transformers draws no initial weights for what is around a module, which may set those of the module."""
     parts = name.split(".")
     for depth in range(1, len(parts) + 1):

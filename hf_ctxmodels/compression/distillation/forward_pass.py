@@ -9,7 +9,7 @@ from typing import Any, Literal
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from hf_ctxmodels.compression.distillation.scores import attention_scores
+from hf_ctxmodels.compression.distillation.attention_scores import attention_scores
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import sequence_numbers

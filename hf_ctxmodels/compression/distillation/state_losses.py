@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
+from hf_ctxmodels.compression.distillation.attention_scores import require_attention
+from hf_ctxmodels.compression.distillation.forward_pass import Run, number_of_layers
 from hf_ctxmodels.compression.distillation.layer_maps import LayerPairs, layer_pairs
-from hf_ctxmodels.compression.distillation.runs import Run, number_of_layers
-from hf_ctxmodels.compression.distillation.scores import require_attention
-from hf_ctxmodels.compression.distillation.terms import ROWS, Reads, Term
+from hf_ctxmodels.compression.distillation.prediction_losses import ROWS, Reads, Term
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
 

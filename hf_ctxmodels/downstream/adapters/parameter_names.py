@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from hf_ctxmodels.core.model import CtxPreTrainedModel
-from hf_ctxmodels.downstream.adapters.places import invertible_slot, slots
+from hf_ctxmodels.downstream.adapters.insertion import invertible_slot, slots
 from hf_ctxmodels.layers.adapter_slots import AdapterSlot
 
 
