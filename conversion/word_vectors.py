@@ -15,7 +15,7 @@ from hf_ctxmodels.conversion.word_vectors import WordVectors, gensim_models
 from hf_ctxmodels.core.errors import CtxError, run_script
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.core.output_files import check_output_file
-from hf_ctxmodels.training.loading import load_config, load_model, load_tokenizer
+from hf_ctxmodels.training.model_loading import load_config, load_model, load_tokenizer
 from hf_ctxmodels.training.recipe import parse_arguments
 
 GENSIM = "gensim"

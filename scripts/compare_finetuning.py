@@ -20,7 +20,7 @@ from benchmarks.stages import run_stage
 
 from hf_ctxmodels.core.errors import CtxError, run_script
 from hf_ctxmodels.core.flags import flag
-from hf_ctxmodels.core.output_files import writing
+from hf_ctxmodels.core.output_files import wrap_write_errors
 from hf_ctxmodels.training.metrics.summary import SUMMARY_FILE, TrainingSummary
 from hf_ctxmodels.training.recipe import parse_arguments
 
@@ -108,7 +108,7 @@ def _run_once(result: Path, command: str, *flags: object) -> None:
     record, line = result.parent / f"{command}.command", shlex.join([command, *map(str, flags)]) + "\n"
     if not result.exists():
         run_stage(command, *flags)
-        with writing(record):
+        with wrap_write_errors(record):
             record.write_text(line, encoding="utf-8")
         return
     known = record.read_text(encoding="utf-8") if record.exists() else "an unknown one\n"
@@ -144,7 +144,7 @@ def main() -> None:
         name: [run(arguments, name, flags, seed) for seed in range(arguments.seeds)] for name, flags in ways.items()
     }
     found: dict[str, Any] = {"ways": ways, "results": results}
-    with writing(output):
+    with wrap_write_errors(output):
         (output / "ways.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
         (output / "ways.md").write_text(table(results) + "\n", encoding="utf-8")
     print(f"\n{table(results)}")

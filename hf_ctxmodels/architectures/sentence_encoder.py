@@ -9,9 +9,9 @@ from torch.nn import functional as F
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.evaluation_mode import evaluation_mode
 from hf_ctxmodels.core.loading import load_pretrained
 from hf_ctxmodels.core.model import CtxPreTrainedModel
+from hf_ctxmodels.core.model_modes import evaluation_mode
 from hf_ctxmodels.layers.pooling import Pooling, pool_rows, token_mask
 from hf_ctxmodels.tokenizers.base import check_fit
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.serialization import safe_globals
 
-from hf_ctxmodels.core.errors import CtxError, boundary
+from hf_ctxmodels.core.errors import CtxError, wrap_errors
 
 _PARTS = {"input_weight": "weight_ih", "state_weight": "weight_hh", "bias": "bias_ih", "state_bias": "bias_hh"}
 _DIRECTIONS = ("", "_reverse")
@@ -27,7 +27,7 @@ def read_torch_file(file: str | Path, allowed: Sequence[type] = ()) -> Any:
         CtxError: It cannot be read, or holds other objects.
     """
     hint = "give the released file, or a state dict: torch.save(model.state_dict(), ...)."
-    with boundary("Cannot read the weights", location=str(file), hint=hint), safe_globals([*allowed]):
+    with wrap_errors("Cannot read the weights", location=str(file), hint=hint), safe_globals([*allowed]):
         return torch.load(file, map_location="cpu", weights_only=True)
 
 

@@ -23,11 +23,11 @@ from hf_ctxmodels.conversion.word_vectors import WordVectors
 from hf_ctxmodels.core.console import progress_bar
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
-from hf_ctxmodels.core.output_files import check_output_file, writing
+from hf_ctxmodels.core.output_files import check_output_file, wrap_write_errors
 from hf_ctxmodels.data.table_files import read_table
 from hf_ctxmodels.downstream.tasks.base import get_texts
 from hf_ctxmodels.evaluation import WordSpace
-from hf_ctxmodels.training.loading import load_config, load_model, load_tokenizer
+from hf_ctxmodels.training.model_loading import load_config, load_model, load_tokenizer
 from hf_ctxmodels.training.recipe import parse_arguments
 
 
@@ -69,12 +69,12 @@ def main() -> None:
     rows = read_table(arguments.input, [*columns, arguments.label_column])
     augmenter = Augmenter(make_rule(arguments), arguments.copies, arguments.seed)
     lines = []
-    for index, row in enumerate(progress_bar(rows, "changing words", unit="examples", shown=True)):
+    for index, row in enumerate(progress_bar(rows, "changing words", unit="examples", enabled=True)):
         label = {arguments.label_column: row.values[arguments.label_column]}
         for texts in augmenter.augment(get_texts(row, columns), index):
             lines.append(json.dumps(dict(zip(columns, texts, strict=True)) | label, ensure_ascii=False) + "\n")
     output = Path(arguments.output)
-    with writing(output):
+    with wrap_write_errors(output):
         output.parent.mkdir(parents=True, exist_ok=True)
         temporary = output.with_name(f"{output.name}.writing")
         temporary.write_text("".join(lines), encoding="utf-8")

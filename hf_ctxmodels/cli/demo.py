@@ -17,7 +17,7 @@ import torch
 from transformers.utils import logging
 
 from hf_ctxmodels.core.console import format_next_commands
-from hf_ctxmodels.core.output_files import writing
+from hf_ctxmodels.core.output_files import wrap_write_errors
 from hf_ctxmodels.demo import masked_words, words
 from hf_ctxmodels.demo.masked_words import show_masked_words, start_pretraining
 from hf_ctxmodels.demo.real_bert import checkpoint, show_real_bert
@@ -90,7 +90,7 @@ def sum_up(screen: Screen, folder: Path) -> None:
     for result in screen.results:
         screen.line(str(result))
     rows = [{"name": each.name, "value": each.value, "baselines": dict(each.baselines)} for each in screen.results]
-    with writing(folder):
+    with wrap_write_errors(folder):
         (folder / RESULTS).write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
     screen.line("\nwhat is where", indent="")
     screen.rows(

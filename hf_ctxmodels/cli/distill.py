@@ -26,8 +26,8 @@ from hf_ctxmodels.downstream.tasks import TASKS, TaskArguments
 from hf_ctxmodels.registry import get_family
 from hf_ctxmodels.tokenizers.base import check_fit
 from hf_ctxmodels.training.arguments import LoopArguments
-from hf_ctxmodels.training.loading import load_family_config
-from hf_ctxmodels.training.pretraining import PretrainingArguments, find_family, pretrain
+from hf_ctxmodels.training.model_loading import load_family_config
+from hf_ctxmodels.training.pretraining import PretrainingArguments, pretrain, resolve_family
 from hf_ctxmodels.training.recipe import parse_arguments
 
 
@@ -109,7 +109,7 @@ def complete(arguments: DistillArguments, teacher: Teacher) -> None:
         return
     if arguments.family is None and arguments.model in (None, arguments.teacher):
         arguments.family = get_family(teacher.config).name
-    family = find_family(select_fields(PretrainingArguments, arguments))
+    family = resolve_family(select_fields(PretrainingArguments, arguments))
     masked = [name for name, kind in family.objectives.items() if kind.auto_class == "AutoModelForMaskedLM"]
     if arguments.objective is None and not masked:
         raise CtxError(

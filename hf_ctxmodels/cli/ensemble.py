@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from transformers import AutoModelForSequenceClassification
 
 from hf_ctxmodels.core.flags import flag
-from hf_ctxmodels.downstream.saved_models import load_model_with_adapters
+from hf_ctxmodels.downstream.loading_with_adapters import load_model_with_adapters
 from hf_ctxmodels.downstream.tasks import SequenceClassification, TaskArguments
 from hf_ctxmodels.inference import score_ensemble
 from hf_ctxmodels.tokenizers.base import check_fit
-from hf_ctxmodels.training.loading import load_config, load_tokenizer
+from hf_ctxmodels.training.model_loading import load_config, load_tokenizer
 from hf_ctxmodels.training.recipe import parse_arguments
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from hf_ctxmodels.core.flags import flag
-from hf_ctxmodels.core.output_files import check_output_file, writing
-from hf_ctxmodels.downstream.finetuning.forgetting import PretrainingSide, measure_forgetting
+from hf_ctxmodels.core.output_files import check_output_file, wrap_write_errors
+from hf_ctxmodels.downstream.finetuning.forgetting import PretrainingEvaluation, measure_forgetting
 from hf_ctxmodels.training.recipe import parse_arguments
 
 
@@ -49,7 +49,7 @@ def main() -> None:
     (arguments,) = parse_arguments(ForgettingArguments, description=__doc__)
     if arguments.output_file is not None:
         check_output_file(arguments.output_file, flag="--output_file", overwrite=arguments.overwrite)
-    side = PretrainingSide.open(
+    side = PretrainingEvaluation.open(
         arguments.pretrained,
         *arguments.text,
         max_length=arguments.max_length,
@@ -58,7 +58,7 @@ def main() -> None:
     found = measure_forgetting(side, arguments.finetuned, arguments.batch_size)
     if arguments.output_file is not None:
         path = Path(arguments.output_file)
-        with writing(path):
+        with wrap_write_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     print(table(found))

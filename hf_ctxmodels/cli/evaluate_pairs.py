@@ -15,12 +15,12 @@ from transformers import PreTrainedConfig
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.data.files import read_lines
-from hf_ctxmodels.downstream.saved_models import load_model_with_adapters
+from hf_ctxmodels.downstream.loading_with_adapters import load_model_with_adapters
 from hf_ctxmodels.evaluation import MinimalPair, PairResult, evaluate_pairs, read_pairs, total, unigram_scorer
 from hf_ctxmodels.inference import score
 from hf_ctxmodels.registry import get_family
 from hf_ctxmodels.tokenizers.base import check_fit
-from hf_ctxmodels.training.loading import load_config, load_tokenizer
+from hf_ctxmodels.training.model_loading import load_config, load_tokenizer
 from hf_ctxmodels.training.recipe import parse_arguments
 
 LANGUAGE_MODELS = ("AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModelForPreTraining")

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.data.sources import load_documents
-from hf_ctxmodels.downstream.saved_models import load_model_with_adapters
+from hf_ctxmodels.downstream.loading_with_adapters import load_model_with_adapters
 from hf_ctxmodels.evaluation.perplexity import measure_perplexity
 from hf_ctxmodels.tokenizers.base import check_fit
-from hf_ctxmodels.training.loading import load_config, load_tokenizer
+from hf_ctxmodels.training.model_loading import load_config, load_tokenizer
 from hf_ctxmodels.training.recipe import parse_arguments
 
 

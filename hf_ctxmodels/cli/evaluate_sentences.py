@@ -17,7 +17,7 @@ from hf_ctxmodels.architectures.sentence_encoder import encode_sentences
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.data.files import read_lines
-from hf_ctxmodels.downstream.saved_models import load_model_with_adapters
+from hf_ctxmodels.downstream.loading_with_adapters import load_model_with_adapters
 from hf_ctxmodels.evaluation import (
     Criterion,
     Encode,
@@ -29,7 +29,7 @@ from hf_ctxmodels.evaluation import (
 )
 from hf_ctxmodels.layers.pooling import Pooling
 from hf_ctxmodels.tokenizers.base import check_fit
-from hf_ctxmodels.training.loading import load_config, load_tokenizer
+from hf_ctxmodels.training.model_loading import load_config, load_tokenizer
 from hf_ctxmodels.training.recipe import parse_arguments
 
 

@@ -20,25 +20,25 @@ from typing import Any, Literal, Self
 from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.flags import flag
-from hf_ctxmodels.core.output_files import writing
+from hf_ctxmodels.core.output_files import wrap_write_errors
 from hf_ctxmodels.data.files import check_file
 from hf_ctxmodels.downstream.adapters.arguments import AdapterArguments, check_adapters, replace_lowest_adapter
 from hf_ctxmodels.downstream.finetuning.arguments import FinetuningMethodArguments
 from hf_ctxmodels.downstream.finetuning.configuration import FinetuningConfig
-from hf_ctxmodels.downstream.finetuning.language import known_languages, set_language
-from hf_ctxmodels.downstream.finetuning.run import (
-    Finetuned,
+from hf_ctxmodels.downstream.finetuning.finetuning_run import (
     FinetuningArguments,
     FinetuningLoopArguments,
+    FinetuningResult,
     finetune,
 )
+from hf_ctxmodels.downstream.finetuning.language import set_language, supported_languages
 from hf_ctxmodels.downstream.finetuning.task_evaluation import TaskEvaluation
 from hf_ctxmodels.downstream.tasks import TaskArguments
 from hf_ctxmodels.downstream.tasks.language_files import LanguageFile, directories_of_languages
 from hf_ctxmodels.tokenizers.base import check_fit
-from hf_ctxmodels.training.loading import load_config, load_tokenizer
+from hf_ctxmodels.training.model_loading import load_config, load_tokenizer
 from hf_ctxmodels.training.recipe import parse_arguments
-from hf_ctxmodels.training.vocabulary import check_embeddings, exchange_embeddings
+from hf_ctxmodels.training.token_embeddings import check_embedding_compatibility, replace_token_embeddings
 
 
 @dataclass
@@ -93,24 +93,24 @@ class Exchanged:
         check_adapters(config, folders)
         found = directories_of_languages(arguments.embeddings, others, "checkpoint with embeddings", "--embeddings")
         for source in found.values():
-            check_embeddings(config, source)
+            check_embedding_compatibility(config, source)
             check_fit(load_tokenizer(source), load_config(source), location=source)
         return cls(folders, found | {train: saved} if found else {})
 
-    def put(self, found: Finetuned, language: str) -> PreTrainedTokenizerBase:
+    def put(self, found: FinetuningResult, language: str) -> PreTrainedTokenizerBase:
         """Exchange what there is of a language; gives the tokenizer that goes with the model then."""
         tokenizer = found.tokenizer
         if language in self.adapters:
             replace_lowest_adapter(found.model, f"language_{language}", self.adapters[language])
         if language in self.embeddings:
-            exchange_embeddings(found.model, self.embeddings[language])
+            replace_token_embeddings(found.model, self.embeddings[language])
             tokenizer = load_tokenizer(self.embeddings[language], split_words=found.task.split_words)
-        if known_languages(found.model.config, tokenizer):
+        if supported_languages(found.model.config, tokenizer):
             set_language(found.model.config, tokenizer, language, "--test")
         return tokenizer
 
 
-def measure(found: Finetuned, source: LanguageFile, batch_size: int, exchanged: Exchanged) -> dict[str, Any]:
+def measure(found: FinetuningResult, source: LanguageFile, batch_size: int, exchanged: Exchanged) -> dict[str, Any]:
     """The metrics in a language, with what is exchanged for it, beside those of the baseline."""
     task, tokenizer = found.task, exchanged.put(found, source.language)
     examples = task.read(str(source.file), "test")
@@ -134,7 +134,7 @@ def check_languages(model: str, languages: list[str]) -> bool:
         CtxError: It does not know one of these.
     """
     config, tokenizer = load_config(model), load_tokenizer(model)
-    known = known_languages(config, tokenizer)
+    known = supported_languages(config, tokenizer)
     for language in languages if known else ():
         set_language(config, tokenizer, language, "--train, --test")
     return bool(known)
@@ -189,7 +189,7 @@ def main() -> None:
     if found.accelerator.is_main_process:
         summary = Path(loop_arguments.output_dir) / "transfer.json"
         result = {"task": arguments.task, "train": train.language, "train_file": train.file.name, "languages": rows}
-        with writing(summary):
+        with wrap_write_errors(summary):
             summary.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
         print(table(rows, train.language))
         print(

@@ -20,7 +20,7 @@ from hf_ctxmodels.evaluation import (
     read_analogies,
     read_similarities,
 )
-from hf_ctxmodels.training.loading import load_config, load_model, load_tokenizer
+from hf_ctxmodels.training.model_loading import load_config, load_model, load_tokenizer
 from hf_ctxmodels.training.recipe import parse_arguments
 
 

@@ -13,9 +13,9 @@ from typing import Literal
 
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.core.output_files import check_output_file
-from hf_ctxmodels.downstream.saved_models import load_saved_model
+from hf_ctxmodels.downstream.loading_with_adapters import load_saved_model
 from hf_ctxmodels.inference.exporting import check_exports, example_batches, export_model
-from hf_ctxmodels.training.loading import load_tokenizer
+from hf_ctxmodels.training.model_loading import load_tokenizer
 from hf_ctxmodels.training.recipe import parse_arguments
 
 

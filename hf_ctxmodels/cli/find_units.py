@@ -9,10 +9,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hf_ctxmodels.core.console import say
+from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
-from hf_ctxmodels.core.output_files import check_output_file, writing
+from hf_ctxmodels.core.output_files import check_output_file, wrap_write_errors
 from hf_ctxmodels.data.files import read_lines
 from hf_ctxmodels.data.phrases import entities_of, find_phrases
 from hf_ctxmodels.data.sources import load_documents
@@ -41,7 +41,7 @@ def main() -> None:
     inputs = (*arguments.dataset, *arguments.gazetteers, *arguments.entities)
     check_output_file(arguments.output, flag="--output", overwrite=arguments.overwrite, inputs=inputs)
     units = find_units(arguments)
-    with writing(arguments.output):
+    with wrap_write_errors(arguments.output):
         Path(arguments.output).write_text("".join(f"{unit}\n" for unit, _ in units.most_common()), encoding="utf-8")
     print(f"{len(units)} units in {arguments.output}, such as: {', '.join(unit for unit, _ in units.most_common(8))}")
 
@@ -59,7 +59,7 @@ def find_units(arguments: UnitArguments) -> Counter[str]:
             documents, _ = documents.split(arguments.validation_fraction)
         limits = ("min_count", "min_information", "max_words")
         found = find_phrases(documents, **{name: getattr(arguments, name) for name in limits})
-        say(f"{len(found)} phrases in {documents.name}")
+        print_status(f"{len(found)} phrases in {documents.name}")
         units.update(found)
     for file in arguments.gazetteers:
         units.update(" ".join(line.split()) for line in read_lines(Path(file)) if len(line.split()) > 1)

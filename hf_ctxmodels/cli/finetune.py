@@ -21,15 +21,15 @@ from hf_ctxmodels.core.output_files import check_output_file
 from hf_ctxmodels.downstream.adapters.arguments import AdapterArguments
 from hf_ctxmodels.downstream.finetuning.arguments import FinetuningMethodArguments
 from hf_ctxmodels.downstream.finetuning.configuration import FinetuningConfig
-from hf_ctxmodels.downstream.finetuning.multitask.run import MultitaskArguments, Start, finetune_tasks, report
-from hf_ctxmodels.downstream.finetuning.run import (
+from hf_ctxmodels.downstream.finetuning.finetuning_run import (
     FinetuningArguments,
     FinetuningLoopArguments,
     Learn,
     finetune,
+    load_config_and_tokenizer,
     open_model,
-    open_parts,
 )
+from hf_ctxmodels.downstream.finetuning.multitask.multitask_run import MultitaskArguments, Start, finetune_tasks, report
 from hf_ctxmodels.downstream.tasks import Task, TaskArguments
 from hf_ctxmodels.downstream.tasks.normalized_references import CEILING
 from hf_ctxmodels.training.arguments import LoopArguments
@@ -93,7 +93,7 @@ def start_of(arguments: FinetuningArguments, how: FinetuningConfig) -> Start:
             hint="fine-tune a task by itself from the joint model, by --task_name, with them.",
         )
     where, frozen = arguments.model or str(arguments.family), how.methods.freeze is not None
-    return Start(partial(open_parts, arguments, own=True), partial(open_model, arguments), where, frozen)
+    return Start(partial(load_config_and_tokenizer, arguments, own=True), partial(open_model, arguments), where, frozen)
 
 
 def run(

@@ -12,19 +12,19 @@ from typing import Any
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedTokenizerBase
 from transformers import set_seed as seed_generators
 
-from hf_ctxmodels.core.console import say
+from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
-from hf_ctxmodels.core.generation import LanguagePair
-from hf_ctxmodels.core.output_files import check_output_file, writing
+from hf_ctxmodels.core.languages import LanguagePair
+from hf_ctxmodels.core.output_files import check_output_file, wrap_write_errors
 from hf_ctxmodels.data.files import read_lines
-from hf_ctxmodels.downstream.saved_models import load_model_with_adapters
+from hf_ctxmodels.downstream.loading_with_adapters import load_model_with_adapters
 from hf_ctxmodels.downstream.tasks.normalized_references import CEILING, NormalizedReferences
 from hf_ctxmodels.downstream.tasks.text_metrics import corpus_bleu, metric_names, score_texts
 from hf_ctxmodels.inference import generate_texts
 from hf_ctxmodels.objectives.base import check_at_least
 from hf_ctxmodels.tokenizers.base import check_fit
-from hf_ctxmodels.training.loading import load_config, load_tokenizer
+from hf_ctxmodels.training.model_loading import load_config, load_tokenizer
 from hf_ctxmodels.training.recipe import parse_arguments
 
 
@@ -183,14 +183,14 @@ def main() -> None:
     config, tokenizer = load_config(arguments.model), load_tokenizer(arguments.model)
     check_fit(tokenizer, config, location=arguments.model)
     model = load_model_with_adapters(arguments.model, writing_head(config, arguments.model), config)
-    say(f"{type(model).__name__} writes {len(texts):,} texts")
+    print_status(f"{type(model).__name__} writes {len(texts):,} texts")
     seed_generators(arguments.seed)
     written = generate_texts(model, tokenizer, texts, progress=True, **arguments.options)
     written = [" ".join(text.splitlines()) for text in written]  # one text a line
     if arguments.output_file is None and not names:
         print("\n".join(written))
     elif arguments.output_file is not None:
-        with writing(arguments.output_file):
+        with wrap_write_errors(arguments.output_file):
             Path(arguments.output_file).parent.mkdir(parents=True, exist_ok=True)
             Path(arguments.output_file).write_text("".join(f"{line}\n" for line in written), encoding="utf-8")
     print(f"{len(written)} texts written" + (f" to {arguments.output_file}" if arguments.output_file else ""))

@@ -15,7 +15,7 @@ from typing import Literal
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
-from hf_ctxmodels.core.output_files import check_output_directory, writing
+from hf_ctxmodels.core.output_files import check_output_directory, wrap_write_errors
 from hf_ctxmodels.data.sources import load_documents
 from hf_ctxmodels.downstream.tasks.question_answering import read_squad
 from hf_ctxmodels.downstream.tasks.seq2seq_pairs import PairLimits, question_pairs, split_questions, summary_pairs
@@ -96,7 +96,7 @@ def main() -> None:
     names = [f"{part}{form}" for part in PARTS for form in FORMS]
     check_output_directory(arguments.output_dir, names, flag="--output_dir", overwrite=arguments.overwrite)
     directory, parts = Path(arguments.output_dir), make_pairs(arguments)
-    with writing(directory):
+    with wrap_write_errors(directory):
         directory.mkdir(parents=True, exist_ok=True)
         for part, pairs in zip(PARTS, parts, strict=True):
             write_pairs(directory, part, pairs)

@@ -20,13 +20,13 @@ from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.metrics.summary import TrainingSummary
 from hf_ctxmodels.training.pretraining import PretrainingArguments, pretrain
 from hf_ctxmodels.training.recipe import parse_arguments
-from hf_ctxmodels.training.vocabulary import TrainedPartArguments
+from hf_ctxmodels.training.token_embeddings import EmbeddingTrainingArguments
 
 
 def main() -> None:
     """Parse the command line and pretrain; say what was saved where."""
     arguments, loop_arguments, adapters, part = parse_arguments(
-        PretrainingArguments, LoopArguments, AdapterArguments, TrainedPartArguments, description=__doc__
+        PretrainingArguments, LoopArguments, AdapterArguments, EmbeddingTrainingArguments, description=__doc__
     )
     summary = pretrain(arguments, loop_arguments, adapters, part=part)
     if not PartialState().is_main_process:

@@ -17,14 +17,14 @@ from transformers import AutoTokenizer, PreTrainedModel
 
 from hf_ctxmodels.compression.int8.module_replacement import InputRanges, RangeRecorder, find_replaceable_modules
 from hf_ctxmodels.compression.int8.quantizer import CtxInt8Config, quantize_model
-from hf_ctxmodels.core.console import format_next_commands, progress_bar, say
+from hf_ctxmodels.core.console import format_next_commands, print_status, progress_bar
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag, non_default_fields, reject_flag_conflicts
-from hf_ctxmodels.core.output_files import MODEL_FILES, TOKENIZER_FILES, check_output_directory, writing
+from hf_ctxmodels.core.output_files import MODEL_FILES, TOKENIZER_FILES, check_output_directory, wrap_write_errors
 from hf_ctxmodels.downstream.adapters.saving import FOLDER
-from hf_ctxmodels.downstream.saved_models import load_saved_model
+from hf_ctxmodels.downstream.loading_with_adapters import load_saved_model
 from hf_ctxmodels.inference.model_inputs import inputs_of_texts
-from hf_ctxmodels.training.loading import load_config, load_tokenizer
+from hf_ctxmodels.training.model_loading import load_config, load_tokenizer
 from hf_ctxmodels.training.recipe import parse_arguments
 
 LEAST_TEXTS = 16
@@ -130,13 +130,13 @@ def main() -> None:
     before = stored_bytes(model)
     config = CtxInt8Config(activations=arguments.activations, embeddings=arguments.embeddings, skip=arguments.skip)
     quantize_model(model, config, calibrate(model, arguments))
-    with writing(arguments.output_dir):
+    with wrap_write_errors(arguments.output_dir):
         shutil.rmtree(Path(arguments.output_dir) / FOLDER, ignore_errors=True)  # those of another model
         model.save_pretrained(arguments.output_dir)
         try:
             AutoTokenizer.from_pretrained(arguments.model).save_pretrained(arguments.output_dir)
         except (OSError, ValueError) as error:
-            say(f"{arguments.model} has no tokenizer: {error}")
+            print_status(f"{arguments.model} has no tokenizer: {error}")
     after = stored_bytes(model)
     print(f"{len(config.modules or ())} modules have weights of 8 bits")
     print(f"weights: {before / 1e6:,.1f} MB before, {after / 1e6:,.1f} MB now ({before / after:.2f} times smaller)")

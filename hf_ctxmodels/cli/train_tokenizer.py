@@ -13,9 +13,9 @@ from typing import Any
 import yaml
 from transformers import PreTrainedTokenizerBase
 
-from hf_ctxmodels.core.console import format_next_commands, progress_bar, say
+from hf_ctxmodels.core.console import format_next_commands, print_status, progress_bar
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.language_tags import split_language_tag
+from hf_ctxmodels.core.languages import split_language_tag
 from hf_ctxmodels.core.output_files import TOKENIZER_FILES, check_output_directory
 from hf_ctxmodels.data.arguments import DataArguments
 from hf_ctxmodels.data.documents import Documents, NoDocumentError, TranslatedText, text_of
@@ -131,7 +131,7 @@ def main() -> None:
     options = training_options(tokenizer_class, arguments.options)
     training, held_out = data.load()
     texts = CountedTexts(training if data.sampling_alpha is None else ResampledDocuments(training, data.sampling_alpha))
-    say(f"learning a vocabulary of {arguments.vocab_size:,} tokens from {', '.join(data.dataset)}")
+    print_status(f"learning a vocabulary of {arguments.vocab_size:,} tokens from {', '.join(data.dataset)}")
     tokenizer = tokenizer_class.train(texts, arguments.vocab_size, **options)
     tokenizer.save_pretrained(arguments.output_dir)
 

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.output_files import writing
+from hf_ctxmodels.core.output_files import wrap_write_errors
 from hf_ctxmodels.downstream.adapters.saving import (
     FUSION_WEIGHTS_FILE,
     HEAD_WEIGHTS_FILE,
@@ -40,7 +40,7 @@ def convert_adapter(source: str | Path, output: str | Path) -> str:
         )
     check_own_folder(target)
     read = {file: _tensors(folder / name) for name, file in found.items()}
-    with writing(target):
+    with wrap_write_errors(target):
         target.mkdir(parents=True, exist_ok=True)
         for file, tensors in read.items():
             temporary = target / f"{file}.writing"

@@ -2,7 +2,7 @@
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_ctxmodels.core.output_files import MODEL_FILES, TOKENIZER_FILES, check_output_directory, writing
+from hf_ctxmodels.core.output_files import MODEL_FILES, TOKENIZER_FILES, check_output_directory, wrap_write_errors
 from hf_ctxmodels.tokenizers.base import remember_tokenizer
 
 
@@ -18,6 +18,6 @@ def check_output(directory: str, overwrite: bool) -> None:
 def save_converted(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, directory: str) -> None:
     """Save both; the model remembers the tokenizer."""
     remember_tokenizer(model.config, tokenizer)
-    with writing(directory):
+    with wrap_write_errors(directory):
         model.save_pretrained(directory)
         tokenizer.save_pretrained(directory)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hf_ctxmodels.core.errors import CtxError, boundary
+from hf_ctxmodels.core.errors import CtxError, wrap_errors
 
 _FOOTER, _MAGIC = 48, 0xDB4775248B80FB57
 _TRAILER = 5  # a block's kind of compression, and a checksum
@@ -59,7 +59,7 @@ class TensorFlowCheckpoint(Mapping[str, Tensor]):
         self.prefix = str(prefix).removesuffix(".index")
         index = Path(f"{self.prefix}.index")
         hint = "give the path of the checkpoint without .index and .data, such as models/base/model.ckpt."
-        with boundary("The index of the checkpoint cannot be read", location=str(index), hint=hint):
+        with wrap_errors("The index of the checkpoint cannot be read", location=str(index), hint=hint):
             entries = dict(_table(index.read_bytes()))
             self._shards = _numbers(entries.pop(b"", b"")).get(1, [1])[0]
             self.variables = {name.decode(): _variable(entry) for name, entry in entries.items()}
@@ -75,7 +75,7 @@ class TensorFlowCheckpoint(Mapping[str, Tensor]):
             )
         dtype = _DTYPES[variable.dtype]
         hint = "copy both files of the checkpoint again."
-        with boundary(f"The variable {name} cannot be read", location=str(file), hint=hint):
+        with wrap_errors(f"The variable {name} cannot be read", location=str(file), hint=hint):
             with file.open("rb") as opened:
                 opened.seek(variable.offset)
                 content = opened.read(variable.size)

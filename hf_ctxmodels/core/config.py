@@ -12,10 +12,9 @@ from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 from transformers.utils import logging
 
-from hf_ctxmodels.core.code_copy import InstalledCode
 from hf_ctxmodels.core.config_validation import check_labels_and_dtype, check_numbers
 from hf_ctxmodels.core.peft_support import register_peft_targets
-from hf_ctxmodels.core.remote_code import get_remote_code_stub
+from hf_ctxmodels.core.remote_code import InstalledCode, get_remote_code_stub
 
 logger = logging.get_logger(__name__)
 

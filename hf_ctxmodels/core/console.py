@@ -10,7 +10,7 @@ from tqdm import tqdm
 Item = TypeVar("Item")
 
 
-def say(line: str, shown: bool = True) -> None:
+def print_status(line: str, shown: bool = True) -> None:
     """Show a line; a bar that is drawn stays below it."""
     if shown:
         tqdm.write(line, file=sys.stderr)

@@ -32,7 +32,7 @@ class CtxError(ValueError):
 
 
 @contextmanager
-def boundary(what: str, *, location: str | None = None, hint: str | None = None) -> Iterator[None]:
+def wrap_errors(what: str, *, location: str | None = None, hint: str | None = None) -> Iterator[None]:
     """Within, something foreign is read: a file, a configuration, weights. Any error there is the fault of that.
 
     Raises:
@@ -46,7 +46,7 @@ def boundary(what: str, *, location: str | None = None, hint: str | None = None)
         raise CtxError(f"{what}: {describe(error)}.", location=location, hint=hint) from error
 
 
-def describe(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """The first line of what an error says, with its class where that is part of the meaning."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror

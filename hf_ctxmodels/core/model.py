@@ -12,16 +12,15 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.core_model_loading import WeightTransform
 
-from hf_ctxmodels.core.code_copy import InstalledCode
 from hf_ctxmodels.core.config import CtxConfig
-from hf_ctxmodels.core.console import say
+from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.constants import ADAPTERS_FOLDER, STACK_FILE
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_encoder_input
 from hf_ctxmodels.core.loading import is_adapter_notice_suppressed
 from hf_ctxmodels.core.output_files import remove_folders
 from hf_ctxmodels.core.peft_support import new_modules, save_new_modules_with_adapters, untie_adapted_embeddings
-from hf_ctxmodels.core.remote_code import without_remote_code
+from hf_ctxmodels.core.remote_code import InstalledCode, without_remote_code
 from hf_ctxmodels.core.weights import check_exportable, check_savable, register_pending_conversions
 
 _CHECKPOINT = re.compile(r"checkpoint-\d+(\.writing)?")  # what Trainer and this package's loop resume from
@@ -33,8 +32,8 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
     Attributes:
         new_modules: Names of the modules that the opened checkpoint did not have, or whose weights were drawn anew.
         new_tokens: Number of the last rows of the table of words that it did not have.
-        drawn_anew: Names of the weights that were drawn anew in place of the checkpoint's, see
-            `downstream.finetuning.reinitializing`.
+        reinitialized_weights: Names of the weights that were drawn anew in place of the checkpoint's, see
+            `downstream.finetuning.reinitialization`.
         bottleneck_adapters: The bottleneck adapters of a base model, see `hf_ctxmodels.downstream.adapters`; or None.
         deleted_adapters: Of a base model, names of the bottleneck adapters and fusions that were deleted or merged:
             `save_pretrained` removes what an earlier save left of them.
@@ -61,7 +60,7 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
 
     new_modules: tuple[str, ...] = ()
     new_tokens: int = 0
-    drawn_anew: tuple[str, ...] = ()
+    reinitialized_weights: tuple[str, ...] = ()
     bottleneck_adapters: Any = None
     deleted_adapters: frozenset[str] = frozenset()
     encoder_frozen: bool = False
@@ -311,4 +310,6 @@ def _mention_adapters(source: Any) -> None:
     folder = Path(source) / ADAPTERS_FOLDER
     names = sorted(path.parent.name for path in folder.glob("*/adapter_config.json"))
     if names and not (is_adapter_notice_suppressed() and (folder / STACK_FILE).is_file()):
-        say(f"{source}: opened without its adapters {', '.join(names)}; adapters.load_saved_adapters adds them")
+        print_status(
+            f"{source}: opened without its adapters {', '.join(names)}; adapters.load_saved_adapters adds them"
+        )

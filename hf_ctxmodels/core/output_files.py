@@ -79,7 +79,7 @@ def remove_folders(parent: Path, names: Iterable[str]) -> None:
 
 
 @contextmanager
-def writing(path: str | Path, hint: str = "make room there, or give another directory.") -> Iterator[None]:
+def wrap_write_errors(path: str | Path, hint: str = "make room there, or give another directory.") -> Iterator[None]:
     """Turn a failure to write to `path` into a `CtxError`.
 
     Args:

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.json_parsing import read_json
-from hf_ctxmodels.core.output_files import check_output_directory, writing
+from hf_ctxmodels.core.output_files import check_output_directory, wrap_write_errors
 from hf_ctxmodels.demo.screen import Screen
 
 RECORD = "demo.json"
@@ -161,7 +161,7 @@ class Workshop:
         self._save()
 
     def _save(self) -> None:
-        with writing(self.folder):
+        with wrap_write_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             temporary = self.folder / f"{RECORD}.writing"
             temporary.write_text(json.dumps(self._record, indent=2) + "\n", encoding="utf-8")

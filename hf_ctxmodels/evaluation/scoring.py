@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hf_ctxmodels import heads
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.evaluation_mode import evaluation_mode
+from hf_ctxmodels.core.model_modes import evaluation_mode
 from hf_ctxmodels.evaluation.next_token_loss import predicts_in_any_order
 
 Row = dict[str, Any]

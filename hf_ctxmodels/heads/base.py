@@ -218,7 +218,7 @@ class HeadModel(CtxPreTrainedModel):
         reads_layers: Whether the head may read a mix of the layers (`config.layer_mix`).
         mixes_layers: Whether the family's heads mix the layers by themselves.
         layer_mix: The mix of the layers that the head reads; None for the last layer.
-        states_of: In place of a frozen encoder, see `downstream.finetuning.features`; None for the encoder.
+        states_of: In place of a frozen encoder, see `downstream.finetuning.feature_cache`; None for the encoder.
     """
 
     encoder_class: ClassVar[type[CtxPreTrainedModel]]

@@ -12,7 +12,7 @@ from hf_ctxmodels.downstream.multitask import CtxMultiTaskConfig, get_spec
 from hf_ctxmodels.hub.local_paths import published_summary
 from hf_ctxmodels.hub.stub import stub_name
 from hf_ctxmodels.spec import FamilySpec
-from hf_ctxmodels.training.metrics.curve import plot_curve
+from hf_ctxmodels.training.metrics.loss_plot import plot_losses
 from hf_ctxmodels.training.metrics.summary import SUMMARY_FILE, TrainingSummary
 
 CURVE_FILE = "training_curve.png"
@@ -86,7 +86,7 @@ def loss_curve_png(summary: TrainingSummary) -> bytes | None:
         return None
     with TemporaryDirectory() as directory:
         file = Path(directory) / CURVE_FILE
-        return file.read_bytes() if plot_curve(summary.curve, file, summary.baselines) else None
+        return file.read_bytes() if plot_losses(summary.curve, file, summary.baselines) else None
 
 
 def _card_data(name: str, family: FamilySpec, auto_class: str, summary: TrainingSummary | None) -> ModelCardData:

@@ -11,7 +11,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from yaml import YAMLError
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.output_files import check_output_directory, writing
+from hf_ctxmodels.core.output_files import check_output_directory, wrap_write_errors
 from hf_ctxmodels.downstream.adapters.saving import FOLDER
 from hf_ctxmodels.downstream.multitask import get_spec
 from hf_ctxmodels.hub.card import CURVE_FILE, auto_class_of, loss_curve_png, model_card
@@ -19,8 +19,8 @@ from hf_ctxmodels.hub.local_paths import published_summary
 from hf_ctxmodels.hub.stub import stub_files
 from hf_ctxmodels.spec import FamilySpec
 from hf_ctxmodels.tokenizers.base import check_fit
-from hf_ctxmodels.training.loading import load_config, load_model, load_tokenizer
 from hf_ctxmodels.training.metrics.summary import SUMMARY_FILE, TrainingSummary
+from hf_ctxmodels.training.model_loading import load_config, load_model, load_tokenizer
 
 CARD_FILE = "README.md"
 _PICKLES = {".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt"}
@@ -49,7 +49,7 @@ def write_files(files: Mapping[str, str | bytes], output_dir: str, model: str, *
             "The output directory is the model's own.", location=f"--output_dir {output_dir}", hint="give another one."
         )
     check_output_directory(directory, files, flag="--output_dir", overwrite=overwrite)
-    with writing(directory):
+    with wrap_write_errors(directory):
         directory.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
             (directory / name).parent.mkdir(parents=True, exist_ok=True)

@@ -22,7 +22,7 @@ from hf_ctxmodels.compression.int8.modules import Int8Linear
 from hf_ctxmodels.compression.low_bits.modules import PackedLinear
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.generation import max_input_length
-from hf_ctxmodels.core.output_files import writing
+from hf_ctxmodels.core.output_files import wrap_write_errors
 from hf_ctxmodels.inference.model_inputs import Batch, decoder_input_of, writes_target
 
 LARGEST_DIFFERENCE = 1e-4
@@ -150,7 +150,7 @@ def export_model(
     check_exports(model, file, form, part)
     exported = PARTS[part](model.eval()).eval()
     file = Path(file)
-    with writing(file), tempfile.TemporaryDirectory() as folder, torch.no_grad():
+    with wrap_write_errors(file), tempfile.TemporaryDirectory() as folder, torch.no_grad():
         written = Path(folder) / file.name
         try:
             run = (write_onnx if form == "onnx" else write_program)(exported, batches[0], written)

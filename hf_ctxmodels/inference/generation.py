@@ -9,7 +9,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.console import progress_bar
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.evaluation_mode import evaluation_mode
 from hf_ctxmodels.core.generation import (
     LanguagePair,
     check_can_generate,
@@ -18,6 +17,7 @@ from hf_ctxmodels.core.generation import (
     max_pair_length,
     target_language_id,
 )
+from hf_ctxmodels.core.model_modes import evaluation_mode
 from hf_ctxmodels.data.padding import RowPadder
 from hf_ctxmodels.layers.cpu.prepacking import prepacked_weights
 from hf_ctxmodels.objectives.base import check_at_least
@@ -73,7 +73,7 @@ def generate_texts(
     order = sorted(range(len(texts)), key=lambda place: len(rows[place]))
     found: dict[int, str] = {}
     with evaluation_mode(model), prepacked_weights(getattr(model, "prepacked_bytes", 0)):
-        for first in progress_bar(range(0, len(order), batch_size), "generating", unit="batches", shown=progress):
+        for first in progress_bar(range(0, len(order), batch_size), "generating", unit="batches", enabled=progress):
             places = order[first : first + batch_size]
             batch = _batch(model, tokenizer, [rows[place] for place in places], numbers)
             written = model.generate(**batch, **settings)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.json_parsing import fits
+from hf_ctxmodels.core.json_parsing import matches_type
 from hf_ctxmodels.layers.dropout import Dropout
 from hf_ctxmodels.layers.feed_forward import make_activation
 from hf_ctxmodels.layers.linear import apply_linear
@@ -73,7 +73,7 @@ class BottleneckConfig:
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self))
         for name, value in vars(self).items():
-            if not fits(value, hints[name]):
+            if not matches_type(value, hints[name]):
                 hint = hints[name]
                 kind = hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
                 raise CtxError(f"{name}={value!r} of an adapter is no {kind}.", hint="give a value of that type.")

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
-from hf_ctxmodels.core.language_tags import split_language_tag
+from hf_ctxmodels.core.languages import split_language_tag
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.padding import RowPadder
 from hf_ctxmodels.objectives.base import Batch, Objective

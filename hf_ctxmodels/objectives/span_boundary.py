@@ -9,13 +9,13 @@ import torch
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
-from hf_ctxmodels.core.runs import span_boundaries
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.seeding import Stream, generator
 from hf_ctxmodels.objectives.base import Batch, check_at_least
 from hf_ctxmodels.objectives.common.masking import IGNORE_INDEX, MaskingRule, SpanMaskingRule, masking_rates
 from hf_ctxmodels.objectives.common.segments import document_batches
 from hf_ctxmodels.objectives.masked_lm import DataCollatorForMaskedLanguageModeling, MaskedLM, SelectionOptions
+from hf_ctxmodels.objectives.span_boundary import span_boundaries
 
 ROWS_PER_SAMPLE = 1000  # rows whose tokens a row's random replacements are drawn from
 

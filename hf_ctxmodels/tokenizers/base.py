@@ -11,9 +11,8 @@ from weakref import WeakKeyDictionary
 from tokenizers import AddedToken, processors
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase, TokenizersBackend
 
-from hf_ctxmodels.core.code_copy import InstalledCode
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.remote_code import get_remote_code_stub
+from hf_ctxmodels.core.remote_code import InstalledCode, get_remote_code_stub
 
 _NEW_TOKENS = "_new_tokens"  # keyword for the special tokens passed to `from_pretrained`
 # Tokenizer -> its length and digest; computing the digest of a large vocabulary takes a second.

@@ -35,7 +35,7 @@ _LOST = ("gloo", "Connection closed by peer", "Connection reset by peer", "Timed
 
 
 @contextmanager
-def noticing_lost_processes(num_processes: int) -> Iterator[None]:
+def detect_lost_processes(num_processes: int) -> Iterator[None]:
     """Within, processes work together.
 
     Raises:

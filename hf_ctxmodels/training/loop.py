@@ -20,25 +20,25 @@ from torch import nn
 from torch.utils.data import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_ctxmodels.core.console import say
+from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data import ExampleStream
 from hf_ctxmodels.layers.cpu.allocator import keep_freed_memory
 from hf_ctxmodels.tokenizers.base import remember_tokenizer
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.batches import Collate, take, training_batches
+from hf_ctxmodels.training.callbacks import FinetuningCallback, Methods, TrainingRun
 from hf_ctxmodels.training.checkpoint.identity import loop_identity, model_identity
-from hf_ctxmodels.training.checkpoint.output_dir import claimed_output_dir
+from hf_ctxmodels.training.checkpoint.output_dir import locked_output_dir
 from hf_ctxmodels.training.checkpoint.run_state import RunState
-from hf_ctxmodels.training.interruption import InterruptionError, SignalWatch, noticing_lost_processes
-from hf_ctxmodels.training.method import FinetuningMethod, Methods, TrainingRun
+from hf_ctxmodels.training.interruption import InterruptionError, SignalWatch, detect_lost_processes
 from hf_ctxmodels.training.metrics.progress import Progress, Stopwatch
 from hf_ctxmodels.training.metrics.step_metrics import StepMetrics, require_finite_weights
 from hf_ctxmodels.training.metrics.summary import TrainingSummary
 from hf_ctxmodels.training.optim.averaging import Averaging
 from hf_ctxmodels.training.optim.gradual_unfreezing import GradualUnfreezing
-from hf_ctxmodels.training.optim.optimization import make_optimizer, make_scheduler
-from hf_ctxmodels.training.parallelism import not_in_force, require_what_is_configured
+from hf_ctxmodels.training.optim.optimizers import make_optimizer, make_scheduler
+from hf_ctxmodels.training.parallelism import inactive_parallelism_warnings, require_configured_backend
 from hf_ctxmodels.training.recurrent_state import RecurrentStateCarrier, state_outputs
 from hf_ctxmodels.training.steps import Stepper
 
@@ -58,7 +58,7 @@ def make_accelerator(arguments: LoopArguments, *, unused_parameters: bool = Fals
     Raises:
         CtxError: DeepSpeed is configured and not installed.
     """
-    require_what_is_configured()
+    require_configured_backend()
     accelerator = Accelerator(
         # without it, accelerate does not connect the processes of a machine without GPU
         cpu=not torch.accelerator.is_available(),
@@ -73,8 +73,10 @@ def make_accelerator(arguments: LoopArguments, *, unused_parameters: bool = Fals
         # accelerate shards on accelerators only; torch also shards on CPUs
         accelerator.state.distributed_type = PartialState().distributed_type = DistributedType.FSDP
         accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin()
-    for line in not_in_force(accelerator.distributed_type, accelerator.num_processes, accelerator.device.type):
-        say(line, accelerator.is_main_process)
+    for line in inactive_parallelism_warnings(
+        accelerator.distributed_type, accelerator.num_processes, accelerator.device.type
+    ):
+        print_status(line, accelerator.is_main_process)
     set_seed(arguments.seed)
     return accelerator
 
@@ -151,7 +153,7 @@ def train(
     evaluate: Evaluate | None = None,
     identity: Mapping[str, Any] | None = None,
     contiguous: bool = False,
-    methods: Sequence[FinetuningMethod] = (),
+    methods: Sequence[FinetuningCallback] = (),
 ) -> TrainingResult:
     """Train a model, evaluate, save checkpoints and the final model.
 
@@ -182,8 +184,8 @@ def train(
             or `contiguous` and the model has no state.
     """
     identity = {**(identity or {}), **({"contiguous": True} if contiguous else {})}
-    processes = noticing_lost_processes(accelerator.num_processes)
-    with processes, claimed_output_dir(accelerator, arguments, tokenizer) as checkpoint:
+    processes = detect_lost_processes(accelerator.num_processes)
+    with processes, locked_output_dir(accelerator, arguments, tokenizer) as checkpoint:
         run = _Run(
             model,
             examples,
@@ -215,7 +217,7 @@ class _Run:
         identity: Mapping[str, Any],
         contiguous: bool,
         checkpoint: Path | None,
-        methods: Sequence[FinetuningMethod],
+        methods: Sequence[FinetuningCallback],
     ) -> None:
         self.arguments, self.accelerator, self.evaluate_model = arguments, accelerator, evaluate
         self.total_steps = total_steps(arguments, examples, accelerator)
@@ -262,7 +264,7 @@ class _Run:
         self.timed_tokens = self.logged_seconds = 0.0
 
     def _start(
-        self, given: Sequence[FinetuningMethod], model: PreTrainedModel, optimizer: Any, examples: Any
+        self, given: Sequence[FinetuningCallback], model: PreTrainedModel, optimizer: Any, examples: Any
     ) -> Methods:
         """The ways to fine-tune that are given, and the one of the flags; they are told of the run."""
         interval = self.arguments.unfreezing(self.total_steps)

@@ -12,7 +12,7 @@ _CONFIGURED = {
 }
 
 
-def require_what_is_configured() -> None:
+def require_configured_backend() -> None:
     """Raise CtxError if `accelerate launch` configured DeepSpeed and it is not installed."""
     if _is_configured("DeepSpeed") and not is_deepspeed_available():
         raise CtxError(
@@ -22,7 +22,7 @@ def require_what_is_configured() -> None:
         )
 
 
-def not_in_force(distributed_type: DistributedType, num_processes: int, device: str) -> list[str]:
+def inactive_parallelism_warnings(distributed_type: DistributedType, num_processes: int, device: str) -> list[str]:
     """A line for everything that is configured, through the environment of `accelerate launch`, and not done.
 
     Args:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from accelerate import Accelerator
 from transformers import HfArgumentParser, PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_ctxmodels.core.console import progress_bar, say
+from hf_ctxmodels.core.console import print_status, progress_bar
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag, non_default_fields, reject_flag_conflicts
 from hf_ctxmodels.data import DataArguments, ExampleSet, build_training_set
@@ -22,22 +22,22 @@ from hf_ctxmodels.tokenizers.base import check_fit
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.batches import Collate
 from hf_ctxmodels.training.checkpoint.identity import flags_identity
-from hf_ctxmodels.training.loading import (
-    check_trainable,
+from hf_ctxmodels.training.loop import make_accelerator, train
+from hf_ctxmodels.training.metrics.baselines import Examples, frequency_baselines, sample_batches
+from hf_ctxmodels.training.metrics.loss_evaluation import LossEvaluation
+from hf_ctxmodels.training.metrics.loss_plot import plot_losses
+from hf_ctxmodels.training.metrics.summary import TrainingSummary
+from hf_ctxmodels.training.model_loading import (
     load_config,
     load_model,
     load_tokenizer,
     new_config,
     new_model,
     parse_config_options,
-    require_one_task,
+    require_single_task,
+    require_trainable,
 )
-from hf_ctxmodels.training.loop import make_accelerator, train
-from hf_ctxmodels.training.metrics.baselines import Examples, frequency_baselines, sample_rows
-from hf_ctxmodels.training.metrics.curve import plot_curve
-from hf_ctxmodels.training.metrics.evaluation import LossEvaluation
-from hf_ctxmodels.training.metrics.summary import TrainingSummary
-from hf_ctxmodels.training.vocabulary import TrainedPartArguments
+from hf_ctxmodels.training.token_embeddings import EmbeddingTrainingArguments
 
 _BATCHES_FOR_RATES = 50
 # Flags of which a resumed run may have others, if the model's class, configuration and tokenizer and the objective with
@@ -71,7 +71,7 @@ class PretrainingArguments(DataArguments):
 
 
 @dataclass(frozen=True)
-class Learner:
+class TrainingSetup:
     """What the loop trains: a model, or one that learns by another loss and saves this model.
 
     Attributes:
@@ -101,8 +101,8 @@ def pretrain(
     arguments: PretrainingArguments,
     loop_arguments: LoopArguments,
     adapters: AdapterOptions | None = None,
-    learn: Callable[[PreTrainedModel, Objective], Learner] | None = None,
-    part: TrainedPartArguments | None = None,
+    learn: Callable[[PreTrainedModel, Objective], TrainingSetup] | None = None,
+    part: EmbeddingTrainingArguments | None = None,
 ) -> TrainingSummary:
     """Pretrain a model, or an adapter in one (MAD-X: of a language), and save model, tokenizer, log, loss curve and
     summary in `output_dir`.
@@ -119,13 +119,13 @@ def pretrain(
     """
     accelerator = make_accelerator(loop_arguments)
     tokenizer = load_tokenizer(tokenizer_source(arguments))
-    family = find_family(arguments)
+    family = resolve_family(arguments)
     name, objective = make_objective(family, tokenizer, arguments, loop_arguments.seed)
-    model = make_learning(family, objective, tokenizer, arguments, adapters, part, loop_arguments.seed)
+    model = make_trained_model(family, objective, tokenizer, arguments, adapters, part, loop_arguments.seed)
     examples, held_out = make_examples(arguments, objective, accelerator.is_main_process)
     batch_size = loop_arguments.per_device_batch_size
     evaluate = None if held_out is None else LossEvaluation(held_out, objective.collate, batch_size)
-    learner = Learner(model, objective.collate) if learn is None else learn(model, objective)
+    learner = TrainingSetup(model, objective.collate) if learn is None else learn(model, objective)
     result = train(
         learner.model,
         examples,
@@ -145,7 +145,7 @@ def pretrain(
         contiguous=objective.sampling.contiguous,
     )
     if held_out is not None and accelerator.is_main_process:
-        say("computing the frequency baselines")
+        print_status("computing the frequency baselines")
         result.metrics |= frequency_baselines(objective, examples, held_out, model, result.metrics, batch_size)
     summary = result.summary(
         task="pretraining",
@@ -159,13 +159,13 @@ def pretrain(
     return summary
 
 
-def make_learning(
+def make_trained_model(
     family: FamilySpec,
     objective: Objective,
     tokenizer: PreTrainedTokenizerBase,
     arguments: PretrainingArguments,
     adapters: AdapterOptions | None,
-    part: TrainedPartArguments | None,
+    part: EmbeddingTrainingArguments | None,
     seed: int,
 ) -> PreTrainedModel:
     """`make_model`, of which an adapter or one part is to be trained, if any; the part with the tokenizer's vocabulary.
@@ -211,7 +211,7 @@ def tokenizer_source(arguments: PretrainingArguments) -> str:
     return source
 
 
-def find_family(arguments: PretrainingArguments) -> FamilySpec:
+def resolve_family(arguments: PretrainingArguments) -> FamilySpec:
     """The given family, or that of the model to continue from.
 
     Raises:
@@ -225,7 +225,7 @@ def find_family(arguments: PretrainingArguments) -> FamilySpec:
             )
         return named
     config = load_config(arguments.model)
-    require_one_task(config, arguments.model)
+    require_single_task(config, arguments.model)
     if named is not None and not any(type(config) is family.config for family in FAMILIES.values()):
         return named  # a reference checkpoint, which several families may open
     own = get_family(config)
@@ -313,7 +313,7 @@ def make_model(
         config = new_config(family, tokenizer, arguments.config, arguments.config_options)
     else:
         if arguments.config is not None:  # such as that of the recipe by which the model was begun
-            say(f"--config {arguments.config} is not read: the configuration is that of {arguments.model}")
+            print_status(f"--config {arguments.config} is not read: the configuration is that of {arguments.model}")
         config = load_config(arguments.model, family.config, parse_config_options(arguments.config_options))
     check_fit(tokenizer, config, arguments.max_length, location=source)
     for name, value in objective.config_fields.items():
@@ -336,13 +336,13 @@ def make_model(
         setattr(config, name, value)
     if arguments.model is not None:
         model = load_model(arguments.model, objective.auto_class, config)
-        check_trainable(model)
+        require_trainable(model)
         return model
     return new_model(objective.auto_class, config)
 
 
 @dataclass(frozen=True)
-class WatchedExamples(ExampleMaker):
+class ExamplesWithProgress(ExampleMaker):
     """An objective whose examples are shown while they are made.
 
     Attributes:
@@ -368,10 +368,10 @@ class WatchedExamples(ExampleMaker):
         """See `Objective.examples`."""
         start, number = time.perf_counter(), 0
         made = self.objective.examples(documents, pass_index)
-        for example in progress_bar(made, f"making {self.what}", unit="rows", shown=self.shown):
+        for example in progress_bar(made, f"making {self.what}", unit="rows", enabled=self.shown):
             number += 1
             yield example
-        say(f"{self.what}: {number:,} rows in {time.perf_counter() - start:.1f} s", self.shown)
+        print_status(f"{self.what}: {number:,} rows in {time.perf_counter() - start:.1f} s", self.shown)
 
 
 def make_examples(
@@ -381,10 +381,10 @@ def make_examples(
     documents, others = arguments.load()
     held_out = None
     if others is not None and objective.evaluates:
-        held_out = ExampleSet.build(WatchedExamples(objective, "held-out text", shown).examples(others))
+        held_out = ExampleSet.build(ExamplesWithProgress(objective, "held-out text", shown).examples(others))
     examples = build_training_set(
         documents,
-        objective if arguments.streaming else WatchedExamples(objective, "training text", shown),
+        objective if arguments.streaming else ExamplesWithProgress(objective, "training text", shown),
         objective.sampling,
         streaming=arguments.streaming,
         alpha=arguments.sampling_alpha,
@@ -396,7 +396,7 @@ def make_examples(
 def realised_rates(objective: Objective, examples: Examples, batch_size: int) -> dict[str, float]:
     """The objective's realised rates, such as the share of masked tokens, on a sample of epoch 0."""
     counts: Counter[str] = Counter()
-    for rows in sample_rows(examples, _BATCHES_FOR_RATES * batch_size, batch_size):
+    for rows in sample_batches(examples, _BATCHES_FOR_RATES * batch_size, batch_size):
         counts.update(objective.count(objective.collate(rows)))
     return objective.rates(counts)
 
@@ -404,5 +404,5 @@ def realised_rates(objective: Objective, examples: Examples, batch_size: int) ->
 def _leave_records(accelerator: Accelerator, summary: TrainingSummary, output_dir: Path) -> None:
     if accelerator.is_main_process:
         summary.save(output_dir)
-        plot_curve(summary.curve, output_dir / "training_curve.png", summary.baselines)
+        plot_losses(summary.curve, output_dir / "training_curve.png", summary.baselines)
     accelerator.wait_for_everyone()

@@ -13,7 +13,7 @@ from transformers.utils import ModelOutput
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.training.batches import INDEX_KEY, Batch, count_items
-from hf_ctxmodels.training.optim.averaging import scaled_rate
+from hf_ctxmodels.training.optim.averaging import scaled_learning_rate
 from hf_ctxmodels.training.recurrent_state import RecurrentStateCarrier
 
 
@@ -56,7 +56,7 @@ class Stepper:
         carried: The model's states after the previous step.
         lr_reference_targets: Number of targets at which a step has the unscaled learning rate; 0 for no scaling.
         before_update: Changes the gradients of the whole step, given what they are scaled by, and gives terms for the
-            log; see `finetuning.method.FinetuningMethod`.
+            log; see `finetuning.method.FinetuningCallback`.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Stepper:
         scalars["grad_norm"] = self._clip()
         scalars["tokens"] = counts[-1]
         share = counts[0] / self._reference_targets if self._reference_targets else 1.0
-        with scaled_rate(self._optimizer, share):
+        with scaled_learning_rate(self._optimizer, share):
             self._optimizer.step()
         self._optimizer.zero_grad()
         return scalars, indices

@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from transformers import Trainer
 
-from hf_ctxmodels.core.console import say
+from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.training.batches import count_targets
-from hf_ctxmodels.training.parallelism import not_in_force
+from hf_ctxmodels.training.parallelism import inactive_parallelism_warnings
 
 _TRAINER_COUNTS = ("labels",)
 
@@ -31,8 +31,8 @@ class CtxTrainer(Trainer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         state = self.accelerator
-        for line in not_in_force(state.distributed_type, state.num_processes, state.device.type):
-            say(line, state.is_main_process)
+        for line in inactive_parallelism_warnings(state.distributed_type, state.num_processes, state.device.type):
+            print_status(line, state.is_main_process)
         targets = tuple(getattr(self.model, "loss_targets", ()))
         exact_already = targets == _TRAINER_COUNTS and self.model_accepts_loss_kwargs  # type: ignore[has-type]
         self._counted = () if exact_already or self.args.n_gpu > 1 else targets

@@ -17,9 +17,9 @@ from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data import ExampleSet
 from hf_ctxmodels.training.arguments import LoopArguments
-from hf_ctxmodels.training.loading import load_tokenizer
 from hf_ctxmodels.training.metrics.summary import TrainingSummary
-from hf_ctxmodels.training.pretraining import PretrainingArguments, find_family, make_objective
+from hf_ctxmodels.training.model_loading import load_tokenizer
+from hf_ctxmodels.training.pretraining import PretrainingArguments, make_objective, resolve_family
 from hf_ctxmodels.training.recipe import parse_arguments
 
 _DETECTOR_TRAINS_ON_ONE_IN = 20  # documents: enough to know how often each token is replaced
@@ -122,7 +122,7 @@ def measure_detection(pretrained: Path, flags: Sequence[str]) -> Detection | Non
     """
     arguments, loop_arguments = parse_arguments(PretrainingArguments, LoopArguments, argv=flags)
     tokenizer = load_tokenizer(pretrained)
-    _, objective = make_objective(find_family(arguments), tokenizer, arguments, loop_arguments.seed)
+    _, objective = make_objective(resolve_family(arguments), tokenizer, arguments, loop_arguments.seed)
     model = getattr(transformers, objective.auto_class).from_pretrained(pretrained).eval()
     training, held_out = arguments.load()
     assert held_out is not None

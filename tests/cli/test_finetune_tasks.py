@@ -36,12 +36,12 @@ from hf_ctxmodels.cli import push
 from hf_ctxmodels.compression.distillation import Teacher
 from hf_ctxmodels.compression.int8.quantizer import CtxInt8Config
 from hf_ctxmodels.downstream.finetuning.multitask.evaluation import BestModel
+from hf_ctxmodels.downstream.loading_with_adapters import load_model_with_adapters
 from hf_ctxmodels.downstream.multitask.configuration import task_entry
-from hf_ctxmodels.downstream.saved_models import load_model_with_adapters
 from hf_ctxmodels.downstream.tasks import TaskArguments
 from hf_ctxmodels.downstream.tasks.task_list import read_task_list
 from hf_ctxmodels.training.metrics.summary import TrainingSummary
-from hf_ctxmodels.training.pretraining import PretrainingArguments, find_family
+from hf_ctxmodels.training.pretraining import PretrainingArguments, resolve_family
 
 MAKERS = {
     "sentences": ("sequence-classification", classification_files),
@@ -275,7 +275,7 @@ def test_what_cannot_be_is_one_screen(checkpoint, tmp_path, monkeypatch, capsys,
         config = AutoConfig.from_pretrained(several)
         for use in (
             lambda: Teacher.open(str(several)),
-            lambda: find_family(PretrainingArguments(model=str(several), dataset=["demo"])),
+            lambda: resolve_family(PretrainingArguments(model=str(several), dataset=["demo"])),
             lambda: load_model_with_adapters(several, "AutoModelForSequenceClassification", config),
         ):
             with pytest.raises(CtxError, match=r'model.task\("rte"\).save_pretrained'):

@@ -16,15 +16,19 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedConfig,
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.documents import TranslatedText
 from hf_ctxmodels.downstream.finetuning.label_smoothing import smooth_labels
-from hf_ctxmodels.downstream.finetuning.seq2seq_targets import set_head_tokens, training_smoothing, training_targets
+from hf_ctxmodels.downstream.finetuning.seq2seq_targets import (
+    resolve_label_smoothing,
+    set_generation_tokens,
+    training_collator,
+)
 from hf_ctxmodels.downstream.tasks import TaskArguments
 from hf_ctxmodels.downstream.tasks.seq2seq import Seq2Seq, SourceTarget
 from hf_ctxmodels.inference import generate_texts
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.spec import FamilySpec
 from hf_ctxmodels.training.batches import EpochIndexed
-from hf_ctxmodels.training.loading import new_config
 from hf_ctxmodels.training.metrics.summary import TrainingSummary
+from hf_ctxmodels.training.model_loading import new_config
 
 ROOT = Path(__file__).parents[2]
 WORDS = {"red": "rot", "cat": "katze", "sees": "sieht", "one": "ein", "big": "gross", "dog": "hund"}
@@ -164,7 +168,7 @@ def prepared(family: FamilySpec, pairs: list[SourceTarget], **arguments: Any) ->
     tokenizer = build_translation_tokenizer(family)
     task = Seq2Seq(TaskArguments(**{"max_length": 20, "max_target_length": 10, "metrics": "exact_match", **arguments}))
     config = family.config(vocab_size=len(tokenizer), pad_token_id=0)
-    set_head_tokens(task, config, tokenizer)
+    set_generation_tokens(task, config, tokenizer)
     task.configure(config, pairs, pairs)
     return task, config, tokenizer
 
@@ -183,7 +187,7 @@ def test_batches_are_those_of_pretrain(subtests):
         for texts in VARIANTS[family.name]:
             with subtests.test(family=family.name, options=texts):
                 task, config, tokenizer = prepared(family, PAIRS, target_options=texts)
-                collate = training_targets(task, config, tokenizer, seed=7)
+                collate = training_collator(task, config, tokenizer, seed=7)
                 features = EpochIndexed(task.encode(PAIRS, tokenizer).features)
                 found = [collate([features[epoch, index] for index in (1, 0)]) for epoch in (0, 1)]
                 pairs = dict(text.split("=") for text in texts)
@@ -202,16 +206,16 @@ def test_batches_are_those_of_pretrain(subtests):
 def test_plain_targets_and_options_that_are_refused():
     for family in OWN:
         task, config, tokenizer = prepared(family, PAIRS, plain_targets=True)
-        batch = training_targets(task, config, tokenizer, seed=7)(task.encode(PAIRS, tokenizer).features)
+        batch = training_collator(task, config, tokenizer, seed=7)(task.encode(PAIRS, tokenizer).features)
         assert batch.keys() == {"input_ids", "attention_mask", "labels"}
         own = [*tokenizer(PAIRS[1].target).input_ids[1:]]
         assert batch["labels"][1, : len(own)].tolist() == own
-        assert training_smoothing(task, config) == 0
+        assert resolve_label_smoothing(task, config) == 0
         for given, expected in ((None, 0.1), (0.0, 0.0), (0.3, 0.3)):
             task, config, tokenizer = prepared(family, PAIRS, label_smoothing=given)
-            assert training_smoothing(task, config) == expected
+            assert resolve_label_smoothing(task, config) == expected
         config.label_smoothing, task.arguments.label_smoothing = 0.2, None
-        assert training_smoothing(task, config) == 0.2, "the configuration's own"
+        assert resolve_label_smoothing(task, config) == 0.2, "the configuration's own"
         model = AutoModelForSeq2SeqLM.from_config(family.config(**family.sizes["tiny"], vocab_size=70))
         smooth_labels(model, 0.3)
         assert model.config.label_smoothing == 0.3, "the head smooths, all its terms"
@@ -223,7 +227,7 @@ def test_plain_targets_and_options_that_are_refused():
         ):
             task, config, tokenizer = prepared(family, PAIRS, **options)
             with pytest.raises(CtxError, match=says):
-                training_targets(task, config, tokenizer, seed=0)
+                training_collator(task, config, tokenizer, seed=0)
         with pytest.raises(
             CtxError, match=r"(?s)limit of 51[12] tokens, which.*--max_length 460 --max_target_length 64"
         ):
@@ -268,7 +272,7 @@ def test_tokenizers_without_a_needed_token_are_refused(subtests):
                 tokenizer = build_translation_tokenizer(family)
                 setattr(tokenizer, token, None)
                 with pytest.raises(CtxError, match=token.replace("_", "[_ ]")):
-                    training_targets(prepared(family, PAIRS)[0], family.config(), tokenizer, seed=0)
+                    training_collator(prepared(family, PAIRS)[0], family.config(), tokenizer, seed=0)
 
 
 def test_texts_that_would_teach_wrong_ends_are_refused(subtests):

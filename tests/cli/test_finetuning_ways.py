@@ -21,7 +21,7 @@ from zoo import tiny_config
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.compression.int8.quantizer import CtxInt8Config, quantize_model
 from hf_ctxmodels.downstream.adapters import add_adapter, set_active_adapters
-from hf_ctxmodels.downstream.finetuning.forgetting import PretrainingSide, distances, measure_forgetting
+from hf_ctxmodels.downstream.finetuning.forgetting import PretrainingEvaluation, distances, measure_forgetting
 from hf_ctxmodels.registry import FAMILIES
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -185,7 +185,7 @@ def test_what_was_forgotten(place: Path, tmp_path: Path, monkeypatch: Any, capsy
     assert [part for part, each in parts.items() if each["distance"]] == ["decoder.layers.1", "encoder"]
     whole = AutoModelForMaskedLM.from_pretrained(source)
     whole.bert.load_state_dict(other.bert.state_dict(), strict=False)
-    side = PretrainingSide.open(str(source), str(place / "text.txt"))
+    side = PretrainingEvaluation.open(str(source), str(place / "text.txt"))
     side.model = whole.eval()
     assert side.loss()["eval_loss"] == pytest.approx(loss["other"], rel=1e-6)
 
@@ -195,7 +195,7 @@ def test_what_was_forgotten(place: Path, tmp_path: Path, monkeypatch: Any, capsy
         for part in (model, tokenizer):
             part.save_pretrained(tmp_path / name)
     assert without.bert.pooler is None
-    side = PretrainingSide.open(str(tmp_path / "with"), str(place / "text.txt"))
+    side = PretrainingEvaluation.open(str(tmp_path / "with"), str(place / "text.txt"))
     found = measure_forgetting(side, str(tmp_path / "without"))
     assert found["before"] == found["after"]
     assert found["distances"]["encoder"]["distance"] == 0
@@ -210,7 +210,9 @@ def test_what_was_forgotten(place: Path, tmp_path: Path, monkeypatch: Any, capsy
                 each.normal_()
     for part in (adapted, tokenizer):
         part.save_pretrained(tmp_path / "adapted")
-    found = measure_forgetting(PretrainingSide.open(str(source), str(place / "text.txt")), str(tmp_path / "adapted"))
+    found = measure_forgetting(
+        PretrainingEvaluation.open(str(source), str(place / "text.txt")), str(tmp_path / "adapted")
+    )
     assert abs(found["after"]["eval_loss"] - found["before"]["eval_loss"]) > 0.1
     assert found["distances"]["encoder"]["distance"] == 0
 

@@ -29,8 +29,8 @@ from hf_ctxmodels.compression.distillation.model import PROJECTIONS_FILE
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.batches import EpochIndexed
-from hf_ctxmodels.training.loading import load_family_config
 from hf_ctxmodels.training.loop import make_accelerator, train
+from hf_ctxmodels.training.model_loading import load_family_config
 from hf_ctxmodels.training.trainer import CtxTrainer
 
 TERMS = [SoftTargets(weight=5.0), HardTargets(weight=2.0), Hidden()]

@@ -20,13 +20,13 @@ from hf_ctxmodels.compression.int8.modules import Int8Embedding, Int8Linear
 from hf_ctxmodels.compression.int8.quantization import quantize_rows, quantize_tokens
 from hf_ctxmodels.compression.int8.quantizer import CtxInt8Config, quantize_model
 from hf_ctxmodels.compression.low_bits.quantizer import pack_model, quantizable, replace_with_fake_quantized
-from hf_ctxmodels.downstream import saved_models as saved
+from hf_ctxmodels.downstream import loading_with_adapters as saved
 from hf_ctxmodels.downstream.adapters import add_adapter, delete_adapter, train_adapter
 from hf_ctxmodels.inference.model_inputs import inputs_of_texts
 from hf_ctxmodels.layers import feed_forward
 from hf_ctxmodels.layers.linear import apply_linear
 from hf_ctxmodels.registry import FAMILIES
-from hf_ctxmodels.training.loading import check_trainable, load_config
+from hf_ctxmodels.training.model_loading import load_config, require_trainable
 
 BERT = Case(FAMILIES["bert"], "AutoModelForSequenceClassification")
 
@@ -253,7 +253,7 @@ def test_no_code_is_trained(subtests: pytest.Subtests) -> None:
     with pytest.raises(CtxError, match="cannot be trained"):
         packed.train()(**batch)
     with pytest.raises(CtxError, match="cannot be trained"):
-        check_trainable(packed)
+        require_trainable(packed)
 
 
 @torch.no_grad()

@@ -82,7 +82,7 @@ ADAPTERS_FAULTS = [
     ),
     Fault(
         "commands use a model without its adapters",
-        "hf_ctxmodels/downstream/saved_models.py",
+        "hf_ctxmodels/downstream/loading_with_adapters.py",
         "if has_saved_adapters(source):",
         "if not Path(source).exists() and has_saved_adapters(source):",
         ("tests/cli/test_adapter_commands.py",),

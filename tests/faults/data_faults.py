@@ -242,7 +242,7 @@ DATA_FAULTS = [
     ),
     Fault(
         "flags of another task are not read, and not refused",
-        "hf_ctxmodels/downstream/finetuning/run.py",
+        "hf_ctxmodels/downstream/finetuning/finetuning_run.py",
         "    task.refuse_unread_flags()",
         "    pass",
         ("tests/cli/test_finetune.py",),

@@ -56,7 +56,7 @@ FINETUNING_FAULTS = [
     ),
     Fault(
         "a stage of chain-thaw goes on from its last weights",
-        "hf_ctxmodels/downstream/finetuning/thawing.py",
+        "hf_ctxmodels/downstream/finetuning/unfreezing.py",
         "            value.copy_(self._best[name])",
         "            pass",
         METHODS,
@@ -72,7 +72,7 @@ FINETUNING_FAULTS = [
     ),
     Fault(
         "one layer too many is drawn anew",
-        "hf_ctxmodels/downstream/finetuning/reinitializing.py",
+        "hf_ctxmodels/downstream/finetuning/reinitialization.py",
         "layers[len(layers) - number :]",
         "layers[max(0, len(layers) - number - 1) :]",
         ("tests/training/test_new_weights.py",),
@@ -128,7 +128,7 @@ FINETUNING_FAULTS = [
     ),
     Fault(
         "a cache that was interrupted is taken for a whole one",
-        "hf_ctxmodels/downstream/finetuning/features.py",
+        "hf_ctxmodels/downstream/finetuning/feature_cache.py",
         'folder.with_name(f".{folder.name}.writing-{os.getpid()}")',
         "folder",
         FEATURES,
@@ -160,7 +160,7 @@ FINETUNING_FAULTS = [
     ),
     Fault(
         "layers that are drawn anew are taken for those of the checkpoint",
-        "hf_ctxmodels/downstream/finetuning/reinitializing.py",
+        "hf_ctxmodels/downstream/finetuning/reinitialization.py",
         "*new_modules(model, set(names)))",
         ")",
         ("tests/ecosystem/test_peft.py",),

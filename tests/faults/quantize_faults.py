@@ -137,7 +137,7 @@ QUANTIZE_FAULTS = [
     Fault(
         "a quantized model is taken for several tasks",
         "hf_ctxmodels/downstream/multitask/run.py",
-        "    check_trainable(opened)\n",
+        "    require_trainable(opened)\n",
         "",
         ("tests/cli/test_finetune_tasks.py",),
         "one_screen",

@@ -180,7 +180,7 @@ TRAINING_FAULTS = [
     ),
     Fault(
         "the evaluation is a sum of batches' means",
-        "hf_ctxmodels/training/metrics/evaluation.py",
+        "hf_ctxmodels/training/metrics/loss_evaluation.py",
         "num_items_in_batch=self._totals)",
         "num_items_in_batch=None)",
         ("tests/training/test_loop.py",),
@@ -218,7 +218,7 @@ TRAINING_FAULTS = [
     ),
     Fault(
         "lower layers learn faster",
-        "hf_ctxmodels/training/optim/discriminative_lr.py",
+        "hf_ctxmodels/training/optim/layer_groups.py",
         "learning_rate / decay **",
         "learning_rate * decay **",
         ("tests/training/test_depth.py",),
@@ -226,7 +226,7 @@ TRAINING_FAULTS = [
     ),
     Fault(
         "a decoder's layers are as deep as the encoder's",
-        "hf_ctxmodels/training/optim/discriminative_lr.py",
+        "hf_ctxmodels/training/optim/layer_groups.py",
         "first, depth = depth, depth + len(part.layers)",
         "first, depth = 0, len(part.layers)",
         ("tests/training/test_depth.py",),
@@ -234,7 +234,7 @@ TRAINING_FAULTS = [
     ),
     Fault(
         "the norm of an encoder below a decoder is trained with the heads",
-        "hf_ctxmodels/training/optim/discriminative_lr.py",
+        "hf_ctxmodels/training/optim/layer_groups.py",
         "_HEADS if name == names[-1] else depth",
         "_HEADS",
         ("tests/training/test_depth.py",),
@@ -242,7 +242,7 @@ TRAINING_FAULTS = [
     ),
     Fault(
         "an encoder whose layers are not known is one depth",
-        "hf_ctxmodels/downstream/finetuning/thawing.py",
+        "hf_ctxmodels/downstream/finetuning/unfreezing.py",
         "        require_layers(model)\n",
         "",
         ("tests/training/test_depth.py",),
@@ -250,7 +250,7 @@ TRAINING_FAULTS = [
     ),
     Fault(
         "all layers are trained from the start",
-        "hf_ctxmodels/downstream/finetuning/thawing.py",
+        "hf_ctxmodels/downstream/finetuning/unfreezing.py",
         "min(len(self._groups), 1 + step // self._interval)",
         "min(len(self._groups), 2 + step // self._interval)",
         ("tests/training/test_depth.py",),
@@ -258,7 +258,7 @@ TRAINING_FAULTS = [
     ),
     Fault(
         "biases are decayed",
-        "hf_ctxmodels/training/optim/optimization.py",
+        "hf_ctxmodels/training/optim/optimizers.py",
         "if parameter.ndim >= 2]",
         "if parameter.ndim >= 1]",
         ("tests/training/test_optimization.py",),
@@ -266,7 +266,7 @@ TRAINING_FAULTS = [
     ),
     Fault(
         "the lowest rate is zero",
-        "hf_ctxmodels/training/optim/optimization.py",
+        "hf_ctxmodels/training/optim/optimizers.py",
         "return (1 + height * (ratio - 1)) / ratio",
         "return height",
         ("tests/training/test_depth.py",),
@@ -274,7 +274,7 @@ TRAINING_FAULTS = [
     ),
     Fault(
         "there is no warm-up",
-        "hf_ctxmodels/training/optim/optimization.py",
+        "hf_ctxmodels/training/optim/optimizers.py",
         '"num_warmup_steps": warmup',
         '"num_warmup_steps": 0',
         ("tests/training/test_optimization.py",),

@@ -7,7 +7,7 @@ _VOCABULARY, _COMMANDS = ("tests/training/test_vocabulary.py",), ("tests/cli/tes
 TRANSFER_FAULTS = [
     Fault(
         "special tokens of both vocabularies are drawn anew",
-        "hf_ctxmodels/training/vocabulary.py",
+        "hf_ctxmodels/training/token_embeddings.py",
         "weight[places[0]] = old[name][places[1]]",
         "pass",
         _VOCABULARY,
@@ -15,7 +15,7 @@ TRANSFER_FAULTS = [
     ),
     Fault(
         "the body learns with the embeddings",
-        "hf_ctxmodels/training/vocabulary.py",
+        "hf_ctxmodels/training/token_embeddings.py",
         "parameter.requires_grad_(name in tables)",
         "parameter.requires_grad_(True)",
         _COMMANDS,

@@ -122,7 +122,7 @@ XLM_FAULTS = [
     ),
     Fault(
         "the heads have the encoder's rate",
-        "hf_ctxmodels/training/optim/optimization.py",
+        "hf_ctxmodels/training/optim/optimizers.py",
         "[*group_rates(groups[:-1], learning_rate, decay), head_rate]",
         "[*group_rates(groups[:-1], learning_rate, decay), learning_rate]",
         ("tests/training/test_depth.py",),

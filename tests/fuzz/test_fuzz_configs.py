@@ -16,7 +16,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.loading import load_pretrained
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.spec import FamilySpec
-from hf_ctxmodels.training.loading import load_config, load_config_file, load_model, make_config
+from hf_ctxmodels.training.model_loading import load_config, load_config_file, load_model, make_config
 
 each_family = pytest.mark.parametrize("family", FAMILIES.values(), ids=list(FAMILIES))
 NAN = float("nan")

@@ -33,7 +33,7 @@ from hf_ctxmodels.downstream.adapters import (
 from hf_ctxmodels.downstream.adapters.arguments import AdapterArguments
 from hf_ctxmodels.downstream.adapters.insertion import blocks, slots
 from hf_ctxmodels.downstream.adapters.loading import has_saved_adapters
-from hf_ctxmodels.downstream.saved_models import load_model_with_adapters, load_saved_model
+from hf_ctxmodels.downstream.loading_with_adapters import load_model_with_adapters, load_saved_model
 from hf_ctxmodels.layers.adapter_slots import AdapterSlot, is_adapter_parameter
 from hf_ctxmodels.layers.adapters import BottleneckAdapter
 

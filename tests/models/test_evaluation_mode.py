@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from hf_ctxmodels.core.evaluation_mode import evaluation_mode
+from hf_ctxmodels.core.model_modes import evaluation_mode
 
 
 def test_without_dropout_and_gradients() -> None:

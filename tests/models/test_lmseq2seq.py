@@ -20,7 +20,7 @@ from hf_ctxmodels import (
     CtxUlmfitTokenizer,
 )
 from hf_ctxmodels.registry import FAMILIES
-from hf_ctxmodels.training.loading import load_model
+from hf_ctxmodels.training.model_loading import load_model
 
 TRANSLATOR = Case(FAMILIES["lmseq2seq"], "AutoModelForSeq2SeqLM")
 TRAINED = Case(FAMILIES["lmseq2seq"], "AutoModelForPreTraining")

@@ -11,7 +11,7 @@ from hf_ctxmodels import CtxError, CtxGloveTokenizer
 from hf_ctxmodels.architectures.pretrained_embeddings import PretrainedEmbeddingEncoder
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.spec import FamilySpec
-from hf_ctxmodels.training.loading import describe_embeddings, load_config, load_model, new_config, new_model
+from hf_ctxmodels.training.model_loading import load_config, load_model, new_config, new_model, set_embedding_fields
 
 READERS = [family for family in FAMILIES.values() if issubclass(family.models["AutoModel"], PretrainedEmbeddingEncoder)]
 
@@ -102,7 +102,7 @@ def test_scripts_copy_them_beside_characters(name: str, tmp_path: Path) -> None:
         model.elmo.save_pretrained(tmp_path / "encoder")
         config = load_config(tmp_path / "encoder")
         config.pretrained_embedding_size = 0  # as of an encoder that was trained without
-        describe_embeddings(config)
+        set_embedding_fields(config)
         again = load_model(tmp_path / "encoder", head, config)
         assert torch.equal(again.vectors(ids), model.vectors(ids))
         weights = zip(again.elmo.parameters(), model.elmo.parameters(), strict=True)

@@ -21,7 +21,7 @@ from hf_ctxmodels import (
 )
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.layers.feed_forward import GatedFeedForward
-from hf_ctxmodels.training.loading import new_config
+from hf_ctxmodels.training.model_loading import new_config
 
 SHAPE = {"vocab_size": 61, "d_model": 24, "d_kv": 10, "d_ff": 40, "num_layers": 2, "num_decoder_layers": 3}
 SHAPE |= {"num_heads": 3, "dropout_rate": 0.0, "decoder_start_token_id": 0}

@@ -12,7 +12,7 @@ from forked import ForkedProcess
 from hf_ctxmodels.data import build_training_set, load_documents
 from hf_ctxmodels.objectives import MaskedLMWithNextSentence
 from hf_ctxmodels.registry import FAMILIES
-from hf_ctxmodels.training.loading import load_tokenizer
+from hf_ctxmodels.training.model_loading import load_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 WORDS = ["the", "a", "cat", "dog", "bird", "sat", "ran", "saw", "on", "under", "by", "mat", "tree", "house", "red"]

@@ -9,8 +9,8 @@ from torch import nn
 
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.training.arguments import LoopArguments
-from hf_ctxmodels.training.optim.averaging import NEVER, Averaging, scaled_rate
-from hf_ctxmodels.training.optim.optimization import make_optimizer
+from hf_ctxmodels.training.optim.averaging import NEVER, Averaging, scaled_learning_rate
+from hf_ctxmodels.training.optim.optimizers import make_optimizer
 
 
 def setup(optimizer: str, **more: Any) -> tuple[nn.Linear, torch.optim.Optimizer, Averaging]:
@@ -28,7 +28,7 @@ def walk(model: nn.Linear, optimizer: torch.optim.Optimizer, steps: int, factor:
     for _ in range(steps):
         model.zero_grad()
         model(torch.randn(5, 3)).square().mean().backward()
-        with scaled_rate(optimizer, factor):
+        with scaled_learning_rate(optimizer, factor):
             optimizer.step()
         seen.append(model.weight.detach().clone())
     return seen

@@ -10,12 +10,17 @@ from transformers import Trainer, TrainingArguments
 from zoo import ARCHETYPE_FAMILIES, HEADS, Case, learnable_batch
 
 from hf_ctxmodels import CtxError
-from hf_ctxmodels.downstream.finetuning import ChainThaw, GradualUnfreezing, GradualUnfreezingCallback, ThreeStages
+from hf_ctxmodels.downstream.finetuning import (
+    ChainThaw,
+    GradualUnfreezing,
+    GradualUnfreezingCallback,
+    ThreeStageUnfreezing,
+)
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.training.arguments import LoopArguments
-from hf_ctxmodels.training.method import require_one_process
-from hf_ctxmodels.training.optim.discriminative_lr import group_rates, layer_groups
-from hf_ctxmodels.training.optim.optimization import make_optimizer, make_scheduler, slanted_triangle
+from hf_ctxmodels.training.callbacks import require_one_process
+from hf_ctxmodels.training.optim.layer_groups import group_rates, layer_groups
+from hf_ctxmodels.training.optim.optimizers import make_optimizer, make_scheduler, slanted_triangle
 
 CLASSIFIERS = [case for case in HEADS if case.auto_name == "AutoModelForSequenceClassification"]
 ENCODER_OF_T5 = Case(FAMILIES["t5"], "AutoModelForTokenClassification")
@@ -71,7 +76,7 @@ def test_every_trainable_parameter_is_in_one_group(case: Case) -> None:
     assert not any(".layers." in name for name in names(model, groups[-1]) if name.startswith(f"{whole}."))
     if layers and embeddings.requires_grad:
         assert len(ChainThaw(model).stages) == len(groups) + 1
-        ThreeStages(model)
+        ThreeStageUnfreezing(model)
     for parameter in model.base_model.parameters():
         parameter.requires_grad_(False)
     assert len(layer_groups(model)) == 1

@@ -13,7 +13,7 @@ from zoo import HEADS, Case, assert_close, make_batch
 
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.downstream.finetuning import freeze_encoder
-from hf_ctxmodels.downstream.finetuning.features import FrozenStates, cache_features
+from hf_ctxmodels.downstream.finetuning.feature_cache import FeatureCache, cache_features
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.training.batches import EpochIndexed
 from hf_ctxmodels.training.loop import make_accelerator, train
@@ -56,7 +56,7 @@ def test_heads_of_every_family_mix_layers_and_read_kept_states(subtests: Any) ->
                 if writes:
                     check_mix_of_decoder(case, model, batch)
             freeze_encoder(plain)
-            plain.states_of = FrozenStates(plain)
+            plain.states_of = FeatureCache(plain)
             for name, value in logits(plain(**batch)).items():
                 assert_close(value, expected[name], name)
             if writes:
@@ -172,9 +172,11 @@ def test_a_cache_is_whole_or_not_there(tmp_path: Path, monkeypatch: Any) -> None
     with pytest.raises(CtxError, match="does not write text"):
         cache_features(writer, tmp_path / "cache", rows, {})
     freeze_encoder(model)
-    monkeypatch.setattr("hf_ctxmodels.downstream.finetuning.features._SHARD_TOKENS", 8)
+    monkeypatch.setattr("hf_ctxmodels.downstream.finetuning.feature_cache._SHARD_TOKENS", 8)
     with monkeypatch.context() as patch:
-        patch.setattr("hf_ctxmodels.downstream.finetuning.features.json.dumps", interrupted_at_the_index(json.dumps))
+        patch.setattr(
+            "hf_ctxmodels.downstream.finetuning.feature_cache.json.dumps", interrupted_at_the_index(json.dumps)
+        )
         with pytest.raises(KeyboardInterrupt):
             cache_features(model, tmp_path / "cache", rows, {}, shown=False)
     assert list((tmp_path / "cache").iterdir()) == []

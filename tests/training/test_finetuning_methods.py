@@ -17,19 +17,19 @@ from hf_ctxmodels import CtxError
 from hf_ctxmodels.downstream.finetuning import (
     ChainThaw,
     ElasticWeightConsolidation,
-    L2ToStart,
+    L2SPPenalty,
     MethodCallback,
     Mixout,
-    ThreeStages,
+    ThreeStageUnfreezing,
     reinitialize_layers,
     reset_head,
 )
-from hf_ctxmodels.downstream.finetuning.fisher import fisher_information, sampled_targets, write_fisher
-from hf_ctxmodels.downstream.finetuning.reinitializing import kept_head
+from hf_ctxmodels.downstream.finetuning.fisher import fisher_information, sampled_targets, save_fisher
+from hf_ctxmodels.downstream.finetuning.reinitialization import pretrained_head_modules
 from hf_ctxmodels.registry import FAMILIES
-from hf_ctxmodels.training.method import TrainingRun
-from hf_ctxmodels.training.optim.discriminative_lr import layer_groups
-from hf_ctxmodels.training.optim.optimization import make_optimizer
+from hf_ctxmodels.training.callbacks import TrainingRun
+from hf_ctxmodels.training.optim.layer_groups import layer_groups
+from hf_ctxmodels.training.optim.optimizers import make_optimizer
 
 BERT = Case(FAMILIES["bert"], "AutoModelForSequenceClassification")
 MASKED = Case(FAMILIES["bert"], "AutoModelForMaskedLM")
@@ -59,10 +59,10 @@ def test_penalties_are_those_written_out(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(3)
     encoder = dict(model.base_model.named_parameters())
     fisher = {name: torch.rand(each.shape, generator=generator) for name, each in encoder.items()}
-    write_fisher(tmp_path / "fisher.safetensors", fisher, model)
+    save_fisher(tmp_path / "fisher.safetensors", fisher, model)
     start = weights_of(model.base_model)
     methods: dict[str, Any] = {
-        "l2": (L2ToStart(model, 0.3, 0.07), dict.fromkeys(start, 1.0)),
+        "l2": (L2SPPenalty(model, 0.3, 0.07), dict.fromkeys(start, 1.0)),
         "ewc": (ElasticWeightConsolidation(model, 0.3, tmp_path / "fisher.safetensors", 0.07), fisher),
     }
     moved(model)
@@ -90,12 +90,12 @@ def test_penalties_are_those_written_out(tmp_path: Path) -> None:
     model = BERT.model()  # new modules and frozen weights are not anchored
     model.new_modules = ("bert.pooler", "classifier")
     model.base_model.embeddings.word_embeddings.weight.requires_grad_(False)
-    anchored = L2ToStart(model, 1.0).anchored
+    anchored = L2SPPenalty(model, 1.0).anchored
     assert "layers.0.attention.qkv_proj.weight" in anchored
     assert not any(name.startswith(("pooler", "embeddings.word")) for name in anchored)
     model.base_model.requires_grad_(False)
     with pytest.raises(CtxError, match="no trainable weights"):
-        L2ToStart(model, 1.0)
+        L2SPPenalty(model, 1.0)
 
 
 def test_the_penalty_counts_once_in_a_step(workspace: Any, problem: Any, tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_the_penalty_counts_once_in_a_step(workspace: Any, problem: Any, tmp_pat
     found = {}
     for name, size, accumulation in (("one", 8, 1), ("four", 2, 4)):
         model = new_model(workspace)
-        methods = [Mixout(model, 0.4, seed=5), L2ToStart(model, 0.5)]
+        methods = [Mixout(model, 0.4, seed=5), L2SPPenalty(model, 0.5)]
         moved(model)
         given = arguments(tmp_path / name, per_device_batch_size=size, gradient_accumulation_steps=accumulation)
         result = run(model, problem, given, methods=methods)
@@ -129,7 +129,7 @@ def test_a_resumed_run_has_the_weights_of_a_whole_one(
 
 def check_resuming(workspace: Any, problem: Any, folder: Path, way: str) -> None:
     def methods(model: Any) -> list:
-        return [Mixout(model, 0.3), L2ToStart(model, 0.5)] if way == "anchor" else [ChainThaw(model, 1e-2, 1e-2)]
+        return [Mixout(model, 0.3), L2SPPenalty(model, 0.5)] if way == "anchor" else [ChainThaw(model, 1e-2, 1e-2)]
 
     def evaluate(model: Any, accelerator: Any) -> dict[str, float]:
         """By the weights alone: an early evaluation of a stage is the best."""
@@ -176,7 +176,7 @@ def test_fisher_information_is_the_mean_of_squared_gradients(tmp_path: Path) -> 
         assert_close(value, squares[name] / counted, name)
     assert set(fisher) == {name for name, value in squares.items() if bool(value.any())}
 
-    write_fisher(tmp_path / "fisher.safetensors", fisher, model)
+    save_fisher(tmp_path / "fisher.safetensors", fisher, model)
     head = BERT.model()
     with pytest.raises(CtxError, match="that of other weights"):
         ElasticWeightConsolidation(head, 1.0, tmp_path / "fisher.safetensors")
@@ -293,7 +293,7 @@ def test_three_stages_and_a_loss_that_fades() -> None:
     case = Case(FAMILIES["gpt"], "AutoModelForSequenceClassification")
     model = case.model(lm_loss_weight=0.5)
     groups = layer_groups(model)
-    method = ThreeStages(model, (1.0, 3.0), (0.2, 0.1))
+    method = ThreeStageUnfreezing(model, (1.0, 3.0), (0.2, 0.1))
     method.start(TrainingRun(model, None, 41, steps_per_epoch=10.0))  # type: ignore[arg-type]
     for step in range(41):
         method.before_step(step)
@@ -313,23 +313,23 @@ def test_what_does_not_fit_is_said(tmp_path: Path) -> None:
     for message, call in (
         (f"has {layers} layers", lambda: reinitialize_layers(model, layers + 1, 0)),
         ("no head", lambda: reset_head(model.base_model, 0)),
-        ("no auxiliary language modelling loss", lambda: ThreeStages(model, lm_weights=(0.2, 0.1))),
-        ("before the embeddings", lambda: ThreeStages(model, (2.0, 1.0))),
-        ("before the embeddings are trained", lambda: ThreeStages(model).start(run_of)),
-        ("a stream", lambda: ThreeStages(model).start(TrainingRun(model, optimizer, 3))),
+        ("no auxiliary language modelling loss", lambda: ThreeStageUnfreezing(model, lm_weights=(0.2, 0.1))),
+        ("before the embeddings", lambda: ThreeStageUnfreezing(model, (2.0, 1.0))),
+        ("before the embeddings are trained", lambda: ThreeStageUnfreezing(model).start(run_of)),
+        ("a stream", lambda: ThreeStageUnfreezing(model).start(TrainingRun(model, optimizer, 3))),
         ("stages, but the run has 3 steps", lambda: ChainThaw(model).start(run_of)),
         ("chooses weights by evaluations", lambda: ChainThaw(model).start(TrainingRun(model, optimizer, 99))),
         ("no heads above", lambda: ChainThaw(Case(FAMILIES["gpt"], "AutoModel").model())),
-        ("0 or more", lambda: L2ToStart(model, -1.0)),
+        ("0 or more", lambda: L2SPPenalty(model, -1.0)),
         ("no linear maps", lambda: Mixout(Case(FAMILIES["glove"], BERT.auto_name).model(), 0.1)),
         ("cannot be read", lambda: ElasticWeightConsolidation(model, 1.0, tmp_path / "none")),
     ):
         with pytest.raises(CtxError, match=message):
             call()
     model.new_modules = ("classifier",)
-    assert kept_head(model) == []
+    assert pretrained_head_modules(model) == []
     model.new_modules = ("bert.pooler",)
-    assert kept_head(model) == ["classifier"]
+    assert pretrained_head_modules(model) == ["classifier"]
 
 
 def test_trainer_calls_them(tmp_path: Path) -> None:
@@ -351,7 +351,7 @@ def test_trainer_calls_them(tmp_path: Path) -> None:
         "optim": "sgd",
     }
     model = BERT.model(**exact)
-    method = L2ToStart(model, 0.5)
+    method = L2SPPenalty(model, 0.5)
     moved(model)
     by_hand = copy.deepcopy(model)
     by_hand(**batch).loss.backward()

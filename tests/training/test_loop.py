@@ -15,12 +15,12 @@ from transformers import AutoModelForPreTraining
 from hf_ctxmodels import CtxBertForPreTraining, CtxError
 from hf_ctxmodels.training.batches import EpochIndexed, count_items
 from hf_ctxmodels.training.checkpoint.directory import checkpoints
-from hf_ctxmodels.training.interruption import InterruptionError, LostProcessError, noticing_lost_processes
-from hf_ctxmodels.training.loading import load_tokenizer
+from hf_ctxmodels.training.interruption import InterruptionError, LostProcessError, detect_lost_processes
 from hf_ctxmodels.training.loop import make_accelerator
-from hf_ctxmodels.training.metrics.evaluation import LossEvaluation
+from hf_ctxmodels.training.metrics.loss_evaluation import LossEvaluation
 from hf_ctxmodels.training.metrics.progress import read_log
 from hf_ctxmodels.training.metrics.step_metrics import NonFiniteError, StepMetrics
+from hf_ctxmodels.training.model_loading import load_tokenizer
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
@@ -256,9 +256,9 @@ def test_workers_end_with_the_run_whatever_ends_it(workspace, problem, tmp_path,
 
 
 def test_the_loss_of_another_process_is_one_screen():
-    with pytest.raises(LostProcessError, match="Another process of this run has ended"), noticing_lost_processes(2):
+    with pytest.raises(LostProcessError, match="Another process of this run has ended"), detect_lost_processes(2):
         raise RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:41613")
-    with pytest.raises(RuntimeError, match="shapes"), noticing_lost_processes(2):
+    with pytest.raises(RuntimeError, match="shapes"), detect_lost_processes(2):
         raise RuntimeError("shapes cannot be multiplied")
 
 

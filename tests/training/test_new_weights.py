@@ -11,15 +11,15 @@ from zoo import HEADS, Case, assert_close
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.downstream.finetuning import (
     ElasticWeightConsolidation,
-    L2ToStart,
+    L2SPPenalty,
     Mixout,
     reinitialize_layers,
     reset_head,
 )
-from hf_ctxmodels.downstream.finetuning.fisher import write_fisher
-from hf_ctxmodels.downstream.finetuning.reinitializing import kept_head
+from hf_ctxmodels.downstream.finetuning.fisher import save_fisher
+from hf_ctxmodels.downstream.finetuning.reinitialization import pretrained_head_modules
 from hf_ctxmodels.registry import FAMILIES
-from hf_ctxmodels.training.optim.discriminative_lr import layer_groups
+from hf_ctxmodels.training.optim.layer_groups import layer_groups
 
 CLASSIFIERS = [case for case in HEADS if case.auto_name == "AutoModelForSequenceClassification"]
 BERT = Case(FAMILIES["bert"], "AutoModelForSequenceClassification")
@@ -52,7 +52,7 @@ def test_new_weights_are_exactly_those_asked_for(subtests: Any) -> None:
             assert names == {name for name in before if not name.startswith(f"{model.base_model_prefix}.")}
             check_drawn_anew(model, before, names)
     for family, kept in (("t5", []), ("bart", []), ("mass", ["lm_head"]), ("unilm", ["mlm_head"])):  # unless tied
-        assert kept_head(Case(FAMILIES[family], "AutoModelForSeq2SeqLM").model()) == kept, family
+        assert pretrained_head_modules(Case(FAMILIES[family], "AutoModelForSeq2SeqLM").model()) == kept, family
     model = BERT.model()
     before = weights_of(model)
     names = set(reinitialize_layers(model, 0, seed=4, pooler=True))
@@ -77,14 +77,14 @@ def test_what_is_new_is_not_held(tmp_path: Path) -> None:
     encoder, table = dict(model.base_model.named_parameters()), "embeddings.word_embeddings.weight"
     fisher = {name: torch.rand(each.shape, generator=generator) for name, each in encoder.items()}
     file, known = tmp_path / "fisher.safetensors", model.config.vocab_size
-    write_fisher(file, fisher, model)
+    save_fisher(file, fisher, model)
     mixed = set(Mixout(model, 0.5).mixed)
     new = {name.removeprefix("bert.") for name in reinitialize_layers(model, 1, seed=3)}
     model.resize_token_embeddings(known + 3, mean_resizing=False)
     model.new_tokens = 3
     assert mixed & new
     assert set(Mixout(model, 0.5).mixed) == mixed - new
-    methods = {"ewc": ElasticWeightConsolidation(model, 1.0, file, 0.5), "l2": L2ToStart(model, 1.0, 0.5)}
+    methods = {"ewc": ElasticWeightConsolidation(model, 1.0, file, 0.5), "l2": L2SPPenalty(model, 1.0, 0.5)}
     with torch.no_grad():
         for each in model.parameters():
             each.add_(torch.randn(each.shape, generator=generator) * 0.1)

@@ -10,7 +10,7 @@ from accelerate.utils import DistributedType, is_deepspeed_available
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.loop import make_accelerator
-from hf_ctxmodels.training.parallelism import not_in_force
+from hf_ctxmodels.training.parallelism import inactive_parallelism_warnings
 
 # Each process trains on its own half of the batch; the weights are those of the mean gradient.
 PLAIN_TRAINER = """
@@ -32,16 +32,16 @@ print(f"process {arguments.process_index} of {arguments.world_size} has {total:.
 
 
 def test_what_is_not_in_force_is_said(monkeypatch, tmp_path, capsys, fresh_accelerate) -> None:
-    assert not_in_force(DistributedType.NO, 1, "cpu") == []
+    assert inactive_parallelism_warnings(DistributedType.NO, 1, "cpu") == []
     monkeypatch.setenv("WORLD_SIZE", "2")
-    (line,) = not_in_force(DistributedType.NO, 1, "cpu")
+    (line,) = inactive_parallelism_warnings(DistributedType.NO, 1, "cpu")
     assert "2 processes were started, but are not joined" in line
     assert "use_cpu=True" in line
-    assert not_in_force(DistributedType.MULTI_CPU, 2, "cpu") == []
+    assert inactive_parallelism_warnings(DistributedType.MULTI_CPU, 2, "cpu") == []
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
-    (line,) = not_in_force(DistributedType.MULTI_CPU, 2, "cpu")
+    (line,) = inactive_parallelism_warnings(DistributedType.MULTI_CPU, 2, "cpu")
     assert "DeepSpeed is configured but not in force: 2 processes on cpu" in line
-    assert not_in_force(DistributedType.DEEPSPEED, 2, "cuda") == []
+    assert inactive_parallelism_warnings(DistributedType.DEEPSPEED, 2, "cuda") == []
     arguments = LoopArguments(output_dir=str(tmp_path), max_steps=1)
     if not is_deepspeed_available():
         with pytest.raises(CtxError, match="not installed"):

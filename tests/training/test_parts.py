@@ -16,17 +16,17 @@ from hf_ctxmodels.tokenizers.base import check_fit, remember_tokenizer
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.checkpoint import directory as checkpoint
 from hf_ctxmodels.training.checkpoint.optimizer_state import load_random_state, save_random_state
-from hf_ctxmodels.training.loading import (
-    check_weights,
+from hf_ctxmodels.training.metrics.loss_plot import plot_losses
+from hf_ctxmodels.training.metrics.progress import read_log
+from hf_ctxmodels.training.metrics.summary import TrainingSummary
+from hf_ctxmodels.training.model_loading import (
     load_config,
     load_config_file,
     load_model,
     load_tokenizer,
     parse_config_options,
+    verify_weights,
 )
-from hf_ctxmodels.training.metrics.curve import plot_curve
-from hf_ctxmodels.training.metrics.progress import read_log
-from hf_ctxmodels.training.metrics.summary import TrainingSummary
 from hf_ctxmodels.training.pretraining import PretrainingArguments, parse_options
 from hf_ctxmodels.training.recipe import parse_arguments
 
@@ -196,11 +196,11 @@ def test_published_files_have_a_manifest_of_their_own(tmp_path):
         (tmp_path / "model.writing").mkdir()
         (tmp_path / "model.writing" / "model.safetensors").write_bytes(content)
         checkpoint.publish_files(tmp_path / "model.writing", tmp_path)
-        check_weights(tmp_path)
+        verify_weights(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["manifest.json", "model.safetensors"]
     (tmp_path / "model.safetensors").write_bytes(b"ney")
     with pytest.raises(CtxError, match=r"model\.safetensors was truncated or changed"):
-        check_weights(tmp_path)
+        verify_weights(tmp_path)
 
 
 def make_checkpoint(folder: Path, step: int) -> Path:
@@ -232,7 +232,7 @@ def test_a_log_line_cut_off_is_left_out(tmp_path):
 
 
 def test_curve_is_drawn(tmp_path):
-    assert plot_curve([{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0, "eval_loss": 3.0}], tmp_path / "curve.png")
+    assert plot_losses([{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0, "eval_loss": 3.0}], tmp_path / "curve.png")
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
 
 

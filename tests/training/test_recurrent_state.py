@@ -14,7 +14,7 @@ from hf_ctxmodels.data import ExampleSet, ExampleStream
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.checkpoint.directory import checkpoint_path
 from hf_ctxmodels.training.loop import make_accelerator, train
-from hf_ctxmodels.training.metrics.evaluation import LossEvaluation
+from hf_ctxmodels.training.metrics.loss_evaluation import LossEvaluation
 from hf_ctxmodels.training.recurrent_state import RecurrentStateCarrier
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")

@@ -15,10 +15,10 @@ from small_run import arguments, new_model, run
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.checkpoint.directory import MANIFEST_FILE, checkpoints, damaged_files, publish_files
-from hf_ctxmodels.training.checkpoint.identity import MAY_CHANGE
-from hf_ctxmodels.training.checkpoint.output_dir import claimed_output_dir
-from hf_ctxmodels.training.loading import load_tokenizer
+from hf_ctxmodels.training.checkpoint.identity import FLAGS_THAT_MAY_CHANGE
+from hf_ctxmodels.training.checkpoint.output_dir import locked_output_dir
 from hf_ctxmodels.training.loop import make_accelerator
+from hf_ctxmodels.training.model_loading import load_tokenizer
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
@@ -54,7 +54,7 @@ def test_a_process_that_was_forked_does_not_hold_the_directory(tmp_path):
     """As a data worker does that outlives a killed run for a moment."""
     accelerator, options = make_accelerator(arguments(tmp_path)), arguments(tmp_path)
     (wait, release), (begun, begin) = os.pipe(), os.pipe()
-    with claimed_output_dir(accelerator, options, None):
+    with locked_output_dir(accelerator, options, None):
         child = os.fork()
         if child == 0:
             os.close(release)
@@ -63,7 +63,7 @@ def test_a_process_that_was_forked_does_not_hold_the_directory(tmp_path):
             os._exit(0)
     os.read(begun, 1)
     try:
-        with claimed_output_dir(accelerator, options, None):
+        with locked_output_dir(accelerator, options, None):
             pass
     finally:
         os.close(release)
@@ -162,7 +162,7 @@ def test_resumes_with_other_logging_saving_workers_and_place(workspace, problem,
 
 
 def test_the_flags_that_may_change_exist():
-    assert {*MAY_CHANGE} < {each.name for each in dataclasses.fields(LoopArguments)}
+    assert {*FLAGS_THAT_MAY_CHANGE} < {each.name for each in dataclasses.fields(LoopArguments)}
 
 
 @contextlib.contextmanager

@@ -10,12 +10,12 @@ from zoo import HEADS, all_in_one, main_head, tiny_config
 
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.registry import FAMILIES
-from hf_ctxmodels.training.vocabulary import (
-    TrainedPartArguments,
-    exchange_embeddings,
-    freeze_vocabulary,
+from hf_ctxmodels.training.token_embeddings import (
+    EmbeddingTrainingArguments,
+    freeze_token_embeddings,
+    replace_token_embeddings,
     replace_vocabulary,
-    vocabulary_tables,
+    vocabulary_parameters,
 )
 
 _TEXTS = {"en": "the cat saw a dog in the house", "de": "die Katze sah einen sehr alten Hund im Haus dort drüben"}
@@ -33,7 +33,7 @@ def test_what_depends_on_the_vocabulary(case) -> None:
     size = 997 if case.family.name != "t5" else 7 * 128
     config = tiny_config(case.family, vocab_size=size)
     model = case.model_class(config)
-    assert set(vocabulary_tables(model)) == tables_by_size(model, size)
+    assert set(vocabulary_parameters(model)) == tables_by_size(model, size)
 
 
 def test_the_body_stays_and_special_tokens_keep_their_rows(subtests) -> None:
@@ -46,7 +46,7 @@ def test_the_body_stays_and_special_tokens_keep_their_rows(subtests) -> None:
             found = replace_vocabulary(model, OWN, OTHER, seed=3)
             assert torch.equal(torch.get_rng_state(), drawn)
             assert found.config.vocab_size == len(OTHER) != len(OWN)
-            tables, old, new = set(vocabulary_tables(model)), model.state_dict(), found.state_dict()
+            tables, old, new = set(vocabulary_parameters(model)), model.state_dict(), found.state_dict()
             assert all(torch.equal(old[each], new[each]) for each in old if each not in tables)
             embeddings, before = found.get_input_embeddings().weight, model.get_input_embeddings().weight
             for token in OWN.all_special_tokens:
@@ -58,13 +58,13 @@ def test_the_body_stays_and_special_tokens_keep_their_rows(subtests) -> None:
             words = [place for token, place in OTHER.get_vocab().items() if token not in OTHER.all_special_tokens]
             assert torch.equal(embeddings[words], fresh[words])
             assert found.get_output_embeddings().weight is embeddings
-            kept = TrainedPartArguments(train="embeddings").apply(model, OWN, OWN, seed=3)
+            kept = EmbeddingTrainingArguments(train="embeddings").apply(model, OWN, OWN, seed=3)
             assert kept is model
             learning = {each for each, parameter in kept.named_parameters() if parameter.requires_grad}
             assert learning == {each for each, _ in model.named_parameters() if each in tables}
     elmo = FAMILIES["elmo"].models["AutoModelForTokenClassification"](tiny_config(FAMILIES["elmo"]))
     with pytest.raises(CtxError, match="no embedding of each token"):
-        freeze_vocabulary(elmo)
+        freeze_token_embeddings(elmo)
     roberta = FAMILIES["roberta"]
     elsewhere = roberta.models["AutoModelForMaskedLM"](tiny_config(roberta, vocab_size=len(OWN), pad_token_id=1))
     with pytest.raises(CtxError, match="positions are counted"):
@@ -81,17 +81,17 @@ def test_embeddings_are_exchanged(tmp_path: Path) -> None:
     german.save_pretrained(tmp_path / "de")
     start.save_pretrained(tmp_path / "en")
     tagger = AutoModelForTokenClassification.from_pretrained(tmp_path / "en", num_labels=3).eval()
-    freeze_vocabulary(tagger)
+    freeze_token_embeddings(tagger)
     for parameter in tagger.parameters():
         if parameter.requires_grad:
             parameter.data.add_(0.1)  # as if it had learned
 
     expected = AutoModelForTokenClassification.from_pretrained(tmp_path / "de", num_labels=3).eval()
-    tables, learned = set(vocabulary_tables(expected)), tagger.state_dict()
+    tables, learned = set(vocabulary_parameters(expected)), tagger.state_dict()
     assert tables == {"bert.embeddings.word_embeddings.weight"}
     expected.load_state_dict({**expected.state_dict(), **{k: v for k, v in learned.items() if k not in tables}})
     ids = torch.tensor([[len(OTHER) - 1, *range(5, 9)]])
-    exchange_embeddings(tagger, tmp_path / "de")
+    replace_token_embeddings(tagger, tmp_path / "de")
     assert torch.equal(tagger(ids).logits, expected(ids).logits)
     assert tagger.config.vocab_size == tagger.get_input_embeddings().num_embeddings == len(OTHER)
     assert tagger.config.tokenizer_digest == german.config.tokenizer_digest
@@ -100,7 +100,7 @@ def test_embeddings_are_exchanged(tmp_path: Path) -> None:
     assert torch.equal(again(ids).logits, expected(ids).logits)
 
     with pytest.raises(CtxError, match="also writes tokens"):
-        exchange_embeddings(AutoModelForMaskedLM.from_pretrained(tmp_path / "en"), tmp_path / "de")
+        replace_token_embeddings(AutoModelForMaskedLM.from_pretrained(tmp_path / "en"), tmp_path / "de")
     for name, changes, message in (
         ("bert", {"hidden_size": 64}, f"hidden_size 64, this one has {config.hidden_size}"),
         ("bert", {"num_hidden_layers": 1}, f"num_hidden_layers 1, this one has {config.num_hidden_layers}"),
@@ -109,4 +109,4 @@ def test_embeddings_are_exchanged(tmp_path: Path) -> None:
         other = FAMILIES[name]
         other.models["AutoModel"](tiny_config(other, **changes)).save_pretrained(tmp_path / "other")
         with pytest.raises(CtxError, match=message):
-            exchange_embeddings(tagger, tmp_path / "other")
+            replace_token_embeddings(tagger, tmp_path / "other")

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.compression.distillation.forward_pass import predictions_of, run
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.evaluation_mode import evaluation_mode
+from hf_ctxmodels.core.model_modes import evaluation_mode
 
 # English function words, which are never replaced: they say little of a text's topic and much of its structure
 _FUNCTION_WORDS = (

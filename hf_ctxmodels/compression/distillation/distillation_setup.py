@@ -11,13 +11,13 @@ from hf_ctxmodels.compression.distillation.collator import DistillationCollator
 from hf_ctxmodels.compression.distillation.model import TEACHER, CtxDistillationModel
 from hf_ctxmodels.compression.distillation.prediction_losses import Term
 from hf_ctxmodels.compression.distillation.teacher import Teacher, copy_layers
-from hf_ctxmodels.core.console import say
+from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.downstream.tasks import Encoded, Task
 from hf_ctxmodels.objectives import Objective
 from hf_ctxmodels.training.batches import EpochIndexed
-from hf_ctxmodels.training.loading import load_family_config, load_model
-from hf_ctxmodels.training.pretraining import Learner
+from hf_ctxmodels.training.model_loading import load_family_config, load_model
+from hf_ctxmodels.training.pretraining import TrainingSetup
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class DistillationSetup:
     student: str | None = None
     layers: Sequence[int] = ()
 
-    def prepare_pretraining(self, model: PreTrainedModel, objective: Objective) -> Learner:
+    def prepare_pretraining(self, model: PreTrainedModel, objective: Objective) -> TrainingSetup:
         """What learns from raw text, in the place of a model that is pretrained.
 
         Raises:
@@ -50,16 +50,16 @@ class DistillationSetup:
                 hint="leave out --tokenizer, and give a new student (--family) or one with the teacher's vocabulary.",
             )
         taught = self._taught(model, objective.auto_class)
-        return Learner(taught, DistillationCollator(objective.collate), self.identity)
+        return TrainingSetup(taught, DistillationCollator(objective.collate), self.identity)
 
     def prepare_finetuning(
         self,
         task: Task[Any],
         training: list[Any],
         encoded: Encoded,
-        learner: Learner,
+        learner: TrainingSetup,
         tokenizer: PreTrainedTokenizerBase,
-    ) -> tuple[Learner, EpochIndexed]:
+    ) -> tuple[TrainingSetup, EpochIndexed]:
         """What learns from a file of examples, and their features with those of the teacher's tokenizer.
 
         Args:
@@ -75,7 +75,7 @@ class DistillationSetup:
         taught = self._taught(learner.model, task.auto_class)
         if self.teacher.shares_tokens(tokenizer):
             collate = DistillationCollator(learner.collate)
-            return Learner(taught, collate, self.identity), EpochIndexed(encoded.features)
+            return TrainingSetup(taught, collate, self.identity), EpochIndexed(encoded.features)
         if task.has_token_outputs:
             raise CtxError(
                 "The teacher reads other tokens than the student, and the task's labels are of tokens.",
@@ -88,7 +88,7 @@ class DistillationSetup:
             for own, other in zip(encoded.features, others, strict=True)
         ]
         collate = DistillationCollator(learner.collate, task.collator(self.teacher.tokenizer))
-        return Learner(taught, collate, self.identity), EpochIndexed(features)
+        return TrainingSetup(taught, collate, self.identity), EpochIndexed(features)
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -108,9 +108,9 @@ class DistillationSetup:
             copy_layers(student, source, self.layers)
         taught, shown = CtxDistillationModel(student, teacher, self.terms), PartialState().is_main_process
         if self.student is not None and taught.load_projections(self.student):
-            say(f"projections of {self.student} are learned on", shown)
+            print_status(f"projections of {self.student} are learned on", shown)
         ratio = teacher.num_parameters() / student.num_parameters()
-        say(f"a teacher of {teacher.num_parameters():,} parameters, {ratio:.1f} times the student's", shown)
+        print_status(f"a teacher of {teacher.num_parameters():,} parameters, {ratio:.1f} times the student's", shown)
         return taught
 
     def _check_labels(self, student: PreTrainedModel) -> None:

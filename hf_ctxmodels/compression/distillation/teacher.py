@@ -11,14 +11,14 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from hf_ctxmodels.compression.distillation.model import TERMS
 from hf_ctxmodels.compression.distillation.prediction_losses import Term
-from hf_ctxmodels.core.console import say
+from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.constants import STACK_FILE
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.downstream.adapters.saving import FOLDER
-from hf_ctxmodels.downstream.saved_models import load_model_with_adapters
+from hf_ctxmodels.downstream.loading_with_adapters import load_model_with_adapters
 from hf_ctxmodels.layers.adapter_slots import is_adapter_parameter
 from hf_ctxmodels.tokenizers.base import check_fit, tokenizer_digest
-from hf_ctxmodels.training.loading import load_config, load_family_config, load_tokenizer, require_one_task
+from hf_ctxmodels.training.model_loading import load_config, load_family_config, load_tokenizer, require_single_task
 from hf_ctxmodels.training.pretraining import typed_options
 
 
@@ -42,7 +42,7 @@ class Teacher:
         Raises:
             CtxError: There is no such model, it has several tasks or is of no family, or its tokenizer does not fit it.
         """
-        require_one_task(load_config(source), source)
+        require_single_task(load_config(source), source)
         config = load_family_config(source)
         tokenizer = load_tokenizer(source, split_words=split_words)
         check_fit(tokenizer, config, location=f"--teacher {source}")
@@ -138,7 +138,7 @@ def parse_terms(weights: Sequence[str], options: Sequence[str] = ()) -> list[Ter
         key, _, value = text.partition("=")
         name, _, option = key.partition(".")
         if name not in given and name in TERMS and option in TERMS[name].option_help():  # of a recipe, for example
-            say(f"{key} has no effect: the term {name} is not learned")
+            print_status(f"{key} has no effect: the term {name} is not learned")
             continue
         if name not in given or option not in TERMS[name].option_help() or not value:
             known = [f"{term}.{each}" for term in given for each in TERMS[term].option_help()]

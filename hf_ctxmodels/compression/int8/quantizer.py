@@ -18,7 +18,7 @@ from hf_ctxmodels.compression.int8.module_replacement import (
 from hf_ctxmodels.compression.int8.modules import ActivationScale
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import check_choice
-from hf_ctxmodels.core.quantization import is_quantized
+from hf_ctxmodels.core.weights import is_quantized
 
 METHOD = "ctx-int8"
 TableType = Literal["int8", "float32"]

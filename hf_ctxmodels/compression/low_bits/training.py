@@ -16,13 +16,13 @@ from hf_ctxmodels.compression.low_bits.quantizer import (
     replace_with_fake_quantized,
 )
 from hf_ctxmodels.compression.low_bits.sensitivity import layers_of, mix_bits, sensitivities
-from hf_ctxmodels.core.console import say
+from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag, non_default_fields, reject_flag_conflicts
 from hf_ctxmodels.core.model_modes import inspection_mode
-from hf_ctxmodels.core.output_files import writing
+from hf_ctxmodels.core.output_files import wrap_write_errors
 from hf_ctxmodels.training.batches import EpochIndexed
-from hf_ctxmodels.training.loading import check_trainable
+from hf_ctxmodels.training.model_loading import require_trainable
 
 PACKED_FOLDER = "quantized"
 
@@ -88,7 +88,7 @@ def start_low_bits(
     Raises:
         CtxError: The bits are impossible, or the model is quantized already or has tied outputs.
     """
-    check_trainable(model)
+    require_trainable(model)
     if not arguments.quantize_bits:
         return
     maps, tables = find_quantizable_modules(model)
@@ -98,7 +98,7 @@ def start_low_bits(
         parts = _parts(features, collate, batch_size, arguments.sensitivity_parts)
         found = _sensitivities(model, layers, parts)
         for layer, number in mix_bits(found, arguments.quantize_bits).items():
-            say(f"{layer}: sensitivity {found[layer]:.4g}, {number} bits", accelerator.is_main_process)
+            print_status(f"{layer}: sensitivity {found[layer]:.4g}, {number} bits", accelerator.is_main_process)
             bits |= dict.fromkeys(layers[layer], number)
     replace_with_fake_quantized(model, bits, arguments.quantize_groups)
 
@@ -154,8 +154,8 @@ def save_packed(
     if not arguments.quantize_bits or not accelerator.is_main_process:
         return
     folder = Path(output_dir) / PACKED_FOLDER
-    with writing(folder):
+    with wrap_write_errors(folder):
         pack_model(model.cpu()).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
     sizes = [sum(each.stat().st_size for each in place.glob("*.safetensors")) for place in (Path(output_dir), folder)]
-    say(f"{folder}: {sizes[1] / 1e6:,.1f} MB, in single precision {sizes[0] / 1e6:,.1f} MB")
+    print_status(f"{folder}: {sizes[1] / 1e6:,.1f} MB, in single precision {sizes[0] / 1e6:,.1f} MB")

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from hf_ctxmodels.core.console import say
+from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.constants import STACK_FILE
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.json_parsing import read_json
@@ -283,4 +283,6 @@ def _load_head(model: PreTrainedModel, folder: Path, given: str, source: str | P
     entry = _described(folder, HEAD_CONFIG_FILE, source).get("config") or {}
     tensors = load_file(folder / HEAD_WEIGHTS_FILE) if (folder / HEAD_WEIGHTS_FILE).is_file() else {}
     if not read_head(model, entry, tensors, given):
-        say(f"{source}: the head beside it ({entry.get('head_type')}) is not that of {type(model).__name__}; not read")
+        print_status(
+            f"{source}: the head beside it ({entry.get('head_type')}) is not that of {type(model).__name__}; not read"
+        )

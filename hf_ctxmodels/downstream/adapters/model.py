@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from torch import nn
 from transformers import PreTrainedModel
 
+from hf_ctxmodels.core.config_validation import is_valid_module_name
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.module_names import is_valid_module_name
-from hf_ctxmodels.core.quantization import is_quantized
+from hf_ctxmodels.core.weights import is_quantized
 from hf_ctxmodels.downstream.adapters.configuration import resolve_config
 from hf_ctxmodels.downstream.adapters.insertion import (
     encoder_of,

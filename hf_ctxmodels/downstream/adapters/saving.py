@@ -13,7 +13,7 @@ from hf_ctxmodels.core.constants import ADAPTERS_FOLDER, STACK_FILE
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.json_parsing import read_json
 from hf_ctxmodels.core.model import CtxPreTrainedModel
-from hf_ctxmodels.core.output_files import MODEL_FILES, writing
+from hf_ctxmodels.core.output_files import MODEL_FILES, wrap_write_errors
 from hf_ctxmodels.downstream.adapters.configuration import FILE_VERSION, config_to_file, fusion_to_file
 from hf_ctxmodels.downstream.adapters.parameter_names import adapter_tensors, fusion_tensors, model_types
 from hf_ctxmodels.layers.adapters import BottleneckConfig, FusionConfig
@@ -69,7 +69,7 @@ def write_fusion(
 
 def write_stack(directory: Path, active: Sequence[str | Sequence[str]]) -> None:
     """Write which of a directory's adapters are active, from the lowest up."""
-    with writing(directory):
+    with wrap_write_errors(directory):
         temporary = directory / f"{STACK_FILE}.writing"
         temporary.write_text(json.dumps({"active": list(active)}, indent=2) + "\n", encoding="utf-8")
         temporary.replace(directory / STACK_FILE)
@@ -107,7 +107,7 @@ def _write(directory: Path, files: Mapping[str, Any], values: Values | None) -> 
     """Write all files under a temporary name, and move them into the directory, the weights first."""
     check_own_folder(directory)
     temporary = directory.with_name(f"{directory.name}.writing")
-    with writing(directory):
+    with wrap_write_errors(directory):
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         for name, content in files.items():

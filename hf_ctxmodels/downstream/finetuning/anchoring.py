@@ -8,22 +8,22 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.downstream.finetuning.fisher import read_fisher, weights_digest
-from hf_ctxmodels.training.method import FinetuningMethod, TrainingRun
+from hf_ctxmodels.downstream.finetuning.fisher import load_fisher, weights_digest
+from hf_ctxmodels.training.callbacks import FinetuningCallback, TrainingRun
 
 
 def pretrained_parameters(model: PreTrainedModel) -> dict[str, nn.Parameter]:
     """The trainable parameters of the encoder that are those of the opened checkpoint, by their names in the encoder.
 
     All others are new: the heads, what `new_modules` names of the encoder, for example a pooler, and what was
-    `drawn_anew`.
+    `reinitialized_weights`.
 
     Raises:
         CtxError: There are none.
     """
     prefix = "" if model.base_model is model else f"{model.base_model_prefix}."
     new = tuple(f"{name}." for name in getattr(model, "new_modules", ()))
-    drawn = set(getattr(model, "drawn_anew", ()))
+    drawn = set(getattr(model, "reinitialized_weights", ()))
     found = {
         name.removeprefix(prefix): parameter
         for name, parameter in model.named_parameters()
@@ -37,7 +37,7 @@ def pretrained_parameters(model: PreTrainedModel) -> dict[str, nn.Parameter]:
     return found
 
 
-class L2ToStart(FinetuningMethod):
+class L2SPPenalty(FinetuningCallback):
     """Adds half the weighted squared distance of the encoder from its pretrained weights to the loss (Li et al. 2018,
     arXiv 1802.01483, equation 2, L2-SP): weight / 2 * ||w - start||^2, and head_weight / 2 * ||v||^2 of the new
     parameters v.
@@ -55,7 +55,7 @@ class L2ToStart(FinetuningMethod):
         CtxError: A weight is negative, or nothing is anchored.
     """
 
-    whole_weights = True
+    requires_full_weights = True
 
     def __init__(self, model: PreTrainedModel, weight: float, head_weight: float = 0.0) -> None:
         if weight < 0 or head_weight < 0:
@@ -111,13 +111,13 @@ class L2ToStart(FinetuningMethod):
         return {"anchor_loss": self.penalty()}
 
 
-class ElasticWeightConsolidation(L2ToStart):
-    """`L2ToStart` with each weight's squared distance times its Fisher information in pretraining (Kirkpatrick et al.
+class ElasticWeightConsolidation(L2SPPenalty):
+    """`L2SPPenalty` with each weight's squared distance times its Fisher information in pretraining (Kirkpatrick et al.
     2017, arXiv 1612.00796, equation 3): weight / 2 * sum of F * (w - start)^2.
 
     Args:
-        model, weight, head_weight: As for `L2ToStart`.
-        fisher_file: Of `fisher.write_fisher`, for the same pretrained weights.
+        model, weight, head_weight: As for `L2SPPenalty`.
+        fisher_file: Of `fisher.save_fisher`, for the same pretrained weights.
 
     Raises:
         CtxError: The file is missing, damaged, or that of other weights.
@@ -127,7 +127,7 @@ class ElasticWeightConsolidation(L2ToStart):
         self, model: PreTrainedModel, weight: float, fisher_file: str | Path, head_weight: float = 0.0
     ) -> None:
         super().__init__(model, weight, head_weight)
-        fisher, digests = read_fisher(fisher_file)
+        fisher, digests = load_fisher(fisher_file)
         known = [name for name in fisher if name in self.starts]  # a pooler, for example, may not be there
         starts = {name: self.starts[name][: len(fisher[name])] for name in known}  # without the rows of new tokens
         strange = [name for name in known if weights_digest({name: starts[name]}) != digests[name]]

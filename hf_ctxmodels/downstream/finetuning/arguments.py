@@ -7,23 +7,23 @@ from typing import Literal
 from accelerate import Accelerator
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_ctxmodels.core.console import say
+from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag, non_default_fields, reject_flag_conflicts
-from hf_ctxmodels.downstream.finetuning.anchoring import ElasticWeightConsolidation, L2ToStart
-from hf_ctxmodels.downstream.finetuning.features import cache_features
-from hf_ctxmodels.downstream.finetuning.fisher import Labels, fisher_facts
-from hf_ctxmodels.downstream.finetuning.forgetting import PretrainingSide, compute_fisher
+from hf_ctxmodels.downstream.finetuning.anchoring import ElasticWeightConsolidation, L2SPPenalty
+from hf_ctxmodels.downstream.finetuning.feature_cache import cache_features
+from hf_ctxmodels.downstream.finetuning.fisher import Labels, describe_fisher
+from hf_ctxmodels.downstream.finetuning.forgetting import PretrainingEvaluation, compute_fisher
 from hf_ctxmodels.downstream.finetuning.mixout import Mixout
-from hf_ctxmodels.downstream.finetuning.reinitializing import kept_head, reinitialize_layers, reset_head
-from hf_ctxmodels.downstream.finetuning.thawing import ChainThaw, ThreeStages
+from hf_ctxmodels.downstream.finetuning.reinitialization import pretrained_head_modules, reinitialize_layers, reset_head
+from hf_ctxmodels.downstream.finetuning.unfreezing import ChainThaw, ThreeStageUnfreezing
 from hf_ctxmodels.downstream.tasks.base import Collator, Feature
 from hf_ctxmodels.tokenizers.base import tokenizer_digest
 from hf_ctxmodels.training.arguments import LoopArguments
-from hf_ctxmodels.training.method import FinetuningMethod
-from hf_ctxmodels.training.optim.freezing import freeze_encoder, refuse_plans_for_layers
+from hf_ctxmodels.training.callbacks import FinetuningCallback
+from hf_ctxmodels.training.optim.freezing import freeze_encoder, refuse_layerwise_flags
 from hf_ctxmodels.training.optim.gradual_unfreezing import GradualUnfreezing
-from hf_ctxmodels.training.vocabulary import freeze_vocabulary
+from hf_ctxmodels.training.token_embeddings import freeze_token_embeddings
 
 UNCOMPARED_FIELDS = ("cache_features", "fisher_file", "fisher_text", "fisher_labels", "fisher_examples")
 """Flags that a resumed run may have others of; what a file of Fisher information holds is compared."""
@@ -132,7 +132,7 @@ class FinetuningMethodArguments:
 
     def prepare(
         self, model: PreTrainedModel, source: str | None, loop: LoopArguments, accelerator: Accelerator
-    ) -> list[FinetuningMethod]:
+    ) -> list[FinetuningCallback]:
         """Draw weights anew and freeze, as the flags say; gives the methods that the loop calls, in their order.
 
         Args:
@@ -151,10 +151,10 @@ class FinetuningMethodArguments:
                 hint="give --model, or leave them out.",
             )
         if self.freeze == "encoder":
-            refuse_plans_for_layers(loop)
+            refuse_layerwise_flags(loop)
         self._draw_anew(model, source, loop.seed, accelerator.is_main_process)
         if self.freeze == "embeddings":
-            freeze_vocabulary(model)
+            freeze_token_embeddings(model)
         elif self.freeze is not None:
             freeze_encoder(model)  # type: ignore[arg-type]
         mixing = [Mixout(model, self.mixout, loop.seed)] if self.mixout else []
@@ -168,16 +168,18 @@ class FinetuningMethodArguments:
             )
         if self.reinit_layers or self.reinit_pooler:
             names = reinitialize_layers(model, self.reinit_layers, seed, pooler=self.reinit_pooler)
-            say(f"{len(names)} weights of the encoder are drawn anew", shown)
+            print_status(f"{len(names)} weights of the encoder are drawn anew", shown)
         if self.reset_head:
-            say(f"{len(reset_head(model, seed))} weights of the head are drawn anew", shown)
-        elif source is not None and hasattr(model, "new_modules") and (kept := kept_head(model)):
-            say(f"the head is that of {source} ({', '.join(kept)}); --reset_head draws a new one", shown)
+            print_status(f"{len(reset_head(model, seed))} weights of the head are drawn anew", shown)
+        elif source is not None and hasattr(model, "new_modules") and (kept := pretrained_head_modules(model)):
+            print_status(f"the head is that of {source} ({', '.join(kept)}); --reset_head draws a new one", shown)
 
-    def _anchors(self, model: PreTrainedModel, source: str | None, accelerator: Accelerator) -> list[FinetuningMethod]:
+    def _anchors(
+        self, model: PreTrainedModel, source: str | None, accelerator: Accelerator
+    ) -> list[FinetuningCallback]:
         """The penalty on the distance from the pretrained weights, if any."""
         if self.anchor == "l2":
-            return [L2ToStart(model, self.anchor_weight, self.anchor_head_weight)]
+            return [L2SPPenalty(model, self.anchor_weight, self.anchor_head_weight)]
         if self.anchor is None:
             return []
         file = str(self.fisher_file)
@@ -185,10 +187,10 @@ class FinetuningMethodArguments:
             if not Path(file).exists():
                 self._compute_fisher(file, source or "", accelerator.is_main_process)
             elif non_default_fields(self) & {"fisher_labels", "fisher_examples", "fisher_text"}:
-                say(f"using {file} as it is: {fisher_facts(file)}", accelerator.is_main_process)
+                print_status(f"using {file} as it is: {describe_fisher(file)}", accelerator.is_main_process)
         return [ElasticWeightConsolidation(model, self.anchor_weight, file, self.anchor_head_weight)]
 
-    def _thawing(self, model: PreTrainedModel, loop: LoopArguments) -> list[FinetuningMethod]:
+    def _thawing(self, model: PreTrainedModel, loop: LoopArguments) -> list[FinetuningCallback]:
         """Which layers are trained when, if not all; raises CtxError for two plans at once."""
         if self.thaw in ("chain", "three-stage") and loop.unfreeze_steps:
             raise CtxError(
@@ -200,7 +202,7 @@ class FinetuningMethodArguments:
             return [ChainThaw(model, self.chain_rates[0], self.chain_rates[1])]
         if self.thaw == "three-stage":
             weights = None if self.lm_weights is None else (self.lm_weights[0], self.lm_weights[1])
-            return [ThreeStages(model, (self.thaw_epochs[0], self.thaw_epochs[1]), weights)]
+            return [ThreeStageUnfreezing(model, (self.thaw_epochs[0], self.thaw_epochs[1]), weights)]
         return [GradualUnfreezing(model)] if self.thaw == "gradual" and not loop.unfreeze_steps else []
 
     def _compute_fisher(self, file: str, source: str, shown: bool) -> None:
@@ -210,8 +212,10 @@ class FinetuningMethodArguments:
                 location=f"--fisher_file {file}",
                 hint="give the text to compute it from by --fisher_text.",
             )
-        say(f"computing the Fisher information of {source} in {file}", shown)
-        compute_fisher(PretrainingSide.open(source, self.fisher_text), file, self.fisher_examples, self.fisher_labels)
+        print_status(f"computing the Fisher information of {source} in {file}", shown)
+        compute_fisher(
+            PretrainingEvaluation.open(source, self.fisher_text), file, self.fisher_examples, self.fisher_labels
+        )
 
     def cache(
         self,

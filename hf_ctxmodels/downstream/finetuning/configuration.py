@@ -11,8 +11,8 @@ from hf_ctxmodels.core.flags import reject_flag_conflicts
 from hf_ctxmodels.downstream.adapters.arguments import TASK_CONFIG, AdapterArguments, adapter_identity
 from hf_ctxmodels.downstream.finetuning.arguments import UNCOMPARED_FIELDS, FinetuningMethodArguments
 from hf_ctxmodels.training.arguments import LoopArguments
+from hf_ctxmodels.training.callbacks import FinetuningCallback
 from hf_ctxmodels.training.checkpoint.identity import flags_identity
-from hf_ctxmodels.training.method import FinetuningMethod
 
 
 class QuantizationAwareTraining(Protocol):
@@ -68,7 +68,7 @@ class FinetuningConfig:
 
     def prepare(
         self, model: Any, source: str | None, loop: LoopArguments, accelerator: Accelerator
-    ) -> list[FinetuningMethod]:
+    ) -> list[FinetuningCallback]:
         """Draw weights anew, freeze and add adapters, as the flags say; gives the methods that the loop calls.
 
         Args:

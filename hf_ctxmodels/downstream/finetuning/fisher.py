@@ -16,7 +16,7 @@ from hf_ctxmodels import heads
 from hf_ctxmodels.core.console import progress_bar
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.output_files import writing
+from hf_ctxmodels.core.output_files import wrap_write_errors
 
 Batch = Mapping[str, Any]
 Labels = Literal["sampled", "data"]
@@ -106,7 +106,7 @@ def _logits_of(model: Any, output: Any, name: str) -> Tensor | None:
     return output.get("prediction_logits", output.get("logits"))
 
 
-def write_fisher(file: str | Path, fisher: Mapping[str, Tensor], model: PreTrainedModel, **facts: Any) -> None:
+def save_fisher(file: str | Path, fisher: Mapping[str, Tensor], model: PreTrainedModel, **facts: Any) -> None:
     """Write the Fisher information atomically, as safetensors.
 
     Args:
@@ -119,14 +119,14 @@ def write_fisher(file: str | Path, fisher: Mapping[str, Tensor], model: PreTrain
     digests = {name: weights_digest({name: weights[name]}) for name in fisher}
     path = Path(file)
     temporary = path.with_name(f".{path.name}.writing")
-    with writing(path):
+    with wrap_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         metadata = {"weights": json.dumps(digests), "facts": json.dumps(facts)}
         save_file({name: value.cpu().contiguous() for name, value in fisher.items()}, temporary, metadata)
         temporary.replace(path)
 
 
-def fisher_facts(file: str | Path) -> str:
+def describe_fisher(file: str | Path) -> str:
     """What a file of Fisher information was computed from, in words."""
     try:
         with safe_open(file, "pt") as stored:
@@ -136,7 +136,7 @@ def fisher_facts(file: str | Path) -> str:
     return ", ".join(f"{name} {value}" for name, value in facts.items()) or "nothing is known of how it was made"
 
 
-def read_fisher(file: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+def load_fisher(file: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The Fisher information by names in the encoder, and the digests of the weights that it is of.
 
     Raises:
@@ -167,8 +167,8 @@ def weights_digest(weights: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def one_by_one(collate: Any, rows: Any, number: int, device: torch.device) -> Iterable[Batch]:
+def single_example_batches(collate: Any, rows: Any, number: int, device: torch.device) -> Iterable[Batch]:
     """The first rows of a pretraining objective as batches of one on a device, with a progress bar."""
-    for index in progress_bar(range(min(number, len(rows))), "Fisher information", unit="examples", shown=True):
+    for index in progress_bar(range(min(number, len(rows))), "Fisher information", unit="examples", enabled=True):
         batch = dict(collate([rows[0, index]]))
         yield {name: value.to(device) for name, value in batch.items() if name not in ("epoch", "example_index")}

@@ -13,23 +13,23 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.loading import suppress_adapter_notice
-from hf_ctxmodels.core.quantization import is_quantized
+from hf_ctxmodels.core.weights import is_quantized
 from hf_ctxmodels.data import ExampleSet
-from hf_ctxmodels.downstream.finetuning.fisher import Labels, fisher_information, one_by_one, write_fisher
-from hf_ctxmodels.downstream.saved_models import add_saved_adapters
+from hf_ctxmodels.downstream.finetuning.fisher import Labels, fisher_information, save_fisher, single_example_batches
+from hf_ctxmodels.downstream.loading_with_adapters import add_saved_adapters
 from hf_ctxmodels.objectives import Objective
 from hf_ctxmodels.spec import FamilySpec
-from hf_ctxmodels.training.loading import load_config, load_model, load_tokenizer, require_one_task
-from hf_ctxmodels.training.metrics.evaluation import LossEvaluation
+from hf_ctxmodels.training.metrics.loss_evaluation import LossEvaluation
 from hf_ctxmodels.training.metrics.summary import SUMMARY_FILE, TrainingSummary
-from hf_ctxmodels.training.optim.discriminative_lr import LAYER
-from hf_ctxmodels.training.pretraining import PretrainingArguments, find_family, make_model, make_objective
+from hf_ctxmodels.training.model_loading import load_config, load_model, load_tokenizer, require_single_task
+from hf_ctxmodels.training.optim.layer_groups import LAYER
+from hf_ctxmodels.training.pretraining import PretrainingArguments, make_model, make_objective, resolve_family
 
 _LENGTH = 128
 
 
 @dataclass
-class PretrainingSide:
+class PretrainingEvaluation:
     """A pretrained checkpoint with its own objective on a text.
 
     Attributes:
@@ -68,7 +68,7 @@ class PretrainingSide:
             max_length=max_length or (pretrained.max_length if pretrained else None) or min(limit, _LENGTH),
             validation_fraction=held_out or 0.0,
         )
-        family, tokenizer = find_family(arguments), load_tokenizer(source)
+        family, tokenizer = resolve_family(arguments), load_tokenizer(source)
         arguments.objective = arguments.objective or _objective_of_head(family, config)
         name, made = make_objective(family, tokenizer, arguments, seed=0)
         if pretrained is not None:
@@ -99,7 +99,7 @@ class PretrainingSide:
             CtxError: It is that of another model.
         """
         config = load_config(finetuned)
-        require_one_task(config, finetuned)
+        require_single_task(config, finetuned)
         with suppress_adapter_notice():
             other = load_model(finetuned, "AutoModel", config)
         if is_quantized(other):
@@ -135,16 +135,16 @@ def _objective_of_head(family: FamilySpec, config: PreTrainedConfig) -> str | No
     return None
 
 
-def compute_fisher(side: PretrainingSide, file: str, number: int, labels: Labels) -> None:
+def compute_fisher(side: PretrainingEvaluation, file: str, number: int, labels: Labels) -> None:
     """Compute the Fisher information of the first rows of the text, and write it.
 
     Raises:
         CtxError: See `fisher_information`.
     """
-    examples = one_by_one(side.objective.collate, side.rows, number, side.model.device)
+    examples = single_example_batches(side.objective.collate, side.rows, number, side.model.device)
     fisher = fisher_information(side.model, examples, labels)
     facts = {"objective": side.name, "examples": min(number, len(side.rows)), "labels": labels}
-    write_fisher(file, fisher, side.model, **facts)
+    save_fisher(file, fisher, side.model, **facts)
 
 
 def distances(start: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> dict[str, dict[str, float]]:
@@ -180,7 +180,7 @@ def _order(part: str) -> tuple[int, bool, int]:
     return 1, part.startswith("decoder."), int(layer["number"])
 
 
-def measure_forgetting(side: PretrainingSide, finetuned: str, batch_size: int = 32) -> dict[str, Any]:
+def measure_forgetting(side: PretrainingEvaluation, finetuned: str, batch_size: int = 32) -> dict[str, Any]:
     """What fine-tuning changed: the pretraining losses before and after, and the distances of the pretrained weights.
 
     Raises:

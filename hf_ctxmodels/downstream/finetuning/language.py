@@ -5,7 +5,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from hf_ctxmodels.core.errors import CtxError
 
 
-def known_languages(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+def supported_languages(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """The languages that a model has embeddings of, or its tokenizer marks; none for models that are not told."""
     if hasattr(config, "default_lang") and getattr(config, "lang2id", None):
         return list(config.lang2id)
@@ -24,7 +24,7 @@ def set_language(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, l
     Raises:
         CtxError: The model does not know the language, or none.
     """
-    known = known_languages(config, tokenizer)
+    known = supported_languages(config, tokenizer)
     if language not in known:
         raise CtxError(
             f"The model has no embedding of the language {language!r}." if known else "The model knows no languages.",

@@ -10,10 +10,10 @@ from hf_ctxmodels.downstream.finetuning.anchoring import pretrained_parameters
 from hf_ctxmodels.downstream.finetuning.fisher import weights_digest
 from hf_ctxmodels.layers.recurrent.gru import GRU
 from hf_ctxmodels.layers.recurrent.lstm import LSTM
-from hf_ctxmodels.training.method import FinetuningMethod
+from hf_ctxmodels.training.callbacks import FinetuningCallback
 
 
-class Mixout(FinetuningMethod):
+class Mixout(FinetuningCallback):
     """Trains with mixed weights: in the weights of every linear map of the encoder, a random share of the columns, the
     inputs, is that of the pretrained weights, as in the released code.
 
@@ -34,7 +34,7 @@ class Mixout(FinetuningMethod):
         CtxError: p is out of range, or the encoder has no linear maps to mix.
     """
 
-    whole_weights = True
+    requires_full_weights = True
 
     def __init__(self, model: PreTrainedModel, probability: float, seed: int = 0) -> None:
         if not 0 <= probability < 1:

@@ -4,7 +4,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-from hf_ctxmodels.core.console import say
+from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.downstream.tasks import Task
 from hf_ctxmodels.downstream.tasks.base import Collator, Feature
@@ -21,7 +21,7 @@ def family_writing(task: Task[Any], config: PreTrainedConfig) -> Writing | None:
     return next((family.writing for family in FAMILIES.values() if type(config) is family.config), None)
 
 
-def set_head_tokens(task: Task[Any], config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+def set_generation_tokens(task: Task[Any], config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> None:
     """Set the tokens by which the family's head writes, those of the tokenizer; before `task.configure`.
 
     Raises:
@@ -33,7 +33,7 @@ def set_head_tokens(task: Task[Any], config: PreTrainedConfig, tokenizer: PreTra
             setattr(config, name, value)
 
 
-def training_targets(
+def training_collator(
     task: Task[Any], config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, seed: int, shown: bool = True
 ) -> Collator:
     """The collator of training batches: the family's own for sources and targets, else the task's.
@@ -71,11 +71,13 @@ def training_targets(
     objective = kind(tokenizer, max_length=longest, seed=seed, max_target_length=length, **options)
     task.uses_target_word_ids = objective.with_words
     given = "".join(f", {text}" for text in arguments.target_options)
-    say(f"targets of training are those of {kind.__name__}{given}; --plain_targets leaves them as they are", shown)
+    print_status(
+        f"targets of training are those of {kind.__name__}{given}; --plain_targets leaves them as they are", shown
+    )
     return TargetCollator(objective.collate)
 
 
-def training_smoothing(task: Task[Any], config: PreTrainedConfig) -> float:
+def resolve_label_smoothing(task: Task[Any], config: PreTrainedConfig) -> float:
     """The label smoothing that is asked for; else the configuration's; else, unless targets are plain, the family's."""
     given = task.arguments.label_smoothing
     if given is not None:

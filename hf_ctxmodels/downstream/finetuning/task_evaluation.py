@@ -54,7 +54,7 @@ class TaskEvaluation:
         mine: dict[int, list[Logits]] = {}
         total = torch.zeros(2, dtype=torch.float64)
         numbers = range(accelerator.process_index, rounds * accelerator.num_processes, accelerator.num_processes)
-        for number in progress_bar(numbers, "evaluating", unit="batches", shown=accelerator.is_main_process):
+        for number in progress_bar(numbers, "evaluating", unit="batches", enabled=accelerator.is_main_process):
             # Sharded models need the same number of passes on every process, so some repeat the last batch.
             start = starts[min(number, len(starts) - 1)]
             batch = self._collate(features[start : start + self._batch_size])

@@ -9,7 +9,13 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.loading import load_pretrained
 from hf_ctxmodels.downstream.multitask import CtxMultiTaskConfig, CtxMultiTaskModel
-from hf_ctxmodels.training.loading import change_config, check_weights, load_config, load_family_config, load_model
+from hf_ctxmodels.training.model_loading import (
+    change_config,
+    load_config,
+    load_family_config,
+    load_model,
+    verify_weights,
+)
 
 
 def open_config(
@@ -56,7 +62,7 @@ def load_initial_model(
     """
     if task_name is None:
         return load_model(source, auto_class, config)
-    check_weights(Path(source))
+    verify_weights(Path(source))
     weights = load_pretrained(CtxMultiTaskModel, source, "the model of several tasks").task_weights(task_name)
     return load_model(source, auto_class, config, weights=weights)
 

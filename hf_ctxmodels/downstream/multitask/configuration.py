@@ -9,9 +9,9 @@ from huggingface_hub.dataclasses import strict
 from transformers import AutoConfig
 
 from hf_ctxmodels.core.config import CtxConfig
+from hf_ctxmodels.core.config_validation import is_valid_module_name
 from hf_ctxmodels.core.constants import MULTITASK_MODEL_TYPE
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.module_names import is_valid_module_name
 from hf_ctxmodels.models.bert import CtxBertConfig
 from hf_ctxmodels.registry import get_family
 

@@ -7,7 +7,7 @@ from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
-from hf_ctxmodels.core.quantization import is_quantized
+from hf_ctxmodels.core.weights import is_quantized
 from hf_ctxmodels.downstream.multitask.configuration import CtxMultiTaskConfig
 from hf_ctxmodels.registry import get_family
 

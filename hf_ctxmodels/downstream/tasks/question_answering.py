@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 from transformers import DataCollatorWithPadding, PreTrainedConfig, PreTrainedTokenizerBase
 
-from hf_ctxmodels.core.errors import CtxError, boundary
+from hf_ctxmodels.core.errors import CtxError, wrap_errors
 from hf_ctxmodels.core.json_parsing import parse_json
 from hf_ctxmodels.data.files import file_kind, read_text
 from hf_ctxmodels.downstream.tasks import metrics
@@ -62,7 +62,7 @@ def read_squad(file: str) -> list[Question]:
     """
     questions: list[Question] = []
     whole = parse_json(read_text(file), location=file, hint=_SQUAD_HINT)
-    with boundary("Not SQuAD's JSON", location=file, hint=_SQUAD_HINT):
+    with wrap_errors("Not SQuAD's JSON", location=file, hint=_SQUAD_HINT):
         for article in whole["data"]:
             for paragraph in article["paragraphs"]:
                 for entry in paragraph["qas"]:

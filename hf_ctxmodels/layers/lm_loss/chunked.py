@@ -12,7 +12,7 @@ from hf_ctxmodels.layers.cpu.onednn import multiplies_fast
 from hf_ctxmodels.layers.dropout import Dropout
 from hf_ctxmodels.layers.feed_forward import make_activation
 from hf_ctxmodels.layers.linear import apply_linear, is_plain_linear, linear, product
-from hf_ctxmodels.layers.lm_loss.sampling import sample_rows
+from hf_ctxmodels.layers.lm_loss.sampling import sample_batches
 
 # Logits in memory at a time; larger chunks were not faster, smaller ones use the matrix units badly.
 CHUNK_ELEMENTS = 1 << 23
@@ -73,7 +73,7 @@ class MaskedPredictionHead(nn.Module):
 
         Args:
             hidden_states, targets: As in `summed_loss`.
-            numbers: (targets,) in [0, 1), see `sample_rows`.
+            numbers: (targets,) in [0, 1), see `sample_batches`.
         """
         return cross_entropy_and_samples(self.decoder, self._transform(hidden_states), targets, numbers)
 
@@ -125,13 +125,13 @@ def cross_entropy_and_samples(
 
     Args:
         decoder, hidden_states, targets: As there.
-        numbers: (rows,) float32 in [0, 1), see `sample_rows`.
+        numbers: (rows,) float32 in [0, 1), see `sample_batches`.
     """
     if torch.compiler.is_compiling() or not is_plain_linear(decoder):
         logits = decoder(hidden_states).float()
         with torch.no_grad():
             correct = (logits.amax(1) == logits.gather(1, targets[:, None])[:, 0]).sum()
-            samples = sample_rows(logits.softmax(1), numbers)
+            samples = sample_batches(logits.softmax(1), numbers)
         return Prediction(F.cross_entropy(logits, targets, reduction="sum"), samples, correct)
     trains = torch.is_grad_enabled()
     weight, bias = decoder.weight, decoder.bias
@@ -274,7 +274,7 @@ def _loss_and_gradients(
             if numbers is not None or any(needs_grad):
                 values.exp_()
             if numbers is not None and samples is not None:
-                samples[start : start + size] = sample_rows(values, numbers[start : start + size])
+                samples[start : start + size] = sample_batches(values, numbers[start : start + size])
             if any(needs_grad):  # the gradient of the logits
                 values.scatter_add_(1, row_targets, values.new_full((1, 1), -1.0).expand_as(row_targets))
                 if factors is not None:

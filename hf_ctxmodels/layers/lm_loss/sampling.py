@@ -32,7 +32,7 @@ def _logical_shift(state: Tensor, bits: int) -> Tensor:
     return (state >> bits) & ((1 << (64 - bits)) - 1)
 
 
-def sample_rows(probabilities: Tensor, numbers: Tensor) -> Tensor:
+def sample_batches(probabilities: Tensor, numbers: Tensor) -> Tensor:
     """One sample per row by inversion: the first column at which the cumulative sum exceeds the row's number.
 
     It needs one number per row, where the Gumbel trick needs one per column. The sum is over blocks of columns first,

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hf_ctxmodels.core.errors import CtxError, boundary
+from hf_ctxmodels.core.errors import CtxError, wrap_errors
 from hf_ctxmodels.core.json_parsing import read_json
 from hf_ctxmodels.models.elmo.configuration_elmo import CtxElmoConfig
 from hf_ctxmodels.models.elmo.modeling_elmo import CtxElmoModel
@@ -23,7 +23,7 @@ def config_of_options(options: Mapping[str, Any], location: str | None = None) -
     Raises:
         CtxError: An entry is missing, or has an unsupported value.
     """
-    with boundary("These are no ELMo options", location=location, hint="give the model's options.json."):
+    with wrap_errors("These are no ELMo options", location=location, hint="give the model's options.json."):
         lstm, cnn = options["lstm"], options["char_cnn"]
         if cnn["n_characters"] not in _CHARACTERS:
             raise CtxError(

@@ -5,13 +5,13 @@ from torch import Tensor, nn
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import is_traced
-from hf_ctxmodels.core.runs import span_boundaries
 from hf_ctxmodels.heads import IGNORE_INDEX
 from hf_ctxmodels.layers.adapter_slots import InvertibleSlot, before_output_layer
 from hf_ctxmodels.layers.feed_forward import make_activation
 from hf_ctxmodels.layers.linear import apply_linear
 from hf_ctxmodels.layers.lm_loss.chunked import summed_cross_entropy
 from hf_ctxmodels.models.spanbert.configuration_spanbert import CtxSpanBertConfig
+from hf_ctxmodels.objectives.span_boundary import span_boundaries
 
 
 class SpanBoundaryHead(nn.Module):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hf_ctxmodels.architectures.torch_lstm import read_torch_file
-from hf_ctxmodels.core.errors import CtxError, boundary
+from hf_ctxmodels.core.errors import CtxError, wrap_errors
 from hf_ctxmodels.models.ulmfit.configuration_ulmfit import CtxUlmfitConfig
 from hf_ctxmodels.models.ulmfit.modeling_ulmfit import CtxUlmfitForCausalLM
 from hf_ctxmodels.models.ulmfit.tokenization_ulmfit import CtxUlmfitTokenizer
@@ -105,7 +105,7 @@ def read_words(file: str | Path, allow_pickle: bool = False) -> list[str]:
         CtxError: The file is missing or damaged, holds something else, or is a pickle and `allow_pickle` is False.
     """
     path = Path(file)
-    with boundary("Cannot read the words", location=str(file), hint="give a list of words."):
+    with wrap_errors("Cannot read the words", location=str(file), hint="give a list of words."):
         if path.suffix in (".pkl", ".pickle"):
             if not allow_pickle:
                 raise CtxError(

@@ -10,7 +10,7 @@ from tokenizers import pre_tokenizers
 from transformers import BatchEncoding
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.language_tags import split_language_tag
+from hf_ctxmodels.core.languages import split_language_tag
 from hf_ctxmodels.models.xlm.moses import split_words, without_accents
 from hf_ctxmodels.tokenizers.bpe import Merges
 from hf_ctxmodels.tokenizers.parallel import BETWEEN

@@ -13,7 +13,7 @@ import shutil
 from pathlib import Path
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.json_parsing import fits, read_json
+from hf_ctxmodels.core.json_parsing import matches_type, read_json
 
 MANIFEST_FILE = "manifest.json"
 _COMPLETE = re.compile(r"checkpoint-(\d+)")
@@ -95,7 +95,7 @@ def damaged_files(checkpoint: Path, ending: str = "") -> list[str]:
         manifest: dict[str, str] = read_json(checkpoint / MANIFEST_FILE)["sha256"]
     except (CtxError, KeyError, TypeError) as error:
         return [f"{MANIFEST_FILE} cannot be read ({error.what if isinstance(error, CtxError) else error})"]
-    if not fits(manifest, dict[str, str]):
+    if not matches_type(manifest, dict[str, str]):
         return [f"{MANIFEST_FILE} does not name files with their digests"]
     damages = []
     for name, digest in manifest.items():

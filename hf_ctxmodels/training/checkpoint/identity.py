@@ -14,7 +14,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.sources import describe_content
 from hf_ctxmodels.training.arguments import LoopArguments
 
-MAY_CHANGE = (
+FLAGS_THAT_MAY_CHANGE = (
     *("output_dir", "resume", "overwrite", "logging_steps", "report_to"),
     *("save_steps", "save_total_limit", "eval_steps", "dataloader_workers"),
 )
@@ -36,7 +36,9 @@ def loop_identity(arguments: LoopArguments, accelerator: Accelerator, total_step
     The number of processes may change with the batch of each, and so may the way they share the work, except that
     DeepSpeed keeps the moments in files of its own.
     """
-    flags = {name: value for name, value in asdict(arguments).items() if name not in (*MAY_CHANGE, *_DERIVED)}
+    flags = {
+        name: value for name, value in asdict(arguments).items() if name not in (*FLAGS_THAT_MAY_CHANGE, *_DERIVED)
+    }
     if arguments.optimizer == "nt-asgd":  # which averages from an evaluation on
         flags["eval_steps"] = arguments.eval_steps
     return {
@@ -96,6 +98,6 @@ def check_identity(checkpoint: Path, now: Mapping[str, Any], saved: Mapping[str,
         f"The checkpoint belongs to another run: {'; '.join(differing)}.",
         location=str(checkpoint),
         hint="resume with the values of that run, or give another --output_dir; to start a new run from these "
-        f"weights, give them as --model. What may change is {', '.join(MAY_CHANGE)} and where files lie; and the "
+        f"weights, give them as --model. What may change is {', '.join(FLAGS_THAT_MAY_CHANGE)} and where files lie; and the "
         "length, at a constant rate.",
     )

@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 
-def whole_weights(model: nn.Module) -> dict[str, torch.Tensor]:
+def full_state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
     """The model's state, gathered if sharded; tied weights stay tied. A collective call."""
     gathered: dict[int, torch.Tensor] = {}
     weights = {}

@@ -29,7 +29,7 @@ _HELD: set[int] = set()
 
 
 @contextmanager
-def claimed_output_dir(
+def locked_output_dir(
     accelerator: Accelerator, arguments: LoopArguments, tokenizer: PreTrainedTokenizerBase | None
 ) -> Iterator[Path | None]:
     """Hold the output directory for one run, free of half-written files; gives the verified checkpoint to resume from.

@@ -17,18 +17,18 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.output_files import writing
+from hf_ctxmodels.core.output_files import wrap_write_errors
 from hf_ctxmodels.training.arguments import LoopArguments
+from hf_ctxmodels.training.callbacks import FinetuningCallback
 from hf_ctxmodels.training.checkpoint import directory as checkpoints
 from hf_ctxmodels.training.checkpoint.identity import check_identity
 from hf_ctxmodels.training.checkpoint.optimizer_state import (
+    full_state_dict,
     load_optimizer_tensors,
     load_random_state,
     optimizer_tensors,
     save_random_state,
-    whole_weights,
 )
-from hf_ctxmodels.training.method import FinetuningMethod
 from hf_ctxmodels.training.metrics.step_metrics import StepMetrics
 from hf_ctxmodels.training.optim.averaging import Averaging
 from hf_ctxmodels.training.recurrent_state import RecurrentStateCarrier
@@ -88,7 +88,7 @@ class RunState:
         records: StepMetrics,
         carried: RecurrentStateCarrier,
         averaging: Averaging,
-        method: FinetuningMethod,
+        method: FinetuningCallback,
     ) -> None:
         """Set the parts to save; the model prepared, the optimizer bare."""
         self._model: Any = model  # under DeepSpeed its engine
@@ -173,7 +173,7 @@ class RunState:
         good = checkpoints.checkpoints(self._arguments.output_dir)
         kept = f"the last good checkpoint is {good[-1]}" if good else "no checkpoint was saved before"
         try:
-            with writing(temporary, f"make room there and run the same command again with --resume; {kept}."):
+            with wrap_write_errors(temporary, f"make room there and run the same command again with --resume; {kept}."):
                 yield
         except CtxError:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -193,7 +193,7 @@ class RunState:
             safetensors.torch.save_file(tensors, directory / _OPTIMIZER_FILE)
 
     def _save_model(self, directory: Path) -> None:
-        weights = whole_weights(self._bare_model)
+        weights = full_state_dict(self._bare_model)
         if not self._accelerator.is_main_process:
             return
         with _no_progress_bar():

@@ -94,13 +94,13 @@ def frequency_baselines(
     """The frequency baseline on the held-out examples: `{"baseline_<term>": ...}` for the `metrics` of a model."""
     policy, targets = objective.baseline, model.loss_targets
     baseline = FrequencyBaseline(policy)
-    for rows in sample_rows(examples, _ROWS_FOR_FREQUENCIES, batch_size):
+    for rows in sample_batches(examples, _ROWS_FOR_FREQUENCIES, batch_size):
         baseline.count_tokens(rows)
-    batches = (objective.collate(rows) for rows in sample_rows(held_out, len(held_out), batch_size))
+    batches = (objective.collate(rows) for rows in sample_batches(held_out, len(held_out), batch_size))
     if policy.scores is not None:
         scores = torch.from_numpy(policy.scores(baseline.tokens)).float()
         return {"baseline_loss": _loss_by_scores(model, scores, batches)}
-    for rows in sample_rows(examples, _BATCHES_FOR_CLASSES * batch_size, batch_size):
+    for rows in sample_batches(examples, _BATCHES_FOR_CLASSES * batch_size, batch_size):
         baseline.count_classes(objective.collate(rows), targets)
     scored = baseline.scores(batches, targets if policy.targets is None else policy.targets)
     return named_baselines(scored, targets, metrics, getattr(model, "loss_terms", None))
@@ -117,7 +117,7 @@ def _loss_by_scores(model: Any, scores: torch.Tensor, batches: Iterable[Batch]) 
     return total / max(1, number)
 
 
-def sample_rows(examples: Examples, number: int, batch_size: int) -> Iterator[list[dict[str, Any]]]:
+def sample_batches(examples: Examples, number: int, batch_size: int) -> Iterator[list[dict[str, Any]]]:
     """At most `number` rows of epoch 0 in batches: evenly spaced in a set, the first ones of a stream."""
     rows: Iterator[dict[str, Any]]
     if isinstance(examples, ExampleStream):

@@ -9,9 +9,9 @@ from pathlib import Path
 from accelerate import Accelerator
 from tqdm import tqdm
 
-from hf_ctxmodels.core.console import say
-from hf_ctxmodels.core.json_parsing import fits
-from hf_ctxmodels.core.output_files import writing
+from hf_ctxmodels.core.console import print_status
+from hf_ctxmodels.core.json_parsing import matches_type
+from hf_ctxmodels.core.output_files import wrap_write_errors
 
 LOG_FILE = "training_log.jsonl"
 
@@ -25,7 +25,7 @@ def read_log(output_dir: str | Path, up_to_step: float = float("inf")) -> list[d
             record = json.loads(line)
         except (ValueError, RecursionError):
             continue
-        if fits(record, dict[str, float]) and record.get("step", float("inf")) <= up_to_step:
+        if matches_type(record, dict[str, float]) and record.get("step", float("inf")) <= up_to_step:
             records.append(record)
     return records
 
@@ -46,10 +46,10 @@ class Progress:
         if self._main:
             # after a crash the log may be ahead of the checkpoint
             temporary = self._file.with_name(LOG_FILE + ".writing")
-            with writing(self._file):
+            with wrap_write_errors(self._file):
                 temporary.write_text("".join(json.dumps(record) + "\n" for record in self.curve), encoding="utf-8")
                 os.replace(temporary, self._file)
-        say(f"training {what}: steps {start_step + 1} to {total_steps}, on {accelerator.device}", self._main)
+        print_status(f"training {what}: steps {start_step + 1} to {total_steps}, on {accelerator.device}", self._main)
         # `disable=None` shows no bar if stderr is no terminal
         self._bar = tqdm(
             total=total_steps, initial=start_step, unit="step", disable=None if self._main else True, smoothing=0.05
@@ -66,7 +66,7 @@ class Progress:
         self.curve.append(entry)
         if not self._main:
             return
-        with writing(self._file), self._file.open("a", encoding="utf-8") as file:
+        with wrap_write_errors(self._file), self._file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
         if self._bar.disable:
             shown = entry if run_rate is None else {**entry, "run_tokens_per_second": run_rate}
@@ -75,7 +75,7 @@ class Progress:
             rates = f"{values['tokens_per_second']:,.0f} tokens/s, {run_rate or 0:,.0f} in the run"
             self._bar.set_postfix_str(f"loss {values['loss']:.4g}, {rates}")
         else:
-            say("  ".join(f"{name} {value:.6g}" for name, value in entry.items()))
+            print_status("  ".join(f"{name} {value:.6g}" for name, value in entry.items()))
         self._accelerator.log(values, step=step)
 
     def close(self) -> None:

@@ -10,9 +10,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Self
 
-from hf_ctxmodels.core.errors import CtxError, boundary
+from hf_ctxmodels.core.errors import CtxError, wrap_errors
 from hf_ctxmodels.core.json_parsing import check_json_type, read_json
-from hf_ctxmodels.core.output_files import writing
+from hf_ctxmodels.core.output_files import wrap_write_errors
 
 SUMMARY_FILE = "training_summary.json"
 _PACKAGES = ("hf_ctxmodels", "torch", "transformers", "accelerate", "datasets", "tokenizers")
@@ -88,7 +88,7 @@ class TrainingSummary:
     def save(self, directory: str | Path) -> Path:
         """Write `training_summary.json` into `directory` and return its path."""
         path = Path(directory) / SUMMARY_FILE
-        with writing(path):
+        with wrap_write_errors(path):
             path.write_text(self.as_json(), encoding="utf-8")
         return path
 
@@ -113,5 +113,5 @@ class TrainingSummary:
         hint = "train the model again to write a new one."
         fields = read_json(path, hint=hint)
         check_json_type(fields, typing.get_type_hints(cls), location=str(path), what="a training summary")
-        with boundary("Not a training summary", location=str(path), hint=hint):
+        with wrap_errors("Not a training summary", location=str(path), hint=hint):
             return cls(**fields)

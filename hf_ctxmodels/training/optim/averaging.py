@@ -90,7 +90,7 @@ class Averaging:
 
 
 @contextmanager
-def scaled_rate(optimizer: Any, factor: torch.Tensor | float) -> Iterator[None]:
+def scaled_learning_rate(optimizer: Any, factor: torch.Tensor | float) -> Iterator[None]:
     """A context in which learning rates are multiplied by `factor`; for ASGD also its own copy of the rate, which would
     be that of the previous step.
 

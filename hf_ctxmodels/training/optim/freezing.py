@@ -35,7 +35,7 @@ def freeze_encoder(model: CtxPreTrainedModel) -> None:
     model.train(model.training)
 
 
-def refuse_plans_for_layers(loop: LoopArguments) -> None:
+def refuse_layerwise_flags(loop: LoopArguments) -> None:
     """Raise CtxError for flags that treat each layer in its own way, where all of them are frozen."""
     rules = (
         (

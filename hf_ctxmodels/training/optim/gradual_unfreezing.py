@@ -6,14 +6,14 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.training.method import FinetuningMethod, MethodCallback, TrainingRun
-from hf_ctxmodels.training.optim.discriminative_lr import layer_groups, require_layers
+from hf_ctxmodels.training.callbacks import FinetuningCallback, MethodCallback, TrainingRun
+from hf_ctxmodels.training.optim.layer_groups import layer_groups, require_layers
 
 _BEST_WEIGHTS = "best_of_stage.safetensors"
 _BEST_SCORE = "best_of_stage.json"
 
 
-class Thawing(FinetuningMethod):
+class LayerUnfreezing(FinetuningCallback):
     """The base: trains some groups of layers at a time, by `requires_grad`.
 
     Args:
@@ -23,7 +23,7 @@ class Thawing(FinetuningMethod):
         CtxError: The layers of its encoder are not known.
     """
 
-    one_process = True
+    requires_single_process = True
 
     def __init__(self, model: PreTrainedModel) -> None:
         require_layers(model)
@@ -41,11 +41,11 @@ class Thawing(FinetuningMethod):
         self.train_groups(range(len(self._groups)))
 
 
-class GradualUnfreezing(Thawing):
+class GradualUnfreezing(LayerUnfreezing):
     """Trains the last group of layers first, and one more after each interval (Howard & Ruder 2018, section 3.3).
 
     Args:
-        model: As for `Thawing`.
+        model: As for `LayerUnfreezing`.
         interval: Optimizer steps between two groups; 0 trains all from the start; None divides the run evenly.
 
     Raises:

@@ -11,11 +11,11 @@ from accelerate import Accelerator
 from safetensors import safe_open
 from torch import nn
 
-from hf_ctxmodels.core.output_files import writing
+from hf_ctxmodels.core.output_files import wrap_write_errors
 from hf_ctxmodels.downstream.finetuning.multitask.batches import mean
 from hf_ctxmodels.downstream.finetuning.task_evaluation import TaskEvaluation
 from hf_ctxmodels.training.checkpoint.directory import checkpoints, temporary_path
-from hf_ctxmodels.training.checkpoint.optimizer_state import whole_weights
+from hf_ctxmodels.training.checkpoint.optimizer_state import requires_full_weights
 
 BEST_FILE = "best.safetensors"
 MEAN = "eval_mean"
@@ -47,10 +47,10 @@ class BestModel:
         if self.metrics and metrics[MEAN] <= self.metrics[MEAN]:
             return
         self.metrics = dict(metrics)
-        weights = whole_weights(accelerator.unwrap_model(model))
+        weights = requires_full_weights(accelerator.unwrap_model(model))
         if accelerator.is_main_process:
             temporary = temporary_path(self.file)
-            with writing(self.file):
+            with wrap_write_errors(self.file):
                 whole = {name: value.contiguous() for name, value in weights.items()}
                 safetensors.torch.save_file(whole, temporary, {"metrics": json.dumps(self.metrics)})
                 os.replace(temporary, self.file)

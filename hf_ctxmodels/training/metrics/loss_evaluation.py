@@ -76,6 +76,6 @@ class LossEvaluation:
             self._examples, batch_sampler=mine, collate_fn=self._collate, generator=torch.Generator().manual_seed(0)
         )
         shown = accelerator.is_main_process
-        for chunk, batch in zip(numbers, progress_bar(loader, what, unit="batches", shown=shown), strict=True):
+        for chunk, batch in zip(numbers, progress_bar(loader, what, unit="batches", enabled=shown), strict=True):
             del batch[INDEX_KEY]
             yield send_to_device(batch, accelerator.device), chunk < len(chunks)

@@ -4,12 +4,12 @@ from pathlib import Path
 
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
 
-from hf_ctxmodels.core.console import say
+from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.loading import load_pretrained, suppress_adapter_notice
 from hf_ctxmodels.downstream.adapters import load_saved_adapters
 from hf_ctxmodels.downstream.adapters.loading import has_saved_adapters
 from hf_ctxmodels.registry import saved_class
-from hf_ctxmodels.training.loading import check_weights, load_config, load_model, require_one_task
+from hf_ctxmodels.training.model_loading import load_config, load_model, require_single_task, verify_weights
 
 
 def load_model_with_adapters(source: str | Path, auto_class: str, config: PreTrainedConfig) -> PreTrainedModel:
@@ -19,7 +19,7 @@ def load_model_with_adapters(source: str | Path, auto_class: str, config: PreTra
         CtxError: As there, or as `load_saved_adapters`; or the model has several tasks and a head is asked for.
     """
     if auto_class != AutoModel.__name__:
-        require_one_task(config, str(source))
+        require_single_task(config, str(source))
     with suppress_adapter_notice():
         model = load_model(source, auto_class, config)
     return add_saved_adapters(model, source)
@@ -36,8 +36,8 @@ def load_saved_model(source: str, config: PreTrainedConfig | None = None) -> Pre
         CtxError: It cannot be opened, is damaged, or has several tasks.
     """
     config = load_config(source) if config is None else config
-    require_one_task(config, source)
-    check_weights(Path(source))
+    require_single_task(config, source)
+    verify_weights(Path(source))
     with suppress_adapter_notice():
         model = load_pretrained(saved_class(config), source, "the model")
     return add_saved_adapters(model, source).eval()
@@ -46,5 +46,7 @@ def load_saved_model(source: str, config: PreTrainedConfig | None = None) -> Pre
 def add_saved_adapters(model: PreTrainedModel, source: str | Path) -> PreTrainedModel:
     """The model, with the adapters that lie in a directory or Hub id, if any; raises CtxError as `load_adapter`."""
     if has_saved_adapters(source):
-        say(f"{source}: the adapters {', '.join(load_saved_adapters(model, source))} are added, as active as they were")
+        print_status(
+            f"{source}: the adapters {', '.join(load_saved_adapters(model, source))} are added, as active as they were"
+        )
     return model

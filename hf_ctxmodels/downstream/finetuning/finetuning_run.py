@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedType
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_ctxmodels.core.console import say
+from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag, reject_flag_conflicts
 from hf_ctxmodels.core.generation import check_can_generate
@@ -20,7 +20,11 @@ from hf_ctxmodels.downstream.finetuning.configuration import FinetuningConfig
 from hf_ctxmodels.downstream.finetuning.label_smoothing import smooth_labels
 from hf_ctxmodels.downstream.finetuning.language import set_language
 from hf_ctxmodels.downstream.finetuning.loss_normalization import count_loss_targets
-from hf_ctxmodels.downstream.finetuning.seq2seq_targets import set_head_tokens, training_smoothing, training_targets
+from hf_ctxmodels.downstream.finetuning.seq2seq_targets import (
+    resolve_label_smoothing,
+    set_generation_tokens,
+    training_collator,
+)
 from hf_ctxmodels.downstream.finetuning.task_evaluation import TaskEvaluation
 from hf_ctxmodels.downstream.multitask.checkpoint_loading import load_initial_model, open_config, require_task
 from hf_ctxmodels.downstream.tasks import TASKS, Encoded, Task, TaskArguments
@@ -30,16 +34,16 @@ from hf_ctxmodels.tokenizers.base import CtxTokenizer, check_fit, check_room
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.batches import EpochIndexed
 from hf_ctxmodels.training.checkpoint.identity import flags_identity
-from hf_ctxmodels.training.loading import (
-    check_trainable,
-    describe_embeddings,
+from hf_ctxmodels.training.loop import TrainingResult, make_accelerator, train
+from hf_ctxmodels.training.model_loading import (
     load_tokenizer,
     new_config,
     new_model,
     parse_config_options,
+    require_trainable,
+    set_embedding_fields,
 )
-from hf_ctxmodels.training.loop import TrainingResult, make_accelerator, train
-from hf_ctxmodels.training.pretraining import Learner
+from hf_ctxmodels.training.pretraining import TrainingSetup
 
 # Flags of which a resumed run may have others, if the model's class, configuration and tokenizer are the same.
 UNCOMPARED_FIELDS = ("family", "config", "config_options", "model", "task_name", "tokenizer", "predictions_file")
@@ -103,7 +107,7 @@ class FinetuningLoopArguments(LoopArguments):
         super().__post_init__()
 
 
-def open_parts(
+def load_config_and_tokenizer(
     arguments: FinetuningArguments, task: Task[Any], own: bool = False
 ) -> tuple[PreTrainedConfig, PreTrainedTokenizerBase]:
     """Configuration and tokenizer of the checkpoint, or of a new model; `own` opens it by a family of the package.
@@ -123,7 +127,7 @@ def open_parts(
         _refuse_flags_of_new_models(arguments)
         changes = parse_config_options(arguments.config_options)
         config = open_config(arguments.model, changes, arguments.task_name, own=own)
-        describe_embeddings(config)
+        set_embedding_fields(config)
         return config, load_tokenizer(arguments.model, split_words=task.split_words)
     if arguments.task_name is not None:
         raise CtxError(
@@ -176,7 +180,7 @@ def prepare_for_tasks(tokenizer: PreTrainedTokenizerBase, max_length: int = 0) -
     check_room(tokenizer, max_length)
 
 
-def fit_parts(
+def fit_config_and_tokenizer(
     arguments: FinetuningArguments, task: Task[Any], config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     """Make tokenizer and configuration fit each other and the task; raises CtxError where they cannot."""
@@ -185,7 +189,7 @@ def fit_parts(
         set_language(config, tokenizer, arguments.language, "--language")
     check_fit(tokenizer, config, length, location=arguments.model or str(arguments.family))
     prepare_for_tasks(tokenizer, length)
-    set_head_tokens(task, config, tokenizer)
+    set_generation_tokens(task, config, tokenizer)
 
 
 def open_model(
@@ -201,7 +205,7 @@ def open_model(
     else:
         model = load_initial_model(arguments.model, task.auto_class, config, arguments.task_name)
         if len(tokenizer) > (known := getattr(config, "vocab_size", len(tokenizer))):
-            say(f"{len(tokenizer) - known} new tokens get embeddings drawn as in a new model")
+            print_status(f"{len(tokenizer) - known} new tokens get embeddings drawn as in a new model")
             model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
             model.new_tokens = len(tokenizer) - known
     if task.is_generative:
@@ -220,7 +224,7 @@ def open_model(
     return model
 
 
-def require_whole_models(task: Task[Any], accelerator: Accelerator) -> None:
+def require_unsharded_generation(task: Task[Any], accelerator: Accelerator) -> None:
     """Raise CtxError if predictions are written and the weights are divided among processes."""
     deepspeed = (
         accelerator.state.deepspeed_plugin if accelerator.distributed_type == DistributedType.DEEPSPEED else None
@@ -272,7 +276,7 @@ def sample(examples: list[Any], size: int | None) -> list[Any]:
 
 
 @dataclass(frozen=True)
-class Finetuned:
+class FinetuningResult:
     """A fine-tuned model and what it was fine-tuned by.
 
     Attributes:
@@ -306,7 +310,7 @@ class Finetuned:
         summary.save(self.result.arguments.output_dir)
 
 
-Learn = Callable[[Task[Any], list[Any], Encoded, Learner, PreTrainedTokenizerBase], tuple[Learner, Any]]
+Learn = Callable[[Task[Any], list[Any], Encoded, TrainingSetup, PreTrainedTokenizerBase], tuple[TrainingSetup, Any]]
 """Task, training examples, their encoding, model and collator, tokenizer -> what is trained, on what."""
 
 
@@ -316,7 +320,7 @@ def finetune(
     loop_arguments: LoopArguments,
     how: FinetuningConfig | None = None,
     learn: Learn | None = None,
-) -> Finetuned:
+) -> FinetuningResult:
     """Read, train, evaluate and save; `learn` puts something else in the model's place in the loop, as distillation.
 
     Raises:
@@ -328,30 +332,30 @@ def finetune(
     task.refuse_unread_flags()
     training, validation = task.read(arguments.train_file, "train"), task.read(arguments.validation_file, "validation")
     training = sample(training, arguments.train_examples)
-    config, tokenizer = open_parts(arguments, task, own=learn is not None)
-    fit_parts(arguments, task, config, tokenizer)
+    config, tokenizer = load_config_and_tokenizer(arguments, task, own=learn is not None)
+    fit_config_and_tokenizer(arguments, task, config, tokenizer)
     task.configure(config, training, validation)
     how.methods.configure(config)
     accelerator = make_accelerator(loop_arguments)  # first: it says what device and processes there are
     shown = accelerator.is_main_process
-    say(f"tokenizing {len(training):,} training and {len(validation):,} validation examples", shown)
-    train_collate = training_targets(task, config, tokenizer, loop_arguments.seed, shown)
+    print_status(f"tokenizing {len(training):,} training and {len(validation):,} validation examples", shown)
+    train_collate = training_collator(task, config, tokenizer, loop_arguments.seed, shown)
     encoded, held_out = task.encode(training, tokenizer), task.encode(validation, tokenizer)
     baseline, ceiling = task.score(validation, task.baseline(training, validation)), task.ceiling(validation)
-    require_whole_models(task, accelerator)
+    require_unsharded_generation(task, accelerator)
 
     model = open_model(arguments, task, config, tokenizer)
     methods = how.prepare(model, arguments.model, loop_arguments, accelerator)
     count_loss_targets(model, task.targets)
-    smooth_labels(model, training_smoothing(task, config))
+    smooth_labels(model, resolve_label_smoothing(task, config))
     collate = task.collator(tokenizer)
     examples, train_collate = training_set(arguments.unlabelled_file, task, encoded, train_collate, model, tokenizer)
     how.methods.cache(model, tokenizer, [*encoded.features, *held_out.features], collate, accelerator)
-    check_trainable(model)
+    require_trainable(model)
     if how.low_bits is not None:
         how.low_bits.start(model, encoded.features, collate, loop_arguments.per_device_batch_size, accelerator)
     evaluation = TaskEvaluation(task, validation, held_out, collate, loop_arguments.per_device_batch_size)
-    learner = Learner(model, train_collate)
+    learner = TrainingSetup(model, train_collate)
     if learn is not None:
         learner, examples = learn(task, training, encoded, learner, tokenizer)
     result = train(
@@ -372,4 +376,6 @@ def finetune(
     )
     if how.low_bits is not None:
         how.low_bits.save(model, tokenizer, loop_arguments.output_dir, accelerator)
-    return Finetuned(task, model, tokenizer, accelerator, training, validation, evaluation, baseline, ceiling, result)
+    return FinetuningResult(
+        task, model, tokenizer, accelerator, training, validation, evaluation, baseline, ceiling, result
+    )

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.peft_support import new_modules
 from hf_ctxmodels.heads.layer_mix import read_stack
-from hf_ctxmodels.training.optim.discriminative_lr import LAYERS
+from hf_ctxmodels.training.optim.layer_groups import LAYERS
 
 
 def reinitialize_layers(model: PreTrainedModel, number: int, seed: int, *, pooler: bool = False) -> list[str]:
@@ -50,11 +50,11 @@ def reinitialize_layers(model: PreTrainedModel, number: int, seed: int, *, poole
                 hint="leave it out.",
             )
         names += pooling
-    draw_anew(model, names, seed)
+    reinitialize_parameters(model, names, seed)
     return names
 
 
-def kept_head(model: PreTrainedModel) -> list[str]:
+def pretrained_head_modules(model: PreTrainedModel) -> list[str]:
     """Names of the head's modules whose weights the opened checkpoint had, such as those of an earlier task; without an
     output layer that is tied to the embeddings, which is no part of a head."""
     new = getattr(model, "new_modules", ())
@@ -68,7 +68,7 @@ def kept_head(model: PreTrainedModel) -> list[str]:
     ]
 
 
-def reset_head(model: PreTrainedModel, seed: int) -> list[str]:
+def reinitialize_head(model: PreTrainedModel, seed: int) -> list[str]:
     """Draw the weights of everything outside the encoder as in a new model; gives their names.
 
     Raises:
@@ -77,15 +77,15 @@ def reset_head(model: PreTrainedModel, seed: int) -> list[str]:
     encoder = _prefix(model)
     names = [name for name in _weights(model) if not name.startswith(encoder)]
     if not encoder or not names:
-        raise CtxError(f"{type(model).__name__} has no head.", location="--reset_head", hint="leave it out.")
-    draw_anew(model, names, seed)
+        raise CtxError(f"{type(model).__name__} has no head.", location="--reinitialize_head", hint="leave it out.")
+    reinitialize_parameters(model, names, seed)
     return names
 
 
 @torch.no_grad()
-def draw_anew(model: PreTrainedModel, names: Collection[str], seed: int) -> None:
+def reinitialize_parameters(model: PreTrainedModel, names: Collection[str], seed: int) -> None:
     """Give the parameters of these names the values that they have in a new model of the same configuration, whose
-    weights are drawn from the seed; the global generators stay as they are. `model.drawn_anew` has their names, and
+    weights are drawn from the seed; the global generators stay as they are. `model.reinitialized_weights` has their names, and
     `model.new_modules` those of the modules that they fill: PEFT saves these with an adapter."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -93,7 +93,7 @@ def draw_anew(model: PreTrainedModel, names: Collection[str], seed: int) -> None
     for name, weight in _weights(model).items():
         if name in names:
             weight.copy_(fresh[name])
-    model.drawn_anew = (*getattr(model, "drawn_anew", ()), *names)
+    model.reinitialized_weights = (*getattr(model, "reinitialized_weights", ()), *names)
     model.new_modules = (*getattr(model, "new_modules", ()), *new_modules(model, set(names)))
 
 

@@ -16,9 +16,9 @@ from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import ModelOutput
 
-from hf_ctxmodels.core.console import progress_bar, say
+from hf_ctxmodels.core.console import print_status, progress_bar
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.output_files import writing
+from hf_ctxmodels.core.output_files import wrap_write_errors
 from hf_ctxmodels.downstream.finetuning.fisher import weights_digest
 from hf_ctxmodels.heads.base import HeadModel
 from hf_ctxmodels.heads.seq2seq import ForConditionalGeneration
@@ -27,7 +27,7 @@ _INDEX = "index.json"
 _SHARD_TOKENS = 1 << 16
 
 
-class KeptStates(BaseModelOutput):
+class CachedEncoderOutput(BaseModelOutput):
     """States in place of an encoder's output, of an encoder-decoder those of the decoder; what else such an output may
     have is None."""
 
@@ -41,7 +41,7 @@ class KeptStates(BaseModelOutput):
             raise AttributeError(name)
 
 
-class FrozenStates:
+class FeatureCache:
     """The states of a frozen encoder for rows of tokens, by what the rows hold.
 
     Rows are computed one at a time. So the states of a row do not depend on its batch, to the last bit, and a run that
@@ -101,7 +101,7 @@ class FrozenStates:
         for row, columns in enumerate(tokens):
             states[row, columns] = found[row]
         hidden = states.to(ids.device).split(self._widths, -1)
-        return KeptStates(last_hidden_state=hidden[-1], hidden_states=hidden)
+        return CachedEncoderOutput(last_hidden_state=hidden[-1], hidden_states=hidden)
 
     def _row(self, inputs: Mapping[str, Any], row: int, columns: Tensor, every_layer: bool) -> Tensor:
         """(tokens, widths of the layers) of one row, without its padding."""
@@ -129,14 +129,14 @@ class FrozenStates:
 class _Recorder:
     """A cache while it is written: into a directory of a temporary name, which gets its own when it is whole."""
 
-    def __init__(self, states: FrozenStates, folder: Path) -> None:
+    def __init__(self, states: FeatureCache, folder: Path) -> None:
         self._states, self._folder = states, folder
         self._temporary = folder.with_name(f".{folder.name}.writing-{os.getpid()}")
         self._waiting: list[Tensor] = []
         self._tokens = self._number = 0
 
     def __enter__(self) -> None:
-        with writing(self._folder):
+        with wrap_write_errors(self._folder):
             self._temporary.mkdir(parents=True)
 
     def add(self, key: str, states: Tensor) -> None:
@@ -159,7 +159,7 @@ class _Recorder:
 
     def _write(self) -> None:
         path = _shard(self._temporary, self._number)
-        with writing(self._folder):
+        with wrap_write_errors(self._folder):
             save_file({"states": torch.cat(self._waiting)}, path)
         self._states._shards.append(safe_open(path, "pt").get_slice("states"))
         self._waiting, self._tokens = [], 0
@@ -172,7 +172,7 @@ class _Recorder:
                 if self._waiting:
                     self._write()
                 index = {"places": states._places, "widths": states._widths, "shards": self._number}
-                with writing(self._folder):
+                with wrap_write_errors(self._folder):
                     (self._temporary / _INDEX).write_text(json.dumps(index), encoding="utf-8")
                     self._temporary.rename(self._folder)
         finally:
@@ -213,15 +213,15 @@ def cache_features(
     name = hashlib.blake2b(json.dumps(decided, sort_keys=True, default=str).encode(), digest_size=16).hexdigest()
     folder = Path(directory) / name
     if not folder.is_dir():
-        states = model.states_of = FrozenStates(model)
+        states = model.states_of = FeatureCache(model)
         with states.record(folder), torch.no_grad():
             training = model.training
             model.eval()
-            for batch in progress_bar(batches, "computing features", unit="batches", shown=shown):
+            for batch in progress_bar(batches, "computing features", unit="batches", enabled=shown):
                 model(**{key: value.to(model.device) for key, value in batch.items()})
             model.train(training)
-    model.states_of = FrozenStates(model, folder)
-    say(f"features of the encoder in {folder}", shown)
+    model.states_of = FeatureCache(model, folder)
+    print_status(f"features of the encoder in {folder}", shown)
 
 
 def _is_row_wise(value: Any, columns: Tensor) -> bool:

@@ -11,15 +11,15 @@ from transformers import PreTrainedModel
 
 from hf_ctxmodels import heads
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.training.method import TrainingRun
-from hf_ctxmodels.training.optim.discriminative_lr import has_heads
-from hf_ctxmodels.training.optim.gradual_unfreezing import Thawing
+from hf_ctxmodels.training.callbacks import TrainingRun
+from hf_ctxmodels.training.optim.gradual_unfreezing import LayerUnfreezing
+from hf_ctxmodels.training.optim.layer_groups import has_heads
 
 _BEST_WEIGHTS = "best_of_stage.safetensors"
 _BEST_SCORE = "best_of_stage.json"
 
 
-class ChainThaw(Thawing):
+class ChainThaw(LayerUnfreezing):
     """Chain-thaw (Felbo et al. 2017, arXiv 1708.00524, section 3.2): the heads alone, each group of layers alone from
     the embeddings up, and all together.
 
@@ -28,7 +28,7 @@ class ChainThaw(Thawing):
     five evaluations in a row are no better.
 
     Args:
-        model: As for `Thawing`.
+        model: As for `LayerUnfreezing`.
         first_rate, rate: Learning rate of the first stage and of the others, constant within a stage; that of the
             schedule is not used. Groups of parameters with rates of their own keep the ratio to the optimizer's.
         metric: The metric of an evaluation by which the best is chosen, the lower the better.
@@ -127,12 +127,12 @@ class ChainThaw(Thawing):
         self._score = json.loads((directory / _BEST_SCORE).read_text(encoding="utf-8"))
 
 
-class ThreeStages(Thawing):
+class ThreeStageUnfreezing(LayerUnfreezing):
     """Unfreezing in three stages, with a language modelling loss that fades (Chronopoulou et al. 2019, arXiv
     1902.10547): the new layers from the start, the encoder's layers later, and its embeddings last.
 
     Args:
-        model: As for `Thawing`; with `lm_weights` a head with an auxiliary language modelling loss
+        model: As for `LayerUnfreezing`; with `lm_weights` a head with an auxiliary language modelling loss
             (`heads.WithLanguageModeling`).
         epochs: Passes over the data before the encoder's layers are trained, and before its embeddings are; 1 and 4 in
             the released configuration, which counts them from 1: epochs 2 and 5.

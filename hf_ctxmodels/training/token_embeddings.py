@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.tokenizers.base import remember_tokenizer, tokenizer_digest
-from hf_ctxmodels.training.loading import load_config, load_model
+from hf_ctxmodels.training.model_loading import load_config, load_model
 
 # Of the configuration: what must be equal where embeddings are exchanged, and what comes with them.
 _BODY = ("hidden_size", "embedding_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
@@ -21,7 +21,7 @@ _IDS = "_token_id"
 
 
 @dataclass
-class TrainedPartArguments:
+class EmbeddingTrainingArguments:
     """Which part of a pretrained model goes on learning."""
 
     train: Literal["embeddings"] | None = flag(
@@ -52,7 +52,7 @@ class TrainedPartArguments:
         return model
 
 
-def vocabulary_tables(model: PreTrainedModel) -> list[str]:
+def vocabulary_parameters(model: PreTrainedModel) -> list[str]:
     """Names of the parameters with a row for each token: embeddings, output layers and their biases, tied ones under
     both names."""
     if not hasattr(model.config, "vocab_size"):
@@ -106,7 +106,7 @@ def replace_vocabulary(
     return found
 
 
-def freeze_vocabulary(model: PreTrainedModel) -> None:
+def freeze_token_embeddings(model: PreTrainedModel) -> None:
     """Freeze the embeddings of tokens, so that others can take their place (step 3).
 
     Raises:
@@ -118,7 +118,7 @@ def freeze_vocabulary(model: PreTrainedModel) -> None:
             parameter.requires_grad_(False)
 
 
-def check_embeddings(config: PreTrainedConfig, source: str | Path) -> None:
+def check_embedding_compatibility(config: PreTrainedConfig, source: str | Path) -> None:
     """Raise CtxError if the embeddings of a checkpoint are for another body than that of a configuration."""
     other = load_config(source)
     differing = [name for name in _BODY if getattr(other, name, None) != getattr(config, name, None)]
@@ -136,25 +136,25 @@ def check_embeddings(config: PreTrainedConfig, source: str | Path) -> None:
 
 
 @torch.no_grad()
-def exchange_embeddings(model: PreTrainedModel, source: str | Path) -> None:
+def replace_token_embeddings(model: PreTrainedModel, source: str | Path) -> None:
     """Put the embeddings of another checkpoint's tokens in the place of the model's (step 4); its tokenizer goes with
     them.
 
     Args:
         model: A fine-tuned one, say.
-        source: Directory or Hub id of a checkpoint with the same body, see `TrainedPartArguments`.
+        source: Directory or Hub id of a checkpoint with the same body, see `EmbeddingTrainingArguments`.
 
     Raises:
         CtxError: The embeddings are for another model, or the model also writes tokens.
 
     Example:
-        >>> exchange_embeddings(tagger, "runs/german")  # doctest: +SKIP
+        >>> replace_token_embeddings(tagger, "runs/german")  # doctest: +SKIP
         >>> tokenizer = AutoTokenizer.from_pretrained("runs/german")  # doctest: +SKIP
     """
-    check_embeddings(model.config, source)
+    check_embedding_compatibility(model.config, source)
     base = model.base_model
     tables = _tables_of_tokens(base)
-    if len(vocabulary_tables(model)) > len(tables):
+    if len(vocabulary_parameters(model)) > len(tables):
         raise CtxError(
             f"{type(model).__name__} also writes tokens, by an output layer with a row for each.",
             location=str(source),
@@ -175,8 +175,8 @@ def exchange_embeddings(model: PreTrainedModel, source: str | Path) -> None:
 
 
 def _tables_of_tokens(model: PreTrainedModel) -> list[str]:
-    """`vocabulary_tables` of a model with an embedding of each token; raises CtxError for others."""
-    found = vocabulary_tables(model)
+    """`vocabulary_parameters` of a model with an embedding of each token; raises CtxError for others."""
+    found = vocabulary_parameters(model)
     embeddings = model.get_input_embeddings() if found else None
     if embeddings is None or not any(model.get_parameter(name) is embeddings.weight for name in found):
         raise CtxError(

@@ -35,16 +35,16 @@ class TrainingRun:
     sharded: bool = False
 
 
-class FinetuningMethod:
+class FinetuningCallback:
     """A way to fine-tune. All methods of this class do nothing; a subclass overrides those that it needs.
 
     Attributes:
-        whole_weights: Whether the method needs all weights in every process.
-        one_process: Whether the method changes which parameters have gradients, which several processes do not support.
+        requires_full_weights: Whether the method needs all weights in every process.
+        requires_single_process: Whether the method changes which parameters have gradients, which several processes do not support.
     """
 
-    whole_weights = False
-    one_process = False
+    requires_full_weights = False
+    requires_single_process = False
 
     def start(self, run: TrainingRun) -> None:
         """Prepare; the optimizer exists, the schedule does not. Raises CtxError for a run that it cannot serve."""
@@ -87,23 +87,23 @@ class FinetuningMethod:
         return {}
 
 
-class Methods(FinetuningMethod):
+class Methods(FinetuningCallback):
     """Several methods as one, in their order."""
 
-    def __init__(self, methods: Iterable[FinetuningMethod]) -> None:
+    def __init__(self, methods: Iterable[FinetuningCallback]) -> None:
         self._methods = list(methods)
 
     @property
     def keeps_state(self) -> bool:
         """Whether a resumed run needs what a method saves."""
-        return any(type(method).load is not FinetuningMethod.load for method in self._methods)
+        return any(type(method).load is not FinetuningCallback.load for method in self._methods)
 
     def start(self, run: TrainingRun) -> None:
         """Start all, once it is certain that the run's processes suit them."""
         for method in self._methods:
-            if method.one_process:
+            if method.requires_single_process:
                 require_one_process(run.processes)
-            if method.whole_weights and run.sharded:
+            if method.requires_full_weights and run.sharded:
                 raise CtxError(
                     f"{type(method).__name__} needs all weights in every process.",
                     location="accelerate launch",
@@ -112,41 +112,41 @@ class Methods(FinetuningMethod):
             method.start(run)
 
     def before_step(self, step: int) -> None:
-        """See `FinetuningMethod`."""
+        """See `FinetuningCallback`."""
         for method in self._methods:
             method.before_step(step)
 
     def before_update(self, scale: float = 1.0) -> dict[str, Tensor]:
-        """See `FinetuningMethod`."""
+        """See `FinetuningCallback`."""
         return {name: value for method in self._methods for name, value in method.before_update(scale).items()}
 
     def evaluates_after(self, step: int) -> bool:
-        """See `FinetuningMethod`."""
+        """See `FinetuningCallback`."""
         return any(method.evaluates_after(step) for method in self._methods)
 
     def after_evaluation(self, step: int, metrics: Mapping[str, float]) -> bool:
-        """See `FinetuningMethod`."""
+        """See `FinetuningCallback`."""
         changed = [method.after_evaluation(step, metrics) for method in self._methods]
         return any(changed)
 
     def finish(self) -> None:
-        """See `FinetuningMethod`."""
+        """See `FinetuningCallback`."""
         for method in self._methods:
             method.finish()
 
     def save(self, directory: Path) -> None:
-        """See `FinetuningMethod`."""
+        """See `FinetuningCallback`."""
         for method in self._methods:
             method.save(directory)
 
     def load(self, directory: Path) -> None:
-        """See `FinetuningMethod`."""
+        """See `FinetuningCallback`."""
         for method in self._methods:
             method.load(directory)
 
     @property
     def identity(self) -> dict[str, Any]:
-        """See `FinetuningMethod`."""
+        """See `FinetuningCallback`."""
         return {name: value for method in self._methods for name, value in method.identity.items()}
 
 
@@ -171,11 +171,11 @@ class MethodCallback(TrainerCallback):
         methods: Ways to fine-tune, in the order in which they act.
 
     Example:
-        >>> keep = L2ToStart(model, 0.01)  # doctest: +SKIP
+        >>> keep = L2SPPenalty(model, 0.01)  # doctest: +SKIP
         >>> Trainer(model, arguments, train_dataset=data, callbacks=[MethodCallback(keep)]).train()  # doctest: +SKIP
     """
 
-    def __init__(self, *methods: FinetuningMethod) -> None:
+    def __init__(self, *methods: FinetuningCallback) -> None:
         self._methods = Methods(methods)
 
     def on_train_begin(

@@ -22,7 +22,7 @@ from hf_ctxmodels.core.constants import MULTITASK_MODEL_TYPE
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.core.output_files import TOKENIZER_FILES
-from hf_ctxmodels.core.quantization import is_quantized
+from hf_ctxmodels.core.weights import is_quantized
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.spec import FamilySpec
 from hf_ctxmodels.training.checkpoint.directory import MANIFEST_FILE, damaged_files
@@ -194,7 +194,7 @@ def _writing_tokens(family: FamilySpec, tokenizer: PreTrainedTokenizerBase) -> d
         return {}
 
 
-def describe_embeddings(config: PreTrainedConfig) -> None:
+def set_embedding_fields(config: PreTrainedConfig) -> None:
     """Set the configuration fields that depend on its `pretrained_embeddings`, if any.
 
     Raises:
@@ -211,7 +211,7 @@ def new_model(auto_class: str, config: PreTrainedConfig) -> PreTrainedModel:
     Raises:
         CtxError: The family has no such head, or a pretrained part cannot be opened or does not fit.
     """
-    describe_embeddings(config)
+    set_embedding_fields(config)
     model = getattr(transformers, auto_class).from_config(config)
     if isinstance(model, CtxPreTrainedModel):
         model.load_pretrained_parts()
@@ -272,7 +272,7 @@ def _omits_prefix_space(tokenizer: PreTrainedTokenizerBase) -> bool:
     return '"add_prefix_space": false' in json.dumps(splitting)
 
 
-def require_one_task(config: PreTrainedConfig, source: str) -> None:
+def require_single_task(config: PreTrainedConfig, source: str) -> None:
     """Raise CtxError for the configuration of a multi-task model, where a plain one is needed."""
     if config.model_type == MULTITASK_MODEL_TYPE:
         names = [*(getattr(config, "tasks", None) or {})] or ["NAME"]
@@ -283,7 +283,7 @@ def require_one_task(config: PreTrainedConfig, source: str) -> None:
         )
 
 
-def check_weights(directory: Path) -> None:
+def verify_weights(directory: Path) -> None:
     """Verify the weights against the digests that training saved, if any.
 
     Raises:
@@ -298,7 +298,7 @@ def check_weights(directory: Path) -> None:
         )
 
 
-def check_trainable(model: PreTrainedModel) -> None:
+def require_trainable(model: PreTrainedModel) -> None:
     """Raise CtxError for a quantized model, which has no gradients."""
     if is_quantized(model):
         raise CtxError(
@@ -326,7 +326,7 @@ def load_model(
         CtxError: There is no such model or head, the weights are damaged, or the encoder's weights are missing or have
             another shape.
     """
-    check_weights(Path(source))
+    verify_weights(Path(source))
     try:
         given: dict[str, Any] = {"pretrained_model_name_or_path": source}
         opener = getattr(transformers, auto_class)

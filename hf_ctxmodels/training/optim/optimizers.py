@@ -11,7 +11,7 @@ from transformers import Adafactor, get_scheduler
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.optim.averaging import FROM_THE_START, NEVER
-from hf_ctxmodels.training.optim.discriminative_lr import group_rates, has_heads, layer_groups, require_layers
+from hf_ctxmodels.training.optim.layer_groups import group_rates, has_heads, layer_groups, require_layers
 from hf_ctxmodels.training.optim.scaled_adamw import ScaledAdamW
 
 

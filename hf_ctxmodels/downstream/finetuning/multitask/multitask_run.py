@@ -11,7 +11,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.config import CtxConfig
-from hf_ctxmodels.core.console import format_next_commands, say
+from hf_ctxmodels.core.console import format_next_commands, print_status
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.data.sources import describe_content
@@ -25,9 +25,9 @@ from hf_ctxmodels.downstream.tasks.task_list import ListedTask, TaskList, read_t
 from hf_ctxmodels.tokenizers.base import CtxTokenizer, check_fit
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.checkpoint.directory import publish_files, temporary_path
-from hf_ctxmodels.training.loading import check_trainable
 from hf_ctxmodels.training.loop import TrainingResult, global_batch_size, make_accelerator, train
-from hf_ctxmodels.training.optim.freezing import freeze_encoder, refuse_plans_for_layers
+from hf_ctxmodels.training.model_loading import require_trainable
+from hf_ctxmodels.training.optim.freezing import freeze_encoder, refuse_layerwise_flags
 from hf_ctxmodels.training.recipe import find_packaged
 
 
@@ -54,13 +54,13 @@ class Start:
     """How a command opens what is trained.
 
     Attributes:
-        open_parts: A task -> configuration and tokenizer.
+        load_config_and_tokenizer: A task -> configuration and tokenizer.
         open_model: A task, its configuration and the tokenizer -> a model with its head.
         where: The model's place, for errors.
         frozen: Whether the encoder stays as it is.
     """
 
-    open_parts: Callable[[Task[Any]], tuple[PreTrainedConfig, PreTrainedTokenizerBase]]
+    load_config_and_tokenizer: Callable[[Task[Any]], tuple[PreTrainedConfig, PreTrainedTokenizerBase]]
     open_model: Callable[[Task[Any], PreTrainedConfig, PreTrainedTokenizerBase], PreTrainedModel]
     where: str
     frozen: bool = False
@@ -238,14 +238,14 @@ def finetune_tasks(
             hint="leave it out.",
         )
     if start.frozen:
-        refuse_plans_for_layers(loop)
+        refuse_layerwise_flags(loop)
     listed = read_task_list(
         find_packaged(str(several.tasks), "tasks", "list of tasks", "--tasks"), defaults, several.tasks_folder
     )
     runs = {each.name: TaskRun.read(each) for each in _chosen(listed, several.only)}
     # taggers read lists of words, which a tokenizer for texts may not take; theirs takes texts as well
     first = min(runs.values(), key=lambda run: not run.task.split_words)
-    config, tokenizer = start.open_parts(first.task)
+    config, tokenizer = start.load_config_and_tokenizer(first.task)
     for run in runs.values():
         check_fit(tokenizer, config, run.listed.arguments.max_length, location=start.where)
         run.configure(config)
@@ -253,7 +253,7 @@ def finetune_tasks(
         tokenizer.prepare_for_tasks()
     accelerator = make_accelerator(loop, unused_parameters=True)  # first: it says what device and processes there are
     sizes = ", ".join(f"{name} {len(run.training):,}" for name, run in runs.items())
-    say(f"tokenizing the training examples of {len(runs)} tasks: {sizes}", accelerator.is_main_process)
+    print_status(f"tokenizing the training examples of {len(runs)} tasks: {sizes}", accelerator.is_main_process)
     encoded = {name: run.encode(tokenizer) for name, run in runs.items()}
 
     model = _new_model(config, tokenizer, runs, start)
@@ -309,7 +309,7 @@ def _new_model(
     # a head that pools has an encoder with a pooler, which serves the others too
     donor = max(runs, key=lambda name: getattr(heads[name], "pools", False) and not runs[name].listed.answer_steps)
     opened = start.open_model(runs[donor].task, runs[donor].config, tokenizer)
-    check_trainable(opened)
+    require_trainable(opened)
     if hasattr(opened.config, "vocab_size") and opened.config.vocab_size != config.vocab_size:  # new tokens
         config.vocab_size = opened.config.vocab_size
     model = CtxMultiTaskModel(CtxMultiTaskConfig(encoder=config, tasks=entries))

@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Any
 
 
-def plot_curve(
+def plot_losses(
     curve: Sequence[dict[str, float]], file: Path, baselines: Mapping[str, float] = MappingProxyType({})
 ) -> bool:
     """Plot the losses of a training log; False without matplotlib.
