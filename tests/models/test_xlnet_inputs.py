@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_two_streams import ENCODER, LAYERS, MODEL, WIDTH, make_batch, make_memory, without
+from test_xlnet import ENCODER, LAYERS, MODEL, WIDTH, make_batch, make_memory, without
 from zoo import CASES, Case
 from zoo import make_batch as common_batch
 

@@ -44,7 +44,7 @@ class CtxGpt3Config(CtxGpt2Config):
             )
 
     @property
-    def attention_kinds(self) -> list[str]:
+    def attention_types(self) -> list[str]:
         """The attention of each layer."""
         if self.attention_layers is not None:
             return self.attention_layers

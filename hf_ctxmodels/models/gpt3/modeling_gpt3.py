@@ -29,7 +29,7 @@ class CtxGpt3Model(CtxGpt3PreTrainedModel, gpt2.CtxGpt2Model):
     def __init__(self, config: CtxGpt3Config) -> None:
         super().__init__(config)
         banded = MaskSpec(causal=True, window=config.window)
-        self.masks = [banded if kind == "banded" else CAUSAL for kind in config.attention_kinds]
+        self.masks = [banded if kind == "banded" else CAUSAL for kind in config.attention_types]
 
 
 class CtxGpt3HeadModel(CtxGpt3PreTrainedModel):
