@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import nn
 
 _LARGEST = 2**31 - 1  # of any integer: no table or layer has more rows
 _MOST_MODULES, _MOST_LABELS = 10_000, 1_000_000  # each layer and each label is an object
@@ -62,6 +63,11 @@ def check_numbers(values: Mapping[str, Any]) -> None:
             raise ValueError(f"{name}={value} must be between 0 and {_MOST_MODULES:,}.")
         if "dropout" in name and name not in _NO_RATE and not 0 <= value <= 1:
             raise ValueError(f"{name}={value} is a rate, and must be between 0 and 1.")
+
+
+def is_valid_module_name(name: object) -> bool:
+    """Whether a value is a name without dots that no attribute of an `nn.ModuleDict` has: not `train`."""
+    return isinstance(name, str) and "." not in name and not hasattr(nn.ModuleDict(), name)
 
 
 def _is_number(key: Any) -> bool:

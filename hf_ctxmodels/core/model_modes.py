@@ -1,15 +1,34 @@
-"""A model as explainers expect it: every position of the batch is computed, with attention weights."""
+"""Context managers that set a model to evaluation mode, or to full computation for hooks and explainers."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import torch
 from torch import nn
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 
 _PLAIN = {"unpad": False, "_attn_implementation": "eager", "return_logits_with_labels": True}
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Without dropout and without gradients; afterwards every module has its own mode again, also after an error.
+
+    Example:
+        >>> with evaluation_mode(model):
+        ...     outputs = model(**batch)
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 @contextmanager

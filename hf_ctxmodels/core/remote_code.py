@@ -11,6 +11,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 _SOURCE = '''"""Opens this repository's model; its code is in the package hf_ctxmodels (`pip install hf_ctxmodels`)."""
 
@@ -22,6 +23,19 @@ __all__ = [
 {names}
 ]
 '''
+
+
+class InstalledCode:
+    """A class that is always imported from the installed package.
+
+    transformers registers classes opened with `trust_remote_code=True` as code of that repository, and then
+    `save_pretrained` copies their modules beside the weights. Such a copy would still need this package, so these
+    classes are not registered; `RemoteCodeStub` imports the package instead.
+    """
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: Any = None) -> None:
+        """Do not register the class."""
 
 
 @dataclass(frozen=True)

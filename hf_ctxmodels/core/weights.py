@@ -89,6 +89,12 @@ POST_NORM_RENAMINGS = [
 _REPLACED = {"base_layer", "modules_to_save", "original_module", "parametrizations"}  # in names of what wraps a map
 
 
+def is_quantized(model: nn.Module) -> bool:
+    """Whether a model is quantized by this package (a module sets `has_quantized_weights`) or by another one."""
+    holds_codes = any(getattr(module, "has_quantized_weights", False) for module in model.modules())
+    return holds_codes or bool(getattr(model, "is_quantized", False))
+
+
 def check_savable(model: nn.Module) -> None:
     """Raise CtxError if a file cannot hold the weights, as after `quantize_dynamic`."""
     if any(not isinstance(value, Tensor) for value in model.state_dict().values()):

@@ -15,7 +15,6 @@ from hf_ctxmodels.objectives.base import Batch, check_at_least
 from hf_ctxmodels.objectives.common.masking import IGNORE_INDEX, MaskingRule, SpanMaskingRule, masking_rates
 from hf_ctxmodels.objectives.common.segments import document_batches
 from hf_ctxmodels.objectives.masked_lm import DataCollatorForMaskedLanguageModeling, MaskedLM, SelectionOptions
-from hf_ctxmodels.objectives.span_boundary import span_boundaries
 
 ROWS_PER_SAMPLE = 1000  # rows whose tokens a row's random replacements are drawn from
 
@@ -179,3 +178,20 @@ class SpanBoundary(MaskedLM):
             **masking_rates(counts),
             "boundary_share": counts["boundary_targets"] / max(1, counts["selected_tokens"]),
         }
+
+
+def span_boundaries(marked: Tensor) -> tuple[Tensor, Tensor]:
+    """The unmarked neighbours of the run, a maximal sequence of marked positions in a row, that each position is in.
+
+    Args:
+        marked: (rows, length) bool.
+
+    Returns:
+        (rows, length) int64, the last unmarked position before, -1 for none, and the first one after, `length` for
+        none. An unmarked position is its own neighbour.
+    """
+    length = marked.shape[1]
+    positions = torch.arange(length, device=marked.device).expand_as(marked)
+    before = positions.masked_fill(marked, -1).cummax(1).values
+    after = positions.masked_fill(marked, length).flip(1).cummin(1).values.flip(1)
+    return before, after
