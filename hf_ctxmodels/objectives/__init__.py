@@ -4,7 +4,7 @@ from hf_ctxmodels.objectives.base import Objective
 from hf_ctxmodels.objectives.baseline import BaselinePolicy
 from hf_ctxmodels.objectives.bidirectional_lm import BidirectionalLM, DataCollatorForBidirectionalLanguageModeling
 from hf_ctxmodels.objectives.causal_lm import CausalLM, DataCollatorForRunningText
-from hf_ctxmodels.objectives.common.masking import MaskingRule, TokenMasker
+from hf_ctxmodels.objectives.components.masking import MaskingRule, TokenMasker
 from hf_ctxmodels.objectives.continual_tasks import ContinualTasks, DataCollatorForContinualTasks
 from hf_ctxmodels.objectives.cross_lingual_masking import (
     CrossLingualLM,

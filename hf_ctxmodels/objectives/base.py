@@ -13,7 +13,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.examples import Example, ExampleSet
 from hf_ctxmodels.data.training_set import SamplingPolicy
 from hf_ctxmodels.objectives.baseline import BaselinePolicy
-from hf_ctxmodels.objectives.common.rates import count_targets, target_rates
+from hf_ctxmodels.objectives.components.rates import count_targets, target_rates
 
 Batch = dict[str, torch.Tensor]
 

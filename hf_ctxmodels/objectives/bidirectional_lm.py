@@ -16,9 +16,9 @@ from hf_ctxmodels.data.padding import PaddingCollator, RowPadder
 from hf_ctxmodels.data.seeding import Stream
 from hf_ctxmodels.data.training_set import SamplingPolicy
 from hf_ctxmodels.objectives.base import Batch, Objective, check_at_least
-from hf_ctxmodels.objectives.common.features import check_token_ids, feature_generator
-from hf_ctxmodels.objectives.common.masking import IGNORE_INDEX
-from hf_ctxmodels.objectives.common.segments import document_batches
+from hf_ctxmodels.objectives.components.features import check_token_ids, feature_generator
+from hf_ctxmodels.objectives.components.masking import IGNORE_INDEX
+from hf_ctxmodels.objectives.components.segments import document_batches
 
 _SEPARATOR = 0xFF  # a byte that UTF-8 never uses
 

@@ -16,10 +16,10 @@ from hf_ctxmodels.data.padding import PaddingCollator, RowPadder
 from hf_ctxmodels.data.seeding import Stream, generator
 from hf_ctxmodels.data.training_set import SamplingPolicy
 from hf_ctxmodels.objectives.base import Batch, Objective, check_at_least
-from hf_ctxmodels.objectives.common.features import padded_columns
-from hf_ctxmodels.objectives.common.masking import IGNORE_INDEX
-from hf_ctxmodels.objectives.common.rates import target_rates
-from hf_ctxmodels.objectives.common.segments import document_batches
+from hf_ctxmodels.objectives.components.features import padded_columns
+from hf_ctxmodels.objectives.components.masking import IGNORE_INDEX
+from hf_ctxmodels.objectives.components.rates import target_rates
+from hf_ctxmodels.objectives.components.segments import document_batches
 
 _HALVED = 0.05  # share of the rows that are half as long
 _SHORTEST = 5

@@ -8,7 +8,7 @@ import numpy as np
 
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.seeding import Stream, generator
-from hf_ctxmodels.objectives.common.segments import NO_WORD, RowTemplate, TokenizedDocument
+from hf_ctxmodels.objectives.components.segments import NO_WORD, RowTemplate, TokenizedDocument
 
 RANDOM_SEGMENT_SHARE = 0.5  # share of rows with a random segment B, as in the released data preparation
 

@@ -19,9 +19,9 @@ from hf_ctxmodels.data.seeding import Stream, generator
 from hf_ctxmodels.data.training_set import SamplingPolicy
 from hf_ctxmodels.objectives.base import Batch, Objective, check_at_least
 from hf_ctxmodels.objectives.baseline import BaselinePolicy
-from hf_ctxmodels.objectives.common.features import feature_generator
-from hf_ctxmodels.objectives.common.masking import TokenMasker, masking_rates
-from hf_ctxmodels.objectives.common.segments import (
+from hf_ctxmodels.objectives.components.features import feature_generator
+from hf_ctxmodels.objectives.components.masking import TokenMasker, masking_rates
+from hf_ctxmodels.objectives.components.segments import (
     DOCUMENTS_PER_BATCH,
     NO_WORD,
     RowTemplate,
@@ -29,7 +29,7 @@ from hf_ctxmodels.objectives.common.segments import (
     document_batches,
     tokenize_documents,
 )
-from hf_ctxmodels.objectives.common.units import UnitMaskingRule
+from hf_ctxmodels.objectives.components.units import UnitMaskingRule
 from hf_ctxmodels.objectives.continual.pair_tasks import DiscourseRelation, QueryTitleRelevance
 from hf_ctxmodels.objectives.continual.schedule import parse_schedule
 from hf_ctxmodels.objectives.continual.structure_tasks import SentenceDistance, SentenceReordering

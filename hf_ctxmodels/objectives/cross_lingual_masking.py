@@ -16,8 +16,8 @@ from hf_ctxmodels.data.examples import Example, ExampleSet
 from hf_ctxmodels.data.padding import PaddingCollator, RowPadder
 from hf_ctxmodels.data.training_set import SamplingPolicy
 from hf_ctxmodels.objectives.base import Batch, check_at_least, collator_options
-from hf_ctxmodels.objectives.common.features import check_token_ids, feature_generator, padded_columns
-from hf_ctxmodels.objectives.common.masking import IGNORE_INDEX, MaskingRule, corrupt, count_selected, masking_rates
+from hf_ctxmodels.objectives.components.features import check_token_ids, feature_generator, padded_columns
+from hf_ctxmodels.objectives.components.masking import IGNORE_INDEX, MaskingRule, corrupt, count_selected, masking_rates
 from hf_ctxmodels.objectives.language_streams import LanguageStreams, Sentence, StreamObjective, StreamOptions
 
 STREAM, TRANSLATION = 0, 1  # numbers of the tasks

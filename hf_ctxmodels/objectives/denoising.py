@@ -13,12 +13,12 @@ from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.padding import PaddingCollator, RowPadder
 from hf_ctxmodels.objectives.base import Batch, Objective, collator_options
-from hf_ctxmodels.objectives.common.features import check_token_ids, feature_generator, feature_word_ids
-from hf_ctxmodels.objectives.common.masking import IGNORE_INDEX
-from hf_ctxmodels.objectives.common.noising import MaskLength, NoisedText, Noiser, NoisingRule
-from hf_ctxmodels.objectives.common.non_special_tokens import NonSpecialTokens
-from hf_ctxmodels.objectives.common.rates import count_targets, target_rates
-from hf_ctxmodels.objectives.common.segments import (
+from hf_ctxmodels.objectives.components.features import check_token_ids, feature_generator, feature_word_ids
+from hf_ctxmodels.objectives.components.masking import IGNORE_INDEX
+from hf_ctxmodels.objectives.components.noising import MaskLength, NoisedText, Noiser, NoisingRule
+from hf_ctxmodels.objectives.components.non_special_tokens import NonSpecialTokens
+from hf_ctxmodels.objectives.components.rates import count_targets, target_rates
+from hf_ctxmodels.objectives.components.segments import (
     DOCUMENTS_PER_BATCH,
     NO_WORD,
     RowTemplate,

@@ -12,8 +12,8 @@ from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.objectives.base import Objective
 from hf_ctxmodels.objectives.causal_lm import DataCollatorForRunningText
-from hf_ctxmodels.objectives.common.packing import pack_rows
-from hf_ctxmodels.objectives.common.segments import document_batches
+from hf_ctxmodels.objectives.components.packing import pack_rows
+from hf_ctxmodels.objectives.components.segments import document_batches
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,12 @@ from transformers import PreTrainedTokenizerBase
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.data.examples import Example
-from hf_ctxmodels.objectives.common.segments import DOCUMENTS_PER_BATCH, NO_WORD, TokenizedDocument, tokenized_batches
+from hf_ctxmodels.objectives.components.segments import (
+    DOCUMENTS_PER_BATCH,
+    NO_WORD,
+    TokenizedDocument,
+    tokenized_batches,
+)
 from hf_ctxmodels.objectives.masked_lm import MaskedLM, MaskingOptions
 
 

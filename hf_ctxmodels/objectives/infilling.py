@@ -15,16 +15,16 @@ from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.padding import RowPadder
 from hf_ctxmodels.data.seeding import Stream
 from hf_ctxmodels.objectives.base import Batch, Objective, check_at_least, collator_options
-from hf_ctxmodels.objectives.common.features import feature_generator, feature_word_ids
-from hf_ctxmodels.objectives.common.masking import IGNORE_INDEX
-from hf_ctxmodels.objectives.common.rates import count_targets, target_rates
-from hf_ctxmodels.objectives.common.segments import (
+from hf_ctxmodels.objectives.components.features import feature_generator, feature_word_ids
+from hf_ctxmodels.objectives.components.masking import IGNORE_INDEX
+from hf_ctxmodels.objectives.components.rates import count_targets, target_rates
+from hf_ctxmodels.objectives.components.segments import (
     DOCUMENTS_PER_BATCH,
     RowTemplate,
     row_bounds,
     tokenized_batches,
 )
-from hf_ctxmodels.objectives.common.spans import Units, place_spans
+from hf_ctxmodels.objectives.components.spans import Units, place_spans
 from hf_ctxmodels.objectives.source_target import DataCollatorForSourceTarget, SourceTarget, SourceTargetOptions
 from hf_ctxmodels.objectives.unified_lm import writing_fields
 

@@ -14,9 +14,9 @@ from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.padding import RowPadder
 from hf_ctxmodels.objectives.base import Batch, Objective
 from hf_ctxmodels.objectives.causal_lm import DataCollatorForRunningText
-from hf_ctxmodels.objectives.common.features import padded_columns
-from hf_ctxmodels.objectives.common.masking import IGNORE_INDEX
-from hf_ctxmodels.objectives.common.segments import SENTENCES_PER_CALL, document_batches
+from hf_ctxmodels.objectives.components.features import padded_columns
+from hf_ctxmodels.objectives.components.masking import IGNORE_INDEX
+from hf_ctxmodels.objectives.components.segments import SENTENCES_PER_CALL, document_batches
 
 Sentence = tuple[int, np.ndarray]
 """The number of a sentence's language, and its (tokens,) ids without special tokens."""

@@ -12,10 +12,10 @@ from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.data.examples import Example, ExampleSet
 from hf_ctxmodels.data.padding import PaddingCollator, RowPadder
 from hf_ctxmodels.objectives.base import Batch, Objective, collator_options
-from hf_ctxmodels.objectives.common.features import feature_generator, feature_word_ids, padded_columns
-from hf_ctxmodels.objectives.common.masking import IGNORE_INDEX, MaskingRule, TokenMasker, masking_rates
-from hf_ctxmodels.objectives.common.packing import pack_rows
-from hf_ctxmodels.objectives.common.segments import (
+from hf_ctxmodels.objectives.components.features import feature_generator, feature_word_ids, padded_columns
+from hf_ctxmodels.objectives.components.masking import IGNORE_INDEX, MaskingRule, TokenMasker, masking_rates
+from hf_ctxmodels.objectives.components.packing import pack_rows
+from hf_ctxmodels.objectives.components.segments import (
     DOCUMENTS_PER_BATCH,
     RowTemplate,
     TokenizedDocument,

@@ -13,10 +13,10 @@ from hf_ctxmodels.core.flags import check_choice, flag
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.padding import PaddingCollator, RowPadder, languages_of
 from hf_ctxmodels.objectives.base import Batch, Objective, check_at_least, collator_options
-from hf_ctxmodels.objectives.common.features import check_token_ids, feature_generator
-from hf_ctxmodels.objectives.common.masking import IGNORE_INDEX, MaskingRule, corrupt
-from hf_ctxmodels.objectives.common.non_special_tokens import NonSpecialTokens
-from hf_ctxmodels.objectives.common.segments import RowTemplate, document_batches
+from hf_ctxmodels.objectives.components.features import check_token_ids, feature_generator
+from hf_ctxmodels.objectives.components.masking import IGNORE_INDEX, MaskingRule, corrupt
+from hf_ctxmodels.objectives.components.non_special_tokens import NonSpecialTokens
+from hf_ctxmodels.objectives.components.segments import RowTemplate, document_batches
 from hf_ctxmodels.objectives.language_streams import LanguageReader
 
 _AT_START, _AT_END = 0.2, 0.2  # shares of the rows whose segment is there; the others' may be anywhere

@@ -15,9 +15,9 @@ from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.padding import RowPadder, languages_of
 from hf_ctxmodels.data.seeding import Stream
 from hf_ctxmodels.objectives.base import Batch
-from hf_ctxmodels.objectives.common.features import feature_generator
-from hf_ctxmodels.objectives.common.masking import IGNORE_INDEX, MaskingRule, corrupt
-from hf_ctxmodels.objectives.common.segments import document_batches
+from hf_ctxmodels.objectives.components.features import feature_generator
+from hf_ctxmodels.objectives.components.masking import IGNORE_INDEX, MaskingRule, corrupt
+from hf_ctxmodels.objectives.components.segments import document_batches
 from hf_ctxmodels.objectives.masked_segment import (
     DataCollatorForMaskedSegments,
     Hidden,

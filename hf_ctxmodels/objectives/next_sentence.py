@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from hf_ctxmodels.objectives.common.masking import masking_rates
-from hf_ctxmodels.objectives.common.segments import TokenizedDocument
+from hf_ctxmodels.objectives.components.masking import masking_rates
+from hf_ctxmodels.objectives.components.segments import TokenizedDocument
 from hf_ctxmodels.objectives.sentence_pairs import (
     Choice,
     DataCollatorForSentencePairs,

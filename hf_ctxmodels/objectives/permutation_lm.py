@@ -12,7 +12,7 @@ from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.training_set import SamplingPolicy
 from hf_ctxmodels.objectives.base import Objective, collator_options
-from hf_ctxmodels.objectives.common.segments import DOCUMENTS_PER_BATCH, RowTemplate, tokenized_batches
+from hf_ctxmodels.objectives.components.segments import DOCUMENTS_PER_BATCH, RowTemplate, tokenized_batches
 from hf_ctxmodels.objectives.contiguous import ContiguousRows
 from hf_ctxmodels.objectives.permutation_order import DataCollatorForPermutationLanguageModeling
 

@@ -11,10 +11,10 @@ import torch
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.padding import PaddingCollator, RowPadder
 from hf_ctxmodels.objectives.base import Batch, check_at_least
-from hf_ctxmodels.objectives.common.features import feature_generator, feature_word_ids, padded_columns
-from hf_ctxmodels.objectives.common.masking import IGNORE_INDEX
-from hf_ctxmodels.objectives.common.non_special_tokens import NonSpecialTokens
-from hf_ctxmodels.objectives.common.spans import Units, harmonic, sample_spans, trim_to_budget
+from hf_ctxmodels.objectives.components.features import feature_generator, feature_word_ids, padded_columns
+from hf_ctxmodels.objectives.components.masking import IGNORE_INDEX
+from hf_ctxmodels.objectives.components.non_special_tokens import NonSpecialTokens
+from hf_ctxmodels.objectives.components.spans import Units, harmonic, sample_spans, trim_to_budget
 
 SEEN_BY_ALL = -1
 """Rank of a token that is not predicted (in the first block of a row)."""

@@ -12,9 +12,9 @@ from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.seeding import Stream, generator
 from hf_ctxmodels.objectives.base import Batch
-from hf_ctxmodels.objectives.common.features import feature_generator
-from hf_ctxmodels.objectives.common.masking import IGNORE_INDEX
-from hf_ctxmodels.objectives.common.segments import RowTemplate, TokenizedDocument
+from hf_ctxmodels.objectives.components.features import feature_generator
+from hf_ctxmodels.objectives.components.masking import IGNORE_INDEX
+from hf_ctxmodels.objectives.components.segments import RowTemplate, TokenizedDocument
 from hf_ctxmodels.objectives.masked_lm import DataCollatorForMaskedLanguageModeling, MaskedLM, MaskedLMOptions
 
 

@@ -9,8 +9,8 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.flags import check_choice, flag
-from hf_ctxmodels.objectives.common.masking import IGNORE_INDEX, masking_rates
-from hf_ctxmodels.objectives.common.segments import TokenizedDocument, sentence_chunks
+from hf_ctxmodels.objectives.components.masking import IGNORE_INDEX, masking_rates
+from hf_ctxmodels.objectives.components.segments import TokenizedDocument, sentence_chunks
 from hf_ctxmodels.objectives.sentence_pairs import (
     Choice,
     DataCollatorForSentencePairs,

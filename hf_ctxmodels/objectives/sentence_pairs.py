@@ -14,7 +14,7 @@ from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.seeding import Stream, generator
 from hf_ctxmodels.objectives.base import Batch, Objective
-from hf_ctxmodels.objectives.common.segments import (
+from hf_ctxmodels.objectives.components.segments import (
     DOCUMENTS_PER_BATCH,
     RowTemplate,
     TokenizedDocument,

@@ -17,9 +17,9 @@ from hf_ctxmodels.data.padding import PaddingCollator, RowPadder
 from hf_ctxmodels.data.training_set import SamplingPolicy
 from hf_ctxmodels.objectives.base import Batch, Objective, check_at_least
 from hf_ctxmodels.objectives.baseline import BaselinePolicy
-from hf_ctxmodels.objectives.common.masking import IGNORE_INDEX
-from hf_ctxmodels.objectives.common.rates import count_targets, target_rates
-from hf_ctxmodels.objectives.common.segments import document_batches
+from hf_ctxmodels.objectives.components.masking import IGNORE_INDEX
+from hf_ctxmodels.objectives.components.rates import count_targets, target_rates
+from hf_ctxmodels.objectives.components.segments import document_batches
 
 SKIP_THOUGHT, RELATIONS = "skip-thought", "relations"
 NEXT, PREVIOUS = "next", "previous"

@@ -13,9 +13,9 @@ from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.padding import PaddingCollator, RowPadder
 from hf_ctxmodels.objectives.base import Batch, Objective
-from hf_ctxmodels.objectives.common.masking import IGNORE_INDEX
-from hf_ctxmodels.objectives.common.rates import target_rates
-from hf_ctxmodels.objectives.common.segments import document_batches
+from hf_ctxmodels.objectives.components.masking import IGNORE_INDEX
+from hf_ctxmodels.objectives.components.rates import target_rates
+from hf_ctxmodels.objectives.components.segments import document_batches
 
 
 @dataclass

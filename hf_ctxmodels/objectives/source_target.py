@@ -15,11 +15,11 @@ from hf_ctxmodels.data.documents import TranslatedText
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.padding import PaddingCollator, RowPadder
 from hf_ctxmodels.objectives.base import Batch, Objective, check_at_least, collator_options
-from hf_ctxmodels.objectives.common.features import feature_generator, feature_word_ids
-from hf_ctxmodels.objectives.common.masking import IGNORE_INDEX, TokenMasker, corrupt, count_selected, masking_rates
-from hf_ctxmodels.objectives.common.rates import count_targets
-from hf_ctxmodels.objectives.common.segments import NO_WORD, RowTemplate, document_batches, tokenize_documents
-from hf_ctxmodels.objectives.common.skipgrams import SkipgramRule
+from hf_ctxmodels.objectives.components.features import feature_generator, feature_word_ids
+from hf_ctxmodels.objectives.components.masking import IGNORE_INDEX, TokenMasker, corrupt, count_selected, masking_rates
+from hf_ctxmodels.objectives.components.rates import count_targets
+from hf_ctxmodels.objectives.components.segments import NO_WORD, RowTemplate, document_batches, tokenize_documents
+from hf_ctxmodels.objectives.components.skipgrams import SkipgramRule
 from hf_ctxmodels.objectives.unified_lm import SkipgramOptions, writing_fields
 
 

@@ -12,8 +12,8 @@ from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.seeding import Stream, generator
 from hf_ctxmodels.objectives.base import Batch, check_at_least
-from hf_ctxmodels.objectives.common.masking import IGNORE_INDEX, MaskingRule, SpanMaskingRule, masking_rates
-from hf_ctxmodels.objectives.common.segments import document_batches
+from hf_ctxmodels.objectives.components.masking import IGNORE_INDEX, MaskingRule, SpanMaskingRule, masking_rates
+from hf_ctxmodels.objectives.components.segments import document_batches
 from hf_ctxmodels.objectives.masked_lm import DataCollatorForMaskedLanguageModeling, MaskedLM, SelectionOptions
 
 ROWS_PER_SAMPLE = 1000  # rows whose tokens a row's random replacements are drawn from

@@ -14,11 +14,11 @@ from hf_ctxmodels.core.flags import check_choice, flag
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.objectives.base import Batch, Objective, check_at_least, collator_options
 from hf_ctxmodels.objectives.baseline import BaselinePolicy
-from hf_ctxmodels.objectives.common.features import feature_generator
-from hf_ctxmodels.objectives.common.rates import count_targets, target_rates
-from hf_ctxmodels.objectives.common.segments import document_batches
-from hf_ctxmodels.objectives.common.sentinels import Sentinels
-from hf_ctxmodels.objectives.common.spans import alternating_spans, noise_counts
+from hf_ctxmodels.objectives.components.features import feature_generator
+from hf_ctxmodels.objectives.components.rates import count_targets, target_rates
+from hf_ctxmodels.objectives.components.segments import document_batches
+from hf_ctxmodels.objectives.components.sentinels import Sentinels
+from hf_ctxmodels.objectives.components.spans import alternating_spans, noise_counts
 from hf_ctxmodels.objectives.translation import DataCollatorForTranslation
 
 DOCUMENTS_PER_TEXT = 128  # documents that are joined, as in the released `reduce_concat_tokens`

@@ -12,9 +12,9 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import check_choice, flag
 from hf_ctxmodels.data.seeding import Stream
 from hf_ctxmodels.objectives.base import Batch, check_at_least
-from hf_ctxmodels.objectives.common.features import feature_generator
-from hf_ctxmodels.objectives.common.masking import IGNORE_INDEX, masking_rates
-from hf_ctxmodels.objectives.common.segments import TokenizedDocument
+from hf_ctxmodels.objectives.components.features import feature_generator
+from hf_ctxmodels.objectives.components.masking import IGNORE_INDEX, masking_rates
+from hf_ctxmodels.objectives.components.segments import TokenizedDocument
 from hf_ctxmodels.objectives.sentence_pairs import (
     Choice,
     DataCollatorForSentencePairs,

@@ -15,8 +15,8 @@ from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.padding import SourceTargetCollator
 from hf_ctxmodels.objectives.base import Objective
 from hf_ctxmodels.objectives.baseline import BaselinePolicy
-from hf_ctxmodels.objectives.common.rates import count_targets, target_rates
-from hf_ctxmodels.objectives.common.segments import document_batches
+from hf_ctxmodels.objectives.components.rates import count_targets, target_rates
+from hf_ctxmodels.objectives.components.segments import document_batches
 
 
 @dataclass

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.data.padding import RowPadder
 from hf_ctxmodels.objectives.base import Batch
-from hf_ctxmodels.objectives.common.masking import IGNORE_INDEX
+from hf_ctxmodels.objectives.components.masking import IGNORE_INDEX
 from hf_ctxmodels.objectives.translation import DataCollatorForTranslation, Translation
 
 

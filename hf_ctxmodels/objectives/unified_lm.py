@@ -11,9 +11,9 @@ from transformers import PreTrainedTokenizerBase
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.data.examples import Example
-from hf_ctxmodels.objectives.common.masking import IGNORE_INDEX, masking_rates
-from hf_ctxmodels.objectives.common.segments import TokenizedDocument
-from hf_ctxmodels.objectives.common.skipgrams import SkipgramRule
+from hf_ctxmodels.objectives.components.masking import IGNORE_INDEX, masking_rates
+from hf_ctxmodels.objectives.components.segments import TokenizedDocument
+from hf_ctxmodels.objectives.components.skipgrams import SkipgramRule
 from hf_ctxmodels.objectives.masked_lm import SelectionOptions
 from hf_ctxmodels.objectives.next_sentence import CONTINUATION, RANDOM, DataCollatorForNextSentencePrediction
 from hf_ctxmodels.objectives.sentence_pairs import Choice, Piece, SentencePairs, filling_stop, random_split

@@ -9,9 +9,9 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.flags import check_choice, flag
 from hf_ctxmodels.objectives.base import collator_options
-from hf_ctxmodels.objectives.common.masking import IGNORE_INDEX
-from hf_ctxmodels.objectives.common.segments import TokenizedDocument, sentence_chunks
-from hf_ctxmodels.objectives.common.units import Phrases, UnitMaskingRule
+from hf_ctxmodels.objectives.components.masking import IGNORE_INDEX
+from hf_ctxmodels.objectives.components.segments import TokenizedDocument, sentence_chunks
+from hf_ctxmodels.objectives.components.units import Phrases, UnitMaskingRule
 from hf_ctxmodels.objectives.next_sentence import CONTINUATION, RANDOM, MaskedLMWithNextSentence
 from hf_ctxmodels.objectives.sentence_pairs import Choice, DataCollatorForSentencePairs, Piece
 

@@ -7,7 +7,7 @@ TERMS, MODEL = ("tests/compression/test_terms.py",), ("tests/compression/test_di
 DISTILLATION_FAULTS = [
     Fault(
         "frequent tokens are predicted more often",
-        "hf_ctxmodels/objectives/common/masking.py",
+        "hf_ctxmodels/objectives/components/masking.py",
         "np.maximum(counts, 1.0) ** -self.rule.smoothing",
         "np.maximum(counts, 1.0) ** self.rule.smoothing",
         ("tests/objectives/test_masking.py",),

@@ -9,7 +9,7 @@ _MODEL = ("tests/models/test_ernie.py",)
 ERNIE_FAULTS = [
     Fault(
         "the first phrase is taken, not the longest",
-        "hf_ctxmodels/objectives/common/units.py",
+        "hf_ctxmodels/objectives/components/units.py",
         "                found = number + 1\n",
         "                return number + 1\n",
         _UNITS,
@@ -17,7 +17,7 @@ ERNIE_FAULTS = [
     ),
     Fault(
         "phrases overlap",
-        "hf_ctxmodels/objectives/common/units.py",
+        "hf_ctxmodels/objectives/components/units.py",
         "if first < place:",
         "if first < 0:",
         _UNITS,
@@ -25,7 +25,7 @@ ERNIE_FAULTS = [
     ),
     Fault(
         "the share is one of tokens, not of units",
-        "hf_ctxmodels/objectives/common/units.py",
+        "hf_ctxmodels/objectives/components/units.py",
         "count = max(1, round(len(units) * self.probability))",
         "count = min(len(units), max(1, round(len(units.positions) * self.probability)))",
         _UNITS,
@@ -33,7 +33,7 @@ ERNIE_FAULTS = [
     ),
     Fault(
         "every row is masked by units",
-        "hf_ctxmodels/objectives/common/units.py",
+        "hf_ctxmodels/objectives/components/units.py",
         "word_ids if by_units else None",
         "word_ids",
         _UNITS,
@@ -57,7 +57,7 @@ ERNIE_FAULTS = [
     ),
     Fault(
         "later pieces of a capitalised word are small",
-        "hf_ctxmodels/objectives/common/segments.py",
+        "hf_ctxmodels/objectives/components/segments.py",
         "return written[first]",
         "return written",
         _TASKS,
@@ -153,7 +153,7 @@ ERNIE_FAULTS = [
     ),
     Fault(
         "the units of the data are not looked at",
-        "hf_ctxmodels/objectives/common/units.py",
+        "hf_ctxmodels/objectives/components/units.py",
         "if document.units else self",
         "if not document.units else self",
         ("tests/objectives/test_unit_masking.py",),

@@ -93,7 +93,7 @@ SEQ2SEQ_FAULTS = [
     ),
     Fault(
         "a masked span stops within a word",
-        "hf_ctxmodels/objectives/common/noising.py",
+        "hf_ctxmodels/objectives/components/noising.py",
         "np.append(starts, len(text.ids))[np.minimum(words + lengths, len(starts))]",
         "np.minimum(starts[words] + lengths, len(text.ids))",
         ("tests/objectives/test_denoising.py",),
@@ -109,7 +109,7 @@ SEQ2SEQ_FAULTS = [
     ),
     Fault(
         "empty spans cost budget",
-        "hf_ctxmodels/objectives/common/noising.py",
+        "hf_ctxmodels/objectives/components/noising.py",
         "totals = np.cumsum(lengths)",
         "totals = np.cumsum(np.maximum(lengths, 1))",
         ("tests/objectives/test_denoising.py",),

@@ -29,7 +29,7 @@ SPANBERT_FAULTS = [
     ),
     Fault(
         "a span runs over its budget",
-        "hf_ctxmodels/objectives/common/spans.py",
+        "hf_ctxmodels/objectives/components/spans.py",
         "np.flatnonzero(~selected[begin:stop])[:left]",
         "np.flatnonzero(~selected[begin:stop])[: left + 1]",
         ("tests/objectives/test_span_boundary.py",),
@@ -37,7 +37,7 @@ SPANBERT_FAULTS = [
     ),
     Fault(
         "each token of a span has a replacement of its own",
-        "hf_ctxmodels/objectives/common/masking.py",
+        "hf_ctxmodels/objectives/components/masking.py",
         "rng.random(int(starts.sum()))[np.cumsum(starts) - 1]",
         "rng.random(len(chosen))",
         ("tests/objectives/test_span_boundary.py",),

@@ -4,7 +4,7 @@ from fault import Fault
 
 _MODEL = "hf_ctxmodels/models/t5/modeling_t5.py"
 _OBJECTIVE = "hf_ctxmodels/objectives/span_corruption.py"
-_SPANS = "hf_ctxmodels/objectives/common/spans.py"
+_SPANS = "hf_ctxmodels/objectives/components/spans.py"
 _OF_MODEL = ("tests/models/test_t5.py",)
 _OF_OBJECTIVE = ("tests/objectives/test_span_corruption.py",)
 
@@ -51,7 +51,7 @@ T5_FAULTS = [
     ),
     Fault(
         "sentinels of T5's targets are counted from the second span",
-        "hf_ctxmodels/objectives/common/sentinels.py",
+        "hf_ctxmodels/objectives/components/sentinels.py",
         "row[starts] = self.ids[:number]",
         "row[starts] = self.ids[1 : number + 1]",
         _OF_OBJECTIVE,
@@ -59,7 +59,7 @@ T5_FAULTS = [
     ),
     Fault(
         "sentinels in the text are not noticed",
-        "hf_ctxmodels/objectives/common/sentinels.py",
+        "hf_ctxmodels/objectives/components/sentinels.py",
         "if found.any():",
         "if False:",
         _OF_OBJECTIVE,

@@ -77,7 +77,7 @@ UNILM_FAULTS = [
     ),
     Fault(
         "a run of tokens goes on over a special token",
-        "hf_ctxmodels/objectives/common/skipgrams.py",
+        "hf_ctxmodels/objectives/components/skipgrams.py",
         "start + int(stops[0]) if len(stops) else end",
         "end",
         ("tests/objectives/test_unified_lm.py",),

@@ -20,7 +20,7 @@ from hf_ctxmodels.data import (
     load_documents,
 )
 from hf_ctxmodels.objectives import ContinualTasks
-from hf_ctxmodels.objectives.common.masking import IGNORE_INDEX
+from hf_ctxmodels.objectives.components.masking import IGNORE_INDEX
 from hf_ctxmodels.objectives.continual.schedule import parse_schedule
 from hf_ctxmodels.objectives.continual_tasks import TASKS
 

@@ -13,7 +13,7 @@ from numbered_text import numbered_documents
 from hf_ctxmodels import CtxBartTokenizer, CtxBertTokenizer, CtxError
 from hf_ctxmodels.data import ExampleSet
 from hf_ctxmodels.objectives import DataCollatorForDenoising, Denoising
-from hf_ctxmodels.objectives.common.noising import NoisedText, Noiser, NoisingRule
+from hf_ctxmodels.objectives.components.noising import NoisedText, Noiser, NoisingRule
 
 MASK, RANDOM = 9000, 9001
 DOCUMENTS, _ = numbered_documents([[5, 9, 3], [30, 2, 2], [1], [40] * 3, [4] * 12])

@@ -17,7 +17,7 @@ from hf_ctxmodels.objectives import (
     expand_permutation,
     permutation_lm,
 )
-from hf_ctxmodels.objectives.common.masking import IGNORE_INDEX
+from hf_ctxmodels.objectives.components.masking import IGNORE_INDEX
 
 FIRST_WORD, SEP, CLS, EOD = 9, 4, 3, 7
 lengths_of_rows = st.lists(st.integers(1, 60), min_size=1, max_size=5)

@@ -13,8 +13,8 @@ from numbered_text import word
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.models.t5.tokenization_t5 import CtxT5Tokenizer
 from hf_ctxmodels.objectives import SpanCorruption
-from hf_ctxmodels.objectives.common.features import feature_generator
-from hf_ctxmodels.objectives.common.spans import alternating_spans, noise_counts
+from hf_ctxmodels.objectives.components.features import feature_generator
+from hf_ctxmodels.objectives.components.spans import alternating_spans, noise_counts
 from hf_ctxmodels.objectives.span_corruption import longest_row
 
 WORDS = 2000

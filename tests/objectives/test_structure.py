@@ -12,7 +12,7 @@ from numbered_text import numbered_documents
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.seeding import generator
 from hf_ctxmodels.objectives import DataCollatorForStructuralObjectives, MaskedLMWithStructure
-from hf_ctxmodels.objectives.common.masking import IGNORE_INDEX
+from hf_ctxmodels.objectives.components.masking import IGNORE_INDEX
 from hf_ctxmodels.objectives.structure import NEXT, PREVIOUS, RANDOM
 
 CLS, SEP, FIRST = 2, 3, 5

@@ -6,7 +6,7 @@ from math import factorial
 
 import numpy as np
 
-from hf_ctxmodels.objectives.common.segments import TokenizedDocument, sentence_chunks
+from hf_ctxmodels.objectives.components.segments import TokenizedDocument, sentence_chunks
 from hf_ctxmodels.objectives.continual.task import STRUCTURE, DocumentTask, TaskRow
 
 NEIGHBOURS, SAME_DOCUMENT, OTHER_DOCUMENT = 0, 1, 2

@@ -8,7 +8,7 @@ import numpy as np
 
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.data.documents import LabelledPair
-from hf_ctxmodels.objectives.common.segments import TokenizedDocument
+from hf_ctxmodels.objectives.components.segments import TokenizedDocument
 
 # Rows of the table of task embeddings: the three kinds of tasks in the paper, since the released table has three rows.
 WORD, STRUCTURE, SEMANTIC = 0, 1, 2

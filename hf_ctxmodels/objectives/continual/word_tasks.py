@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from hf_ctxmodels.core.constants import IGNORE_INDEX
-from hf_ctxmodels.objectives.common.segments import TokenizedDocument, row_bounds
+from hf_ctxmodels.objectives.components.segments import TokenizedDocument, row_bounds
 from hf_ctxmodels.objectives.continual.task import WORD, DocumentTask, TaskRow
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hf_ctxmodels.data.seeding import uniforms
-from hf_ctxmodels.objectives.common.masking import IGNORE_INDEX
+from hf_ctxmodels.objectives.components.masking import IGNORE_INDEX
 from hf_ctxmodels.objectives.static.noise import draw_noise
 
 

@@ -4,7 +4,7 @@ import numpy as np
 from numba import njit
 
 from hf_ctxmodels.data.seeding import FIRST, SECOND, STEP
-from hf_ctxmodels.objectives.common.masking import IGNORE_INDEX
+from hf_ctxmodels.objectives.components.masking import IGNORE_INDEX
 
 _AT_ONCE = 2048  # numbers drawn at a time, vectorised, before the table look-ups
 

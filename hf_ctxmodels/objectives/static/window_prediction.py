@@ -18,9 +18,9 @@ from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.padding import PaddingCollator
 from hf_ctxmodels.objectives.base import Batch, Objective, check_at_least, collator_options
-from hf_ctxmodels.objectives.common.features import check_token_ids, feature_keys
-from hf_ctxmodels.objectives.common.masking import IGNORE_INDEX
-from hf_ctxmodels.objectives.common.segments import DOCUMENTS_PER_BATCH, tokenized_batches
+from hf_ctxmodels.objectives.components.features import check_token_ids, feature_keys
+from hf_ctxmodels.objectives.components.masking import IGNORE_INDEX
+from hf_ctxmodels.objectives.components.segments import DOCUMENTS_PER_BATCH, tokenized_batches
 from hf_ctxmodels.objectives.static import window_draws
 from hf_ctxmodels.objectives.static.noise import HuffmanTree, NoiseDistribution, kept_shares, word_counts
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.objectives.common.masking import MaskingRule
+from hf_ctxmodels.objectives.components.masking import MaskingRule
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.constants import SENTINEL_TOKEN
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.objectives.common.features import check_token_ids
+from hf_ctxmodels.objectives.components.features import check_token_ids
 
 
 class Sentinels:

@@ -11,8 +11,8 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.objectives.common.non_special_tokens import NonSpecialTokens
-from hf_ctxmodels.objectives.common.spans import Units, anchored_spans, geometric, harmonic, place_spans
+from hf_ctxmodels.objectives.components.non_special_tokens import NonSpecialTokens
+from hf_ctxmodels.objectives.components.spans import Units, anchored_spans, geometric, harmonic, place_spans
 
 
 @dataclass(frozen=True)

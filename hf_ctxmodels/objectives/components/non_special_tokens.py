@@ -4,7 +4,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.objectives.common.features import check_token_ids
+from hf_ctxmodels.objectives.components.features import check_token_ids
 
 
 class NonSpecialTokens:

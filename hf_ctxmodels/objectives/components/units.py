@@ -11,9 +11,9 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.files import read_lines
-from hf_ctxmodels.objectives.common.masking import MaskingRule
-from hf_ctxmodels.objectives.common.segments import NO_WORD, TokenizedDocument
-from hf_ctxmodels.objectives.common.spans import Units
+from hf_ctxmodels.objectives.components.masking import MaskingRule
+from hf_ctxmodels.objectives.components.segments import NO_WORD, TokenizedDocument
+from hf_ctxmodels.objectives.components.spans import Units
 
 _END = None  # key of a node at which a phrase ends
 Word = tuple[int, ...]
