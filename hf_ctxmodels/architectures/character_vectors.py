@@ -6,7 +6,7 @@ from torch.nn import functional as F
 from transformers import initialization as init
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.layers.characters import row_keys
+from hf_ctxmodels.layers.characters import row_hashes
 
 _UPPER = range(ord("A") + 1, ord("Z") + 2)  # character ids: bytes from 1 on
 _TO_LOWER = ord("a") - ord("A")
@@ -65,7 +65,7 @@ class CharacterVectors(nn.Module):
         ids = character_ids.masked_fill(character_ids == self.padding_character, 0)
         if self.lower_case:
             ids = ids + _TO_LOWER * ((ids >= _UPPER[0]) & (ids <= _UPPER[-1]))
-        return row_keys(ids)
+        return row_hashes(ids)
 
     def forward(self, character_ids: Tensor) -> Tensor:
         """(..., characters) ids -> (..., width)."""

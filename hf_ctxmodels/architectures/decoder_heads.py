@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, GenerationMixin
 
 from hf_ctxmodels.architectures.transformer_decoder import without_trailing_padding
-from hf_ctxmodels.core.growing_cache import GrowingCache
+from hf_ctxmodels.core.generation_cache import PreallocatedCache
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.heads.base import HeadModel
 from hf_ctxmodels.heads.causal_lm import ForCausalLM
@@ -43,7 +43,7 @@ class LastTokenHead(SequenceHead):
 
 
 class GeneratesAfterAnyPadding(GenerationMixin):
-    """`generate` that goes on after each row's last token, wherever the padding is, with a `GrowingCache`.
+    """`generate` that goes on after each row's last token, wherever the padding is, with a `PreallocatedCache`.
 
     transformers goes on after the last column, which is padding in a row that is padded on the right.
     """
@@ -52,7 +52,7 @@ class GeneratesAfterAnyPadding(GenerationMixin):
         super()._prepare_cache_for_generation(generation_config, model_kwargs, *args)
         cache: Any = model_kwargs.get("past_key_values")
         if type(cache) is DynamicCache and not cache.offloading and not hasattr(cache, "_is_user_defined"):
-            model_kwargs["past_key_values"] = GrowingCache(config=self.config)  # type: ignore[attr-defined]
+            model_kwargs["past_key_values"] = PreallocatedCache(config=self.config)  # type: ignore[attr-defined]
 
     def generate(self, inputs: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
         """As in transformers. The prompts are returned as they were given.

@@ -9,7 +9,7 @@ from hf_ctxmodels.core.inputs import is_traced, sequence_numbers
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.attention.layouts import check_row_lengths
 from hf_ctxmodels.layers.pooling import token_mask
-from hf_ctxmodels.layers.recurrent.packing import PackedRows
+from hf_ctxmodels.layers.recurrent.packing import PackedSequences
 
 
 @dataclass(frozen=True)
@@ -34,14 +34,14 @@ class EncoderInputs:
         """(batch, length, width): the given embeddings, or `look_up` of the ids."""
         return look_up(self.words) if self.are_ids else self.words
 
-    def pack(self, directions: int, tokens: Tensor | None = None) -> PackedRows:
+    def pack(self, directions: int, tokens: Tensor | None = None) -> PackedSequences:
         """The rows without padding positions; with them if `config.unpad` is off or a graph is traced.
 
         Args:
             directions: 1 or 2.
             tokens: (batch, length) bool, in place of `tokens`.
         """
-        build = PackedRows.build if self.unpad and not is_traced(self.words) else PackedRows.with_padding
+        build = PackedSequences.build if self.unpad and not is_traced(self.words) else PackedSequences.with_padding
         return build(self.tokens if tokens is None else tokens, self.sequences, directions)
 
 

@@ -19,11 +19,11 @@ from hf_ctxmodels import heads
 from hf_ctxmodels.architectures.configuration_lstm_language_model import CtxLSTMLanguageModelConfig
 from hf_ctxmodels.architectures.inputs import prepare_inputs
 from hf_ctxmodels.architectures.recurrent import RecurrentPreTrainedModel
-from hf_ctxmodels.core.cache import RecurrentCache, check_cache
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.layers.pooling import Pooling, pool_rows, token_mask
+from hf_ctxmodels.core.recurrent_cache import RecurrentCache, validate_cache
+from hf_ctxmodels.layers.pooling import Pooling, pool_tokens, token_mask
 from hf_ctxmodels.layers.recurrent.lstm import LSTM
-from hf_ctxmodels.layers.recurrent.packing import PackedRows
+from hf_ctxmodels.layers.recurrent.packing import PackedSequences
 
 
 class LSTMLanguageModelPreTrainedModel(RecurrentPreTrainedModel):
@@ -88,7 +88,7 @@ class LSTMLanguageModel(LSTMLanguageModelPreTrainedModel):
         """(directions, tokens) packed ids -> (directions, tokens, width) embeddings after dropout."""
         return self.word_embeddings(ids)
 
-    def layer_dropout(self, packed: Tensor, rows: PackedRows, depth: int) -> Tensor:
+    def layer_dropout(self, packed: Tensor, rows: PackedSequences, depth: int) -> Tensor:
         """Dropout of (directions, tokens, width), the packed input of the layer at `depth`."""
         return packed
 
@@ -130,7 +130,7 @@ class LSTMLanguageModel(LSTMLanguageModelPreTrainedModel):
         recorded, last, final = self._run(packed, rows, past_key_values, truncation, self.layers[:layers], wants)
         return LSTMLanguageModelOutput(
             last_hidden_state=last if output_mask is None else last[output_mask],
-            pooler_output=None if self.pooling is None else pool_rows(last, inputs.tokens, self.pooling),
+            pooler_output=None if self.pooling is None else pool_tokens(last, inputs.tokens, self.pooling),
             hidden_states=(*recorded, last) if wants else None,
             past_key_values=final if (self.config.stateful if use_cache is None else use_cache) else None,
         )
@@ -138,7 +138,7 @@ class LSTMLanguageModel(LSTMLanguageModelPreTrainedModel):
     def _run(
         self,
         packed: Tensor,
-        rows: PackedRows,
+        rows: PackedSequences,
         cache: RecurrentCache | None,
         truncation: int | None,
         layers: Iterable[nn.Module],
@@ -149,7 +149,7 @@ class LSTMLanguageModel(LSTMLanguageModelPreTrainedModel):
         seen, length = 0, rows.shape[1]
         before: list[tuple[Tensor, ...] | None] = [None] * len(self.layers)
         if cache is not None:
-            check_cache(cache, [[(rows.shape[0], 1, size)] * 2 for size in self.config.layer_sizes[1:]])
+            validate_cache(cache, [[(rows.shape[0], 1, size)] * 2 for size in self.config.layer_sizes[1:]])
             seen, before = cache.seen_tokens, [rows.pack_state(state) for state in cache.states]
         recorded, after = [], []
         for depth, layer in enumerate(layers):

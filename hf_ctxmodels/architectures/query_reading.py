@@ -11,7 +11,7 @@ from transformers.utils import ModelOutput
 
 from hf_ctxmodels.architectures.query_streams import Rows, source_rows
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.growing_cache import GrowingCache
+from hf_ctxmodels.core.generation_cache import PreallocatedCache
 from hf_ctxmodels.core.inputs import check_ids, check_unread, is_traced
 from hf_ctxmodels.heads.base import HeadModel
 from hf_ctxmodels.layers.attention.layouts import build_layout
@@ -140,7 +140,7 @@ def kept_source(encoded: Any) -> Tensor:
     return kept
 
 
-def begun_cache(encoded: Any, config: Any) -> GrowingCache:
+def begun_cache(encoded: Any, config: Any) -> PreallocatedCache:
     """A cache that holds a source.
 
     Args:
@@ -151,7 +151,7 @@ def begun_cache(encoded: Any, config: Any) -> GrowingCache:
         CtxError: See `kept_source`.
     """
     kept = kept_source(encoded)
-    cache = GrowingCache(config=config)
+    cache = PreallocatedCache(config=config)
     for number in range(kept.shape[1]):
         cache.update(kept[:, number, 0], kept[:, number, 1], number)
     return cache
@@ -188,7 +188,7 @@ class SourceReader(nn.Module):
         check_unread(**kwargs)
         config = self.model.config
         source = read_source(self.model, input_ids, inputs_embeds, attention_mask, token_type_ids, self.segment)
-        cache = GrowingCache(config=config)
+        cache = PreallocatedCache(config=config)
         outputs = run_rows(self.model, source, cache=cache, **config.resolve_output_flags(kwargs))
         layers = [torch.stack([layer.keys, layer.values], 1) for layer in cache.layers]
         states = outputs.last_hidden_state

@@ -9,7 +9,7 @@ from transformers.utils.generic import can_return_tuple
 from hf_ctxmodels.architectures.inputs import prepare_inputs, zero_padding
 from hf_ctxmodels.architectures.sentence_encoder import SentenceEncoder
 from hf_ctxmodels.layers.dropout import Dropout
-from hf_ctxmodels.layers.pooling import RowPooler
+from hf_ctxmodels.layers.pooling import PoolingLayer
 from hf_ctxmodels.layers.recurrent.bidirectional import run_bidirectional
 from hf_ctxmodels.layers.recurrent.lstm import LSTM
 
@@ -32,7 +32,7 @@ class RecurrentSentenceEncoder(SentenceEncoder):
         *widths, hidden = config.layer_sizes
         self.layers = nn.ModuleList(self.build_layer(width, hidden // 2) for width in widths)
         self.dropout = Dropout(config.hidden_dropout_prob)
-        self.pooler = RowPooler(config.pooling) if add_pooling_layer else None
+        self.pooler = PoolingLayer(config.pooling) if add_pooling_layer else None
         self.post_init()
 
     def build_embeddings(self, config: Any) -> None:

@@ -12,7 +12,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.loading import load_pretrained
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.core.model_modes import evaluation_mode
-from hf_ctxmodels.layers.pooling import Pooling, pool_rows, token_mask
+from hf_ctxmodels.layers.pooling import Pooling, pool_tokens, token_mask
 from hf_ctxmodels.tokenizers.base import check_fit
 
 
@@ -57,7 +57,7 @@ def sentence_vectors(model: PreTrainedModel, inputs: Mapping[str, Tensor], pooli
     outputs: Any = model(return_dict=True, **inputs)
     if pooling is not None:
         states = outputs.last_hidden_state
-        return pool_rows(states, token_mask(states, inputs.get("attention_mask")), pooling)
+        return pool_tokens(states, token_mask(states, inputs.get("attention_mask")), pooling)
     pooled = getattr(outputs, "pooler_output", None)
     if pooled is None:
         raise CtxError(

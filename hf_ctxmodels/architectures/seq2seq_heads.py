@@ -14,14 +14,14 @@ from transformers.modeling_outputs import (
 
 from hf_ctxmodels.architectures.transformer_seq2seq import EncoderDecoder, ResizesBothTables, refuse_segments
 from hf_ctxmodels.architectures.transformer_stack import Source
-from hf_ctxmodels.core.growing_cache import GrowingCache, SourceCache, WritingCache
+from hf_ctxmodels.core.generation_cache import BeamSearchCache, PreallocatedCache, SharedSourceCache
 from hf_ctxmodels.core.inputs import is_traced
 from hf_ctxmodels.heads.base import HeadModel, with_named_argument
 from hf_ctxmodels.heads.downstream import SequenceHead
 from hf_ctxmodels.heads.seq2seq import DecoderInputs, ForConditionalGeneration
-from hf_ctxmodels.layers.decoded import Decoded
+from hf_ctxmodels.layers.decoder_output import DecoderOutput
 from hf_ctxmodels.layers.pooling import token_mask
-from hf_ctxmodels.layers.positions import last_columns, states_at, until_last
+from hf_ctxmodels.layers.positions import last_token_columns, mask_until_last_target, states_at
 
 _OUTPUTS: dict[type, type] = {
     SequenceClassifierOutput: Seq2SeqSequenceClassifierOutput,
@@ -101,14 +101,14 @@ class TransformerForConditionalGeneration(ForConditionalGeneration):
         """What the decoder attends to."""
         return Source(given.encoded.last_hidden_state, given.attention_mask, given.sequence_ids)
 
-    def decode(self, ids: Tensor | None, target_mask: Tensor | None, given: DecoderInputs) -> Decoded:
+    def decode(self, ids: Tensor | None, target_mask: Tensor | None, given: DecoderInputs) -> DecoderOutput:
         """See `ForConditionalGeneration.decode`."""
         own = {name: value for name, value in given.further.items() if name.startswith("decoder_")}
         written = {name.removeprefix("decoder_"): value for name, value in own.items()}
         written["inputs_embeds"] = written["inputs_embeds"] if ids is None else None
         whole = written["sequence_ids"] is not None  # a sequence without a label has its own source
         if target_mask is not None and written["attention_mask"] is None and given.cache is None and not whole:
-            written["attention_mask"] = until_last(target_mask)
+            written["attention_mask"] = mask_until_last_target(target_mask)
         decoded = self.base_model.decode(
             self.source(given),
             input_ids=ids,
@@ -117,7 +117,7 @@ class TransformerForConditionalGeneration(ForConditionalGeneration):
             **written,
             **given.recorded,
         )
-        return Decoded(
+        return DecoderOutput(
             decoded.last_hidden_state,
             decoded.past_key_values,
             decoded.hidden_states,
@@ -142,11 +142,11 @@ class TransformerForConditionalGeneration(ForConditionalGeneration):
         own, cross = caches.self_attention_cache, caches.cross_attention_cache
         config = self.config.get_text_config(decoder=True)
         if _is_plain(own):
-            own = GrowingCache(config=config)
+            own = PreallocatedCache(config=config)
         if _is_plain(cross):
-            sharers = max(generation_config.num_beams or 1, generation_config.num_return_sequences or 1)
-            cross = SourceCache(config=config, sharers=sharers)
-        model_kwargs["past_key_values"] = WritingCache(own, cross)
+            targets_per_source = max(generation_config.num_beams or 1, generation_config.num_return_sequences or 1)
+            cross = SharedSourceCache(config=config, targets_per_source=targets_per_source)
+        model_kwargs["past_key_values"] = BeamSearchCache(own, cross)
 
 
 def _is_plain(cache: Cache) -> bool:
@@ -186,8 +186,8 @@ class EndTokenHead(SequenceHead):
             attention_mask: (batch, length), 0 at padding, or None.
         """
         tokens = token_mask(given, attention_mask)
-        last, known = last_columns(given, tokens), self.config.eos_token_id
+        last, known = last_token_columns(given, tokens), self.config.eos_token_id
         if ids is None or known is None:
             return last
         ends = torch.stack([ids == end for end in ([known] if isinstance(known, int) else known)]).any(0) & tokens
-        return torch.where(ends.any(1), last_columns(given, ends), last)
+        return torch.where(ends.any(1), last_token_columns(given, ends), last)

@@ -16,7 +16,7 @@ from hf_ctxmodels.architectures.configuration_static import CtxStaticConfig
 from hf_ctxmodels.architectures.inputs import prepare_inputs, zero_padding
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
-from hf_ctxmodels.layers.pooling import RowPooler
+from hf_ctxmodels.layers.pooling import PoolingLayer
 from hf_ctxmodels.tokenizers.base import check_fit
 from hf_ctxmodels.tokenizers.words import CtxWordTokenizer
 
@@ -131,7 +131,7 @@ class StaticEncoder(StaticPreTrainedModel):
     def __init__(self, config: CtxStaticConfig, add_pooling_layer: bool = True) -> None:
         super().__init__(config)
         self.word_embeddings: nn.Embedding = self.build_table(config)
-        self.pooler = RowPooler(config.pooling) if add_pooling_layer else None
+        self.pooler = PoolingLayer(config.pooling) if add_pooling_layer else None
         self.build_encoder(config)
         self.post_init()
 

@@ -179,7 +179,7 @@ class Decoder(CtxPreTrainedModel):
         own_mask = mask_of_input(attention_mask, inputs_embeds if input_ids is None else input_ids, cache)
         width, limit = self.config.hidden_size, self.config.max_position_embeddings
         words = self.check_encoder_input(input_ids, inputs_embeds, own_mask, None, width=width, **places)
-        check_cache(cache, words, past, limit)
+        validate_cache(cache, words, past, limit)
         check_ids("position_ids", places["position_ids"], limit, "max_position_embeddings")
         return words
 
@@ -218,7 +218,7 @@ def mask_of_input(attention_mask: Any, given: Any, cache: Cache | None) -> Any:
     return attention_mask[:, -given.shape[1] :] if isinstance(given, Tensor) and given.dim() > 1 else attention_mask
 
 
-def check_cache(cache: Cache | None, words: Tensor, past: int | Tensor, limit: int | None) -> None:
+def validate_cache(cache: Cache | None, words: Tensor, past: int | Tensor, limit: int | None) -> None:
     """Raise CtxError if the cache has other rows than the input, or together they are longer than the limit, if any."""
     if is_traced(words):
         return

@@ -203,6 +203,6 @@ class Encoder(CtxPreTrainedModel):
             layout,
             mask,
             output_mask=output_mask,
-            and_first=self.pooler is not None,
+            include_first_tokens=self.pooler is not None,
             **recorded,
         )

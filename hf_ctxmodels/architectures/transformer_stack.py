@@ -10,8 +10,8 @@ from transformers import Cache
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 from transformers.utils.generic import can_return_tuple
 
-from hf_ctxmodels.architectures.transformer_decoder import check_cache, default_positions, mask_of_input
-from hf_ctxmodels.core.growing_cache import rows_per_source
+from hf_ctxmodels.architectures.transformer_decoder import default_positions, mask_of_input, validate_cache
+from hf_ctxmodels.core.generation_cache import get_targets_per_source
 from hf_ctxmodels.core.inputs import check_encoder_input, check_ids
 from hf_ctxmodels.layers.adapter_slots import EMBEDDING_SLOT, InvertibleSlot, after_embeddings
 from hf_ctxmodels.layers.attention.layouts import Layout, build_layout, build_memory_layout
@@ -169,7 +169,7 @@ class TransformerStack(nn.Module):
             self._embedded(layout.pack(given), table, {name: layout.pack(each) for name, each in beside.items()}),
             layout,
             self.mask(),
-            memory=None if source is None else _memory(layout, source, rows_per_source(past_key_values)),
+            memory=None if source is None else _memory(layout, source, get_targets_per_source(past_key_values)),
             past_key_values=past_key_values,
             final_norm=self.final_norm,
             output_mask=output_mask,
@@ -208,7 +208,7 @@ class TransformerStack(nn.Module):
             dtype=None if inputs_embeds is None or torch.compiler.is_compiling() else table.weight.dtype,
         )
         if cache is not None:
-            check_cache(getattr(cache, "self_attention_cache", cache), words, past, limit)
+            validate_cache(getattr(cache, "self_attention_cache", cache), words, past, limit)
         if limit is not None:
             check_ids("position_ids", places["position_ids"], limit, "max_position_embeddings")
         return words
@@ -227,8 +227,10 @@ def _output(
     )
 
 
-def _memory(layout: Layout, source: Source, sharers: int) -> Memory:
-    """What a decoder's cross-attention reads; of `sharers` equal rows the first."""
-    states, mask = source.states[::sharers], source.attention_mask
-    place = build_memory_layout(layout, states, None if mask is None else mask[::sharers], source.sequence_ids)
-    return Memory(place.pack(states), place, BIDIRECTIONAL, sharers)
+def _memory(layout: Layout, source: Source, targets_per_source: int) -> Memory:
+    """What a decoder's cross-attention reads; of `targets_per_source` equal rows the first."""
+    states, mask = source.states[::targets_per_source], source.attention_mask
+    place = build_memory_layout(
+        layout, states, None if mask is None else mask[::targets_per_source], source.sequence_ids
+    )
+    return Memory(place.pack(states), place, BIDIRECTIONAL, targets_per_source)

@@ -11,7 +11,7 @@ from torch.utils.data import Dataset, Sampler, Subset
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.epochs import EpochBatchSampler
 from hf_ctxmodels.data.examples import ExampleSet, ExampleStream
-from hf_ctxmodels.data.seeding import Stream, generator, row_keys, uniforms
+from hf_ctxmodels.data.seeding import Stream, generator, row_hashes, uniforms
 
 _AT_ONCE = 1 << 16  # draws computed together
 
@@ -22,7 +22,7 @@ def draw_parts(draws: np.ndarray, probabilities: np.ndarray, seed: int) -> np.nd
     Args:
         draws: (n,) indices of draws, which determine the random numbers.
     """
-    keys = np.repeat(row_keys(seed, [0], [0], Stream.MIXTURE), len(draws))
+    keys = np.repeat(row_hashes(seed, [0], [0], Stream.MIXTURE), len(draws))
     return np.searchsorted(np.cumsum(probabilities)[:-1], uniforms(keys, draws), side="right")
 
 

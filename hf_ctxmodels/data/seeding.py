@@ -31,7 +31,7 @@ STEP, FIRST, SECOND = (np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4
 _AT_ONCE = 8192  # numbers that fit into the L1 cache
 
 
-def row_keys(
+def row_hashes(
     seed: int, epochs: Sequence[int], indices: Sequence[int], stream: Stream = Stream.CORRUPTION, use: int = 0
 ) -> np.ndarray:
     """(rows,) keys of `uniforms`: the counterpart of `generator` for all examples of a batch.
@@ -51,7 +51,7 @@ def uniforms(keys: np.ndarray, numbers: np.ndarray) -> np.ndarray:
     would cost more than the draws of a short row.
 
     Args:
-        keys: (n,) keys of the sequences, see `row_keys`.
+        keys: (n,) keys of the sequences, see `row_hashes`.
         numbers: (n,) indices in the sequences.
     """
     drawn = np.empty(len(numbers))

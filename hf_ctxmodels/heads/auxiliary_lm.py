@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.heads.base import IGNORE_INDEX, HeadModel, ItemCounts, mean_over_targets
 from hf_ctxmodels.heads.causal_lm import next_token_targets
-from hf_ctxmodels.layers.lm_loss.chunked import chunked_cross_entropy, summed_cross_entropy
+from hf_ctxmodels.layers.lm_loss.cross_entropy import chunked_cross_entropy, summed_cross_entropy
 
 
 class WithLanguageModeling(HeadModel):

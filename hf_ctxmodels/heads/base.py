@@ -22,7 +22,7 @@ from hf_ctxmodels.core.inputs import check_id_type, check_tensors, is_traced
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.heads.layer_mix import LayerMix, number_of_states, read_layers
 from hf_ctxmodels.layers.adapter_slots import InvertibleSlot, before_output_layer
-from hf_ctxmodels.layers.lm_loss.chunked import summed_cross_entropy
+from hf_ctxmodels.layers.lm_loss.cross_entropy import summed_cross_entropy
 from hf_ctxmodels.layers.pooling import Pooling
 
 ItemCounts = int | Tensor | Mapping[str, int | Tensor] | None

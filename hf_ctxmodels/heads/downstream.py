@@ -26,8 +26,8 @@ from hf_ctxmodels.heads.base import (
     row_targets,
 )
 from hf_ctxmodels.layers.dropout import Dropout
-from hf_ctxmodels.layers.lm_loss.chunked import ProjectedHead
-from hf_ctxmodels.layers.pooling import Pooling, pool_rows, token_mask
+from hf_ctxmodels.layers.lm_loss.cross_entropy import ProjectedHead
+from hf_ctxmodels.layers.pooling import Pooling, pool_tokens, token_mask
 
 
 class SequenceHead(HeadModel):
@@ -52,7 +52,7 @@ class SequenceHead(HeadModel):
                     hint="give one, or use classifier_pooling=None.",
                 )
             tokens = token_mask(outputs.last_hidden_state, attention_mask, sequence_ids)
-            outputs.pooler_output = pool_rows(outputs.last_hidden_state, tokens, self.pooling)
+            outputs.pooler_output = pool_tokens(outputs.last_hidden_state, tokens, self.pooling)
         return outputs
 
     def reference_config(self) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from typing import Any
 
 from transformers import GenerationMixin
 
-from hf_ctxmodels.layers.cpu.prepacking import MOST_BYTES, prepacked_weights
+from hf_ctxmodels.layers.cpu.prepacking import MAX_PREPACKED_BYTES, prepacked_weights
 
 
 class PrepackingGenerationMixin(GenerationMixin):
@@ -14,7 +14,7 @@ class PrepackingGenerationMixin(GenerationMixin):
         prepacked_bytes: How much memory copies of weights may take; set it on a model for another limit, 0 for none.
     """
 
-    prepacked_bytes: int = MOST_BYTES
+    prepacked_bytes: int = MAX_PREPACKED_BYTES
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """As in transformers."""

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.layers.pooling import RowPooler, pool_rows, token_mask
-from hf_ctxmodels.layers.positions import first_columns, states_at
+from hf_ctxmodels.layers.pooling import PoolingLayer, pool_tokens, token_mask
+from hf_ctxmodels.layers.positions import first_token_columns, states_at
 from hf_ctxmodels.layers.scalar_mix import ScalarMix
 
 _RECORDED = ("hidden_states", "decoder_hidden_states", "encoder_hidden_states")
@@ -96,9 +96,9 @@ def _pooled(
     pooler, pooling = getattr(encoder, "pooler", None), getattr(encoder, "pooling", None)
     tokens = token_mask(states, attention_mask if attention_mask is None or attention_mask.dim() == 2 else None)
     tokens = tokens if sequence_ids is None else tokens & (sequence_ids != 0)
-    if isinstance(pooler, RowPooler):
+    if isinstance(pooler, PoolingLayer):
         chooses = getattr(encoder, "select_tokens", None)
         return pooler(states, tokens if chooses is None else chooses(input_ids, tokens))
     if isinstance(pooler, nn.Module):
-        return pooler(states_at(states, first_columns(states, tokens)))
-    return None if not isinstance(pooling, str) else pool_rows(states, tokens, pooling)  # type: ignore[arg-type]
+        return pooler(states_at(states, first_token_columns(states, tokens)))
+    return None if not isinstance(pooling, str) else pool_tokens(states, tokens, pooling)  # type: ignore[arg-type]

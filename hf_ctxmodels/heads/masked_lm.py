@@ -8,7 +8,7 @@ from transformers.modeling_outputs import MaskedLMOutput
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels.heads.base import IGNORE_INDEX, HeadModel, ItemCounts, language_modeling_loss, loss_of_logits
-from hf_ctxmodels.layers.lm_loss.chunked import MaskedPredictionHead
+from hf_ctxmodels.layers.lm_loss.cross_entropy import MaskedLMHead
 
 
 class ForMaskedLM(HeadModel):
@@ -27,7 +27,7 @@ class ForMaskedLM(HeadModel):
 
     def build_head(self, config: Any) -> None:
         """The masked-LM head; its decoder has the width of the word embeddings."""
-        self.mlm_head = MaskedPredictionHead(
+        self.mlm_head = MaskedLMHead(
             config.hidden_size,
             self.get_input_embeddings().embedding_dim,
             config.vocab_size,

@@ -32,7 +32,7 @@ from hf_ctxmodels.heads.base import (
     loss_of_logits,
 )
 from hf_ctxmodels.heads.generation import PrepackingGenerationMixin
-from hf_ctxmodels.layers.decoded import Decoded
+from hf_ctxmodels.layers.decoder_output import DecoderOutput
 from hf_ctxmodels.layers.linear import apply_linear
 
 
@@ -44,7 +44,7 @@ class ConditionalGenerationOutput(ModelOutput):
         loss: Cross-entropy in nats per target.
         logits: (batch, steps, target vocabulary); with `labels`, see `returns_logits`.
         past_key_values: The decoder's state; None without `use_cache`.
-        decoder_hidden_states, decoder_attentions, cross_attentions: As recorded, see `Decoded`; None if they were not
+        decoder_hidden_states, decoder_attentions, cross_attentions: As recorded, see `DecoderOutput`; None if they were not
             asked for. A recurrent decoder does not attend to what it wrote.
         encoder_last_hidden_state: (batch, length, hidden) the encoder's output.
         encoder_hidden_states, encoder_attentions: Of the encoder, as asked for.
@@ -198,7 +198,7 @@ class ForConditionalGeneration(Seq2SeqHead):
         """The decoder's initial state."""
 
     @abstractmethod
-    def decode(self, ids: Any, target_mask: Tensor | None, given: DecoderInputs) -> Decoded:
+    def decode(self, ids: Any, target_mask: Tensor | None, given: DecoderInputs) -> DecoderOutput:
         """Run the decoder.
 
         Args:
@@ -314,7 +314,7 @@ class ForConditionalGeneration(Seq2SeqHead):
         further = {name: given.pop(name, None) for name in self.decoder_arguments if name not in written}
         return further | {name: value for name, value in written.items() if name in self.decoder_arguments}
 
-    def predict(self, ids: Any, given: DecoderInputs) -> tuple[Tensor, Decoded]:
+    def predict(self, ids: Any, given: DecoderInputs) -> tuple[Tensor, DecoderOutput]:
         """(batch, steps, target vocabulary) logits, and the output of `decode` for all steps."""
         decoded = self.decode(ids, None, given)
         return apply_linear(self.prediction, self.before_output_layer(decoded.states)), decoded
@@ -359,7 +359,7 @@ def by_name(encoded: Any) -> Any:
 
 def _output(
     encoded: Any,
-    decoded: Decoded | None,
+    decoded: DecoderOutput | None,
     recorded: Mapping[str, Any],
     loss: Tensor | None,
     logits: Tensor | None,

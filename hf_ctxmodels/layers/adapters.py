@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.json_parsing import matches_type
 from hf_ctxmodels.layers.dropout import Dropout
-from hf_ctxmodels.layers.feed_forward import make_activation
+from hf_ctxmodels.layers.feed_forward import get_activation
 from hf_ctxmodels.layers.linear import apply_linear
 
 LINEAR = ("linear", "identity")
@@ -280,7 +280,7 @@ class AdapterFusion(nn.Module):
 def adapter_activation(name: str) -> nn.Module:
     """An activation by the name that files of adapters have for it; raises CtxError for an unknown one."""
     try:
-        return make_activation(_ACTIVATIONS.get(name.lower(), name.lower()))
+        return get_activation(_ACTIVATIONS.get(name.lower(), name.lower()))
     except KeyError as error:
         raise CtxError(f"There is no activation {name!r}.", hint="non_linearity: relu, swish, gelu, linear.") from error
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import initialization as init
 
-from hf_ctxmodels.layers.feed_forward import make_activation
+from hf_ctxmodels.layers.feed_forward import get_activation
 from hf_ctxmodels.layers.linear import apply_linear
 
 _SPREAD = 0x9E3779B97F4A7C15 - (1 << 64)  # an odd 64-bit number, as int64
@@ -79,7 +79,7 @@ class CharacterEncoder(nn.Module):
         self.widest = max(width for width, _ in filters)
         self.embeddings = nn.Embedding(characters, embedding_size, padding_idx=0)
         self.convolutions = nn.ModuleList(nn.Conv1d(embedding_size, number, width) for width, number in filters)
-        self.activation = make_activation(activation)
+        self.activation = get_activation(activation)
         width = sum(number for _, number in filters)
         self.highway = Highway(width, highway_layers)
         self.projection = nn.Linear(width, projection_size)
@@ -118,7 +118,7 @@ class CharacterEncoder(nn.Module):
         return character_ids[:, : longest + self.widest]
 
 
-def row_keys(rows: Tensor) -> Tensor:
+def row_hashes(rows: Tensor) -> Tensor:
     """(n, width) integers -> (n,) int64 hash of each row; trailing zeros do not change it."""
     factors = torch.arange(1, rows.shape[1] + 1, device=rows.device) * _SPREAD
     factors = (factors ^ (factors >> 31)) * _SPREAD | 1
@@ -131,7 +131,7 @@ def unique_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
 
     Sorts one hash per row, which is much faster than sorting rows; in case of a collision it sorts rows.
     """
-    keys, which = row_keys(rows).unique(return_inverse=True)
+    keys, which = row_hashes(rows).unique(return_inverse=True)
     first = which.new_zeros(len(keys)).index_put_((which,), torch.arange(len(rows), device=rows.device))
     different = rows[first]
     if not torch.equal(different[which], rows):

@@ -32,7 +32,7 @@ def dropout(tensor: Tensor, p: float, training: bool) -> Tensor:
     levels = round(p * DROPOUT_LEVELS)
     if tensor.device.type != "cpu" or torch.compiler.is_compiling() or levels in (0, DROPOUT_LEVELS):
         return F.dropout(tensor, p, training)
-    return _ByteMaskDropout.apply(tensor, byte_mask(tensor.shape, levels), kept_scale(levels))
+    return _ByteMaskDropout.apply(tensor, dropout_mask(tensor.shape, levels), kept_scale(levels))
 
 
 def shared_dropout(tensor: Tensor, numbers: Tensor, count: int, p: float, training: bool, *, whole: bool) -> Tensor:
@@ -55,15 +55,15 @@ def shared_dropout(tensor: Tensor, numbers: Tensor, count: int, p: float, traini
     levels = round(p * DROPOUT_LEVELS)
     if tensor.device.type != "cpu" or torch.compiler.is_compiling() or levels in (0, DROPOUT_LEVELS):
         return tensor * F.dropout(tensor.new_ones(shape), p, training)[numbers]
-    return _ByteMaskDropout.apply(tensor, byte_mask(shape, levels)[numbers], kept_scale(levels))
+    return _ByteMaskDropout.apply(tensor, dropout_mask(shape, levels)[numbers], kept_scale(levels))
 
 
-def signs(shape: torch.Size, dropped_levels: int) -> Tensor:
+def dropout_signs(shape: torch.Size, dropped_levels: int) -> Tensor:
     """Positive for kept elements, negative for dropped ones, with probability `dropped_levels` / 65536."""
     return _draws(shape) + (DROPOUT_LEVELS // 2 - dropped_levels + 0.5)
 
 
-def byte_mask(shape: torch.Size, dropped_levels: int) -> Tensor:
+def dropout_mask(shape: torch.Size, dropped_levels: int) -> Tensor:
     """1 for kept elements, 0 for dropped ones, with probability `dropped_levels` / 65536; bytes, since torch multiplies
     by booleans far more slowly."""
     return (_draws(shape) >= dropped_levels - DROPOUT_LEVELS // 2).view(torch.int8)

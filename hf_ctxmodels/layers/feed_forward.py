@@ -6,14 +6,14 @@ import torch
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
-from hf_ctxmodels.layers.cpu.onednn import multiplies_fast
+from hf_ctxmodels.layers.cpu.onednn import can_use_onednn
 from hf_ctxmodels.layers.dropout import Dropout
-from hf_ctxmodels.layers.linear import apply_linear, maps_rows_alone
+from hf_ctxmodels.layers.linear import apply_linear, is_rowwise
 
 _CHUNK = 1024  # rows for which a CPU holds the wide states at once, where no gradient needs them
 
 
-def make_activation(name: str) -> nn.Module:
+def get_activation(name: str) -> nn.Module:
     """An activation by transformers' name (`gelu`, `relu`, ...). For `gelu_new`, the tanh approximation of GELU, it is
     torch's single operation in place of the eight elementwise operations there."""
     return nn.GELU(approximate="tanh") if name == "gelu_new" else ACT2FN[name]
@@ -43,7 +43,7 @@ class FeedForward(nn.Module):
     ) -> None:
         super().__init__()
         self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=bias)
-        self.activation = make_activation(activation)
+        self.activation = get_activation(activation)
         self.dropout = Dropout(dropout)
         self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=bias)
         self.clamp = clamp
@@ -72,13 +72,13 @@ class FeedForward(nn.Module):
             return False
         if hidden_states.numel() <= _CHUNK * hidden_states.shape[-1] or self.activation._forward_hooks:
             return False
-        return multiplies_fast(hidden_states) and all(map(maps_rows_alone, self._maps()))
+        return can_use_onednn(hidden_states) and all(map(is_rowwise, self._maps()))
 
     def _maps(self) -> list[nn.Module]:
         return [self.up_proj, self.down_proj]
 
     def _finite(self, tensor: Tensor) -> Tensor:
-        return within_half_precision(tensor) if self.clamp else tensor
+        return clamp_to_float16(tensor) if self.clamp else tensor
 
 
 class GatedFeedForward(FeedForward):
@@ -106,7 +106,7 @@ class GatedFeedForward(FeedForward):
         return gate * self._finite(apply_linear(self.up_proj, hidden_states))  # infinite times zero would be no number
 
 
-def within_half_precision(tensor: Tensor) -> Tensor:
+def clamp_to_float16(tensor: Tensor) -> Tensor:
     """The tensor, in fp16 with its infinite values replaced by the largest finite ones; other types are unchanged."""
     if tensor.dtype is not torch.float16:
         return tensor

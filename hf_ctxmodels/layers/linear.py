@@ -8,8 +8,8 @@ from torch.nn import functional as F
 from torch.nn.modules.module import _has_any_global_hook
 
 from hf_ctxmodels.layers.cpu import onednn
-from hf_ctxmodels.layers.cpu.onednn import are_ordinary, multiplies_fast
-from hf_ctxmodels.layers.cpu.prepacking import active_weights
+from hf_ctxmodels.layers.cpu.onednn import are_plain_tensors, can_use_onednn
+from hf_ctxmodels.layers.cpu.prepacking import active_prepacked_weights
 
 _LEAST_WORK = 1 << 21  # multiplications; with fewer, the overhead exceeds the gain
 
@@ -26,7 +26,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         (..., out).
     """
     traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
-    if traced or input.numel() * weight.shape[0] < _LEAST_WORK or not multiplies_fast(input, weight):
+    if traced or input.numel() * weight.shape[0] < _LEAST_WORK or not can_use_onednn(input, weight):
         return F.linear(input, weight, bias)
     apply = _Product.apply if _differentiable(input, weight, bias) else _multiply
     return apply(input.reshape(-1, input.shape[-1]), weight, bias).view(*input.shape[:-1], -1)
@@ -42,13 +42,13 @@ def apply_linear(module: nn.Module, input: Tensor, start: int | None = None, sto
     Args:
         module: The linear map, or its replacement.
         input: (..., in).
-        start, stop: A range of the output features; a plain map, and one that says `takes_range`, computes only these.
+        start, stop: A range of the output features; a plain map, and one that says `accepts_output_range`, computes only these.
 
     Returns:
         (..., out), or (..., stop - start).
     """
     if not is_plain_linear(module):
-        if start is not None and getattr(module, "takes_range", False):
+        if start is not None and getattr(module, "accepts_output_range", False):
             return module(input, start, stop)
         output = module(input)
         return output if start is None else output[..., start:stop]
@@ -82,21 +82,21 @@ def is_plain_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
         return False
     if module._forward_pre_hooks or module._forward_hooks or module._backward_pre_hooks or module._backward_hooks:
         return False
-    return are_ordinary(*module._parameters.values())  # faster than by name: generation calls this at every step
+    return are_plain_tensors(*module._parameters.values())  # faster than by name: generation calls this at every step
 
 
-def maps_rows_alone(module: nn.Module) -> bool:
+def is_rowwise(module: nn.Module) -> bool:
     """Whether a row of the output depends on the same row of the input alone: a plain map, or a replacement without
-    hooks that says so by `maps_rows_alone`."""
+    hooks that says so by `is_rowwise`."""
     if is_plain_linear(module):
         return True
     hooked = module._forward_pre_hooks or module._forward_hooks or _has_any_global_hook()
-    return not hooked and getattr(module, "maps_rows_alone", False)
+    return not hooked and getattr(module, "is_rowwise", False)
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
     """(rows, inner) times the transpose of (columns, inner), without autograd."""
-    if not multiplies_fast(left, right):
+    if not can_use_onednn(left, right):
         return left @ right.T
     if not left.is_contiguous() and right.numel() < left.numel():  # oneDNN would copy the left operand
         return _multiply(right, left).T
@@ -111,7 +111,11 @@ def _multiply(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor
 
 def _prepacked(weight: Tensor, input: Tensor, start: int | None, stop: int | None) -> Tensor | None:
     """The weight of a plain map, or a range of its rows, in oneDNN's order; None where there is no such copy."""
-    if torch.compiler.is_compiling() or (weights := active_weights()) is None or _differentiable(input, weight):
+    if (
+        torch.compiler.is_compiling()
+        or (weights := active_prepacked_weights()) is None
+        or _differentiable(input, weight)
+    ):
         return None
     if not onednn.multiplies(input, weight):
         return None

@@ -4,7 +4,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 
-class RowNorm(nn.BatchNorm1d):
+class SafeBatchNorm1d(nn.BatchNorm1d):
     """Batch normalisation that uses the running statistics for a single row, which has no variance: for the heads of
     CoVe and ULMFiT."""
 

@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from hf_ctxmodels.layers.positions import first_columns, last_columns, states_at
+from hf_ctxmodels.layers.positions import first_token_columns, last_token_columns, states_at
 
 Pooling = Literal["first", "last", "ends", "mean", "max", "mean+max", "last+max+mean", "first+max+mean"]
 
@@ -24,8 +24,8 @@ def token_mask(given: Tensor, *masks: Tensor | None) -> Tensor:
     return tokens
 
 
-class RowPooler(nn.Module):
-    """`pool_rows` as a module."""
+class PoolingLayer(nn.Module):
+    """`pool_tokens` as a module."""
 
     def __init__(self, kind: Pooling) -> None:
         super().__init__()
@@ -33,10 +33,10 @@ class RowPooler(nn.Module):
 
     def forward(self, states: Tensor, tokens: Tensor) -> Tensor:
         """(batch, length, hidden) states and (batch, length) bool -> (batch, hidden), 2 or 3 * hidden."""
-        return pool_rows(states, tokens, self.kind)
+        return pool_tokens(states, tokens, self.kind)
 
 
-def pool_rows(states: Tensor, tokens: Tensor, kind: Pooling) -> Tensor:
+def pool_tokens(states: Tensor, tokens: Tensor, kind: Pooling) -> Tensor:
     """Pool the states of each row's tokens.
 
     Args:
@@ -51,8 +51,8 @@ def pool_rows(states: Tensor, tokens: Tensor, kind: Pooling) -> Tensor:
     """
     there = tokens[..., None]
     parts = {
-        "first": lambda: states_at(states, first_columns(states, tokens)),
-        "last": lambda: states_at(states, last_columns(states, tokens)),
+        "first": lambda: states_at(states, first_token_columns(states, tokens)),
+        "last": lambda: states_at(states, last_token_columns(states, tokens)),
         "ends": lambda: _ends(states, tokens),
         "mean": lambda: ((states.float() * there).sum(1) / there.sum(1)).to(states.dtype),
         "max": lambda: states.masked_fill(~there, torch.finfo(states.dtype).min).amax(1),
@@ -67,5 +67,8 @@ def pair_features(first: Tensor, second: Tensor) -> Tensor:
 
 def _ends(states: Tensor, tokens: Tensor) -> Tensor:
     forward, backward = states.chunk(2, -1)
-    parts = (states_at(forward, last_columns(states, tokens)), states_at(backward, first_columns(states, tokens)))
+    parts = (
+        states_at(forward, last_token_columns(states, tokens)),
+        states_at(backward, first_token_columns(states, tokens)),
+    )
     return torch.cat(parts, -1)

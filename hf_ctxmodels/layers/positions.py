@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 
-def first_columns(states: Tensor, tokens: Tensor | None) -> Tensor:
+def first_token_columns(states: Tensor, tokens: Tensor | None) -> Tensor:
     """(batch,) column of each row's first token.
 
     Args:
@@ -16,9 +16,9 @@ def first_columns(states: Tensor, tokens: Tensor | None) -> Tensor:
     return tokens.int().argmax(1)
 
 
-def last_columns(states: Tensor, tokens: Tensor | None) -> Tensor:
-    """(batch,) column of each row's last token; arguments as in `first_columns`."""
-    return states.shape[1] - 1 - first_columns(states, None if tokens is None else tokens.flip(1))
+def last_token_columns(states: Tensor, tokens: Tensor | None) -> Tensor:
+    """(batch,) column of each row's last token; arguments as in `first_token_columns`."""
+    return states.shape[1] - 1 - first_token_columns(states, None if tokens is None else tokens.flip(1))
 
 
 def states_at(states: Tensor, columns: Tensor) -> Tensor:
@@ -26,7 +26,7 @@ def states_at(states: Tensor, columns: Tensor) -> Tensor:
     return states[torch.arange(states.shape[0], device=states.device), columns]
 
 
-def with_padding_of_tokens(values: Tensor, tokens: Tensor) -> Tensor:
+def forward_fill_padding(values: Tensor, tokens: Tensor) -> Tensor:
     """(batch, length), with padding positions having the value of the token before them, so that no run of equal values
     is cut by what is not read.
 
@@ -38,7 +38,7 @@ def with_padding_of_tokens(values: Tensor, tokens: Tensor) -> Tensor:
     return values.gather(1, (columns * tokens).cummax(1).values)
 
 
-def until_last(target_mask: Tensor) -> Tensor:
+def mask_until_last_target(target_mask: Tensor) -> Tensor:
     """(batch, length) bool -> long, 1 up to the last True column of a row; the first column is always 1."""
     numbers = torch.arange(target_mask.shape[1], device=target_mask.device)
     lengths = ((numbers + 1) * target_mask).amax(1).clamp(min=1)

@@ -24,7 +24,7 @@ _SEPARATOR = 0xFF  # a byte that UTF-8 never uses
 
 
 def log_uniform_samples(numbers: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """Ids distributed as `layers.lm_loss.sampled.log_uniform`, from numbers uniform in [0, 1)."""
+    """Ids distributed as `layers.lm_loss.sampled_softmax.log_uniform`, from numbers uniform in [0, 1)."""
     ids = (numbers.double() * math.log(vocab_size + 1)).exp().long() - 1
     return ids.clamp(0, vocab_size - 1)
 
@@ -55,7 +55,7 @@ class DataCollatorForBidirectionalLanguageModeling(PaddingCollator):
         attention_mask: (batch, words).
         labels: (batch, words, 2) the next and the previous word; -100 at padding, at the ends of a row, and for the
             boundary token of the neighbouring sentence, which the word itself implies.
-        negatives: (batch, negatives) ids for a sampled softmax, see `layers.lm_loss.sampled`; absent with 0.
+        negatives: (batch, negatives) ids for a sampled softmax, see `layers.lm_loss.sampled_softmax`; absent with 0.
 
     Attributes:
         tokenizer: A `CtxCharacterTokenizer`.

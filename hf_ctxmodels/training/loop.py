@@ -23,7 +23,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data import ExampleStream
-from hf_ctxmodels.layers.cpu.allocator import keep_freed_memory
+from hf_ctxmodels.layers.cpu.allocator import retain_freed_memory
 from hf_ctxmodels.tokenizers.base import remember_tokenizer
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.batches import Collate, take, training_batches
@@ -280,7 +280,7 @@ class _Run:
     def execute(self) -> TrainingResult:
         """Train to the end."""
         try:
-            with SignalWatch(self.accelerator.num_processes) as signals, keep_freed_memory():
+            with SignalWatch(self.accelerator.num_processes) as signals, retain_freed_memory():
                 self._train(signals)
                 self.averaging.settle()
                 self.state.publish()

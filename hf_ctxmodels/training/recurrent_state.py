@@ -9,8 +9,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers.utils import ModelOutput
 
-from hf_ctxmodels.core.cache import RecurrentCache
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.recurrent_cache import RecurrentCache
 
 _CACHE = "past_key_values"
 _INDICES = "example_index"

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.measure import Measurement, measure
-from hf_ctxmodels.layers.attention.banded import attend_band
+from hf_ctxmodels.layers.attention.banded_attention import attend_band
 from hf_ctxmodels.layers.attention.rows import attend_rows
 
 HEADS, HEAD_DIM, WINDOW = 12, 64, 256

@@ -18,7 +18,7 @@ from benchmarks.encoders import Result
 from benchmarks.measure import Measurement
 from benchmarks.trainer import train_with_trainer
 from hf_ctxmodels.data import load_documents
-from hf_ctxmodels.layers.cpu.allocator import keep_freed_memory
+from hf_ctxmodels.layers.cpu.allocator import retain_freed_memory
 from hf_ctxmodels.registry import get_family
 from hf_ctxmodels.training import pretraining
 from hf_ctxmodels.training.arguments import LoopArguments
@@ -144,7 +144,7 @@ def _bare_pace(
     batches = take(training_batches(accelerator, examples, objective.collate, how, 0), STEPS)
     tokens = int(count_items(batches[WARM_UP:], ())[-1])
     optimizer = make_optimizer(model, how)
-    with StepClock(WARM_UP, STEPS, device) as clock, keep_freed_memory():
+    with StepClock(WARM_UP, STEPS, device) as clock, retain_freed_memory():
         for batch in batches:
             del batch[INDEX_KEY]
             _step(model, batch, how.mixed_precision == "bf16", optimizer)

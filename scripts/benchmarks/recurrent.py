@@ -23,7 +23,7 @@ from benchmarks.sentence_encoders import encoder_sides
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.layers.recurrent.bidirectional import run_bidirectional, run_layer
 from hf_ctxmodels.layers.recurrent.lstm import LSTM
-from hf_ctxmodels.layers.recurrent.packing import PackedRows
+from hf_ctxmodels.layers.recurrent.packing import PackedSequences
 from hf_ctxmodels.registry import get_family
 
 FAMILY, STACK_FAMILY = "elmo", "ulmfit"
@@ -100,7 +100,7 @@ def _lstm(case: Case, device: torch.device, dtype: torch.dtype) -> Sides:
     batch = 0.5 * torch.randn(case.rows, case.length, SIZES["input_size"], device=device, dtype=dtype)
 
     def ours() -> Tensor:
-        rows = PackedRows.build(torch.ones(batch.shape[:2], dtype=torch.bool, device=device))
+        rows = PackedSequences.build(torch.ones(batch.shape[:2], dtype=torch.bool, device=device))
         return run_layer(layer, batch, rows)
 
     return ours, lambda: peer(batch)[0]
@@ -115,7 +115,7 @@ def _sentences(case: Case, device: torch.device, dtype: torch.dtype) -> Sides:
     batch = 0.5 * torch.randn(*tokens.shape, width, device=device, dtype=dtype)
 
     def ours() -> Tensor:
-        return run_bidirectional(layers, batch, PackedRows.build(tokens), nn.Identity())[0][-1]
+        return run_bidirectional(layers, batch, PackedSequences.build(tokens), nn.Identity())[0][-1]
 
     return ours, lambda: unpack(peer(pack(batch, lengths))[0])
 

@@ -29,9 +29,9 @@ from hf_ctxmodels.compression.distillation.layer_maps import layer_pairs
 from hf_ctxmodels.compression.distillation.prediction_losses import Term
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.layers.lm_loss import chunked
-from hf_ctxmodels.layers.lm_loss.chunked import VocabularyScores
-from hf_ctxmodels.layers.lm_loss.soft_targets import summed_divergence
+from hf_ctxmodels.layers.lm_loss import cross_entropy as chunked
+from hf_ctxmodels.layers.lm_loss.cross_entropy import DeferredLogits
+from hf_ctxmodels.layers.lm_loss.kl_divergence import chunked_kl_divergence
 from hf_ctxmodels.training.batches import count_targets
 
 TOKENS, LABELLED = sum(LENGTHS), 1 + 2 + 3 + 1
@@ -202,7 +202,7 @@ def test_the_divergence_in_chunks_is_that_of_whole_logits(monkeypatch, subtests)
 
     def found(own: nn.Module, temperature: float) -> list[Tensor]:
         leaf = rows.clone().requires_grad_()
-        total = summed_divergence(VocabularyScores(leaf, own), VocabularyScores(others, teacher), temperature)
+        total = chunked_kl_divergence(DeferredLogits(leaf, own), DeferredLogits(others, teacher), temperature)
         parameters = [leaf, *own.parameters()]
         return [total.detach(), *torch.autograd.grad(total * 3, parameters)]
 

@@ -19,7 +19,7 @@ ADAPTERS_FAULTS = [
     ),
     Fault(
         "a masked-LM head reads no inverse",
-        "hf_ctxmodels/layers/lm_loss/chunked.py",
+        "hf_ctxmodels/layers/lm_loss/cross_entropy.py",
         "return before_output_layer(invertible, states)",
         "return states",
         _FILES,

@@ -5,7 +5,7 @@ from fault import Fault
 CORE_FAULTS = [
     Fault(
         "beams keep the states of other rows",
-        "hf_ctxmodels/core/cache.py",
+        "hf_ctxmodels/core/recurrent_cache.py",
         "self.states = self.select(beam_idx).states",
         "self.select(beam_idx)",
         ("tests/models/test_recurrent_cache.py",),
@@ -13,7 +13,7 @@ CORE_FAULTS = [
     ),
     Fault(
         "a saved cache forgets how much it has read",
-        "hf_ctxmodels/core/cache.py",
+        "hf_ctxmodels/core/recurrent_cache.py",
         "return cls(states, int(tensors[_SEEN].max()) if tensors[_SEEN].numel() else 0)",
         "return cls(states)",
         ("tests/models/test_recurrent_cache.py",),
@@ -21,7 +21,7 @@ CORE_FAULTS = [
     ),
     Fault(
         "a carried state of another text is kept",
-        "hf_ctxmodels/core/cache.py",
+        "hf_ctxmodels/core/recurrent_cache.py",
         "torch.where(rows.view(-1, *[1] * (part.ndim - 1)), part, 0)",
         "part",
         ("tests/models/test_recurrent_cache.py",),
@@ -132,28 +132,28 @@ CORE_FAULTS = [
     ),
     Fault(
         "beams keep the first token that they do not share",
-        "hf_ctxmodels/core/growing_cache.py",
+        "hf_ctxmodels/core/generation_cache.py",
         "layer.copy_rows(moved, sources, first)",
         "layer.copy_rows(moved, sources, first + 1)",
         ("tests/layers/test_growing_cache.py",),
     ),
     Fault(
         "beams forget what they share",
-        "hf_ctxmodels/core/growing_cache.py",
+        "hf_ctxmodels/core/generation_cache.py",
         "self._written_by = writers[beam_idx]",
         "self._written_by = writers",
         ("tests/layers/test_growing_cache.py",),
     ),
     Fault(
         "rejected candidates count as shared",
-        "hf_ctxmodels/core/growing_cache.py",
+        "hf_ctxmodels/core/generation_cache.py",
         "self._written_by = self._written_by[:, : self.get_seq_length()]",
         "self.get_seq_length()",
         ("tests/layers/test_growing_cache.py",),
     ),
     Fault(
         "rows selected of a full buffer are taken for it",
-        "hf_ctxmodels/core/growing_cache.py",
+        "hf_ctxmodels/core/generation_cache.py",
         "kept.data_ptr() == buffer.data_ptr() and ",
         "",
         ("tests/layers/test_growing_cache.py",),

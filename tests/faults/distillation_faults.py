@@ -31,7 +31,7 @@ DISTILLATION_FAULTS = [
     ),
     Fault(
         "soft targets lose the square of the temperature",
-        "hf_ctxmodels/layers/lm_loss/soft_targets.py",
+        "hf_ctxmodels/layers/lm_loss/kl_divergence.py",
         "return total * temperature**2",
         "return total * temperature",
         TERMS,
@@ -39,7 +39,7 @@ DISTILLATION_FAULTS = [
     ),
     Fault(
         "a chunk of rows takes the teacher's first rows",
-        "hf_ctxmodels/layers/lm_loss/soft_targets.py",
+        "hf_ctxmodels/layers/lm_loss/kl_divergence.py",
         "teacher.log_softmax(teacher_rows[part].to(dtype))",
         "teacher.log_softmax(teacher_rows[: len(own)].to(dtype))",
         TERMS,

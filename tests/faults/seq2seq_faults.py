@@ -54,7 +54,7 @@ SEQ2SEQ_FAULTS = [
     Fault(
         "the decoder attends to padding of the source",
         "hf_ctxmodels/architectures/transformer_stack.py",
-        "place = build_memory_layout(layout, states, None if mask is None else mask[::sharers], source.sequence_ids)",
+        "place = build_memory_layout(layout, states, None if mask is None else mask[::targets_per_source], source.sequence_ids)",
         "place = build_memory_layout(layout, states, None, source.sequence_ids)",
         ("tests/models/test_seq2seq.py",),
         "sources_alone",
@@ -62,8 +62,8 @@ SEQ2SEQ_FAULTS = [
     Fault(
         "the decoder is computed to one token before the last label",
         "hf_ctxmodels/architectures/seq2seq_heads.py",
-        'written["attention_mask"] = until_last(target_mask)',
-        'written["attention_mask"] = until_last(target_mask[:, 1:])',
+        'written["attention_mask"] = mask_until_last_target(target_mask)',
+        'written["attention_mask"] = mask_until_last_target(target_mask[:, 1:])',
         ("tests/models/test_seq2seq.py",),
         "what_the_decoder_reads",
     ),
@@ -78,7 +78,7 @@ SEQ2SEQ_FAULTS = [
     Fault(
         "classification reads the first end token",
         "hf_ctxmodels/architectures/seq2seq_heads.py",
-        "torch.where(ends.any(1), last_columns(given, ends), last)",
+        "torch.where(ends.any(1), last_token_columns(given, ends), last)",
         "torch.where(ends.any(1), ends.int().argmax(1), last)",
         ("tests/models/test_seq2seq.py",),
         "last_end_token",

@@ -36,7 +36,7 @@ T5_FAULTS = [
     Fault(
         "T5's residual stream is not clamped in fp16",
         _MODEL,
-        "return within_half_precision(super()._add(place, states, output, depth))",
+        "return clamp_to_float16(super()._add(place, states, output, depth))",
         "return super()._add(place, states, output, depth)",
         _OF_MODEL,
         "half_precision",

@@ -76,17 +76,17 @@ def test_selected_rows_equal_all_rows(bias: bool) -> None:
     everything, _ = module(packed, layout)
     output_mask = torch.zeros_like(MASK, dtype=torch.bool)
     output_mask[0, [1, 3]] = output_mask[2, 3] = True
-    selected = layout.select(output_mask, and_first=False)
+    selected = layout.select(output_mask, include_first_tokens=False)
     some, _ = module(packed, selected)
-    torch.testing.assert_close(some, selected.query_rows(everything), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(some, selected.select_queries(everything), atol=1e-5, rtol=1e-5)
 
 
 def test_all_rows_are_no_selection() -> None:
     module = attention()
     layout = PackedLayout.build(*MASK.shape, MASK, None, MASK.device)
     packed = layout.pack(states())
-    selected = layout.select(MASK == 1, and_first=False)
-    assert selected.query_rows(packed) is packed
+    selected = layout.select(MASK == 1, include_first_tokens=False)
+    assert selected.select_queries(packed) is packed
     everything, _ = module(packed, layout)
     some, _ = module(packed, selected)
     assert torch.equal(selected.output(some), everything)

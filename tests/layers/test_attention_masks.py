@@ -69,7 +69,7 @@ def test_every_path_is_the_formula(name: str) -> None:
             outputs = run_stack(blocks, layout.pack(states), layout, spec, output_hidden_states=True)
             assert_same(outputs.last_hidden_state[mask == 1], expected, leaves, where)
             assert torch.equal(outputs.hidden_states[0][mask == 1], rows), where
-            some = run_stack(blocks, layout.pack(states), layout, spec, output_mask=chosen, and_first=True)
+            some = run_stack(blocks, layout.pack(states), layout, spec, output_mask=chosen, include_first_tokens=True)
             assert_same(some.last_hidden_state, expected[chosen[mask == 1]], leaves, f"of some {where}")
             assert_close(some.layout.first(some.rows), expected[first], f"first {where}")
 

@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from hf_ctxmodels.layers.attention import banded, grouping
-from hf_ctxmodels.layers.attention.banded import attend_band
+from hf_ctxmodels.layers.attention import banded_attention as banded
+from hf_ctxmodels.layers.attention import grouping
+from hf_ctxmodels.layers.attention.banded_attention import attend_band
 from hf_ctxmodels.layers.attention.layouts import PackedLayout, PaddedLayout
 from hf_ctxmodels.layers.attention.masks import MaskSpec
 from hf_ctxmodels.layers.attention.modules import SelfAttention

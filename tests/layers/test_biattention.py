@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from hf_ctxmodels.layers.recurrent.lstm import LSTM
-from hf_ctxmodels.layers.recurrent.packing import PackedRows
+from hf_ctxmodels.layers.recurrent.packing import PackedSequences
 from hf_ctxmodels.models.cove.biattention import Biattention, Maxout, MaxoutClassifier
 
 WIDTH = 5
@@ -58,7 +58,7 @@ def test_second_bias_is_added() -> None:
     torch.manual_seed(0)
     layer = LSTM(4, WIDTH, state_bias=True)
     layer.bias.data.normal_(), layer.state_bias.data.normal_()
-    rows = PackedRows.build(torch.ones(2, 3, dtype=torch.bool))
+    rows = PackedSequences.build(torch.ones(2, 3, dtype=torch.bool))
     packed = rows.pack(torch.randn(2, 3, 4))
     outputs, _ = layer(packed, rows)
     layer.bias.data += layer.state_bias.data

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from hf_ctxmodels.layers import characters
 from hf_ctxmodels.layers.characters import CharacterEncoder, unique_rows
-from hf_ctxmodels.layers.lm_loss.sampled import log_uniform, sampled_cross_entropy
+from hf_ctxmodels.layers.lm_loss.sampled_softmax import log_uniform_probability, sampled_softmax_loss
 from hf_ctxmodels.layers.scalar_mix import ScalarMix
 from hf_ctxmodels.objectives.bidirectional_lm import log_uniform_samples
 
@@ -83,7 +83,7 @@ def test_scalar_mix_normalises_over_tokens_alone() -> None:
 
 
 def test_log_uniform() -> None:
-    shares = log_uniform(torch.arange(100), 100)
+    shares = log_uniform_probability(torch.arange(100), 100)
     torch.testing.assert_close(shares.sum(), torch.tensor(1.0, dtype=torch.double))
     drawn = log_uniform_samples(torch.rand(200_000, generator=torch.Generator().manual_seed(0)), 100)
     torch.testing.assert_close(drawn.bincount(minlength=100).double() / 200_000, shares, atol=4e-3, rtol=0)
@@ -97,7 +97,7 @@ def test_sampled_softmax_becomes_the_whole_one() -> None:
     losses = [F.cross_entropy(states @ weight.T + bias, targets, reduction="sum")]
     for number in (100_000, 40):
         negatives = log_uniform_samples(torch.rand(number), 60)
-        losses.append(sampled_cross_entropy(states, weight, bias, targets, negatives))
+        losses.append(sampled_softmax_loss(states, weight, bias, targets, negatives))
     expected, got, few = ([loss, *torch.autograd.grad(loss, [states, weight, bias])] for loss in losses)
     for one, other in zip(got, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)

@@ -5,9 +5,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from hf_ctxmodels.layers.recurrent.exported import exported_gru, exported_lstm
-from hf_ctxmodels.layers.recurrent.graph_operations import gru_in_a_graph, lstm_in_a_graph
-from hf_ctxmodels.layers.recurrent.packing import PackedRows
+from hf_ctxmodels.layers.recurrent.custom_ops import gru_custom_op, lstm_custom_op
+from hf_ctxmodels.layers.recurrent.packing import PackedSequences
+from hf_ctxmodels.layers.recurrent.scan import scan_gru, scan_lstm
 
 TOKENS = torch.tensor([[1, 1, 0, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 1, 0]], dtype=torch.bool)
 
@@ -30,13 +30,13 @@ def assert_same(first: Callable, second: Callable, given: list[Tensor], rest: li
 def test_a_scan_gives_what_the_recurrence_gives() -> None:
     """With a state to begin with, padding, several sequences in a row, a projection and clipping."""
     torch.manual_seed(0)
-    rows = PackedRows.with_padding(TOKENS, (TOKENS.cumsum(1) > 2).long())
+    rows = PackedSequences.with_padding(TOKENS, (TOKENS.cumsum(1) > 2).long())
     assert rows.present is not None
     assert rows.restarts is not None
     tokens, size, projected = TOKENS.numel(), 5, 4
     lstm = [random(2, tokens, 4 * size), random(2, 3, projected), random(2, 3, size)]
     lstm += [random(2, 4 * size, projected), random(2, projected, size)]
     of_lstm = [rows.present, rows.restarts, 0.7, 0.3]
-    assert_same(exported_lstm, lstm_in_a_graph, lstm, of_lstm)
+    assert_same(scan_lstm, lstm_custom_op, lstm, of_lstm)
     gru = [random(2, tokens, 3 * size), random(2, 3, size), random(2, 3 * size, size), random(2, size)]
-    assert_same(exported_gru, gru_in_a_graph, gru, [rows.present, rows.restarts])
+    assert_same(scan_gru, gru_custom_op, gru, [rows.present, rows.restarts])

@@ -9,14 +9,14 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from hf_ctxmodels import CtxGpt2Config, CtxGpt2ForCausalLM
-from hf_ctxmodels.core.growing_cache import GrowingCache, GrowingLayer, SourceCache, WritingCache
+from hf_ctxmodels.core.generation_cache import BeamSearchCache, PreallocatedCache, PreallocatedLayer, SharedSourceCache
 
 ROWS, HEADS, SIZE, LAYERS = 6, 2, 3, 2
 CONFIG = CtxGpt2Config(vocab_size=40, hidden_size=16, num_hidden_layers=LAYERS, num_attention_heads=2)
 
 
-def both() -> tuple[GrowingCache, DynamicCache]:
-    return GrowingCache(config=CONFIG), DynamicCache(config=CONFIG)
+def both() -> tuple[PreallocatedCache, DynamicCache]:
+    return PreallocatedCache(config=CONFIG), DynamicCache(config=CONFIG)
 
 
 def assert_equal(ours: DynamicCache, theirs: DynamicCache) -> None:
@@ -94,14 +94,14 @@ def test_selected_rows_of_a_full_buffer_are_not_taken_for_it() -> None:
 
 
 def test_beams_move_only_what_they_do_not_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    cache, firsts = GrowingCache(config=CONFIG), []
-    copy_rows = GrowingLayer.copy_rows
+    cache, firsts = PreallocatedCache(config=CONFIG), []
+    copy_rows = PreallocatedLayer.copy_rows
 
-    def spy(self: GrowingLayer, rows: Tensor, sources: Tensor, first: int) -> None:
+    def spy(self: PreallocatedLayer, rows: Tensor, sources: Tensor, first: int) -> None:
         firsts.append((rows.tolist(), sources.tolist(), first))
         copy_rows(self, rows, sources, first)
 
-    monkeypatch.setattr(GrowingLayer, "copy_rows", spy)
+    monkeypatch.setattr(PreallocatedLayer, "copy_rows", spy)
     extend([cache], 4, 7)
     cache.reorder_cache(torch.tensor([0, 0, 2, 2]))  # the prompt, once
     extend([cache], 4, 2)
@@ -111,7 +111,7 @@ def test_beams_move_only_what_they_do_not_share(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_new_tokens_are_written_in_place() -> None:
-    cache = GrowingCache(config=CONFIG)
+    cache = PreallocatedCache(config=CONFIG)
     extend([cache], 2, 4)
     places = [cache.layers[0].keys.data_ptr()]
     for _ in range(30):
@@ -121,7 +121,7 @@ def test_new_tokens_are_written_in_place() -> None:
 
 
 def test_gradients_reach_cached_keys() -> None:
-    cache = GrowingCache(config=CONFIG)
+    cache = PreallocatedCache(config=CONFIG)
     keys = torch.randn(2, HEADS, 3, SIZE, requires_grad=True)
     cache.update(keys, keys, 0)
     cache.update(torch.randn(2, HEADS, 1, SIZE), torch.randn(2, HEADS, 1, SIZE), 0)
@@ -139,7 +139,7 @@ def test_generate_uses_it_and_writes_the_same(options: dict[str, int]) -> None:
     ids = torch.randint(1, 40, (3, 6))
     given = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 40, "do_sample": False, **options}
     found = model.generate(ids, **given, return_dict_in_generate=True)
-    assert type(found.past_key_values) is GrowingCache
+    assert type(found.past_key_values) is PreallocatedCache
     expected = model.generate(ids, **given, past_key_values=DynamicCache(config=model.config))
     assert torch.equal(found.sequences, expected)
     assert len(set(found.sequences[:, 6:].flatten().tolist())) > 5
@@ -147,7 +147,7 @@ def test_generate_uses_it_and_writes_the_same(options: dict[str, int]) -> None:
 
 def test_sources_of_beams_are_kept_once() -> None:
     """Beams of one source change places without a copy; rows of other sources get keys and values of their own."""
-    shared, expanded = SourceCache(config=CONFIG, sharers=3), DynamicCache(config=CONFIG)
+    shared, expanded = SharedSourceCache(config=CONFIG, targets_per_source=3), DynamicCache(config=CONFIG)
     extend([shared, expanded], ROWS // 3, 4)
     expanded.batch_repeat_interleave(3)
     keys = shared.layers[0].keys
@@ -156,14 +156,14 @@ def test_sources_of_beams_are_kept_once() -> None:
     for places in (torch.tensor([1, 1, 4, 0, 5, 2]), torch.tensor([3, 0])):
         for cache in (shared, expanded):
             cache.reorder_cache(places)
-        assert shared.sharers == 1
+        assert shared.targets_per_source == 1
         assert_equal(shared, expanded)
 
-    shared, expanded = SourceCache(config=CONFIG), DynamicCache(config=CONFIG)
+    shared, expanded = SharedSourceCache(config=CONFIG), DynamicCache(config=CONFIG)
     extend([shared, expanded], 2, 4)
     for cache in (shared, expanded):
         cache.batch_repeat_interleave(3)
-    assert (shared.sharers, len(shared.layers[0].keys)) == (3, 2)
+    assert (shared.targets_per_source, len(shared.layers[0].keys)) == (3, 2)
     for cache in (shared, expanded):
         cache.batch_select_indices(torch.tensor([4, 0]))
     assert_equal(shared, expanded)
@@ -181,7 +181,11 @@ class OnDevice(Tensor):
 
 def test_places_of_beams_leave_their_device_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """For the target's cache and the source's; both have what `DynamicCache` has, also where beams change sources."""
-    caches = [WritingCache(GrowingCache(config=CONFIG), SourceCache(config=CONFIG, sharers=3)), both()[1], both()[1]]
+    caches = [
+        BeamSearchCache(PreallocatedCache(config=CONFIG), SharedSourceCache(config=CONFIG, targets_per_source=3)),
+        both()[1],
+        both()[1],
+    ]
     extend([caches[0].cross_attention_cache, caches[2]], ROWS // 3, 4)
     extend([caches[0].self_attention_cache, caches[1]], ROWS, 2)
     caches[2].batch_repeat_interleave(3)

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_ctxmodels.layers.recurrent.gru import GRU, GRUState
-from hf_ctxmodels.layers.recurrent.packing import PackedRows
+from hf_ctxmodels.layers.recurrent.packing import PackedSequences
 
 TOKENS = torch.tensor(
     [[1, 1, 0, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 1, 0], [0, 0, 1, 1, 1, 1, 1]], dtype=torch.bool
@@ -38,7 +38,7 @@ def one_by_one(peer: nn.GRU, inputs: Tensor, state: GRUState) -> tuple[Tensor, T
     return outputs, torch.cat(last, 1)
 
 
-@pytest.mark.parametrize("build", [PackedRows.build, PackedRows.with_padding])
+@pytest.mark.parametrize("build", [PackedSequences.build, PackedSequences.with_padding])
 def test_values_and_gradients_are_those_of_torch(build: object) -> None:
     torch.manual_seed(0)
     layer = GRU(5, 8).double()
@@ -70,7 +70,7 @@ def test_single_precision_without_gradient() -> None:
     layer, inputs = GRU(40, 64), torch.randn(5, 30, 40)
     lengths = torch.tensor([30, 4, 17, 30, 1])
     tokens = torch.arange(30) < lengths[:, None]
-    rows = PackedRows.build(tokens)
+    rows = PackedSequences.build(tokens)
     with torch.no_grad():
         outputs = rows.unpack(layer(rows.pack(inputs), rows)[0])
         expected, _ = peer_of(layer)(nn.utils.rnn.pack_padded_sequence(inputs, lengths, True, False))
@@ -79,11 +79,11 @@ def test_single_precision_without_gradient() -> None:
         first = GRU(40, 64, directions=1)
         for ours, theirs in zip(first.parameters(), layer.parameters(), strict=True):
             ours.copy_(theirs[:1])
-        rows = PackedRows.build(tokens, directions=1)
+        rows = PackedSequences.build(tokens, directions=1)
         torch.testing.assert_close(rows.unpack(first(rows.pack(inputs), rows)[0])[0], outputs[0])
 
 
-@pytest.mark.parametrize("build", [PackedRows.build, PackedRows.with_padding])
+@pytest.mark.parametrize("build", [PackedSequences.build, PackedSequences.with_padding])
 def test_several_sequences_in_a_row_are_separate_ones(build: object) -> None:
     torch.manual_seed(0)
     layer, inputs = GRU(5, 8), torch.randn(1, 6, 5)
@@ -91,7 +91,7 @@ def test_several_sequences_in_a_row_are_separate_ones(build: object) -> None:
     together, _ = layer((rows := build(tokens, torch.tensor([[1, 1, 2, 3, 2, 2]]))).pack(inputs), rows)
     together = rows.unpack(together)
     for places in ([0, 1], [2, 4, 5]):
-        alone = PackedRows.build(torch.ones(1, len(places), dtype=torch.bool))
+        alone = PackedSequences.build(torch.ones(1, len(places), dtype=torch.bool))
         expected = alone.unpack(layer(alone.pack(inputs[:, places]), alone)[0])
         torch.testing.assert_close(together[:, :, places], expected)
 
@@ -102,7 +102,7 @@ def test_gradients_of_a_graph() -> None:
     layer, inputs = GRU(5, 8), torch.randn(4, 7, 5, requires_grad=True)
 
     def total(given: Tensor) -> Tensor:
-        rows = PackedRows.with_padding(TOKENS, (TOKENS.cumsum(1) > 2).long())
+        rows = PackedSequences.with_padding(TOKENS, (TOKENS.cumsum(1) > 2).long())
         outputs, after = layer(rows.pack(given), rows)
         return rows.unpack(outputs).square().sum() + after.hidden.sin().sum()
 
@@ -118,7 +118,7 @@ def test_gradients_of_a_graph() -> None:
 def test_half_precision_is_close(autocast: bool) -> None:
     torch.manual_seed(0)
     layer, inputs = GRU(16, 32), torch.randn(4, 7, 16)
-    rows = PackedRows.build(TOKENS)
+    rows = PackedSequences.build(TOKENS)
     expected, _ = layer(rows.pack(inputs), rows)
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         dtype = torch.float32 if autocast else torch.bfloat16

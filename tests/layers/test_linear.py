@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from hf_ctxmodels.layers import linear as module
 from hf_ctxmodels.layers.cpu import onednn
-from hf_ctxmodels.layers.cpu.onednn import multiplies_fast
+from hf_ctxmodels.layers.cpu.onednn import can_use_onednn
 from hf_ctxmodels.layers.linear import LinearLayers, apply_linear, linear, product
 
 SHAPES = {"rows": (33, 16), "batch": (3, 5, 16), "one row": (16,), "few rows": (2, 16), "no row": (0, 16)}
@@ -87,7 +87,7 @@ def test_half_precision_and_autocast_are_torchs(monkeypatch: pytest.MonkeyPatch)
     with torch.autocast("cpu", torch.bfloat16):
         assert linear(batch, weight).dtype is torch.bfloat16
     monkeypatch.setattr(onednn, "HAS_ONEDNN", False)
-    assert not multiplies_fast(weight)
+    assert not can_use_onednn(weight)
     assert torch.equal(linear(batch, weight), F.linear(batch, weight))
 
 

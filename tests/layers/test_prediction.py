@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hf_ctxmodels.layers.lm_loss import chunked as prediction
-from hf_ctxmodels.layers.lm_loss.chunked import MaskedPredictionHead, chunked_cross_entropy
+from hf_ctxmodels.layers.lm_loss import cross_entropy as prediction
+from hf_ctxmodels.layers.lm_loss.cross_entropy import MaskedLMHead, chunked_cross_entropy
 
 ROWS, WIDTH, WORDS = 11, 8, 20
 
@@ -137,7 +137,7 @@ def test_gradients_by_finite_differences() -> None:
 
 def test_head_loss_is_cross_entropy_of_its_logits() -> None:
     torch.manual_seed(0)
-    head = MaskedPredictionHead(6, WIDTH, WORDS, activation="gelu", layer_norm_eps=1e-5)
+    head = MaskedLMHead(6, WIDTH, WORDS, activation="gelu", layer_norm_eps=1e-5)
     states, targets = torch.randn(4, 6), torch.randint(WORDS, (4,))
     expected = F.cross_entropy(head(states), targets, reduction="sum")
     torch.testing.assert_close(head.summed_loss(states, targets), expected)

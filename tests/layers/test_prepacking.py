@@ -10,7 +10,7 @@ from torch.autograd import forward_ad
 
 from hf_ctxmodels.layers import linear as module
 from hf_ctxmodels.layers.cpu import onednn, prepacking
-from hf_ctxmodels.layers.cpu.prepacking import active_weights, prepacked_weights
+from hf_ctxmodels.layers.cpu.prepacking import active_prepacked_weights, prepacked_weights
 from hf_ctxmodels.layers.linear import apply_linear
 
 pytestmark = pytest.mark.skipif(not onednn.HAS_ONEDNN, reason="this torch has no oneDNN")
@@ -25,7 +25,7 @@ def map_of() -> nn.Linear:
 
 
 def _copies() -> int:
-    weights = active_weights()
+    weights = active_prepacked_weights()
     return 0 if weights is None else sum(use.prepacked is not None for use in weights._uses.values())
 
 
@@ -77,14 +77,14 @@ def test_copies_have_a_limit(map_of: nn.Linear) -> None:
             map_of.weight.mul_(2.0)
         _apply(map_of, 1)  # its copy is of no use any more, and makes room
         _apply(other, 1)
-        assert active_weights().of(other.weight, None, None, 1) is not None
-        assert active_weights().of(map_of.weight, None, None, 1) is None
+        assert active_prepacked_weights().of(other.weight, None, None, 1) is not None
+        assert active_prepacked_weights().of(map_of.weight, None, None, 1) is None
 
 
 def test_many_rows_need_no_copy(map_of: nn.Linear) -> None:
     with prepacked_weights():
         _apply(map_of, USES, rows=prepacking._MOST_ROWS + 1)
-        assert not active_weights()._uses
+        assert not active_prepacked_weights()._uses
 
 
 def test_changed_weights_are_copied_anew(map_of: nn.Linear) -> None:
@@ -135,17 +135,17 @@ def test_weights_made_in_inference_mode_have_none() -> None:
 
 def test_blocks_within_each_other_share_copies_and_the_last_frees_them(map_of: nn.Linear) -> None:
     with prepacked_weights():
-        outer = active_weights()
+        outer = active_prepacked_weights()
         with prepacked_weights():
             _apply(map_of, USES)
-            assert active_weights() is outer
+            assert active_prepacked_weights() is outer
         with prepacked_weights(0):
-            assert active_weights() is None
+            assert active_prepacked_weights() is None
         assert _copies() == 1
         kept = weakref.ref(outer)
         del outer
     gc.collect()
-    assert active_weights() is None
+    assert active_prepacked_weights() is None
     assert kept() is None
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_ctxmodels.layers.recurrent.lstm import LSTM, LSTMState
-from hf_ctxmodels.layers.recurrent.packing import PackedRows
+from hf_ctxmodels.layers.recurrent.packing import PackedSequences
 
 TOKENS = torch.tensor(
     [[1, 1, 0, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 1, 0], [0, 0, 1, 1, 1, 1, 1]], dtype=torch.bool
@@ -45,13 +45,13 @@ def slow(layer: LSTM, inputs: Tensor, tokens: Tensor, state: LSTMState) -> tuple
     return outputs, LSTMState(hidden, cell)
 
 
-def fast(layer: LSTM, inputs: Tensor, rows: PackedRows, state: LSTMState) -> tuple[Tensor, LSTMState]:
+def fast(layer: LSTM, inputs: Tensor, rows: PackedSequences, state: LSTMState) -> tuple[Tensor, LSTMState]:
     before = rows.pack_state(part.transpose(0, 1) for part in state)
     outputs, after = layer(rows.pack(inputs), rows, before)
     return rows.unpack(outputs), LSTMState(*(part.transpose(0, 1) for part in rows.unpack_state(after)))
 
 
-@pytest.mark.parametrize("build", [PackedRows.build, PackedRows.with_padding])
+@pytest.mark.parametrize("build", [PackedSequences.build, PackedSequences.with_padding])
 @pytest.mark.parametrize(("projection", "clip"), [(None, None), (6, None), (6, 0.3), (None, 0.3)])
 def test_values_and_gradients_are_those_of_the_formula(
     build: object, projection: int | None, clip: float | None
@@ -75,8 +75,8 @@ def test_without_gradient_and_in_parts() -> None:
     torch.manual_seed(0)
     layer, inputs = LSTM(5, 8, projection_size=6, cell_clip=0.5), torch.randn(3, 8, 5)
     with torch.no_grad():
-        whole, _ = fast(layer, inputs, PackedRows.build(torch.ones(3, 8, dtype=torch.bool)), layer.zero_state(3))
-        half = PackedRows.build(torch.ones(3, 4, dtype=torch.bool))
+        whole, _ = fast(layer, inputs, PackedSequences.build(torch.ones(3, 8, dtype=torch.bool)), layer.zero_state(3))
+        half = PackedSequences.build(torch.ones(3, 4, dtype=torch.bool))
         first, state = fast(layer, inputs[:, :4], half, layer.zero_state(3))
         second, _ = fast(layer, inputs[:, 4:], half, state)
     torch.testing.assert_close(torch.cat([first[0], second[0]], 1), whole[0])
@@ -95,11 +95,11 @@ def test_torch_agrees_where_it_has_the_same() -> None:
             getattr(peer, f"bias_ih_l0{suffix}").copy_(layer.bias[direction])
             getattr(peer, f"bias_hh_l0{suffix}").zero_()
         inputs = torch.randn(3, 9, 5)
-        outputs, _ = fast(layer, inputs, PackedRows.build(torch.ones(3, 9, dtype=torch.bool)), layer.zero_state(3))
+        outputs, _ = fast(layer, inputs, PackedSequences.build(torch.ones(3, 9, dtype=torch.bool)), layer.zero_state(3))
         torch.testing.assert_close(torch.cat([*outputs], -1), peer(inputs)[0])
 
 
-@pytest.mark.parametrize("build", [PackedRows.build, PackedRows.with_padding])
+@pytest.mark.parametrize("build", [PackedSequences.build, PackedSequences.with_padding])
 def test_several_sequences_in_a_row_are_separate_ones(build: object) -> None:
     torch.manual_seed(0)
     layer, inputs = LSTM(5, 8, projection_size=6), torch.randn(1, 6, 5)
@@ -107,7 +107,7 @@ def test_several_sequences_in_a_row_are_separate_ones(build: object) -> None:
     together, _ = layer((rows := build(tokens, torch.tensor([[1, 1, 2, 3, 2, 2]]))).pack(inputs), rows)
     together = rows.unpack(together)
     for places in ([0, 1], [2, 4, 5]):
-        alone = PackedRows.build(torch.ones(1, len(places), dtype=torch.bool))
+        alone = PackedSequences.build(torch.ones(1, len(places), dtype=torch.bool))
         expected = alone.unpack(layer(alone.pack(inputs[:, places]), alone)[0])
         torch.testing.assert_close(together[:, :, places], expected)
 

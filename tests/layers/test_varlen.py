@@ -84,24 +84,24 @@ def test_first_is_the_first_token_of_each_row(mask: Tensor) -> None:
 
 
 @given(masks_and_output_masks(), st.booleans())
-def test_select(masks_and_output_masks: tuple[Tensor, Tensor], and_first: bool) -> None:
+def test_select(masks_and_output_masks: tuple[Tensor, Tensor], include_first_tokens: bool) -> None:
     mask, output_mask = masks_and_output_masks
     values = numbered(mask)
     layout = build(mask)
     packed = layout.pack(values)
-    selected = layout.select(output_mask, and_first=and_first)
+    selected = layout.select(output_mask, include_first_tokens=include_first_tokens)
     computed = output_mask.clone()
-    if and_first:
+    if include_first_tokens:
         for row, present in enumerate(mask):
             computed[row, int(present.nonzero()[0])] = True
-    rows = selected.query_rows(packed)
+    rows = selected.select_queries(packed)
     assert torch.equal(rows, values[computed])
     assert torch.equal(selected.output(rows), values[output_mask])
     assert sum(selected.query_lengths or selected.lengths) == len(rows)
     if selected.query is not None:
         assert selected.query_lengths == tuple(computed.sum(1).tolist())
     assert selected.lengths == layout.lengths
-    if and_first:
+    if include_first_tokens:
         assert torch.equal(selected.first(rows), layout.first(packed))
 
 

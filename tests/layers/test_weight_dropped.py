@@ -6,7 +6,7 @@ from torch import nn
 
 from hf_ctxmodels.layers.dropout import shared_dropout
 from hf_ctxmodels.layers.recurrent.lstm import LSTM, LSTMState
-from hf_ctxmodels.layers.recurrent.packing import PackedRows
+from hf_ctxmodels.layers.recurrent.packing import PackedSequences
 
 TOKENS = torch.tensor([[1, 1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0, 0], [0, 0, 1, 1, 1, 1, 1]], dtype=torch.bool)
 
@@ -22,7 +22,7 @@ def pair() -> tuple[LSTM, nn.LSTM]:
     return ours, theirs
 
 
-@pytest.mark.parametrize("build", [PackedRows.build, PackedRows.with_padding])
+@pytest.mark.parametrize("build", [PackedSequences.build, PackedSequences.with_padding])
 def test_two_biases_are_those_of_torch(build) -> None:
     ours, theirs = pair()
     inputs = torch.randn(3, 7, 5)
@@ -37,7 +37,7 @@ def test_two_biases_are_those_of_torch(build) -> None:
 def test_one_mask_of_the_weights_for_a_whole_pass() -> None:
     """Equal to a layer whose weights are so dropped, and another mask at the next pass; none in evaluation."""
     layer = LSTM(5, 8, directions=1, weight_dropout=0.5)
-    rows = PackedRows.build(TOKENS, directions=1)
+    rows = PackedSequences.build(TOKENS, directions=1)
     packed = rows.pack(torch.randn(3, 7, 5))
     plain = layer.eval()(packed, rows)[0]
     weight = layer.state_weight.detach().clone()
@@ -55,7 +55,7 @@ def test_one_mask_of_the_weights_for_a_whole_pass() -> None:
     torch.testing.assert_close(layer(packed, rows)[0], first)
 
 
-@pytest.mark.parametrize("build", [PackedRows.build, PackedRows.with_padding])
+@pytest.mark.parametrize("build", [PackedSequences.build, PackedSequences.with_padding])
 @pytest.mark.parametrize("steps", [1, 2, 3, 7, 20])
 def test_truncated_gradients_are_those_of_stretches_of_text(build, steps: int) -> None:
     """Every row, from its first token on: values as without, gradients as of stretches with the state handed over."""
@@ -74,7 +74,7 @@ def test_truncated_gradients_are_those_of_stretches_of_text(build, steps: int) -
     for row, there in enumerate(TOKENS):
         before = None
         for part, weight in zip(inputs[row][there].split(steps), weights[row][there].split(steps), strict=True):
-            alone = PackedRows.build(torch.ones(1, len(part), dtype=torch.bool), directions=1)
+            alone = PackedSequences.build(torch.ones(1, len(part), dtype=torch.bool), directions=1)
             found, before = ours(part[None], alone, before)
             before = LSTMState(*(each.detach() for each in before))
             total = total + (found[0] * weight).sum()
@@ -112,7 +112,7 @@ class TestSharedDropout:
         assert shared_dropout(tensor, self.NUMBERS, 3, 0.5, False, whole=True) is tensor
 
 
-@pytest.mark.parametrize("build", [PackedRows.build, PackedRows.with_padding])
+@pytest.mark.parametrize("build", [PackedSequences.build, PackedSequences.with_padding])
 def test_numbers_of_packed_rows(build) -> None:
     """Every packed token's row, through `order` that of the batch."""
     rows = build(TOKENS, directions=2)

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hf_ctxmodels.layers.lm_loss import chunked as prediction
-from hf_ctxmodels.layers.lm_loss.chunked import MaskedPredictionHead
+from hf_ctxmodels.layers.lm_loss import cross_entropy as prediction
+from hf_ctxmodels.layers.lm_loss.cross_entropy import MaskedLMHead
 from hf_ctxmodels.layers.lm_loss.sampling import sample_batches, uniforms
 from hf_ctxmodels.models.electra import replaced_token_detection as replaced_token
 from hf_ctxmodels.models.electra.replaced_token_detection import (
@@ -20,9 +20,9 @@ WIDTH, WORDS = 8, 40
 
 
 @pytest.fixture
-def head() -> MaskedPredictionHead:
+def head() -> MaskedLMHead:
     torch.manual_seed(0)
-    head = MaskedPredictionHead(WIDTH, WIDTH, WORDS, activation="gelu", layer_norm_eps=1e-5)
+    head = MaskedLMHead(WIDTH, WIDTH, WORDS, activation="gelu", layer_norm_eps=1e-5)
     with torch.no_grad():
         for parameter in head.parameters():
             parameter.add_(torch.randn_like(parameter))
@@ -40,7 +40,7 @@ def masked_batch() -> tuple[Tensor, Tensor, Tensor]:
 
 @pytest.mark.parametrize("rows", [1, 2, 100])
 def test_fills_every_mask_with_a_draw_from_the_softmax(
-    head: MaskedPredictionHead, monkeypatch: pytest.MonkeyPatch, rows: int
+    head: MaskedLMHead, monkeypatch: pytest.MonkeyPatch, rows: int
 ) -> None:
     """In chunks of any size: loss, draws and right guesses are those of the full logits."""
     monkeypatch.setattr(prediction, "CHUNK_ELEMENTS", rows * WORDS)
@@ -60,7 +60,7 @@ def test_fills_every_mask_with_a_draw_from_the_softmax(
 
 
 @pytest.mark.parametrize("given", [True, False])
-def test_a_row_draws_the_same_whatever_surrounds_it(head: MaskedPredictionHead, given: bool) -> None:
+def test_a_row_draws_the_same_whatever_surrounds_it(head: MaskedLMHead, given: bool) -> None:
     """Other rows, their order, and padding on either side; with seeds, and with those made of the rows' tokens."""
     input_ids, labels, states = masked_batch()
     seeds = torch.tensor([5, 6, 7]) if given else None
@@ -80,7 +80,7 @@ def test_seeds_made_of_rows_differ() -> None:
     assert len(seeds.unique()) == 4
 
 
-def test_no_mask_at_all(head: MaskedPredictionHead) -> None:
+def test_no_mask_at_all(head: MaskedLMHead) -> None:
     input_ids = torch.randint(WORDS, (2, 4))
     filled = fill_masked(torch.zeros(0, WIDTH), head, input_ids, torch.full((2, 4), -100))
     assert torch.equal(filled.input_ids, input_ids)
@@ -98,7 +98,7 @@ def test_detection() -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 3, 100])
-def test_copy_or_predict(head: MaskedPredictionHead, monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+def test_copy_or_predict(head: MaskedLMHead, monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
     """D on the token read and 1 - D times the softmax, in chunks of any size, gradients too."""
     monkeypatch.setattr(replaced_token, "CHUNK_ELEMENTS", rows * WORDS)
     generator = torch.Generator().manual_seed(2)

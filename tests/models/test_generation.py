@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 from zoo import HEADS, Case, assert_close, make_batch, make_targets
 
-from hf_ctxmodels.layers.cpu.prepacking import active_weights
+from hf_ctxmodels.layers.cpu.prepacking import active_prepacked_weights
 from hf_ctxmodels.registry import FAMILIES
 
 WRITING = [head for head in HEADS if head.has_auto_class and head.model_class.can_generate()]
@@ -141,7 +141,7 @@ def test_generation_with_prepacked_weights(case: Case, monkeypatch: pytest.Monke
     options |= {"output_logits": True, "return_dict_in_generate": True}
     copied = model.generate(**batch, **options)
     assert copied.logits[0].shape[-1] in {len(weight) for weight in made}
-    assert active_weights() is None
+    assert active_prepacked_weights() is None
     made.clear()
     model.prepacked_bytes = 0
     plain = model.generate(**batch, **options)

@@ -12,7 +12,7 @@ from zoo import CASES, PATHS, Case, assert_close, assert_same_gradients, gradien
 
 from hf_ctxmodels import CtxBartConfig, CtxBartModel, CtxError
 from hf_ctxmodels.architectures.seq2seq_heads import TransformerForConditionalGeneration
-from hf_ctxmodels.core.growing_cache import WritingCache
+from hf_ctxmodels.core.generation_cache import BeamSearchCache
 from hf_ctxmodels.heads.seq2seq import Seq2SeqHead
 from hf_ctxmodels.layers.attention.layouts import PackedLayout
 
@@ -100,7 +100,7 @@ def test_sources_alone_and_other_modes(case: Case) -> None:
         given = (right | {"cross_attention_mask": seen}, {"encoder_outputs": encoded, "attention_mask": seen}, right)
         how = {**OPTIONS, "num_beams": 3, "output_scores": True, "return_dict_in_generate": True}
         written = [model.generate(**each, **how) for each in given]
-        assert all(type(each.past_key_values) is WritingCache for each in written)
+        assert all(type(each.past_key_values) is BeamSearchCache for each in written)
         masked, unseen, plain = (each.sequences_scores for each in written)
         assert_close(masked, unseen)
         assert not torch.allclose(masked, plain)

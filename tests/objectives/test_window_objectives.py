@@ -15,7 +15,7 @@ from hf_ctxmodels import (
     CtxWord2VecTokenizer,
     DataCollatorForWindowPrediction,
 )
-from hf_ctxmodels.data.seeding import Stream, row_keys, uniforms
+from hf_ctxmodels.data.seeding import Stream, row_hashes, uniforms
 from hf_ctxmodels.objectives import ContinuousBagOfWords, SkipGram
 from hf_ctxmodels.objectives.static import window_draws
 from hf_ctxmodels.objectives.static.noise import HuffmanTree, NoiseDistribution, draw_noise, kept_shares
@@ -216,19 +216,19 @@ class TestUniforms:
                     bits = ((bits ^ bits >> shift) * factor) % 2**64
                 yield ((bits ^ bits >> 31) >> 11) / 2**53
 
-        keys = row_keys(5, [0, 0, 1], [0, 1, 0])
+        keys = row_hashes(5, [0, 0, 1], [0, 1, 0])
         drawn = uniforms(np.repeat(keys, 9000), np.tile(np.arange(9000), 3)).reshape(3, 9000)
         for key, row in zip(keys, drawn):
             assert row.tolist() == list(itertools.islice(one_by_one(int(key)), 9000))
 
     def test_keys_differ_in_every_part(self) -> None:
         parts = itertools.product(range(3), range(3), range(3), (Stream.CORRUPTION, Stream.PAIRING), range(3))
-        keys = [int(row_keys(seed, [epoch], [index], stream, use)[0]) for seed, epoch, index, stream, use in parts]
+        keys = [int(row_hashes(seed, [epoch], [index], stream, use)[0]) for seed, epoch, index, stream, use in parts]
         assert len(set(keys)) == 3**4 * 2
 
     def test_rows_and_places_are_independent(self) -> None:
         """Counts of pairs, of neighbours in a row and of rows one behind the other, as those of a fair die."""
-        keys = row_keys(0, [0] * 400, range(400))
+        keys = row_hashes(0, [0] * 400, range(400))
         drawn = uniforms(np.repeat(keys, 400), np.tile(np.arange(400), 400)).reshape(400, 400)
         cells = (drawn * 10).astype(int)
         for first, second in ((cells[:, 1:], cells[:, :-1]), (cells[1:], cells[:-1])):

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hf_ctxmodels.layers.cpu.allocator import keep_freed_memory
+from hf_ctxmodels.layers.cpu.allocator import retain_freed_memory
 from hf_ctxmodels.training.batches import default_workers
 
 LIBC = ctypes.CDLL(None)
@@ -45,9 +45,9 @@ def freed_block() -> tuple[bool, bool]:
 def test_a_step_leaves_its_memory_to_the_next():
     LIBC.mallinfo2.restype, LIBC.malloc.restype = MallInfo, ctypes.c_void_p
     LIBC.malloc.argtypes = [ctypes.c_size_t]
-    with keep_freed_memory():
+    with retain_freed_memory():
         assert freed_block() == (False, False)
     assert freed_block() == (True, False)
-    with pytest.raises(ZeroDivisionError), keep_freed_memory():
+    with pytest.raises(ZeroDivisionError), retain_freed_memory():
         1 / 0  # noqa: B018
     assert freed_block() == (True, False)

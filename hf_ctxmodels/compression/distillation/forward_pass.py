@@ -14,8 +14,8 @@ from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import sequence_numbers
 from hf_ctxmodels.heads import ForMaskedLM, ForSequenceClassification, ForTokenClassification, ItemCounts
-from hf_ctxmodels.layers.lm_loss.chunked import VocabularyScores
-from hf_ctxmodels.layers.pooling import Pooling, pool_rows, token_mask
+from hf_ctxmodels.layers.lm_loss.cross_entropy import DeferredLogits
+from hf_ctxmodels.layers.pooling import Pooling, pool_tokens, token_mask
 
 Predictions = Literal["tokens", "labels", "rows"]
 """Where a head predicts: at every token, at tokens with a label, or once in a row."""
@@ -68,11 +68,11 @@ class Run:
 
     def first_tokens(self, number: int) -> Tensor:
         """(batch, hidden) states of each row's first token."""
-        return pool_rows(self.state(number), self.tokens, "first")
+        return pool_tokens(self.state(number), self.tokens, "first")
 
     def sentence_vectors(self, pooling: Pooling) -> Tensor:
         """(batch, width) pooled last states of each row's tokens."""
-        return pool_rows(self.last_state, self.tokens, pooling)
+        return pool_tokens(self.last_state, self.tokens, pooling)
 
     @cached_property
     def pairs(self) -> Tensor:
@@ -90,7 +90,7 @@ class Run:
             self._scores[layer] = attention_scores(block, self.state(layer - 1), self.tokens)
         return self._scores[layer]
 
-    def vocabulary(self, where: Tensor) -> VocabularyScores:
+    def vocabulary(self, where: Tensor) -> DeferredLogits:
         """The predictions of a masked LM at the tokens of a (batch, length) mask; logits are not computed yet."""
         model: Any = self.model
         return model.mlm_head.scores(self.last_state[where])

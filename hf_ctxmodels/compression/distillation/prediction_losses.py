@@ -17,7 +17,7 @@ from hf_ctxmodels.compression.distillation.forward_pass import Run, predictions_
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
-from hf_ctxmodels.layers.lm_loss.soft_targets import divergence, summed_divergence
+from hf_ctxmodels.layers.lm_loss.kl_divergence import chunked_kl_divergence, divergence
 
 TOKENS, ROWS, LABELS = "distilled_tokens", "distilled_examples", "labels"
 """The entries of a batch whose targets (other than -100) are counted; `DistillationCollator` adds the first two."""
@@ -150,7 +150,7 @@ class SoftTargets(PredictionTerm):
         if self.masked_only:
             assert student.labels is not None
             where = student.labels != IGNORE_INDEX
-        return summed_divergence(student.vocabulary(where), teacher.vocabulary(where), self.temperature)
+        return chunked_kl_divergence(student.vocabulary(where), teacher.vocabulary(where), self.temperature)
 
 
 @dataclass(frozen=True)

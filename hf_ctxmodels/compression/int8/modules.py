@@ -52,7 +52,7 @@ class Int8Linear(nn.Module):
     """
 
     has_quantized_weights = True
-    takes_range = True
+    accepts_output_range = True
 
     def __init__(
         self, in_features: int, out_features: int, bias: bool = True, activations: ActivationScale = "token"
@@ -68,7 +68,7 @@ class Int8Linear(nn.Module):
         self._packed: dict[Any, tuple[tuple[int, int], tuple[Tensor, Tensor, Tensor]]] = {}
 
     @property
-    def maps_rows_alone(self) -> bool:
+    def is_rowwise(self) -> bool:
         """Whether an output depends on its own row alone, so that rows can be given in parts."""
         return self.activations != "tensor"
 

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.heads import ForMaskedLM, ForSequenceClassification, ForTokenClassification
-from hf_ctxmodels.layers.lm_loss.chunked import MaskedPredictionHead, ProjectedHead
+from hf_ctxmodels.layers.lm_loss.cross_entropy import MaskedLMHead, ProjectedHead
 from hf_ctxmodels.layers.transformer.pooler import FirstTokenPooler
 
 
@@ -38,7 +38,7 @@ class FlexibleHead:
 def flexible_head(model: PreTrainedModel) -> FlexibleHead | None:
     """The model's head, if files have such a one."""
     config: Any = model.config
-    if isinstance(model, ForMaskedLM) and isinstance(getattr(model, "mlm_head", None), MaskedPredictionHead):
+    if isinstance(model, ForMaskedLM) and isinstance(getattr(model, "mlm_head", None), MaskedLMHead):
         sizes = {"vocab_size": config.vocab_size, "embedding_size": model.get_input_embeddings().embedding_dim}
         form = {"activation_function": model.transform_activation or config.hidden_act, "layer_norm": True}
         fixed = {"head_type": "masked_lm", "layers": 2, "bias": True, "shift_labels": False, "label2id": None}

@@ -20,7 +20,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import is_traced
 from hf_ctxmodels.layers.attention.grouping import Grouping, group_sequences
 from hf_ctxmodels.layers.attention.layouts import Layout, PackedLayout, PaddedLayout
-from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, Bias, MaskSpec, in_ranges
+from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, Bias, MaskSpec, is_in_ranges
 from hf_ctxmodels.layers.attention.reference import eager_attention_forward
 
 
@@ -66,7 +66,7 @@ class PackedMask:
     @cached_property
     def bounds(self) -> tuple[Tensor, Tensor]:
         """(sequences + 1,) int32 start of each sequence and the end of the last, of queries and of keys."""
-        both = (torch.tensor((0, *lengths)).cumsum(0) for lengths in (self.queries.row_counts, self.keys.lengths))
+        both = (torch.tensor((0, *lengths)).cumsum(0) for lengths in (self.queries.query_counts, self.keys.lengths))
         queries, keys = (bounds.to(self.device, torch.int32) for bounds in both)
         return queries, keys
 
@@ -75,7 +75,7 @@ class PackedMask:
         """How far back and ahead the variable-length kernel lets a query see, -1 for no limit; None: it cannot say."""
         if any(each is not None for each in (self.spec.bias, self.spec.prefix_lengths, self.spec.ranges)):
             return None
-        if not self.spec.is_full and self.queries.row_counts != self.keys.lengths:  # it aligns the last query and key
+        if not self.spec.is_full and self.queries.query_counts != self.keys.lengths:  # it aligns the last query and key
             return None
         reach = -1 if self.spec.window is None else self.spec.window - 1
         return reach, 0 if self.spec.causal else reach
@@ -153,7 +153,7 @@ def _attend_packed(query: Tensor, key: Tensor, value: Tensor, mask: PackedMask, 
     if query.is_cuda and half and not dropout and (window := mask.window) is not None:
         from torch.nn.attention.varlen import varlen_attn  # which registers operators: a sixth of this package's import
 
-        longest = max(mask.queries.row_counts), max(mask.keys.lengths)
+        longest = max(mask.queries.query_counts), max(mask.keys.lengths)
         return cast(Tensor, varlen_attn(query, key, value, *mask.bounds, *longest, scale=scale, window_size=window))
     return mask.grouping.attend(query, key, value, scale=scale, dropout=dropout)
 
@@ -209,8 +209,8 @@ def _is_flash(layout: PaddedLayout) -> bool:
 
 def _prepare_padded(spec: MaskSpec, layout: PaddedLayout, keys: PaddedLayout, like: Tensor) -> PaddedMask:
     bias = None if spec.bias is None else _padded_bias(spec.bias, layout, keys, like.device)
-    if keys.ready_mask is not None:
-        return _with_bias(PaddedMask(spec, _within_window(keys.ready_mask, spec, layout), bias, False), layout, like)
+    if keys.custom_mask is not None:
+        return _with_bias(PaddedMask(spec, _within_window(keys.custom_mask, spec, layout), bias, False), layout, like)
     if _is_flash(layout):
         return _prepare_flash(spec, layout, keys)
     if layout.implementation not in ALL_MASK_ATTENTION_FUNCTIONS:
@@ -263,7 +263,7 @@ def _within_window(ready: Tensor | BlockMask, spec: MaskSpec, layout: PaddedLayo
 
 def _is_sdpa_causal(spec: MaskSpec, layout: PaddedLayout, keys: PaddedLayout) -> bool:
     """Whether sdpa's own causal mask is right: it counts queries and keys from the first, and knows no padding."""
-    plain = spec.is_triangle and spec.bias is None and keys.sequences is None and layout is keys
+    plain = spec.is_plain_causal and spec.bias is None and keys.sequences is None and layout is keys
     if layout.implementation != "sdpa" or not plain or layout.length not in (1, keys.num_keys):
         return False
     return keys.tokens is None or (not is_traced(keys.tokens) and bool(keys.tokens.all()))
@@ -296,7 +296,7 @@ def _mask_function(
         if spec.is_full:
             seen = key == key
         elif spec.ranges is not None:
-            seen = in_ranges(spec.ranges[batch, query], key_positions[batch, key])
+            seen = is_in_ranges(spec.ranges[batch, query], key_positions[batch, key])
         else:
             prefix = None if prefixes is None else prefixes[batch, key]
             seen = spec.sees(query_positions[batch, query], key_positions[batch, key], prefix)

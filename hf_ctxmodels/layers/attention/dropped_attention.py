@@ -5,10 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_ctxmodels.layers.dropout import DROPOUT_LEVELS, kept_scale, signs
+from hf_ctxmodels.layers.dropout import DROPOUT_LEVELS, dropout_signs, kept_scale
 
 
-def dropped_attention(
+def attention_with_dropout(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, scaling: float, rate: float
 ) -> Tensor:
     """Scaled dot-product attention with dropout.
@@ -39,7 +39,7 @@ class _DroppedAttention(torch.autograd.Function):
         scores = (_matrices(query, scaling) @ _matrices(key).mT).float().unflatten(0, query.shape[:2])
         if mask is not None:
             scores.add_(mask)
-        signed = torch.softmax(scores, -1, out=scores).copysign_(signs(scores.shape, levels))
+        signed = torch.softmax(scores, -1, out=scores).copysign_(dropout_signs(scores.shape, levels))
         context = signed.clamp_min(0).to(value.dtype).flatten(0, 1) @ _matrices(value)
         # Laid out as the rows that leave the layer: what the next product keeps is this very memory.
         rows = value.new_empty(query.shape[0], query.shape[2], query.shape[1], value.shape[3]).transpose(1, 2)

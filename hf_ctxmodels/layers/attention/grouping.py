@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hf_ctxmodels.layers.attention.banded import attend_band
+from hf_ctxmodels.layers.attention.banded_attention import attend_band
 from hf_ctxmodels.layers.attention.layouts import PackedLayout
-from hf_ctxmodels.layers.attention.masks import MaskSpec, in_ranges
+from hf_ctxmodels.layers.attention.masks import MaskSpec, is_in_ranges
 from hf_ctxmodels.layers.attention.rows import attend_rows
 
 # What a group may add by padding, measured with 4 and 12 heads and lengths up to 32, 128 and 512: query-key pairs that
@@ -111,22 +111,22 @@ def group_sequences(
         dtype, device: Of the masks.
         single: Make one group, for devices that compute padding faster than they start calls.
     """
-    pairs = list(zip(queries.row_counts, keys.lengths, strict=True))
+    pairs = list(zip(queries.query_counts, keys.lengths, strict=True))
     allowed = float("inf")
     if not single:
         waste = _WASTE if torch.get_num_threads() > 1 else 0.0
         allowed = max(_CALL_PAIRS, waste * sum(rows * columns for rows, columns in pairs))
     # Padding comes after every query of its sequence: the plain causal mask hides it as well.
     square = spec.bias is None and queries.query is None and queries.lengths == keys.lengths
-    is_causal = square and spec.is_triangle
+    is_causal = square and spec.is_plain_causal
     masks = _Masks(spec, queries, keys, dtype, device)
     groups = []
     for members in _members(pairs, allowed):
         height, width = (max(pairs[number][side] for number in members) for side in (0, 1))
-        band = spec.window if square and spec.is_band and width > _BANDED_FROM * (spec.window or 0) else None
+        band = spec.window if square and spec.is_banded and width > _BANDED_FROM * (spec.window or 0) else None
         mask = None if is_causal or band is not None else masks.of_group(members, height, width)
         groups.append(Group(members, height, width, mask, is_causal, band))
-    return Grouping(tuple(groups), queries.row_counts, keys.lengths)
+    return Grouping(tuple(groups), queries.query_counts, keys.lengths)
 
 
 def _members(pairs: Sequence[tuple[int, int]], allowed: float) -> list[tuple[int, ...]]:
@@ -165,7 +165,9 @@ class _Masks:
         lengths = torch.tensor([self.key_layout.lengths[number] for number in members])[:, None]
         seen = None if bool((lengths == width).all()) else (keys < lengths)[:, None, None, :]
         if self.spec.ranges is not None:
-            visible = in_ranges(self.spec.ranges.cpu()[self._query_rows(members, height)][:, :, None], keys[:, None, :])
+            visible = is_in_ranges(
+                self.spec.ranges.cpu()[self._query_rows(members, height)][:, :, None], keys[:, None, :]
+            )
             seen = visible[:, None] if seen is None else visible[:, None] & seen
         elif not self.spec.is_full:
             prefix = None
@@ -189,7 +191,7 @@ class _Masks:
 
     def _computed_rows(self, members: Sequence[int], height: int) -> Tensor:
         """(members, height) numbers of the computed rows; padding repeats the last one."""
-        lengths = torch.tensor(self.query_layout.row_counts)
+        lengths = torch.tensor(self.query_layout.query_counts)
         starts = lengths.cumsum(0) - lengths
         chosen = list(members)
         return starts[chosen, None] + torch.minimum(torch.arange(height), lengths[chosen, None] - 1)

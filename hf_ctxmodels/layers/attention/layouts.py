@@ -34,7 +34,7 @@ class PaddedLayout:
         length: Columns of the batch.
         tokens: (batch, keys) bool, False at padding; None when every position is a token.
         sequences: (batch, length) numbers of the sequences within each row, counted from 1; None when each row is one.
-        ready_mask: What the caller made for the implementation in use, in place of all of the above; or None.
+        custom_mask: What the caller made for the implementation in use, in place of all of the above; or None.
         implementation: Which attention function of transformers is used: "eager", "sdpa", "flex_attention", ...
         attention_kwargs: Keywords passed on to that function.
         past_length: Tokens that the cache held before this batch.
@@ -46,7 +46,7 @@ class PaddedLayout:
     length: int
     tokens: Tensor | None = None
     sequences: Tensor | None = None
-    ready_mask: Tensor | BlockMask | None = None
+    custom_mask: Tensor | BlockMask | None = None
     implementation: str = "sdpa"
     attention_kwargs: dict[str, Any] = field(default_factory=dict)
     past_length: int | Tensor = 0
@@ -79,18 +79,18 @@ class PaddedLayout:
         return tensor
 
     unpack = pack
-    query_rows = pack
+    select_queries = pack
 
-    def select(self, output_mask: Tensor, *, and_first: bool) -> "PaddedLayout":
+    def select(self, output_mask: Tensor, *, include_first_tokens: bool) -> "PaddedLayout":
         """The same layout with outputs at some positions; all are computed, these are picked."""
         return replace(self, output_mask=output_mask)
 
-    def sharing(self, sharers: int) -> "PaddedLayout":
-        """The layout of queries that see all of a source: those of `sharers` consecutive rows in one row."""
-        if sharers == 1:
+    def sharing(self, targets_per_source: int) -> "PaddedLayout":
+        """The layout of queries that see all of a source: those of `targets_per_source` consecutive rows in one row."""
+        if targets_per_source == 1:
             return self
         options: Any = {"implementation": self.implementation, "attention_kwargs": self.attention_kwargs}
-        return PaddedLayout(self.batch_size // sharers, self.length * sharers, **options)
+        return PaddedLayout(self.batch_size // targets_per_source, self.length * targets_per_source, **options)
 
     def first(self, hidden_states: Tensor) -> Tensor:
         """(batch, length, hidden) -> (batch, hidden) of each row's first token."""
@@ -174,7 +174,7 @@ class PackedLayout:
         return sum(self.lengths)
 
     @cached_property
-    def row_counts(self) -> tuple[int, ...]:
+    def query_counts(self) -> tuple[int, ...]:
         """Computed rows of each sequence."""
         return self.lengths if self.query is None else self.query_lengths
 
@@ -201,15 +201,15 @@ class PackedLayout:
             packed = flat.index_copy(0, self.indices, packed)
         return packed.unflatten(0, (self.batch_size, self.length))
 
-    def select(self, output_mask: Tensor, *, and_first: bool) -> "PackedLayout":
+    def select(self, output_mask: Tensor, *, include_first_tokens: bool) -> "PackedLayout":
         """The same layout for a last layer that is computed at some positions only.
 
         Args:
             output_mask: (batch, length) bool, False at padding.
-            and_first: Compute each row's first token as well, for a pooler.
+            include_first_tokens: Compute each row's first token as well, for a pooler.
         """
         rows = self.pack(output_mask)
-        computed = rows.index_fill(0, self.first_rows, True) if and_first else rows
+        computed = rows.index_fill(0, self.first_rows, True) if include_first_tokens else rows
         query = computed.nonzero().squeeze(1)
         if len(query) == len(rows):  # nothing to leave out: one product gives queries, keys and values as elsewhere
             return replace(self, output_mask=rows)
@@ -226,11 +226,11 @@ class PackedLayout:
         """What leaves the encoder: (batch, length, hidden) with zeros at padding, or (targets, hidden)."""
         return self.unpack(packed) if self.output_mask is None else packed[self.output_mask]
 
-    def sharing(self, sharers: int) -> "PackedLayout":
+    def sharing(self, targets_per_source: int) -> "PackedLayout":
         """Itself: only with a cache, for which batches are padded, do rows share a source."""
         return self
 
-    def query_rows(self, packed: Tensor) -> Tensor:
+    def select_queries(self, packed: Tensor) -> Tensor:
         """(tokens, ...) -> the computed rows."""
         return packed if self.query is None else packed[self.query]
 
@@ -287,7 +287,7 @@ def build_layout(
             hint="give one sequence in each row, or mask the sequences from each other yourself.",
         )
     layout = _padded((batch_size, length), padding, sequence_ids, implementation, attention_kwargs)
-    layout = replace(layout, ready_mask=ready)
+    layout = replace(layout, custom_mask=ready)
     return layout if past_key_values is None else _with_cache(layout, past_key_values, given.device)
 
 

@@ -54,12 +54,12 @@ class MaskSpec:
         return not self.causal and self.window is None and self.ranges is None
 
     @property
-    def is_triangle(self) -> bool:
+    def is_plain_causal(self) -> bool:
         """Whether it is the plain causal mask."""
         return self.causal and self.prefix_lengths is None and self.window is None
 
     @property
-    def is_band(self) -> bool:
+    def is_banded(self) -> bool:
         """Whether it is a causal mask with a window."""
         return self.causal and self.prefix_lengths is None and self.window is not None
 
@@ -78,7 +78,7 @@ class MaskSpec:
         return seen
 
 
-def in_ranges(ranges: Tensor, keys: Tensor) -> Tensor:
+def is_in_ranges(ranges: Tensor, keys: Tensor) -> Tensor:
     """Whether tokens see keys of their sequence, see `MaskSpec.ranges`.
 
     Args:

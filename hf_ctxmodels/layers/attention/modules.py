@@ -107,7 +107,7 @@ class SelfAttention(_Attention):
         Returns:
             (..., hidden) at the computed rows, and the attention probabilities where the implementation gives them.
         """
-        queries, width = layout.query_rows(hidden_states), self.inner_size
+        queries, width = layout.select_queries(hidden_states), self.inner_size
         if queries is hidden_states:
             query, key, value = self._split_heads(apply_linear(self.qkv_proj, hidden_states), 3)
         else:
@@ -157,7 +157,7 @@ class CrossAttention(_Attention):
         *,
         past_key_values: EncoderDecoderCache | None = None,
         layer_index: int = 0,
-        sharers: int = 1,
+        targets_per_source: int = 1,
     ) -> tuple[Tensor, Tensor | None]:
         """Attend from each sequence of `layout` to the same one of `memory_layout`.
 
@@ -169,23 +169,25 @@ class CrossAttention(_Attention):
             mask: Who sees whom; prepared where several layers share it.
             past_key_values: Its cross-attention cache holds the keys and values of `memory` after the first step.
             layer_index: This layer's number in the cache.
-            sharers: Consecutive rows of a padded `layout` that attend to one row of `memory_layout`, see `SourceCache`.
+            targets_per_source: Consecutive rows of a padded `layout` that attend to one row of `memory_layout`, see `SharedSourceCache`.
 
         Returns:
             As `SelfAttention`.
         """
         (query,) = self._split_heads(apply_linear(self.q_proj, hidden_states), 1)
         key, value = self._keys_and_values(memory, past_key_values, layer_index)
-        if sharers > 1:
-            query = query.unflatten(0, (-1, sharers)).flatten(1, 2)
-        context, probabilities = self._attend(query, key, value, layout.sharing(sharers), mask, memory_layout)
+        if targets_per_source > 1:
+            query = query.unflatten(0, (-1, targets_per_source)).flatten(1, 2)
+        context, probabilities = self._attend(
+            query, key, value, layout.sharing(targets_per_source), mask, memory_layout
+        )
         del query, key, value  # as in `SelfAttention`
         output = self._project(context)
-        if sharers == 1:
+        if targets_per_source == 1:
             return output, probabilities
         if probabilities is not None:
-            probabilities = probabilities.unflatten(2, (sharers, -1)).transpose(1, 2).flatten(0, 1)
-        return output.unflatten(1, (sharers, -1)).flatten(0, 1), probabilities
+            probabilities = probabilities.unflatten(2, (targets_per_source, -1)).transpose(1, 2).flatten(0, 1)
+        return output.unflatten(1, (targets_per_source, -1)).flatten(0, 1), probabilities
 
     def _keys_and_values(
         self, memory: Tensor, past_key_values: EncoderDecoderCache | None, layer_index: int

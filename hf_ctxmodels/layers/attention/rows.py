@@ -3,7 +3,7 @@
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from hf_ctxmodels.layers.attention.dropped_attention import dropped_attention
+from hf_ctxmodels.layers.attention.attention_with_dropout import attention_with_dropout
 
 
 def attend_rows(
@@ -24,7 +24,7 @@ def attend_rows(
     if 0 < dropout < 1 and query.device.type == "cpu":  # no kernel drops out there: torch would write the formula out
         if is_causal:
             mask = query.new_full((query.shape[2], key.shape[2]), float("-inf")).triu(1)
-        context = dropped_attention(query, key, value, mask, scaling=scale, rate=dropout)
+        context = attention_with_dropout(query, key, value, mask, scaling=scale, rate=dropout)
     else:
         context = scaled_dot_product_attention(
             query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=is_causal, scale=scale

@@ -12,7 +12,7 @@ _ADJUSTED_MMAP = 32 << 20  # the maximum of glibc's dynamic threshold; it trims 
 
 
 @contextmanager
-def keep_freed_memory() -> Iterator[None]:
+def retain_freed_memory() -> Iterator[None]:
     """Keep freed memory for the next step instead of returning it to the operating system.
 
     Every step allocates the same activations and gradients. glibc unmaps large freed blocks, so their pages are mapped

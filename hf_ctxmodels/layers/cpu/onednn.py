@@ -15,15 +15,15 @@ HAS_BFLOAT16_PRODUCT = HAS_ONEDNN and bool(torch.ops.mkldnn._is_mkldnn_bf16_supp
 _ROWS = 32  # for one row oneDNN would keep the common order
 
 
-def multiplies_fast(*tensors: Tensor) -> bool:
+def can_use_onednn(*tensors: Tensor) -> bool:
     """Whether oneDNN applies: ordinary tensors on a CPU, in single precision, outside of autocast and of whatever
     records or transforms operators (compilation, export, `torch.func`, dispatch modes)."""
     return HAS_ONEDNN and not torch.is_autocast_enabled("cpu") and _are_multiplied(tensors, torch.float32)
 
 
 def multiplies(*tensors: Tensor) -> bool:
-    """Whether oneDNN applies as in `multiplies_fast`, or in bfloat16, which autocast to bfloat16 leaves as it is."""
-    if multiplies_fast(*tensors):
+    """Whether oneDNN applies as in `can_use_onednn`, or in bfloat16, which autocast to bfloat16 leaves as it is."""
+    if can_use_onednn(*tensors):
         return True
     if not HAS_BFLOAT16_PRODUCT or not _are_multiplied(tensors, torch.bfloat16):
         return False
@@ -31,7 +31,7 @@ def multiplies(*tensors: Tensor) -> bool:
 
 
 def _are_multiplied(tensors: Sequence[Tensor], dtype: torch.dtype) -> bool:
-    if operators_are_intercepted() or not are_ordinary(*tensors):
+    if operators_are_intercepted() or not are_plain_tensors(*tensors):
         return False
     return all(each.device.type == "cpu" and each.dtype is dtype and each.numel() > 0 for each in tensors)
 
@@ -44,7 +44,7 @@ def operators_are_intercepted() -> bool:
     return torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack() > 0
 
 
-def are_ordinary(*tensors: Tensor | None) -> bool:
+def are_plain_tensors(*tensors: Tensor | None) -> bool:
     """Whether none is of a subclass, for example quantized or sharded."""
     for each in tensors:
         if each is not None and type(each) is not nn.Parameter and type(each) is not Tensor:
@@ -63,6 +63,6 @@ def multiply(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise(left, right, bias, "none", [], "")
 
 
-def prepack(weight: Tensor) -> Tensor:
+def prepack_weight(weight: Tensor) -> Tensor:
     """A copy of (columns, inner) in the order that `multiply` reads fastest; it is good for nothing else."""
     return torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), _ROWS)

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from hf_ctxmodels.layers.cpu.onednn import prepack
+from hf_ctxmodels.layers.cpu.onednn import prepack_weight
 
-MOST_BYTES = 1 << 30
+MAX_PREPACKED_BYTES = 1 << 30
 _MOST_ROWS = 64  # with more, less than a tenth is gained
 _PAYS_AFTER = 6  # products: what a copy costs, with 8 rows
 
@@ -40,11 +40,11 @@ class PrepackedWeights:
     """Copies of weights, each made when as many products have been made without it as pay for it.
 
     Args:
-        most_bytes: Of all copies together.
+        max_bytes: Of all copies together.
     """
 
-    def __init__(self, most_bytes: int) -> None:
-        self._free = most_bytes
+    def __init__(self, max_bytes: int) -> None:
+        self._free = max_bytes
         self._uses: dict[tuple[int, int | None, int | None], _Use] = {}
 
     def of(self, weight: Tensor, start: int | None, stop: int | None, rows: int) -> Tensor | None:
@@ -66,7 +66,7 @@ class PrepackedWeights:
         if use.prepacked is None:
             use.count += 1
             if use.count > _PAYS_AFTER and (used := weight[start:stop]).nbytes <= self._free:
-                use.prepacked = prepack(used)
+                use.prepacked = prepack_weight(used)
                 self._free -= use.prepacked.nbytes
         return use.prepacked
 
@@ -74,13 +74,13 @@ class PrepackedWeights:
 _active: ContextVar[PrepackedWeights | None] = ContextVar("prepacked_weights", default=None)
 
 
-def active_weights() -> PrepackedWeights | None:
+def active_prepacked_weights() -> PrepackedWeights | None:
     """Those of `prepacked_weights`; None outside of it."""
     return _active.get()
 
 
 @contextmanager
-def prepacked_weights(most_bytes: int = MOST_BYTES) -> Iterator[None]:
+def prepacked_weights(max_bytes: int = MAX_PREPACKED_BYTES) -> Iterator[None]:
     """Within, plain linear maps that are applied again and again to few rows without gradients copy their weights.
 
     The copies are freed at the end. `generate` does this by itself; around several calls it keeps the copies from one
@@ -88,12 +88,12 @@ def prepacked_weights(most_bytes: int = MOST_BYTES) -> Iterator[None]:
     (`weight.data.add_(1)`), of which torch keeps no account: end the block before.
 
     Args:
-        most_bytes: Of all copies together, unless in another such block, whose number holds. 0 copies nothing anywhere.
+        max_bytes: Of all copies together, unless in another such block, whose number holds. 0 copies nothing anywhere.
     """
-    if most_bytes and active_weights() is not None:
+    if max_bytes and active_prepacked_weights() is not None:
         yield
         return
-    token = _active.set(PrepackedWeights(most_bytes) if most_bytes else None)
+    token = _active.set(PrepackedWeights(max_bytes) if max_bytes else None)
     try:
         yield
     finally:

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from transformers import initialization as init
 
-from hf_ctxmodels.core.cache import RecurrentCache
-from hf_ctxmodels.layers.decoded import Decoded
+from hf_ctxmodels.core.recurrent_cache import RecurrentCache
+from hf_ctxmodels.layers.decoder_output import DecoderOutput
 from hf_ctxmodels.layers.dropout import Dropout
 from hf_ctxmodels.layers.linear import apply_linear
 
@@ -64,7 +64,7 @@ class AttentionalDecoder(nn.Module):
 
     def forward(
         self, ids: Tensor, memory: Tensor, tokens: Tensor, cache: RecurrentCache, record: bool = False
-    ) -> Decoded:
+    ) -> DecoderOutput:
         """Run over target tokens.
 
         Args:
@@ -82,11 +82,11 @@ class AttentionalDecoder(nn.Module):
         outputs, after = self._steps(ids, counts, memory, tokens, cache, recorded)
         adjusted = torch.stack(outputs, 1)
         if recorded is None:
-            return Decoded(self.dropout(adjusted), after)
+            return DecoderOutput(self.dropout(adjusted), after)
         layers = [torch.stack(states, 1) for states in zip(*(step.layers for step in recorded), strict=True)]
         weights = [step.weights for step in recorded if step.weights is not None]
         attentions = (torch.cat(weights, 1)[:, None],) if weights else None
-        return Decoded(self.dropout(adjusted), after, (self.embeddings(ids), *layers[:-1], adjusted), attentions)
+        return DecoderOutput(self.dropout(adjusted), after, (self.embeddings(ids), *layers[:-1], adjusted), attentions)
 
     def target_states(
         self, ids: Tensor, target_mask: Tensor, memory: Tensor, tokens: Tensor, cache: RecurrentCache
@@ -160,7 +160,7 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, padding: Tensor) -> tu
 
 
 @torch.no_grad()
-def reset_cell(cell: nn.LSTMCell) -> None:
+def reset_lstm_cell(cell: nn.LSTMCell) -> None:
     """torch's initialisation of an LSTM cell, with a forget bias of one; loaded weights are kept."""
     bound = cell.hidden_size**-0.5
     for weight in (cell.weight_ih, cell.weight_hh):

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from hf_ctxmodels.layers.recurrent.packing import PackedRows
+from hf_ctxmodels.layers.recurrent.packing import PackedSequences
 
 
 def concat_directions(states: Tensor) -> Tensor:
@@ -13,13 +13,13 @@ def concat_directions(states: Tensor) -> Tensor:
     return torch.cat([states[0], states[1]], -1)
 
 
-def run_layer(layer: nn.Module, states: Tensor, rows: PackedRows) -> Tensor:
+def run_layer(layer: nn.Module, states: Tensor, rows: PackedSequences) -> Tensor:
     """One bidirectional layer: (batch, length, width) -> (batch, length, 2 * output), zero at padding positions."""
     return concat_directions(rows.unpack(layer(rows.pack(states), rows)[0]))
 
 
 def run_bidirectional(
-    layers: Iterable[nn.Module], embeddings: Tensor, rows: PackedRows, dropout: nn.Module
+    layers: Iterable[nn.Module], embeddings: Tensor, rows: PackedSequences, dropout: nn.Module
 ) -> tuple[list[Tensor], list[tuple[Tensor, ...]]]:
     """A stack of bidirectional layers.
 

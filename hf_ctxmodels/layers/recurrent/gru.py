@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 from transformers import initialization as init
 
-from hf_ctxmodels.layers.recurrent.exported import exported_gru
 from hf_ctxmodels.layers.recurrent.gru_recurrence import GATES, recur
 from hf_ctxmodels.layers.recurrent.inputs import multiply_inputs
-from hf_ctxmodels.layers.recurrent.packing import PackedRows
+from hf_ctxmodels.layers.recurrent.packing import PackedSequences
 from hf_ctxmodels.layers.recurrent.precision import precision_of
+from hf_ctxmodels.layers.recurrent.scan import scan_gru
 
 
 class GRUState(NamedTuple):
@@ -59,7 +59,7 @@ class GRU(nn.Module):
         return GRUState(self.bias.new_zeros(len(self.bias), rows, self.hidden_size))
 
     def forward(
-        self, packed: Tensor, rows: PackedRows, state: Iterable[Tensor] | None = None
+        self, packed: Tensor, rows: PackedSequences, state: Iterable[Tensor] | None = None
     ) -> tuple[Tensor, GRUState]:
         """Run over all steps.
 
@@ -81,9 +81,9 @@ class GRU(nn.Module):
             given = (gates, start.to(dtype), *weights)
             if torch.compiler.is_compiling():
                 if torch.compiler.is_exporting():
-                    recurrence: Any = exported_gru
+                    recurrence: Any = scan_gru
                 else:
-                    from hf_ctxmodels.layers.recurrent.graph_operations import gru_in_a_graph as recurrence
+                    from hf_ctxmodels.layers.recurrent.custom_ops import gru_custom_op as recurrence
                 outputs, hidden = recurrence(*given, rows.present, rows.restarts)
             else:
                 steps = rows.steps if rows.present is None else (rows.shape[0],) * rows.shape[1]

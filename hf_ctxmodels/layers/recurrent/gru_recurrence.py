@@ -8,7 +8,7 @@ from torch import Tensor
 from hf_ctxmodels.layers.recurrent.lstm_recurrence import (
     Rules,
     StepProduct,
-    before_each_step,
+    previous_states,
     summed_products,
 )
 
@@ -104,7 +104,7 @@ def gru_gradients(kept: _Kept, rules: Rules, d_outputs: Tensor, d_last: Tensor) 
     """Gradients of the first four arguments of `recur`."""
     values, shown, outputs, first, state_weight = kept
     size = first.shape[2]
-    before = before_each_step(first, outputs, rules)
+    before = previous_states(first, outputs, rules)
     to_hidden = StepProduct(state_weight.transpose(1, 2), len(rules.steps))
     d_state = torch.empty_like(values)  # of the state's terms of the gates
     d_candidates = torch.empty_like(outputs)  # of the candidates before their non-linearity

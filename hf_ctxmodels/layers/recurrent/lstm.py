@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from transformers import initialization as init
 
 from hf_ctxmodels.layers.dropout import dropout
-from hf_ctxmodels.layers.recurrent.exported import exported_lstm
 from hf_ctxmodels.layers.recurrent.inputs import multiply_inputs
 from hf_ctxmodels.layers.recurrent.lstm_recurrence import GATES, recur
-from hf_ctxmodels.layers.recurrent.packing import PackedRows
+from hf_ctxmodels.layers.recurrent.packing import PackedSequences
 from hf_ctxmodels.layers.recurrent.precision import precision_of
+from hf_ctxmodels.layers.recurrent.scan import scan_lstm
 
 
 class LSTMState(NamedTuple):
@@ -97,7 +97,11 @@ class LSTM(nn.Module):
         return LSTMState(hidden, self.bias.new_zeros(directions, rows, self.cell_size))
 
     def forward(
-        self, packed: Tensor, rows: PackedRows, state: Iterable[Tensor] | None = None, truncation: int | None = None
+        self,
+        packed: Tensor,
+        rows: PackedSequences,
+        state: Iterable[Tensor] | None = None,
+        truncation: int | None = None,
     ) -> tuple[Tensor, LSTMState]:
         """Run over all steps.
 
@@ -122,9 +126,9 @@ class LSTM(nn.Module):
                 return self._recur(gates, start, state_weight, projection, rows, truncation)
             given = (gates, *start, state_weight, projection, rows.present, rows.restarts)
             if torch.compiler.is_exporting():
-                recurrence: Any = exported_lstm
+                recurrence: Any = scan_lstm
             else:
-                from hf_ctxmodels.layers.recurrent.graph_operations import lstm_in_a_graph as recurrence
+                from hf_ctxmodels.layers.recurrent.custom_ops import lstm_custom_op as recurrence
             outputs, hidden, cell = recurrence(*given, self.cell_clip, self.projection_clip)
         return outputs, LSTMState(hidden, cell)
 
@@ -134,7 +138,7 @@ class LSTM(nn.Module):
         state: LSTMState,
         state_weight: Tensor,
         projection: Tensor | None,
-        rows: PackedRows,
+        rows: PackedSequences,
         truncation: int | None,
     ) -> tuple[Tensor, LSTMState]:
         """The recurrence in segments of `truncation` steps without gradients between them."""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hf_ctxmodels.layers.cpu.onednn import multiplies, multiply, prepack
+from hf_ctxmodels.layers.cpu.onednn import multiplies, multiply, prepack_weight
 from hf_ctxmodels.layers.linear import product
 
 GATES = 4
@@ -59,7 +59,7 @@ class StepProduct:
         self.weights: Sequence[Tensor] = weight.unbind()
         self.by_onednn = multiplies(weight)
         if self.by_onednn and times >= _PREPACKED_FROM:
-            self.weights = [prepack(each) for each in self.weights]
+            self.weights = [prepack_weight(each) for each in self.weights]
 
     def add_to(self, target: Tensor, left: Tensor) -> None:
         """`target += left @ weight.T`, both (directions, rows, ...)."""
@@ -192,7 +192,7 @@ def lstm_gradients(
         d_outputs: (directions, tokens, output).
     """
     d_values, d_pre, d_hidden, d_cell = _run_back(ran, cell, state_weight, projection, rules, d_outputs)
-    before = before_each_step(hidden, ran.outputs, rules)
+    before = previous_states(hidden, ran.outputs, rules)
     d_state_weight = summed_products(d_values, before)
     d_projection = None
     if projection is not None:
@@ -205,7 +205,7 @@ def summed_products(left: Tensor, right: Tensor) -> Tensor:
     return torch.stack([product(first.T, second.T) for first, second in zip(left, right, strict=True)])
 
 
-def before_each_step(first: Tensor, values: Tensor, rules: Rules) -> Tensor:
+def previous_states(first: Tensor, values: Tensor, rules: Rules) -> Tensor:
     """(directions, tokens, width): the value before each packed token's step; `first` at the first step."""
     parts, start = [first[:, : rules.steps[0]]], 0
     for rows, following in pairwise(rules.steps):
@@ -235,7 +235,7 @@ def _run_back(
     to_hidden = StepProduct(state_weight.transpose(1, 2), times)
     to_shown = None if projection is None else StepProduct(projection.transpose(1, 2), times)
     d_values, d_pre = torch.empty_like(values), d_outputs.clone()
-    tanh_cells, cells_before = cells.tanh(), before_each_step(first_cell, cells, rules)
+    tanh_cells, cells_before = cells.tanh(), previous_states(first_cell, cells, rules)
     d_hidden, d_cell = d_last_hidden[:, :0], d_last_cell[:, :0]
     stop = values.shape[1]
     for rows in reversed(rules.steps):

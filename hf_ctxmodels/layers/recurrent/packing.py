@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class PackedRows:
+class PackedSequences:
     """The tokens of a batch, step by step: the first token of every row, the second tokens, and so on.
 
     Rows are sorted by length, longest first, so the rows of a step are the first ones. The second direction visits rows
@@ -33,7 +33,7 @@ class PackedRows:
     restarts: Tensor | None = None
 
     @classmethod
-    def build(cls, tokens: Tensor, sequences: Tensor | None = None, directions: int = 2) -> "PackedRows":
+    def build(cls, tokens: Tensor, sequences: Tensor | None = None, directions: int = 2) -> "PackedSequences":
         """Without padding positions.
 
         Args:
@@ -55,7 +55,7 @@ class PackedRows:
         return cls(both, tuple(torch.bincount(rank).tolist()), order, (rows, length))
 
     @classmethod
-    def with_padding(cls, tokens: Tensor, sequences: Tensor | None = None, directions: int = 2) -> "PackedRows":
+    def with_padding(cls, tokens: Tensor, sequences: Tensor | None = None, directions: int = 2) -> "PackedSequences":
         """With padding positions, which follow each row's tokens: slower, for graphs of static shape."""
         rows, length = tokens.shape
         lengths = tokens.sum(1)[:, None]
@@ -76,7 +76,7 @@ class PackedRows:
         present = present.T.reshape(1, -1, 1).expand(directions, -1, -1)
         return cls(places, (), order, (rows, length), present, restarts)
 
-    def backward_only(self) -> "PackedRows":
+    def backward_only(self) -> "PackedSequences":
         """Only the second of two directions."""
         present, restarts = (None if each is None else each[1:] for each in (self.present, self.restarts))
         return replace(self, places=self.places[1:], present=present, restarts=restarts)

@@ -5,15 +5,15 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from hf_ctxmodels.core.cache import RecurrentCache
-from hf_ctxmodels.layers.decoded import Decoded
+from hf_ctxmodels.core.recurrent_cache import RecurrentCache
+from hf_ctxmodels.layers.decoder_output import DecoderOutput
 from hf_ctxmodels.layers.dropout import Dropout
 from hf_ctxmodels.layers.linear import apply_linear
-from hf_ctxmodels.layers.lm_loss.chunked import summed_cross_entropy
-from hf_ctxmodels.layers.positions import until_last
+from hf_ctxmodels.layers.lm_loss.cross_entropy import summed_cross_entropy
+from hf_ctxmodels.layers.positions import mask_until_last_target
 from hf_ctxmodels.layers.recurrent.gru import GRU
 from hf_ctxmodels.layers.recurrent.lstm import LSTM
-from hf_ctxmodels.layers.recurrent.packing import PackedRows
+from hf_ctxmodels.layers.recurrent.packing import PackedSequences
 
 
 class VectorDecoder(nn.Module):
@@ -49,7 +49,7 @@ class VectorDecoder(nn.Module):
         tokens: Tensor | None = None,
         unpad: bool = True,
         record: bool = False,
-    ) -> Decoded:
+    ) -> DecoderOutput:
         """Run over target tokens.
 
         Args:
@@ -66,7 +66,7 @@ class VectorDecoder(nn.Module):
         embeddings = self.embeddings(ids)
         states = torch.cat([embeddings, vectors[:, None].expand(-1, ids.shape[1], -1).to(embeddings.dtype)], -1)
         tokens = torch.ones_like(ids, dtype=torch.bool) if tokens is None else tokens
-        build = PackedRows.build if unpad else PackedRows.with_padding
+        build = PackedSequences.build if unpad else PackedSequences.with_padding
         rows = build(tokens, None, 1)
         final_states, recorded = [], [embeddings]
         for layer, before in zip(self.layers, cache.states, strict=True):
@@ -75,14 +75,14 @@ class VectorDecoder(nn.Module):
             final_states.append(rows.unpack_state(final))
             recorded.append(states)
         after = RecurrentCache(final_states, cache.seen_tokens + ids.shape[1])
-        return Decoded(self.dropout(states), after, tuple(recorded) if record else None)
+        return DecoderOutput(self.dropout(states), after, tuple(recorded) if record else None)
 
     def target_states(self, ids: Tensor, target_mask: Tensor, vectors: Tensor, cache: RecurrentCache) -> Tensor:
         """(targets, hidden) states where `target_mask` (rows, steps) is True, in row-major order; see `forward`.
 
         A row is not computed after its last target.
         """
-        return self(ids, vectors, cache, until_last(target_mask) != 0).states[target_mask]
+        return self(ids, vectors, cache, mask_until_last_target(target_mask) != 0).states[target_mask]
 
 
 class SentenceDecoder(VectorDecoder):

@@ -27,13 +27,13 @@ class Memory:
         states: (..., memory) as packed by `layout`.
         layout: The layout of its tokens.
         mask: The attention mask, prepared by the stack.
-        sharers: Consecutive rows of a padded batch that attend to one row of these.
+        targets_per_source: Consecutive rows of a padded batch that attend to one row of these.
     """
 
     states: Tensor
     layout: Layout
     mask: Mask = BIDIRECTIONAL
-    sharers: int = 1
+    targets_per_source: int = 1
 
 
 class BlockOutput(NamedTuple):
@@ -110,7 +110,7 @@ class TransformerBlock(GradientCheckpointingLayer):
             past_key_values=own_cache,
             layer_index=layer_index,
         )
-        hidden_states = self._add("attention", layout.query_rows(hidden_states), attended, layer_index)
+        hidden_states = self._add("attention", layout.select_queries(hidden_states), attended, layer_index)
         if self.cross_attention is not None:
             if memory is None:
                 raise CtxError("This block has cross-attention, but memory is None.", hint="give memory.")
@@ -122,7 +122,7 @@ class TransformerBlock(GradientCheckpointingLayer):
                 memory.mask,
                 past_key_values=cache if isinstance(cache, EncoderDecoderCache) else None,
                 layer_index=layer_index,
-                sharers=memory.sharers,
+                targets_per_source=memory.targets_per_source,
             )
             hidden_states = self._add("cross_attention", hidden_states, attended, layer_index)
         del attended  # without gradients its memory is free for the wide states

@@ -52,7 +52,7 @@ def run_stack(
     past_key_values: Cache | None = None,
     final_norm: Callable[[Tensor], Tensor] | None = None,
     output_mask: Tensor | None = None,
-    and_first: bool = False,
+    include_first_tokens: bool = False,
     zero_padding: bool = False,
     output_hidden_states: HiddenStates = None,
     output_attentions: bool | None = None,
@@ -69,7 +69,7 @@ def run_stack(
         final_norm: Applied to the last block's output: the norm of pre-norm models, with dropout if they have it.
         output_mask: (batch, length) bool, the positions whose outputs are used: the last block of a packed layout is
             computed only there. None for all.
-        and_first: Compute each row's first token as well.
+        include_first_tokens: Compute each row's first token as well.
         zero_padding: Set padding positions to 0 before the first block and after each, where they are computed at all.
         output_hidden_states, output_attentions: What to record.
 
@@ -77,10 +77,10 @@ def run_stack(
         CtxError: Attention weights are asked for, and the implementation in use gives none.
     """
     chain = list(blocks)
-    final = layout if output_mask is None else layout.select(output_mask, and_first=and_first)
+    final = layout if output_mask is None else layout.select(output_mask, include_first_tokens=include_first_tokens)
     views = _views(masks, len(chain), layout, final, memory, hidden_states)
     padding = layout.padding() if zero_padding else None
-    kept = chosen_numbers(output_hidden_states, len(chain) + 1)
+    kept = recorded_layer_numbers(output_hidden_states, len(chain) + 1)
     recorded: list[Tensor | None] = []
     weights: list[tuple[Tensor, Tensor | None]] | None = [] if output_attentions else None
     for number, (block, view) in enumerate(zip(chain, views, strict=True)):
@@ -155,7 +155,9 @@ def _views(
 
 
 def _prepare_memory(memory: Memory, layout: Layout, like: Tensor) -> Memory:
-    return replace(memory, mask=prepare_mask(memory.mask, layout.sharing(memory.sharers), like, memory.layout))
+    return replace(
+        memory, mask=prepare_mask(memory.mask, layout.sharing(memory.targets_per_source), like, memory.layout)
+    )
 
 
 def _checked_weights(probabilities: Tensor | None, cross_probabilities: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -167,7 +169,7 @@ def _checked_weights(probabilities: Tensor | None, cross_probabilities: Tensor |
     return probabilities, cross_probabilities
 
 
-def chosen_numbers(choice: HiddenStates, count: int) -> set[int]:
+def recorded_layer_numbers(choice: HiddenStates, count: int) -> set[int]:
     """Which of `count` hidden states to record, by their numbers from 0; a negative choice counts from the last."""
     if choice is None or choice is False:
         return set()

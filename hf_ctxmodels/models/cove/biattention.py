@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from hf_ctxmodels.core.inputs import sequence_numbers
 from hf_ctxmodels.layers.dropout import Dropout
 from hf_ctxmodels.layers.linear import apply_linear
-from hf_ctxmodels.layers.norm import RowNorm
+from hf_ctxmodels.layers.norm import SafeBatchNorm1d
 from hf_ctxmodels.layers.recurrent.bidirectional import run_layer
 from hf_ctxmodels.layers.recurrent.lstm import LSTM
-from hf_ctxmodels.layers.recurrent.packing import PackedRows
+from hf_ctxmodels.layers.recurrent.packing import PackedSequences
 
 
 class Biattention(nn.Module):
@@ -50,7 +50,7 @@ class Biattention(nn.Module):
         """
         parts = [tokens & ~second, tokens & second]
         parts = [part | (tokens & ~part.any(1, keepdim=True)) for part in parts]  # a single text is used twice
-        build = PackedRows.build if unpad else PackedRows.with_padding
+        build = PackedSequences.build if unpad else PackedSequences.with_padding
         inputs = apply_linear(self.project, self.dropout(states)).relu()
         encoded = run_layer(self.encoder, self.dropout(inputs), build(tokens, sequence_numbers(second)))
         affinities = (encoded @ encoded.transpose(1, 2)).float()
@@ -111,5 +111,5 @@ class MaxoutClassifier(nn.Sequential):
         sizes = [input_size, 2 * width, width, classes]
         layers: list[nn.Module] = []
         for before, after in pairwise(sizes):  # dropout before a normalisation would change its statistics
-            layers += [RowNorm(before), Dropout(dropout), Maxout(before, after, pieces)]
+            layers += [SafeBatchNorm1d(before), Dropout(dropout), Maxout(before, after, pieces)]
         super().__init__(*layers)

@@ -19,8 +19,8 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import is_traced
 from hf_ctxmodels.layers.dropout import Dropout
 from hf_ctxmodels.layers.pooling import token_mask
-from hf_ctxmodels.layers.positions import with_padding_of_tokens
-from hf_ctxmodels.layers.recurrent.attentional_decoder import reset_cell
+from hf_ctxmodels.layers.positions import forward_fill_padding
+from hf_ctxmodels.layers.recurrent.attentional_decoder import reset_lstm_cell
 from hf_ctxmodels.layers.recurrent.bidirectional import run_bidirectional
 from hf_ctxmodels.layers.recurrent.lstm import LSTM
 from hf_ctxmodels.models.cove.biattention import Biattention, MaxoutClassifier
@@ -36,7 +36,7 @@ class CtxCovePreTrainedModel(PretrainedEmbeddingPreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, nn.LSTMCell):
-            reset_cell(module)
+            reset_lstm_cell(module)
         else:
             super()._init_weights(module)
 
@@ -180,7 +180,7 @@ class CtxCoveForSequenceClassification(heads.ForSequenceClassification, CtxCoveH
         if token_type_ids is None:
             second, texts = torch.zeros_like(tokens), sequence_ids
         else:
-            second = with_padding_of_tokens(token_type_ids != 0, tokens)
+            second = forward_fill_padding(token_type_ids != 0, tokens)
             texts = 1 + second.long() if sequence_ids is None else sequence_ids
         outputs = super().encode(
             attention_mask=attention_mask, token_type_ids=token_type_ids, sequence_ids=texts, **kwargs

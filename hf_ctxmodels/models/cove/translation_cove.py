@@ -4,8 +4,8 @@ from torch import Tensor, nn
 from transformers import GenerationMixin
 
 from hf_ctxmodels import heads
-from hf_ctxmodels.core.cache import RecurrentCache
-from hf_ctxmodels.layers.decoded import Decoded
+from hf_ctxmodels.core.recurrent_cache import RecurrentCache
+from hf_ctxmodels.layers.decoder_output import DecoderOutput
 from hf_ctxmodels.layers.pooling import token_mask
 from hf_ctxmodels.layers.recurrent.attentional_decoder import AttentionalDecoder
 from hf_ctxmodels.models.cove.configuration_cove import CtxCoveConfig
@@ -44,10 +44,10 @@ class CtxCoveForConditionalGeneration(heads.ForConditionalGeneration, CtxCoveHea
         assert encoded.final_cell is not None
         return self.decoder.start(encoded.final_hidden, encoded.final_cell)
 
-    def decode(self, ids: Tensor, target_mask: Tensor | None, given: heads.DecoderInputs) -> Decoded:
+    def decode(self, ids: Tensor, target_mask: Tensor | None, given: heads.DecoderInputs) -> DecoderOutput:
         """See `ForConditionalGeneration.decode`."""
         states = given.encoded.last_hidden_state
         memory, tokens = states[..., self.config.embedding_size :], token_mask(states, given.attention_mask)
         if target_mask is None:
             return self.decoder(ids, memory, tokens, given.cache, given.record)
-        return Decoded(self.decoder.target_states(ids, target_mask, memory, tokens, given.cache))
+        return DecoderOutput(self.decoder.target_states(ids, target_mask, memory, tokens, given.cache))

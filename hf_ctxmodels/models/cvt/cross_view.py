@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hf_ctxmodels.layers.linear import LinearLayers
-from hf_ctxmodels.layers.pooling import Pooling, RowPooler
+from hf_ctxmodels.layers.pooling import Pooling, PoolingLayer
 
 View = Callable[[Tensor, Tensor], Tensor]
 """(batch, words, 2 * width) states of the bidirectional first layer and (batch, words) numbers of the sequences, 0 at
@@ -123,7 +123,7 @@ class TextPredictors(nn.Module):
         super().__init__()
         names = [name for name in TEXT_VIEWS if views is None or name in views]
         wider = 2 if pooling == "mean+max" else 1
-        self.pooler = RowPooler(pooling)
+        self.pooler = PoolingLayer(pooling)
         self.primary = Predictor(wider * input_size, hidden_size, labels)
         self.auxiliary = _named({name: Predictor(wider * view_size, hidden_size, labels) for name in names})
 

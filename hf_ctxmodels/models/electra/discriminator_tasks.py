@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from hf_ctxmodels.layers.lm_loss.chunked import MaskedPredictionHead
+from hf_ctxmodels.layers.lm_loss.cross_entropy import MaskedLMHead
 from hf_ctxmodels.models.electra.configuration_electra import CtxElectraConfig
 from hf_ctxmodels.models.electra.replaced_token_detection import (
     DetectionHead,
@@ -79,7 +79,7 @@ class OriginalTokenPrediction(DiscriminatorTask):
     def build_heads(self, config: CtxElectraConfig) -> dict[str, nn.Module]:
         """The masked-LM head."""
         sizes = config.hidden_size, config.embedding_size, config.vocab_size
-        return {"mlm_head": MaskedPredictionHead(*sizes, activation="gelu", layer_norm_eps=config.layer_norm_eps)}
+        return {"mlm_head": MaskedLMHead(*sizes, activation="gelu", layer_norm_eps=config.layer_norm_eps)}
 
     def loss(
         self, model: Any, states: Tensor, corrupted_ids: Tensor, original_ids: Tensor

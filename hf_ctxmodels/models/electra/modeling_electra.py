@@ -18,7 +18,7 @@ from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.heads import IGNORE_INDEX, ItemCounts, mean_over_targets
 from hf_ctxmodels.layers.dropout import Dropout
 from hf_ctxmodels.layers.embeddings import TokenPositionTypeEmbeddings
-from hf_ctxmodels.layers.feed_forward import make_activation
+from hf_ctxmodels.layers.feed_forward import get_activation
 from hf_ctxmodels.models.electra.configuration_electra import CtxElectraConfig
 from hf_ctxmodels.models.electra.conversion_electra import ELECTRA_CONVERSION
 from hf_ctxmodels.models.electra.replaced_token_detection import DetectionHead, detection_counts, detection_loss
@@ -181,7 +181,7 @@ class CtxElectraForMultipleChoice(heads.ForMultipleChoice, CtxElectraHeadModel):
         """The summary and a linear map to one logit."""
         summary = nn.Linear(config.hidden_size, config.hidden_size) if config.summary_use_proj else nn.Identity()
         self.sequence_summary = nn.ModuleDict({"summary": summary})
-        self.activation = make_activation(config.summary_activation) if config.summary_activation else nn.Identity()
+        self.activation = get_activation(config.summary_activation) if config.summary_activation else nn.Identity()
         self.dropout = Dropout(config.summary_last_dropout)
         self.classifier = nn.Linear(config.hidden_size, 1)
 

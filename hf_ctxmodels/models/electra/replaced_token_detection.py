@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.layers.adapter_slots import InvertibleSlot
-from hf_ctxmodels.layers.lm_loss.chunked import CHUNK_ELEMENTS, MaskedPredictionHead, ProjectedHead
+from hf_ctxmodels.layers.lm_loss.cross_entropy import CHUNK_ELEMENTS, MaskedLMHead, ProjectedHead
 from hf_ctxmodels.layers.lm_loss.sampling import uniforms
 
 
@@ -35,7 +35,7 @@ class FilledBatch(NamedTuple):
 
 
 def fill_masked(
-    states: Tensor, head: MaskedPredictionHead, input_ids: Tensor, labels: Tensor, seeds: Tensor | None = None
+    states: Tensor, head: MaskedLMHead, input_ids: Tensor, labels: Tensor, seeds: Tensor | None = None
 ) -> FilledBatch:
     """Fill masked positions with samples of the generator's distribution.
 
@@ -104,7 +104,7 @@ def detection_counts(logits: Tensor, replaced: Tensor) -> dict[str, Tensor]:
 
 
 def copy_or_predict_loss(
-    head: MaskedPredictionHead,
+    head: MaskedLMHead,
     gate_logits: Tensor,
     states: Tensor,
     corrupted_ids: Tensor,

@@ -14,15 +14,15 @@ from hf_ctxmodels import heads
 from hf_ctxmodels.architectures.character import CharacterModel, CharacterPreTrainedModel, build_character_vectors
 from hf_ctxmodels.architectures.character_vectors import CharacterVectors
 from hf_ctxmodels.architectures.inputs import prepare_inputs
-from hf_ctxmodels.core.cache import RecurrentCache, check_cache
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_ids
+from hf_ctxmodels.core.recurrent_cache import RecurrentCache, validate_cache
 from hf_ctxmodels.layers.dropout import Dropout
 from hf_ctxmodels.layers.linear import apply_linear, is_plain_linear
-from hf_ctxmodels.layers.lm_loss.sampled import sampled_cross_entropy
-from hf_ctxmodels.layers.pooling import RowPooler, token_mask
+from hf_ctxmodels.layers.lm_loss.sampled_softmax import sampled_softmax_loss
+from hf_ctxmodels.layers.pooling import PoolingLayer, token_mask
 from hf_ctxmodels.layers.recurrent.bidirectional import concat_directions
-from hf_ctxmodels.layers.recurrent.packing import PackedRows
+from hf_ctxmodels.layers.recurrent.packing import PackedSequences
 from hf_ctxmodels.layers.scalar_mix import ScalarMix
 from hf_ctxmodels.models.elmo.configuration_elmo import CtxElmoConfig
 
@@ -102,7 +102,7 @@ class CtxElmoModel(CharacterModel, CtxElmoPreTrainedModel):
         )
 
     def _run(
-        self, packed: Tensor, rows: PackedRows, cache: RecurrentCache | None, records: bool
+        self, packed: Tensor, rows: PackedSequences, cache: RecurrentCache | None, records: bool
     ) -> tuple[list[Tensor], Tensor, RecurrentCache]:
         """Each layer's input, if it is to be recorded, and the last one's output, (batch, words, hidden) each; and the
         state after the last word."""
@@ -110,7 +110,7 @@ class CtxElmoModel(CharacterModel, CtxElmoPreTrainedModel):
         before: list[tuple[Tensor, ...] | None] = [None] * config.num_hidden_layers
         if cache is not None:
             shapes = [(rows.shape[0], 2, width) for width in (config.projection_size, config.cell_size)]
-            check_cache(cache, [shapes] * config.num_hidden_layers)
+            validate_cache(cache, [shapes] * config.num_hidden_layers)
             seen, before = cache.seen_tokens, [rows.pack_state(state) for state in cache.states]
         recorded, after = [], []
         for depth, layer in enumerate(self.layers):
@@ -139,7 +139,7 @@ class CtxElmoHeadModel(heads.HeadModel, CtxElmoPreTrainedModel):
             if (vectors := build_character_vectors(config)) is not None:
                 self.vectors = vectors
         if self.pools:
-            self.pooler = RowPooler(config.pooling)
+            self.pooler = PoolingLayer(config.pooling)
         return CtxElmoModel(config)
 
     def penalty(self) -> Tensor | None:
@@ -227,7 +227,7 @@ class CtxElmoForPreTraining(CtxElmoHeadModel):
 
         Args:
             labels: (batch, words, 2) vocabulary ids of the next and the previous word; -100 is ignored.
-            negatives: (batch, k) samples for `layers.lm_loss.sampled`: the training loss is then a sampled softmax with
+            negatives: (batch, k) samples for `layers.lm_loss.sampled_softmax`: the training loss is then a sampled softmax with
                 the negatives of all rows.
             return_logits: See `returns_logits`.
         """
@@ -268,7 +268,7 @@ class CtxElmoForPreTraining(CtxElmoHeadModel):
 
     def _sampled_loss(self, negatives: Tensor, states: Tensor, targets: Tensor) -> Tensor:
         check_ids("negatives", negatives, self.decoder.out_features, "vocab_size")
-        return sampled_cross_entropy(states, self.decoder.weight, self.decoder.bias, targets, negatives.flatten())
+        return sampled_softmax_loss(states, self.decoder.weight, self.decoder.bias, targets, negatives.flatten())
 
 
 class CtxElmoForSequenceClassification(heads.ForSequenceClassification, CtxElmoHeadModel):

@@ -13,10 +13,10 @@ from transformers.utils.generic import can_return_tuple
 from hf_ctxmodels import heads
 from hf_ctxmodels.architectures.recurrent import RecurrentPreTrainedModel
 from hf_ctxmodels.architectures.recurrent_sentence_encoder import RecurrentSentenceEncoder
-from hf_ctxmodels.core.cache import RecurrentCache
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import is_traced
-from hf_ctxmodels.layers.decoded import Decoded
+from hf_ctxmodels.core.recurrent_cache import RecurrentCache
+from hf_ctxmodels.layers.decoder_output import DecoderOutput
 from hf_ctxmodels.layers.dropout import Dropout
 from hf_ctxmodels.layers.linear import LinearLayers, apply_linear
 from hf_ctxmodels.layers.recurrent.gru import GRU
@@ -113,7 +113,7 @@ class CtxGenSenForPreTraining(
         """The sentence vector."""
         return ConditionalDecoder.start(encoded.pooler_output)
 
-    def predict(self, ids: Tensor, given: heads.DecoderInputs) -> tuple[Tensor, Decoded]:
+    def predict(self, ids: Tensor, given: heads.DecoderInputs) -> tuple[Tensor, DecoderOutput]:
         """See `ForConditionalGeneration.predict`; each row by its own decoder."""
         numbers, unpad = self._decoder_numbers(ids, given.languages), self._selects_rows(ids)
         vectors, cache = given.encoded.pooler_output, given.cache
@@ -130,7 +130,7 @@ class CtxGenSenForPreTraining(
         order = torch.cat(positions).argsort() if unpad else numbers * ids.shape[0] + positions[0]
         logits, states, hidden, *recorded = (torch.cat(parts)[order] for parts in zip(*found, strict=True))
         after = RecurrentCache([(hidden,)], cache.seen_tokens + ids.shape[1])
-        return logits, Decoded(states, after, tuple(recorded) if given.record else None)
+        return logits, DecoderOutput(states, after, tuple(recorded) if given.record else None)
 
     def decoder_loss(self, ids: Tensor, labels: Tensor, given: heads.DecoderInputs, counts: heads.ItemCounts) -> Tensor:
         """See `ForConditionalGeneration.decoder_loss`; each row by its own decoder."""

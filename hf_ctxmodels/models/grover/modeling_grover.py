@@ -20,7 +20,7 @@ from hf_ctxmodels.layers.attention.modules import SelfAttention
 from hf_ctxmodels.layers.dropout import Dropout
 from hf_ctxmodels.layers.feed_forward import FeedForward
 from hf_ctxmodels.layers.pooling import token_mask
-from hf_ctxmodels.layers.positions import last_columns, states_at
+from hf_ctxmodels.layers.positions import last_token_columns, states_at
 from hf_ctxmodels.layers.transformer.block import BlockOutput, Memory
 from hf_ctxmodels.models.grover.configuration_grover import CtxGroverConfig
 
@@ -60,7 +60,7 @@ class GroverBlock(GradientCheckpointingLayer):
         attended, probabilities = self.attention(
             hidden_states, layout, mask, past_key_values=past_key_values, layer_index=layer_index
         )
-        rows = layout.query_rows(hidden_states)
+        rows = layout.select_queries(hidden_states)
         summed = add_residual(self.adapters, "attention", None, rows, self.dropout(attended), layer_index)
         fed = self.dropout(self.feed_forward(self.feed_forward_norm(summed)))
         added = add_residual(self.adapters, "feed_forward", self.output_norm, summed, fed, layer_index)
@@ -138,6 +138,6 @@ class CtxGroverForSequenceClassification(
             states, read = outputs.last_hidden_state, outputs.tokens_read
             tokens = token_mask(states, read["attention_mask"], read["sequence_ids"])
             found = (input_ids == self.config.classifier_token_id) & tokens
-            columns = torch.where(found.any(1), found.int().argmax(1), last_columns(states, tokens))
+            columns = torch.where(found.any(1), found.int().argmax(1), last_token_columns(states, tokens))
             outputs.pooler_output = states_at(states, columns)
         return outputs

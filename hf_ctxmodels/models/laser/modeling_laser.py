@@ -7,9 +7,9 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from hf_ctxmodels import heads
 from hf_ctxmodels.architectures.recurrent import RecurrentPreTrainedModel
 from hf_ctxmodels.architectures.recurrent_sentence_encoder import RecurrentSentenceEncoder
-from hf_ctxmodels.core.cache import RecurrentCache
 from hf_ctxmodels.core.inputs import is_traced
-from hf_ctxmodels.layers.decoded import Decoded
+from hf_ctxmodels.core.recurrent_cache import RecurrentCache
+from hf_ctxmodels.layers.decoder_output import DecoderOutput
 from hf_ctxmodels.layers.recurrent.sentence_decoder import SentenceDecoder
 from hf_ctxmodels.models.laser.configuration_laser import CtxLaserConfig
 
@@ -59,7 +59,7 @@ class CtxLaserForConditionalGeneration(heads.ForConditionalGeneration, CtxLaserH
         """Linear maps of the sentence vector."""
         return self.decoder.start(encoded.pooler_output)
 
-    def decode(self, ids: Tensor, target_mask: Tensor | None, given: heads.DecoderInputs) -> Decoded:
+    def decode(self, ids: Tensor, target_mask: Tensor | None, given: heads.DecoderInputs) -> DecoderOutput:
         """See `ForConditionalGeneration.decode`."""
         languages = given.languages
         if languages is None:
@@ -68,7 +68,7 @@ class CtxLaserForConditionalGeneration(heads.ForConditionalGeneration, CtxLaserH
         if target_mask is None:
             unpad = self.config.unpad and not is_traced(ids)
             return self.decoder(ids, vectors, given.cache, unpad=unpad, record=given.record)
-        return Decoded(self.decoder.target_states(ids, target_mask, vectors, given.cache))
+        return DecoderOutput(self.decoder.target_states(ids, target_mask, vectors, given.cache))
 
 
 class CtxLaserForSequenceClassification(heads.ForSequenceClassification, CtxLaserHeadModel):

@@ -22,16 +22,16 @@ from hf_ctxmodels.architectures.lstm_language_model import (
     LSTMLanguageModelOutput,
     LSTMLanguageModelPreTrainedModel,
 )
-from hf_ctxmodels.core.cache import RecurrentCache
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.loading import load_pretrained
-from hf_ctxmodels.layers.decoded import Decoded
+from hf_ctxmodels.core.recurrent_cache import RecurrentCache
+from hf_ctxmodels.layers.decoder_output import DecoderOutput
 from hf_ctxmodels.layers.dropout import Dropout, dropout
 from hf_ctxmodels.layers.linear import apply_linear
 from hf_ctxmodels.layers.pooling import token_mask
-from hf_ctxmodels.layers.positions import until_last
+from hf_ctxmodels.layers.positions import mask_until_last_target
 from hf_ctxmodels.layers.recurrent.attentional_decoder import attend
-from hf_ctxmodels.layers.recurrent.packing import PackedRows
+from hf_ctxmodels.layers.recurrent.packing import PackedSequences
 from hf_ctxmodels.models.lmseq2seq.configuration_lmseq2seq import CtxLmSeq2SeqConfig
 
 
@@ -69,7 +69,7 @@ class CtxLmSeq2SeqModel(LSTMLanguageModel, CtxLmSeq2SeqPreTrainedModel):
         """(directions, words) ids -> (directions, words, embedding) after dropout."""
         return dropout(self.word_embeddings(ids), self.config.hidden_dropout_prob, self.training)
 
-    def layer_dropout(self, packed: Tensor, rows: PackedRows, depth: int) -> Tensor:
+    def layer_dropout(self, packed: Tensor, rows: PackedSequences, depth: int) -> Tensor:
         """Dropout of (directions, words, width) between layers."""
         return dropout(packed, self.config.hidden_dropout_prob if depth else 0.0, self.training)
 
@@ -222,11 +222,11 @@ class CtxLmSeq2SeqForConditionalGeneration(heads.ForConditionalGeneration, CtxLm
         assert encoded.final is not None  # of `decoder_reads`
         return RecurrentCache(state.split(1, 1) for state in encoded.final.unbind(1))
 
-    def decode(self, ids: Tensor, target_mask: Tensor | None, given: heads.DecoderInputs) -> Decoded:
+    def decode(self, ids: Tensor, target_mask: Tensor | None, given: heads.DecoderInputs) -> DecoderOutput:
         """See `ForConditionalGeneration.decode`."""
         outputs = self.decoder(
             input_ids=ids,
-            attention_mask=None if target_mask is None else until_last(target_mask),
+            attention_mask=None if target_mask is None else mask_until_last_target(target_mask),
             past_key_values=given.cache,
             use_cache=True,
             output_hidden_states=True,
@@ -244,7 +244,7 @@ class CtxLmSeq2SeqForConditionalGeneration(heads.ForConditionalGeneration, CtxLm
         if self.config.residual:
             states = states + first
         recorded = ((*outputs.hidden_states[:-1], states), (weights[:, None],)) if given.record else ()
-        return Decoded(self.dropout(states), outputs.past_key_values, *recorded)
+        return DecoderOutput(self.dropout(states), outputs.past_key_values, *recorded)
 
 
 def _open(source: str | PathLike[str]) -> Any:

@@ -9,7 +9,7 @@ from transformers import GenerationMixin
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
-from hf_ctxmodels.layers.positions import until_last
+from hf_ctxmodels.layers.positions import mask_until_last_target
 from hf_ctxmodels.models.lmseq2seq.configuration_lmseq2seq import CtxLmSeq2SeqConfig
 from hf_ctxmodels.models.lmseq2seq.modeling_lmseq2seq import CtxLmSeq2SeqForConditionalGeneration
 
@@ -107,7 +107,7 @@ class CtxLmSeq2SeqForPreTraining(CtxLmSeq2SeqForConditionalGeneration, Generatio
 
     def _target_states(self, ids: Tensor, target_mask: Tensor | None) -> Tensor:
         """(batch, steps, hidden) of the decoder's pretrained layers, which do not depend on the source."""
-        mask = None if target_mask is None else until_last(target_mask)
+        mask = None if target_mask is None else mask_until_last_target(target_mask)
         layers = self.config.pretrained_layers
         return self.decoder(input_ids=ids, attention_mask=mask, layers=layers).last_hidden_state
 

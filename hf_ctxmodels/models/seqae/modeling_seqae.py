@@ -23,8 +23,8 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_tensors
 from hf_ctxmodels.layers.dropout import dropout, shared_dropout
 from hf_ctxmodels.layers.pooling import token_mask
-from hf_ctxmodels.layers.positions import last_columns, states_at
-from hf_ctxmodels.layers.recurrent.packing import PackedRows
+from hf_ctxmodels.layers.positions import last_token_columns, states_at
+from hf_ctxmodels.layers.recurrent.packing import PackedSequences
 from hf_ctxmodels.models.seqae.configuration_seqae import CtxSeqaeConfig
 
 
@@ -47,7 +47,7 @@ class CtxSeqaeModel(LSTMLanguageModel, CtxSeqaePreTrainedModel):
         rate = self.config.word_dropout_prob
         return shared_dropout(vectors, positions, positions.shape[0], rate, self.training, whole=True)
 
-    def layer_dropout(self, packed: Tensor, rows: PackedRows, depth: int) -> Tensor:
+    def layer_dropout(self, packed: Tensor, rows: PackedSequences, depth: int) -> Tensor:
         """Dropout of (directions, words, width) between layers."""
         return dropout(packed, self.config.hidden_dropout_prob if depth else 0.0, self.training)
 
@@ -108,7 +108,7 @@ class CtxSeqaeForSequenceClassification(heads.ForSequenceClassification, CtxSeqa
         logits = self.classifier(self.dropout(states))
         return SequenceClassifierOutput(
             loss=_gained_loss(logits, tokens, heads.row_targets(labels, "labels", len(states)), num_items_in_batch),
-            logits=states_at(logits, last_columns(logits, tokens)),
+            logits=states_at(logits, last_token_columns(logits, tokens)),
             hidden_states=outputs.hidden_states,
         )
 

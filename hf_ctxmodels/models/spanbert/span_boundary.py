@@ -7,9 +7,9 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import is_traced
 from hf_ctxmodels.heads import IGNORE_INDEX
 from hf_ctxmodels.layers.adapter_slots import InvertibleSlot, before_output_layer
-from hf_ctxmodels.layers.feed_forward import make_activation
+from hf_ctxmodels.layers.feed_forward import get_activation
 from hf_ctxmodels.layers.linear import apply_linear
-from hf_ctxmodels.layers.lm_loss.chunked import summed_cross_entropy
+from hf_ctxmodels.layers.lm_loss.cross_entropy import summed_cross_entropy
 from hf_ctxmodels.models.spanbert.configuration_spanbert import CtxSpanBertConfig
 from hf_ctxmodels.objectives.span_boundary import span_boundaries
 
@@ -31,7 +31,7 @@ class SpanBoundaryHead(nn.Module):
         self.first_norm = nn.LayerNorm(width, eps=eps)
         self.second_dense = nn.Linear(width, width)
         self.second_norm = nn.LayerNorm(width, eps=eps)
-        self.activation = make_activation(config.hidden_act)
+        self.activation = get_activation(config.hidden_act)
         self.decoder = nn.Linear(width, config.vocab_size)
 
     def summed_loss(

@@ -27,9 +27,9 @@ from hf_ctxmodels.layers.adapter_slots import InvertibleSlot
 from hf_ctxmodels.layers.attention.masks import MaskSpec
 from hf_ctxmodels.layers.attention.modules import CrossAttention, SelfAttention
 from hf_ctxmodels.layers.attention.position_bias import BucketedPositionBias
-from hf_ctxmodels.layers.decoded import Decoded
+from hf_ctxmodels.layers.decoder_output import DecoderOutput
 from hf_ctxmodels.layers.dropout import Dropout
-from hf_ctxmodels.layers.feed_forward import FeedForward, GatedFeedForward, within_half_precision
+from hf_ctxmodels.layers.feed_forward import FeedForward, GatedFeedForward, clamp_to_float16
 from hf_ctxmodels.layers.norm import RMSNorm
 from hf_ctxmodels.layers.transformer.block import TransformerBlock
 from hf_ctxmodels.models.t5.configuration_t5 import CtxT5Config
@@ -40,7 +40,7 @@ class ClampedBlock(TransformerBlock):
     """A block whose residual stream stays finite in fp16."""
 
     def _add(self, place: str, states: Tensor, output: Tensor, depth: int) -> Tensor:
-        return within_half_precision(super()._add(place, states, output, depth))
+        return clamp_to_float16(super()._add(place, states, output, depth))
 
 
 class DroppedRMSNorm(RMSNorm):
@@ -251,7 +251,7 @@ class CtxT5ForConditionalGeneration(TransformerForConditionalGeneration, CtxT5He
 
     _tied_weights_keys = {"lm_head.weight": "t5.encoder.word_embeddings.weight"}
 
-    def decode(self, ids: Tensor | None, target_mask: Tensor | None, given: DecoderInputs) -> Decoded:
+    def decode(self, ids: Tensor | None, target_mask: Tensor | None, given: DecoderInputs) -> DecoderOutput:
         """See `ForConditionalGeneration.decode`; the states are those that logits are made of."""
         decoded = super().decode(ids, target_mask, given)
         if not self.config.scale_decoder_outputs:

@@ -18,10 +18,10 @@ from hf_ctxmodels.architectures.lstm_language_model import (
     LSTMLanguageModelPreTrainedModel,
 )
 from hf_ctxmodels.layers.dropout import Dropout, shared_dropout
-from hf_ctxmodels.layers.norm import RowNorm
-from hf_ctxmodels.layers.pooling import RowPooler, token_mask
+from hf_ctxmodels.layers.norm import SafeBatchNorm1d
+from hf_ctxmodels.layers.pooling import PoolingLayer, token_mask
 from hf_ctxmodels.layers.recurrent.lstm import LSTM
-from hf_ctxmodels.layers.recurrent.packing import PackedRows
+from hf_ctxmodels.layers.recurrent.packing import PackedSequences
 from hf_ctxmodels.models.ulmfit.configuration_ulmfit import CtxUlmfitConfig
 
 _HIDDEN_DROPOUT = 0.1  # rate after the classifier's hidden layer, as in the released code
@@ -53,7 +53,7 @@ class CtxUlmfitModel(LSTMLanguageModel, CtxUlmfitPreTrainedModel):
         vectors = self.word_embeddings(ids)
         return shared_dropout(vectors, ids, self.config.vocab_size, rate, self.training, whole=True)
 
-    def layer_dropout(self, packed: Tensor, rows: PackedRows, depth: int) -> Tensor:
+    def layer_dropout(self, packed: Tensor, rows: PackedSequences, depth: int) -> Tensor:
         """Variational dropout: the same features of a row are dropped at every step."""
         rate = self.config.rate("hidden" if depth else "input")
         return shared_dropout(packed, rows.numbers, rows.order.shape[0], rate, self.training, whole=False)
@@ -90,12 +90,12 @@ class CtxUlmfitForSequenceClassification(heads.ForSequenceClassification, CtxUlm
 
     def build_encoder(self, config: CtxUlmfitConfig) -> CtxUlmfitModel:
         """The encoder and the pooling."""
-        self.pooler = RowPooler("first+max+mean" if config.backward else "last+max+mean")
+        self.pooler = PoolingLayer("first+max+mean" if config.backward else "last+max+mean")
         return CtxUlmfitModel(config)
 
     def build_head(self, config: CtxUlmfitConfig) -> None:
         """Two blocks of normalisation, dropout and a linear map."""
-        norm = RowNorm if config.classifier_norm == "batch" else nn.LayerNorm
+        norm = SafeBatchNorm1d if config.classifier_norm == "batch" else nn.LayerNorm
         self.dropout = nn.Identity()  # dropout follows the normalisation
         self.classifier = nn.Sequential(
             norm(config.pooler_size),

@@ -30,7 +30,7 @@ def segment_mask_spec(layout: Layout, token_type_ids: Tensor) -> MaskSpec:
         CtxError: Tokens that all others see stand behind others, or a sequence is read in both directions.
     """
     types = layout.pack(token_type_ids)
-    ready = isinstance(layout, PaddedLayout) and layout.ready_mask is not None  # which says it already
+    ready = isinstance(layout, PaddedLayout) and layout.custom_mask is not None  # which says it already
     if ready or (not is_traced(types) and not bool((types > SECOND).any())):
         return BIDIRECTIONAL
     positions, numbers, count = _places(layout, types.device)

@@ -14,7 +14,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_tensors, is_traced
 from hf_ctxmodels.heads.base import HeadModel, ItemCounts, mean_over_targets, row_targets
 from hf_ctxmodels.heads.downstream import position_loss
-from hf_ctxmodels.layers.positions import last_columns, states_at
+from hf_ctxmodels.layers.positions import last_token_columns, states_at
 
 _UNANSWERABLE_WEIGHT = 0.5  # brings the third term to the size of the two others
 
@@ -138,7 +138,7 @@ class ForBeamSearchQuestionAnswering(HeadModel):
         states = outputs.last_hidden_state
         excluded = _excluded(states, attention_mask, p_mask)
         if cls_index is None:
-            cls_index = last_columns(states, None if attention_mask is None else attention_mask != 0)
+            cls_index = last_token_columns(states, None if attention_mask is None else attention_mask != 0)
         else:
             cls_index = row_targets(cls_index, "cls_index", len(states))
             _check_below(states.shape[1], cls_index, "cls_index")

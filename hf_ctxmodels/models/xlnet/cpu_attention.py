@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hf_ctxmodels.layers.dropout import DROPOUT_LEVELS, byte_mask, kept_scale
+from hf_ctxmodels.layers.dropout import DROPOUT_LEVELS, dropout_mask, kept_scale
 from hf_ctxmodels.models.xlnet.relative_attention import RelativeBiases
 
 _HIDDEN = -1e30  # added to a score, leaves no probability; finite, so that a row without any key stays a number
@@ -155,7 +155,7 @@ class _PieceAttention(torch.autograd.Function):
             scores = _position_scores_of(piece, for_distances[:, at], relative[piece.group])
             scores.baddbmm_(for_keys[:, at], key[:, keys].transpose(1, 2))
             probabilities = torch.softmax(scores, -1, out=scores)
-            mask = byte_mask(scores.shape, ctx.levels) if ctx.levels else None
+            mask = dropout_mask(scores.shape, ctx.levels) if ctx.levels else None
             context[:, at] = torch.bmm(_dropped(probabilities, mask, ctx.levels), value[:, keys])
             if keep:
                 ctx.kept.append((probabilities, mask))

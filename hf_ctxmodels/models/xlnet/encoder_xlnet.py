@@ -15,7 +15,7 @@ from hf_ctxmodels.core.inputs import check_unread
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.adapter_slots import EMBEDDING_SLOT, InvertibleSlot, after_embeddings
 from hf_ctxmodels.layers.dropout import Dropout
-from hf_ctxmodels.layers.transformer.stack import chosen_numbers
+from hf_ctxmodels.layers.transformer.stack import recorded_layer_numbers
 from hf_ctxmodels.models.xlnet.configuration_xlnet import CtxXLNetConfig
 from hf_ctxmodels.models.xlnet.conversion_xlnet import XLNET_EXPORT
 from hf_ctxmodels.models.xlnet.encoder_inputs import EncoderInputs
@@ -162,7 +162,7 @@ class CtxXLNetModel(CtxXLNetPreTrainedModel):
         if use_mems is None:
             use_mems = config.use_mems_train if self.training else config.use_mems_eval
         choice, wants_attentions = config.resolve_output_flags(kwargs).values()
-        chosen = chosen_numbers(choice, count + 1)
+        chosen = recorded_layer_numbers(choice, count + 1)
         streams = build_streams(inputs, self._encodings(inputs), config, output_attentions=wants_attentions)
         last = streams.for_last_layer(content=bool(chosen))
         hidden_states = after_embeddings(self.invertible_adapters, self._embed(inputs, streams))

@@ -19,7 +19,7 @@ from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
 from hf_ctxmodels.layers.linear import apply_linear
-from hf_ctxmodels.layers.positions import first_columns, last_columns, states_at
+from hf_ctxmodels.layers.positions import first_token_columns, last_token_columns, states_at
 from hf_ctxmodels.models.xlnet.beam_search_head import ForBeamSearchQuestionAnswering
 from hf_ctxmodels.models.xlnet.configuration_xlnet import CtxXLNetConfig
 from hf_ctxmodels.models.xlnet.conversion_xlnet import XLNET_SUMMARY_EXPORT
@@ -54,7 +54,7 @@ class CtxXLNetSummary(nn.Module):
             weights = torch.ones_like(states[..., :1]) if tokens is None else tokens[..., None].to(states.dtype)
             summary = (states * weights).sum(1) / weights.sum(1)
         else:
-            columns = first_columns if self.kind == "first" else last_columns
+            columns = first_token_columns if self.kind == "first" else last_token_columns
             summary = states_at(states, columns(states, tokens))
         return self.activation(self.dense(summary))
 

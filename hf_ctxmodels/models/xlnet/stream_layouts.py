@@ -144,7 +144,7 @@ class PaddedStreams:
         """(batch, rows, ...) -> (batch, length, ...), the content rows."""
         return rows if self.inputs.target_positions is None else rows[:, : self.inputs.length]
 
-    def query_rows(self, rows: Tensor) -> Tensor:
+    def select_queries(self, rows: Tensor) -> Tensor:
         """(batch, rows, ...) -> those that the layer computes."""
         return rows[:, self.inputs.length :] if self.queries_only else rows
 
@@ -253,7 +253,7 @@ class PackedStreams:
     def for_last_layer(self, *, content: bool) -> "PackedStreams":
         """The same stream for a last layer, which computes the rows of the output mask alone."""
         mask = self.inputs.output_mask
-        return self if mask is None else replace(self, layout=self.layout.select(mask, and_first=False))
+        return self if mask is None else replace(self, layout=self.layout.select(mask, include_first_tokens=False))
 
     def pack(self, tensor: Tensor) -> Tensor:
         """(batch, length, ...) -> (tokens, ...)."""
@@ -263,9 +263,9 @@ class PackedStreams:
         """(tokens, ...) -> the same: every token is a key."""
         return rows
 
-    def query_rows(self, rows: Tensor) -> Tensor:
+    def select_queries(self, rows: Tensor) -> Tensor:
         """(tokens, ...) -> those that the layer computes."""
-        return self.layout.query_rows(rows)
+        return self.layout.select_queries(rows)
 
     def unpack(self, rows: Tensor) -> tuple[Tensor]:
         """Computed rows -> (batch, length, hidden), zeros at padding; or (outputs, hidden) with an output mask."""
@@ -290,14 +290,14 @@ class PackedStreams:
             query = torch.zeros_like(key).index_copy(0, rows, query)
         query, key, value = (self.layout.unpack(tensor) for tensor in (query, key, value))
         context, _ = self.padded().attend(query, key, value, relative, biases, **options)
-        return self.query_rows(self.layout.pack(context)), None
+        return self.select_queries(self.layout.pack(context)), None
 
     @cached_property
     def pieces(self) -> SequenceRanges:
         """The sequences for the attention of the CPU."""
         layout = self.layout
         pieces, row, key = [], 0, 0
-        for length, count in zip(layout.lengths, layout.row_counts, strict=True):
+        for length, count in zip(layout.lengths, layout.query_counts, strict=True):
             columns, content = None, length
             if layout.query is not None:
                 positions = layout.query[row : row + count, None] - key
@@ -306,7 +306,9 @@ class PackedStreams:
                 pieces.append(SequenceRange(row, row + count, key, key + length, content, layout.length, columns))
             row, key = row + count, key + length
         types = self.token_types
-        return SequenceRanges(tuple(pieces), *one_hot_types(None if types is None else self.query_rows(types), types))
+        return SequenceRanges(
+            tuple(pieces), *one_hot_types(None if types is None else self.select_queries(types), types)
+        )
 
 
 Streams = PaddedStreams | PackedStreams

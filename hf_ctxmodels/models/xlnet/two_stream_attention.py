@@ -59,7 +59,7 @@ class RelativeAttention(nn.Module):
             (..., hidden) at the computed rows, and the attention probabilities where the implementation gives them.
         """
         width = hidden_states.shape[-1]
-        queries, keys = streams.query_rows(hidden_states), streams.key_rows(hidden_states)
+        queries, keys = streams.select_queries(hidden_states), streams.key_rows(hidden_states)
         if memory is not None:
             keys = torch.cat([memory, keys], 1)
         if queries is keys:
@@ -100,7 +100,7 @@ class CtxXLNetLayer(GradientCheckpointingLayer):
     ) -> tuple[Tensor, Probabilities]:
         """(..., hidden), the rows of `streams` -> (..., hidden) at the rows it computes, and the probabilities."""
         attended, probabilities = self.attention(hidden_states, streams, memory)
-        rows, attended = streams.query_rows(hidden_states), self.dropout(attended)
+        rows, attended = streams.select_queries(hidden_states), self.dropout(attended)
         hidden_states = add_residual(self.adapters, "attention", self.attention_norm, rows, attended)
         fed = self.dropout(self.feed_forward(hidden_states))
         return add_residual(self.adapters, "feed_forward", self.feed_forward_norm, hidden_states, fed), probabilities

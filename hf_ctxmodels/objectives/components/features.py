@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.padding import RowPadder
-from hf_ctxmodels.data.seeding import Stream, generator, row_keys
+from hf_ctxmodels.data.seeding import Stream, generator, row_hashes
 
 
 def check_token_ids(ids: np.ndarray, vocab_size: int) -> None:
@@ -35,7 +35,7 @@ def feature_keys(features: Sequence[Mapping[str, Any]], seed: int, uses: int) ->
     """(features,) keys of `seeding.uniforms` for each of several uses, from `example_index` and `epoch`."""
     epochs = [_integer(feature, "epoch") for feature in features]
     indices = [_integer(feature, "example_index") for feature in features]
-    return [row_keys(seed, epochs, indices, use=use) for use in range(uses)]
+    return [row_hashes(seed, epochs, indices, use=use) for use in range(uses)]
 
 
 def feature_word_ids(feature: Mapping[str, Any]) -> np.ndarray:

@@ -32,7 +32,7 @@ def keep(
     Args:
         ids: (n,) words.
         lengths: (rows,) none 0.
-        keys: (rows,) see `seeding.row_keys`.
+        keys: (rows,) see `seeding.row_hashes`.
         shares: (vocabulary,) probability of keeping each word.
         counts: (vocabulary,).
     """

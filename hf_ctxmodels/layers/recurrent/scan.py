@@ -2,7 +2,7 @@
 
 Unlike the operators of compiled graphs, an exported program then needs no code of this package, and ONNX has the
 operator. The equations are those of `lstm_recurrence` and `gru_recurrence`, for rows with padding positions (see
-`PackedRows.with_padding`).
+`PackedSequences.with_padding`).
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ State = tuple[Tensor, ...]
 Step = Callable[[State, Tensor], State]
 
 
-def exported_lstm(
+def scan_lstm(
     gates: Tensor,
     hidden: Tensor,
     cell: Tensor,
@@ -41,7 +41,7 @@ def exported_lstm(
     return _scanned(step, (hidden, cell), gates, present, restarts)
 
 
-def exported_gru(
+def scan_gru(
     gates: Tensor,
     hidden: Tensor,
     state_weight: Tensor,

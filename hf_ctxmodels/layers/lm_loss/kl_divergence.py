@@ -9,11 +9,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hf_ctxmodels.layers.linear import is_plain_linear, linear, product
-from hf_ctxmodels.layers.lm_loss import chunked
-from hf_ctxmodels.layers.lm_loss.chunked import VocabularyScores
+from hf_ctxmodels.layers.lm_loss import cross_entropy as chunked
+from hf_ctxmodels.layers.lm_loss.cross_entropy import DeferredLogits
 
 
-def summed_divergence(student: VocabularyScores, teacher: VocabularyScores, temperature: float) -> Tensor:
+def chunked_kl_divergence(student: DeferredLogits, teacher: DeferredLogits, temperature: float) -> Tensor:
     """T^2 times the sum over rows of KL(teacher || student) in nats, both softmaxes at temperature T.
 
     Equal to `F.kl_div` of whole logits with reduction "sum", but both logits and their gradient are in memory for one
@@ -33,7 +33,7 @@ def summed_divergence(student: VocabularyScores, teacher: VocabularyScores, temp
 
 
 def divergence(logits: Tensor, teacher_logits: Tensor, temperature: float) -> Tensor:
-    """`summed_divergence` of (..., classes) logits that are there."""
+    """`chunked_kl_divergence` of (..., classes) logits that are there."""
     predicted = F.log_softmax(logits.float() / temperature, -1)
     targets = F.log_softmax(teacher_logits.detach().float() / temperature, -1)
     return F.kl_div(predicted, targets, reduction="sum", log_target=True) * temperature**2

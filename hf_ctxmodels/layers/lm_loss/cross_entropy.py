@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hf_ctxmodels.layers.adapter_slots import InvertibleSlot, before_output_layer
-from hf_ctxmodels.layers.cpu.onednn import multiplies_fast
+from hf_ctxmodels.layers.cpu.onednn import can_use_onednn
 from hf_ctxmodels.layers.dropout import Dropout
-from hf_ctxmodels.layers.feed_forward import make_activation
+from hf_ctxmodels.layers.feed_forward import get_activation
 from hf_ctxmodels.layers.linear import apply_linear, is_plain_linear, linear, product
 from hf_ctxmodels.layers.lm_loss.sampling import sample_batches
 
@@ -18,7 +18,7 @@ from hf_ctxmodels.layers.lm_loss.sampling import sample_batches
 CHUNK_ELEMENTS = 1 << 23
 
 
-class VocabularyScores(NamedTuple):
+class DeferredLogits(NamedTuple):
     """Logits that are not computed yet: those of `decoder` for each row.
 
     Attributes:
@@ -30,7 +30,7 @@ class VocabularyScores(NamedTuple):
     decoder: nn.Module
 
 
-class MaskedPredictionHead(nn.Module):
+class MaskedLMHead(nn.Module):
     """The masked-LM head: transform, normalise, decode (Devlin et al. 2019, section 3.1, task 1).
 
     Args:
@@ -46,7 +46,7 @@ class MaskedPredictionHead(nn.Module):
     ) -> None:
         super().__init__()
         self.dense = nn.Linear(hidden_size, embedding_size)
-        self.activation = make_activation(activation)
+        self.activation = get_activation(activation)
         self.norm = nn.LayerNorm(embedding_size, eps=layer_norm_eps)
         self.decoder = nn.Linear(embedding_size, vocab_size)
 
@@ -64,9 +64,9 @@ class MaskedPredictionHead(nn.Module):
         """
         return summed_cross_entropy(self.decoder, self._transform(hidden_states, invertible), targets)
 
-    def scores(self, hidden_states: Tensor) -> VocabularyScores:
+    def scores(self, hidden_states: Tensor) -> DeferredLogits:
         """(rows, hidden) -> their logits, not computed yet."""
-        return VocabularyScores(self._transform(hidden_states), self.decoder)
+        return DeferredLogits(self._transform(hidden_states), self.decoder)
 
     def summed_loss_and_samples(self, hidden_states: Tensor, targets: Tensor, numbers: Tensor) -> "Prediction":
         """Summed cross-entropy in nats, and a sample of each prediction, from one pass over the vocabulary.
@@ -95,7 +95,7 @@ class ProjectedHead(nn.Module):
     def __init__(self, hidden_size: int, scores: int, *, activation: str, dropout: float = 0.0) -> None:
         super().__init__()
         self.dense = nn.Linear(hidden_size, hidden_size)
-        self.activation = make_activation(activation)
+        self.activation = get_activation(activation)
         self.dropout = Dropout(dropout)
         self.out_proj = nn.Linear(hidden_size, scores)
 
@@ -260,7 +260,7 @@ def _loss_and_gradients(
         cast_weight = weight.to(dtype)
         cast_bias = weight.new_zeros(weight.shape[0], dtype=dtype) if bias is None else bias.to(dtype)
         buffer = None  # oneDNN allocates its output
-        if not multiplies_fast(cast_weight):
+        if not can_use_onednn(cast_weight):
             buffer = torch.empty(size, weight.shape[0], dtype=dtype, device=weight.device)
         for start in range(0, targets.numel(), size):
             rows = hidden_states[start : start + size].to(dtype)

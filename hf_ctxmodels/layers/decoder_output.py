@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 
-class Decoded(NamedTuple):
+class DecoderOutput(NamedTuple):
     """States of a decoder's steps.
 
     Attributes:

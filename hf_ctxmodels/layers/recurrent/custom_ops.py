@@ -20,7 +20,7 @@ def _rules(gates: Tensor, hidden: Tensor, *others: Any) -> Rules:
 
 
 @torch.library.custom_op("hf_ctxmodels::recurrence", mutates_args=())
-def lstm_in_a_graph(
+def lstm_custom_op(
     gates: Tensor,
     hidden: Tensor,
     cell: Tensor,
@@ -37,7 +37,7 @@ def lstm_in_a_graph(
     return ran.outputs, ran.last_hidden, ran.last_cell
 
 
-@lstm_in_a_graph.register_fake
+@lstm_custom_op.register_fake
 def _lstm_shapes(
     gates: Tensor, hidden: Tensor, cell: Tensor, state_weight: Tensor, *_: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -58,7 +58,7 @@ def _lstm_backward(
     cell_clip: float | None,
     projection_clip: float | None,
 ) -> list[Tensor]:
-    """Gradients of `lstm_in_a_graph` in its first four arguments and the projection, with recomputation."""
+    """Gradients of `lstm_custom_op` in its first four arguments and the projection, with recomputation."""
     rules = _rules(gates, hidden, present, restarts, cell_clip, projection_clip)
     ran = run_lstm(gates.clone(), hidden, cell, state_weight, projection, rules)
     d_outputs, d_hidden, d_cell = gradients
@@ -83,11 +83,11 @@ def _differentiate_lstm(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ..
     return (*found, *[None] * (9 - len(found)))
 
 
-lstm_in_a_graph.register_autograd(_differentiate_lstm, setup_context=_keep_lstm)
+lstm_custom_op.register_autograd(_differentiate_lstm, setup_context=_keep_lstm)
 
 
 @torch.library.custom_op("hf_ctxmodels::gru_recurrence", mutates_args=())
-def gru_in_a_graph(
+def gru_custom_op(
     gates: Tensor,
     hidden: Tensor,
     state_weight: Tensor,
@@ -100,7 +100,7 @@ def gru_in_a_graph(
     return run_gru(gates.clone(), hidden, state_weight, candidate_bias, rules)[2:]
 
 
-@gru_in_a_graph.register_fake
+@gru_custom_op.register_fake
 def _gru_shapes(gates: Tensor, hidden: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     return gates.new_empty(*gates.shape[:2], hidden.shape[2]), gates.new_empty(hidden.shape)
 
@@ -115,7 +115,7 @@ def _gru_backward(
     present: Tensor,
     restarts: Tensor | None,
 ) -> list[Tensor]:
-    """Gradients of `gru_in_a_graph` in its first four arguments, with recomputation."""
+    """Gradients of `gru_custom_op` in its first four arguments, with recomputation."""
     rules = _rules(gates, hidden, present, restarts, None, None)
     values, shown, outputs, _ = run_gru(gates.clone(), hidden, state_weight, candidate_bias, rules)
     found = gru_gradients((values, shown, outputs, hidden, state_weight), rules, *gradients)
@@ -136,4 +136,4 @@ def _differentiate_gru(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...
     return (*found, None, None)
 
 
-gru_in_a_graph.register_autograd(_differentiate_gru, setup_context=_keep_gru)
+gru_custom_op.register_autograd(_differentiate_gru, setup_context=_keep_gru)

@@ -10,7 +10,7 @@ from transformers.cache_utils import DynamicLayer
 _LEAST_ROOM = 32  # columns that a full buffer gets at least
 
 
-class GrowingCache(DynamicCache):
+class PreallocatedCache(DynamicCache):
     """A `DynamicCache` of the same content with less copying.
 
     transformers concatenates all keys and values with those of each new token, and copies all of them when beams are
@@ -28,9 +28,9 @@ class GrowingCache(DynamicCache):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.layers = [GrowingLayer() if type(layer) is DynamicLayer else layer for layer in self.layers]
+        self.layers = [PreallocatedLayer() if type(layer) is DynamicLayer else layer for layer in self.layers]
         if self.layer_class_to_replicate is DynamicLayer:
-            self.layer_class_to_replicate = GrowingLayer
+            self.layer_class_to_replicate = PreallocatedLayer
         self._written_by: Tensor | None = None
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
@@ -42,7 +42,7 @@ class GrowingCache(DynamicCache):
         differs = (writers[moved] != writers[sources]).any(0)
         first = int(differs.int().argmax()) if bool(differs.any()) else length
         for layer in self.layers:
-            if isinstance(layer, GrowingLayer):
+            if isinstance(layer, PreallocatedLayer):
                 layer.copy_rows(moved, sources, first)
             else:
                 layer.reorder_cache(beam_idx)
@@ -78,7 +78,7 @@ class GrowingCache(DynamicCache):
         self._written_by = None
 
 
-class SourceCache(DynamicCache):
+class SharedSourceCache(DynamicCache):
     """Keys and values of a decoder's sources, kept once for all rows that write a target for the same source.
 
     `generate` repeats each source for its beams, or for the targets drawn for it, and beams never change their source.
@@ -86,23 +86,23 @@ class SourceCache(DynamicCache):
 
     Args:
         args, kwargs: As for `DynamicCache`.
-        sharers: Consecutive rows of the batch that have the same source.
+        targets_per_source: Consecutive rows of the batch that have the same source.
     """
 
-    def __init__(self, *args: Any, sharers: int = 1, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, targets_per_source: int = 1, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.sharers = sharers
+        self.targets_per_source = targets_per_source
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Row r becomes what row `beam_idx[r]`, (rows,), was."""
-        own = torch.arange(len(beam_idx), device=beam_idx.device) // self.sharers
-        if not torch.equal(beam_idx // self.sharers, own):
+        own = torch.arange(len(beam_idx), device=beam_idx.device) // self.targets_per_source
+        if not torch.equal(beam_idx // self.targets_per_source, own):
             self._separate()
             super().reorder_cache(beam_idx)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat every row: more rows share a source."""
-        self.sharers *= repeats
+        self.targets_per_source *= repeats
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep only the rows with these indices."""
@@ -111,13 +111,13 @@ class SourceCache(DynamicCache):
 
     def _separate(self) -> None:
         """Give every row keys and values of its own."""
-        if self.sharers > 1:
-            super().batch_repeat_interleave(self.sharers)
-            self.sharers = 1
+        if self.targets_per_source > 1:
+            super().batch_repeat_interleave(self.targets_per_source)
+            self.targets_per_source = 1
 
 
-class WritingCache(EncoderDecoderCache):
-    """A `GrowingCache` of the target beside a `SourceCache`: the places of beams leave a GPU once in a step.
+class BeamSearchCache(EncoderDecoderCache):
+    """A `PreallocatedCache` of the target beside a `SharedSourceCache`: the places of beams leave a GPU once in a step.
 
     Both caches look at them, and each look waits for what the GPU computes.
     """
@@ -127,12 +127,12 @@ class WritingCache(EncoderDecoderCache):
         super().reorder_cache(beam_idx.cpu())
 
 
-def rows_per_source(cache: Cache | None) -> int:
+def get_targets_per_source(cache: Cache | None) -> int:
     """How many consecutive rows of a batch share what the cross-attention of this cache keeps."""
-    return getattr(getattr(cache, "cross_attention_cache", None), "sharers", 1)
+    return getattr(getattr(cache, "cross_attention_cache", None), "targets_per_source", 1)
 
 
-class GrowingLayer(DynamicLayer):
+class PreallocatedLayer(DynamicLayer):
     """Keys and values of one layer, (rows, heads, length, head size), at the front of larger buffers."""
 
     keys: Tensor

@@ -1,0 +1,1 @@
+"""XLM's objectives on text of several languages."""

@@ -1,0 +1,1 @@
+"""Masked language modelling and its relatives on single segments."""

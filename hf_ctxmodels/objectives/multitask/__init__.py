@@ -1,0 +1,1 @@
+"""Objectives that train several tasks in turn."""

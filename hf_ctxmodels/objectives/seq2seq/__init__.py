@@ -1,0 +1,1 @@
+"""Objectives of encoder-decoders: denoising, masked segments, translation and generation."""
