@@ -43,7 +43,7 @@ def wrap_errors(what: str, *, location: str | None = None, hint: str | None = No
     except CtxError:
         raise
     except Exception as error:
-        raise CtxError(f"{what}: {describe(error)}.", location=location, hint=hint) from error
+        raise CtxError(f"{what}: {describe_error(error)}.", location=location, hint=hint) from error
 
 
 def describe_error(error: BaseException) -> str:
@@ -88,11 +88,13 @@ def _refusal(error: Exception) -> CtxError | None:
     if isinstance(error, OSError):
         names = [str(name) for name in (error.filename, error.filename2) if name is not None]
         location = " -> ".join(names) or None
-        return CtxError(f"{describe(error)}.", location=location, hint="see to the file, its rights and the disk.")
+        return CtxError(
+            f"{describe_error(error)}.", location=location, hint="see to the file, its rights and the disk."
+        )
     out_of_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     if out_of_memory or "can't allocate memory" in str(error):
         return CtxError(
-            f"The memory is full: {describe(error)}.",
+            f"The memory is full: {describe_error(error)}.",
             hint="use a smaller batch (--per_device_batch_size, with more --gradient_accumulation_steps), a smaller "
             "model or shorter inputs.",
         )

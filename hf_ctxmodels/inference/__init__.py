@@ -14,11 +14,11 @@ __all__ = [
     "TextScore",
     "WordTaggingPipeline",
     "answer_questions",
+    "decode_generated",
     "encode_sentences",
     "field_loss",
     "generate_field",
     "generate_texts",
     "score",
     "score_ensemble",
-    "decode_generated",
 ]

@@ -19,7 +19,7 @@ __all__ = [
     "Mixout",
     "ThreeStageUnfreezing",
     "freeze_encoder",
-    "reinitialize_layers",
     "reinitialize_head",
+    "reinitialize_layers",
     "without_decay",
 ]

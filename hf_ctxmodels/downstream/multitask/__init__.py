@@ -12,7 +12,7 @@ from hf_ctxmodels.downstream.multitask.modeling import CtxMultiTaskModel
 from hf_ctxmodels.registry import get_family
 from hf_ctxmodels.spec import FamilySpec
 
-__all__ = ["CtxMultiTaskConfig", "CtxMultiTaskModel", "register", "get_spec"]
+__all__ = ["CtxMultiTaskConfig", "CtxMultiTaskModel", "get_spec", "register"]
 
 _MODELS = {"AutoModel": CtxMultiTaskModel}
 

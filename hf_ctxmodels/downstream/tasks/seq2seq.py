@@ -8,14 +8,8 @@ import numpy as np
 from transformers import AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.generation import (
-    LanguagePair,
-    decode_generated,
-    max_input_length,
-    max_pair_length,
-    target_language_id,
-    target_vocabulary_config,
-)
+from hf_ctxmodels.core.generation import decode_generated, max_input_length, max_pair_length, target_vocabulary_config
+from hf_ctxmodels.core.languages import LanguagePair, target_language_id
 from hf_ctxmodels.data.padding import SourceTargetCollator, without_start
 from hf_ctxmodels.data.sentences import split_sentences
 from hf_ctxmodels.data.table_files import read_table
