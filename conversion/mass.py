@@ -13,7 +13,7 @@ from hf_ctxmodels.architectures.fastbpe_files import read_codes
 from hf_ctxmodels.conversion.converted import check_output, save_converted
 from hf_ctxmodels.core.errors import CtxError, run_script
 from hf_ctxmodels.core.flags import flag
-from hf_ctxmodels.data.files import read_lines
+from hf_ctxmodels.data.text_files import read_lines
 from hf_ctxmodels.models.mass.conversion_mass import (
     SpecialTokenIds,
     build_summarization_model,

@@ -6,7 +6,7 @@ hf-ctxmodels evaluate-perplexity --model runs/gpt2 --dataset 'corpus/test*.txt' 
 from dataclasses import dataclass, field
 
 from hf_ctxmodels.core.flags import flag
-from hf_ctxmodels.data.sources import load_documents
+from hf_ctxmodels.data.document_sources import load_documents
 from hf_ctxmodels.downstream.loading_with_adapters import load_model_with_adapters
 from hf_ctxmodels.evaluation.perplexity import measure_perplexity
 from hf_ctxmodels.tokenizers.base import check_fit

@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.core.output_files import wrap_write_errors
-from hf_ctxmodels.data.files import check_file
+from hf_ctxmodels.data.text_files import check_file
 from hf_ctxmodels.downstream.adapters.arguments import AdapterArguments, check_adapters, replace_lowest_adapter
 from hf_ctxmodels.downstream.finetuning.arguments import FinetuningMethodArguments
 from hf_ctxmodels.downstream.finetuning.configuration import FinetuningConfig

@@ -13,10 +13,10 @@ from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.core.output_files import check_output_file, wrap_write_errors
-from hf_ctxmodels.data.files import read_lines
-from hf_ctxmodels.data.phrases import entities_of, find_phrases
-from hf_ctxmodels.data.sources import load_documents
+from hf_ctxmodels.data.document_sources import load_documents
+from hf_ctxmodels.data.phrase_mining import extract_entities, find_phrases
 from hf_ctxmodels.data.table_files import read_conll
+from hf_ctxmodels.data.text_files import read_lines
 from hf_ctxmodels.training.recipe import parse_arguments
 
 
@@ -64,7 +64,7 @@ def find_units(arguments: UnitArguments) -> Counter[str]:
     for file in arguments.gazetteers:
         units.update(" ".join(line.split()) for line in read_lines(Path(file)) if len(line.split()) > 1)
     for file in arguments.entities:
-        units.update(entities_of(read_conll(file)))
+        units.update(extract_entities(read_conll(file)))
     if not units:
         raise CtxError(
             "There is no unit of two or more words.",

@@ -17,7 +17,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.core.languages import LanguagePair
 from hf_ctxmodels.core.output_files import check_output_file, wrap_write_errors
-from hf_ctxmodels.data.files import read_lines
+from hf_ctxmodels.data.text_files import read_lines
 from hf_ctxmodels.downstream.loading_with_adapters import load_model_with_adapters
 from hf_ctxmodels.downstream.tasks.normalized_references import CEILING, NormalizedReferences
 from hf_ctxmodels.downstream.tasks.text_metrics import corpus_bleu, metric_names, score_texts

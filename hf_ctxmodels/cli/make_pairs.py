@@ -16,7 +16,7 @@ from typing import Literal
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.core.output_files import check_output_directory, wrap_write_errors
-from hf_ctxmodels.data.sources import load_documents
+from hf_ctxmodels.data.document_sources import load_documents
 from hf_ctxmodels.downstream.tasks.question_answering import read_squad
 from hf_ctxmodels.downstream.tasks.seq2seq_pairs import PairLimits, question_pairs, split_questions, summary_pairs
 from hf_ctxmodels.training.recipe import parse_arguments

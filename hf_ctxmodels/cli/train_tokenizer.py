@@ -19,7 +19,7 @@ from hf_ctxmodels.core.languages import split_language_tag
 from hf_ctxmodels.core.output_files import TOKENIZER_FILES, check_output_directory
 from hf_ctxmodels.data.arguments import DataArguments
 from hf_ctxmodels.data.documents import Documents, NoDocumentError, TranslatedText, text_of
-from hf_ctxmodels.data.multilingual import ResampledDocuments
+from hf_ctxmodels.data.language_sampling import ResampledDocuments
 from hf_ctxmodels.registry import FAMILIES, get_family
 from hf_ctxmodels.training.recipe import parse_arguments
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from hf_ctxmodels.conversion.word_vectors import WordVectors
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.data.files import check_file, read_lines
+from hf_ctxmodels.data.text_files import check_file, read_lines
 
 _LONGEST_WORD = 10_000  # bytes
 _ROWS = 1 << 16  # read at a time

@@ -6,6 +6,13 @@ from typing import TYPE_CHECKING, Any
 from hf_ctxmodels.data.documents import Documents
 from hf_ctxmodels.data.epochs import EpochBatchSampler
 from hf_ctxmodels.data.examples import DocumentStream, ExampleSet, ExampleStream
+from hf_ctxmodels.data.language_sampling import ResampledDocuments, sampling_probabilities
+from hf_ctxmodels.data.loaders import (
+    ContiguousBatchSampler,
+    ContiguousStream,
+    ShuffledStream,
+    training_loader,
+)
 from hf_ctxmodels.data.mixtures import (
     Mixture,
     MixtureBatchSampler,
@@ -16,19 +23,12 @@ from hf_ctxmodels.data.mixtures import (
     ScheduledMixture,
     ShuffledMixture,
 )
-from hf_ctxmodels.data.multilingual import ResampledDocuments, sampling_probabilities
-from hf_ctxmodels.data.sampling import (
-    ContiguousBatchSampler,
-    ContiguousStream,
-    ShuffledStream,
-    training_loader,
-)
 from hf_ctxmodels.data.training_set import SamplingPolicy, build_training_set
-from hf_ctxmodels.data.unlabelled import UnlabelledCollator, without_labels
+from hf_ctxmodels.data.unlabelled import UnlabelledCollator, mark_unlabelled
 
 if TYPE_CHECKING:
     from hf_ctxmodels.data.arguments import DataArguments
-    from hf_ctxmodels.data.sources import load_documents
+    from hf_ctxmodels.data.document_sources import load_documents
 
 __all__ = [
     "ContiguousBatchSampler",
@@ -55,11 +55,11 @@ __all__ = [
     "load_documents",
     "sampling_probabilities",
     "training_loader",
-    "without_labels",
+    "mark_unlabelled",
 ]
 
 # What reads files imports the readers of all tasks, which a model does not need.
-_READERS = {"DataArguments": "hf_ctxmodels.data.arguments", "load_documents": "hf_ctxmodels.data.sources"}
+_READERS = {"DataArguments": "hf_ctxmodels.data.arguments", "load_documents": "hf_ctxmodels.data.document_sources"}
 
 
 def __getattr__(name: str) -> Any:

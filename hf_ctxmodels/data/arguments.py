@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 
 from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.data.document_sources import load_documents
 from hf_ctxmodels.data.documents import Documents
-from hf_ctxmodels.data.sources import load_documents
 
 
 @dataclass

@@ -6,7 +6,7 @@ from typing import ClassVar, Self
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.seeding import Stream, generator
-from hf_ctxmodels.data.sentences import split_sentences
+from hf_ctxmodels.data.sentence_splitting import split_sentences
 
 
 class TranslatedText(list[str]):

@@ -18,7 +18,7 @@ Example = dict[str, np.ndarray | int]
 ROWS_PER_BLOCK = 8192  # examples collected before they are concatenated
 
 
-class ExampleMaker(Protocol):
+class ExampleBuilder(Protocol):
     """The interface of `hf_ctxmodels.objectives.Objective` for examples."""
 
     statistics: Counter[str]
@@ -148,7 +148,7 @@ class DocumentStream(ExampleStream):
     """
 
     documents: Iterable[list[str]]
-    objective: ExampleMaker
+    objective: ExampleBuilder
 
     def one_pass(self, epoch: int) -> Iterator[dict[str, Any]]:
         """See `ExampleStream.one_pass`.

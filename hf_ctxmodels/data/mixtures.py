@@ -70,7 +70,7 @@ class Mixture(Dataset, ABC):
         part = max(number for number, start in enumerate(self.starts) if start <= index)
         return {**self.parts[part][index - self.starts[part]], "epoch": epoch, "example_index": index}
 
-    def drawn_before(self, draw: int, seed: int, batches_per_step: int = 1) -> np.ndarray:
+    def draws_before(self, draw: int, seed: int, batches_per_step: int = 1) -> np.ndarray:
         """(parts,) number of draws of each part before this draw."""
         drawn = np.zeros(len(self.parts), dtype=np.int64)
         for start in range(0, draw, _AT_ONCE):
@@ -111,7 +111,7 @@ class SampledMixture(Mixture):
 
     Sampling by step is for tasks with different losses (Subramanian et al. 2018, arXiv 1804.00079): all micro-batches
     of a step belong to the same task. Sampling by example is for languages (Conneau et al. 2020), see
-    `data.multilingual`. The length of an epoch is the number of examples of all parts.
+    `data.language_sampling`. The length of an epoch is the number of examples of all parts.
 
     Args:
         parts: See `Mixture`.
@@ -150,7 +150,7 @@ class SampledMixture(Mixture):
     @classmethod
     def by_column(cls, examples: ExampleSet, column: str, periods: Mapping[int, int]) -> "SampledMixture":
         """One part for each value of a column; `periods` are by value."""
-        kinds, parts = parts_by_column(examples, column)
+        kinds, parts = split_by_column(examples, column)
         return cls(parts, {kinds.index(kind): period for kind, period in periods.items() if kind in kinds})
 
     def __len__(self) -> int:
@@ -165,7 +165,7 @@ class SampledMixture(Mixture):
         return parts
 
 
-def parts_by_column(examples: ExampleSet, column: str) -> tuple[list[int], list[Subset]]:
+def split_by_column(examples: ExampleSet, column: str) -> tuple[list[int], list[Subset]]:
     """The values of a column, ascending, and the examples of each."""
     values = examples.columns[column].values
     kinds = np.unique(values).tolist()
@@ -201,7 +201,7 @@ class ScheduledMixture(Mixture):
     @classmethod
     def by_column(cls, examples: ExampleSet, column: str, stages: Sequence[Mapping[int, int]]) -> "ScheduledMixture":
         """One part for each value of a column; `stages` are by value."""
-        kinds, parts = parts_by_column(examples, column)
+        kinds, parts = split_by_column(examples, column)
         return cls(parts, [{kinds.index(kind): steps for kind, steps in stage.items()} for stage in stages])
 
     def __len__(self) -> int:
@@ -366,7 +366,7 @@ class MixtureBatchSampler(Sampler[list[tuple[int, int]]]):
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
         mixture, options = self.mixture, (self.seed, self.batches_per_step)
         draws = self.batch_size if mixture.by_example else 1  # per batch
-        drawn = mixture.drawn_before(self.start_batch * draws, *options).tolist()
+        drawn = mixture.draws_before(self.start_batch * draws, *options).tolist()
         orders = [
             iter(EpochBatchSampler(len(part), self.batch_size // draws, self.seed + number, drawn[number]))
             for number, part in enumerate(mixture.parts)

@@ -69,7 +69,7 @@ class RowPadder:
 _Row = TypeVar("_Row", list[int], np.ndarray)
 
 
-def without_start(target: _Row, start: int | None) -> _Row:
+def strip_decoder_start(target: _Row, start: int | None) -> _Row:
     """A target without the decoder's first input, if it begins with that."""
     return target[1:] if len(target) > 1 and target[0] == start else target
 
@@ -98,7 +98,7 @@ class SourceTargetCollator(PaddingCollator):
     def torch_call(self, features: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
         """Collate features; see the class for what they hold and what is returned."""
         rows, targets = ([np.asarray(feature[name]) for feature in features] for name in ("input_ids", "labels"))
-        targets = [without_start(each, self.decoder_start_token_id) for each in targets]
+        targets = [strip_decoder_start(each, self.decoder_start_token_id) for each in targets]
         padder = RowPadder([len(row) for row in rows], self.tokenizer.padding_side)
         batch = {
             "input_ids": padder.pad(rows, self.tokenizer.pad_token_id),
@@ -106,13 +106,13 @@ class SourceTargetCollator(PaddingCollator):
             "labels": RowPadder([len(row) for row in targets], "right").pad(targets, IGNORE_INDEX),
         }
         if "language" in features[0]:
-            return batch | languages_of(features, batch, "language", "target_language")
+            return batch | language_columns(features, batch, "language", "target_language")
         if "target_language" in features[0]:
             batch["target_languages"] = torch.tensor([int(feature["target_language"]) for feature in features])
         return batch
 
 
-def languages_of(
+def language_columns(
     features: Sequence[Mapping[str, Any]], batch: Mapping[str, torch.Tensor], source: str, target: str
 ) -> dict[str, torch.Tensor]:
     """`langs` and `decoder_langs` of a batch, by the names of the features' languages; nothing if they hold none."""

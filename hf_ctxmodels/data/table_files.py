@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.data.files import file_kind, read_objects, read_text
+from hf_ctxmodels.data.text_files import file_suffix, read_json_lines, read_text
 
 CONLLU_COLUMNS = ("ID", "FORM", "LEMMA", "UPOS", "XPOS", "FEATS", "HEAD", "DEPREL", "DEPS", "MISC")
 _DELIMITERS = {".csv": ",", ".tsv": "\t", ".txt": "\t"}
@@ -52,7 +52,7 @@ def read_table(file: str | Path, columns: Sequence[str]) -> list[Row]:
 
     Raises CtxError for an unknown format, a missing column, a line with another number of columns, or bad JSON.
     """
-    suffix = file_kind(Path(file))
+    suffix = file_suffix(Path(file))
     if suffix == ".jsonl":
         rows = list(_read_jsonl(file, columns))
     elif suffix in _DELIMITERS:
@@ -109,7 +109,7 @@ def _position(column: str, names: Sequence[str], file: str | Path) -> int:
 
 
 def _read_jsonl(file: str | Path, columns: Sequence[str]) -> Iterator[Row]:
-    for record, where in read_objects(file):
+    for record, where in read_json_lines(file):
         for column in columns:
             _position(column, list(record), where)
         yield Row({column: record[column] for column in columns}, where)

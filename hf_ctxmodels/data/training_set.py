@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.data.examples import DocumentStream, ExampleMaker, ExampleSet, ExampleStream
+from hf_ctxmodels.data.examples import DocumentStream, ExampleBuilder, ExampleSet, ExampleStream
+from hf_ctxmodels.data.language_sampling import multilingual_training_set
 from hf_ctxmodels.data.mixtures import Mixture, SampledMixture, ScheduledMixture
-from hf_ctxmodels.data.multilingual import multilingual_training_set
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class SamplingPolicy:
 
 def build_training_set(
     documents: Iterable[list[str]],
-    objective: ExampleMaker,
+    objective: ExampleBuilder,
     policy: SamplingPolicy = SamplingPolicy(),
     *,
     streaming: bool = False,
@@ -44,7 +44,7 @@ def build_training_set(
         objective: Makes the examples.
         policy: The objective's policy; several tasks cannot be streamed.
         streaming: Make the examples during training, for text that exceeds memory.
-        alpha: Sample examples from the documents' sources by this exponent (see `data.multilingual`); None for all text
+        alpha: Sample examples from the documents' sources by this exponent (see `data.language_sampling`); None for all text
             once per epoch.
         seed: Seed of draws from a stream by `alpha`.
 

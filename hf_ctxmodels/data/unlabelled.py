@@ -10,7 +10,7 @@ from hf_ctxmodels.core.constants import IGNORE_INDEX
 UNLABELLED = "unlabelled"
 
 
-def without_labels(features: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def mark_unlabelled(features: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Features marked as unlabelled; their labels only mark the positions of targets."""
     return [{**feature, UNLABELLED: True} for feature in features]
 

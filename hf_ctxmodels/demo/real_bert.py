@@ -11,8 +11,8 @@ import torch
 from transformers import BertModel, PreTrainedModel
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.data.demo import NEWS, demo_file, rated_stories
-from hf_ctxmodels.data.sentences import split_sentences
+from hf_ctxmodels.data.demo_corpus import NEWS, demo_file, rated_stories
+from hf_ctxmodels.data.sentence_splitting import split_sentences
 from hf_ctxmodels.demo.screen import Result, Screen
 from hf_ctxmodels.inference import encode_sentences
 from hf_ctxmodels.models.bert import CtxBertModel, CtxBertTokenizer

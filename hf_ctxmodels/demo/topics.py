@@ -6,8 +6,8 @@ import random
 from pathlib import Path
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.data.demo import demo_articles
-from hf_ctxmodels.data.sentences import split_sentences
+from hf_ctxmodels.data.demo_corpus import demo_articles
+from hf_ctxmodels.data.sentence_splitting import split_sentences
 from hf_ctxmodels.demo.publishing import WITH_IMPORT, WITH_REMOTE_CODE, labels_from
 from hf_ctxmodels.demo.real_bert import checkpoint
 from hf_ctxmodels.demo.screen import Result, Screen

@@ -6,7 +6,7 @@ import numpy as np
 from transformers import AutoModel, AutoTokenizer, PreTrainedTokenizerBase
 
 from hf_ctxmodels.conversion.word_vectors import WordVectors
-from hf_ctxmodels.data.demo import demo_documents, rated_words
+from hf_ctxmodels.data.demo_corpus import demo_documents, rated_words
 from hf_ctxmodels.demo.pictures import draw_word_map
 from hf_ctxmodels.demo.screen import Result, Screen
 from hf_ctxmodels.demo.workshop import Workshop

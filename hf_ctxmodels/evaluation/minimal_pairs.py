@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.json_parsing import parse_json
-from hf_ctxmodels.data.files import read_lines
+from hf_ctxmodels.data.text_files import read_lines
 
 Scorer = Callable[[Sequence[str]], Sequence[float]]
 """Texts -> a number for each, higher for likelier ones."""

@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.data.files import read_lines
+from hf_ctxmodels.data.text_files import read_lines
 from hf_ctxmodels.downstream.tasks.metrics import spearmanr
 from hf_ctxmodels.evaluation.word_relations import WordSpace
 

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hf_ctxmodels.core.constants import IGNORE_INDEX, NEWS_FIELDS
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model_modes import evaluation_mode
-from hf_ctxmodels.data.news import field_text
+from hf_ctxmodels.data.news_files import format_field
 from hf_ctxmodels.evaluation.next_token_loss import sum_next_token_loss
 
 
@@ -32,7 +32,7 @@ def generate_field(
     Args:
         model: A Grover language model.
         tokenizer: Its tokenizer.
-        fields: Field -> value as in a file of articles, see `data.news.read_articles`; none are needed. That of the
+        fields: Field -> value as in a file of articles, see `data.news_files.read_articles`; none are needed. That of the
             target is not used.
         target: The field to write.
         top_p: Sample from the most probable tokens with this share of the probability; 1.0 samples from all. The token
@@ -50,7 +50,7 @@ def generate_field(
     _, end = tokenizer.field_ids(target)
     for field in fields:
         tokenizer.field_ids(field)
-    texts = {field: field_text(field, fields.get(field)) for field in NEWS_FIELDS if field != target}
+    texts = {field: format_field(field, fields.get(field)) for field in NEWS_FIELDS if field != target}
     context = tokenizer.encode_fields(texts, target)
     room = _room(context, target, model.config.max_sequence_length)
     banned = sorted({*tokenizer.all_special_ids, tokenizer.pad_token_id} - {end})

@@ -41,13 +41,13 @@ class Objective(ABC):
     auto_class: ClassVar[str]
     """The Auto class whose head this objective trains, for example "AutoModelForMaskedLM"."""
 
-    evaluates: ClassVar[bool] = True
+    has_heldout_loss: ClassVar[bool] = True
     """Whether the loss on held-out text is meaningful."""
 
-    reads_translations: ClassVar[bool] = False
+    requires_translations: ClassVar[bool] = False
     """Whether every document must be a `TranslatedText`."""
 
-    reads_language_tags: ClassVar[bool] = False
+    requires_language_tags: ClassVar[bool] = False
     """Whether every translation must begin with the tag of its language."""
 
     Options: ClassVar[type]

@@ -14,7 +14,7 @@ from hf_ctxmodels.core.console import print_status, progress_bar
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag, non_default_fields, reject_flag_conflicts
 from hf_ctxmodels.data import DataArguments, ExampleSet, build_training_set
-from hf_ctxmodels.data.examples import Example, ExampleMaker
+from hf_ctxmodels.data.examples import Example, ExampleBuilder
 from hf_ctxmodels.objectives import Objective
 from hf_ctxmodels.registry import FAMILIES, get_family
 from hf_ctxmodels.spec import FamilySpec
@@ -342,7 +342,7 @@ def make_model(
 
 
 @dataclass(frozen=True)
-class ExamplesWithProgress(ExampleMaker):
+class ExamplesWithProgress(ExampleBuilder):
     """An objective whose examples are shown while they are made.
 
     Attributes:
@@ -380,7 +380,7 @@ def make_examples(
     """Training examples, and held-out examples or None; `shown` on stderr while they are made."""
     documents, others = arguments.load()
     held_out = None
-    if others is not None and objective.evaluates:
+    if others is not None and objective.has_heldout_loss:
         held_out = ExampleSet.build(ExamplesWithProgress(objective, "held-out text", shown).examples(others))
     examples = build_training_set(
         documents,

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_ctxmodels.data.demo import demo_documents
-from hf_ctxmodels.data.sentences import split_sentences
+from hf_ctxmodels.data.demo_corpus import demo_documents
+from hf_ctxmodels.data.sentence_splitting import split_sentences
 from hf_ctxmodels.layers.recurrent import gru
 from hf_ctxmodels.layers.recurrent import lstm_recurrence as recurrence
 from hf_ctxmodels.layers.recurrent.gru import GRU

@@ -16,7 +16,7 @@ from benchmarks.recurrent_cases import Case, Sides
 from benchmarks.recurrent_peers import demo_lengths, pack, random_texts, torch_layers, unpack
 from hf_ctxmodels.heads import IGNORE_INDEX
 from hf_ctxmodels.objectives import DataCollatorForTranslationWithLanguageModels
-from hf_ctxmodels.objectives.sequence_autoencoder import DataCollatorForSequenceAutoencoding
+from hf_ctxmodels.objectives.autoregressive.sequence_autoencoding import DataCollatorForSequenceAutoencoding
 from hf_ctxmodels.registry import get_family
 
 

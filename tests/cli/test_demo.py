@@ -10,7 +10,7 @@ import pytest
 from forked import run_forked
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.data.demo import rated_stories, rated_words
+from hf_ctxmodels.data.demo_corpus import rated_stories, rated_words
 from hf_ctxmodels.demo.bigrams import BigramModel
 from hf_ctxmodels.demo.pictures import draw_learning_curve, draw_word_map
 from hf_ctxmodels.demo.screen import Result

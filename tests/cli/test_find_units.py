@@ -8,7 +8,7 @@ import pytest
 from forked import run_forked
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.data.phrases import entities_of, find_phrases
+from hf_ctxmodels.data.phrase_mining import extract_entities, find_phrases
 from hf_ctxmodels.data.table_files import TaggedSentence
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "find_units.py"
@@ -51,10 +51,10 @@ def test_neighbours_with_enough_information_are_joined_and_grow() -> None:
 
 def test_entities_of_several_words() -> None:
     tags = ["B-LOC", "I-LOC", "O", "B-PER", "B-PER", "I-PER", "I-PER"]
-    found = entities_of([TaggedSentence(["New", "York", "saw", "Ann", "Bo", "Ek", "Li"], tags, "x:1")] * 2)
+    found = extract_entities([TaggedSentence(["New", "York", "saw", "Ann", "Bo", "Ek", "Li"], tags, "x:1")] * 2)
     assert found == {"New York": 2, "Bo Ek Li": 2}
     with pytest.raises(CtxError, match="not B-, I- and O"):
-        entities_of([TaggedSentence(["a"], ["NN"], "x:1")])
+        extract_entities([TaggedSentence(["a"], ["NN"], "x:1")])
 
 
 def test_the_command_joins_all_sources(tmp_path: Path) -> None:

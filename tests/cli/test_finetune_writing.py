@@ -43,7 +43,7 @@ def build_translation_tokenizer(family: FamilySpec) -> PreTrainedTokenizerBase:
     texts = [f"{source}\t{target}" for source, target in WORDS.items()]
     if hasattr(family.tokenizer, "target_start"):
         return family.tokenizer.train(texts * 3, 60, min_count=1, min_target_count=1)
-    if any(each.reads_language_tags for each in [*family.objectives.values()][:1]):
+    if any(each.requires_language_tags for each in [*family.objectives.values()][:1]):
         return family.tokenizer.train([f"{source}\t<de> {target}" for source, target in WORDS.items()] * 3, 60)
     return family.tokenizer.train([text.replace("\t", " ") for text in texts] * 3, vocab_size=300)
 
@@ -264,7 +264,7 @@ def test_tokenizers_without_a_needed_token_are_refused(subtests):
                         objective = kind(
                             tokenizer, max_length=30, seed=0, **{"min_length": 3} if name == "mass" else {}
                         )
-                        rows = EpochIndexed(list(objective.examples(pairs if kind.reads_translations else TEXTS)))
+                        rows = EpochIndexed(list(objective.examples(pairs if kind.requires_translations else TEXTS)))
                         assert objective.config_fields
                         objective.collate([rows[0, 0], rows[0, 1]])
         if name in VARIANTS:

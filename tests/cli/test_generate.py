@@ -21,7 +21,7 @@ SCRIPTS = Path(__file__).parents[2] / "scripts"
 TRANSLATING = [  # by the objective that is the family's own
     name
     for name, family in FAMILIES.items()
-    if any(each.reads_translations for each in [*family.objectives.values()][:1])
+    if any(each.requires_translations for each in [*family.objectives.values()][:1])
 ]
 WORDS = {"red": "rot", "cat": "Katze", "sees": "sieht", "one": "ein", "big": "groß", "dog": "Hund"}
 
@@ -51,7 +51,7 @@ def test_learns_to_translate(
     train, test = write(tmp_path, "train", 600, seed=0), write(tmp_path, "test", 40, seed=1)
     data = {"dataset": train["en"], "translations": train["de"], "family": family}
     hidden, length, demanded = 32, 120, 50  # BLEU; the best text that is always the same one gets 13
-    if any(objective.reads_language_tags for objective in FAMILIES[family].objectives.values()):
+    if any(objective.requires_language_tags for objective in FAMILIES[family].objectives.values()):
         data["language_tags"] = "<de>"
         hidden, length, demanded = 96, 250, 20  # a sentence's vector is all that the decoder has
     tokenizer, model, written = (tmp_path / name for name in ("tokenizer", "model", "written.txt"))

@@ -14,7 +14,7 @@ from hf_ctxmodels.data import (
     SampledMixture,
     ShuffledMixture,
     UnlabelledCollator,
-    without_labels,
+    mark_unlabelled,
 )
 
 LABELLED = [{"labels": number} for number in range(5)]
@@ -149,7 +149,7 @@ def test_labels_become_places_to_agree_at(words: bool) -> None:
 
     given = [[3, -100, 4], [5, 6, -100]] if words else [3, 5]
     features = [{"labels": each} for each in given]
-    mixed = UnlabelledCollator(collate)([features[0], *without_labels(features[1:])])
+    mixed = UnlabelledCollator(collate)([features[0], *mark_unlabelled(features[1:])])
     if words:
         assert mixed["labels"].tolist() == [[3, -100, 4], [-100, -100, -100]]
         assert mixed["views"].tolist() == [[-100, -100, -100], [1, 1, -100]]

@@ -74,7 +74,7 @@ def test_draws_count_over_more_than_are_computed_at_once():
     mixture = SampledMixture([[{}] * 9, [{}]], probabilities=[0.9, 0.1], by_example=True)
     number = 150_001
     chosen = mixture.choose(np.arange(number), seed=4)
-    assert mixture.drawn_before(number, seed=4).tolist() == np.bincount(chosen).tolist()
+    assert mixture.draws_before(number, seed=4).tolist() == np.bincount(chosen).tolist()
     assert (mixture.choose(np.arange(number), seed=5) != chosen).any()
 
 

@@ -41,7 +41,7 @@ ERNIE_FAULTS = [
     ),
     Fault(
         "swapped halves have the label of a pair in order",
-        "hf_ctxmodels/objectives/unit_masking.py",
+        "hf_ctxmodels/objectives/pairs/unit_masking.py",
         "yield Choice(halves[::-1], RANDOM)",
         "yield Choice(halves[::-1], CONTINUATION)",
         _UNITS,
@@ -49,7 +49,7 @@ ERNIE_FAULTS = [
     ),
     Fault(
         "units of the file do not reach the rows",
-        "hf_ctxmodels/objectives/sentence_pairs.py",
+        "hf_ctxmodels/objectives/pairs/sentence_pairs.py",
         "batch = [self.prepare(document) for document in batch]",
         "batch = list(batch)",
         _UNITS,
@@ -57,7 +57,7 @@ ERNIE_FAULTS = [
     ),
     Fault(
         "later pieces of a capitalised word are small",
-        "hf_ctxmodels/objectives/components/segments.py",
+        "hf_ctxmodels/objectives/components/tokenized_documents.py",
         "return written[first]",
         "return written",
         _TASKS,
@@ -65,7 +65,7 @@ ERNIE_FAULTS = [
     ),
     Fault(
         "a token is looked for in its own segment, too",
-        "hf_ctxmodels/objectives/continual/word_tasks.py",
+        "hf_ctxmodels/objectives/multitask/word_tasks.py",
         "elsewhere = np.concatenate([ids[:start], ids[stop:]])",
         "elsewhere = ids",
         _TASKS,
@@ -73,7 +73,7 @@ ERNIE_FAULTS = [
     ),
     Fault(
         "the class is that of another permutation",
-        "hf_ctxmodels/objectives/continual/structure_tasks.py",
+        "hf_ctxmodels/objectives/multitask/structure_tasks.py",
         "before = sum(factorial(each) for each in range(1, number))",
         "before = sum(factorial(each) for each in range(1, number)) * (number < 2)",
         _TASKS,
@@ -81,7 +81,7 @@ ERNIE_FAULTS = [
     ),
     Fault(
         "a neighbour is taken for a distant sentence",
-        "hf_ctxmodels/objectives/continual/structure_tasks.py",
+        "hf_ctxmodels/objectives/multitask/structure_tasks.py",
         "drawn - before + number + 2",
         "drawn - before + number + 1",
         _TASKS,
@@ -89,7 +89,7 @@ ERNIE_FAULTS = [
     ),
     Fault(
         "rows of all tasks are masked",
-        "hf_ctxmodels/objectives/continual_tasks.py",
+        "hf_ctxmodels/objectives/multitask/continual_tasks.py",
         'if int(feature["task"]) == _NUMBERS[KnowledgeMasking.name]:',
         'if int(feature["task"]) >= 0:',
         _TASKS,
@@ -97,7 +97,7 @@ ERNIE_FAULTS = [
     ),
     Fault(
         "a row has targets of another task",
-        "hf_ctxmodels/objectives/continual_tasks.py",
+        "hf_ctxmodels/objectives/multitask/continual_tasks.py",
         "numbers == _NUMBERS[name]",
         "numbers >= 0",
         _TASKS,
@@ -113,7 +113,7 @@ ERNIE_FAULTS = [
     ),
     Fault(
         "a stage may forget an earlier task",
-        "hf_ctxmodels/objectives/continual/schedule.py",
+        "hf_ctxmodels/objectives/multitask/schedule.py",
         "if name not in stage]",
         "if name not in known]",
         _TASKS,
@@ -161,7 +161,7 @@ ERNIE_FAULTS = [
     ),
     Fault(
         "phrases grow beyond their limit",
-        "hf_ctxmodels/data/phrases.py",
+        "hf_ctxmodels/data/phrase_mining.py",
         "first.count(_JOINED) + second.count(_JOINED) + 2 > max_words",
         "first.count(_JOINED) + second.count(_JOINED) > max_words",
         ("tests/cli/test_find_units.py",),

@@ -177,8 +177,8 @@ GENERATION_FAULTS = [
     Fault(
         "targets are trained in the language of their sources",
         "hf_ctxmodels/data/padding.py",
-        'return batch | languages_of(features, batch, "language", "target_language")',
-        'return batch | languages_of(features, batch, "language", "language")',
+        'return batch | language_columns(features, batch, "language", "target_language")',
+        'return batch | language_columns(features, batch, "language", "language")',
         ("tests/cli/test_finetune_writing.py",),
         "several_languages",
     ),
@@ -225,7 +225,7 @@ GENERATION_FAULTS = [
     Fault(
         "the first token of a target's text is cut",
         "hf_ctxmodels/downstream/tasks/seq2seq.py",
-        "begun = len(nothing) - len(without_start(nothing, self._start))",
+        "begun = len(nothing) - len(strip_decoder_start(nothing, self._start))",
         "begun = 1",
         ("tests/cli/test_finetune_writing.py",),
         "only_what_a_tokenizer_adds",

@@ -21,7 +21,7 @@ MASS_FAULTS = [
     ),
     Fault(
         "a segment's positions are those of its targets",
-        "hf_ctxmodels/objectives/masked_segment.py",
+        "hf_ctxmodels/objectives/seq2seq/masked_segment.py",
         "steps.pad([row.places - 1 for row in rows], 0)",
         "steps.pad([row.places for row in rows], 0)",
         ("tests/objectives/test_masked_segment.py",),
@@ -29,7 +29,7 @@ MASS_FAULTS = [
     ),
     Fault(
         "cross-attention does not see a segment's kept tokens",
-        "hf_ctxmodels/objectives/masked_segment.py",
+        "hf_ctxmodels/objectives/seq2seq/masked_segment.py",
         "return row.corrupted != int(self.tokenizer.mask_token_id)",
         "return ~np.isin(np.arange(len(row.ids)), row.places)",
         ("tests/objectives/test_masked_segment.py",),
@@ -37,7 +37,7 @@ MASS_FAULTS = [
     ),
     Fault(
         "the end of a text with a translation is masked",
-        "hf_ctxmodels/objectives/masked_translation.py",
+        "hf_ctxmodels/objectives/seq2seq/masked_translation.py",
         "return 1 + np.flatnonzero(rng.random(length - 2) < self.share)",
         "return 1 + np.flatnonzero(rng.random(length - 1) < self.share)",
         ("tests/objectives/test_masked_segment.py",),
@@ -45,7 +45,7 @@ MASS_FAULTS = [
     ),
     Fault(
         "a row's first token is masked",
-        "hf_ctxmodels/objectives/masked_segment.py",
+        "hf_ctxmodels/objectives/seq2seq/masked_segment.py",
         "for first in range(1, length, self.block):",
         "for first in range(0, length, self.block):",
         ("tests/objectives/test_masked_segment.py",),
@@ -53,7 +53,7 @@ MASS_FAULTS = [
     ),
     Fault(
         "a row of MASS mixes languages",
-        "hf_ctxmodels/objectives/masked_segment.py",
+        "hf_ctxmodels/objectives/seq2seq/masked_segment.py",
         "joins = not self.options.by_sentence and language == current",
         "joins = not self.options.by_sentence",
         ("tests/objectives/test_masked_segment.py",),
@@ -61,7 +61,7 @@ MASS_FAULTS = [
     ),
     Fault(
         "pieces of a segment begin with the row's first token",
-        "hf_ctxmodels/objectives/masked_segment.py",
+        "hf_ctxmodels/objectives/seq2seq/masked_segment.py",
         "return 1 + np.flatnonzero(chosen)",
         "return np.flatnonzero(chosen)",
         ("tests/objectives/test_masked_segment.py",),
@@ -69,7 +69,7 @@ MASS_FAULTS = [
     ),
     Fault(
         "the decoder of a translation is given masked targets as labels",
-        "hf_ctxmodels/objectives/masked_translation.py",
+        "hf_ctxmodels/objectives/seq2seq/masked_translation.py",
         '"labels": steps.pad(labels, IGNORE_INDEX),',
         '"labels": steps.pad([np.append(self.given(each)[1:], 1) for each in features], IGNORE_INDEX),',
         ("tests/objectives/test_masked_segment.py",),
@@ -93,7 +93,7 @@ MASS_FAULTS = [
     ),
     Fault(
         "the decoder's start is masked",
-        "hf_ctxmodels/objectives/masked_translation.py",
+        "hf_ctxmodels/objectives/seq2seq/masked_translation.py",
         "self.target_rule.select(np.arange(len(ids)) > 0, None, rng)",
         "self.target_rule.select(np.arange(len(ids)) >= 0, None, rng)",
         ("tests/objectives/test_masked_segment.py",),

@@ -101,7 +101,7 @@ SEQ2SEQ_FAULTS = [
     ),
     Fault(
         "a comma is a word of its own",
-        "hf_ctxmodels/objectives/denoising.py",
+        "hf_ctxmodels/objectives/seq2seq/denoising.py",
         "return starts & begins",
         "return starts",
         ("tests/objectives/test_denoising.py",),

@@ -45,7 +45,7 @@ SPANBERT_FAULTS = [
     ),
     Fault(
         "a span beside a special token has boundary targets",
-        "hf_ctxmodels/objectives/span_boundary.py",
+        "hf_ctxmodels/objectives/masked/span_boundary.py",
         "text.gather(1, before + 1) & text.gather(1, after + 1)",
         "text.gather(1, before + 1) | text.gather(1, after + 1)",
         ("tests/objectives/test_span_boundary.py",),
@@ -53,7 +53,7 @@ SPANBERT_FAULTS = [
     ),
     Fault(
         "shuffled trigrams overlap",
-        "hf_ctxmodels/objectives/structure.py",
+        "hf_ctxmodels/objectives/pairs/structure.py",
         "not taken[window].any()",
         "not taken[start]",
         ("tests/objectives/test_structure.py",),
@@ -61,7 +61,7 @@ SPANBERT_FAULTS = [
     ),
     Fault(
         "the preceding segment is told to follow",
-        "hf_ctxmodels/objectives/structure.py",
+        "hf_ctxmodels/objectives/pairs/structure.py",
         "Choice((first, rest) if kind == NEXT else (rest, first), kind)",
         "Choice((first, rest), kind)",
         ("tests/objectives/test_structure.py",),

@@ -3,7 +3,7 @@
 from fault import Fault
 
 _MODEL = "hf_ctxmodels/models/t5/modeling_t5.py"
-_OBJECTIVE = "hf_ctxmodels/objectives/span_corruption.py"
+_OBJECTIVE = "hf_ctxmodels/objectives/seq2seq/span_corruption.py"
 _SPANS = "hf_ctxmodels/objectives/components/spans.py"
 _OF_MODEL = ("tests/models/test_t5.py",)
 _OF_OBJECTIVE = ("tests/objectives/test_span_corruption.py",)

@@ -85,7 +85,7 @@ UNILM_FAULTS = [
     ),
     Fault(
         "the end of a target is never predicted",
-        "hf_ctxmodels/objectives/source_target.py",
+        "hf_ctxmodels/objectives/seq2seq/source_target.py",
         "chosen = masker.rule.select(np.ones(len(ids), dtype=bool), words, rng)",
         "chosen = masker.rule.select(np.arange(len(ids)) < len(ids) - 1, words, rng)",
         ("tests/objectives/test_unified_lm.py",),
@@ -93,7 +93,7 @@ UNILM_FAULTS = [
     ),
     Fault(
         "noise is in the labels",
-        "hf_ctxmodels/objectives/infilling.py",
+        "hf_ctxmodels/objectives/seq2seq/infilling.py",
         "np.append(np.int64(self.tokenizer.cls_token_id), read), ids.astype(np.int64)",
         "np.append(np.int64(self.tokenizer.cls_token_id), read), np.append(read, ids[-1])",
         ("tests/objectives/test_unified_lm.py",),
@@ -117,7 +117,7 @@ UNILM_FAULTS = [
     ),
     Fault(
         "a span of a target of fine-tuning is drawn as another target's",
-        "hf_ctxmodels/objectives/infilling.py",
+        "hf_ctxmodels/objectives/seq2seq/infilling.py",
         'words = feature_word_ids({"word_ids": feature.get("target_word_ids")})[:-1]',
         'words = np.arange(len(feature["target_ids"]) - 1)',
         ("tests/objectives/test_unified_lm.py",),

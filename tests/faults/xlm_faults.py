@@ -3,8 +3,8 @@
 from fault import Fault
 
 _MODEL = "hf_ctxmodels/models/xlm/modeling_xlm.py"
-_MASKING = "hf_ctxmodels/objectives/cross_lingual_masking.py"
-_STREAMS = "hf_ctxmodels/objectives/language_streams.py"
+_MASKING = "hf_ctxmodels/objectives/cross_lingual/masking.py"
+_STREAMS = "hf_ctxmodels/objectives/cross_lingual/language_streams.py"
 _OBJECTIVES = ("tests/objectives/test_cross_lingual.py",)
 
 XLM_FAULTS = [
@@ -138,7 +138,7 @@ XLM_FAULTS = [
     ),
     Fault(
         "all languages are split by the rules of English",
-        "hf_ctxmodels/objectives/language_streams.py",
+        "hf_ctxmodels/objectives/cross_lingual/language_streams.py",
         'told = {"language": self.names[number]} if self.names else {}',
         "told: dict[str, str] = {}",
         ("tests/objectives/test_cross_lingual.py",),

@@ -73,13 +73,13 @@ def write_text(family: FamilySpec, news: list[list[str]], folder: Path) -> list[
     """The stories; for a family that translates the first six words of each sentence, and these backwards."""
     objective = next(iter(family.objectives.values()))
     text, translation = folder / "text.txt", folder / "reversed.txt"
-    if not objective.reads_translations:
+    if not objective.requires_translations:
         text.write_text("\n\n".join("\n".join(story) for story in news), encoding="utf-8")
         return [str(text)]
     sentences = [sentence.split()[:6] for story in news for sentence in story]
     text.write_text("".join(" ".join(words) + "\n" for words in sentences), encoding="utf-8")
     translation.write_text("".join(" ".join(words[::-1]) + "\n" for words in sentences), encoding="utf-8")
-    return (str(text), str(translation), *(["<backwards>"] if objective.reads_language_tags else []))
+    return (str(text), str(translation), *(["<backwards>"] if objective.requires_language_tags else []))
 
 
 def train_tokenizer(
@@ -133,7 +133,7 @@ def test_pretraining_beats_guessing_by_frequency(family: FamilySpec, news: list[
 @pytest.mark.parametrize("family", PRETRAINED, ids=lambda family: family.name)
 def test_the_recipe_reaches_what_is_demanded(family: FamilySpec, shared_data: Path, tmp_path) -> None:
     """The whole recipe, up to three hours: every demand of scripts/learning.py on pretraining is met."""
-    if next(iter(family.objectives.values())).reads_translations:
+    if next(iter(family.objectives.values())).requires_translations:
         pytest.skip(f"{family.name} translates, whose figure is BLEU: see its card")
     if not next(iter(family.objectives.values())).evaluates or hasattr(
         family.models["AutoModelForPreTraining"], "loss_by_scores"

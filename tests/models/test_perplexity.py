@@ -22,7 +22,7 @@ from hf_ctxmodels import (
     CtxXLNetForPreTraining,
     CtxXLNetTokenizer,
 )
-from hf_ctxmodels.data.sources import load_documents
+from hf_ctxmodels.data.document_sources import load_documents
 from hf_ctxmodels.evaluation.perplexity import measure_perplexity
 
 DOCUMENTS = ["a cat sat on the mat and saw a dog", "", "rain fell", "the dog ran " * 12]

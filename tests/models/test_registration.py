@@ -35,7 +35,12 @@ for name, code in json.loads(sys.argv[1]).items():
     assert os.waitstatus_to_exitcode(os.wait()[1]) == 0, name
 """
 HEAVY = ["datasets", "accelerate.accelerator", "evaluate", "matplotlib", "gensim", "hf_ctxmodels.training"]
-HEAVY += ["torch.nn.attention.varlen", "hf_ctxmodels.downstream.tasks", "hf_ctxmodels.data.sources", "hf_ctxmodels.cli"]
+HEAVY += [
+    "torch.nn.attention.varlen",
+    "hf_ctxmodels.downstream.tasks",
+    "hf_ctxmodels.data.document_sources",
+    "hf_ctxmodels.cli",
+]
 IMPORT_FAILS = "try:\n    import hf_ctxmodels\nexcept RuntimeError as error:\n    print(error)\n"
 PROGRAMS = {
     "heavy packages": (

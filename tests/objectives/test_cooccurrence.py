@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hf_ctxmodels import CtxError, CtxGloveTokenizer, DataCollatorForCooccurrences
+from hf_ctxmodels import CtxError, CtxGloveTokenizer, DataCollatorForCooccurrence
 from hf_ctxmodels.objectives import Cooccurrence
-from hf_ctxmodels.objectives.static.counting import CooccurrenceCounter
+from hf_ctxmodels.objectives.static.cooccurrence_counter import CooccurrenceCounter
 
 DOCUMENTS = [np.random.default_rng(seed).integers(0, 12, size=size) for seed, size in enumerate([200, 1, 2, 57, 130])]
 
@@ -40,7 +40,7 @@ def count(counter: CooccurrenceCounter, seed: int = 0) -> dict[tuple[int, int], 
 def test_counts(
     window: int, symmetric: bool, weighted: bool, memory_cells: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hf_ctxmodels.objectives.static.counting._PAIRS_PER_SORT", 100)
+    monkeypatch.setattr("hf_ctxmodels.objectives.static.cooccurrence_counter._PAIRS_PER_SORT", 100)
     counter = CooccurrenceCounter(
         12, window=window, symmetric=symmetric, weighted=weighted, memory_cells=memory_cells, directory=tmp_path
     )
@@ -97,7 +97,7 @@ class TestObjective:
     def test_collator_pads(self, tokenizer) -> None:
         row = {"input_ids": np.array([2, 3]), "context_ids": np.array([3, 4]), "cooccurrences": np.array([1.5, 0.5])}
         short = {name: value[:1] for name, value in row.items()}
-        batch = DataCollatorForCooccurrences(tokenizer)([row, short])
+        batch = DataCollatorForCooccurrence(tokenizer)([row, short])
         assert batch["input_ids"].tolist() == [[2, 3], [2, 0]]
         assert batch["attention_mask"].tolist() == [[1, 1], [1, 0]]
         assert batch["labels"].tolist() == [[3, 4], [3, -100]]

@@ -14,8 +14,8 @@ from hf_ctxmodels.data.documents import TranslatedText
 from hf_ctxmodels.data.seeding import generator
 from hf_ctxmodels.downstream.finetuning.language import set_language
 from hf_ctxmodels.objectives import CrossLingualLM, StreamCausalLM, StreamMaskedLM, TranslationLM
-from hf_ctxmodels.objectives.cross_lingual_masking import DataCollatorForCrossLingualMasking
-from hf_ctxmodels.objectives.language_streams import LanguageReader
+from hf_ctxmodels.objectives.cross_lingual.language_streams import LanguageReader
+from hf_ctxmodels.objectives.cross_lingual.masking import DataCollatorForStreamMaskedLM
 
 WORDS = {
     "de": ["der", "kleine", "hund", "sah", "eine", "alte", "katze", "am", "haus"],
@@ -121,7 +121,7 @@ def test_masks_are_those_of_a_plain_loop(tokenizer: CtxXLMTokenizer, alpha: floa
     scores = None if not alpha else [count**-alpha if count else 0.0 for count in counts]
     ids = ids_of(tokenizer, " ".join(sentence("en", number) for number in range(12)))
     for seed in range(5):
-        collate = DataCollatorForCrossLingualMasking(tokenizer, seed=seed, sample_alpha=alpha)
+        collate = DataCollatorForStreamMaskedLM(tokenizer, seed=seed, sample_alpha=alpha)
         batch = collate([{"input_ids": [END, *ids], "example_index": 0, "epoch": 0}])
         corrupted, labels = slow_mask([END, *ids], scores, len(tokenizer), seed)
         assert (batch["input_ids"][0].tolist(), batch["labels"][0].tolist()) == (corrupted, labels)

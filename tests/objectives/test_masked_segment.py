@@ -10,7 +10,7 @@ from numbered_text import numbered_documents
 from hf_ctxmodels import CtxBertTokenizer, CtxError, CtxMassConfig, CtxMassForConditionalGeneration, CtxMassTokenizer
 from hf_ctxmodels.data import ExampleSet
 from hf_ctxmodels.data.documents import TranslatedText
-from hf_ctxmodels.objectives import DataCollatorForMaskedSegments, MaskedSegment, MaskedTranslation
+from hf_ctxmodels.objectives import DataCollatorForMaskedSegment, MaskedSegment, MaskedTranslation
 
 DOCUMENTS, _ = numbered_documents([[5, 9, 3], [30, 2, 2], [1], [40] * 3, [4] * 12])
 
@@ -130,7 +130,7 @@ def pieces_by_loops(length: int, share: float, span: int, rng: np.random.Generat
 def test_a_segment_in_pieces(tokenizer: CtxBertTokenizer) -> None:
     """The released loop; shares of tokens, of pieces at both ends and of single columns; one piece is a segment."""
     for share, span, length in ((0.5, 4, 41), (0.5, 1, 12), (1.0, 3, 9), (0.3, 2, 20), (0.9, 5, 7)):
-        collator = DataCollatorForMaskedSegments(tokenizer, share=share, lambda_span=span)
+        collator = DataCollatorForMaskedSegment(tokenizer, share=share, lambda_span=span)
         found = []
         for seed in range(300):
             places = collator.segments(length, np.random.default_rng(seed)).tolist()
@@ -139,12 +139,12 @@ def test_a_segment_in_pieces(tokenizer: CtxBertTokenizer) -> None:
         chosen = np.array(found)
         assert (chosen.sum(1) == min(round(share * length), length - 1)).all()
         assert not chosen[:, 0].any(), "the first token is never masked"
-    collator, rng = DataCollatorForMaskedSegments(tokenizer, lambda_span=2), np.random.default_rng(0)
+    collator, rng = DataCollatorForMaskedSegment(tokenizer, lambda_span=2), np.random.default_rng(0)
     masks = np.array([np.bincount(collator.segments(40, rng), minlength=40) for _ in range(4000)])
     rate = 9 / 29  # of what is shuffled, 10 pieces of 2 and 19 tokens, a piece is at the begin in 10 of 29
     assert masks[:, 1].mean() == pytest.approx(0.2 + 0.2 * rate + 0.6 * 10 / 29, abs=0.025)
     assert masks[:, 39].mean() == pytest.approx(0.2 + 0.2 * rate + 0.6 * 10 / 29, abs=0.025)
-    whole, one = (DataCollatorForMaskedSegments(tokenizer, lambda_span=span) for span in (None, 10000))
+    whole, one = (DataCollatorForMaskedSegment(tokenizer, lambda_span=span) for span in (None, 10000))
     for seed in range(50):
         assert np.array_equal(*(each.segments(30, np.random.default_rng(seed)) for each in (whole, one)))
     objective = MaskedSegment(tokenizer, max_length=50, seed=0, lambda_span=2)
@@ -292,7 +292,7 @@ def test_what_cannot_be_right(tokenizer: CtxBertTokenizer) -> None:
         ({"hidden": "mask"}, "hidden=.mask. is unknown"),
     ):
         with pytest.raises(CtxError, match=message):
-            DataCollatorForMaskedSegments(tokenizer, **options)
+            DataCollatorForMaskedSegment(tokenizer, **options)
     with pytest.raises(CtxError, match="min_length=2 is too small"):
         MaskedSegment(tokenizer, max_length=9, seed=0, min_length=2)
     with pytest.raises(CtxError, match=r"target_share=1.5 is no share"):

@@ -14,7 +14,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.seeding import Stream, generator
 from hf_ctxmodels.data.training_set import build_training_set
 from hf_ctxmodels.models.bert.tokenization_bert import CtxBertTokenizer
-from hf_ctxmodels.objectives import DataCollatorForMaskedLanguageModeling, MaskedLM, MaskingRule, TokenMasker
+from hf_ctxmodels.objectives import DataCollatorForMaskedLM, MaskedLM, MaskingRule, TokenMasker
 from hf_ctxmodels.objectives.components.masking import IGNORE_INDEX, masking_rates
 
 FIRST_WORD = 5  # the special tokens come first
@@ -132,7 +132,7 @@ def test_words_of_two_segments_with_one_number_stay_two_words(tokenizer):
     ngram=st.sampled_from([1, 3]),
 )
 def test_a_mask_depends_on_seed_epoch_and_example_alone(tokenizer, lengths, order, epoch, whole_word, ngram):
-    collate = DataCollatorForMaskedLanguageModeling(tokenizer, seed=7, whole_word=whole_word, ngram=ngram)
+    collate = DataCollatorForMaskedLM(tokenizer, seed=7, whole_word=whole_word, ngram=ngram)
     features = features_of(lengths, epoch)
     for feature in features:
         feature["word_ids"] = [None, *range(len(feature["input_ids"]) - 2), None]
@@ -152,7 +152,7 @@ def test_epochs_seeds_and_examples_draw_different_masks(tokenizer):
     feature = features_of([100])[0]
 
     def labels(seed=1, static=False, **changes):
-        collate = DataCollatorForMaskedLanguageModeling(tokenizer, seed=seed, static=static)
+        collate = DataCollatorForMaskedLM(tokenizer, seed=seed, static=static)
         return collate([{**feature, **changes}])["labels"].tolist()
 
     assert labels() == labels()
@@ -170,7 +170,7 @@ def test_rows_are_padded_on_the_tokenizers_side(tokenizer, side, multiple):
     features = features_of([3, 10, 1])
     for feature in features:
         feature["token_type_ids"] = np.ones(len(feature["input_ids"]), dtype=np.uint8)
-    batch = DataCollatorForMaskedLanguageModeling(padded, pad_to_multiple_of=multiple)(features)
+    batch = DataCollatorForMaskedLM(padded, pad_to_multiple_of=multiple)(features)
     width = 12 if multiple is None else 16
     for name, padding in (("input_ids", 0), ("attention_mask", 0), ("labels", IGNORE_INDEX), ("token_type_ids", 0)):
         assert batch[name].shape == (3, width)
@@ -187,7 +187,7 @@ def test_rows_are_padded_on_the_tokenizers_side(tokenizer, side, multiple):
 
 def test_features_that_are_padded_already_keep_their_attention_mask(tokenizer):
     feature = {"input_ids": [2, 9, 3, 0, 0], "attention_mask": [1, 1, 1, 0, 0], "example_index": 0, "epoch": 0}
-    batch = DataCollatorForMaskedLanguageModeling(tokenizer)([feature])
+    batch = DataCollatorForMaskedLM(tokenizer)([feature])
     assert batch["attention_mask"].tolist() == [[1, 1, 1, 0, 0]]
     assert batch["labels"].tolist() == [[IGNORE_INDEX, 9, IGNORE_INDEX, IGNORE_INDEX, IGNORE_INDEX]]
 
@@ -197,21 +197,19 @@ def test_a_feature_without_its_numbers_is_refused(tokenizer, missing):
     feature = features_of([5])[0]
     del feature[missing]
     with pytest.raises(CtxError, match=f"no `{missing}`"):
-        DataCollatorForMaskedLanguageModeling(tokenizer)([feature])
+        DataCollatorForMaskedLM(tokenizer)([feature])
 
 
 def test_a_static_mask_needs_no_epoch(tokenizer):
     feature = features_of([5])[0]
-    expected = DataCollatorForMaskedLanguageModeling(tokenizer, static=True)([feature])
+    expected = DataCollatorForMaskedLM(tokenizer, static=True)([feature])
     del feature["epoch"]
-    assert torch.equal(
-        DataCollatorForMaskedLanguageModeling(tokenizer, static=True)([feature])["labels"], expected["labels"]
-    )
+    assert torch.equal(DataCollatorForMaskedLM(tokenizer, static=True)([feature])["labels"], expected["labels"])
 
 
 @pytest.mark.parametrize("words", [{}, {"word_ids": None}])
 def test_whole_words_without_word_ids_are_an_error(tokenizer, words):
-    collate = DataCollatorForMaskedLanguageModeling(tokenizer, whole_word=True)
+    collate = DataCollatorForMaskedLM(tokenizer, whole_word=True)
     with pytest.raises(CtxError, match="needs `word_ids`"):
         collate(features_of([5], **words))
 
@@ -221,7 +219,7 @@ def test_an_id_outside_the_vocabulary_is_named(tokenizer, wrong):
     feature = features_of([5])[0]
     feature["input_ids"][2] = wrong
     with pytest.raises(CtxError, match=f"Token id {wrong} is outside"):
-        DataCollatorForMaskedLanguageModeling(tokenizer)([feature])
+        DataCollatorForMaskedLM(tokenizer)([feature])
 
 
 @pytest.mark.parametrize(
@@ -245,7 +243,7 @@ def test_a_tokenizer_without_mask_or_padding_token_is_refused(tokenizer):
         setattr(crippled, name, None)
         kind = "mask" if name == "mask_token" else "padding"
         with pytest.raises(CtxError, match=f"has no {kind} token"):
-            DataCollatorForMaskedLanguageModeling(crippled)
+            DataCollatorForMaskedLM(crippled)
 
 
 @given(

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from numbered_text import WORDS, numbered_documents, word
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.objectives import DataCollatorForNextSentencePrediction, MaskedLMWithNextSentence
-from hf_ctxmodels.objectives import next_sentence as module
-from hf_ctxmodels.objectives import sentence_pairs as pairs
+from hf_ctxmodels.objectives import DataCollatorForMaskedLMWithNextSentence, MaskedLMWithNextSentence
+from hf_ctxmodels.objectives.pairs import next_sentence as module
+from hf_ctxmodels.objectives.pairs import sentence_pairs as pairs
 
 CLS, SEP = 2, 3
 
@@ -188,10 +188,10 @@ def test_batches_name_what_the_head_takes(tokenizer):
 def test_a_feature_that_is_no_pair_is_refused(tokenizer, missing):
     feature = {"input_ids": [2, 7, 3, 8, 3], "token_type_ids": [0, 0, 0, 1, 1], "next_sentence_label": 0}
     feature |= {"example_index": 0, "epoch": 0}
-    DataCollatorForNextSentencePrediction(tokenizer)([feature])
+    DataCollatorForMaskedLMWithNextSentence(tokenizer)([feature])
     del feature[missing]
     with pytest.raises(CtxError, match=f"needs `{missing}`"):
-        DataCollatorForNextSentencePrediction(tokenizer)([feature])
+        DataCollatorForMaskedLMWithNextSentence(tokenizer)([feature])
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.seeding import generator
 from hf_ctxmodels.models.albert.tokenization_albert import CtxAlbertTokenizer
 from hf_ctxmodels.models.xlnet.tokenization_xlnet import CtxXLNetTokenizer
-from hf_ctxmodels.objectives import DataCollatorForMaskedLanguageModeling, MaskedLM, MaskingRule, TokenMasker
+from hf_ctxmodels.objectives import DataCollatorForMaskedLM, MaskedLM, MaskingRule, TokenMasker
 from hf_ctxmodels.objectives.components.masking import IGNORE_INDEX, masking_rates
 
 SHARES = np.array([6, 3, 2]) / 11
@@ -116,7 +116,7 @@ def test_words_of_a_sentencepiece_tokenizer_are_masked_whole(family):
 def test_words_that_are_not_known_are_an_error(tokenizer):
     feature = {"input_ids": [2, 9, 3], "example_index": 0, "epoch": 0}
     with pytest.raises(CtxError, match="needs `word_ids`"):
-        DataCollatorForMaskedLanguageModeling(tokenizer, ngram=3)([feature])
+        DataCollatorForMaskedLM(tokenizer, ngram=3)([feature])
     with pytest.raises(CtxError, match="needs word ids"):
         TokenMasker(tokenizer, MaskingRule(ngram=2)).mask(np.array([2, 9, 3]), None, generator(0, 0, 0))
     with pytest.raises(CtxError, match="ngram=0"):

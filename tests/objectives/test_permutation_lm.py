@@ -12,7 +12,7 @@ from transformers import XLNetConfig, XLNetLMHeadModel
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.objectives import (
-    DataCollatorForPermutationLanguageModeling,
+    DataCollatorForPermutationLM,
     PermutationLM,
     expand_permutation,
     permutation_lm,
@@ -64,7 +64,7 @@ def unpadded(batch):
 @given(lengths=lengths_of_rows, chosen=options)
 def test_targets_and_ranks(trailing_tokenizer, lengths, chosen):
     features = features_of(lengths)
-    batch = DataCollatorForPermutationLanguageModeling(trailing_tokenizer, **chosen)(features)
+    batch = DataCollatorForPermutationLM(trailing_tokenizer, **chosen)(features)
     assert {value.dtype for value in batch.values()} == {torch.int64}
     assert ((batch["labels"] == IGNORE_INDEX) == (batch["target_positions"] == -1)).all()
     for row, (feature, (order, targets, labels)) in enumerate(zip(features, unpadded(batch), strict=True)):
@@ -99,7 +99,7 @@ def test_targets_and_ranks(trailing_tokenizer, lengths, chosen):
 def test_nothing_a_query_sees_depends_on_its_target_or_a_later_one(trailing_tokenizer, length, chosen):
     """Through any number of layers, whatever the query sees; and the reused part sees nothing of the rest."""
     (order, targets, _) = next(
-        unpadded(DataCollatorForPermutationLanguageModeling(trailing_tokenizer, **chosen)(features_of([length])))
+        unpadded(DataCollatorForPermutationLM(trailing_tokenizer, **chosen)(features_of([length])))
     )
     content = order[None, :] <= order[:, None]
     assert content.diagonal().all()
@@ -140,9 +140,7 @@ def test_the_expanded_masks_keep_targets_secret_in_the_reference_model(
     trailing_tokenizer, reference, length, reuse_length
 ):
     """A target's own token and later ones never change its logits, earlier ones and text do; the same for memory."""
-    collate = DataCollatorForPermutationLanguageModeling(
-        trailing_tokenizer, reuse_length=reuse_length, num_predictions=5, seed=3
-    )
+    collate = DataCollatorForPermutationLM(trailing_tokenizer, reuse_length=reuse_length, num_predictions=5, seed=3)
     batch = collate(features_of([length]))
     ids, order, targets = batch["input_ids"], batch["permutation_order"], batch["target_positions"]
     assert targets.shape == (1, 5)
@@ -200,7 +198,7 @@ def test_spans_are_of_whole_words(trailing_tokenizer):
     reuse_length=st.none() | st.integers(1, 20),
 )
 def test_a_draw_depends_on_seed_epoch_and_example_alone(trailing_tokenizer, lengths, order, epoch, reuse_length):
-    collate = DataCollatorForPermutationLanguageModeling(trailing_tokenizer, seed=7, reuse_length=reuse_length)
+    collate = DataCollatorForPermutationLM(trailing_tokenizer, seed=7, reuse_length=reuse_length)
     features = features_of(lengths, epoch)
     together = list(unpadded(collate(features)))
     torch.manual_seed(0)  # neither global state nor company matters
@@ -217,7 +215,7 @@ def test_epochs_seeds_and_examples_draw_differently(trailing_tokenizer):
     feature = features_of([100])[0]
 
     def drawn(seed=1, static=False, **changes):
-        collate = DataCollatorForPermutationLanguageModeling(trailing_tokenizer, seed=seed, static=static)
+        collate = DataCollatorForPermutationLM(trailing_tokenizer, seed=seed, static=static)
         return collate([{**feature, **changes}])["permutation_order"].tolist()
 
     assert drawn() == drawn()
@@ -231,7 +229,7 @@ def test_epochs_seeds_and_examples_draw_differently(trailing_tokenizer):
 def test_padding_goes_to_the_tokenizers_side_and_targets_move_with_their_tokens(tokenizer, side):
     padded = type(tokenizer)(vocab=tokenizer.get_vocab(), padding_side=side)
     features = [{**feature, "token_type_ids": np.ones(length)} for feature, length in zip(features_of([3, 9]), [3, 9])]
-    batch = DataCollatorForPermutationLanguageModeling(padded, pad_to_multiple_of=8)(features)
+    batch = DataCollatorForPermutationLM(padded, pad_to_multiple_of=8)(features)
     assert batch["attention_mask"][0].tolist() == ([0] * 13 + [1] * 3 if side == "left" else [1] * 3 + [0] * 13)
     for name in ("input_ids", "attention_mask", "permutation_order", "token_type_ids"):
         assert batch[name].shape == (2, 16)
@@ -246,7 +244,7 @@ def test_segments_are_padded_with_their_own_number(trailing_tokenizer):
     features = features_of([6, 9])
     for feature in features:
         feature["token_type_ids"] = np.zeros(len(feature["input_ids"]), dtype=np.uint8)
-    batch = DataCollatorForPermutationLanguageModeling(trailing_tokenizer)(features)
+    batch = DataCollatorForPermutationLM(trailing_tokenizer)(features)
     assert batch["attention_mask"][0].tolist() == [0] * 3 + [1] * 6
     assert batch["token_type_ids"][0].tolist() == [3] * 3 + [0] * 6
 
@@ -386,7 +384,7 @@ def test_a_text_of_one_token_is_a_target_in_every_row(trailing_tokenizer, docume
 
 def test_a_row_of_special_tokens_alone_has_no_target(trailing_tokenizer):
     feature = {"input_ids": [EOD, SEP, CLS], "example_index": 0, "epoch": 0}
-    batch = DataCollatorForPermutationLanguageModeling(trailing_tokenizer)([feature])
+    batch = DataCollatorForPermutationLM(trailing_tokenizer)([feature])
     assert batch["target_positions"].tolist() == [[-1]]
     assert batch["labels"].tolist() == [[IGNORE_INDEX]]
     assert batch["permutation_order"].tolist() == [[-1, -1, -1]]
@@ -441,4 +439,4 @@ def test_what_a_feature_lacks_is_named(trailing_tokenizer, missing):
     feature = features_of([9])[0]
     del feature[missing]
     with pytest.raises(CtxError, match=f"`{missing}`"):
-        DataCollatorForPermutationLanguageModeling(trailing_tokenizer, whole_word=True)([feature])
+        DataCollatorForPermutationLM(trailing_tokenizer, whole_word=True)([feature])

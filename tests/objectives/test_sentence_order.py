@@ -11,10 +11,10 @@ from numbered_text import WORDS, numbered_documents
 from transformers import AlbertConfig, AlbertForPreTraining
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.objectives import DataCollatorForSentenceOrderPrediction, MaskedLMWithSentenceOrder
+from hf_ctxmodels.objectives import DataCollatorForMaskedLMWithSentenceOrder, MaskedLMWithSentenceOrder
 from hf_ctxmodels.objectives.components.masking import IGNORE_INDEX
-from hf_ctxmodels.objectives.components.segments import sentence_chunks
-from hf_ctxmodels.objectives.sentence_order import IN_ORDER, ONE_SEGMENT, SWAPPED
+from hf_ctxmodels.objectives.components.tokenized_documents import sentence_chunks
+from hf_ctxmodels.objectives.pairs.sentence_order import IN_ORDER, ONE_SEGMENT, SWAPPED
 
 CLS, SEP = 2, 3
 
@@ -194,10 +194,10 @@ def test_rows_carry_the_words_that_runs_are_made_of(tokenizer):
 def test_a_feature_that_is_no_pair_is_refused(tokenizer, missing):
     feature = {"input_ids": [2, 7, 3, 8, 3], "token_type_ids": [0, 0, 0, 1, 1], "sentence_order_label": 0}
     feature |= {"example_index": 0, "epoch": 0}
-    DataCollatorForSentenceOrderPrediction(tokenizer)([feature])
+    DataCollatorForMaskedLMWithSentenceOrder(tokenizer)([feature])
     del feature[missing]
     with pytest.raises(CtxError, match=rf"needs `{missing}`(.|\n)*MaskedLMWithSentenceOrder"):
-        DataCollatorForSentenceOrderPrediction(tokenizer)([feature])
+        DataCollatorForMaskedLMWithSentenceOrder(tokenizer)([feature])
 
 
 @pytest.mark.parametrize(

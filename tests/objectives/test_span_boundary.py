@@ -12,7 +12,7 @@ from numbered_text import numbered_documents
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.seeding import generator
-from hf_ctxmodels.objectives import DataCollatorForSpanBoundaryObjective, SpanBoundary
+from hf_ctxmodels.objectives import DataCollatorForSpanBoundary, SpanBoundary
 from hf_ctxmodels.objectives.components.masking import IGNORE_INDEX, SpanMaskingRule, TokenMasker
 from hf_ctxmodels.objectives.components.spans import Units, anchored_spans, geometric
 
@@ -173,8 +173,8 @@ def test_the_boundary_objective_can_be_left_out(tokenizer):
 def test_wrong_arguments_and_features(tokenizer):
     feature = {"input_ids": [2, 9, 3], "word_ids": [None, 0, None], "example_index": 0, "epoch": 0}
     with pytest.raises(CtxError, match="no `replacement_ids`"):
-        DataCollatorForSpanBoundaryObjective(tokenizer)([feature])
-    assert DataCollatorForSpanBoundaryObjective(tokenizer, corpus_replacements=False)([feature])
+        DataCollatorForSpanBoundary(tokenizer)([feature])
+    assert DataCollatorForSpanBoundary(tokenizer, corpus_replacements=False)([feature])
     for options in ({"geometric_p": 0.0}, {"max_span": 0}, {"max_pair_targets": 0}):
         with pytest.raises(CtxError, match=next(iter(options))):
-            DataCollatorForSpanBoundaryObjective(tokenizer, **options)
+            DataCollatorForSpanBoundary(tokenizer, **options)

@@ -15,7 +15,7 @@ from hf_ctxmodels.models.t5.tokenization_t5 import CtxT5Tokenizer
 from hf_ctxmodels.objectives import SpanCorruption
 from hf_ctxmodels.objectives.components.features import feature_generator
 from hf_ctxmodels.objectives.components.spans import alternating_spans, noise_counts
-from hf_ctxmodels.objectives.span_corruption import longest_row
+from hf_ctxmodels.objectives.seq2seq.span_corruption import longest_row
 
 WORDS = 2000
 FIRST = 3  # id of w0

@@ -11,9 +11,9 @@ from numbered_text import numbered_documents
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.seeding import generator
-from hf_ctxmodels.objectives import DataCollatorForStructuralObjectives, MaskedLMWithStructure
+from hf_ctxmodels.objectives import DataCollatorForMaskedLMWithStructure, MaskedLMWithStructure
 from hf_ctxmodels.objectives.components.masking import IGNORE_INDEX
-from hf_ctxmodels.objectives.structure import NEXT, PREVIOUS, RANDOM
+from hf_ctxmodels.objectives.pairs.structure import NEXT, PREVIOUS, RANDOM
 
 CLS, SEP, FIRST = 2, 3, 5
 
@@ -37,7 +37,7 @@ def texts(documents=40, sentences=12, words=6):
 )
 def test_ngrams_are_drawn_without_overlaps_from_all_windows(tokenizer, free, length, probability, seed):
     options = {"shuffle_probability": probability, "shuffled_length": length}
-    collate = DataCollatorForStructuralObjectives(tokenizer, **options)
+    collate = DataCollatorForMaskedLMWithStructure(tokenizer, **options)
     windows = [start for start in range(len(free) - length + 1) if all(free[start : start + length])]
     assert collate.ngrams(np.array(free)).tolist() == windows
     chosen = collate.draw(np.array(free), generator(seed, 0, 0))

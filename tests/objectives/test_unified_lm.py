@@ -15,7 +15,7 @@ from hf_ctxmodels.data.seeding import generator
 from hf_ctxmodels.objectives import Infilling, MaskedSequenceToSequence, NoisySequenceToSequence, UnifiedLM
 from hf_ctxmodels.objectives.components.masking import IGNORE_INDEX
 from hf_ctxmodels.objectives.components.skipgrams import SkipgramRule
-from hf_ctxmodels.objectives.unified_lm import KINDS
+from hf_ctxmodels.objectives.pairs.unified_lm import KINDS
 
 CLS, SEP, MASK, FIRST = 2, 3, 4, 5
 

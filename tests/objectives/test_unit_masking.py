@@ -136,7 +136,7 @@ def test_halves_change_places_in_half_of_the_pairs(tokenizer):
     assert max(used.values()) == 12
     share = np.mean([row["next_sentence_labels"] for row in labelled])
     assert share == pytest.approx(0.5, abs=5 * 0.5 / len(labelled) ** 0.5)
-    assert not objective.draws_other_documents
+    assert not objective.samples_other_documents
 
 
 def test_random_pairs_are_those_of_bert(tokenizer):

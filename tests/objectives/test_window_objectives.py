@@ -17,8 +17,13 @@ from hf_ctxmodels import (
 )
 from hf_ctxmodels.data.seeding import Stream, row_hashes, uniforms
 from hf_ctxmodels.objectives import ContinuousBagOfWords, SkipGram
-from hf_ctxmodels.objectives.static import window_draws
-from hf_ctxmodels.objectives.static.noise import HuffmanTree, NoiseDistribution, draw_noise, kept_shares
+from hf_ctxmodels.objectives.static import window_sampling as window_draws
+from hf_ctxmodels.objectives.static.word_frequencies import (
+    HuffmanTree,
+    NoiseDistribution,
+    sample_noise,
+    subsampling_probabilities,
+)
 
 COUNTS = [4000, 1000, 400, 90, 40, 9, 5, 5]
 WORDS = [f"w{number}" for number in range(len(COUNTS))]
@@ -137,16 +142,16 @@ def test_noise_is_the_power_of_the_counts() -> None:
     expected = np.array([0, 0, *COUNTS], dtype=float) ** 0.75
     expected /= expected.sum()
     np.testing.assert_allclose(noise.probabilities, expected)
-    drawn = np.bincount(draw_noise(np.random.default_rng(0).random(200_000), noise.table), minlength=10)
+    drawn = np.bincount(sample_noise(np.random.default_rng(0).random(200_000), noise.table), minlength=10)
     assert drawn[:2].sum() == 0
     assert (np.abs(drawn - 200_000 * expected) <= 5 * np.sqrt(200_000 * expected)).all()
 
 
 def test_kept_shares() -> None:
-    shares = kept_shares(np.array([900.0, 99.0, 1.0]), 1e-3)
+    shares = subsampling_probabilities(np.array([900.0, 99.0, 1.0]), 1e-3)
     assert shares[0] == pytest.approx((1e-3 / 0.9) ** 0.5 + 1e-3 / 0.9)
     assert shares[2] == 1
-    assert kept_shares(np.array([900.0, 1.0]), 0).tolist() == [1, 1]
+    assert subsampling_probabilities(np.array([900.0, 1.0]), 0).tolist() == [1, 1]
 
 
 class TestTree:

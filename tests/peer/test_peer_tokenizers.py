@@ -9,7 +9,7 @@ from unittest import TestCase
 from suite import peer_module
 from transformers import PreTrainedTokenizerBase
 
-from hf_ctxmodels.data.demo import demo_documents
+from hf_ctxmodels.data.demo_corpus import demo_documents
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.spec import FamilySpec
 

@@ -15,7 +15,7 @@ from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag, reject_flag_conflicts
 from hf_ctxmodels.core.generation import check_can_generate
-from hf_ctxmodels.data import RoundRobinMixture, UnlabelledCollator, without_labels
+from hf_ctxmodels.data import RoundRobinMixture, UnlabelledCollator, mark_unlabelled
 from hf_ctxmodels.downstream.finetuning.configuration import FinetuningConfig
 from hf_ctxmodels.downstream.finetuning.label_smoothing import smooth_labels
 from hf_ctxmodels.downstream.finetuning.language import set_language
@@ -255,7 +255,7 @@ def training_set(
             hint="leave it out, or take a family that learns without them, such as cvt.",
         )
     unlabelled = task.encode(task.read_unlabelled(file), tokenizer).features
-    return RoundRobinMixture([encoded.features, without_labels(unlabelled)]), UnlabelledCollator(collate)
+    return RoundRobinMixture([encoded.features, mark_unlabelled(unlabelled)]), UnlabelledCollator(collate)
 
 
 def sample(examples: list[Any], size: int | None) -> list[Any]:

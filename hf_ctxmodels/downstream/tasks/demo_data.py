@@ -1,6 +1,6 @@
 """The demo classification data of the package gensim: 200 film-review sentences, half of them positive."""
 
-from hf_ctxmodels.data.demo import demo_file
+from hf_ctxmodels.data.demo_corpus import demo_file
 from hf_ctxmodels.data.table_files import Row
 
 POLARITY = "pang_lee_polarity.cor"

@@ -10,7 +10,7 @@ from transformers import DataCollatorWithPadding, PreTrainedConfig, PreTrainedTo
 
 from hf_ctxmodels.core.errors import CtxError, wrap_errors
 from hf_ctxmodels.core.json_parsing import parse_json
-from hf_ctxmodels.data.files import file_kind, read_text
+from hf_ctxmodels.data.text_files import file_suffix, read_text
 from hf_ctxmodels.downstream.tasks import metrics
 from hf_ctxmodels.downstream.tasks.base import Collator, Encoded, Feature, FeatureCollator, Logits, Task
 
@@ -138,7 +138,7 @@ class QuestionAnswering(Task[Question]):
 
     def read_file(self, file: str) -> list[Question]:
         """See `Task.read_file`."""
-        if file_kind(Path(file)) != ".json":
+        if file_suffix(Path(file)) != ".json":
             raise CtxError("Not a .json file.", location=file, hint="give a .json file in the format of SQuAD.")
         return read_squad(file)
 

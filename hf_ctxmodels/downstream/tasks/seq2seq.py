@@ -10,8 +10,8 @@ from transformers import AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedMode
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.generation import decode_generated, max_input_length, max_pair_length, target_vocabulary_config
 from hf_ctxmodels.core.languages import LanguagePair, target_language_id
-from hf_ctxmodels.data.padding import SourceTargetCollator, without_start
-from hf_ctxmodels.data.sentences import split_sentences
+from hf_ctxmodels.data.padding import SourceTargetCollator, strip_decoder_start
+from hf_ctxmodels.data.sentence_splitting import split_sentences
 from hf_ctxmodels.data.table_files import read_table
 from hf_ctxmodels.downstream.tasks.base import (
     Collator,
@@ -152,7 +152,7 @@ class Seq2Seq(Task[SourceTarget]):
         sources = self._sources([example.source for example in examples], tokenizer)
         # the decoder's first input, where the tokenizer begins targets with it; a text may begin with it as well
         nothing = tokenizer(text_target="")["input_ids"]
-        begun = len(nothing) - len(without_start(nothing, self._start))
+        begun = len(nothing) - len(strip_decoder_start(nothing, self._start))
         targets = self._targets([example.target for example in examples], tokenizer, begun)
         self._check(examples, "source", sources, self.arguments.max_length, len(tokenizer("")["input_ids"]))
         self._check(examples, "target", targets, self.arguments.max_target_length, len(nothing) - begun)

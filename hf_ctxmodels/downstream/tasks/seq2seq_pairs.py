@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.data.sentences import split_sentences
+from hf_ctxmodels.data.sentence_splitting import split_sentences
 from hf_ctxmodels.downstream.tasks.question_answering import Question
 
 Item = TypeVar("Item")

@@ -21,7 +21,7 @@ from typing import Any, get_type_hints
 import yaml
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.data.files import read_text
+from hf_ctxmodels.data.text_files import read_text
 from hf_ctxmodels.downstream.tasks import TASKS
 from hf_ctxmodels.downstream.tasks.base import Task, TaskArguments, refuse_unread_flags
 

@@ -10,8 +10,8 @@ from transformers import DataCollatorForTokenClassification, PreTrainedConfig, P
 
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.data.files import file_kind
 from hf_ctxmodels.data.table_files import TaggedSentence, is_bio, read_conll, read_conllu, read_table, to_bio
+from hf_ctxmodels.data.text_files import file_suffix
 from hf_ctxmodels.downstream.tasks import metrics
 from hf_ctxmodels.downstream.tasks.base import Collator, Encoded, FeatureCollator, LabelledTask, Logits, most_frequent
 
@@ -32,9 +32,9 @@ class TokenClassification(LabelledTask[TaggedSentence]):
     def read_file(self, file: str) -> list[TaggedSentence]:
         """See `Task.read_file`."""
         word_column, tag_column = self.arguments.text_columns, self.arguments.label_column
-        if file_kind(Path(file)) == ".conllu":
+        if file_suffix(Path(file)) == ".conllu":
             return read_conllu(file, word_column or "FORM", tag_column or "UPOS")
-        if file_kind(Path(file)) == ".jsonl":
+        if file_suffix(Path(file)) == ".jsonl":
             return self._read_jsonl(file, word_column or "tokens", tag_column or "tags")
         try:
             return read_conll(file, int(word_column or 1), int(tag_column or -1))
@@ -49,7 +49,7 @@ class TokenClassification(LabelledTask[TaggedSentence]):
 
     def read_unlabelled(self, file: str) -> list[TaggedSentence]:
         """See `Task.read_unlabelled`: a file as for `read_file`, whose tags are ignored, or JSONL without tags."""
-        if file_kind(Path(file)) == ".jsonl":
+        if file_suffix(Path(file)) == ".jsonl":
             column = self.arguments.text_columns or "tokens"
             rows = [(row.values[column], row.where) for row in read_table(file, [column])]
             if bad := [where for words, where in rows if not isinstance(words, list) or not words]:

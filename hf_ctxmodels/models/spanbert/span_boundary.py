@@ -11,7 +11,7 @@ from hf_ctxmodels.layers.feed_forward import get_activation
 from hf_ctxmodels.layers.linear import apply_linear
 from hf_ctxmodels.layers.lm_loss.cross_entropy import summed_cross_entropy
 from hf_ctxmodels.models.spanbert.configuration_spanbert import CtxSpanBertConfig
-from hf_ctxmodels.objectives.span_boundary import span_boundaries
+from hf_ctxmodels.objectives.masked.span_boundary import span_boundaries
 
 
 class SpanBoundaryHead(nn.Module):
@@ -85,7 +85,7 @@ class BoundaryTargets:
                 raise CtxError(
                     f"boundary_labels has a target at {place}, where none can be: it must be among the first {longest} "
                     "tokens of a span (a run of labels other than -100) with a token before and after it.",
-                    hint="let DataCollatorForSpanBoundaryObjective make labels and boundary_labels, with the "
+                    hint="let DataCollatorForSpanBoundary make labels and boundary_labels, with the "
                     f"model's max_pair_targets={longest}.",
                 )
         self.before, self.after = rows * length + before, rows * length + after

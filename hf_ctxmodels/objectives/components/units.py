@@ -10,10 +10,10 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.data.files import read_lines
+from hf_ctxmodels.data.text_files import read_lines
 from hf_ctxmodels.objectives.components.masking import MaskingRule
-from hf_ctxmodels.objectives.components.segments import NO_WORD, TokenizedDocument
 from hf_ctxmodels.objectives.components.spans import Units
+from hf_ctxmodels.objectives.components.tokenized_documents import NO_WORD, TokenizedDocument
 
 _END = None  # key of a node at which a phrase ends
 Word = tuple[int, ...]

@@ -14,12 +14,12 @@ from hf_ctxmodels.data.padding import PaddingCollator, RowPadder
 from hf_ctxmodels.data.seeding import Stream, generator
 from hf_ctxmodels.objectives.base import Batch, Objective, check_at_least
 from hf_ctxmodels.objectives.components.masking import IGNORE_INDEX
-from hf_ctxmodels.objectives.components.segments import DOCUMENTS_PER_BATCH, tokenized_batches
-from hf_ctxmodels.objectives.static.counting import CooccurrenceCounter
+from hf_ctxmodels.objectives.components.tokenized_documents import DOCUMENTS_PER_BATCH, tokenized_batches
+from hf_ctxmodels.objectives.static.cooccurrence_counter import CooccurrenceCounter
 
 
 @dataclass
-class DataCollatorForCooccurrences(PaddingCollator):
+class DataCollatorForCooccurrence(PaddingCollator):
     """Pads rows of cells of the co-occurrence matrix.
 
     Each feature holds input_ids, context_ids (cells,) and cooccurrences (cells,) float.
@@ -28,7 +28,7 @@ class DataCollatorForCooccurrences(PaddingCollator):
     cooccurrences (batch, width) float32, 1 at padding.
 
     Example:
-        >>> collate = DataCollatorForCooccurrences(tokenizer)
+        >>> collate = DataCollatorForCooccurrence(tokenizer)
         >>> ids, sums = np.array([2, 3]), np.array([1.5, 1.5])
         >>> row = {"input_ids": ids, "context_ids": ids[::-1], "cooccurrences": sums}
         >>> collate([row])["labels"]
@@ -81,12 +81,12 @@ class Cooccurrence(Objective):
 
     auto_class = "AutoModelForPreTraining"
     Options: ClassVar[type] = CooccurrenceOptions
-    evaluates: ClassVar[bool] = False
-    collate: DataCollatorForCooccurrences
+    has_heldout_loss: ClassVar[bool] = False
+    collate: DataCollatorForCooccurrence
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, max_length: int, seed: int, **options: Any) -> None:
         super().__init__(tokenizer, max_length=max_length, seed=seed, **options)
-        self.collate = DataCollatorForCooccurrences(tokenizer)
+        self.collate = DataCollatorForCooccurrence(tokenizer)
 
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
         """Rows with input_ids, context_ids and cooccurrences."""

@@ -20,9 +20,14 @@ from hf_ctxmodels.data.padding import PaddingCollator
 from hf_ctxmodels.objectives.base import Batch, Objective, check_at_least, collator_options
 from hf_ctxmodels.objectives.components.features import check_token_ids, feature_keys
 from hf_ctxmodels.objectives.components.masking import IGNORE_INDEX
-from hf_ctxmodels.objectives.components.segments import DOCUMENTS_PER_BATCH, tokenized_batches
-from hf_ctxmodels.objectives.static import window_draws
-from hf_ctxmodels.objectives.static.noise import HuffmanTree, NoiseDistribution, kept_shares, word_counts
+from hf_ctxmodels.objectives.components.tokenized_documents import DOCUMENTS_PER_BATCH, tokenized_batches
+from hf_ctxmodels.objectives.static import window_sampling as window_draws
+from hf_ctxmodels.objectives.static.word_frequencies import (
+    HuffmanTree,
+    NoiseDistribution,
+    subsampling_probabilities,
+    word_counts,
+)
 
 _COMPILED = "hf_ctxmodels.objectives.static.window_kernels"
 Output = Literal["negative-sampling", "hierarchical-softmax"]
@@ -73,7 +78,7 @@ class DataCollatorForWindowPrediction(PaddingCollator):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.counts = word_counts(self.tokenizer)
-        self.kept = kept_shares(self.counts, self.subsampling)
+        self.kept = subsampling_probabilities(self.counts, self.subsampling)
         self.tree = HuffmanTree(self.counts) if self.output == "hierarchical-softmax" else None
 
     @cached_property

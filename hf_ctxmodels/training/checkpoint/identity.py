@@ -11,7 +11,7 @@ from accelerate.utils import DistributedType
 from transformers import PreTrainedModel
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.data.sources import describe_content
+from hf_ctxmodels.data.document_sources import describe_content
 from hf_ctxmodels.training.arguments import LoopArguments
 
 FLAGS_THAT_MAY_CHANGE = (

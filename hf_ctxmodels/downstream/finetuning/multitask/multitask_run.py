@@ -14,7 +14,7 @@ from hf_ctxmodels.core.config import CtxConfig
 from hf_ctxmodels.core.console import format_next_commands, print_status
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
-from hf_ctxmodels.data.sources import describe_content
+from hf_ctxmodels.data.document_sources import describe_content
 from hf_ctxmodels.downstream.finetuning.multitask.batches import TaskCollator, mean, mixture_of, named
 from hf_ctxmodels.downstream.finetuning.multitask.evaluation import MEAN, BestModel, TasksEvaluation
 from hf_ctxmodels.downstream.finetuning.task_evaluation import TaskEvaluation

@@ -1,0 +1,100 @@
+"""Phrases of several words: found in text by their mutual information, or taken from tagged sentences."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from math import log
+
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.data.table_files import TaggedSentence, is_bio
+
+_WORD = re.compile(r"\w+|[^\w\s]")
+_JOINED = " "
+
+
+def find_phrases(
+    documents: Iterable[list[str]], *, min_count: int = 20, min_information: float = 3.0, max_words: int = 4
+) -> Counter[str]:
+    """Runs of words that occur together more often than by chance, and how often each was found.
+
+    Two neighbours are joined if they occur together `min_count` times or more and their pointwise mutual information
+    ln p(a b) / (p(a) p(b)) is at least `min_information` (Mikolov et al. 2013b, section 4, with another score). The
+    joined text is counted again, so that phrases grow, until none does or `max_words` is reached.
+
+    Args:
+        documents: Lists of sentences, read once.
+        min_count: Least number of occurrences.
+        min_information: Least mutual information in nats.
+        max_words: Most words of a phrase, 2 or more.
+
+    Raises:
+        CtxError: A limit is out of range.
+    """
+    if min_count < 1 or max_words < 2:
+        raise CtxError(
+            f"min_count={min_count} and max_words={max_words} are out of range.", hint="use at least 1 and 2."
+        )
+    sentences = [_WORD.findall(sentence) for document in documents for sentence in document]
+    while True:
+        accepted = _pairs(sentences, min_count, min_information, max_words)
+        if not accepted:
+            return Counter(word for sentence in sentences for word in sentence if _JOINED in word)
+        sentences = [list(_join(sentence, accepted)) for sentence in sentences]
+
+
+def _pairs(
+    sentences: Sequence[Sequence[str]], min_count: int, min_information: float, max_words: int
+) -> dict[tuple[str, str], float]:
+    """The neighbours to join, with their mutual information."""
+    words = Counter(word for sentence in sentences for word in sentence)
+    pairs = Counter(pair for sentence in sentences for pair in pairwise(sentence))
+    total, number = words.total(), max(1, pairs.total())
+    accepted = {}
+    for (first, second), count in pairs.items():
+        if count < min_count or first.count(_JOINED) + second.count(_JOINED) + 2 > max_words:
+            continue
+        if not (first[0].isalpha() and second[0].isalpha()):  # no number and no punctuation
+            continue
+        information = log(count / number) - log(words[first] / total) - log(words[second] / total)
+        if information >= min_information:
+            accepted[first, second] = information
+    return accepted
+
+
+def _join(sentence: Sequence[str], accepted: dict[tuple[str, str], float]) -> Iterator[str]:
+    """The words, with accepted neighbours joined from left to right."""
+    place = 0
+    while place < len(sentence):
+        pair = tuple(sentence[place : place + 2])
+        if pair in accepted:
+            yield _JOINED.join(pair)
+            place += 2
+        else:
+            yield sentence[place]
+            place += 1
+
+
+def extract_entities(sentences: Iterable[TaggedSentence]) -> Counter[str]:
+    """Entities of two or more words in sentences with BIO tags, and how often each occurs.
+
+    Raises:
+        CtxError: The tags are no BIO tags.
+    """
+    found = Counter[str]()
+    for sentence in sentences:
+        if not is_bio(sentence.tags):
+            raise CtxError(
+                f"The tags are not B-, I- and O: {' '.join(sentence.tags)[:80]!r}.",
+                location=sentence.where,
+                hint="give a CoNLL file with entities in its last column.",
+            )
+        entity: list[str] = []
+        for word, tag in [*zip(sentence.words, sentence.tags, strict=True), ("", "O")]:
+            if tag.startswith("I-"):
+                entity.append(word)
+                continue
+            if len(entity) > 1:
+                found[_JOINED.join(entity)] += 1
+            entity = [word] if tag.startswith("B-") else []
+    return found

@@ -1,0 +1,222 @@
+"""Local files -> lines, JSON objects and documents of running text, with errors that name file and line.
+
+Files are read line by line or batch by batch. A document is a list of paragraphs, which may be empty.
+"""
+
+import gzip
+import io
+import zlib
+from collections.abc import Iterator
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.json_parsing import parse_json
+from hf_ctxmodels.data.documents import TextWithUnits
+
+FILE_SUFFIXES = (".txt", ".jsonl", ".parquet")
+
+
+class TextColumns(NamedTuple):
+    """Columns of a record.
+
+    Attributes:
+        text: The document's text; null is a document without text.
+        units: A list of the phrases in it that are units of knowledge; null is none. None if there is no such column.
+    """
+
+    text: str = "text"
+    units: str | None = None
+
+
+def file_suffix(path: Path) -> str:
+    """A file's suffix without `.gz`: ".txt", ".jsonl", ".parquet" or another one."""
+    return Path(path.stem if path.suffix == ".gz" else path.name).suffix.lower()
+
+
+def check_file(path: Path) -> None:
+    """Raise CtxError unless there is such a file."""
+    if not path.is_file():
+        raise CtxError("No such file.", location=str(path), hint="give the path of a data file, or `demo`.")
+
+
+def read_lines(path: Path) -> Iterator[str]:
+    """Lines of a UTF-8 file with their line feeds, unpacked if it ends in `.gz`, without a byte order mark.
+
+    Only line feeds end a line: `str.splitlines` also splits at U+2028 and others, which JSON allows inside strings.
+
+    Raises:
+        CtxError: The file is missing, damaged, or not UTF-8 (with the offset of the wrong byte).
+    """
+    check_file(path)
+    offset = 0
+    packed = path.suffix == ".gz"
+    try:
+        with gzip.open(path, "rb") if packed else path.open("rb") as file:
+            for line in file:
+                # only the first line may begin with a byte order mark
+                yield line.decode("utf-8-sig" if offset == 0 else "utf-8")
+                offset += len(line)
+    except UnicodeDecodeError as error:
+        position = offset + error.start + len(line) - len(error.object)  # error.object lacks the byte order mark
+        raise CtxError(
+            f"Not UTF-8: byte {position} is 0x{error.object[error.start]:02x}.",
+            location=f"{path}, byte {position}{' after unpacking' if packed else ''}",
+            hint="convert the file, for example: iconv -f WINDOWS-1252 -t UTF-8 OLD > NEW.",
+        ) from error
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise CtxError(
+            f"The gzip file is damaged: {error}.", location=str(path), hint="fetch it or pack it again."
+        ) from error
+    except OSError as error:
+        raise CtxError(
+            f"The file cannot be read: {error.strerror or error}.", location=str(path), hint="see to its rights."
+        ) from error
+
+
+def read_text(file: str | Path) -> str:
+    """The whole text of a file; raises CtxError as `read_lines`, or if it is empty."""
+    text = "".join(read_lines(Path(file)))
+    if not text.strip():
+        raise CtxError("The file is empty.", location=str(file), hint="give a file with at least one example.")
+    return text
+
+
+def read_json_lines(file: str | Path) -> Iterator[tuple[dict[str, Any], str]]:
+    """The objects of a file with one JSON object per line, and their locations (`file:line`).
+
+    Raises:
+        CtxError: As `read_lines`, or a line is no JSON object.
+    """
+    for number, line in enumerate(read_lines(Path(file)), start=1):
+        if not line.strip():
+            continue
+        location = f"{file}:{number}"
+        row = parse_json(line, location=location, hint="write one JSON object per line.")
+        if not isinstance(row, dict):
+            raise CtxError(
+                f"Expected a JSON object, got {type(row).__name__}.",
+                location=location,
+                hint='write {"column": value, ...}.',
+            )
+        yield row, location
+
+
+def read_file(path: Path, columns: TextColumns) -> Iterator[list[str]]:
+    """Documents of a file of one of the `FILE_SUFFIXES`, plain or gzipped.
+
+    Args:
+        path: In `.txt` every line is a paragraph and a blank line ends a document; in `.jsonl` every line, and in
+            `.parquet` every row, is a document.
+        columns: Columns of `.jsonl` and `.parquet`.
+
+    Raises:
+        CtxError: The file is missing or damaged, not UTF-8, or has no such columns.
+    """
+    kind = file_suffix(path)
+    if kind == ".txt":
+        if columns.units is not None:
+            raise CtxError(
+                f"A text file has no column {columns.units!r}.",
+                location=str(path),
+                hint="give a .jsonl or .parquet file, or leave units_column out.",
+            )
+        return _text_documents(path)
+    if kind == ".jsonl":
+        return (record_to_document(row, columns, location) for row, location in read_json_lines(path))
+    return _parquet_documents(path, columns)
+
+
+def read_translated(path: Path, translation: Path) -> Iterator[list[str]]:
+    """[text, translation] of the lines of two files, without pairs in which one is blank.
+
+    Raises:
+        CtxError: As `read_lines`, or one file has more lines than the other.
+    """
+    for number, (line, other) in enumerate(zip_longest(read_lines(path), read_lines(translation)), start=1):
+        if line is None or other is None:
+            short, long = (path, translation) if line is None else (translation, path)
+            raise CtxError(
+                f"The file has {number - 1} lines, but {long} has more.",
+                location=str(short),
+                hint="give files whose lines are translations of each other.",
+            )
+        if line.strip() and other.strip():
+            yield [line.strip(), other.strip()]
+
+
+def split_paragraphs(text: str | None) -> list[str]:
+    """The non-blank lines of a text."""
+    return [line for line in (text or "").splitlines() if not line.isspace()]
+
+
+def _text_documents(path: Path) -> Iterator[list[str]]:
+    document: list[str] = []
+    for line in read_lines(path):
+        if line.strip():
+            document.append(line.rstrip("\r\n"))
+        elif document:
+            yield document
+            document = []
+    if document:
+        yield document
+
+
+def record_to_document(row: dict[str, Any], columns: TextColumns, location: str) -> list[str]:
+    """The paragraphs of a record's text, with its units.
+
+    Raises:
+        CtxError: A column is missing, or does not hold what it should.
+    """
+    text = _column(row, columns.text, "text_column", location)
+    if text is not None and not isinstance(text, str):
+        raise CtxError(
+            f"Column {columns.text!r} holds a {type(text).__name__}, not text.",
+            location=location,
+            hint="set text_column to a column of strings.",
+        )
+    if columns.units is None:
+        return split_paragraphs(text)
+    units = _column(row, columns.units, "units_column", location) or []
+    if not isinstance(units, list) or not all(isinstance(unit, str) for unit in units):
+        raise CtxError(
+            f"Column {columns.units!r} does not hold a list of phrases.",
+            location=location,
+            hint='write it as ["New York", "of the same"], the phrases as they stand in the text.',
+        )
+    return TextWithUnits(split_paragraphs(text), units)
+
+
+def _column(row: dict[str, Any], name: str, option: str, location: str) -> Any:
+    if name not in row:
+        raise CtxError(
+            f"No column {name!r}; the columns are {', '.join(map(repr, row))}.",
+            location=location,
+            hint=f"set {option} to a column of the data.",
+        )
+    return row[name]
+
+
+def _parquet_documents(path: Path, columns: TextColumns) -> Iterator[list[str]]:
+    import pyarrow
+    import pyarrow.parquet
+
+    check_file(path)
+    try:
+        # Parquet is read from its end, so gzip is unpacked first
+        source = io.BytesIO(gzip.decompress(path.read_bytes())) if path.suffix == ".gz" else path
+        file = pyarrow.parquet.ParquetFile(source)
+        there = file.schema_arrow.names
+        wanted = [name for name in columns if name is not None]
+        if not set(wanted) <= set(there):
+            record_to_document(dict.fromkeys(there), columns, str(path))
+        number = 0
+        for batch in file.iter_batches(batch_size=1024, columns=wanted):
+            for row in batch.to_pylist():
+                yield record_to_document(row, columns, f"{path}, row {number}")
+                number += 1
+    except (pyarrow.ArrowException, OSError, EOFError, zlib.error) as error:
+        raise CtxError(
+            f"The Parquet file is damaged: {error}.", location=str(path), hint="fetch it or write it again."
+        ) from error

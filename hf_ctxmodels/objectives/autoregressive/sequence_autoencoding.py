@@ -1,0 +1,106 @@
+"""Sequence auto-encoding: a text predicts itself (Dai & Le 2015, section 2)."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.data.examples import Example
+from hf_ctxmodels.data.padding import PaddingCollator, RowPadder
+from hf_ctxmodels.objectives.base import Batch, Objective
+from hf_ctxmodels.objectives.components.masking import IGNORE_INDEX
+from hf_ctxmodels.objectives.components.rates import target_rates
+from hf_ctxmodels.objectives.components.tokenized_documents import document_batches
+
+
+@dataclass
+class DataCollatorForSequenceAutoencoding(PaddingCollator):
+    """Repeats every text, with an end token after each copy; the second copy and its end are targets.
+
+    Each feature holds:
+        input_ids: (words,) of a text, its end token last.
+
+    Returns, padded on the tokenizer's side, for texts of at most n words with their ends:
+        input_ids, attention_mask: (batch, 2 n - 1) a text, its end, and the text.
+        labels: (batch, 2 n) the same with the last end; -100 outside the second copy and its end. One longer than the
+            input: `ForCausalLM` takes the word after the row too.
+    """
+
+    def torch_call(self, features: list[dict[str, Any]]) -> Batch:
+        """Collate features; see the class for what they hold and what is returned."""
+        texts = [np.asarray(feature["input_ids"]).astype(np.int64) for feature in features]
+        rows = [np.append(text, text[:-1]) for text in texts]
+        targets = [np.append(np.full(len(text) - 1, IGNORE_INDEX), text) for text in texts]
+        padder = RowPadder([len(row) for row in rows], self.tokenizer.padding_side)
+        return {
+            "input_ids": padder.pad(rows, int(self.tokenizer.pad_token_id)),
+            "attention_mask": padder.attention_mask(),
+            "labels": torch.nn.functional.pad(padder.pad(targets, IGNORE_INDEX), (1, 0), value=IGNORE_INDEX),
+        }
+
+
+@dataclass(frozen=True)
+class SequenceAutoencodingOptions:
+    """Options of `SequenceAutoencoding`."""
+
+    by_sentence: bool = flag(False, "Each sentence is a text, not each document.")
+
+
+class SequenceAutoencoding(Objective):
+    """Predict a text from itself: a language model predicts a second copy of the text after it.
+
+    The loss is over the second copy. A text of over (max_length - 1) / 2 words is cut into several, each with its own
+    end token.
+
+    | document | row | targets |
+    |---|---|---|
+    | text (or, with `by_sentence`, each sentence) | `text <eos> text` | the second copy and its `<eos>` |
+
+    References: Dai & Le 2015 (arXiv 1511.01432), section 2.
+    Related: `CausalLM` is the other pretraining of that paper (section 3).
+
+    Example:
+        >>> SequenceAutoencoding(tokenizer, max_length=400, seed=0, by_sentence=True)
+    """
+
+    auto_class = "AutoModelForCausalLM"
+    Options: ClassVar[type] = SequenceAutoencodingOptions
+    collate: DataCollatorForSequenceAutoencoding
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, max_length: int, seed: int, **options: Any) -> None:
+        super().__init__(tokenizer, max_length=max_length, seed=seed, **options)
+        self.longest = (max_length - 1) // 2
+        if self.longest < 1:
+            raise CtxError(f"Rows of max_length={max_length} cannot hold two copies of a text.", hint="use 3 or more.")
+        if tokenizer.eos_token_id is None:
+            raise CtxError(f"{type(tokenizer).__name__} has no eos_token.", hint="use a tokenizer with an eos_token.")
+        self.baseline = replace(self.baseline, excluded_ids=[int(tokenizer.pad_token_id)])  # <unk>, <eos> are targets
+        self.collate = DataCollatorForSequenceAutoencoding(tokenizer)
+
+    @property
+    def config_fields(self) -> dict[str, Any]:
+        """No carried state, and the id of the end token."""
+        return {"stateful": False, "eos_token_id": int(self.tokenizer.eos_token_id)}
+
+    def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
+        """Rows with input_ids, the end included."""
+        end = int(self.tokenizer.eos_token_id)
+        for batch in document_batches(documents):
+            texts = [sentence for document in batch for sentence in document]
+            if not self.options.by_sentence:
+                texts = [" ".join(document) for document in batch]
+            self.statistics.update(documents=len(batch), sentences=sum(map(len, batch)))
+            for encoding in self.tokenizer(texts, add_special_tokens=False, verbose=False).encodings or []:
+                words = np.array(encoding.ids, dtype=np.int32)
+                self.statistics.update(tokens=len(words), cut=max(0, -(-len(words) // self.longest) - 1))
+                for start in range(0, len(words), self.longest):
+                    yield {"input_ids": np.append(words[start : start + self.longest], np.int32(end))}
+
+    def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
+        """See `Objective.rates`."""
+        return {**target_rates(counts), "targets_per_row": counts["targets"] / max(1, counts["rows"])}

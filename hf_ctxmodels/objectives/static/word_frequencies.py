@@ -1,0 +1,142 @@
+"""Subsampling, noise distribution and Huffman tree of word2vec (Mikolov et al. 2013b, sections 2.1 to 2.3)."""
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from hf_ctxmodels.core.errors import CtxError
+
+
+def word_counts(tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
+    """(vocabulary,) frequency of each word in the tokenizer's training text; 0 for special tokens.
+
+    Raises:
+        CtxError: The tokenizer has no counts.
+    """
+    counts = getattr(tokenizer, "counts", None)
+    if counts is None:
+        raise CtxError(
+            f"{type(tokenizer).__name__} has no word counts, which this objective needs.",
+            hint="train one: `hf-ctxmodels train-tokenizer`, or give counts= to the tokenizer.",
+        )
+    padded = np.zeros(len(tokenizer), dtype=np.float64)  # added tokens have no counts
+    padded[: len(counts)] = counts
+    if padded.max() <= 0:
+        raise CtxError("The tokenizer's counts are all 0.", hint="train it on text.")
+    return padded
+
+
+def subsampling_probabilities(counts: np.ndarray, threshold: float) -> np.ndarray:
+    """(vocabulary,) probability that subsampling keeps an occurrence of a word.
+
+    With f the word's relative frequency, sqrt(t / f) + t / f as in the released code; section 2.3 has sqrt(t / f).
+
+    Args:
+        threshold: t; 0 keeps everything.
+    """
+    shares = np.maximum(counts, 1) / counts.sum()
+    return np.minimum(np.sqrt(threshold / shares) + threshold / shares, 1.0) if threshold else np.ones(len(counts))
+
+
+class NoiseDistribution:
+    """Words in proportion to a power of their counts, for the alias method (Walker 1977; Vose 1991).
+
+    Args:
+        counts: (vocabulary,); a word with count 0 is never drawn.
+        power: The exponent, 0.75 in the paper.
+
+    Attributes:
+        probabilities: (vocabulary,).
+        table: (vocabulary, 2) probability of each slot's own word, and the slot's alias.
+    """
+
+    def __init__(self, counts: np.ndarray, power: float) -> None:
+        weights = np.where(counts > 0, np.maximum(counts, 1) ** power, 0.0)
+        self.probabilities = weights / weights.sum()
+        scaled = (self.probabilities * len(counts)).tolist()
+        self.table = np.stack([np.ones(len(counts)), np.arange(len(counts))], 1)
+        small = [word for word, value in enumerate(scaled) if value < 1]
+        large = [word for word, value in enumerate(scaled) if value >= 1]
+        while small and large:
+            low, high = small.pop(), large[-1]
+            self.table[low] = scaled[low], high
+            scaled[high] -= 1 - scaled[low]
+            if scaled[high] < 1:
+                small.append(large.pop())
+        for word in small:  # 1 up to rounding, except words that must never be drawn
+            if not weights[word]:
+                self.table[word] = 0, int(weights.argmax())
+
+
+def sample_noise(uniform: np.ndarray, table: np.ndarray) -> np.ndarray:
+    """(n,) ids for uniform numbers: scaled by the table's length, the integer part is the slot, the rest chooses.
+
+    Args:
+        uniform: (n,) in [0, 1); overwritten.
+        table: See `NoiseDistribution`.
+    """
+    uniform *= len(table)
+    places = uniform.astype(np.int64)
+    uniform -= places
+    share, other = table[places].T
+    return np.where(uniform < share, places, other.astype(np.int64))
+
+
+class HuffmanTree:
+    """A Huffman tree: short paths to frequent words.
+
+    Attributes:
+        paths: (vocabulary, depth) inner nodes from the root to each word, -1 after the end; -1 everywhere for words
+            with count 0.
+        codes: (vocabulary, depth) branch of the path at each node, 0 or 1.
+    """
+
+    def __init__(self, counts: np.ndarray) -> None:
+        words = np.flatnonzero(counts > 0)
+        words = words[np.argsort(counts[words], kind="stable")]  # ascending
+        leaves = len(words)
+        if leaves < 2:
+            raise CtxError(f"A Huffman tree needs two words, got {leaves}.", hint="use a larger vocabulary.")
+        parents, branches = self._merge(counts[words].astype(np.float64).tolist())
+        paths, codes = [], []
+        for leaf in range(leaves):
+            path, code, node = [], [], leaf
+            while node != 2 * leaves - 2:
+                code.append(branches[node])
+                node = parents[node]
+                path.append(node - leaves)
+            paths.append(path[::-1])
+            codes.append(code[::-1])
+        depth = max(map(len, paths))
+        self.paths = np.full((len(counts), depth), -1, dtype=np.int64)
+        self.codes = np.zeros((len(counts), depth), dtype=np.int64)
+        for word, path, code in zip(words, paths, codes, strict=True):
+            self.paths[word, : len(path)], self.codes[word, : len(code)] = path, code
+
+    @staticmethod
+    def _merge(weights: list[float]) -> tuple[list[int], list[int]]:
+        """The parent of every node (leaves first), and the node's branch, 0 or 1."""
+        leaves = len(weights)
+        parents, branches = [0] * (2 * leaves - 1), [0] * (2 * leaves - 1)
+        leaf, inner = 0, leaves
+        for new in range(leaves, 2 * leaves - 1):
+            pair = []
+            for _ in range(2):
+                if leaf < leaves and (inner >= new or weights[leaf] <= weights[inner]):
+                    pair.append(leaf)
+                    leaf += 1
+                else:
+                    pair.append(inner)
+                    inner += 1
+            weights.append(weights[pair[0]] + weights[pair[1]])
+            for branch, child in enumerate(pair):
+                parents[child], branches[child] = new, branch
+        return parents, branches
+
+    def scores(self, counts: np.ndarray) -> np.ndarray:
+        """(vocabulary,) log odds of branch 0 at every inner node, for words with these counts."""
+        taken = np.zeros((2, len(counts)))
+        weights = np.broadcast_to(counts[:, None], self.paths.shape)
+        for branch in (0, 1):
+            chosen = (self.paths >= 0) & (self.codes == branch)
+            np.add.at(taken[branch], self.paths[chosen], weights[chosen])
+        return np.log(taken[0] + 1) - np.log(taken[1] + 1)
