@@ -1,4 +1,4 @@
-"""What a command shows on stderr while it works: lines for its stages, bars for what lasts."""
+"""What a command shows on stderr while it works: lines for its stages, bars for description lasts."""
 
 import shlex
 import sys
@@ -10,26 +10,26 @@ from tqdm import tqdm
 Item = TypeVar("Item")
 
 
-def print_status(line: str, shown: bool = True) -> None:
+def print_status(line: str, enabled: bool = True) -> None:
     """Show a line; a bar that is drawn stays below it."""
-    if shown:
+    if enabled:
         tqdm.write(line, file=sys.stderr)
         sys.stderr.flush()
 
 
 def progress_bar(
-    items: Iterable[Item], what: str, *, unit: str, total: int | None = None, shown: bool = True
+    items: Iterable[Item], description: str, *, unit: str, total: int | None = None, enabled: bool = True
 ) -> Iterable[Item]:
     """The items, with a bar while they are read, if stderr is a terminal.
 
     Args:
         items: Of any number.
-        what: Before the bar.
+        description: Before the bar.
         unit: Name of an item in the plural.
         total: Their number; by default that of `items` where it has one.
-        shown: False for no bar, as on all processes but the main one.
+        enabled: False for no bar, as on all processes but the main one.
     """
-    return tqdm(items, desc=what, unit=f" {unit}", total=total, leave=False, disable=None if shown else True)
+    return tqdm(items, desc=description, unit=f" {unit}", total=total, leave=False, disable=None if enabled else True)
 
 
 def format_next_commands(*commands: Sequence[object]) -> str:

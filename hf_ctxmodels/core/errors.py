@@ -13,37 +13,37 @@ class CtxError(ValueError):
     """An error that the user can fix.
 
     Args:
-        what: What was wrong, and what was expected.
+        message: What was wrong, and what was expected.
         location: The file, line, step or argument.
         hint: How to fix it.
     """
 
     exit_code: int = 2
 
-    def __init__(self, what: str, *, location: str | None = None, hint: str | None = None) -> None:
-        what = _printable(what)
-        lines = [what]
+    def __init__(self, message: str, *, location: str | None = None, hint: str | None = None) -> None:
+        message = _printable(message)
+        lines = [message]
         if location:
-            lines.append(f"  where:   {_printable(location)}")
+            lines.append(f"  where: {_printable(location)}")
         if hint:
-            lines.append(f"  to mend: {_printable(hint)}")
+            lines.append(f"  Fix: {_printable(hint)}")
         super().__init__("\n".join(lines))
-        self.what, self.location, self.hint = what, location, hint
+        self.message, self.location, self.hint = message, location, hint
 
 
 @contextmanager
-def wrap_errors(what: str, *, location: str | None = None, hint: str | None = None) -> Iterator[None]:
+def wrap_errors(message: str, *, location: str | None = None, hint: str | None = None) -> Iterator[None]:
     """Within, something foreign is read: a file, a configuration, weights. Any error there is the fault of that.
 
     Raises:
-        CtxError: In place of any error of another class: `what`, and what the error says.
+        CtxError: In place of any error of another class: `message`, and what the error says.
     """
     try:
         yield
     except CtxError:
         raise
     except Exception as error:
-        raise CtxError(f"{what}: {describe_error(error)}.", location=location, hint=hint) from error
+        raise CtxError(f"{message}: {describe_error(error)}.", location=location, hint=hint) from error
 
 
 def describe_error(error: BaseException) -> str:

@@ -94,7 +94,7 @@ def damaged_files(checkpoint: Path, ending: str = "") -> list[str]:
     try:
         manifest: dict[str, str] = read_json(checkpoint / MANIFEST_FILE)["sha256"]
     except (CtxError, KeyError, TypeError) as error:
-        return [f"{MANIFEST_FILE} cannot be read ({error.what if isinstance(error, CtxError) else error})"]
+        return [f"{MANIFEST_FILE} cannot be read ({error.message if isinstance(error, CtxError) else error})"]
     if not matches_type(manifest, dict[str, str]):
         return [f"{MANIFEST_FILE} does not name files with their digests"]
     damages = []

@@ -129,7 +129,7 @@ def _on_main_process(accelerator: Accelerator, action: Callable[[], None]) -> No
         try:
             action()
         except CtxError as error:
-            failed = [(error.what, error.location, error.hint)]
+            failed = [(error.message, error.location, error.hint)]
     broadcast_object_list(failed)
     if failed[0] is not None:
         what, location, hint = failed[0]

@@ -173,7 +173,7 @@ class TaskRun:
 def _of_task(listed: ListedTask, error: CtxError) -> CtxError:
     """The error with the name of the task and its place in the list."""
     location = f"{error.location}; {listed.where}" if error.location else listed.where
-    return CtxError(f"The task {listed.name}: {error.what}", location=location, hint=error.hint)
+    return CtxError(f"The task {listed.name}: {error.message}", location=location, hint=error.hint)
 
 
 @dataclass(frozen=True)
