@@ -72,7 +72,7 @@ def check_specs(specs: Iterable[FamilySpec]) -> dict[str, FamilySpec]:
 def _wrong_classes(spec: FamilySpec) -> Iterable[str]:
     if "AutoModel" not in spec.models:
         yield "models has no 'AutoModel', the encoder"
-    for auto_name, model in (*spec.models.items(), *spec.peers.items()):
+    for auto_name, model in (*spec.models.items(), *spec.reference_heads.items()):
         if not hasattr(transformers, auto_name):
             yield f"transformers has no Auto class {auto_name!r}"
         if not issubclass(model, CtxPreTrainedModel) or model.config_class is not spec.config:
@@ -83,8 +83,8 @@ def _wrong_classes(spec: FamilySpec) -> Iterable[str]:
 
 
 def _wrong_names(spec: FamilySpec) -> Iterable[str]:
-    if spec.peers.keys() - spec.models.keys():
-        yield f"peers names Auto classes that models does not: {sorted(spec.peers.keys() - spec.models.keys())}"
+    if spec.reference_heads.keys() - spec.models.keys():
+        yield f"reference_heads names Auto classes that models does not: {sorted(spec.reference_heads.keys() - spec.models.keys())}"
     if {"tiny", "base"} - spec.sizes.keys():
         yield "sizes lacks 'tiny' or 'base'"
     known = {*spec.config.__dataclass_fields__, *spec.config.attribute_map}
@@ -97,7 +97,7 @@ def _wrong_names(spec: FamilySpec) -> Iterable[str]:
     for where, fields in changed.items():
         if set(fields) - known:
             yield f"{where} has no field of {spec.config.__name__}: {sorted(set(fields) - known)}"
-    names = {*spec.models, *(model.__name__ for model in spec.peers.values())}
+    names = {*spec.models, *(model.__name__ for model in spec.reference_heads.values())}
     for name, row in spec.published.items():
         if row.counts.keys() - names:
             yield f"published[{name!r}] has unknown classes: {sorted(row.counts.keys() - names)}"
@@ -129,14 +129,14 @@ def get_family(key: str | PreTrainedConfig | PreTrainedModel) -> FamilySpec:
     raise CtxError(f"There is no family {key!r}.", hint=f"use one of: {', '.join(FAMILIES)}.")
 
 
-def saved_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
+def checkpoint_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
     """The class that a checkpoint was saved from.
 
     Raises:
         CtxError: Its configuration is of no family, or names no class of it.
     """
     family = get_family(config)
-    known = {model.__name__: model for model in (*family.models.values(), *family.peers.values())}
+    known = {model.__name__: model for model in (*family.models.values(), *family.reference_heads.values())}
     for name in config.architectures or []:
         if name in known:
             return known[name]

@@ -44,7 +44,7 @@ class Target(Enum):
 
 
 @dataclass(frozen=True)
-class Learning:
+class ShortTraining:
     """The short pretraining run on news text, in which the family must beat the frequency baseline.
 
     The model has one layer of width 64, without dropout; a step has 16 rows of at most 32 tokens.
@@ -73,25 +73,25 @@ class Traits:
         learning: The short pretraining run.
         targets: Kinds of `loss_targets` that do not follow from name and head; see tests/zoo.
         loss_weights: Loss component in a head's output -> the configuration's field of its weight.
-        selects_extremes: Auto classes whose head selects extreme values, which rounding may change; not needed with
+        uses_max_pooling: Auto classes whose head selects extreme values, which rounding may change; not needed with
             `pooling="max"` in the configuration.
-        finds_padding: Whether, without an `attention_mask`, padding tokens at the end of a row are padding, as in the
+        infers_padding: Whether, without an `attention_mask`, padding tokens at the end of a row are padding, as in the
             peer.
-        own_initial_weights: Whether new weights are drawn otherwise than by the peer in transformers: as in the
+        has_different_initialization: Whether new weights are drawn otherwise than by the peer in transformers: as in the
             family's released code, where the two differ.
     """
 
     tiny: Mapping[str, Any] = field(default_factory=dict)
-    learning: Learning = field(default_factory=Learning)
+    learning: ShortTraining = field(default_factory=ShortTraining)
     targets: Mapping[str, Target] = field(default_factory=dict)
     loss_weights: Mapping[str, str] = field(default_factory=dict)
-    selects_extremes: tuple[str, ...] = ()
-    finds_padding: bool = False
-    own_initial_weights: bool = False
+    uses_max_pooling: tuple[str, ...] = ()
+    infers_padding: bool = False
+    has_different_initialization: bool = False
 
 
 @dataclass(frozen=True)
-class Writing:
+class Seq2SeqFinetuning:
     """How a family is fine-tuned on sources and targets, if it does not train on the targets as they are.
 
     Attributes:
@@ -118,7 +118,7 @@ class FamilySpec:
         objectives: Name -> objective; the first is the family's own.
         writing: How `finetune --task seq2seq` trains it; None for plain `labels`.
         conversion: Weight conversion from the reference layout to the native layout.
-        peers: Auto class name -> peer of the reference's class, if it is not the class in `models`.
+        reference_heads: Auto class name -> peer of the reference's class, if it is not the class in `models`.
         parent: Name of the only family that this one's modules may import.
         traits: Traits for the test suite.
     """
@@ -131,9 +131,9 @@ class FamilySpec:
     sizes: dict[str, dict[str, Any]]
     published: dict[str, PublishedCount]
     objectives: dict[str, type[Objective]] = field(default_factory=dict)
-    writing: Writing | None = None
+    writing: Seq2SeqFinetuning | None = None
     conversion: list[WeightTransform] = field(default_factory=list)
-    peers: dict[str, type[CtxPreTrainedModel]] = field(default_factory=dict)
+    reference_heads: dict[str, type[CtxPreTrainedModel]] = field(default_factory=dict)
     parent: str | None = None
     traits: Traits = field(default_factory=Traits)
 

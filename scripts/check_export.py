@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from hf_ctxmodels.architectures.transformer_seq2seq import EncoderDecoder
+from hf_ctxmodels.architectures.encoder_decoder import EncoderDecoder
 from hf_ctxmodels.inference.exporting import PARTS, Part, difference_on, write_onnx, write_program
 from hf_ctxmodels.inference.model_inputs import Batch
 from hf_ctxmodels.registry import FAMILIES

@@ -4,11 +4,11 @@ from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
 
-from hf_ctxmodels.architectures.configuration_transformer import CtxEncoderConfig
+from hf_ctxmodels.architectures.configurations import CtxEncoderConfig
 
 PAIR_SEGMENTS = 2
 """Segments of BERT."""
-WRITING_TOKENS = ("query_token_id", "decoder_start_token_id", "eos_token_id")
+GENERATION_TOKEN_FIELDS = ("query_token_id", "decoder_start_token_id", "eos_token_id")
 """Fields that BERT's configuration lacks, by which a head writes."""
 
 
@@ -36,12 +36,12 @@ class CtxQueryGenerationConfig(CtxEncoderConfig):
     copied_segments: ClassVar[tuple[int, ...]]
     """BERT's segments, of which the embeddings of those after them begin as copies."""
 
-    reads_start: ClassVar[bool] = False
+    feeds_start_token: ClassVar[bool] = False
     """Whether the first of `decoder_input_ids` is read, as a token of the target; else it only holds the place."""
 
     non_reference_fields: ClassVar[tuple[str, ...]] = (
         *CtxEncoderConfig.non_reference_fields,
-        *WRITING_TOKENS,
+        *GENERATION_TOKEN_FIELDS,
         *("label_smoothing", "span_loss_weight", "is_encoder_decoder", "type_vocab_size"),
     )
 
@@ -66,7 +66,7 @@ class CtxQueryGenerationConfig(CtxEncoderConfig):
     @property
     def max_source_target_length(self) -> int:
         """Most tokens of a source and of its target, the end included: both have positions in one row."""
-        return self.max_position_embeddings - int(self.reads_start)
+        return self.max_position_embeddings - int(self.feeds_start_token)
 
     @property
     def target_vocab_size(self) -> int:

@@ -20,6 +20,6 @@ def read_codes(file: str | Path) -> list[tuple[str, str]]:
     return merges
 
 
-def own_name(subword: str) -> str:
+def to_native_subword(subword: str) -> str:
     """A subword as the tokenizers here write it: marked where a word ends, rather than where it goes on."""
     return subword.removesuffix(_CONTINUES) if subword.endswith(_CONTINUES) else subword + END_OF_WORD

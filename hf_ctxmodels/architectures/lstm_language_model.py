@@ -17,8 +17,8 @@ from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
 from hf_ctxmodels.architectures.configuration_lstm_language_model import CtxLSTMLanguageModelConfig
-from hf_ctxmodels.architectures.inputs import prepare_inputs
 from hf_ctxmodels.architectures.recurrent import RecurrentPreTrainedModel
+from hf_ctxmodels.architectures.recurrent_inputs import prepare_inputs
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.recurrent_cache import RecurrentCache, validate_cache
 from hf_ctxmodels.layers.pooling import Pooling, pool_tokens, token_mask

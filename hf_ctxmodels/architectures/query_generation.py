@@ -16,7 +16,7 @@ from transformers import Cache, GenerationMixin
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
-from hf_ctxmodels.architectures.query_reading import (
+from hf_ctxmodels.architectures.query_encoding import (
     SourceReader,
     Words,
     begun_cache,
@@ -25,11 +25,17 @@ from hf_ctxmodels.architectures.query_reading import (
     read_source,
     run_rows,
 )
-from hf_ctxmodels.architectures.query_streams import Queries, kept_before, target_rows
+from hf_ctxmodels.architectures.query_tokens import Queries, kept_before, target_rows
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.inputs import check_ids, check_padding_mask, check_source_mask, check_tensors, check_unread
+from hf_ctxmodels.core.inputs import (
+    check_ids,
+    check_padding_mask,
+    check_source_mask,
+    check_tensors,
+    reject_unused_tensors,
+)
 from hf_ctxmodels.heads import ItemCounts
-from hf_ctxmodels.heads.base import IGNORE_INDEX, as_targets, language_modeling_loss
+from hf_ctxmodels.heads.base import IGNORE_INDEX, language_modeling_loss, validate_targets
 from hf_ctxmodels.heads.seq2seq import ConditionalGenerationOutput
 from hf_ctxmodels.layers.transformer.stack import StackOutput
 
@@ -67,7 +73,7 @@ def _check_arguments(
     """Raise CtxError for a wrong mask, arguments that are not read, or those that others leave without use."""
     check_tensors(attention_mask=attention_mask)
     check_padding_mask(attention_mask)
-    check_unread(**unread)
+    reject_unused_tensors(**unread)
     if masked is not None:
         beside = {"decoder_input_ids": ids, "span_ids": spans, **read}
         _refuse(beside, "masked_target_ids is the whole target, without spans, read in one pass with the source.")
@@ -145,7 +151,7 @@ class QueryForConditionalGeneration(heads.Seq2SeqHead):
         read = {"encoder_outputs": encoder_outputs, "past_key_values": past_key_values}
         _check_arguments(attention_mask, kwargs, masked_target_ids, span_ids, read, decoder_input_ids)
         known = any(each is not None for each in read.values())
-        labels = None if labels is None else as_targets(labels, "labels")
+        labels = None if labels is None else validate_targets(labels, "labels")
         recorded = self.config.resolve_output_flags(kwargs)
         everywhere = labels is None or self.returns_logits(return_logits) or any(recorded.values())
         source = (input_ids, attention_mask, token_type_ids, inputs_embeds)
@@ -154,11 +160,13 @@ class QueryForConditionalGeneration(heads.Seq2SeqHead):
             if not known:
                 encoder_outputs = self.get_encoder()(*source, **recorded)
             rows = None if encoder_outputs is None else len(kept_source(encoder_outputs))
-            given = Given(self.decoder_ids(rows, decoder_input_ids, labels), *rest)._replace(everywhere=True)
+            given = Given(self.resolve_decoder_input_ids(rows, decoder_input_ids, labels), *rest)._replace(
+                everywhere=True
+            )
             return self.step(encoder_outputs, attention_mask, past_key_values, given, use_cache)
         shape = self.input_shape(input_ids, inputs_embeds)
         if shape is not None and masked_target_ids is None:
-            decoder_input_ids = self.decoder_ids(shape[0], decoder_input_ids, labels)
+            decoder_input_ids = self.resolve_decoder_input_ids(shape[0], decoder_input_ids, labels)
         words = read_source(self, input_ids, inputs_embeds, attention_mask, token_type_ids, self.source_type)
         if masked_target_ids is not None:
             return self.predict_masked(words, Given(masked_target_ids, *rest))
@@ -175,7 +183,7 @@ class QueryForConditionalGeneration(heads.Seq2SeqHead):
         queries = self._queries(steps, wanted, lengths + offset, lengths + kept.sum(1, keepdim=True))
         streams = [target_rows(target, kept, lengths, self.target_type), queries.one_by_one()]
         if span_ids is not None:
-            spans = as_targets(span_ids, "span_ids", given.ids.shape)
+            spans = validate_targets(span_ids, "span_ids", given.ids.shape)
             before = queries.before + wanted.sum(1, keepdim=True)
             streams.append(replace(queries, wanted=known, before=before).by_span(spans))  # that see each other
         words, count = joined(self, source, streams), len(streams) - 1
@@ -205,7 +213,7 @@ class QueryForConditionalGeneration(heads.Seq2SeqHead):
         if (padding := self.config.pad_token_id) is not None:
             real = ids != padding
         if given.labels is not None:
-            real = real | (as_targets(given.labels, "labels", ids.shape) != IGNORE_INDEX)
+            real = real | (validate_targets(given.labels, "labels", ids.shape) != IGNORE_INDEX)
         real = real.flip(1).cummax(1).values.flip(1)
         words = joined(
             self, source, [target_rows(ids, real, source.rows.tokens.sum(1, keepdim=True), self.target_type)]
@@ -311,4 +319,4 @@ class QueryForConditionalGeneration(heads.Seq2SeqHead):
 
     def _read_target(self, ids: Tensor) -> tuple[Tensor, int]:
         """(batch, ...) tokens of the target that are read, and how many of them the first step depends on."""
-        return (ids, 1) if self.config.reads_start else (ids[:, 1:], 0)
+        return (ids, 1) if self.config.feeds_start_token else (ids[:, 1:], 0)

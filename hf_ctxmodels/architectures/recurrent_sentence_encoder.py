@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils.generic import can_return_tuple
 
-from hf_ctxmodels.architectures.inputs import prepare_inputs, zero_padding
+from hf_ctxmodels.architectures.recurrent_inputs import prepare_inputs, zero_padding
 from hf_ctxmodels.architectures.sentence_encoder import SentenceEncoder
 from hf_ctxmodels.layers.dropout import Dropout
 from hf_ctxmodels.layers.pooling import PoolingLayer

@@ -12,7 +12,7 @@ from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels.architectures.configuration_decoder import CtxDecoderConfig
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.inputs import check_ids, count_tokens, is_traced
+from hf_ctxmodels.core.inputs import check_ids, cumulative_token_counts, is_traced
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.adapter_slots import EMBEDDING_SLOT, InvertibleSlot, after_embeddings
 from hf_ctxmodels.layers.attention.layouts import build_layout
@@ -49,13 +49,13 @@ class Decoder(CtxPreTrainedModel):
         layers: The layers in the order of application.
         final_norm: The norm of the last layer's output, identity with post-norm.
         masks: Which earlier tokens a token sees: one mask for all layers, or one for each.
-        zeroes_padding: Whether padding positions are 0 in all layers.
+        zeros_padding: Whether padding positions are 0 in all layers.
     """
 
-    takes_ready_masks = True
+    accepts_4d_masks = True
     _input_embed_layer = "word_embeddings"
     masks: MaskSpec | Sequence[MaskSpec] = CAUSAL
-    zeroes_padding: ClassVar[bool] = False
+    zeros_padding: ClassVar[bool] = False
     invertible: InvertibleSlot | None
 
     def __init__(self, config: Any) -> None:
@@ -90,7 +90,7 @@ class Decoder(CtxPreTrainedModel):
         """Create the norm of the last layer's output."""
         return nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
-    def embedded_beside(self, words: Tensor, given: dict[str, Any]) -> dict[str, Tensor]:
+    def extra_embedding_ids(self, words: Tensor, given: dict[str, Any]) -> dict[str, Tensor]:
         """(batch, length) ids that `embed` takes beside words and positions, by name.
 
         Args:
@@ -143,7 +143,7 @@ class Decoder(CtxPreTrainedModel):
         words = self._checked_input(input_ids, inputs_embeds, attention_mask, cache, past, **places)
         if position_ids is None:
             position_ids = default_positions(words, attention_mask, sequence_ids, past)
-        beside = self.embedded_beside(words, kwargs)
+        beside = self.extra_embedding_ids(words, kwargs)
         kwargs |= recorded
         layout = build_layout(words, attention_mask, sequence_ids, self.config, past_key_values=cache, **kwargs)
         beside |= {"words": words, "position_ids": position_ids.expand(words.shape[:2])}
@@ -156,7 +156,7 @@ class Decoder(CtxPreTrainedModel):
             past_key_values=cache,
             final_norm=self.final_norm,
             output_mask=output_mask,
-            zero_padding=self.zeroes_padding,
+            zero_padding=self.zeros_padding,
             **recorded,
         )
         return BaseModelOutputWithPast(
@@ -192,13 +192,13 @@ def default_positions(
     Args:
         words: (batch, length, ...).
         attention_mask: (batch, past + length), 0 at padding; others say nothing about positions.
-        sequence_ids: (batch, length), see `count_tokens`.
+        sequence_ids: (batch, length), see `cumulative_token_counts`.
         past: Columns in the cache.
     """
     length = words.shape[1]
     padding = attention_mask if attention_mask is not None and attention_mask.dim() == 2 else None
     if sequence_ids is not None:
-        return (count_tokens(token_mask(words, padding, sequence_ids), sequence_ids) - 1).clamp(min=0)
+        return (cumulative_token_counts(token_mask(words, padding, sequence_ids), sequence_ids) - 1).clamp(min=0)
     if padding is not None:
         return ((padding != 0).cumsum(1)[:, -length:] - 1).clamp(min=0)
     return torch.arange(length, device=words.device)[None] + past

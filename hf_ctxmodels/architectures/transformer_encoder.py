@@ -10,7 +10,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.inputs import check_ids, count_tokens
+from hf_ctxmodels.core.inputs import check_ids, cumulative_token_counts
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.adapter_slots import InvertibleSlot
 from hf_ctxmodels.layers.attention.layouts import Layout, build_layout
@@ -73,12 +73,12 @@ class Encoder(CtxPreTrainedModel):
         embeddings: Words, positions and segments -> (..., hidden).
         layers: The layers in the order of application; a layer may occur several times.
         pooler: Makes `pooler_output` of the first tokens' states, or None.
-        further_ids: Names of further ids of every token, (batch, length) each, that the embeddings take as arguments ->
+        extra_input_ids: Names of further ids of every token, (batch, length) each, that the embeddings take as arguments ->
             the configuration's field with their number.
     """
 
-    takes_ready_masks = True
-    further_ids: ClassVar[Mapping[str, str]] = {}
+    accepts_4d_masks = True
+    extra_input_ids: ClassVar[Mapping[str, str]] = {}
     _input_embed_layer = "word_embeddings"
 
     def __init__(self, config: Any, add_pooling_layer: bool = True) -> None:
@@ -130,14 +130,14 @@ class Encoder(CtxPreTrainedModel):
                 numbers is one sequence, whose tokens attend to each other only.
             output_mask: (batch, length) bool; `last_hidden_state` then holds only these positions, (targets, hidden) in
                 row-major order, and the last layer is computed only there and at the pooler's first tokens.
-            kwargs: `output_hidden_states`, `output_attentions` (by eager attention in place of sdpa), `further_ids`,
+            kwargs: `output_hidden_states`, `output_attentions` (by eager attention in place of sdpa), `extra_input_ids`,
                 and arguments of the attention function.
 
         Raises:
             CtxError: Inputs do not match each other or the model, see `check_encoder_input`; or one is not read.
         """
         recorded = self.config.resolve_output_flags(kwargs)
-        further = {name: kwargs.pop(name, None) for name in self.further_ids}
+        further = {name: kwargs.pop(name, None) for name in self.extra_input_ids}
         if kwargs.get("past_key_values") is not None:
             raise CtxError("past_key_values is given, but an encoder has no cache.", hint="leave it out.")
         places = {"sequence_ids": sequence_ids, "output_mask": output_mask}
@@ -173,7 +173,11 @@ class Encoder(CtxPreTrainedModel):
         width = getattr(self.config, "embedding_size", self.config.hidden_size)
         limit = self.config.max_sequence_length
         words = self.check_encoder_input(input_ids, inputs_embeds, attention_mask, limit, width=width, **places, **ids)
-        limits = {"token_type_ids": "type_vocab_size", "position_ids": "max_position_embeddings", **self.further_ids}
+        limits = {
+            "token_type_ids": "type_vocab_size",
+            "position_ids": "max_position_embeddings",
+            **self.extra_input_ids,
+        }
         for name, field in limits.items():
             if name != "token_type_ids" or self.config.type_vocab_size:  # without segments they are not read
                 check_ids(name, ids[name], getattr(self.config, field), field)
@@ -181,7 +185,10 @@ class Encoder(CtxPreTrainedModel):
 
     def default_positions(self, words: Tensor, attention_mask: Tensor | None, sequence_ids: Tensor | None) -> Tensor:
         """(batch, length) positions within the row, or within the sequence with `sequence_ids`."""
-        return count_tokens(torch.ones(words.shape[:2], dtype=torch.bool, device=words.device), sequence_ids) - 1
+        return (
+            cumulative_token_counts(torch.ones(words.shape[:2], dtype=torch.bool, device=words.device), sequence_ids)
+            - 1
+        )
 
     def mask_spec(self, layout: Layout, token_type_ids: Tensor | None) -> MaskSpec:
         """Which tokens of its sequence each token sees: all. `token_type_ids` (batch, length) as in `forward`."""

@@ -52,11 +52,11 @@ class TransformerStack(nn.Module):
         embedding_norm: The norm of the embeddings.
         layers: The layers in the order of application.
         final_norm: The norm of the last layer's output, identity with post-norm.
-        zeroes_padding: Whether padding positions are 0 in all layers.
+        zeros_padding: Whether padding positions are 0 in all layers.
         invertible: The invertible adapters of the embeddings, or None.
     """
 
-    zeroes_padding: ClassVar[bool] = False
+    zeros_padding: ClassVar[bool] = False
     invertible: InvertibleSlot | None
 
     def __init__(self, config: Any, *, is_decoder: bool = False) -> None:
@@ -107,7 +107,7 @@ class TransformerStack(nn.Module):
         """Who sees whom in self-attention, and with which bias; for all layers."""
         return CAUSAL if self.is_decoder else BIDIRECTIONAL
 
-    def embedded_beside(self, words: Tensor, given: dict[str, Any]) -> dict[str, Tensor]:
+    def extra_embedding_ids(self, words: Tensor, given: dict[str, Any]) -> dict[str, Tensor]:
         """(batch, length) ids that `embed` takes beside words and positions, by name.
 
         Args:
@@ -149,7 +149,7 @@ class TransformerStack(nn.Module):
             source: What a decoder attends to.
             words: The table of words of a stack without one.
             kwargs: `output_hidden_states`, `output_attentions` (by eager attention in place of sdpa), what
-                `embedded_beside` takes, and arguments of the attention function.
+                `extra_embedding_ids` takes, and arguments of the attention function.
 
         Raises:
             CtxError: Inputs do not match each other, the cache or the model.
@@ -161,7 +161,7 @@ class TransformerStack(nn.Module):
         given = self._checked(input_ids, inputs_embeds, attention_mask, past_key_values, past, table, places)
         if position_ids is None:
             position_ids = default_positions(given, attention_mask, sequence_ids, past)
-        beside = self.embedded_beside(given, kwargs) | {"position_ids": position_ids.expand(given.shape[:2])}
+        beside = self.extra_embedding_ids(given, kwargs) | {"position_ids": position_ids.expand(given.shape[:2])}
         kwargs |= recorded | {"past_key_values": past_key_values}
         layout = build_layout(given, attention_mask, sequence_ids, self.config, **kwargs)
         outputs = run_stack(
@@ -173,7 +173,7 @@ class TransformerStack(nn.Module):
             past_key_values=past_key_values,
             final_norm=self.final_norm,
             output_mask=output_mask,
-            zero_padding=self.zeroes_padding,
+            zero_padding=self.zeros_padding,
             **recorded,
         )
         return _output(outputs, past_key_values, source)

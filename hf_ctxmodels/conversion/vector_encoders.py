@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from hf_ctxmodels.architectures.torch_lstm import model_on_vectors, read_state_dict
+from hf_ctxmodels.architectures.torch_lstm_conversion import model_on_vectors, read_state_dict
 from hf_ctxmodels.conversion.converted import check_output, save_converted
 from hf_ctxmodels.conversion.word_files import READERS
 from hf_ctxmodels.core.flags import flag

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_ctxmodels.architectures.static import StaticEncoder, words_and_vectors
+from hf_ctxmodels.architectures.static_embeddings import StaticEmbeddingModel, get_words_and_vectors
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.registry import FAMILIES, get_family
 from hf_ctxmodels.tokenizers.words import SPECIAL_TOKENS, CtxWordTokenizer, require_different
@@ -57,8 +57,8 @@ class WordVectors:
         Raises:
             CtxError: The model has no vector for each word, or the tokenizer is not a word tokenizer.
         """
-        words, vectors, ids = words_and_vectors(model, tokenizer)
-        word_tokenizer: Any = tokenizer  # checked by words_and_vectors
+        words, vectors, ids = get_words_and_vectors(model, tokenizer)
+        word_tokenizer: Any = tokenizer  # checked by get_words_and_vectors
         counts = None if word_tokenizer.counts is None else [word_tokenizer.counts[number] for number in ids]
         return cls(words, vectors.numpy(), counts, word_tokenizer.do_lower_case)
 
@@ -71,8 +71,10 @@ class WordVectors:
             CtxError: The family is not static.
         """
         row = get_family(family)
-        if not issubclass(row.models["AutoModel"], StaticEncoder):
-            static = [name for name, other in FAMILIES.items() if issubclass(other.models["AutoModel"], StaticEncoder)]
+        if not issubclass(row.models["AutoModel"], StaticEmbeddingModel):
+            static = [
+                name for name, other in FAMILIES.items() if issubclass(other.models["AutoModel"], StaticEmbeddingModel)
+            ]
             raise CtxError(f"The family {family} has no static embeddings.", hint=f"use one of: {', '.join(static)}.")
         kept = [place for place, word in enumerate(self.words) if word not in SPECIAL_TOKENS]
         counts = None if self.counts is None else [self.counts[place] for place in kept]

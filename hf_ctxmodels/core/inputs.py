@@ -21,9 +21,9 @@ def check_encoder_input(
     *,
     limit: int,
     limit_name: str = "vocab_size",
-    id_axes: tuple[str, ...] = (),
+    token_id_axes: tuple[str, ...] = (),
     width: int | None = None,
-    takes_ready_masks: bool = False,
+    accepts_4d_masks: bool = False,
     mask_hint: str | None = None,
     sequence_ids: Tensor | None = None,
     output_mask: Tensor | None = None,
@@ -33,13 +33,13 @@ def check_encoder_input(
     """Check inputs that would otherwise fail inside a layer or, on a GPU, abort the process.
 
     Args:
-        input_ids: (batch, length, *id_axes), or None with `inputs_embeds` (batch, length, hidden).
-        attention_mask: (batch, length), 1 or True at tokens, 0 or False at padding; with `takes_ready_masks` also a
+        input_ids: (batch, length, *token_id_axes), or None with `inputs_embeds` (batch, length, hidden).
+        attention_mask: (batch, length), 1 or True at tokens, 0 or False at padding; with `accepts_4d_masks` also a
             mask of the attention function: (batch, heads, queries, keys), bool or added to the scores, or a
             `BlockMask`.
         max_length: Longest sequence of the model; None for no limit.
         limit, limit_name: The configuration's field, by value and name, that all ids are below.
-        id_axes: Names of the axes of a single token's ids.
+        token_id_axes: Names of the axes of a single token's ids.
         width: Of embeddings; None does not check it.
         mask_hint: What to give in place of a mask of other dimensions.
         sequence_ids: (batch, length), 0 at padding.
@@ -55,12 +55,12 @@ def check_encoder_input(
         CtxError: An argument is wrong; the message has its value and the expected one.
     """
     check_tensors(input_ids=input_ids, inputs_embeds=inputs_embeds)
-    given = _ids_or_embeddings(input_ids, inputs_embeds, id_axes)
+    given = _ids_or_embeddings(input_ids, inputs_embeds, token_id_axes)
     length = given.shape[1]
     _check_length(length, max_length)
     if inputs_embeds is not None:
         _check_embeddings(inputs_embeds, width, dtype)
-    padding_mask = _padding_mask(attention_mask, given.shape[0], length, takes_ready_masks, mask_hint)
+    padding_mask = _padding_mask(attention_mask, given.shape[0], length, accepts_4d_masks, mask_hint)
     masks = {"attention_mask": padding_mask, "sequence_ids": sequence_ids}
     check_aligned({**(aligned or {}), **masks, "output_mask": output_mask}, given.shape[0], length)
     check_padding_mask(padding_mask)
@@ -82,7 +82,7 @@ def check_tensors(**given: Any) -> None:
             )
 
 
-def check_unread(**given: Any) -> None:
+def reject_unused_tensors(**given: Any) -> None:
     """Raise CtxError for a tensor among the keywords that remain when all that read some have taken theirs.
 
     It would be ignored without a word: a misspelt name, the reference's name of what is called otherwise here, or an
@@ -128,12 +128,14 @@ def check_source_mask(mask: Tensor | None, states: Tensor) -> None:
     )
 
 
-def _ids_or_embeddings(input_ids: Tensor | None, inputs_embeds: Tensor | None, id_axes: tuple[str, ...]) -> Tensor:
+def _ids_or_embeddings(
+    input_ids: Tensor | None, inputs_embeds: Tensor | None, token_id_axes: tuple[str, ...]
+) -> Tensor:
     given = input_ids if input_ids is not None else inputs_embeds
     if given is None or (input_ids is not None and inputs_embeds is not None):
         raise CtxError("Give exactly one of input_ids and inputs_embeds.")
-    if given.dim() != (2 + len(id_axes) if input_ids is not None else 3):
-        axes = ", ".join(("batch", "length", *id_axes))
+    if given.dim() != (2 + len(token_id_axes) if input_ids is not None else 3):
+        axes = ", ".join(("batch", "length", *token_id_axes))
         raise CtxError(f"input_ids must be ({axes}), inputs_embeds (batch, length, hidden); got {tuple(given.shape)}.")
     if not given.shape[0] or not given.shape[1]:
         raise CtxError(f"The batch is empty: shape {tuple(given.shape)}. Drop empty batches and texts without tokens.")
@@ -143,21 +145,21 @@ def _ids_or_embeddings(input_ids: Tensor | None, inputs_embeds: Tensor | None, i
 
 
 def _padding_mask(
-    attention_mask: Any, batch_size: int, length: int, takes_ready_masks: bool, hint: str | None
+    attention_mask: Any, batch_size: int, length: int, accepts_4d_masks: bool, hint: str | None
 ) -> Tensor | None:
     """The mask if it is one of padding; None if it is ready for the attention function.
 
     Raises:
         CtxError: It is neither.
     """
-    if attention_mask is None or (takes_ready_masks and isinstance(attention_mask, BlockMask)):
+    if attention_mask is None or (accepts_4d_masks and isinstance(attention_mask, BlockMask)):
         return None
     check_tensors(attention_mask=attention_mask)
     shape = tuple(attention_mask.shape)
     if len(shape) == 2:
         return attention_mask
     expected = f"({batch_size}, {length}), 1 at tokens and 0 at padding"
-    if takes_ready_masks:
+    if accepts_4d_masks:
         expected += f", or ({batch_size}, heads or 1, {length}, {length}), bool or what is added to the scores"
         fits = len(shape) == 4 and shape[0] in (1, batch_size) and shape[2] in (1, length) and shape[3] >= length
         if fits and (attention_mask.is_floating_point() or attention_mask.dtype == torch.bool):
@@ -262,7 +264,7 @@ def check_row_lengths(row_lengths: Tensor) -> None:
         raise CtxError(f"Row {row} of attention_mask has no token.", hint="drop the row, or give it a token.")
 
 
-def count_tokens(tokens: Tensor, sequence_ids: Tensor | None) -> Tensor:
+def cumulative_token_counts(tokens: Tensor, sequence_ids: Tensor | None) -> Tensor:
     """(batch, length) number of tokens of its sequence up to and including each column.
 
     Args:

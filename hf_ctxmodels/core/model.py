@@ -19,7 +19,11 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_encoder_input
 from hf_ctxmodels.core.loading import is_adapter_notice_suppressed
 from hf_ctxmodels.core.output_files import remove_folders
-from hf_ctxmodels.core.peft_support import new_modules, save_new_modules_with_adapters, untie_adapted_embeddings
+from hf_ctxmodels.core.peft_support import (
+    newly_initialized_modules,
+    save_new_modules_with_adapters,
+    untie_adapted_embeddings,
+)
 from hf_ctxmodels.core.remote_code import InstalledCode, without_remote_code
 from hf_ctxmodels.core.weights import check_exportable, check_savable, register_pending_conversions
 
@@ -30,24 +34,24 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
     """What all families share.
 
     Attributes:
-        new_modules: Names of the modules that the opened checkpoint did not have, or whose weights were drawn anew.
-        new_tokens: Number of the last rows of the table of words that it did not have.
+        newly_initialized_modules: Names of the modules that the opened checkpoint did not have, or whose weights were drawn anew.
+        num_new_tokens: Number of the last rows of the table of words that it did not have.
         reinitialized_weights: Names of the weights that were drawn anew in place of the checkpoint's, see
             `downstream.finetuning.reinitialization`.
         bottleneck_adapters: The bottleneck adapters of a base model, see `hf_ctxmodels.downstream.adapters`; or None.
         deleted_adapters: Of a base model, names of the bottleneck adapters and fusions that were deleted or merged:
             `save_pretrained` removes what an earlier save left of them.
-        encoder_frozen: Whether the encoder stays in evaluation mode, see `training.optim.freezing.freeze_encoder`.
-        id_axes: Names of the axes that the ids of a single token have; none where a token is one integer.
-        id_limit: The configuration's field that every id is below.
-        takes_ready_masks: Whether `attention_mask` may be a 4-D mask of the attention function.
+        is_encoder_frozen: Whether the encoder stays in evaluation mode, see `training.optim.freezing.freeze_encoder`.
+        token_id_axes: Names of the axes that the ids of a single token have; none where a token is one integer.
+        id_limit_field: The configuration's field that every id is below.
+        accepts_4d_masks: Whether `attention_mask` may be a 4-D mask of the attention function.
         mask_hint: What to give in place of a mask of other dimensions; None for nothing.
         loss_targets: The `forward` arguments a head's loss is computed from, one per term. Every head divides a term's
             sum by the number of its targets; `num_items_in_batch` may give these numbers for a larger batch.
         reference_model_type: `model_type` of the reference implementation in transformers; None where there is none.
         reference_architecture: Name of the reference's class where it is not this one's without its prefix.
         export_conversion: The invertible part of the family's conversion table.
-        takes_reentrant_checkpoints: Whether layers may be recomputed with `use_reentrant=True`, which differentiates
+        supports_reentrant_checkpointing: Whether layers may be recomputed with `use_reentrant=True`, which differentiates
             the tensors among a layer's arguments alone.
     """
 
@@ -58,21 +62,21 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
     _supports_flex_attn = True
     _supports_attention_backend = True
 
-    new_modules: tuple[str, ...] = ()
-    new_tokens: int = 0
+    newly_initialized_modules: tuple[str, ...] = ()
+    num_new_tokens: int = 0
     reinitialized_weights: tuple[str, ...] = ()
     bottleneck_adapters: Any = None
     deleted_adapters: frozenset[str] = frozenset()
-    encoder_frozen: bool = False
-    id_axes: ClassVar[tuple[str, ...]] = ()  # of a single token, after (batch, length)
-    id_limit: ClassVar[str] = "vocab_size"
-    takes_ready_masks: ClassVar[bool] = False
+    is_encoder_frozen: bool = False
+    token_id_axes: ClassVar[tuple[str, ...]] = ()  # of a single token, after (batch, length)
+    id_limit_field: ClassVar[str] = "vocab_size"
+    accepts_4d_masks: ClassVar[bool] = False
     mask_hint: ClassVar[str | None] = None
     loss_targets: ClassVar[tuple[str, ...]] = ()
     reference_model_type: ClassVar[str | None] = None
     reference_architecture: ClassVar[str | None] = None
     export_conversion: ClassVar[list[WeightTransform]]
-    takes_reentrant_checkpoints: ClassVar[bool] = True
+    supports_reentrant_checkpointing: ClassVar[bool] = True
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Take the most derived configuration among the class's own annotation and its bases.
@@ -106,7 +110,7 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
             CtxError: `use_reentrant=True`, and the layers take more than their input that is differentiated.
         """
         function = kwargs.get("gradient_checkpointing_func")
-        if getattr(function, "keywords", {}).get("use_reentrant") and not self.takes_reentrant_checkpoints:
+        if getattr(function, "keywords", {}).get("use_reentrant") and not self.supports_reentrant_checkpointing:
             raise CtxError(
                 f"The layers of {type(self).__name__} also read the source's states or a learned bias, whose gradients "
                 "a re-entrant checkpoint loses.",
@@ -115,7 +119,7 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
             )
         super()._set_gradient_checkpointing(*args, **kwargs)
 
-    def load_pretrained_parts(self, missing: Container[str] | None = None) -> None:
+    def load_pretrained_components(self, missing: Container[str] | None = None) -> None:
         """Copy what the configuration takes from other models, for example word vectors: for families that take any.
 
         It is a step of its own after a new model was made or a checkpoint without these parts was opened; neither a
@@ -133,7 +137,7 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
         """The invertible adapters of the embeddings, see `layers.adapter_slots`; None without any."""
         return None
 
-    def has_inplace_optimizer(self, optimizer: torch.optim.Optimizer) -> bool:
+    def supports_inplace_optimizer(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether a head, given a `learning_rate`, does the work of this optimizer by itself: no backward pass."""
         return False
 
@@ -146,14 +150,14 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
             for name in getattr(module, "fixed_parameters", ()):
                 getattr(module, name).requires_grad_(False)
         replaced = {name for name, *_ in report["mismatched_keys"]}  # of another shape, for example other labels
-        model.new_modules = new_modules(model, replaced | set(report["missing_keys"]))
+        model.newly_initialized_modules = newly_initialized_modules(model, replaced | set(report["missing_keys"]))
         _mention_adapters(args[0] if args else kwargs.get("pretrained_model_name_or_path"))
         return (model, report) if output_loading_info else model
 
     def train(self, mode: bool = True) -> Self:
         """Set training or evaluation mode; a frozen encoder has the latter in any case."""
         super().train(mode)
-        if self.encoder_frozen:
+        if self.is_encoder_frozen:
             self.base_model.eval()
         return self
 
@@ -170,7 +174,7 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
         and an adapted output layer is untied, see `core.peft_support`."""
         self.__dict__["peft_config"] = adapters
         if not self._hf_peft_config_loaded:  # `add_adapter` of transformers saves no head
-            save_new_modules_with_adapters(self, adapters, self.new_modules)
+            save_new_modules_with_adapters(self, adapters, self.newly_initialized_modules)
         if not any(getattr(adapter, "ensure_weight_tying", False) for adapter in adapters.values()):
             self.untie_adapted()
 
@@ -270,11 +274,11 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
             inputs_embeds,
             attention_mask,
             max_length,
-            limit=getattr(self.config, self.id_limit),
-            limit_name=self.id_limit,
-            id_axes=self.id_axes,
+            limit=getattr(self.config, self.id_limit_field),
+            limit_name=self.id_limit_field,
+            token_id_axes=self.token_id_axes,
             width=width,
-            takes_ready_masks=self.takes_ready_masks,
+            accepts_4d_masks=self.accepts_4d_masks,
             mask_hint=self.mask_hint,
             sequence_ids=sequence_ids,
             output_mask=output_mask,

@@ -38,7 +38,7 @@ def register_peft_targets(model_type: str, maps: Collection[str]) -> None:
     tables.get(f"{_TABLES}IA3_FEEDFORWARD_MODULES_MAPPING", {}).setdefault(model_type, [_FEED_FORWARD])
 
 
-def new_modules(model: nn.Module, missing: Collection[str]) -> tuple[str, ...]:
+def newly_initialized_modules(model: nn.Module, missing: Collection[str]) -> tuple[str, ...]:
     """Names of the modules that a checkpoint holds nothing of, the outermost that are called.
 
     Args:

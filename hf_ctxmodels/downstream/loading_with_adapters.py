@@ -8,7 +8,7 @@ from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.loading import load_pretrained, suppress_adapter_notice
 from hf_ctxmodels.downstream.adapters import load_saved_adapters
 from hf_ctxmodels.downstream.adapters.loading import has_saved_adapters
-from hf_ctxmodels.registry import saved_class
+from hf_ctxmodels.registry import checkpoint_class
 from hf_ctxmodels.training.model_loading import load_config, load_model, require_single_task, verify_weights
 
 
@@ -39,7 +39,7 @@ def load_saved_model(source: str, config: PreTrainedConfig | None = None) -> Pre
     require_single_task(config, source)
     verify_weights(Path(source))
     with suppress_adapter_notice():
-        model = load_pretrained(saved_class(config), source, "the model")
+        model = load_pretrained(checkpoint_class(config), source, "the model")
     return add_saved_adapters(model, source).eval()
 
 

@@ -6,17 +6,17 @@ from hf_ctxmodels.heads.base import (
     HeadModel,
     ItemCounts,
     accuracy_counts,
-    as_targets,
     check_classes,
     check_target_shape,
     check_token_labels,
     cross_entropy_over_targets,
     has_targets,
     language_modeling_loss,
-    loss_of_logits,
+    loss_from_logits,
     mean_over_targets,
     number_of_targets,
-    row_targets,
+    validate_sequence_targets,
+    validate_targets,
 )
 from hf_ctxmodels.heads.causal_lm import ForCausalLM, next_token_targets
 from hf_ctxmodels.heads.downstream import (

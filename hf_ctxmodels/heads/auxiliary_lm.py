@@ -31,9 +31,9 @@ class WithLanguageModeling(HeadModel):
         outputs.tokens_read = {name: kwargs.get(name) for name in ("input_ids", "attention_mask", "sequence_ids")}
         return outputs
 
-    def regularized(self, loss: Tensor, encoded: Any, targets: Tensor, name: str, counts: ItemCounts) -> Tensor:
+    def add_regularization(self, loss: Tensor, encoded: Any, targets: Tensor, name: str, counts: ItemCounts) -> Tensor:
         """The loss plus the weighted language modelling loss."""
-        loss = super().regularized(loss, encoded, targets, name, counts)
+        loss = super().add_regularization(loss, encoded, targets, name, counts)
         ids = encoded.tokens_read["input_ids"]
         if not self.training or not self.config.lm_loss_weight or ids is None:
             return loss

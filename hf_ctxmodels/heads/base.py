@@ -20,7 +20,7 @@ from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_id_type, check_tensors, is_traced
 from hf_ctxmodels.core.model import CtxPreTrainedModel
-from hf_ctxmodels.heads.layer_mix import LayerMix, number_of_states, read_layers
+from hf_ctxmodels.heads.layer_mix import LayerMix, encode_with_layer_mix, num_hidden_states
 from hf_ctxmodels.layers.adapter_slots import InvertibleSlot, before_output_layer
 from hf_ctxmodels.layers.lm_loss.cross_entropy import summed_cross_entropy
 from hf_ctxmodels.layers.pooling import Pooling
@@ -28,7 +28,7 @@ from hf_ctxmodels.layers.pooling import Pooling
 ItemCounts = int | Tensor | Mapping[str, int | Tensor] | None
 
 
-def as_targets(targets: Any, name: str, *shapes: Sequence[int]) -> Tensor:
+def validate_targets(targets: Any, name: str, *shapes: Sequence[int]) -> Tensor:
     """The targets as int64, once they are a tensor of integers of one of the shapes. No value is read.
 
     Args:
@@ -44,9 +44,9 @@ def as_targets(targets: Any, name: str, *shapes: Sequence[int]) -> Tensor:
     return targets.long()
 
 
-def row_targets(targets: Any, name: str, rows: int) -> Tensor:
-    """`as_targets` of (rows,) or (rows, 1) targets, as (rows,)."""
-    return as_targets(targets, name, (rows,), (rows, 1)).reshape(-1)
+def validate_sequence_targets(targets: Any, name: str, rows: int) -> Tensor:
+    """`validate_targets` of (rows,) or (rows, 1) targets, as (rows,)."""
+    return validate_targets(targets, name, (rows,), (rows, 1)).reshape(-1)
 
 
 def check_target_shape(targets: Tensor, name: str, *shapes: Sequence[int]) -> None:
@@ -91,7 +91,7 @@ def cross_entropy_over_targets(logits: Tensor, targets: Tensor, name: str, count
         CtxError: Targets of another type or shape, or one outside [0, classes).
     """
     classes = logits.shape[-1]
-    targets = as_targets(targets, name, logits.shape[:-1])
+    targets = validate_targets(targets, name, logits.shape[:-1])
     check_classes(targets, classes, name)
     total = F.cross_entropy(
         logits.reshape(-1, classes).float(), targets.reshape(-1), ignore_index=IGNORE_INDEX, reduction="sum"
@@ -132,14 +132,14 @@ def language_modeling_loss(
     Raises:
         CtxError: Labels of another type, or one outside the vocabulary.
     """
-    labels = as_targets(labels, name)
+    labels = validate_targets(labels, name)
     check_token_labels(labels, decoder.out_features, name)
     targets = labels[labels != IGNORE_INDEX]
     total = summed_cross_entropy(decoder, states, targets) if summed_loss is None else summed_loss(states, targets)
     return mean_over_targets(total, labels, name, counts)
 
 
-def loss_of_logits(logits: Tensor, labels: Tensor, counts: ItemCounts, name: str = "labels") -> Tensor:
+def loss_from_logits(logits: Tensor, labels: Tensor, counts: ItemCounts, name: str = "labels") -> Tensor:
     """`language_modeling_loss` where the logits of all positions are there.
 
     Args:
@@ -150,7 +150,7 @@ def loss_of_logits(logits: Tensor, labels: Tensor, counts: ItemCounts, name: str
     Raises:
         CtxError: Labels of another type or shape, or one outside the vocabulary.
     """
-    labels = as_targets(labels, name, logits.shape[:-1])
+    labels = validate_targets(labels, name, logits.shape[:-1])
     check_token_labels(labels, logits.shape[-1], name)
     targets = labels != IGNORE_INDEX
     total = F.cross_entropy(logits[targets].float(), labels[targets], reduction="sum")
@@ -209,39 +209,39 @@ class HeadModel(CtxPreTrainedModel):
     for inputs that do not match each other or the model.
 
     Attributes:
-        encoder_class: The family's base model; its `further_ids`, if it has any, are arguments of `forward`, too.
+        encoder_class: The family's base model; its `extra_input_ids`, if it has any, are arguments of `forward`, too.
         pools: Whether the head uses `pooler_output`.
         accepts_loss_kwargs: Whether Trainer may pass one `num_items_in_batch`: exact for heads with one term only; for
             others there is `hf_ctxmodels.training.trainer.CtxTrainer`.
         uses_pooler: Whether this instance does.
         output_layer: Name of the linear map to the vocabulary's logits, such as "mlm_head.decoder"; None without one.
-        reads_layers: Whether the head may read a mix of the layers (`config.layer_mix`).
-        mixes_layers: Whether the family's heads mix the layers by themselves.
+        supports_layer_mix: Whether the head may read a mix of the layers (`config.layer_mix`).
+        has_custom_layer_mix: Whether the family's heads mix the layers by themselves.
         layer_mix: The mix of the layers that the head reads; None for the last layer.
-        states_of: In place of a frozen encoder, see `downstream.finetuning.feature_cache`; None for the encoder.
+        feature_lookup: In place of a frozen encoder, see `downstream.finetuning.feature_cache`; None for the encoder.
     """
 
     encoder_class: ClassVar[type[CtxPreTrainedModel]]
     pools: ClassVar[bool] = False
     accepts_loss_kwargs = True
     output_layer: str | None = None
-    reads_layers: ClassVar[bool] = False
-    mixes_layers: ClassVar[bool] = False
+    supports_layer_mix: ClassVar[bool] = False
+    has_custom_layer_mix: ClassVar[bool] = False
     layer_mix: LayerMix | None
-    states_of: Callable[..., Any] | None = None
+    feature_lookup: Callable[..., Any] | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Name the encoder's `further_ids` in the signature of `forward`, by which Trainer keeps their columns."""
+        """Name the encoder's `extra_input_ids` in the signature of `forward`, by which Trainer keeps their columns."""
         super().__init_subclass__(**kwargs)
-        for name in getattr(getattr(cls, "encoder_class", None), "further_ids", ()):
+        for name in getattr(getattr(cls, "encoder_class", None), "extra_input_ids", ()):
             if (named := with_named_argument(cls.forward, name)) is not cls.forward:
                 cls.forward = named  # type: ignore[method-assign]
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         setattr(self, self.base_model_prefix, self.build_encoder(config))
-        mixes = self.reads_layers and not self.mixes_layers and config.layer_mix
-        self.layer_mix = LayerMix(number_of_states(self.base_model)) if mixes else None
+        mixes = self.supports_layer_mix and not self.has_custom_layer_mix and config.layer_mix
+        self.layer_mix = LayerMix(num_hidden_states(self.base_model)) if mixes else None
         self.build_head(config)
         self.post_init()
 
@@ -297,19 +297,19 @@ class HeadModel(CtxPreTrainedModel):
         """
         check_tensors(input_ids=input_ids, inputs_embeds=inputs_embeds)
         given = input_ids if input_ids is not None else inputs_embeds
-        axes = 3 if input_ids is None else 2 + len(self.id_axes)
+        axes = 3 if input_ids is None else 2 + len(self.token_id_axes)
         return None if given is None or given.dim() != axes or not given.numel() else (given.shape[0], given.shape[1])
 
-    def token_targets(
+    def validate_token_targets(
         self, targets: Any, name: str, input_ids: Any, inputs_embeds: Any = None, *more: int
     ) -> Tensor | None:
-        """`as_targets` of (batch, length, *more) targets, one for each token of the input; None without targets, and
+        """`validate_targets` of (batch, length, *more) targets, one for each token of the input; None without targets, and
         for an input that the encoder will refuse.
 
         What a head does with targets before it encodes comes after this.
         """
         shape = self.input_shape(input_ids, inputs_embeds)
-        return None if targets is None or shape is None else as_targets(targets, name, (*shape, *more))
+        return None if targets is None or shape is None else validate_targets(targets, name, (*shape, *more))
 
     def returns_logits(self, return_logits: bool | None) -> bool:
         """Whether a language model returns, with labels too, the logits of all positions, which it otherwise does not
@@ -334,7 +334,7 @@ class HeadModel(CtxPreTrainedModel):
         adapters = self.base_model.bottleneck_adapters
         return None if adapters is None else adapters.penalty()
 
-    def regularized(self, loss: Tensor, encoded: Any, targets: Tensor, name: str, counts: ItemCounts) -> Tensor:
+    def add_regularization(self, loss: Tensor, encoded: Any, targets: Tensor, name: str, counts: ItemCounts) -> Tensor:
         """The loss plus each target's share of `penalty`, so that the shares of micro-batches sum to one penalty.
 
         Args:
@@ -348,7 +348,7 @@ class HeadModel(CtxPreTrainedModel):
         number = targets.numel() if targets.is_floating_point() else (targets != IGNORE_INDEX).sum()
         return loss + mean_over_targets(penalty * number, targets, name, counts)
 
-    def task_output(self, kind: type[ModelOutput], encoded: Any, **found: Any) -> Any:
+    def build_output(self, kind: type[ModelOutput], encoded: Any, **found: Any) -> Any:
         """The output of a task's head, with what the encoder recorded.
 
         Args:
@@ -360,9 +360,9 @@ class HeadModel(CtxPreTrainedModel):
 
     def encode(self, **kwargs: Any) -> Any:
         """Run the encoder; always returns a model output. With a `layer_mix` its last state is the mix."""
-        if self.layer_mix is None and self.states_of is None:
+        if self.layer_mix is None and self.feature_lookup is None:
             return self.base_model(return_dict=True, **kwargs)
-        return read_layers(self.base_model, self.layer_mix, self.states_of, **kwargs)
+        return encode_with_layer_mix(self.base_model, self.layer_mix, self.feature_lookup, **kwargs)
 
     def reference_config(self) -> dict[str, Any]:
         """The reference class's configuration; raises CtxError if its head reads one layer where this one mixes."""

@@ -13,9 +13,9 @@ from hf_ctxmodels.heads.base import (
     IGNORE_INDEX,
     HeadModel,
     ItemCounts,
-    as_targets,
     language_modeling_loss,
-    loss_of_logits,
+    loss_from_logits,
+    validate_targets,
 )
 from hf_ctxmodels.heads.generation import PrepackingGenerationMixin
 from hf_ctxmodels.layers.linear import apply_linear
@@ -126,11 +126,11 @@ class ForCausalLM(HeadModel, PrepackingGenerationMixin):
         if shape is None:
             return None  # the encoder says what is wrong
         if shift_labels is not None:
-            return as_targets(shift_labels, "shift_labels", shape)
+            return validate_targets(shift_labels, "shift_labels", shape)
         if labels is None:
             return None
         rows, length = shape
-        labels = as_targets(labels, "labels", shape, (rows, length + 1))
+        labels = validate_targets(labels, "labels", shape, (rows, length + 1))
         if not is_traced(labels):
             check_aligned({"attention_mask": attention_mask, "sequence_ids": sequence_ids}, rows, length)
         return next_token_targets(labels, length, attention_mask, sequence_ids, self.is_backward)
@@ -158,7 +158,7 @@ class ForCausalLM(HeadModel, PrepackingGenerationMixin):
             logits: (batch, length, vocabulary), where those of all tokens are there.
         """
         if logits is not None:
-            return loss_of_logits(logits, targets, counts)
+            return loss_from_logits(logits, targets, counts)
         states = self.before_output_layer(outputs.last_hidden_state)
         return language_modeling_loss(self._decoder, states, targets, counts)
 

@@ -23,7 +23,7 @@ from hf_ctxmodels.heads.base import (
     check_target_shape,
     cross_entropy_over_targets,
     mean_over_targets,
-    row_targets,
+    validate_sequence_targets,
 )
 from hf_ctxmodels.layers.dropout import Dropout
 from hf_ctxmodels.layers.lm_loss.cross_entropy import ProjectedHead
@@ -76,13 +76,13 @@ class ForSequenceClassification(SequenceHead):
 
     Attributes:
         classifier_activation: Activation of a dense layer before the classifier; None for a linear classifier.
-        takes_both_orders: Whether inputs may be (batch, orders, length), a pair in both its orders.
+        accepts_both_orders: Whether inputs may be (batch, orders, length), a pair in both its orders.
     """
 
-    reads_layers = True
+    supports_layer_mix = True
     loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
     classifier_activation: ClassVar[str | None] = None
-    takes_both_orders: ClassVar[bool] = False
+    accepts_both_orders: ClassVar[bool] = False
 
     def build_head(self, config: Any) -> None:
         """Dropout and the classifier; a family may replace either."""
@@ -130,8 +130,8 @@ class ForSequenceClassification(SequenceHead):
         loss = None
         if labels is not None:
             loss = sequence_loss(self.config, logits, labels, num_items_in_batch)
-            loss = self.regularized(loss, outputs, labels, "labels", num_items_in_batch)
-        return self.task_output(SequenceClassifierOutput, outputs, loss=loss, logits=logits)
+            loss = self.add_regularization(loss, outputs, labels, "labels", num_items_in_batch)
+        return self.build_output(SequenceClassifierOutput, outputs, loss=loss, logits=logits)
 
 
 def problem_type_of(config: Any, labels: Tensor | None) -> str:
@@ -150,7 +150,7 @@ def sequence_loss(config: Any, logits: Tensor, labels: Tensor, counts: ItemCount
     check_tensors(labels=labels)
     problem_type, (rows, classes) = problem_type_of(config, labels), logits.shape
     if problem_type == "single_label_classification":
-        return cross_entropy_over_targets(logits, row_targets(labels, "labels", rows), "labels", counts)
+        return cross_entropy_over_targets(logits, validate_sequence_targets(labels, "labels", rows), "labels", counts)
     check_target_shape(labels, "labels", *([(rows,)] if classes == 1 else []), (rows, classes))
     labels = labels.to(torch.float32).view(logits.shape)
     error = F.mse_loss if problem_type == "regression" else F.binary_cross_entropy_with_logits
@@ -160,7 +160,7 @@ def sequence_loss(config: Any, logits: Tensor, labels: Tensor, counts: ItemCount
 class ForTokenClassification(HeadModel):
     """A classifier of each token (Devlin et al. 2019, section 5.3)."""
 
-    reads_layers = True
+    supports_layer_mix = True
     loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
 
     def build_head(self, config: Any) -> None:
@@ -193,14 +193,14 @@ class ForTokenClassification(HeadModel):
         loss = None
         if labels is not None:
             loss = cross_entropy_over_targets(logits, labels, "labels", num_items_in_batch)
-            loss = self.regularized(loss, outputs, labels, "labels", num_items_in_batch)
-        return self.task_output(TokenClassifierOutput, outputs, loss=loss, logits=logits)
+            loss = self.add_regularization(loss, outputs, labels, "labels", num_items_in_batch)
+        return self.build_output(TokenClassifierOutput, outputs, loss=loss, logits=logits)
 
 
 class ForQuestionAnswering(HeadModel):
     """Start and end logits of an answer span (Devlin et al. 2019, section 4.2)."""
 
-    reads_layers = True
+    supports_layer_mix = True
     loss_targets: ClassVar[tuple[str, ...]] = ("start_positions", "end_positions")
     accepts_loss_kwargs = False
 
@@ -240,13 +240,13 @@ class ForQuestionAnswering(HeadModel):
             end = position_loss(end_logits, end_positions, padding, "end_positions", num_items_in_batch)
             loss = (start + end) / 2
         found = {"loss": loss, "start_logits": start_logits, "end_logits": end_logits}
-        return self.task_output(QuestionAnsweringModelOutput, outputs, **found)
+        return self.build_output(QuestionAnsweringModelOutput, outputs, **found)
 
 
 class ForMultipleChoice(SequenceHead):
     """A logit for each of several choices, each encoded with the context (Devlin et al. 2019, section 4.4)."""
 
-    reads_layers = True
+    supports_layer_mix = True
     loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
 
     def build_head(self, config: Any) -> None:
@@ -281,7 +281,7 @@ class ForMultipleChoice(SequenceHead):
             "token_type_ids": token_type_ids,
             "position_ids": position_ids,
             "inputs_embeds": inputs_embeds,
-            **{name: kwargs.pop(name) for name in getattr(self.encoder_class, "further_ids", ()) if name in kwargs},
+            **{name: kwargs.pop(name) for name in getattr(self.encoder_class, "extra_input_ids", ()) if name in kwargs},
         }
         check_tensors(**inputs, choice_mask=choice_mask)
         given = input_ids if input_ids is not None else inputs_embeds
@@ -305,10 +305,10 @@ class ForMultipleChoice(SequenceHead):
             logits = logits.masked_fill(choice_mask == 0, torch.finfo(logits.dtype).min)
         loss = None
         if labels is not None:
-            targets = row_targets(labels, "labels", len(logits))
+            targets = validate_sequence_targets(labels, "labels", len(logits))
             loss = cross_entropy_over_targets(logits, targets, "labels", num_items_in_batch)
-            loss = self.regularized(loss, outputs, targets, "labels", num_items_in_batch)
-        return self.task_output(MultipleChoiceModelOutput, outputs, loss=loss, logits=logits)
+            loss = self.add_regularization(loss, outputs, targets, "labels", num_items_in_batch)
+        return self.build_output(MultipleChoiceModelOutput, outputs, loss=loss, logits=logits)
 
 
 def position_loss(
@@ -326,7 +326,7 @@ def position_loss(
     Raises:
         CtxError: A target is excluded.
     """
-    positions = row_targets(positions, name, len(scores))
+    positions = validate_sequence_targets(positions, name, len(scores))
     positions = positions.masked_fill((positions < 0) | (positions >= scores.shape[-1]), IGNORE_INDEX)
     if excluded is not None:
         misplaced = excluded.gather(1, positions.clamp(min=0)[:, None])[:, 0] & (positions != IGNORE_INDEX)

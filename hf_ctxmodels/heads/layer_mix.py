@@ -32,7 +32,7 @@ class LayerMix(ScalarMix):
         return mixed
 
 
-def read_stack(encoder: PreTrainedModel) -> nn.Module | None:
+def find_layer_stack(encoder: PreTrainedModel) -> nn.Module | None:
     """The module whose `layers` a head on an encoder reads the states of, or None.
 
     It is the encoder itself or its stack; of an encoder-decoder the decoder, whose layers' states its
@@ -42,13 +42,13 @@ def read_stack(encoder: PreTrainedModel) -> nn.Module | None:
     return next((part for part in parts if hasattr(part, "layers")), None)
 
 
-def number_of_states(encoder: PreTrainedModel) -> int:
-    """Number of `hidden_states` that an encoder records for its heads, see `read_stack`.
+def num_hidden_states(encoder: PreTrainedModel) -> int:
+    """Number of `hidden_states` that an encoder records for its heads, see `find_layer_stack`.
 
     Raises:
         CtxError: It has no layers.
     """
-    stack: Any = read_stack(encoder)
+    stack: Any = find_layer_stack(encoder)
     if stack is None:
         raise CtxError(
             f"{type(encoder).__name__} has no stack of layers that its heads could read.",
@@ -58,23 +58,23 @@ def number_of_states(encoder: PreTrainedModel) -> int:
     return len(stack.layers) + 1
 
 
-def read_layers(
-    encoder: PreTrainedModel, mix: LayerMix | None, states_of: Callable[..., Any] | None, **inputs: Any
+def encode_with_layer_mix(
+    encoder: PreTrainedModel, mix: LayerMix | None, feature_lookup: Callable[..., Any] | None, **inputs: Any
 ) -> Any:
     """Run the encoder, or look its states up; `last_hidden_state` is the mix, and `pooler_output` pools it.
 
     Args:
         encoder: The encoder.
         mix: None for the last layer.
-        states_of: In place of the encoder: its arguments, and whether `every_layer` is read -> an output with
+        feature_lookup: In place of the encoder: its arguments, and whether `every_layer` is read -> an output with
             `hidden_states`, the last layer's among them.
         inputs: The encoder's arguments.
     """
     wants = inputs.pop("output_hidden_states", None)
-    if states_of is None:
+    if feature_lookup is None:
         outputs = encoder(return_dict=True, output_hidden_states=True, **inputs)
     else:
-        outputs = states_of(every_layer=mix is not None or bool(wants), **inputs)
+        outputs = feature_lookup(every_layer=mix is not None or bool(wants), **inputs)
     states = outputs.hidden_states
     outputs.last_hidden_state = states[-1] if mix is None else mix.mix(states)
     outputs.pooler_output = _pooled(encoder, outputs.last_hidden_state, **inputs)

@@ -7,7 +7,7 @@ from torch import Tensor
 from transformers.modeling_outputs import MaskedLMOutput
 from transformers.utils.generic import can_return_tuple
 
-from hf_ctxmodels.heads.base import IGNORE_INDEX, HeadModel, ItemCounts, language_modeling_loss, loss_of_logits
+from hf_ctxmodels.heads.base import IGNORE_INDEX, HeadModel, ItemCounts, language_modeling_loss, loss_from_logits
 from hf_ctxmodels.layers.lm_loss.cross_entropy import MaskedLMHead
 
 
@@ -51,7 +51,7 @@ class ForMaskedLM(HeadModel):
         head, invertible = self.mlm_head, self.invertible_adapters
         if everywhere:
             logits = head(states, invertible)
-            return None if labels is None else loss_of_logits(logits, labels, counts, name), logits
+            return None if labels is None else loss_from_logits(logits, labels, counts, name), logits
         assert labels is not None
         summed_loss = partial(head.summed_loss, invertible=invertible)
         return language_modeling_loss(head.decoder, states, labels, counts, name, summed_loss=summed_loss), None
@@ -72,7 +72,7 @@ class ForMaskedLM(HeadModel):
     ) -> MaskedLMOutput:
         """Logits, or the loss with `labels` (batch, length); -100 is ignored. For `return_logits` see
         `returns_logits`."""
-        labels = self.token_targets(labels, "labels", input_ids, inputs_embeds)
+        labels = self.validate_token_targets(labels, "labels", input_ids, inputs_embeds)
         everywhere = labels is None or self.returns_logits(return_logits)
         outputs = self.encode(
             input_ids=input_ids,

@@ -16,10 +16,10 @@ from hf_ctxmodels.heads.base import (
     IGNORE_INDEX,
     ItemCounts,
     accuracy_counts,
-    as_targets,
     cross_entropy_over_targets,
     has_targets,
-    row_targets,
+    validate_sequence_targets,
+    validate_targets,
 )
 from hf_ctxmodels.heads.masked_lm import ForMaskedLM
 
@@ -155,9 +155,9 @@ class ForMaskedLMWithTasks(ForMaskedLM):
         for task in (MASKED_LM, *self.tasks):
             tensor = targets.get(task.target)
             if task.of_tokens:
-                tensor = self.token_targets(tensor, task.target, input_ids, inputs_embeds)
+                tensor = self.validate_token_targets(tensor, task.target, input_ids, inputs_embeds)
             elif tensor is not None:
-                tensor = as_targets(tensor, task.target)
+                tensor = validate_targets(tensor, task.target)
             if tensor is not None and self.has_task(task):
                 known[task.target] = tensor
             elif has_targets(tensor):
@@ -208,7 +208,7 @@ class ForMaskedLMWithTasks(ForMaskedLM):
         if own is None:
             return Prediction(logits=logits)
         own = own[own != IGNORE_INDEX] if some else own
-        own = own if task.of_tokens else row_targets(own, task.target, len(logits))
+        own = own if task.of_tokens else validate_sequence_targets(own, task.target, len(logits))
         loss = cross_entropy_over_targets(logits, own, task.target, counts)
         accuracy = {f"{task.name}_accuracy": accuracy_counts(logits.detach(), own)}
         return Prediction(loss, None if some else logits, accuracy)

@@ -27,9 +27,9 @@ from hf_ctxmodels.heads.base import (
     IGNORE_INDEX,
     HeadModel,
     ItemCounts,
-    as_targets,
     language_modeling_loss,
-    loss_of_logits,
+    loss_from_logits,
+    validate_targets,
 )
 from hf_ctxmodels.heads.generation import PrepackingGenerationMixin
 from hf_ctxmodels.layers.decoder_output import DecoderOutput
@@ -136,7 +136,7 @@ class Seq2SeqHead(HeadModel, PrepackingGenerationMixin):
             generation_config.prefill_chunk_size = None
         return super()._prefill(input_ids, generation_config, model_kwargs, **kwargs)
 
-    def decoder_ids(
+    def resolve_decoder_input_ids(
         self, rows: int | None, ids: Tensor | None, labels: Tensor | None, embeddings: Tensor | None = None
     ) -> Any:
         """(batch, steps) the decoder's input: `ids`, or the labels shifted to the right; None with embeddings.
@@ -180,17 +180,17 @@ class Seq2SeqHead(HeadModel, PrepackingGenerationMixin):
 class ForConditionalGeneration(Seq2SeqHead):
     """Predicts each target token from the source and the target tokens before it.
 
-    Encoder and decoder are recurrent, or Transformers (`architectures.transformer_seq2seq`). The configuration has
-    `num_languages` if `takes_languages`.
+    Encoder and decoder are recurrent, or Transformers (`architectures.encoder_decoder`). The configuration has
+    `num_languages` if `has_target_languages`.
 
     Attributes:
         prediction: Linear map from the decoder's states to logits.
-        takes_languages: Whether the decoder is conditioned on the target language.
-        decoder_reads: What it needs of the encoder's output.
+        has_target_languages: Whether the decoder is conditioned on the target language.
+        required_encoder_outputs: What it needs of the encoder's output.
     """
 
-    takes_languages: ClassVar[bool] = False
-    decoder_reads: ClassVar[tuple[str, ...]] = ("last_hidden_state",)
+    has_target_languages: ClassVar[bool] = False
+    required_encoder_outputs: ClassVar[tuple[str, ...]] = ("last_hidden_state",)
     prediction: nn.Linear
 
     @abstractmethod
@@ -253,7 +253,7 @@ class ForConditionalGeneration(Seq2SeqHead):
             target_languages: (batch,) numbers of the target languages; None for the first.
             return_logits: See `returns_logits`.
         """
-        labels = None if labels is None else as_targets(labels, "labels")
+        labels = None if labels is None else validate_targets(labels, "labels")
         written = {"decoder_attention_mask": decoder_attention_mask, "decoder_inputs_embeds": decoder_inputs_embeds}
         further = self._further(written, kwargs)
         recorded = self.config.resolve_output_flags(kwargs)
@@ -265,7 +265,7 @@ class ForConditionalGeneration(Seq2SeqHead):
         if given_outputs:  # else the encoder has checked its mask
             check_source_mask(attention_mask, encoder_outputs.last_hidden_state)
         rows = encoder_outputs.last_hidden_state.shape[0]
-        ids = self.decoder_ids(rows, decoder_input_ids, labels, decoder_inputs_embeds)
+        ids = self.resolve_decoder_input_ids(rows, decoder_input_ids, labels, decoder_inputs_embeds)
         ids = ids if decoder_input_ids is not None else self._begun(ids, further.get("decoder_sequence_ids"))
         self._check_languages(rows, target_languages)
         before = self.first_state(encoder_outputs, use_cache) if past_key_values is None else past_key_values
@@ -276,15 +276,15 @@ class ForConditionalGeneration(Seq2SeqHead):
         if wants_logits or given.record:
             logits, decoded = self.predict(ids, given)
         if labels is not None and logits is not None:
-            loss = loss_of_logits(logits, labels, num_items_in_batch)
+            loss = loss_from_logits(logits, labels, num_items_in_batch)
         elif labels is not None:
             loss = self.decoder_loss(ids, labels, given, num_items_in_batch)
         return _output(encoder_outputs, decoded, recorded, loss, logits if wants_logits else None, use_cache)
 
     def _read_from(self, encoded: Any) -> Any:
         """The encoder's output by names; raises CtxError if it lacks what the decoder reads."""
-        encoded = by_name(encoded)
-        missing = [name for name in self.decoder_reads if getattr(encoded, name, None) is None]
+        encoded = as_model_output(encoded)
+        missing = [name for name in self.required_encoder_outputs if getattr(encoded, name, None) is None]
         if missing:
             raise CtxError(
                 f"encoder_outputs has no {' and no '.join(missing)}.", hint="give what model.get_encoder() returns."
@@ -331,7 +331,7 @@ class ForConditionalGeneration(Seq2SeqHead):
     def _check_languages(self, rows: int, languages: Tensor | None) -> None:
         if languages is None:
             return
-        if not self.takes_languages:
+        if not self.has_target_languages:
             if "decoder_langs" in self.decoder_arguments and self.config.embeds_languages:
                 raise CtxError(
                     f"{type(self).__name__} reads no target_languages.",
@@ -352,7 +352,7 @@ class ForConditionalGeneration(Seq2SeqHead):
         return super().prepare_inputs_for_generation(input_ids, past_key_values=past_key_values, **kwargs)
 
 
-def by_name(encoded: Any) -> Any:
+def as_model_output(encoded: Any) -> Any:
     """An encoder's output by names: with `return_dict=False` it is a tuple of states, hidden states and weights."""
     return BaseModelOutput(*encoded[:3]) if isinstance(encoded, tuple | list) else encoded
 

@@ -70,11 +70,11 @@ class ForTextPairClassification(SiameseEncoder, ForSequenceClassification):
         """Dropout and the classifier."""
         self.dropout = Dropout(config.head_dropout)
         if config.text_pairs:
-            self.classifier = self.build_comparison(config)
+            self.classifier = self.build_pair_classifier(config)
         else:
             self.classifier = nn.Linear(config.pooler_size, config.num_labels)
 
-    def build_comparison(self, config: Any) -> nn.Module:
+    def build_pair_classifier(self, config: Any) -> nn.Module:
         """The classifier of (u, v, |u - v|, u * v)."""
         raise NotImplementedError
 

@@ -15,7 +15,7 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_ctxmodels.architectures.character import CharacterPreTrainedModel
+from hf_ctxmodels.architectures.character_models import CharacterPreTrainedModel
 from hf_ctxmodels.architectures.configuration_character import CtxCharacterConfig
 from hf_ctxmodels.core.config import CtxConfig
 from hf_ctxmodels.core.constants import MULTITASK_MODEL_TYPE
@@ -214,7 +214,7 @@ def new_model(auto_class: str, config: PreTrainedConfig) -> PreTrainedModel:
     set_embedding_fields(config)
     model = getattr(transformers, auto_class).from_config(config)
     if isinstance(model, CtxPreTrainedModel):
-        model.load_pretrained_parts()
+        model.load_pretrained_components()
     return model
 
 
@@ -353,7 +353,7 @@ def load_model(
         ) from error
     _check_encoder(model, report, source)
     if isinstance(model, CtxPreTrainedModel):
-        model.load_pretrained_parts(missing=set(report["missing_keys"]))
+        model.load_pretrained_components(missing=set(report["missing_keys"]))
     mismatched = {name for name, *_ in report["mismatched_keys"]}
     for names, meaning in (
         (sorted(mismatched | set(report["missing_keys"])), "newly initialised"),

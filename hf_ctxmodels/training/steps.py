@@ -49,7 +49,7 @@ class Stepper:
     processes, so the gradient is exact for any distribution of targets. Processes average their gradients, so each
     divides by count / processes.
 
-    A head that `has_inplace_optimizer` is given the learning rate (and AdaGrad's sums of squares) and updates its
+    A head that `supports_inplace_optimizer` is given the learning rate (and AdaGrad's sums of squares) and updates its
     weights in its forward pass, on a single process.
 
     Args:
@@ -78,7 +78,9 @@ class Stepper:
         self._before_update = before_update
         bare = accelerator.unwrap_model(model)
         self._targets = loss_targets(bare)
-        self._in_place = hasattr(bare, "has_inplace_optimizer") and bare.has_inplace_optimizer(optimizer.optimizer)
+        self._in_place = hasattr(bare, "supports_inplace_optimizer") and bare.supports_inplace_optimizer(
+            optimizer.optimizer
+        )
         if self._in_place and accelerator.num_processes > 1:
             name = type(optimizer.optimizer).__name__
             raise CtxError(

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from hf_ctxmodels.architectures.encoder_decoder import EncoderDecoder
 from hf_ctxmodels.architectures.transformer_decoder import Decoder
-from hf_ctxmodels.architectures.transformer_seq2seq import EncoderDecoder
 from hf_ctxmodels.core.config import CtxTransformerConfig
 from hf_ctxmodels.registry import FAMILIES
 

@@ -133,7 +133,7 @@ TASK_FILES = {
 def kind_of(origin: tuple[str, bool]) -> tuple:
     """What decides how the scripts meet a model: its encoder's kind, and whether the peer's classes saved it."""
     case = Case(FAMILIES[origin[0]], "AutoModel")
-    return case.attends, case.recurs, bool(case.id_axes), origin[1]
+    return case.attends, case.recurs, bool(case.token_id_axes), origin[1]
 
 
 def learned() -> list:

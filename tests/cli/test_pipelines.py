@@ -90,7 +90,7 @@ def test_token_classification(saved):
     labels = {0: "O", 1: "B-X", 2: "I-X"}
     directory, model, tokenizer = saved("AutoModelForTokenClassification", id2label=labels)
     # transformers' own pipeline wants one id for each token.
-    own = {"pipeline_class": WordTaggingPipeline} if model.id_axes else {}
+    own = {"pipeline_class": WordTaggingPipeline} if model.token_id_axes else {}
     tagger = pipeline("token-classification", model=directory, ignore_labels=[], **own)
     for text, words in zip(TEXTS, tagger(TEXTS, batch_size=3)):
         special = torch.tensor(tokenizer(text, return_special_tokens_mask=True).special_tokens_mask)

@@ -267,7 +267,7 @@ def test_what_cannot_be_learned_is_explained(subtests):
     teacher, student = new_model(4, seed=1), new_model(2)
     narrow, wide_vocabulary = new_model(2, hidden_size=4), new_model(2, vocab_size=24)
     untrained = classifier(4, seed=1)
-    untrained.new_modules = ("classifier",)
+    untrained.newly_initialized_modules = ("classifier",)
     four_heads = new_model(2, num_attention_heads=4)
     albert = CtxAlbertForMaskedLM(
         CtxAlbertConfig(vocab_size=24, embedding_size=4, hidden_size=8, num_attention_heads=2, intermediate_size=8)

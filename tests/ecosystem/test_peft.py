@@ -145,7 +145,7 @@ def test_only_what_is_new_is_saved(tmp_path: Path) -> None:
         adapted.export_reference(tmp_path / "reference")
     XLNET.model().base_model.save_pretrained(tmp_path / "xlnet")
     model = XLNET.model_class.from_pretrained(tmp_path / "xlnet")
-    assert model.new_modules == ("summary", "classifier")
+    assert model.newly_initialized_modules == ("summary", "classifier")
     with pytest.raises(CtxError, match=r"modules_to_save=\['summary'\]"):
         peft.get_peft_model(model, peft.LoraConfig(task_type="SEQ_CLS", target_modules="all-linear"))
     # a layer that is drawn anew is as new

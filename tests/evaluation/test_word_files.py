@@ -9,14 +9,14 @@ from forked import run_forked
 from transformers import AutoModel, AutoTokenizer
 
 from hf_ctxmodels import CtxError
-from hf_ctxmodels.architectures.static import StaticEncoder
+from hf_ctxmodels.architectures.static_embeddings import StaticEmbeddingModel
 from hf_ctxmodels.conversion.word_files import READERS, WRITERS
 from hf_ctxmodels.conversion.word_vectors import WordVectors
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.tokenizers.base import remember_tokenizer
 
 SCRIPT = Path(__file__).resolve().parents[2] / "conversion" / "word_vectors.py"
-STATIC = [name for name, family in FAMILIES.items() if issubclass(family.models["AutoModel"], StaticEncoder)]
+STATIC = [name for name, family in FAMILIES.items() if issubclass(family.models["AutoModel"], StaticEmbeddingModel)]
 VECTORS = WordVectors(
     ["the", "naïve", "Zürich", "東京", "x_y", "5,000"],
     np.random.default_rng(0).standard_normal((6, 5)).astype(np.float32) * np.float32(10.0) ** np.arange(-4, 2)[:, None],

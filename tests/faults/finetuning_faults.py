@@ -161,7 +161,7 @@ FINETUNING_FAULTS = [
     Fault(
         "layers that are drawn anew are taken for those of the checkpoint",
         "hf_ctxmodels/downstream/finetuning/reinitialization.py",
-        "*new_modules(model, set(names)))",
+        "*newly_initialized_modules(model, set(names)))",
         ")",
         ("tests/ecosystem/test_peft.py",),
         "only_what_is_new",

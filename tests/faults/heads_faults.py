@@ -22,8 +22,8 @@ HEADS_FAULTS = [
     Fault(
         "a row's target may have any shape",
         "hf_ctxmodels/heads/base.py",
-        "as_targets(targets, name, (rows,), (rows, 1)).reshape(-1)",
-        "as_targets(targets, name).reshape(-1)",
+        "validate_targets(targets, name, (rows,), (rows, 1)).reshape(-1)",
+        "validate_targets(targets, name).reshape(-1)",
         ("tests/models/test_common_errors.py", "tests/fuzz/test_fuzz_inputs.py"),
         "another_batch or (strange and bert and not 400)",
     ),

@@ -6,8 +6,8 @@ MODELS_FAULTS = [
     Fault(
         "checkpoints that lose gradients are not refused",
         "hf_ctxmodels/core/model.py",
-        '.get("use_reentrant") and not self.takes_reentrant_checkpoints',
-        '.get("use_reentrant") and not hasattr(self, "takes_reentrant_checkpoints")',
+        '.get("use_reentrant") and not self.supports_reentrant_checkpointing',
+        '.get("use_reentrant") and not hasattr(self, "supports_reentrant_checkpointing")',
         ("tests/models/test_common_training.py",),
         "reentrant",
     ),
@@ -29,7 +29,7 @@ MODELS_FAULTS = [
     ),
     Fault(
         "new rows of word tables are not near the mean of the old ones",
-        "hf_ctxmodels/architectures/static.py",
+        "hf_ctxmodels/architectures/static_embeddings.py",
         "if not mean_resizing and",
         "if",
         ("tests/models/test_common.py",),
@@ -52,7 +52,7 @@ MODELS_FAULTS = [
     ),
     Fault(
         "word tables keep their size",
-        "hf_ctxmodels/architectures/static.py",
+        "hf_ctxmodels/architectures/static_embeddings.py",
         "(table, new_num_tokens, pad_to_multiple_of, mean_resizing)",
         "(table, None, pad_to_multiple_of, mean_resizing)",
         ("tests/models/test_common.py",),
@@ -60,7 +60,7 @@ MODELS_FAULTS = [
     ),
     Fault(
         "padding words have a state",
-        "hf_ctxmodels/architectures/static.py",
+        "hf_ctxmodels/architectures/static_embeddings.py",
         "states = zero_padding(inputs.embed(self.look_up), inputs.tokens)",
         "states = inputs.embed(self.look_up)",
         ("tests/models/test_common_layouts.py",),
@@ -177,8 +177,8 @@ MODELS_FAULTS = [
     Fault(
         "positions begin at the row of padding",
         "hf_ctxmodels/models/roberta/modeling_roberta.py",
-        "count_tokens(tokens, sequence_ids) * tokens + self.config.pad_token_id",
-        "(count_tokens(tokens, sequence_ids) - 1) * tokens + self.config.pad_token_id",
+        "cumulative_token_counts(tokens, sequence_ids) * tokens + self.config.pad_token_id",
+        "(cumulative_token_counts(tokens, sequence_ids) - 1) * tokens + self.config.pad_token_id",
         ("tests/models/test_roberta.py",),
     ),
     Fault(

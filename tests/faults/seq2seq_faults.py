@@ -13,7 +13,7 @@ SEQ2SEQ_FAULTS = [
     ),
     Fault(
         "a decoder's own table of words keeps its size",
-        "hf_ctxmodels/architectures/transformer_seq2seq.py",
+        "hf_ctxmodels/architectures/encoder_decoder.py",
         "table = None if decoder is None else decoder.word_embeddings",
         "table = None",
         ("tests/models/test_seq2seq.py",),
@@ -29,7 +29,7 @@ SEQ2SEQ_FAULTS = [
     ),
     Fault(
         "a packed target without a label leaves its source to the next",
-        "hf_ctxmodels/architectures/seq2seq_heads.py",
+        "hf_ctxmodels/architectures/encoder_decoder_heads.py",
         'written["attention_mask"] is None and given.cache is None and not whole:',
         'written["attention_mask"] is None and given.cache is None:',
         ("tests/models/test_seq2seq.py",),
@@ -61,7 +61,7 @@ SEQ2SEQ_FAULTS = [
     ),
     Fault(
         "the decoder is computed to one token before the last label",
-        "hf_ctxmodels/architectures/seq2seq_heads.py",
+        "hf_ctxmodels/architectures/encoder_decoder_heads.py",
         'written["attention_mask"] = mask_until_last_target(target_mask)',
         'written["attention_mask"] = mask_until_last_target(target_mask[:, 1:])',
         ("tests/models/test_seq2seq.py",),
@@ -69,7 +69,7 @@ SEQ2SEQ_FAULTS = [
     ),
     Fault(
         "a sequence's first token reads the sequence before it",
-        "hf_ctxmodels/architectures/transformer_seq2seq.py",
+        "hf_ctxmodels/architectures/encoder_decoder.py",
         "first = first | (numbers.gather(1, before.clamp(max=length - 1)) != numbers)",
         "first = first & (numbers == numbers)",
         ("tests/models/test_common_layouts.py",),
@@ -77,7 +77,7 @@ SEQ2SEQ_FAULTS = [
     ),
     Fault(
         "classification reads the first end token",
-        "hf_ctxmodels/architectures/seq2seq_heads.py",
+        "hf_ctxmodels/architectures/encoder_decoder_heads.py",
         "torch.where(ends.any(1), last_token_columns(given, ends), last)",
         "torch.where(ends.any(1), ends.int().argmax(1), last)",
         ("tests/models/test_seq2seq.py",),

@@ -21,7 +21,7 @@ UNILM_FAULTS = [
     ),
     Fault(
         "a query token sees the token that it predicts",
-        "hf_ctxmodels/architectures/query_streams.py",
+        "hf_ctxmodels/architectures/query_tokens.py",
         "return self._rows(positions, torch.stack([positions, own, own + 1], -1))",
         "return self._rows(positions, torch.stack([positions + 1, own, own + 1], -1))",
         ("tests/models/test_query_generation.py",),
@@ -46,7 +46,7 @@ UNILM_FAULTS = [
     Fault(
         "arguments that the writing head does not know are dropped",
         "hf_ctxmodels/architectures/query_generation.py",
-        "    check_unread(**unread)\n",
+        "    reject_unused_tensors(**unread)\n",
         "",
         ("tests/models/test_query_generation.py",),
         "refused",
@@ -61,7 +61,7 @@ UNILM_FAULTS = [
     ),
     Fault(
         "queries of a span do not see each other",
-        "hf_ctxmodels/architectures/query_streams.py",
+        "hf_ctxmodels/architectures/query_tokens.py",
         "return self._rows(self.origin + self.steps, torch.stack([prefixes, start, stop], -1))",
         "return self._rows(self.origin + self.steps, torch.stack([prefixes, stop - 1, stop], -1))",
         ("tests/models/test_query_generation.py",),

@@ -131,8 +131,8 @@ XLM_FAULTS = [
     Fault(
         "padding has states after the last layer",
         "hf_ctxmodels/models/xlm/modeling_xlm.py",
-        "zeroes_padding = True",
-        "zeroes_padding = False",
+        "zeros_padding = True",
+        "zeros_padding = False",
         ("tests/models/test_xlm.py",),
         "every_path",
     ),

@@ -131,7 +131,7 @@ class TestAutoClasses:
         for family in FAMILIES.values():
             for name, model_class in family.models.items():
                 assert type(getattr(transformers, name).from_config(tiny_config(family))) is model_class
-            for part in (*family.models.values(), *family.peers.values(), family.config, family.tokenizer):
+            for part in (*family.models.values(), *family.reference_heads.values(), family.config, family.tokenizer):
                 assert getattr(hf_ctxmodels, part.__name__) is part
                 assert part.__name__ in hf_ctxmodels.__all__
 
@@ -239,7 +239,7 @@ class TestResizing:
         model = case.model()
 
         def table() -> torch.nn.Module:
-            return model.get_output_embeddings() if case.id_axes else model.get_input_embeddings()
+            return model.get_output_embeddings() if case.token_id_axes else model.get_input_embeddings()
 
         if table() is None:
             pytest.skip(f"nothing in {case} is as large as the vocabulary")
@@ -253,12 +253,12 @@ class TestResizing:
         if change > 0:  # as in transformers, where `mean_resizing` is not turned off
             assert_close(new[kept:].mean(0), old.mean(0), "mean of the new rows", tolerance=1e-3)
         if model.get_output_embeddings() is not None:
-            is_table = bool(case.id_axes or case.model_class._tied_weights_keys)
+            is_table = bool(case.token_id_axes or case.model_class._tied_weights_keys)
             assert (model.get_output_embeddings().weight is new) == is_table
             bias = model.get_output_embeddings().bias
             assert bias is None or bias.shape == (size,)
         batch = make_batch(case)
-        if not case.id_axes:
+        if not case.token_id_axes:
             batch["input_ids"] = batch["input_ids"].clamp(max=size - 1)
         targets = {} if case.is_base else make_targets(case, batch)
         if case.predicts_where_labelled:

@@ -53,7 +53,7 @@ class TestInput:
     @all_in_one(NETWORKS, "base")
     def test_ids(self, base: Case) -> None:
         """Out of range, of another type or another number of dimensions, no tensor, none, or empty."""
-        batch, model, limit = make_batch(base), base.model(), base.model_class.id_limit
+        batch, model, limit = make_batch(base), base.model(), base.model_class.id_limit_field
         ids, size = batch["input_ids"], getattr(base.config(), limit)
         for bad in (-1, size, size + 1000):
             wrong = {"input_ids": replaced(ids, (0, 3), bad)}
@@ -68,7 +68,7 @@ class TestInput:
             )
         assert_refused(model, {}, "input_ids", "inputs_embeds")
         for shape in ((0, 5), (2, 0)):
-            characters = [TINY["max_characters_per_token"]] * len(base.id_axes)
+            characters = [TINY["max_characters_per_token"]] * len(base.token_id_axes)
             assert_refused(model, {"input_ids": torch.zeros(*shape, *characters, dtype=torch.long)}, "empty")
 
     @all_in_one([base for base in NETWORKS if base.takes_embeddings], "base")
@@ -157,7 +157,7 @@ class TestInput:
         ids = batch["decoder_input_ids"]
         assert_refused(model, batch | {"decoder_input_ids": ids.float()}, "decoder_input_ids is torch.float32")
         assert_refused(model, batch | {"decoder_input_ids": ids.tolist()}, "decoder_input_ids is a list")
-        if getattr(model, "decoder_reads", None) != ("last_hidden_state",):  # more than that
+        if getattr(model, "required_encoder_outputs", None) != ("last_hidden_state",):  # more than that
             for given in (BaseModelOutput(outputs.last_hidden_state), (outputs.last_hidden_state,)):
                 assert_refused(model, batch | {"encoder_outputs": given}, "encoder_outputs has no ")
 
@@ -172,7 +172,7 @@ class TestInput:
         assert_refused(model, shorter, "attention_mask", str(tuple(shorter["attention_mask"].flatten(0, -2).shape)))
         ids = batch["input_ids"].flatten(0, 1) if head.has_choices else batch["input_ids"]
         ids[0, 3] = -1
-        assert_refused(model, batch, "input_ids[0, 3", "-1", head.model_class.id_limit)
+        assert_refused(model, batch, "input_ids[0, 3", "-1", head.model_class.id_limit_field)
 
 
 class TestTargets:

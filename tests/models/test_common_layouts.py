@@ -130,7 +130,7 @@ class TestAttentionPaths:
         """No mask is a mask of ones, or for some families one of what is no padding token at a row's end."""
         batch, full = make_batch(base), make_batch(base, masked=False)
         mask, ones = batch["attention_mask"], torch.ones_like(base.positions(full))
-        ones = mask if base.family.traits.finds_padding else ones
+        ones = mask if base.family.traits.infers_padding else ones
         for path, model in by_fast_path(base).items():
             with torch.no_grad():
                 expected = model(**batch)
@@ -149,7 +149,7 @@ class TestAttentionPaths:
         for path, model in by_fast_path(base).items():
             assert_same_outputs(model(**batch), expected, mask, where=f"by the {path} path")
 
-    @pytest.mark.parametrize("base", [base for base in NETWORKS if base.model_class.takes_ready_masks], ids=str)
+    @pytest.mark.parametrize("base", [base for base in NETWORKS if base.model_class.accepts_4d_masks], ids=str)
     def test_ready_masks(self, base: Case) -> None:
         """(batch, 1, queries, keys), bool or additive, with attention weights and without."""
         batch = make_batch(base)

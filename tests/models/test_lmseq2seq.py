@@ -68,7 +68,7 @@ class TestPair:
         kept = {name: sizes[name] for name in ("vocab_size", "target_vocab_size", "embedding_size", "hidden_size")}
         model = CtxLmSeq2SeqForPreTraining(CtxLmSeq2SeqConfig(**kept, target_model=str(pair["target"])))
         assert not with_part(model, "target", "layers"), "construction opens no other model"
-        model.load_pretrained_parts()
+        model.load_pretrained_components()
         assert with_part(model, "target", "layers")
         assert with_part(model, "target", "softmax")
 
@@ -143,7 +143,9 @@ class TestPair:
             CtxLmSeq2SeqTokenizer.train(["a"], 9, source_model=str(pair["source"]))
 
 
-def states_of(stack: torch.nn.Module, vectors: Tensor, remembered: list | None = None) -> tuple[list[Tensor], list]:
+def feature_lookup(
+    stack: torch.nn.Module, vectors: Tensor, remembered: list | None = None
+) -> tuple[list[Tensor], list]:
     """(steps, hidden) of every layer, one step at a time; and where each ends."""
     outputs, ends = [vectors], []
     for depth, layer in enumerate(stack.layers):
@@ -165,8 +167,8 @@ def states_of(stack: torch.nn.Module, vectors: Tensor, remembered: list | None =
 def by_the_equations(model: CtxLmSeq2SeqForConditionalGeneration, ids: Tensor, target: list[int]) -> Tensor:
     """(steps, vocabulary) log-probabilities of the words behind each of `target`, of one text."""
     config, first = model.config, model.config.pretrained_layers - 1
-    source, ends = states_of(model.encoder, model.encoder.word_embeddings.weight[ids])
-    written, _ = states_of(model.decoder, model.decoder.word_embeddings.weight[target], ends)
+    source, ends = feature_lookup(model.encoder, model.encoder.word_embeddings.weight[ids])
+    written, _ = feature_lookup(model.decoder, model.decoder.word_embeddings.weight[target], ends)
     logs = []
     for below, top in zip(written[first], written[-1], strict=True):
         weights = torch.softmax(source[-1] @ (model.query.weight @ top + model.query.bias), 0)

@@ -8,7 +8,7 @@ from transformers import AutoModel, PreTrainedModel
 from zoo import tiny_config
 
 from hf_ctxmodels import CtxError, CtxGloveTokenizer
-from hf_ctxmodels.architectures.pretrained_embeddings import PretrainedEmbeddingEncoder
+from hf_ctxmodels.architectures.pretrained_word_vectors import PretrainedEmbeddingEncoder
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.spec import FamilySpec
 from hf_ctxmodels.training.model_loading import load_config, load_model, new_config, new_model, set_embedding_fields

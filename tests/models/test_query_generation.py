@@ -201,7 +201,7 @@ def test_smoothed_labels_in_training() -> None:
     batch, labels = sources(), targets()
     model = CASES[0].model(label_smoothing=0.1)
     plain = model(**batch, labels=labels).loss
-    logs = model(**batch, decoder_input_ids=model.decoder_ids(3, None, labels)).logits.log_softmax(-1)
+    logs = model(**batch, decoder_input_ids=model.resolve_decoder_input_ids(3, None, labels)).logits.log_softmax(-1)
     known = labels != -100
     uniform = -logs[known].mean(-1).mean()
     assert_close(plain, F.nll_loss(logs[known], labels[known]))

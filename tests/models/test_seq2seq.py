@@ -11,7 +11,7 @@ from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel, Sta
 from zoo import CASES, PATHS, Case, assert_close, assert_same_gradients, gradients, make_batch, make_targets
 
 from hf_ctxmodels import CtxBartConfig, CtxBartModel, CtxError
-from hf_ctxmodels.architectures.seq2seq_heads import TransformerForConditionalGeneration
+from hf_ctxmodels.architectures.encoder_decoder_heads import TransformerForConditionalGeneration
 from hf_ctxmodels.core.generation_cache import BeamSearchCache
 from hf_ctxmodels.heads.seq2seq import Seq2SeqHead
 from hf_ctxmodels.layers.attention.layouts import PackedLayout
@@ -134,7 +134,7 @@ def test_what_the_decoder_reads(case: Case, monkeypatch: pytest.MonkeyPatch) -> 
     assert steps < labels.numel()
     logits = model(**batch, decoder_input_ids=shifted).logits
     assert_close(loss, F.cross_entropy(logits.flatten(0, 1), labels.flatten()))
-    table = model.base_model.words_of_decoder
+    table = model.base_model.decoder_word_embeddings
     embedded = model(**batch, decoder_inputs_embeds=table(shifted), labels=labels)
     assert_close(embedded.loss, loss)
     encoded = model.get_encoder()(**batch, return_dict=False, output_hidden_states=True)

@@ -160,7 +160,7 @@ def test_recorded_states_and_attention(case: Case, tmp_path: Any) -> None:
 
 @pytest.mark.parametrize(
     "case",
-    [case for case in BASES if case.reference_class._supports_sdpa and case.model_class.takes_ready_masks],
+    [case for case in BASES if case.reference_class._supports_sdpa and case.model_class.accepts_4d_masks],
     ids=str,
 )
 def test_ready_four_dimensional_mask(case: Case, tmp_path: Any) -> None:
@@ -176,7 +176,11 @@ def test_ready_four_dimensional_mask(case: Case, tmp_path: Any) -> None:
 
 @pytest.mark.parametrize(
     "case",
-    [case for case in [*BASES, *REPRESENTATIVES] if case.has_peer and not case.family.traits.own_initial_weights],
+    [
+        case
+        for case in [*BASES, *REPRESENTATIVES]
+        if case.has_peer and not case.family.traits.has_different_initialization
+    ],
     ids=str,
 )
 def test_initial_weights_have_the_same_spread(case: Case, tmp_path: Any) -> None:

@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 from zoo import CHOICES, STEPS, TINY, Batch, Case, make_batch, make_targets
 
-from hf_ctxmodels.architectures.transformer_seq2seq import EncoderDecoder
+from hf_ctxmodels.architectures.encoder_decoder import EncoderDecoder
 from hf_ctxmodels.spec import Target
 
 BATCH_LENGTHS = (7, 7, 5, 7)  # tokens of the rows; language models, whose labels the mixins put at all, have full rows

@@ -56,7 +56,7 @@ def test_heads_of_every_family_mix_layers_and_read_kept_states(subtests: Any) ->
                 if writes:
                     check_mix_of_decoder(case, model, batch)
             freeze_encoder(plain)
-            plain.states_of = FeatureCache(plain)
+            plain.feature_lookup = FeatureCache(plain)
             for name, value in logits(plain(**batch)).items():
                 assert_close(value, expected[name], name)
             if writes:

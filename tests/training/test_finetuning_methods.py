@@ -88,7 +88,7 @@ def test_penalties_are_those_written_out(tmp_path: Path) -> None:
     assert sum(len(group["params"]) for group in optimizer.param_groups) == len(list(model.parameters()))
 
     model = BERT.model()  # new modules and frozen weights are not anchored
-    model.new_modules = ("bert.pooler", "classifier")
+    model.newly_initialized_modules = ("bert.pooler", "classifier")
     model.base_model.embeddings.word_embeddings.weight.requires_grad_(False)
     anchored = L2SPPenalty(model, 1.0).anchored
     assert "layers.0.attention.qkv_proj.weight" in anchored
@@ -326,9 +326,9 @@ def test_what_does_not_fit_is_said(tmp_path: Path) -> None:
     ):
         with pytest.raises(CtxError, match=message):
             call()
-    model.new_modules = ("classifier",)
+    model.newly_initialized_modules = ("classifier",)
     assert pretrained_head_modules(model) == []
-    model.new_modules = ("bert.pooler",)
+    model.newly_initialized_modules = ("bert.pooler",)
     assert pretrained_head_modules(model) == ["classifier"]
 
 

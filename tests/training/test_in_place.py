@@ -8,7 +8,7 @@ from accelerate.state import AcceleratorState, GradientState
 from safetensors.torch import load_file
 
 from hf_ctxmodels import CtxError
-from hf_ctxmodels.architectures.static import is_compiled
+from hf_ctxmodels.architectures.static_embeddings import is_compiled
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.spec import FamilySpec
 from hf_ctxmodels.training.arguments import LoopArguments
@@ -96,7 +96,7 @@ def test_without_numba_or_in_another_precision_tensors_are_updated(monkeypatch: 
     assert not is_compiled(table.double())
     assert not is_compiled(table.bfloat16())
     assert not is_compiled(table.to("meta"))
-    monkeypatch.setattr("hf_ctxmodels.architectures.static.find_spec", lambda name: None)
+    monkeypatch.setattr("hf_ctxmodels.architectures.static_embeddings.find_spec", lambda name: None)
     assert not is_compiled(table)
     model = FAMILIES["glove"].models["AutoModelForPreTraining"](FAMILIES["glove"].config(vocab_size=5, hidden_size=4))
-    assert not model.has_inplace_optimizer(torch.optim.Adagrad(model.parameters()))
+    assert not model.supports_inplace_optimizer(torch.optim.Adagrad(model.parameters()))

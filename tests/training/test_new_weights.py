@@ -81,7 +81,7 @@ def test_what_is_new_is_not_held(tmp_path: Path) -> None:
     mixed = set(Mixout(model, 0.5).mixed)
     new = {name.removeprefix("bert.") for name in reinitialize_layers(model, 1, seed=3)}
     model.resize_token_embeddings(known + 3, mean_resizing=False)
-    model.new_tokens = 3
+    model.num_new_tokens = 3
     assert mixed & new
     assert set(Mixout(model, 0.5).mixed) == mixed - new
     methods = {"ewc": ElasticWeightConsolidation(model, 1.0, file, 0.5), "l2": L2SPPenalty(model, 1.0, 0.5)}

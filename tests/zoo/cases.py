@@ -10,7 +10,7 @@ import transformers
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from hf_ctxmodels.architectures.static import StaticPreTrainedModel
+from hf_ctxmodels.architectures.static_embeddings import StaticPreTrainedModel
 from hf_ctxmodels.heads import ForMaskedLM
 from hf_ctxmodels.layers.recurrent.gru import GRU
 from hf_ctxmodels.layers.recurrent.lstm import LSTM
@@ -57,7 +57,7 @@ Batch = dict[str, Tensor]
 class Case:
     """One cell of the test matrix: a family and one of its Auto classes.
 
-    Without `has_auto_class` it is the class that `family.peers` has for the Auto class of its peer in transformers.
+    Without `has_auto_class` it is the class that `family.reference_heads` has for the Auto class of its peer in transformers.
     """
 
     family: FamilySpec
@@ -74,14 +74,14 @@ class Case:
 
     @property
     def model_class(self) -> type[PreTrainedModel]:
-        return (self.family.models if self.has_auto_class else self.family.peers)[self.auto_name]
+        return (self.family.models if self.has_auto_class else self.family.reference_heads)[self.auto_name]
 
     @property
     def has_peer(self) -> bool:
         """Whether transformers has this model, and an Auto class opens it there."""
         if self.model_class.reference_model_type is None:
             return False
-        if self.has_auto_class and self.auto_name in self.family.peers:
+        if self.has_auto_class and self.auto_name in self.family.reference_heads:
             return False
         return transformers.CONFIG_MAPPING[self.family.reference] in self.auto_class._model_mapping
 
@@ -214,7 +214,7 @@ class Case:
     @property
     def takes_extremes(self) -> bool:
         """Whether what passes is the largest or smallest of several, which rounding may choose otherwise."""
-        return self.auto_name in self.family.traits.selects_extremes or getattr(self.config(), "pooling", None) == "max"
+        return self.auto_name in self.family.traits.uses_max_pooling or getattr(self.config(), "pooling", None) == "max"
 
     @property
     def takes_embeddings(self) -> bool:
@@ -222,9 +222,9 @@ class Case:
         return "inputs_embeds" in inspect.signature(self.model_class.forward).parameters
 
     @property
-    def id_axes(self) -> tuple[str, ...]:
+    def token_id_axes(self) -> tuple[str, ...]:
         """Axes of a single token's ids; none where a token is one integer."""
-        return self.model_class.id_axes
+        return self.model_class.token_id_axes
 
     @property
     def directions(self) -> int:
@@ -248,12 +248,12 @@ class Case:
 
     def spell(self, words: Tensor) -> Tensor:
         """What stands for these integers in `input_ids`: themselves, or the characters of each."""
-        return _characters(words, TINY["max_characters_per_token"]) if self.id_axes else words
+        return _characters(words, TINY["max_characters_per_token"]) if self.token_id_axes else words
 
     def positions(self, batch: Batch) -> Tensor:
         """A tensor of the shape of the batch's tokens, whatever their ids are."""
         ids = batch["input_ids"]
-        return ids[..., 0] if self.id_axes else ids
+        return ids[..., 0] if self.token_id_axes else ids
 
     def has_field(self, name: str) -> bool:
         """Whether the family's configuration has a field."""

@@ -23,7 +23,7 @@ def _cases() -> list[Case]:
         if name != "AutoModelForTextEncoding"
     }
     made = [Case(*row) for row in classes.values()]
-    return made + [Case(family, name, False) for family in FAMILIES.values() for name in family.peers]
+    return made + [Case(family, name, False) for family in FAMILIES.values() for name in family.reference_heads]
 
 
 def _representatives(heads: list[Case]) -> list[Case]:

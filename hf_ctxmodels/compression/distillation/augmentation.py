@@ -66,7 +66,9 @@ class Substitution:
                 hint="give a masked language model with a WordPiece tokenizer, such as BERT.",
             )
         head = [
-            name for name in getattr(self.model, "new_modules", ()) if not name.startswith(self.model.base_model_prefix)
+            name
+            for name in getattr(self.model, "newly_initialized_modules", ())
+            if not name.startswith(self.model.base_model_prefix)
         ]
         if head:
             raise CtxError(

@@ -125,7 +125,7 @@ class CtxDistillationModel(CtxPreTrainedModel):
         return self.student.base_model
 
     @property
-    def saved_class(self) -> type:
+    def checkpoint_class(self) -> type:
         """The class of what is saved."""
         return type(self.student)
 

@@ -93,7 +93,7 @@ class PredictionTerm(Term):
                 f"{type(student).__name__} has no predictions for the term {self.name}.",
                 hint="use a classifier" + (" or a masked language model." if self.of_vocabulary else "."),
             )
-        new: tuple[str, ...] = getattr(teacher, "new_modules", ())
+        new: tuple[str, ...] = getattr(teacher, "newly_initialized_modules", ())
         if predictions_of(teacher) != where or new:
             lacks = ", ".join(new) or type(teacher).__name__
             raise CtxError(

@@ -15,14 +15,14 @@ from hf_ctxmodels.training.callbacks import FinetuningCallback, TrainingRun
 def pretrained_parameters(model: PreTrainedModel) -> dict[str, nn.Parameter]:
     """The trainable parameters of the encoder that are those of the opened checkpoint, by their names in the encoder.
 
-    All others are new: the heads, what `new_modules` names of the encoder, for example a pooler, and what was
+    All others are new: the heads, what `newly_initialized_modules` names of the encoder, for example a pooler, and what was
     `reinitialized_weights`.
 
     Raises:
         CtxError: There are none.
     """
     prefix = "" if model.base_model is model else f"{model.base_model_prefix}."
-    new = tuple(f"{name}." for name in getattr(model, "new_modules", ()))
+    new = tuple(f"{name}." for name in getattr(model, "newly_initialized_modules", ()))
     drawn = set(getattr(model, "reinitialized_weights", ()))
     found = {
         name.removeprefix(prefix): parameter
@@ -44,7 +44,7 @@ class L2SPPenalty(FinetuningCallback):
 
     Its gradient is added once in a step, whatever the micro-batches and processes. Weight decay, which pulls towards
     zero, is switched off for the anchored parameters, and stays as it is for the others. Rows of the table of words
-    that the checkpoint did not have (`model.new_tokens`) are not held.
+    that the checkpoint did not have (`model.num_new_tokens`) are not held.
 
     Args:
         model: The model with its pretrained weights, which are copied here: before a checkpoint of the run is opened.
@@ -151,7 +151,7 @@ class ElasticWeightConsolidation(L2SPPenalty):
 
 def _known_rows(model: PreTrainedModel, anchored: dict[str, nn.Parameter]) -> dict[str, Tensor]:
     """For the table of words, if it has new rows: (rows, 1) of 1 for those of the checkpoint, and 0."""
-    new = getattr(model, "new_tokens", 0)
+    new = getattr(model, "num_new_tokens", 0)
     if not new:
         return {}
     table: Any = model.get_input_embeddings().weight

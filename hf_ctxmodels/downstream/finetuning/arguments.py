@@ -162,7 +162,11 @@ class FinetuningMethodArguments:
 
     def _draw_anew(self, model: PreTrainedModel, source: str | None, seed: int, shown: bool) -> None:
         """Draw weights anew; say that an earlier task's head is kept."""
-        if self.layer_mix and getattr(model, "layer_mix", None) is None and not getattr(model, "mixes_layers", False):
+        if (
+            self.layer_mix
+            and getattr(model, "layer_mix", None) is None
+            and not getattr(model, "has_custom_layer_mix", False)
+        ):
             raise CtxError(
                 f"{type(model).__name__} does not read a mix of layers.", location="--layer_mix", hint="leave it out."
             )
@@ -171,7 +175,11 @@ class FinetuningMethodArguments:
             print_status(f"{len(names)} weights of the encoder are drawn anew", shown)
         if self.reset_head:
             print_status(f"{len(reset_head(model, seed))} weights of the head are drawn anew", shown)
-        elif source is not None and hasattr(model, "new_modules") and (kept := pretrained_head_modules(model)):
+        elif (
+            source is not None
+            and hasattr(model, "newly_initialized_modules")
+            and (kept := pretrained_head_modules(model))
+        ):
             print_status(f"the head is that of {source} ({', '.join(kept)}); --reset_head draws a new one", shown)
 
     def _anchors(

@@ -196,7 +196,7 @@ def cache_features(
         CtxError: The encoder is not frozen, or the directory cannot be written or read.
     """
     writes = isinstance(model, ForConditionalGeneration)
-    if not isinstance(model, HeadModel) or not model.encoder_frozen or writes:
+    if not isinstance(model, HeadModel) or not model.is_encoder_frozen or writes:
         raise CtxError(
             "Features are those of a frozen encoder of this package, for a head that does not write text.",
             location=f"--cache_features {directory}",
@@ -213,14 +213,14 @@ def cache_features(
     name = hashlib.blake2b(json.dumps(decided, sort_keys=True, default=str).encode(), digest_size=16).hexdigest()
     folder = Path(directory) / name
     if not folder.is_dir():
-        states = model.states_of = FeatureCache(model)
+        states = model.feature_lookup = FeatureCache(model)
         with states.record(folder), torch.no_grad():
             training = model.training
             model.eval()
             for batch in progress_bar(batches, "computing features", unit="batches", enabled=shown):
                 model(**{key: value.to(model.device) for key, value in batch.items()})
             model.train(training)
-    model.states_of = FeatureCache(model, folder)
+    model.feature_lookup = FeatureCache(model, folder)
     print_status(f"features of the encoder in {folder}", shown)
 
 

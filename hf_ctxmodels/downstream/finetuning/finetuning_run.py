@@ -207,7 +207,7 @@ def open_model(
         if len(tokenizer) > (known := getattr(config, "vocab_size", len(tokenizer))):
             print_status(f"{len(tokenizer) - known} new tokens get embeddings drawn as in a new model")
             model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
-            model.new_tokens = len(tokenizer) - known
+            model.num_new_tokens = len(tokenizer) - known
     if task.is_generative:
         check_can_generate(model)
     known = inspect.signature(model.forward).parameters
@@ -217,7 +217,7 @@ def open_model(
             location=arguments.model or arguments.family,
             hint="use a model of this package.",
         )
-    if task.arguments.both_orders and not getattr(model, "takes_both_orders", False):
+    if task.arguments.both_orders and not getattr(model, "accepts_both_orders", False):
         raise CtxError(
             f"{type(model).__name__} reads a pair in one order.", location="--both_orders", hint="leave it out."
         )

@@ -74,7 +74,11 @@ class PretrainingEvaluation:
         if pretrained is not None:
             made = type(made)(tokenizer, max_length=arguments.max_length, seed=0, **pretrained.objective_options)
         model = make_model(family, made, tokenizer, arguments).eval()
-        if new := [each for each in getattr(model, "new_modules", ()) if not each.startswith(model.base_model_prefix)]:
+        if new := [
+            each
+            for each in getattr(model, "newly_initialized_modules", ())
+            if not each.startswith(model.base_model_prefix)
+        ]:
             raise CtxError(
                 f"The checkpoint lacks the head of its pretraining: {', '.join(new)}.",
                 location=source,
@@ -109,7 +113,7 @@ class PretrainingEvaluation:
                 hint="give the checkpoint in single precision that it was made of.",
             )
         theirs, own = dict(other.named_parameters()), dict(self.model.base_model.named_parameters())
-        drawn = tuple(f"{module}." for module in getattr(other, "new_modules", ()))
+        drawn = tuple(f"{module}." for module in getattr(other, "newly_initialized_modules", ()))
         shared = [name for name in own if name in theirs and not name.startswith(drawn)]
         odd = [name for name in shared if theirs[name].shape[1:] != own[name].shape[1:]]
         lone = sorted(name for name in set(own) ^ set(theirs) if LAYER.match(name))

@@ -7,8 +7,8 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.peft_support import new_modules
-from hf_ctxmodels.heads.layer_mix import read_stack
+from hf_ctxmodels.core.peft_support import newly_initialized_modules
+from hf_ctxmodels.heads.layer_mix import find_layer_stack
 from hf_ctxmodels.training.optim.layer_groups import LAYERS
 
 
@@ -57,7 +57,7 @@ def reinitialize_layers(model: PreTrainedModel, number: int, seed: int, *, poole
 def pretrained_head_modules(model: PreTrainedModel) -> list[str]:
     """Names of the head's modules whose weights the opened checkpoint had, such as those of an earlier task; without an
     output layer that is tied to the embeddings, which is no part of a head."""
-    new = getattr(model, "new_modules", ())
+    new = getattr(model, "newly_initialized_modules", ())
     own = {name.partition(".")[0] for name, _ in model.named_parameters()}  # tied ones once, in the encoder
     return [
         name
@@ -86,7 +86,7 @@ def reinitialize_head(model: PreTrainedModel, seed: int) -> list[str]:
 def reinitialize_parameters(model: PreTrainedModel, names: Collection[str], seed: int) -> None:
     """Give the parameters of these names the values that they have in a new model of the same configuration, whose
     weights are drawn from the seed; the global generators stay as they are. `model.reinitialized_weights` has their names, and
-    `model.new_modules` those of the modules that they fill: PEFT saves these with an adapter."""
+    `model.newly_initialized_modules` those of the modules that they fill: PEFT saves these with an adapter."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         fresh = _weights(type(model)(copy.deepcopy(model.config)))
@@ -94,7 +94,10 @@ def reinitialize_parameters(model: PreTrainedModel, names: Collection[str], seed
         if name in names:
             weight.copy_(fresh[name])
     model.reinitialized_weights = (*getattr(model, "reinitialized_weights", ()), *names)
-    model.new_modules = (*getattr(model, "new_modules", ()), *new_modules(model, set(names)))
+    model.newly_initialized_modules = (
+        *getattr(model, "newly_initialized_modules", ()),
+        *newly_initialized_modules(model, set(names)),
+    )
 
 
 def _weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
@@ -106,7 +109,7 @@ def _distinct_layers(model: PreTrainedModel) -> list[list[torch.nn.Parameter]]:
     """The parameters of each layer below the head that has some of its own, from the lowest up."""
     found: list[list[torch.nn.Parameter]] = []
     seen: set[int] = set()
-    for layer in getattr(read_stack(model.base_model), LAYERS, ()):
+    for layer in getattr(find_layer_stack(model.base_model), LAYERS, ()):
         own = [each for each in layer.parameters() if id(each) not in seen]
         seen |= {id(each) for each in own}
         if own:

@@ -10,11 +10,11 @@ from hf_ctxmodels.downstream.tasks import Task
 from hf_ctxmodels.downstream.tasks.base import Collator, Feature
 from hf_ctxmodels.downstream.tasks.seq2seq import Seq2Seq
 from hf_ctxmodels.registry import FAMILIES
-from hf_ctxmodels.spec import Writing
+from hf_ctxmodels.spec import Seq2SeqFinetuning
 from hf_ctxmodels.training.pretraining import parse_options
 
 
-def family_writing(task: Task[Any], config: PreTrainedConfig) -> Writing | None:
+def family_seq2seq_finetuning(task: Task[Any], config: PreTrainedConfig) -> Seq2SeqFinetuning | None:
     """How the family of a configuration is fine-tuned; None for another task, or on plain labels."""
     if not isinstance(task, Seq2Seq):
         return None
@@ -27,7 +27,7 @@ def set_generation_tokens(task: Task[Any], config: PreTrainedConfig, tokenizer: 
     Raises:
         CtxError: The tokenizer lacks one.
     """
-    writing = family_writing(task, config)
+    writing = family_seq2seq_finetuning(task, config)
     if writing is not None:
         for name, value in writing.objective.head_fields(tokenizer).items():
             setattr(config, name, value)
@@ -50,7 +50,7 @@ def training_collator(
         CtxError: An option is unknown or has a wrong value, or the family trains on plain targets and takes none.
     """
     arguments = task.arguments
-    writing = None if arguments.plain_targets else family_writing(task, config)
+    writing = None if arguments.plain_targets else family_seq2seq_finetuning(task, config)
     if writing is None:
         if arguments.target_options:
             raise CtxError(
@@ -82,7 +82,7 @@ def resolve_label_smoothing(task: Task[Any], config: PreTrainedConfig) -> float:
     given = task.arguments.label_smoothing
     if given is not None:
         return given
-    writing = family_writing(task, config)
+    writing = family_seq2seq_finetuning(task, config)
     if writing is None:
         return 0.0
     return config.label_smoothing or (0.0 if task.arguments.plain_targets else writing.label_smoothing)

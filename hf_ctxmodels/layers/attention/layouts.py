@@ -18,7 +18,13 @@ from torch.nn.attention.flex_attention import BlockMask
 from transformers import Cache, PreTrainedConfig
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.inputs import check_row_lengths, check_unread, is_traced, sequence_numbers, sequence_starts
+from hf_ctxmodels.core.inputs import (
+    check_row_lengths,
+    is_traced,
+    reject_unused_tensors,
+    sequence_numbers,
+    sequence_starts,
+)
 
 _READS_NO_KEYWORDS = ("eager", "sdpa")
 
@@ -276,7 +282,7 @@ def build_layout(
     if implementation == "sdpa" and attention_kwargs.get("output_attentions"):
         implementation = "eager"
     if implementation in _READS_NO_KEYWORDS:
-        check_unread(**attention_kwargs)
+        reject_unused_tensors(**attention_kwargs)
     exact = ready is None and implementation == "sdpa"
     if config.unpad and exact and past_key_values is None and not is_traced(given):
         return PackedLayout.build(batch_size, length, padding, sequence_ids, given.device)

@@ -15,7 +15,7 @@ from hf_ctxmodels.models.albert.modeling_albert import (
 )
 from hf_ctxmodels.models.albert.tokenization_albert import CtxAlbertTokenizer
 from hf_ctxmodels.objectives import MaskedLM, MaskedLMWithSentenceOrder
-from hf_ctxmodels.spec import FamilySpec, Learning, PublishedCount, Traits, encoder_size
+from hf_ctxmodels.spec import FamilySpec, PublishedCount, ShortTraining, Traits, encoder_size
 
 
 def _size(width: int, layers: int, heads: int, *, embedding: int = 128, dropout: float = 0.0) -> dict[str, Any]:
@@ -55,7 +55,7 @@ PUBLISHED = {
 
 SPEC = FamilySpec(
     name="albert",
-    paper="Lan et al. 2019, ALBERT: A Lite BERT for Self-supervised Learning (arXiv 1909.11942)",
+    paper="Lan et al. 2019, ALBERT: A Lite BERT for Self-supervised ShortTraining (arXiv 1909.11942)",
     config=CtxAlbertConfig,
     tokenizer=CtxAlbertTokenizer,
     models={
@@ -73,7 +73,7 @@ SPEC = FamilySpec(
     conversion=ALBERT_CONVERSION,
     # the order of segments shows in short documents
     traits=Traits(
-        learning=Learning(
+        learning=ShortTraining(
             steps=300, learning_rate=3e-3, config_options=("initializer_range=0.05",), text="news_*.txt.gz"
         )
     ),

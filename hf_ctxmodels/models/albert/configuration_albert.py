@@ -4,7 +4,7 @@ from typing import Any, ClassVar, Literal
 
 from huggingface_hub.dataclasses import strict
 
-from hf_ctxmodels.architectures.configuration_transformer import CtxEncoderConfig
+from hf_ctxmodels.architectures.configurations import CtxEncoderConfig
 
 
 @strict

@@ -13,7 +13,7 @@ from hf_ctxmodels.models.bart.modeling_bart import (
 )
 from hf_ctxmodels.models.bart.tokenization_bart import CtxBartTokenizer
 from hf_ctxmodels.objectives import Denoising
-from hf_ctxmodels.spec import FamilySpec, Learning, PublishedCount, Traits
+from hf_ctxmodels.spec import FamilySpec, PublishedCount, ShortTraining, Traits
 
 # base, large: Lewis et al. 2020, sections 4 and 5
 SIZES: dict[str, dict[str, Any]] = {
@@ -57,7 +57,7 @@ SPEC = FamilySpec(
             "eos_token_id": 2,
             "decoder_start_token_id": 3,
         },
-        learning=Learning(config_options=("decoder_layers=1", "decoder_ffn_dim=128")),
+        learning=ShortTraining(config_options=("decoder_layers=1", "decoder_ffn_dim=128")),
     ),
 )
 

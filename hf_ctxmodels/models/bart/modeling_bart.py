@@ -8,12 +8,12 @@ from transformers import GenerationMixin
 from transformers.core_model_loading import WeightTransform
 
 from hf_ctxmodels import heads
-from hf_ctxmodels.architectures.seq2seq_heads import (
+from hf_ctxmodels.architectures.encoder_decoder import EncoderDecoder
+from hf_ctxmodels.architectures.encoder_decoder_heads import (
+    EncoderDecoderHeadModel,
     EndTokenHead,
-    Seq2SeqHeadModel,
     TransformerForConditionalGeneration,
 )
-from hf_ctxmodels.architectures.transformer_seq2seq import EncoderDecoder
 from hf_ctxmodels.architectures.transformer_stack import TransformerStack
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
@@ -77,7 +77,7 @@ class CtxBartModel(EncoderDecoder, CtxBartPreTrainedModel):
     stack_class = BartStack
 
 
-class CtxBartHeadModel(Seq2SeqHeadModel, CtxBartPreTrainedModel):
+class CtxBartHeadModel(EncoderDecoderHeadModel, CtxBartPreTrainedModel):
     """Binds the generic heads to BART."""
 
     encoder_class = CtxBartModel

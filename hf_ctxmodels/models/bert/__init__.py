@@ -16,7 +16,7 @@ from hf_ctxmodels.models.bert.modeling_bert import (
 )
 from hf_ctxmodels.models.bert.tokenization_bert import CtxBertTokenizer
 from hf_ctxmodels.objectives import MaskedLM, MaskedLMWithNextSentence
-from hf_ctxmodels.spec import FamilySpec, Learning, PublishedCount, Traits, encoder_size
+from hf_ctxmodels.spec import FamilySpec, PublishedCount, ShortTraining, Traits, encoder_size
 
 # tiny to small: Turc et al. 2019 (arXiv 1908.08962), table 1; base, large: Devlin et al. 2019, section 3. Students:
 # Sanh et al. 2019 (arXiv 1910.01108), Sun et al. 2019 (arXiv 1908.09355), Jiao et al. 2020 (arXiv 1909.10351)
@@ -74,7 +74,7 @@ SPEC = FamilySpec(
     sizes=SIZES | STUDENT_SIZES,
     published=PUBLISHED,
     conversion=BERT_CONVERSION,
-    traits=Traits(learning=Learning(steps=600)),
+    traits=Traits(learning=ShortTraining(steps=600)),
 )
 
 __all__ = [

@@ -109,7 +109,7 @@ class CtxBertForNextSentencePrediction(CtxBertHeadModel):
         loss = None
         if labels is not None:
             loss = cross_entropy_over_targets(
-                logits, heads.row_targets(labels, "labels", len(logits)), "labels", num_items_in_batch
+                logits, heads.validate_sequence_targets(labels, "labels", len(logits)), "labels", num_items_in_batch
             )
         return NextSentencePredictorOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions

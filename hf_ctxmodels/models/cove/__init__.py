@@ -11,7 +11,7 @@ from hf_ctxmodels.models.cove.modeling_cove import (
 from hf_ctxmodels.models.cove.tokenization_cove import CtxCoveTokenizer
 from hf_ctxmodels.models.cove.translation_cove import CtxCoveForConditionalGeneration
 from hf_ctxmodels.objectives import Translation
-from hf_ctxmodels.spec import FamilySpec, Learning, PublishedCount, Traits
+from hf_ctxmodels.spec import FamilySpec, PublishedCount, ShortTraining, Traits
 
 # base: the released encoder (section 6); tiny: for a CPU
 SIZES: dict[str, dict[str, Any]] = {
@@ -38,9 +38,9 @@ SPEC = FamilySpec(
     sizes=SIZES,
     published=PUBLISHED,
     traits=Traits(
-        learning=Learning(steps=60),
+        learning=ShortTraining(steps=60),
         tiny={"biattention_size": 12},
-        selects_extremes=("AutoModelForSequenceClassification",),
+        uses_max_pooling=("AutoModelForSequenceClassification",),
     ),
 )
 

@@ -10,11 +10,11 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
-from hf_ctxmodels.architectures.inputs import prepare_inputs, zero_padding
-from hf_ctxmodels.architectures.pretrained_embeddings import (
+from hf_ctxmodels.architectures.pretrained_word_vectors import (
     PretrainedEmbeddingEncoder,
     PretrainedEmbeddingPreTrainedModel,
 )
+from hf_ctxmodels.architectures.recurrent_inputs import prepare_inputs, zero_padding
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import is_traced
 from hf_ctxmodels.layers.dropout import Dropout

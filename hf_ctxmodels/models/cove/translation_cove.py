@@ -16,7 +16,7 @@ class CtxCoveForConditionalGeneration(heads.ForConditionalGeneration, CtxCoveHea
     """The translation model (section 3). The decoder's initial states are the encoder's final ones."""
 
     for_tasks = False
-    decoder_reads = ("last_hidden_state", "final_hidden", "final_cell")
+    required_encoder_outputs = ("last_hidden_state", "final_hidden", "final_cell")
     decoder: AttentionalDecoder
 
     def build_encoder(self, config: CtxCoveConfig) -> CtxCoveModel:
@@ -40,7 +40,7 @@ class CtxCoveForConditionalGeneration(heads.ForConditionalGeneration, CtxCoveHea
 
     def start(self, encoded: CtxCoveModelOutput) -> RecurrentCache:
         """The encoder's final states."""
-        assert encoded.final_hidden is not None  # both are of `decoder_reads`
+        assert encoded.final_hidden is not None  # both are of `required_encoder_outputs`
         assert encoded.final_cell is not None
         return self.decoder.start(encoded.final_hidden, encoded.final_cell)
 

@@ -10,8 +10,12 @@ from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
-from hf_ctxmodels.architectures.character import CharacterModel, CharacterPreTrainedModel, build_character_vectors
-from hf_ctxmodels.architectures.inputs import prepare_inputs, zero_padding
+from hf_ctxmodels.architectures.character_models import (
+    CharacterModel,
+    CharacterPreTrainedModel,
+    build_character_vectors,
+)
+from hf_ctxmodels.architectures.recurrent_inputs import prepare_inputs, zero_padding
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_aligned, check_tensors
 from hf_ctxmodels.heads import IGNORE_INDEX, ItemCounts, cross_entropy_over_targets, mean_over_targets
@@ -39,7 +43,7 @@ class CtxCvtModel(CharacterModel, CtxCvtPreTrainedModel):
         self.build_encoder(config, config.hidden_size - config.pretrained_embedding_size, config.hidden_size)
         self.post_init()
 
-    def look_up(self, input_ids: Tensor) -> Tensor:
+    def embed_ids(self, input_ids: Tensor) -> Tensor:
         """(batch, words, characters) ids -> (batch, words, hidden)."""
         words = self.encode_words(input_ids.flatten(0, 1)).unflatten(0, input_ids.shape[:2])
         return words if self.vectors is None else torch.cat([words, self.vectors(input_ids).to(words.dtype)], -1)
@@ -68,7 +72,7 @@ class CtxCvtModel(CharacterModel, CtxCvtPreTrainedModel):
         given, config = (input_ids, inputs_embeds, attention_mask, sequence_ids), self.config
         inputs = prepare_inputs(self, *given, width=config.hidden_size, output_mask=output_mask)
         rows = inputs.pack(2)
-        words = zero_padding(inputs.embed(self.look_up), inputs.tokens)
+        words = zero_padding(inputs.embed(self.embed_ids), inputs.tokens)
         rates = (config.word_dropout, config.hidden_dropout_prob)
         word_rate, rate = rates if dropout_rate is None else (dropout_rate, dropout_rate)
         states = [words]
@@ -162,7 +166,7 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
         check_tensors(labels=labels, attention_mask=attention_mask)
         shape = self.input_shape(input_ids, inputs_embeds)
         if views is not None and shape is not None:
-            views = heads.as_targets(views, "views", shape if self.views_of_words else shape[:1])
+            views = heads.validate_targets(views, "views", shape if self.views_of_words else shape[:1])
         learns_views = views is not None and shape is not None and self._has_views(views, attention_mask)
         alone = learns_views and (labels is None or not bool((labels != IGNORE_INDEX).any()))
         student = {"layers": 1, "dropout_rate": self.config.view_dropout} if alone else {}

@@ -16,7 +16,7 @@ from hf_ctxmodels.models.electra.modeling_electra import (
 from hf_ctxmodels.models.electra.pretraining_electra import CtxElectraForPreTraining
 from hf_ctxmodels.models.electra.tokenization_electra import CtxElectraTokenizer
 from hf_ctxmodels.objectives import MaskedLM, ReplacedTokenDetection
-from hf_ctxmodels.spec import FamilySpec, Learning, PublishedCount, Target, Traits, encoder_size
+from hf_ctxmodels.spec import FamilySpec, PublishedCount, ShortTraining, Target, Traits, encoder_size
 
 # small, base, large: Clark et al. 2020, appendix A, table 6; the others have its small one's proportions
 SIZES: dict[str, dict[str, Any]] = {
@@ -76,11 +76,11 @@ SPEC = FamilySpec(
     sizes=SIZES,
     published=PUBLISHED,
     conversion=ELECTRA_CONVERSION,
-    peers={"AutoModelForPreTraining": CtxElectraForReplacedTokenDetection},
+    reference_heads={"AutoModelForPreTraining": CtxElectraForReplacedTokenDetection},
     traits=Traits(
         tiny={"discriminator_weight": 2.0},
         # in so few steps a generator that shares all weights learns little beside fifty times the other loss
-        learning=Learning(
+        learning=ShortTraining(
             steps=200,
             config_options=("generator_size=0.5",),
         ),

@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from huggingface_hub.dataclasses import strict
 
-from hf_ctxmodels.architectures.configuration_transformer import CtxEncoderConfig
+from hf_ctxmodels.architectures.configurations import CtxEncoderConfig
 from hf_ctxmodels.core.config import CtxConfig
 from hf_ctxmodels.core.errors import CtxError
 

@@ -150,7 +150,7 @@ def _detection_labels(labels: Tensor, logits: Tensor, attention_mask: Tensor | N
     Raises:
         CtxError: The shape is not the input's, or a label is not 0, 1 or -100.
     """
-    labels = heads.as_targets(labels, "labels", logits.shape)
+    labels = heads.validate_targets(labels, "labels", logits.shape)
     if not torch.compiler.is_compiling():
         bad = labels[(labels != IGNORE_INDEX) & (labels != 0) & (labels != 1)]
         if bad.numel():

@@ -15,7 +15,7 @@ from transformers.utils.generic import can_return_tuple
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_ids
 from hf_ctxmodels.core.peft_support import untie_adapted_embeddings
-from hf_ctxmodels.heads import IGNORE_INDEX, ItemCounts, as_targets, mean_over_targets
+from hf_ctxmodels.heads import IGNORE_INDEX, ItemCounts, mean_over_targets, validate_targets
 from hf_ctxmodels.models.electra.configuration_electra import CtxElectraConfig
 from hf_ctxmodels.models.electra.discriminator_tasks import DISCRIMINATOR_TASKS
 from hf_ctxmodels.models.electra.modeling_electra import (
@@ -154,7 +154,7 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
         """
         inputs = {"attention_mask": attention_mask, "token_type_ids": token_type_ids}
         inputs |= {"position_ids": position_ids, "sequence_ids": sequence_ids}
-        labels = self.token_targets(labels, "labels", input_ids, inputs_embeds)
+        labels = self.validate_token_targets(labels, "labels", input_ids, inputs_embeds)
         if labels is None:
             outputs = self.encode(input_ids=input_ids, inputs_embeds=inputs_embeds, **inputs, **kwargs)
             return CtxElectraForPreTrainingOutput(
@@ -192,13 +192,13 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
         self, input_ids: Tensor, labels: Tensor, sampling_seed: Tensor | None, inputs: dict[str, Tensor | None]
     ) -> FilledBatch:
         if sampling_seed is not None:
-            sampling_seed = as_targets(sampling_seed, "sampling_seed", input_ids.shape[:1])
+            sampling_seed = validate_targets(sampling_seed, "sampling_seed", input_ids.shape[:1])
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.config.freeze_generator):
             outputs = self.generator.encode(input_ids=input_ids, output_mask=labels != IGNORE_INDEX, **inputs)
             return fill_masked(outputs.last_hidden_state, self.generator.mlm_head, input_ids, labels, sampling_seed)
 
     def _checked_token_labels(self, input_ids: Tensor, labels: Tensor, token_labels: Any) -> Tensor | None:
-        token_labels = self.token_targets(token_labels, "token_labels", input_ids)
+        token_labels = self.validate_token_targets(token_labels, "token_labels", input_ids)
         for name, target in {"labels": labels, "token_labels": token_labels}.items():
             if target is not None:
                 check_ids(name, target.masked_fill(target == IGNORE_INDEX, 0), self.config.vocab_size, "vocab_size")

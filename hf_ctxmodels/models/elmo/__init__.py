@@ -11,7 +11,7 @@ from hf_ctxmodels.models.elmo.modeling_elmo import (
 )
 from hf_ctxmodels.models.elmo.tokenization_elmo import CtxElmoTokenizer
 from hf_ctxmodels.objectives import BidirectionalLM
-from hf_ctxmodels.spec import FamilySpec, Learning, PublishedCount, Traits
+from hf_ctxmodels.spec import FamilySpec, PublishedCount, ShortTraining, Traits
 
 
 def _size(cell: int, projection: int, highways: int) -> dict[str, Any]:
@@ -51,7 +51,7 @@ SPEC = FamilySpec(
     sizes=SIZES,
     published=PUBLISHED,
     traits=Traits(
-        learning=Learning(
+        learning=ShortTraining(
             steps=200, learning_rate=1e-2, vocab_size=100, config_options=("filters=[[1,16],[2,16],[3,32]]",)
         )
     ),

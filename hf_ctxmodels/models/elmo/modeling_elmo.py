@@ -11,9 +11,13 @@ from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
-from hf_ctxmodels.architectures.character import CharacterModel, CharacterPreTrainedModel, build_character_vectors
+from hf_ctxmodels.architectures.character_models import (
+    CharacterModel,
+    CharacterPreTrainedModel,
+    build_character_vectors,
+)
 from hf_ctxmodels.architectures.character_vectors import CharacterVectors
-from hf_ctxmodels.architectures.inputs import prepare_inputs
+from hf_ctxmodels.architectures.recurrent_inputs import prepare_inputs
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_ids
 from hf_ctxmodels.core.recurrent_cache import RecurrentCache, validate_cache
@@ -56,7 +60,7 @@ class CtxElmoModel(CharacterModel, CtxElmoPreTrainedModel):
         self.dropout = Dropout(config.hidden_dropout_prob)
         self.post_init()
 
-    def look_up(self, input_ids: Tensor) -> Tensor:
+    def embed_ids(self, input_ids: Tensor) -> Tensor:
         """(batch, words, characters) ids -> (batch, words, hidden / 2): the token layer."""
         return self.encode_words(input_ids.flatten(0, 1)).unflatten(0, input_ids.shape[:2])
 
@@ -90,7 +94,7 @@ class CtxElmoModel(CharacterModel, CtxElmoPreTrainedModel):
                 raise CtxError("past_key_values cannot be combined with sequence_ids: they hold one state per row.")
             use_cache = False
         if input_ids is None or rows.present is not None:
-            packed = rows.pack(inputs.embed(self.look_up))
+            packed = rows.pack(inputs.embed(self.embed_ids))
         else:  # each word's characters are encoded once for both directions
             packed = rows.add_directions(self.encode_words(input_ids.flatten(0, 1)[rows.places[0]]))
         wants = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
@@ -128,12 +132,12 @@ class CtxElmoHeadModel(heads.HeadModel, CtxElmoPreTrainedModel):
     """Binds the generic heads to mixes of the encoder's layers, concatenated with word vectors (section 3.3)."""
 
     encoder_class = CtxElmoModel
-    mixes_layers: ClassVar[bool] = True
+    has_custom_layer_mix: ClassVar[bool] = True
     vectors: CharacterVectors
 
     def build_encoder(self, config: CtxElmoConfig) -> CtxElmoModel:
         """Create the encoder, the mixes of its layers, and the pooling."""
-        if self.mixes_layers:
+        if self.has_custom_layer_mix:
             layers = config.num_hidden_layers + 1
             self.mixes: Any = nn.ModuleList(ScalarMix(layers, config.mix_layer_norm) for _ in range(config.num_mixes))
             if (vectors := build_character_vectors(config)) is not None:
@@ -144,14 +148,14 @@ class CtxElmoHeadModel(heads.HeadModel, CtxElmoPreTrainedModel):
 
     def penalty(self) -> Tensor | None:
         """The weighted squared distance of the mixes from the average of the layers."""
-        if not self.mixes_layers or not self.config.mix_decay:
+        if not self.has_custom_layer_mix or not self.config.mix_decay:
             return None
         return self.config.mix_decay * torch.stack([mix.distance() for mix in self.mixes]).sum()
 
     def encode(self, *, attention_mask: Tensor | None = None, sequence_ids: Tensor | None = None, **kwargs: Any) -> Any:
         """Run the encoder; `last_hidden_state` is the concatenation of the mixes and the word vectors, if any, and
         `pooler_output` pools it."""
-        if not self.mixes_layers:
+        if not self.has_custom_layer_mix:
             return super().encode(attention_mask=attention_mask, sequence_ids=sequence_ids, **kwargs)
         wants = kwargs.pop("output_hidden_states", None)
         kwargs |= {"attention_mask": attention_mask, "sequence_ids": sequence_ids, "output_hidden_states": True}
@@ -198,7 +202,7 @@ class CtxElmoForPreTrainingOutput(ModelOutput):
 class CtxElmoForPreTraining(CtxElmoHeadModel):
     """The bidirectional language model (section 3.1). The directions share the token layer and the softmax weights."""
 
-    mixes_layers = False
+    has_custom_layer_mix = False
     output_layer = "decoder"
     loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
     label_axes: ClassVar[tuple[str, ...]] = ("directions",)
@@ -231,7 +235,7 @@ class CtxElmoForPreTraining(CtxElmoHeadModel):
                 the negatives of all rows.
             return_logits: See `returns_logits`.
         """
-        labels = self.token_targets(labels, "labels", input_ids, inputs_embeds, 2)
+        labels = self.validate_token_targets(labels, "labels", input_ids, inputs_embeds, 2)
         target_mask = None if labels is None else self._target_mask(labels)
         everywhere = target_mask is None or self.returns_logits(return_logits)
         outputs = self.encode(
@@ -250,7 +254,7 @@ class CtxElmoForPreTraining(CtxElmoHeadModel):
             sampled = partial(self._sampled_loss, negatives) if samples and negatives is not None else None
             states = top[target_mask if everywhere else target_mask[target_mask.any(-1)]]
             if logits is not None and sampled is None:
-                loss = heads.loss_of_logits(logits, labels, num_items_in_batch)
+                loss = heads.loss_from_logits(logits, labels, num_items_in_batch)
             else:
                 given = (states, labels, num_items_in_batch)
                 loss = heads.language_modeling_loss(self.decoder, *given, summed_loss=sampled)

@@ -59,7 +59,7 @@ SPEC = FamilySpec(
         "AutoModelForQuestionAnswering": CtxErnieForQuestionAnswering,
         "AutoModelForMultipleChoice": CtxErnieForMultipleChoice,
     },
-    peers={"AutoModelForPreTraining": CtxErnieForMaskedLMWithPair},
+    reference_heads={"AutoModelForPreTraining": CtxErnieForMaskedLMWithPair},
     objectives={"unit-mlm+pairs": UnitMaskingWithPairs, "continual-tasks": ContinualTasks, "mlm": MaskedLM},
     sizes=SIZES,
     published=PUBLISHED,

@@ -26,7 +26,7 @@ class CtxErniePreTrainedModel(bert.CtxBertPreTrainedModel):
 class CtxErnieModel(CtxErniePreTrainedModel, bert.CtxBertModel):
     """The encoder; it takes `task_type_ids` (batch, length) if `config.use_task_id`."""
 
-    further_ids = {"task_type_ids": "task_type_vocab_size"}
+    extra_input_ids = {"task_type_ids": "task_type_vocab_size"}
 
     def build_embeddings(self, config: CtxErnieConfig) -> TokenPositionTypeEmbeddings:
         """Create the embeddings, with those of the task if `config.use_task_id`."""

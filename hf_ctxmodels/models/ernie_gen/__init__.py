@@ -10,7 +10,7 @@ from hf_ctxmodels.models.ernie_gen.modeling_ernie_gen import (
 )
 from hf_ctxmodels.models.ernie_gen.tokenization_ernie_gen import CtxErnieGenTokenizer
 from hf_ctxmodels.objectives import Infilling, MaskedLM, NoisySequenceToSequence
-from hf_ctxmodels.spec import FamilySpec, PublishedCount, Traits, Writing
+from hf_ctxmodels.spec import FamilySpec, PublishedCount, Seq2SeqFinetuning, Traits
 
 SIZES = bert.SIZES
 
@@ -35,7 +35,7 @@ SPEC = FamilySpec(
         "AutoModelForMaskedLM": CtxErnieGenForMaskedLM,
     },
     objectives={"infilling": Infilling, "noisy-seq2seq": NoisySequenceToSequence, "mlm": MaskedLM},
-    writing=Writing(NoisySequenceToSequence, label_smoothing=0.1),
+    writing=Seq2SeqFinetuning(NoisySequenceToSequence, label_smoothing=0.1),
     sizes=SIZES,
     published=PUBLISHED,
     conversion=ERNIE_GEN_CONVERSION,

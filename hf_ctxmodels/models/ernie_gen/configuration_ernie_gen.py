@@ -28,7 +28,7 @@ class CtxErnieGenConfig(CtxQueryGenerationConfig, CtxBertConfig):
     query_token_id: int | None = 103
 
     copied_segments: ClassVar[tuple[int, ...]] = (0, 1)
-    reads_start: ClassVar[bool] = True
+    feeds_start_token: ClassVar[bool] = True
 
     def validate_segments(self) -> None:
         """Check the number of segments (called at construction)."""

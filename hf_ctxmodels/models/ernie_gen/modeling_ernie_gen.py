@@ -5,8 +5,8 @@ from transformers import GenerationMixin
 
 from hf_ctxmodels.architectures.bert_reference import ExportsMaskedLM
 from hf_ctxmodels.architectures.query_generation import QueryForConditionalGeneration
-from hf_ctxmodels.architectures.segment_copies import MoreSegmentsThanBert
 from hf_ctxmodels.models.bert import modeling_bert as bert
+from hf_ctxmodels.models.bert.segment_expansion import MoreSegmentsThanBert
 from hf_ctxmodels.models.ernie_gen.configuration_ernie_gen import TARGET_SEGMENT, CtxErnieGenConfig
 from hf_ctxmodels.models.ernie_gen.conversion_ernie_gen import ERNIE_GEN_EXPORT
 

@@ -10,7 +10,7 @@ from hf_ctxmodels.models.gensen.modeling_gensen import (
 )
 from hf_ctxmodels.models.gensen.tokenization_gensen import CtxGenSenTokenizer
 from hf_ctxmodels.objectives import SentenceTasks
-from hf_ctxmodels.spec import FamilySpec, Learning, PublishedCount, Target, Traits
+from hf_ctxmodels.spec import FamilySpec, PublishedCount, ShortTraining, Target, Traits
 
 # base: the paper's larger one; the others for a CPU
 SIZES: dict[str, dict[str, Any]] = {
@@ -26,8 +26,8 @@ PUBLISHED = {
 
 SPEC = FamilySpec(
     name="gensen",
-    paper="Subramanian et al. 2018, Learning General Purpose Distributed Sentence Representations via Large "
-    "Scale Multi-task Learning (arXiv 1804.00079)",
+    paper="Subramanian et al. 2018, ShortTraining General Purpose Distributed Sentence Representations via Large "
+    "Scale Multi-task ShortTraining (arXiv 1804.00079)",
     config=CtxGenSenConfig,
     tokenizer=CtxGenSenTokenizer,
     models={
@@ -39,7 +39,7 @@ SPEC = FamilySpec(
     sizes=SIZES,
     published=PUBLISHED,
     traits=Traits(
-        learning=Learning(steps=100),
+        learning=ShortTraining(steps=100),
         tiny={"decoder_tasks": ["<one>", "next", "previous"], "relations": ["no", "yes"]},
         targets={"relation_labels": Target.PAIR_CLASS},
     ),

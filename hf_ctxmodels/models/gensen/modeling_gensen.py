@@ -85,7 +85,7 @@ class CtxGenSenForPreTraining(
 
     encoder_class = CtxGenSenModel
     pools = True
-    takes_languages = True
+    has_target_languages = True
     accepts_loss_kwargs = False
     loss_targets: ClassVar[tuple[str, ...]] = ("labels", "relation_labels")
     loss_terms: ClassVar[tuple[str, ...]] = ("generation_loss", "relation_loss")
@@ -188,7 +188,7 @@ class CtxGenSenForPreTraining(
         Raises:
             CtxError: As there; or labels of a task that the model lacks.
         """
-        labels = None if labels is None else heads.as_targets(labels, "labels")
+        labels = None if labels is None else heads.validate_targets(labels, "labels")
         if encoder_outputs is None:
             given = {"input_ids": input_ids, "token_type_ids": token_type_ids, "inputs_embeds": inputs_embeds}
             encoder_outputs = self.encode(attention_mask=attention_mask, **given, **kwargs)
@@ -231,7 +231,7 @@ class CtxGenSenForPreTraining(
     ) -> None:
         """Add the relation loss to the output; nothing without a target where the model has no relations."""
         texts = getattr(encoder_outputs, "texts", None)
-        targets = heads.row_targets(relation_labels, "relation_labels", len(encoder_outputs[0]))
+        targets = heads.validate_sequence_targets(relation_labels, "relation_labels", len(encoder_outputs[0]))
         if self.relation is None and not heads.has_targets(targets):
             return
         if self.relation is None or texts is None:
@@ -252,6 +252,6 @@ class CtxGenSenForSequenceClassification(heads.ForTextPairClassification, CtxGen
 
     encoder_class = CtxGenSenModel
 
-    def build_comparison(self, config: CtxGenSenConfig) -> nn.Module:
+    def build_pair_classifier(self, config: CtxGenSenConfig) -> nn.Module:
         """The classifier of pretraining."""
         return comparison(config, config.num_labels)

@@ -10,7 +10,7 @@ from hf_ctxmodels.models.glove.modeling_glove import (
 )
 from hf_ctxmodels.models.glove.tokenization_glove import CtxGloveTokenizer
 from hf_ctxmodels.objectives import Cooccurrence
-from hf_ctxmodels.spec import FamilySpec, Learning, PublishedCount, Traits
+from hf_ctxmodels.spec import FamilySpec, PublishedCount, ShortTraining, Traits
 
 # 400,000 words; the sum of the two tables alone is published.
 PUBLISHED = {
@@ -34,7 +34,7 @@ SPEC = FamilySpec(
     objectives={"cooccurrence": Cooccurrence},
     sizes=WORD_VECTOR_SIZES,
     published=PUBLISHED,
-    traits=Traits(learning=Learning(steps=1000)),
+    traits=Traits(learning=ShortTraining(steps=1000)),
 )
 
 __all__ = [

@@ -9,7 +9,7 @@ import math
 import numpy as np
 from numba import njit
 
-from hf_ctxmodels.architectures.static import FASTMATH
+from hf_ctxmodels.architectures.static_embeddings import FASTMATH
 
 _EPSILON = np.float32(1e-10)  # torch.optim.Adagrad's
 
@@ -40,7 +40,7 @@ def glove_adagrad_kernel(
         rows, columns: (cells,) word and context.
         values: (cells,) float32 counts, above 0.
         x_max, alpha: Parameters of the weighting function.
-        rate: Learning rate.
+        rate: ShortTraining rate.
     """
     loss = 0.0
     for cell in range(len(rows)):

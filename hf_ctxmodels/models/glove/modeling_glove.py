@@ -12,7 +12,13 @@ from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
-from hf_ctxmodels.architectures.static import StaticEncoder, StaticPreTrainedModel, WordTable, in_threads, is_compiled
+from hf_ctxmodels.architectures.static_embeddings import (
+    StaticEmbedding,
+    StaticEmbeddingModel,
+    StaticPreTrainedModel,
+    run_in_threads,
+    supports_compiled_updates,
+)
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_ids, check_tensors
 from hf_ctxmodels.heads import IGNORE_INDEX, ItemCounts, mean_over_targets
@@ -27,14 +33,14 @@ class CtxGlovePreTrainedModel(StaticPreTrainedModel):
     _keys_to_ignore_on_load_unexpected = [r"^(word|context)_bias\."]
 
 
-class CtxGloveModel(StaticEncoder, CtxGlovePreTrainedModel):
+class CtxGloveModel(StaticEmbeddingModel, CtxGlovePreTrainedModel):
     """Word vectors: the sum of a word's vector and its vector as a context."""
 
     def build_encoder(self, config: CtxGloveConfig) -> None:
         """The vectors of words as contexts."""
         self.context_embeddings = self.build_table(config) if config.context_vectors else None
 
-    def look_up(self, input_ids: Tensor) -> Tensor:
+    def embed_ids(self, input_ids: Tensor) -> Tensor:
         """(batch, length) ids -> (batch, length, hidden)."""
         words = self.word_embeddings(input_ids)
         return words if self.context_embeddings is None else words + self.context_embeddings(input_ids)
@@ -79,12 +85,12 @@ class CtxGloveForPreTraining(CtxGloveHeadModel):
                 location="context_vectors=false in config.json",
                 hint="pretrain a new model, or fine-tune this one on a task.",
             )
-        self.word_bias = WordTable(config.vocab_size, 1, config.hidden_size)
-        self.context_bias = WordTable(config.vocab_size, 1, config.hidden_size)
+        self.word_bias = StaticEmbedding(config.vocab_size, 1, config.hidden_size)
+        self.context_bias = StaticEmbedding(config.vocab_size, 1, config.hidden_size)
 
-    def has_inplace_optimizer(self, optimizer: torch.optim.Optimizer) -> bool:
+    def supports_inplace_optimizer(self, optimizer: torch.optim.Optimizer) -> bool:
         """AdaGrad, if numba compiles it."""
-        return type(optimizer) is torch.optim.Adagrad and is_compiled(self.get_input_embeddings().weight)
+        return type(optimizer) is torch.optim.Adagrad and supports_compiled_updates(self.get_input_embeddings().weight)
 
     @can_return_tuple
     def forward(
@@ -110,7 +116,7 @@ class CtxGloveForPreTraining(CtxGloveHeadModel):
         model: Any = self.base_model
         if input_ids is None:
             raise CtxError("GloVe cannot predict co-occurrences from inputs_embeds.", hint="give input_ids.")
-        labels = self.token_targets(labels, "labels", input_ids)
+        labels = self.validate_token_targets(labels, "labels", input_ids)
         check_tensors(cooccurrences=cooccurrences)
         if labels is None:
             encoded = self.encode(input_ids=input_ids, attention_mask=attention_mask, **kwargs)
@@ -156,7 +162,7 @@ class CtxGloveForPreTraining(CtxGloveHeadModel):
             loss = kernels.glove_adagrad_kernel(*arrays, *given, *weighting, np.float32(learning_rate))
             return torch.tensor(loss, dtype=torch.float32)
 
-        return in_threads(self.config.update_threads, update, *cells)
+        return run_in_threads(self.config.update_threads, update, *cells)
 
 
 class CtxGloveForSequenceClassification(heads.ForSequenceClassification, CtxGloveHeadModel):

@@ -82,7 +82,7 @@ class CtxGptForSequenceClassification(
     classified.
     """
 
-    takes_both_orders = True
+    accepts_both_orders = True
     reference_architecture = "OpenAIGPTForSequenceClassification"
     export_conversion = GPT_SEQUENCE_EXPORT
 

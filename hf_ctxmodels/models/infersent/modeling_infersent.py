@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from hf_ctxmodels import heads
-from hf_ctxmodels.architectures.pretrained_embeddings import (
+from hf_ctxmodels.architectures.pretrained_word_vectors import (
     PretrainedEmbeddingEncoder,
     PretrainedEmbeddingPreTrainedModel,
 )
@@ -42,7 +42,7 @@ class CtxInferSentForSequenceClassification(heads.ForTextPairClassification, Ctx
 
     encoder_class = CtxInferSentModel
 
-    def build_comparison(self, config: CtxInferSentConfig) -> nn.Module:
+    def build_pair_classifier(self, config: CtxInferSentConfig) -> nn.Module:
         """The layers of the released code."""
         size = config.classifier_size
         layers: list[nn.Module] = [nn.Linear(4 * config.hidden_size, size)]

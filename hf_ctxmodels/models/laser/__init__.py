@@ -10,7 +10,7 @@ from hf_ctxmodels.models.laser.modeling_laser import (
 )
 from hf_ctxmodels.models.laser.tokenization_laser import CtxLaserTokenizer
 from hf_ctxmodels.objectives import TranslationToLanguages
-from hf_ctxmodels.spec import FamilySpec, Learning, PublishedCount, Traits
+from hf_ctxmodels.spec import FamilySpec, PublishedCount, ShortTraining, Traits
 
 # base: the paper's; the others for a CPU
 SIZES: dict[str, dict[str, Any]] = {
@@ -43,7 +43,7 @@ SPEC = FamilySpec(
     objectives={"translation": TranslationToLanguages},
     sizes=SIZES,
     published=PUBLISHED,
-    traits=Traits(learning=Learning(steps=80)),
+    traits=Traits(learning=ShortTraining(steps=80)),
 )
 
 __all__ = [

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from hf_ctxmodels.architectures.fastbpe_files import own_name
-from hf_ctxmodels.architectures.torch_lstm import convert_layers, layer_fields, read_torch_file
+from hf_ctxmodels.architectures.fastbpe_files import to_native_subword
+from hf_ctxmodels.architectures.torch_lstm_conversion import convert_layers, layer_fields, read_torch_file
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.models.laser.configuration_laser import CtxLaserConfig
 from hf_ctxmodels.models.laser.modeling_laser import CtxLaserModel
@@ -36,7 +36,10 @@ def vocabulary_of(dictionary: Mapping[str, int], merges: Sequence[tuple[str, str
     """
     if missing := [token for token in SPECIAL_TOKENS if token not in dictionary]:
         raise CtxError(f"The dictionary lacks {', '.join(missing)}.")
-    vocab = {token if token in SPECIAL_TOKENS else own_name(token): int(number) for token, number in dictionary.items()}
+    vocab = {
+        token if token in SPECIAL_TOKENS else to_native_subword(token): int(number)
+        for token, number in dictionary.items()
+    }
     if sorted(vocab.values()) != list(range(len(dictionary))):
         raise CtxError("The dictionary's numbers are not 0, 1, 2, ..., one for each subword.")
     for first, second in merges:

@@ -36,8 +36,8 @@ class CtxLaserForConditionalGeneration(heads.ForConditionalGeneration, CtxLaserH
     """The translation model; its decoder has only the sentence vector as the source."""
 
     pools = True
-    takes_languages = True
-    decoder_reads = ("last_hidden_state", "pooler_output")
+    has_target_languages = True
+    required_encoder_outputs = ("last_hidden_state", "pooler_output")
     decoder: SentenceDecoder
 
     def build_head(self, config: CtxLaserConfig) -> None:

@@ -7,7 +7,7 @@ from hf_ctxmodels.models.lmseq2seq.modeling_lmseq2seq import CtxLmSeq2SeqForCond
 from hf_ctxmodels.models.lmseq2seq.pretraining_lmseq2seq import CtxLmSeq2SeqForPreTraining
 from hf_ctxmodels.models.lmseq2seq.tokenization_lmseq2seq import CtxLmSeq2SeqTokenizer
 from hf_ctxmodels.objectives import Translation, TranslationWithLanguageModels
-from hf_ctxmodels.spec import FamilySpec, Learning, PublishedCount, Target, Traits
+from hf_ctxmodels.spec import FamilySpec, PublishedCount, ShortTraining, Target, Traits
 
 # the widths of the language models of the family seqae, whose sizes these are; layers as in the paper
 SIZES: dict[str, dict[str, Any]] = {
@@ -31,7 +31,7 @@ PUBLISHED = {
 
 SPEC = FamilySpec(
     name="lmseq2seq",
-    paper="Ramachandran et al. 2016, Unsupervised Pretraining for Sequence to Sequence Learning (arXiv 1611.02683)",
+    paper="Ramachandran et al. 2016, Unsupervised Pretraining for Sequence to Sequence ShortTraining (arXiv 1611.02683)",
     config=CtxLmSeq2SeqConfig,
     tokenizer=CtxLmSeq2SeqTokenizer,
     models={
@@ -43,7 +43,8 @@ SPEC = FamilySpec(
     sizes=SIZES,
     published=PUBLISHED,
     traits=Traits(
-        learning=Learning(steps=80), targets={"source_labels": Target.NEXT_WORD, "target_labels": Target.DECODER_TOKEN}
+        learning=ShortTraining(steps=80),
+        targets={"source_labels": Target.NEXT_WORD, "target_labels": Target.DECODER_TOKEN},
     ),
 )
 

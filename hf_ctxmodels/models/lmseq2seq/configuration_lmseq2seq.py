@@ -24,7 +24,7 @@ class CtxLmSeq2SeqConfig(CtxLSTMLanguageModelConfig):
         residual: Residual connection around the decoder's upper layers (section 2.3).
         multi_layer_attention: The decoder attends to the encoder's last pretrained layer and its top one (section 2.3).
         source_model, target_model: Directories or Hub ids of language models of the two languages, whose weights
-            `load_pretrained_parts` copies into a new model; they are saved with it. None for random weights.
+            `load_pretrained_components` copies into a new model; they are saved with it. None for random weights.
         pretrained_parts: The parts to copy: some of "embeddings", "layers" and "softmax" (ablations of section 4).
         hidden_dropout_prob: Dropout of the embeddings, between layers, and of the softmax's input.
         pad_token_id: Id of padding in both vocabularies.

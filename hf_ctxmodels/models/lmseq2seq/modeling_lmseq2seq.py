@@ -59,11 +59,11 @@ class CtxLmSeq2SeqModel(LSTMLanguageModel, CtxLmSeq2SeqPreTrainedModel):
     """Word embeddings and LSTM layers, of the encoder or of the decoder.
 
     Attributes:
-        feeds_decoder: Whether `forward` returns `memory` and `final`.
+        returns_decoder_inputs: Whether `forward` returns `memory` and `final`.
     """
 
     pooling = "last"
-    feeds_decoder = False
+    returns_decoder_inputs = False
 
     def embed(self, ids: Tensor) -> Tensor:
         """(directions, words) ids -> (directions, words, embedding) after dropout."""
@@ -88,11 +88,11 @@ class CtxLmSeq2SeqModel(LSTMLanguageModel, CtxLmSeq2SeqPreTrainedModel):
             input_ids=input_ids,
             attention_mask=attention_mask,
             inputs_embeds=inputs_embeds,
-            output_hidden_states=True if self.feeds_decoder else output_hidden_states,
-            use_cache=True if self.feeds_decoder else use_cache,
+            output_hidden_states=True if self.returns_decoder_inputs else output_hidden_states,
+            use_cache=True if self.returns_decoder_inputs else use_cache,
             **{**kwargs, "return_dict": True},
         )
-        if not self.feeds_decoder:
+        if not self.returns_decoder_inputs:
             return outputs
         if outputs.past_key_values is None:
             raise CtxError("Final states cannot be combined with sequence_ids: a row has one.")
@@ -119,16 +119,16 @@ class CtxLmSeq2SeqForConditionalGeneration(heads.ForConditionalGeneration, CtxLm
 
         alpha = softmax(H^N (W1 h^N + b1)),  c = [H^1T alpha; H^NT alpha],  h~ = tanh(W2 [c; h^N] + b2) + h^1
 
-    The decoder's initial states are the encoder's final ones. A new model's `load_pretrained_parts` copies the weights
+    The decoder's initial states are the encoder's final ones. A new model's `load_pretrained_components` copies the weights
     of `config.source_model` and `config.target_model`.
     """
 
-    decoder_reads = ("last_hidden_state", "memory", "final")
+    required_encoder_outputs = ("last_hidden_state", "memory", "final")
 
     def build_encoder(self, config: CtxLmSeq2SeqConfig) -> CtxLmSeq2SeqModel:
         """Create the encoder."""
         encoder = CtxLmSeq2SeqModel(config)
-        encoder.feeds_decoder = True
+        encoder.returns_decoder_inputs = True
         return encoder
 
     def build_head(self, config: CtxLmSeq2SeqConfig) -> None:
@@ -139,10 +139,10 @@ class CtxLmSeq2SeqForConditionalGeneration(heads.ForConditionalGeneration, CtxLm
         self.dropout = Dropout(config.hidden_dropout_prob)
         self.prediction = nn.Linear(config.hidden_size, config.target_vocab_size)
 
-    def load_pretrained_parts(self, missing: Container[str] | None = None) -> None:
+    def load_pretrained_components(self, missing: Container[str] | None = None) -> None:
         """Copy the weights of `config.source_model` and `config.target_model`; see
-        `CtxPreTrainedModel.load_pretrained_parts`."""
-        super().load_pretrained_parts(missing)
+        `CtxPreTrainedModel.load_pretrained_components`."""
+        super().load_pretrained_components(missing)
         for name, source in {"source": self.config.source_model, "target": self.config.target_model}.items():
             if source is not None:
                 self._copy_weights(source, self._pretrained(name), missing)
@@ -214,12 +214,12 @@ class CtxLmSeq2SeqForConditionalGeneration(heads.ForConditionalGeneration, CtxLm
         except StrictDataclassError as error:
             raise CtxError(str(error.__cause__ or error), location=f"{source}, {target}") from error
         model = cls(config)
-        model.load_pretrained_parts()
+        model.load_pretrained_components()
         return model.eval()
 
     def start(self, encoded: CtxLmSeq2SeqModelOutput) -> RecurrentCache:
         """The encoder's final states."""
-        assert encoded.final is not None  # of `decoder_reads`
+        assert encoded.final is not None  # of `required_encoder_outputs`
         return RecurrentCache(state.split(1, 1) for state in encoded.final.unbind(1))
 
     def decode(self, ids: Tensor, target_mask: Tensor | None, given: heads.DecoderInputs) -> DecoderOutput:

@@ -88,7 +88,7 @@ class CtxLmSeq2SeqForPreTraining(CtxLmSeq2SeqForConditionalGeneration, Generatio
         if labels is None and use_cache:
             return found
         source = encoder_outputs.memory[..., : self.config.hidden_size]
-        ids = self.decoder_ids(encoder_outputs.last_hidden_state.shape[0], decoder_input_ids, labels)
+        ids = self.resolve_decoder_input_ids(encoder_outputs.last_hidden_state.shape[0], decoder_input_ids, labels)
         if labels is None:
             found["source_logits"] = self.source_prediction(self.dropout(source))
             found["target_logits"] = self.prediction(self.dropout(self._target_states(ids, None)))
@@ -97,7 +97,7 @@ class CtxLmSeq2SeqForPreTraining(CtxLmSeq2SeqForConditionalGeneration, Generatio
         if source_labels is not None:
             terms["source_lm"] = self._term("source_labels", source, source_labels, attention_mask, num_items_in_batch)
         if target_labels is not None:
-            target_labels = heads.as_targets(target_labels, "target_labels", ids.shape)
+            target_labels = heads.validate_targets(target_labels, "target_labels", ids.shape)
             states = self._target_states(ids, target_labels != heads.IGNORE_INDEX)
             terms["target_lm"] = self._term("target_labels", states, target_labels, None, num_items_in_batch)
         found["loss"] = torch.stack([*terms.values()]).sum()
@@ -115,7 +115,7 @@ class CtxLmSeq2SeqForPreTraining(CtxLmSeq2SeqForConditionalGeneration, Generatio
         self, name: str, states: Tensor, labels: Tensor, attention_mask: Tensor | None, counts: heads.ItemCounts
     ) -> Tensor:
         """A language model's mean cross-entropy."""
-        labels = heads.as_targets(labels, name, states.shape[:2])
+        labels = heads.validate_targets(labels, name, states.shape[:2])
         target_mask = labels != heads.IGNORE_INDEX
         self.check_encoder_input(None, states, attention_mask, None, output_mask=target_mask)
         head = self.source_prediction if name == "source_labels" else self.prediction

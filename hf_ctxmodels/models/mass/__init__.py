@@ -7,7 +7,7 @@ from hf_ctxmodels.models.mass.configuration_mass import CtxMassConfig
 from hf_ctxmodels.models.mass.modeling_mass import CtxMassForConditionalGeneration, CtxMassModel
 from hf_ctxmodels.models.mass.tokenization_mass import CtxMassTokenizer
 from hf_ctxmodels.objectives import MaskedSegment, MaskedTranslation
-from hf_ctxmodels.spec import FamilySpec, Learning, PublishedCount, Traits
+from hf_ctxmodels.spec import FamilySpec, PublishedCount, ShortTraining, Traits
 
 # The model for summaries, with BERT's uncased vocabulary; the LayerNorms are those of its library.
 _SUMMARIES = {
@@ -61,7 +61,7 @@ SPEC = FamilySpec(
             "decoder_start_token_id": 2,
             "n_langs": 1,
         },
-        learning=Learning(config_options=("decoder_layers=1", "decoder_ffn_dim=128")),
+        learning=ShortTraining(config_options=("decoder_layers=1", "decoder_ffn_dim=128")),
     ),
 )
 

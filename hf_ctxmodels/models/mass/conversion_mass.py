@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hf_ctxmodels.architectures.fastbpe_files import own_name
-from hf_ctxmodels.architectures.torch_lstm import read_torch_file
+from hf_ctxmodels.architectures.fastbpe_files import to_native_subword
+from hf_ctxmodels.architectures.torch_lstm_conversion import read_torch_file
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.models.mass.configuration_mass import CtxMassConfig
 from hf_ctxmodels.models.mass.modeling_mass import CtxMassForConditionalGeneration
@@ -209,7 +209,7 @@ def build_translation_tokenizer(
     if not isinstance(words, Mapping) or sorted(words) != list(range(len(words))):
         raise CtxError("The checkpoint's dico_id2word does not number its words from 0 on.", location=location)
     special = set(CtxMassTokenizer.first_tokens)
-    vocab = {word if word in special else own_name(word): number for number, word in words.items()}
+    vocab = {word if word in special else to_native_subword(word): number for number, word in words.items()}
     numbers = dict(checkpoint["params"].get("lang2id") or {})
     return CtxMassTokenizer(
         vocab=vocab, merges=list(merges), do_lower_case=False, word_splitting=word_splitting, lang2id=numbers or None

@@ -7,8 +7,11 @@ from torch import Tensor, nn
 from transformers import GenerationMixin
 
 from hf_ctxmodels import heads
-from hf_ctxmodels.architectures.seq2seq_heads import Seq2SeqHeadModel, TransformerForConditionalGeneration
-from hf_ctxmodels.architectures.transformer_seq2seq import EncoderDecoder
+from hf_ctxmodels.architectures.encoder_decoder import EncoderDecoder
+from hf_ctxmodels.architectures.encoder_decoder_heads import (
+    EncoderDecoderHeadModel,
+    TransformerForConditionalGeneration,
+)
 from hf_ctxmodels.architectures.transformer_stack import Source, TransformerStack
 from hf_ctxmodels.core.inputs import check_aligned, check_padding_mask
 from hf_ctxmodels.core.model import CtxPreTrainedModel
@@ -40,7 +43,7 @@ class MassStack(TransformerStack):
         if config.embeds_languages:
             self.language_embeddings = nn.Embedding(config.n_langs, config.hidden_size)
 
-    def embedded_beside(self, words: Tensor, given: dict[str, Any]) -> dict[str, Tensor]:
+    def extra_embedding_ids(self, words: Tensor, given: dict[str, Any]) -> dict[str, Tensor]:
         """The tokens' languages, if the model has embeddings of them."""
         name = "decoder_langs" if self.is_decoder else "langs"
         langs = language_ids(self.config, words, given.pop("langs", None), name)
@@ -59,7 +62,7 @@ class CtxMassModel(EncoderDecoder, CtxMassPreTrainedModel):
     """
 
     stack_class = MassStack
-    further_ids = {"langs": "n_langs"}
+    extra_input_ids = {"langs": "n_langs"}
 
     def decoder_arguments(self, given: dict[str, Any]) -> dict[str, Any]:
         """Those that the decoder takes, by their names there."""
@@ -68,7 +71,7 @@ class CtxMassModel(EncoderDecoder, CtxMassPreTrainedModel):
         return others | {"langs": given.get("langs") if langs is None else langs}
 
 
-class CtxMassHeadModel(Seq2SeqHeadModel, CtxMassPreTrainedModel):
+class CtxMassHeadModel(EncoderDecoderHeadModel, CtxMassPreTrainedModel):
     """Binds the generic heads to MASS."""
 
     encoder_class = CtxMassModel

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from hf_ctxmodels import heads
 from hf_ctxmodels.architectures.transformer_encoder import Encoder
-from hf_ctxmodels.core.inputs import count_tokens
+from hf_ctxmodels.core.inputs import cumulative_token_counts
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.embeddings import TokenPositionTypeEmbeddings
 from hf_ctxmodels.layers.pooling import token_mask
@@ -44,7 +44,7 @@ class CtxRobertaModel(Encoder, CtxRobertaPreTrainedModel):
         tokens = token_mask(words, attention_mask if padding_only else None, sequence_ids)
         if not words.is_floating_point():
             tokens = tokens & (words != self.config.pad_token_id)
-        return count_tokens(tokens, sequence_ids) * tokens + self.config.pad_token_id
+        return cumulative_token_counts(tokens, sequence_ids) * tokens + self.config.pad_token_id
 
 
 class CtxRobertaHeadModel(heads.HeadModel, CtxRobertaPreTrainedModel):

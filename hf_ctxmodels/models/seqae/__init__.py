@@ -11,7 +11,7 @@ from hf_ctxmodels.models.seqae.modeling_seqae import (
 )
 from hf_ctxmodels.models.seqae.tokenization_seqae import CtxSeqaeTokenizer
 from hf_ctxmodels.objectives import CausalLM, SequenceAutoencoding
-from hf_ctxmodels.spec import FamilySpec, Learning, PublishedCount, Traits
+from hf_ctxmodels.spec import FamilySpec, PublishedCount, ShortTraining, Traits
 
 # base: the paper's (section 4); the others have its proportions, for a CPU
 SIZES: dict[str, dict[str, Any]] = {
@@ -36,7 +36,7 @@ PUBLISHED = {
 
 SPEC = FamilySpec(
     name="seqae",
-    paper="Dai & Le 2015, Semi-supervised Sequence Learning (arXiv 1511.01432)",
+    paper="Dai & Le 2015, Semi-supervised Sequence ShortTraining (arXiv 1511.01432)",
     config=CtxSeqaeConfig,
     tokenizer=CtxSeqaeTokenizer,
     models={
@@ -49,7 +49,7 @@ SPEC = FamilySpec(
     objectives={"sae": SequenceAutoencoding, "clm": CausalLM},
     sizes=SIZES,
     published=PUBLISHED,
-    traits=Traits(learning=Learning(steps=150, learning_rate=1e-2)),
+    traits=Traits(learning=ShortTraining(steps=150, learning_rate=1e-2)),
 )
 
 __all__ = [

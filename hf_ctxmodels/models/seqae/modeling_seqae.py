@@ -107,7 +107,9 @@ class CtxSeqaeForSequenceClassification(heads.ForSequenceClassification, CtxSeqa
         tokens = token_mask(states, attention_mask, kwargs.get("sequence_ids"))
         logits = self.classifier(self.dropout(states))
         return SequenceClassifierOutput(
-            loss=_gained_loss(logits, tokens, heads.row_targets(labels, "labels", len(states)), num_items_in_batch),
+            loss=_gained_loss(
+                logits, tokens, heads.validate_sequence_targets(labels, "labels", len(states)), num_items_in_batch
+            ),
             logits=states_at(logits, last_token_columns(logits, tokens)),
             hidden_states=outputs.hidden_states,
         )

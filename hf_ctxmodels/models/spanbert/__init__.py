@@ -14,7 +14,7 @@ from hf_ctxmodels.models.spanbert.modeling_spanbert import (
 )
 from hf_ctxmodels.models.spanbert.tokenization_spanbert import CtxSpanBertTokenizer
 from hf_ctxmodels.objectives import MaskedLM, SpanBoundary
-from hf_ctxmodels.spec import FamilySpec, Learning, PublishedCount, Target, Traits
+from hf_ctxmodels.spec import FamilySpec, PublishedCount, ShortTraining, Target, Traits
 
 # Counted with the reference classes of transformers 5.23 (BERT, cased); the base models have their pooler.
 PUBLISHED = {
@@ -42,7 +42,7 @@ SPEC = FamilySpec(
     conversion=SPANBERT_CONVERSION,
     parent="bert",
     traits=Traits(
-        learning=Learning(steps=1300),
+        learning=ShortTraining(steps=1300),
         tiny={"max_pair_targets": 3, "pair_position_size": 6},
         targets={"boundary_labels": Target.SPAN_TOKEN},
     ),

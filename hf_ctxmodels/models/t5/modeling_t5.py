@@ -13,12 +13,12 @@ from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
-from hf_ctxmodels.architectures.seq2seq_heads import (
+from hf_ctxmodels.architectures.encoder_decoder import EncoderDecoder
+from hf_ctxmodels.architectures.encoder_decoder_heads import (
+    EncoderDecoderHeadModel,
     EndTokenHead,
-    Seq2SeqHeadModel,
     TransformerForConditionalGeneration,
 )
-from hf_ctxmodels.architectures.transformer_seq2seq import EncoderDecoder
 from hf_ctxmodels.architectures.transformer_stack import TransformerStack
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
@@ -136,7 +136,7 @@ class CtxT5PreTrainedModel(CtxPreTrainedModel):
     base_model_prefix = "t5"
     reference_model_type = "t5"
     prefixed_reference: ClassVar[bool] = False
-    takes_reentrant_checkpoints = False
+    supports_reentrant_checkpointing = False
     _supports_flash_attn = False  # it knows no bias
     _no_split_modules = ["TransformerBlock", "ClampedBlock"]
     # The output layer, copies of the table of words, and a bias of cross-attention in old files, which nothing reads.
@@ -239,7 +239,7 @@ class CtxT5EncoderModel(CtxT5PreTrainedModel):
         return BaseModelOutput(outputs.last_hidden_state, outputs.hidden_states, outputs.attentions)
 
 
-class CtxT5HeadModel(Seq2SeqHeadModel, CtxT5PreTrainedModel):
+class CtxT5HeadModel(EncoderDecoderHeadModel, CtxT5PreTrainedModel):
     """Binds the generic heads to T5."""
 
     encoder_class = CtxT5Model

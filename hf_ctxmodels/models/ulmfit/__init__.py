@@ -11,7 +11,7 @@ from hf_ctxmodels.models.ulmfit.modeling_ulmfit import (
 )
 from hf_ctxmodels.models.ulmfit.tokenization_ulmfit import CtxUlmfitTokenizer
 from hf_ctxmodels.objectives import CausalLM
-from hf_ctxmodels.spec import FamilySpec, Learning, PublishedCount, Traits
+from hf_ctxmodels.spec import FamilySpec, PublishedCount, ShortTraining, Traits
 
 # base: the paper's; the others have its proportions, for a CPU
 SIZES: dict[str, dict[str, Any]] = {
@@ -46,7 +46,7 @@ SPEC = FamilySpec(
     published=PUBLISHED,
     traits=Traits(
         tiny={"dropout_scale": 0.0},
-        learning=Learning(
+        learning=ShortTraining(
             steps=200,
             learning_rate=1e-2,
             config_options=("dropout_scale=0.1", "activation_penalty=0", "slowness_penalty=0"),

@@ -10,7 +10,7 @@ from typing import IO, Any, NoReturn
 import torch
 from torch import Tensor
 
-from hf_ctxmodels.architectures.torch_lstm import read_torch_file
+from hf_ctxmodels.architectures.torch_lstm_conversion import read_torch_file
 from hf_ctxmodels.core.errors import CtxError, wrap_errors
 from hf_ctxmodels.models.ulmfit.configuration_ulmfit import CtxUlmfitConfig
 from hf_ctxmodels.models.ulmfit.modeling_ulmfit import CtxUlmfitForCausalLM

@@ -15,7 +15,7 @@ from hf_ctxmodels.models.unilm.modeling_unilm import (
 )
 from hf_ctxmodels.models.unilm.tokenization_unilm import CtxUniLMTokenizer
 from hf_ctxmodels.objectives import MaskedLM, MaskedSequenceToSequence, UnifiedLM
-from hf_ctxmodels.spec import FamilySpec, PublishedCount, Traits, Writing
+from hf_ctxmodels.spec import FamilySpec, PublishedCount, Seq2SeqFinetuning, Traits
 
 SIZES = bert.SIZES
 
@@ -48,7 +48,7 @@ SPEC = FamilySpec(
         "AutoModelForMultipleChoice": CtxUniLMForMultipleChoice,
     },
     objectives={"unified-lm": UnifiedLM, "masked-seq2seq": MaskedSequenceToSequence, "mlm": MaskedLM},
-    writing=Writing(MaskedSequenceToSequence, label_smoothing=0.1),
+    writing=Seq2SeqFinetuning(MaskedSequenceToSequence, label_smoothing=0.1),
     sizes=SIZES,
     published=PUBLISHED,
     conversion=UNILM_CONVERSION,

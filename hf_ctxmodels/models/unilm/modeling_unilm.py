@@ -6,10 +6,10 @@ from transformers import GenerationMixin
 
 from hf_ctxmodels.architectures.bert_reference import ExportsMaskedLM
 from hf_ctxmodels.architectures.query_generation import QueryForConditionalGeneration
-from hf_ctxmodels.architectures.segment_copies import MoreSegmentsThanBert
 from hf_ctxmodels.layers.attention.layouts import Layout
 from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, MaskSpec
 from hf_ctxmodels.models.bert import modeling_bert as bert
+from hf_ctxmodels.models.bert.segment_expansion import MoreSegmentsThanBert
 from hf_ctxmodels.models.unilm.configuration_unilm import CtxUniLMConfig
 from hf_ctxmodels.models.unilm.conversion_unilm import UNILM_EXPORT
 from hf_ctxmodels.models.unilm.segment_masks import SOURCE, TARGET, segment_mask_spec

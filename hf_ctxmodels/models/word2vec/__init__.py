@@ -10,7 +10,7 @@ from hf_ctxmodels.models.word2vec.modeling_word2vec import (
 )
 from hf_ctxmodels.models.word2vec.tokenization_word2vec import CtxWord2VecTokenizer
 from hf_ctxmodels.objectives import ContinuousBagOfWords, SkipGram
-from hf_ctxmodels.spec import FamilySpec, Learning, PublishedCount, Traits
+from hf_ctxmodels.spec import FamilySpec, PublishedCount, ShortTraining, Traits
 
 # 3 million words and phrases of news; the table alone is published.
 PUBLISHED = {"news": PublishedCount({"vocab_size": 3_000_000, "hidden_size": 300}, {"AutoModel": 900_000_000})}
@@ -30,7 +30,7 @@ SPEC = FamilySpec(
     objectives={"skip-gram": SkipGram, "cbow": ContinuousBagOfWords},
     sizes=WORD_VECTOR_SIZES,
     published=PUBLISHED,
-    traits=Traits(learning=Learning(steps=2500)),
+    traits=Traits(learning=ShortTraining(steps=2500)),
 )
 
 __all__ = [

@@ -9,7 +9,13 @@ from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
-from hf_ctxmodels.architectures.static import StaticEncoder, StaticPreTrainedModel, WordTable, in_threads, is_compiled
+from hf_ctxmodels.architectures.static_embeddings import (
+    StaticEmbedding,
+    StaticEmbeddingModel,
+    StaticPreTrainedModel,
+    run_in_threads,
+    supports_compiled_updates,
+)
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_ids, check_tensors
 from hf_ctxmodels.heads import IGNORE_INDEX, ItemCounts, mean_over_targets
@@ -26,7 +32,7 @@ class CtxWord2VecPreTrainedModel(StaticPreTrainedModel):
     _keys_to_ignore_on_load_unexpected = [r"^outputs\."]
 
 
-class CtxWord2VecModel(StaticEncoder, CtxWord2VecPreTrainedModel):
+class CtxWord2VecModel(StaticEmbeddingModel, CtxWord2VecPreTrainedModel):
     """Word vectors."""
 
 
@@ -64,9 +70,9 @@ class CtxWord2VecForPreTraining(CtxWord2VecHeadModel):
 
     def build_head(self, config: CtxWord2VecConfig) -> None:
         """The output vectors of the words, or with hierarchical softmax of the tree's inner nodes."""
-        self.outputs = WordTable(config.vocab_size, config.hidden_size, None)
+        self.outputs = StaticEmbedding(config.vocab_size, config.hidden_size, None)
 
-    def has_inplace_optimizer(self, optimizer: torch.optim.Optimizer) -> bool:
+    def supports_inplace_optimizer(self, optimizer: torch.optim.Optimizer) -> bool:
         """Plain SGD."""
         return type(optimizer) is torch.optim.SGD
 
@@ -96,10 +102,10 @@ class CtxWord2VecForPreTraining(CtxWord2VecHeadModel):
                 adjacent words, each with shared negatives. None for the whole vocabulary with equal weights.
             paths, codes: (batch, blocks, size, depth) for hierarchical softmax: inner nodes on the path to the target,
                 -1 after its end, and the branch at each, 0 or 1.
-            learning_rate: Learning rate of a prediction: update the vectors in place, and return a loss without
+            learning_rate: ShortTraining rate of a prediction: update the vectors in place, and return a loss without
                 gradient.
         """
-        labels = self.token_targets(labels, "labels", input_ids, inputs_embeds)
+        labels = self.validate_token_targets(labels, "labels", input_ids, inputs_embeds)
         check_tensors(windows=windows, negatives=negatives, paths=paths, codes=codes)
         output_mask = None if labels is None else labels != IGNORE_INDEX
         if labels is not None and learning_rate is not None:
@@ -200,8 +206,8 @@ class CtxWord2VecForPreTraining(CtxWord2VecHeadModel):
 
         if words.device.type != "cpu":
             return by_blocks(*batch)
-        update = by_words if is_compiled(words) else by_blocks
-        return in_threads(config.update_threads, update, *batch)
+        update = by_words if supports_compiled_updates(words) else by_blocks
+        return run_in_threads(config.update_threads, update, *batch)
 
     def _logits(self, states: Tensor, attention_mask: Tensor | None) -> Tensor | None:
         if self.config.output == "hierarchical-softmax":

@@ -12,7 +12,7 @@ import math
 import numpy as np
 from numba import njit
 
-from hf_ctxmodels.architectures.static import FASTMATH
+from hf_ctxmodels.architectures.static_embeddings import FASTMATH
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.models.word2vec.prefetch import fetch
 

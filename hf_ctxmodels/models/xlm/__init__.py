@@ -63,7 +63,7 @@ SPEC = FamilySpec(
     sizes=SIZES,
     published=PUBLISHED,
     conversion=XLM_CONVERSION,
-    traits=Traits(tiny={"intermediate_size": None}, finds_padding=True, own_initial_weights=True),
+    traits=Traits(tiny={"intermediate_size": None}, infers_padding=True, has_different_initialization=True),
 )
 
 __all__ = [

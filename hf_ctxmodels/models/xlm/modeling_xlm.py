@@ -70,8 +70,8 @@ class CtxXLMModel(Decoder, CtxXLMPreTrainedModel):
     """The network without a head: bidirectional, or causal with `config.causal`, and then with a cache."""
 
     reference_architecture = "XLMModel"
-    zeroes_padding = True
-    further_ids = {"langs": "n_langs"}
+    zeros_padding = True
+    extra_input_ids = {"langs": "n_langs"}
 
     def __init__(self, config: CtxXLMConfig) -> None:
         super().__init__(config)
@@ -97,7 +97,7 @@ class CtxXLMModel(Decoder, CtxXLMPreTrainedModel):
         """None: a post-norm layer's output is normalised."""
         return nn.Identity()
 
-    def embedded_beside(self, words: Tensor, given: dict[str, Any]) -> dict[str, Tensor]:
+    def extra_embedding_ids(self, words: Tensor, given: dict[str, Any]) -> dict[str, Tensor]:
         """The tokens' languages, if the model has embeddings of them."""
         langs = language_ids(self.config, words, given.pop("langs", None))
         return {} if langs is None else {"langs": langs}
@@ -200,7 +200,7 @@ class CtxXLMForMaskedLM(heads.ForMaskedLM, CtxXLMHeadModel):
         states = self.before_output_layer(states)
         if everywhere:
             logits = apply_linear(self.lm_head, states)
-            return None if labels is None else heads.loss_of_logits(logits, labels, counts, name), logits
+            return None if labels is None else heads.loss_from_logits(logits, labels, counts, name), logits
         assert labels is not None
         return heads.language_modeling_loss(self.lm_head, states, labels, counts, name), None
 

@@ -15,7 +15,7 @@ from hf_ctxmodels.models.xlnet.modeling_xlnet import (
 )
 from hf_ctxmodels.models.xlnet.tokenization_xlnet import CtxXLNetTokenizer
 from hf_ctxmodels.objectives import PermutationLM
-from hf_ctxmodels.spec import FamilySpec, Learning, PublishedCount, Traits, encoder_size
+from hf_ctxmodels.spec import FamilySpec, PublishedCount, ShortTraining, Traits, encoder_size
 
 # base, large: the released models (appendix A.4); the small ones are BERT's of Turc et al. 2019
 SIZES: dict[str, dict[str, Any]] = {
@@ -53,7 +53,7 @@ SPEC = FamilySpec(
     sizes=SIZES,
     published=PUBLISHED,
     conversion=XLNET_CONVERSION,
-    traits=Traits(learning=Learning(steps=300)),
+    traits=Traits(learning=ShortTraining(steps=300)),
 )
 
 __all__ = [

@@ -12,7 +12,7 @@ from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_tensors, is_traced
-from hf_ctxmodels.heads.base import HeadModel, ItemCounts, mean_over_targets, row_targets
+from hf_ctxmodels.heads.base import HeadModel, ItemCounts, mean_over_targets, validate_sequence_targets
 from hf_ctxmodels.heads.downstream import position_loss
 from hf_ctxmodels.layers.positions import last_token_columns, states_at
 
@@ -140,12 +140,12 @@ class ForBeamSearchQuestionAnswering(HeadModel):
         if cls_index is None:
             cls_index = last_token_columns(states, None if attention_mask is None else attention_mask != 0)
         else:
-            cls_index = row_targets(cls_index, "cls_index", len(states))
+            cls_index = validate_sequence_targets(cls_index, "cls_index", len(states))
             _check_below(states.shape[1], cls_index, "cls_index")
         classes = states_at(states, cls_index)
         if start_positions is None or end_positions is None:
-            return self.task_output(BeamSearchSpanOutput, outputs, **self._search(states, classes, excluded))
-        start_positions = row_targets(start_positions, "start_positions", len(states))
+            return self.build_output(BeamSearchSpanOutput, outputs, **self._search(states, classes, excluded))
+        start_positions = validate_sequence_targets(start_positions, "start_positions", len(states))
         start_states = states_at(states, start_positions.clamp(0, states.shape[1] - 1))
         position_term = partial(
             position_loss, excluded=excluded, counts=num_items_in_batch, why="padding, or p_mask is 1"
@@ -159,12 +159,12 @@ class ForBeamSearchQuestionAnswering(HeadModel):
             if is_impossible.is_floating_point():  # as transformers has it
                 _check_below(2, is_impossible, "is_impossible")
                 is_impossible = is_impossible.long()
-            targets = row_targets(is_impossible, "is_impossible", len(states))
+            targets = validate_sequence_targets(is_impossible, "is_impossible", len(states))
             _check_below(2, targets, "is_impossible")
             scores = self.answer_class(start_states, classes).float()
             error = F.binary_cross_entropy_with_logits(scores, targets.float(), reduction="sum")
             loss = loss + _UNANSWERABLE_WEIGHT * mean_over_targets(error, targets, "is_impossible", num_items_in_batch)
-        return self.task_output(BeamSearchSpanOutput, outputs, loss=loss)
+        return self.build_output(BeamSearchSpanOutput, outputs, loss=loss)
 
     def _search(self, states: Tensor, classes: Tensor, excluded: Tensor | None) -> dict[str, Tensor]:
         """The likeliest starts, and the likeliest ends of each."""

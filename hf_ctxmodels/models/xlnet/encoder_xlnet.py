@@ -11,7 +11,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.inputs import check_unread
+from hf_ctxmodels.core.inputs import reject_unused_tensors
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.adapter_slots import EMBEDDING_SLOT, InvertibleSlot, after_embeddings
 from hf_ctxmodels.layers.dropout import Dropout
@@ -142,7 +142,7 @@ class CtxXLNetModel(CtxXLNetPreTrainedModel):
             raise CtxError("position_ids are not taken: positions are relative here. Leave them out.")
         if input_mask is not None:
             raise CtxError("input_mask is not taken.", hint="give attention_mask = 1 - input_mask.")
-        check_unread(**kwargs)
+        reject_unused_tensors(**kwargs)
         width, places = self.config.hidden_size, {"sequence_ids": sequence_ids, "output_mask": output_mask}
         words = self.check_encoder_input(
             input_ids, inputs_embeds, attention_mask, None, width=width, token_type_ids=token_type_ids, **places

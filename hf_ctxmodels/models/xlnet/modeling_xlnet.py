@@ -96,11 +96,11 @@ class CtxXLNetHeadModel(heads.HeadModel, CtxXLNetPreTrainedModel):
             outputs.pooler_output = self.summary(outputs.last_hidden_state, tokens)
         return outputs
 
-    def task_output(self, kind: type[ModelOutput], encoded: Any, **found: Any) -> Any:
+    def build_output(self, kind: type[ModelOutput], encoded: Any, **found: Any) -> Any:
         """As for every head; where there is memory, with the field `mems`."""
         if encoded.mems is None:
-            return super().task_output(kind, encoded, **found)
-        return super().task_output(_with_memory(kind), encoded, mems=encoded.mems, **found)  # type: ignore[arg-type]
+            return super().build_output(kind, encoded, **found)
+        return super().build_output(_with_memory(kind), encoded, mems=encoded.mems, **found)  # type: ignore[arg-type]
 
 
 @cache
@@ -197,8 +197,8 @@ class CtxXLNetForPreTraining(CtxXLNetHeadModel, heads.PrepackingGenerationMixin)
     ) -> Tensor | None:
         """Labels of the targets, which are positions or a mapping, or of the tokens."""
         if labels is None or targets is None:
-            return self.token_targets(labels, "labels", input_ids, inputs_embeds)
-        labels = heads.as_targets(labels, "labels")
+            return self.validate_token_targets(labels, "labels", input_ids, inputs_embeds)
+        labels = heads.validate_targets(labels, "labels")
         check_target_labels(labels, *targets)
         return labels
 

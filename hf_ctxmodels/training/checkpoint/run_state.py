@@ -96,7 +96,7 @@ class RunState:
         self._averaging, self._method = averaging, method
         self._bare_model = self._accelerator.unwrap_model(model)
         # sharding replaces the class by a subclass named FSDP<class>
-        self.model_class = getattr(self._bare_model, "saved_class", type(self._bare_model)).__name__.removeprefix(
+        self.model_class = getattr(self._bare_model, "checkpoint_class", type(self._bare_model)).__name__.removeprefix(
             "FSDP"
         )
 

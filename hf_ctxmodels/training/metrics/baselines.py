@@ -50,7 +50,7 @@ class FrequencyBaseline:
         """(num_tokens,) counts of the tokens."""
         self._classes: dict[str, np.ndarray] = {}
 
-    def count_tokens(self, rows: Iterable[Mapping[str, Any]]) -> None:
+    def cumulative_token_counts(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Count the tokens of training rows, before collation."""
         for row in rows:
             self.tokens += np.bincount(row[self._policy.column], minlength=len(self.tokens))
@@ -95,7 +95,7 @@ def frequency_baselines(
     policy, targets = objective.baseline, model.loss_targets
     baseline = FrequencyBaseline(policy)
     for rows in sample_batches(examples, _ROWS_FOR_FREQUENCIES, batch_size):
-        baseline.count_tokens(rows)
+        baseline.cumulative_token_counts(rows)
     batches = (objective.collate(rows) for rows in sample_batches(held_out, len(held_out), batch_size))
     if policy.scores is not None:
         scores = torch.from_numpy(policy.scores(baseline.tokens)).float()

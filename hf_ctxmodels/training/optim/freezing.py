@@ -10,7 +10,7 @@ from hf_ctxmodels.training.arguments import LoopArguments
 def freeze_encoder(model: CtxPreTrainedModel) -> None:
     """Freeze the encoder; its pooler, if it has one, is trained with the heads.
 
-    The encoder has no dropout from now on (`model.encoder_frozen`), so that an example has the same states in every
+    The encoder has no dropout from now on (`model.is_encoder_frozen`), so that an example has the same states in every
     epoch. Tied weights are frozen with the embeddings.
 
     Raises:
@@ -31,7 +31,7 @@ def freeze_encoder(model: CtxPreTrainedModel) -> None:
         )
     for parameter in frozen:
         parameter.requires_grad_(False)
-    model.encoder_frozen = True
+    model.is_encoder_frozen = True
     model.train(model.training)
 
 

@@ -302,7 +302,7 @@ def _new_model(
     entries = {name: run.entry for name, run in runs.items()}
     heads = {name: CtxMultiTaskConfig(encoder=config, tasks=entries).head_class(name) for name in runs}
     for name, run in runs.items():
-        if run.listed.arguments.both_orders and not getattr(heads[name], "takes_both_orders", False):
+        if run.listed.arguments.both_orders and not getattr(heads[name], "accepts_both_orders", False):
             raise CtxError(
                 f"{heads[name].__name__} reads a pair in one order.", location=run.listed.where, hint="no both_orders."
             )
@@ -314,7 +314,7 @@ def _new_model(
         config.vocab_size = opened.config.vocab_size
     model = CtxMultiTaskModel(CtxMultiTaskConfig(encoder=config, tasks=entries))
     for head in model.heads.values():
-        head.load_pretrained_parts()
+        head.load_pretrained_components()
     model.copy_encoder_weights(opened)
     if start.frozen:
         freeze_encoder(model)

@@ -13,7 +13,7 @@ from hf_ctxmodels.architectures.transformer_stack import Source, TransformerStac
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_ids, check_source_mask, sequence_numbers
 from hf_ctxmodels.core.model import CtxPreTrainedModel
-from hf_ctxmodels.heads.seq2seq import by_name
+from hf_ctxmodels.heads.seq2seq import as_model_output
 from hf_ctxmodels.layers.adapter_slots import InvertibleSlot
 from hf_ctxmodels.layers.pooling import token_mask
 
@@ -73,7 +73,7 @@ class EncoderDecoder(ResizesBothTables):
     """
 
     stack_class: ClassVar[type[TransformerStack]] = TransformerStack
-    takes_reentrant_checkpoints = False
+    supports_reentrant_checkpointing = False
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -143,7 +143,7 @@ class EncoderDecoder(ResizesBothTables):
             read = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
             read |= {"position_ids": position_ids, "sequence_ids": sequence_ids}
             encoder_outputs = self.encoder(**read, **self.encoder_arguments(kwargs), return_dict=True)
-        encoder_outputs = by_name(encoder_outputs)
+        encoder_outputs = as_model_output(encoder_outputs)
         written: dict[str, Any] = {"input_ids": decoder_input_ids, "inputs_embeds": decoder_inputs_embeds}
         written |= {"attention_mask": decoder_attention_mask, "position_ids": decoder_position_ids}
         written |= {"sequence_ids": decoder_sequence_ids}
@@ -192,11 +192,11 @@ class EncoderDecoder(ResizesBothTables):
             )
         if past_key_values is None and use_cache:
             past_key_values = self.new_cache()
-        written |= {"past_key_values": past_key_values, "words": self.words_of_decoder}
+        written |= {"past_key_values": past_key_values, "words": self.decoder_word_embeddings}
         return self.decoder(source=source, return_dict=True, **written)
 
     @property
-    def words_of_decoder(self) -> nn.Module:
+    def decoder_word_embeddings(self) -> nn.Module:
         """The decoder's table of words: the encoder's, unless it has its own."""
         own = self.decoder.word_embeddings
         return self.get_input_embeddings() if own is None else own
@@ -230,7 +230,7 @@ class EncoderDecoder(ResizesBothTables):
         columns = columns.clamp(min=0)
         if input_ids is not None:
             return written | {"input_ids": input_ids.gather(1, columns).masked_fill(first, start)}
-        vector = self.words_of_decoder(torch.tensor(start, device=given.device)).to(given.dtype)
+        vector = self.decoder_word_embeddings(torch.tensor(start, device=given.device)).to(given.dtype)
         before = given.gather(1, columns[..., None].expand_as(given))
         return written | {"inputs_embeds": torch.where(first[..., None], vector, before)}
 

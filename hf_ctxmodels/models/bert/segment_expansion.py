@@ -7,7 +7,7 @@ from torch import Tensor
 from transformers.core_model_loading import ConversionOps, WeightConverter
 
 from hf_ctxmodels.architectures.bert_reference import ReferenceIsBert
-from hf_ctxmodels.architectures.configuration_query_generation import PAIR_SEGMENTS, WRITING_TOKENS
+from hf_ctxmodels.architectures.configuration_query_generation import GENERATION_TOKEN_FIELDS, PAIR_SEGMENTS
 from hf_ctxmodels.core.weights import single_tensor
 
 _TABLE = "embeddings.token_type_embeddings.weight"
@@ -68,8 +68,8 @@ class MoreSegmentsThanBert(ReferenceIsBert):
     BERT opens as well, and says by which tokens the family writes, which BERT keeps."""
 
     def reference_config(self) -> dict[str, Any]:
-        """As of every model, with the number of segments that the export has, and the tokens of `WRITING_TOKENS`."""
+        """As of every model, with the number of segments that the export has, and the tokens of `GENERATION_TOKEN_FIELDS`."""
         table = self.base_model.embeddings.token_type_embeddings.weight
         segments = PAIR_SEGMENTS if are_copies(table, self.config.copied_segments) else len(table)
-        tokens = {name: getattr(self.config, name) for name in WRITING_TOKENS}
+        tokens = {name: getattr(self.config, name) for name in GENERATION_TOKEN_FIELDS}
         return super().reference_config() | {"type_vocab_size": segments} | tokens

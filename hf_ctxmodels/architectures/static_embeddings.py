@@ -13,7 +13,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels.architectures.configuration_static import CtxStaticConfig
-from hf_ctxmodels.architectures.inputs import prepare_inputs, zero_padding
+from hf_ctxmodels.architectures.recurrent_inputs import prepare_inputs, zero_padding
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.pooling import PoolingLayer
@@ -25,12 +25,12 @@ from hf_ctxmodels.tokenizers.words import CtxWordTokenizer
 FASTMATH = {"reassoc", "contract", "arcp", "nsz"}
 
 
-def is_compiled(table: Tensor) -> bool:
+def supports_compiled_updates(table: Tensor) -> bool:
     """Whether compiled code can update a table: float32, on a CPU, with numba installed."""
     return table.dtype == torch.float32 and table.device.type == "cpu" and find_spec("numba") is not None
 
 
-def in_threads(number: int, update: Callable[..., Tensor], *batch: Tensor | None) -> Tensor:
+def run_in_threads(number: int, update: Callable[..., Tensor], *batch: Tensor | None) -> Tensor:
     """Run `update` on at most `number` parts of a batch's rows, one thread each; returns the sum of its losses.
 
     The threads update the same tables without locks, as the released code of word2vec and GloVe does. During the call
@@ -50,7 +50,7 @@ def in_threads(number: int, update: Callable[..., Tensor], *batch: Tensor | None
         torch.set_num_threads(before)
 
 
-class WordTable(nn.Embedding):
+class StaticEmbedding(nn.Embedding):
     """One vector (or number) for each word of the vocabulary.
 
     Args:
@@ -81,40 +81,40 @@ class StaticPreTrainedModel(CtxPreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        if isinstance(module, WordTable):
+        if isinstance(module, StaticEmbedding):
             module.reset_parameters()
         else:
             super()._init_weights(module)
 
-    def word_tables(self) -> list[tuple[nn.Module, str]]:
+    def static_embeddings_with_parents(self) -> list[tuple[nn.Module, str]]:
         """All tables with a row for each word: parent module and attribute name."""
         return [
             (parent, name)
             for parent in self.modules()
             for name, child in parent.named_children()
-            if isinstance(child, WordTable)
+            if isinstance(child, StaticEmbedding)
         ]
 
     def _resize_token_embeddings(
         self, new_num_tokens: int | None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
     ) -> nn.Module:
         """Resize every table, as transformers does with one; without `mean_resizing`, new rows are initialised."""
-        for parent, name in self.word_tables():
-            table: WordTable = getattr(parent, name)
+        for parent, name in self.static_embeddings_with_parents():
+            table: StaticEmbedding = getattr(parent, name)
             kept = table.num_embeddings
             self._get_resized_embeddings(table, new_num_tokens, pad_to_multiple_of, mean_resizing)
             if not mean_resizing and table.num_embeddings > kept:
-                fresh = WordTable(table.num_embeddings - kept, table.embedding_dim, table.spread)
+                fresh = StaticEmbedding(table.num_embeddings - kept, table.embedding_dim, table.spread)
                 table.weight.data[kept:] = fresh.weight.data.to(table.weight)
         return self.get_input_embeddings()
 
     def set_sparse_gradients(self, sparse: bool) -> None:
         """Whether the gradients of the tables are sparse, which not every optimizer supports."""
-        for parent, name in self.word_tables():
+        for parent, name in self.static_embeddings_with_parents():
             getattr(parent, name).sparse = sparse
 
 
-class StaticEncoder(StaticPreTrainedModel):
+class StaticEmbeddingModel(StaticPreTrainedModel):
     """A table look-up: a token's state is its word vector; a row's vectors are pooled.
 
     Args:
@@ -135,21 +135,21 @@ class StaticEncoder(StaticPreTrainedModel):
         self.build_encoder(config)
         self.post_init()
 
-    def build_table(self, config: CtxStaticConfig) -> WordTable:
+    def build_table(self, config: CtxStaticConfig) -> StaticEmbedding:
         """A table of the vectors' number and width."""
         size = config.hidden_size
-        return WordTable(config.vocab_size, size, spread=size, padding_idx=config.pad_token_id)
+        return StaticEmbedding(config.vocab_size, size, spread=size, padding_idx=config.pad_token_id)
 
     def build_encoder(self, config: CtxStaticConfig) -> None:
         """Create the family's own modules."""
 
-    def look_up(self, input_ids: Tensor) -> Tensor:
+    def embed_ids(self, input_ids: Tensor) -> Tensor:
         """(batch, length) ids -> (batch, length, hidden)."""
         return self.word_embeddings(input_ids)
 
     def vectors(self) -> Tensor:
         """(vocabulary, hidden) vectors of all words."""
-        return self.look_up(torch.arange(self.config.vocab_size, device=self.device)[None])[0]
+        return self.embed_ids(torch.arange(self.config.vocab_size, device=self.device)[None])[0]
 
     @can_return_tuple
     def forward(
@@ -170,7 +170,7 @@ class StaticEncoder(StaticPreTrainedModel):
         """
         width, given = self.config.hidden_size, (input_ids, inputs_embeds, attention_mask, sequence_ids)
         inputs = prepare_inputs(self, *given, width=width, output_mask=output_mask)
-        states = zero_padding(inputs.embed(self.look_up), inputs.tokens)
+        states = zero_padding(inputs.embed(self.embed_ids), inputs.tokens)
         wants_states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         return BaseModelOutputWithPooling(
             last_hidden_state=states if output_mask is None else states[output_mask],
@@ -179,7 +179,7 @@ class StaticEncoder(StaticPreTrainedModel):
         )
 
 
-def words_and_vectors(
+def get_words_and_vectors(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[list[str], Tensor, list[int]]:
     """The words of a static embedding without special tokens, their vectors (words, width), float32 on the CPU, and
@@ -189,7 +189,7 @@ def words_and_vectors(
         CtxError: The model is no static embedding, or the tokenizer is not one of words, or not the model's.
     """
     encoder: Any = model.base_model
-    if not isinstance(encoder, StaticEncoder) or not isinstance(tokenizer, CtxWordTokenizer):
+    if not isinstance(encoder, StaticEmbeddingModel) or not isinstance(tokenizer, CtxWordTokenizer):
         raise CtxError(
             f"{type(model).__name__} with {type(tokenizer).__name__} is no static word embedding.",
             hint="use a model of word2vec or GloVe with its tokenizer.",

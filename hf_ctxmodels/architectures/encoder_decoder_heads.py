@@ -12,7 +12,7 @@ from transformers.modeling_outputs import (
     SequenceClassifierOutput,
 )
 
-from hf_ctxmodels.architectures.transformer_seq2seq import EncoderDecoder, ResizesBothTables, refuse_segments
+from hf_ctxmodels.architectures.encoder_decoder import EncoderDecoder, ResizesBothTables, refuse_segments
 from hf_ctxmodels.architectures.transformer_stack import Source
 from hf_ctxmodels.core.generation_cache import BeamSearchCache, PreallocatedCache, SharedSourceCache
 from hf_ctxmodels.core.inputs import is_traced
@@ -29,20 +29,20 @@ _OUTPUTS: dict[type, type] = {
 }
 
 
-class Seq2SeqHeadModel(ResizesBothTables, HeadModel):
+class EncoderDecoderHeadModel(ResizesBothTables, HeadModel):
     """A head on an encoder-decoder, which has no pooler."""
 
     encoder_class: ClassVar[type[EncoderDecoder]]  # type: ignore[misc]
-    takes_reentrant_checkpoints = False
+    supports_reentrant_checkpointing = False
 
     def build_encoder(self, config: Any) -> EncoderDecoder:
         """Create the encoder-decoder."""
         return self.encoder_class(config)
 
-    def task_output(self, kind: type, encoded: Any, **found: Any) -> Any:
+    def build_output(self, kind: type, encoded: Any, **found: Any) -> Any:
         """The output of a task's head: of transformers' kind for encoder-decoders."""
         if kind not in _OUTPUTS:
-            return super().task_output(kind, encoded, **found)
+            return super().build_output(kind, encoded, **found)
         names: tuple[str, ...] = ("decoder_hidden_states", "decoder_attentions", "cross_attentions")
         names += ("encoder_last_hidden_state", "encoder_hidden_states", "encoder_attentions", "past_key_values")
         return _OUTPUTS[kind](**found, **{name: getattr(encoded, name, None) for name in names})
@@ -169,7 +169,7 @@ class EndTokenHead(SequenceHead):
         columns = self.read_columns(given, ids, attention_mask if fits else None)
         places = torch.arange(given.shape[1], device=given.device) == columns[:, None]
         recorded = self.config.resolve_output_flags(kwargs)["output_hidden_states"]
-        everywhere = is_traced(given) or self.layer_mix is not None or self.states_of is not None
+        everywhere = is_traced(given) or self.layer_mix is not None or self.feature_lookup is not None
         everywhere = everywhere or (recorded is not None and recorded is not False)
         output_mask = None if everywhere or (not fits and attention_mask is not None) else places
         outputs = HeadModel.encode(self, attention_mask=attention_mask, output_mask=output_mask, **kwargs)

@@ -83,9 +83,9 @@ class EmbeddingLoaderPreTrainedModel(RecurrentPreTrainedModel):
                 self.copy_vectors(table, *found)
         self.config.pretrained_embeddings = source
 
-    def load_pretrained_parts(self, missing: Container[str] | None = None) -> None:
-        """Copy the vectors, unless a checkpoint has them; see `CtxPreTrainedModel.load_pretrained_parts`."""
-        super().load_pretrained_parts(missing)
+    def load_pretrained_components(self, missing: Container[str] | None = None) -> None:
+        """Copy the vectors, unless a checkpoint has them; see `CtxPreTrainedModel.load_pretrained_components`."""
+        super().load_pretrained_components(missing)
         names = [
             f"{path}.{name}"
             for path, module in self.named_modules()

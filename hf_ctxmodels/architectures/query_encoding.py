@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from transformers import Cache
 from transformers.utils import ModelOutput
 
-from hf_ctxmodels.architectures.query_streams import Rows, source_rows
+from hf_ctxmodels.architectures.query_tokens import Rows, source_rows
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.generation_cache import PreallocatedCache
-from hf_ctxmodels.core.inputs import check_ids, check_unread, is_traced
+from hf_ctxmodels.core.inputs import check_ids, is_traced, reject_unused_tensors
 from hf_ctxmodels.heads.base import HeadModel
 from hf_ctxmodels.layers.attention.layouts import build_layout
 from hf_ctxmodels.layers.attention.masks import MaskSpec
@@ -185,7 +185,7 @@ class SourceReader(nn.Module):
         Raises:
             CtxError: They do not match each other or the model, or there are others.
         """
-        check_unread(**kwargs)
+        reject_unused_tensors(**kwargs)
         config = self.model.config
         source = read_source(self.model, input_ids, inputs_embeds, attention_mask, token_type_ids, self.segment)
         cache = PreallocatedCache(config=config)

@@ -13,7 +13,7 @@ from hf_ctxmodels.layers.recurrent.packing import PackedSequences
 
 
 @dataclass(frozen=True)
-class EncoderInputs:
+class CheckedInputs:
     """A checked batch; `prepare_inputs` makes it.
 
     Attributes:
@@ -30,9 +30,9 @@ class EncoderInputs:
     sequences: Tensor | None
     unpad: bool
 
-    def embed(self, look_up: Callable[[Tensor], Tensor]) -> Tensor:
-        """(batch, length, width): the given embeddings, or `look_up` of the ids."""
-        return look_up(self.words) if self.are_ids else self.words
+    def embed(self, embed_ids: Callable[[Tensor], Tensor]) -> Tensor:
+        """(batch, length, width): the given embeddings, or `embed_ids` of the ids."""
+        return embed_ids(self.words) if self.are_ids else self.words
 
     def pack(self, directions: int, tokens: Tensor | None = None) -> PackedSequences:
         """The rows without padding positions; with them if `config.unpad` is off or a graph is traced.
@@ -59,7 +59,7 @@ def prepare_inputs(
     *,
     width: int,
     **aligned: Tensor | None,
-) -> EncoderInputs:
+) -> CheckedInputs:
     """Check the inputs of an encoder, and find its tokens. These arguments are common to all such encoders.
 
     Args:
@@ -82,4 +82,4 @@ def prepare_inputs(
     if not is_traced(words):
         check_row_lengths(tokens.sum(1))
     numbers = None if sequence_ids is None else sequence_numbers(sequence_ids)
-    return EncoderInputs(words, input_ids is not None, tokens, numbers, model.config.unpad)
+    return CheckedInputs(words, input_ids is not None, tokens, numbers, model.config.unpad)

@@ -10,8 +10,11 @@ from transformers import initialization as init
 
 from hf_ctxmodels.architectures.character_vectors import CharacterVectors
 from hf_ctxmodels.architectures.configuration_character import CtxCharacterConfig
-from hf_ctxmodels.architectures.pretrained_embeddings import EmbeddingLoaderPreTrainedModel, open_pretrained_embeddings
-from hf_ctxmodels.architectures.static import words_and_vectors
+from hf_ctxmodels.architectures.pretrained_word_vectors import (
+    EmbeddingLoaderPreTrainedModel,
+    open_pretrained_embeddings,
+)
+from hf_ctxmodels.architectures.static_embeddings import get_words_and_vectors
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.layers.characters import CharacterEncoder
 from hf_ctxmodels.layers.recurrent.lstm import LSTM
@@ -24,8 +27,8 @@ class CharacterPreTrainedModel(EmbeddingLoaderPreTrainedModel):
 
     config: CtxCharacterConfig
     table_class = CharacterVectors
-    id_axes: ClassVar[tuple[str, ...]] = ("characters",)
-    id_limit: ClassVar[str] = "num_characters"
+    token_id_axes: ClassVar[tuple[str, ...]] = ("characters",)
+    id_limit_field: ClassVar[str] = "num_characters"
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -60,7 +63,7 @@ class CharacterPreTrainedModel(EmbeddingLoaderPreTrainedModel):
         Raises:
             CtxError: The model is no static word embedding, or the table has another size.
         """
-        words, vectors, _ = words_and_vectors(model, tokenizer)
+        words, vectors, _ = get_words_and_vectors(model, tokenizer)
         width = self.config.max_characters_per_token
         ids = np.array([characters_of(word, width) for word in words], dtype=np.int64).reshape(-1, width)
         table.fill(torch.from_numpy(ids), vectors)
