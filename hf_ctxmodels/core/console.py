@@ -1,4 +1,4 @@
-"""What a command shows on stderr while it works: lines for its stages, bars for description lasts."""
+"""Status lines and progress bars that commands write to stderr."""
 
 import shlex
 import sys

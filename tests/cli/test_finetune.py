@@ -347,7 +347,7 @@ def test_damaged_checkpoints_are_errors_on_one_screen(damage, says, own_checkpoi
     message = error[error.rindex("CtxError") :]
     assert says in message
     assert str(model) in message
-    assert "to mend:" in message
+    assert "Fix:" in message
     assert len(message.splitlines()) < 25
     assert not (tmp_path / "out" / "model.safetensors").exists()
 

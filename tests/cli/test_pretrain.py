@@ -194,7 +194,7 @@ def test_a_fault_is_one_screen(damage, flags, says, folder, monkeypatch, capsys)
     error = capsys.readouterr().err
     message = error[error.rindex("Error: ") :]
     assert says in message
-    assert "to mend:" in message
+    assert "Fix:" in message
     assert len(message.splitlines()) < 15
     assert not (folder / "out" / "model.safetensors").exists()
 

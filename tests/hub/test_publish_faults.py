@@ -216,7 +216,7 @@ def test_refuses_before_any_request(saved_model: Path, tmp_path: Path, damage, n
     damage(directory, name)
     with pytest.raises(CtxError, match=message) as raised:
         repository_files(directory, REPO)
-    assert "to mend:" in str(raised.value)
+    assert "Fix:" in str(raised.value)
 
 
 def index_of(directory: Path, *names: str) -> None:

@@ -340,7 +340,7 @@ class TestErrors:
         config = CASE.config(**fields)
         with pytest.raises(CtxError, match=says) as caught:
             CtxElectraForPreTraining(config)
-        assert "to mend" in str(caught.value)
+        assert "Fix:" in str(caught.value)
 
     def test_a_wider_generator_needs_weights_of_its_own(self) -> None:
         assert CASE.model(generator_size=1.5, tie_generator="none")(**labelled_batch()).loss.isfinite()

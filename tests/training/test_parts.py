@@ -127,7 +127,7 @@ def test_scripts_print_errors_on_one_screen(capsys):
     with pytest.raises(SystemExit) as exit_:
         run_script(main)
     assert exit_.value.code == 2
-    assert capsys.readouterr().err.strip() == "CtxError: Bad.\n  where:   here\n  to mend: so."
+    assert capsys.readouterr().err.strip() == "CtxError: Bad.\n  where: here\n  Fix: so."
 
 
 def test_scripts_leave_unexpected_errors_their_traceback():
