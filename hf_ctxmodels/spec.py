@@ -51,7 +51,7 @@ class ShortTraining:
 
     Attributes:
         steps: Number of steps.
-        learning_rate: The constant learning rate.
+        learning_rate: The constant short_training rate.
         vocab_size: Size of the tokenizer's vocabulary.
         config_options: Values of `--config_options`.
         text: Files of the corpus of the card's full recipe.
@@ -70,7 +70,7 @@ class Traits:
 
     Attributes:
         tiny: Additional fields of the tiny test configuration.
-        learning: The short pretraining run.
+        short_training: The short pretraining run.
         targets: Kinds of `loss_targets` that do not follow from name and head; see tests/zoo.
         loss_weights: Loss component in a head's output -> the configuration's field of its weight.
         uses_max_pooling: Auto classes whose head selects extreme values, which rounding may change; not needed with
@@ -82,7 +82,7 @@ class Traits:
     """
 
     tiny: Mapping[str, Any] = field(default_factory=dict)
-    learning: ShortTraining = field(default_factory=ShortTraining)
+    short_training: ShortTraining = field(default_factory=ShortTraining)
     targets: Mapping[str, Target] = field(default_factory=dict)
     loss_weights: Mapping[str, str] = field(default_factory=dict)
     uses_max_pooling: tuple[str, ...] = ()
@@ -116,7 +116,7 @@ class FamilySpec:
         sizes: Name -> configuration fields, among them "tiny" for tests and "base", the paper's.
         published: Name of a published model -> parameter counts.
         objectives: Name -> objective; the first is the family's own.
-        writing: How `finetune --task seq2seq` trains it; None for plain `labels`.
+        seq2seq_finetuning: How `finetune --task seq2seq` trains it; None for plain `labels`.
         conversion: Weight conversion from the reference layout to the native layout.
         reference_heads: Auto class name -> peer of the reference's class, if it is not the class in `models`.
         parent: Name of the only family that this one's modules may import.
@@ -131,7 +131,7 @@ class FamilySpec:
     sizes: dict[str, dict[str, Any]]
     published: dict[str, PublishedCount]
     objectives: dict[str, type[Objective]] = field(default_factory=dict)
-    writing: Seq2SeqFinetuning | None = None
+    seq2seq_finetuning: Seq2SeqFinetuning | None = None
     conversion: list[WeightTransform] = field(default_factory=list)
     reference_heads: dict[str, type[CtxPreTrainedModel]] = field(default_factory=dict)
     parent: str | None = None

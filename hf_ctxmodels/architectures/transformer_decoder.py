@@ -37,7 +37,7 @@ def build_layer(config: CtxDecoderConfig, norm: Literal["post", "pre"]) -> Trans
     )
 
 
-class Decoder(CtxPreTrainedModel):
+class TransformerDecoder(CtxPreTrainedModel):
     """A causal Transformer, GPT-2's unless a family overrides its parts.
 
     A token's position is the number of tokens before it in its sequence, wherever the padding is, so left, right and no

@@ -62,7 +62,7 @@ def build_layer(config: Any) -> TransformerBlock:
     )
 
 
-class Encoder(CtxPreTrainedModel):
+class TransformerEncoder(CtxPreTrainedModel):
     """A post-norm encoder, BERT's unless a family overrides its parts.
 
     Args:

@@ -186,10 +186,10 @@ def _writing_tokens(family: FamilySpec, tokenizer: PreTrainedTokenizerBase) -> d
 
     Nothing for a tokenizer that lacks one, with which the head refuses to write.
     """
-    if family.writing is None:
+    if family.seq2seq_finetuning is None:
         return {}
     try:
-        return family.writing.objective.head_fields(tokenizer)
+        return family.seq2seq_finetuning.objective.head_fields(tokenizer)
     except CtxError:
         return {}
 

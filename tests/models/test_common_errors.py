@@ -23,7 +23,7 @@ from zoo import (
 )
 
 from hf_ctxmodels import CtxError
-from hf_ctxmodels.architectures.transformer_encoder import Encoder
+from hf_ctxmodels.architectures.transformer_encoder import TransformerEncoder
 
 SPAN_HEADS = [case for case in REPRESENTATIVES if "start_positions" in case.model_class.loss_targets]
 VOCABULARY_HEADS = [case for case in HEADS if case.predicts_where_labelled and not case.writes]
@@ -121,7 +121,7 @@ class TestInput:
         if base.attends:  # what no layer reads: `lengths` is what the reference of XLM calls a mask
             for name in ("lengths", "token_type_idss", "labels"):
                 assert_refused(model, batch | {name: mask.sum(1)}, f"{name} is given", "does not read")
-        if isinstance(model, Encoder):
+        if isinstance(model, TransformerEncoder):
             assert_refused(model, batch | {"past_key_values": DynamicCache()}, "past_key_values is given", "no cache")
         for name, dtype in (("sequence_ids", torch.long), ("output_mask", torch.bool)):
             other = torch.ones(2, mask.shape[1], dtype=dtype)

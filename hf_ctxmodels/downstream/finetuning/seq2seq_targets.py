@@ -1,4 +1,4 @@
-"""Training batches of sources and targets as the model's family was fine-tuned on them (`FamilySpec.writing`)."""
+"""Training batches of sources and targets as the model's family was fine-tuned on them (`FamilySpec.seq2seq_finetuning`)."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ def family_seq2seq_finetuning(task: Task[Any], config: PreTrainedConfig) -> Seq2
     """How the family of a configuration is fine-tuned; None for another task, or on plain labels."""
     if not isinstance(task, Seq2Seq):
         return None
-    return next((family.writing for family in FAMILIES.values() if type(config) is family.config), None)
+    return next((family.seq2seq_finetuning for family in FAMILIES.values() if type(config) is family.config), None)
 
 
 def set_generation_tokens(task: Task[Any], config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -27,9 +27,9 @@ def set_generation_tokens(task: Task[Any], config: PreTrainedConfig, tokenizer: 
     Raises:
         CtxError: The tokenizer lacks one.
     """
-    writing = family_seq2seq_finetuning(task, config)
-    if writing is not None:
-        for name, value in writing.objective.head_fields(tokenizer).items():
+    seq2seq_finetuning = family_seq2seq_finetuning(task, config)
+    if seq2seq_finetuning is not None:
+        for name, value in seq2seq_finetuning.objective.head_fields(tokenizer).items():
             setattr(config, name, value)
 
 
@@ -50,8 +50,8 @@ def training_collator(
         CtxError: An option is unknown or has a wrong value, or the family trains on plain targets and takes none.
     """
     arguments = task.arguments
-    writing = None if arguments.plain_targets else family_seq2seq_finetuning(task, config)
-    if writing is None:
+    seq2seq_finetuning = None if arguments.plain_targets else family_seq2seq_finetuning(task, config)
+    if seq2seq_finetuning is None:
         if arguments.target_options:
             raise CtxError(
                 f"{type(config).__name__} is trained on plain targets.",
@@ -60,7 +60,7 @@ def training_collator(
             )
         return task.collator(tokenizer)
     assert isinstance(task, Seq2Seq)
-    kind = writing.objective
+    kind = seq2seq_finetuning.objective
     options = parse_options(kind, arguments.target_options, "--target_options")
     if "max_target_length" in options:
         raise CtxError(
@@ -82,10 +82,10 @@ def resolve_label_smoothing(task: Task[Any], config: PreTrainedConfig) -> float:
     given = task.arguments.label_smoothing
     if given is not None:
         return given
-    writing = family_seq2seq_finetuning(task, config)
-    if writing is None:
+    seq2seq_finetuning = family_seq2seq_finetuning(task, config)
+    if seq2seq_finetuning is None:
         return 0.0
-    return config.label_smoothing or (0.0 if task.arguments.plain_targets else writing.label_smoothing)
+    return config.label_smoothing or (0.0 if task.arguments.plain_targets else seq2seq_finetuning.label_smoothing)
 
 
 class TargetCollator:

@@ -73,7 +73,7 @@ SPEC = FamilySpec(
     conversion=ALBERT_CONVERSION,
     # the order of segments shows in short documents
     traits=Traits(
-        learning=ShortTraining(
+        short_training=ShortTraining(
             steps=300, learning_rate=3e-3, config_options=("initializer_range=0.05",), text="news_*.txt.gz"
         )
     ),

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from hf_ctxmodels import heads
-from hf_ctxmodels.architectures.transformer_encoder import Encoder, build_embeddings, build_layer
+from hf_ctxmodels.architectures.transformer_encoder import TransformerEncoder, build_embeddings, build_layer
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.dropout import Dropout
@@ -43,7 +43,7 @@ class CtxAlbertPreTrainedModel(CtxPreTrainedModel):
         return values
 
 
-class CtxAlbertModel(Encoder, CtxAlbertPreTrainedModel):
+class CtxAlbertModel(TransformerEncoder, CtxAlbertPreTrainedModel):
     """The encoder."""
 
     def build_embeddings(self, config: CtxAlbertConfig) -> TokenPositionTypeEmbeddings:

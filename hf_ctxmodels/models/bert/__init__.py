@@ -74,7 +74,7 @@ SPEC = FamilySpec(
     sizes=SIZES | STUDENT_SIZES,
     published=PUBLISHED,
     conversion=BERT_CONVERSION,
-    traits=Traits(learning=ShortTraining(steps=600)),
+    traits=Traits(short_training=ShortTraining(steps=600)),
 )
 
 __all__ = [

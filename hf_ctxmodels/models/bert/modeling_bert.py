@@ -9,7 +9,7 @@ from transformers.modeling_outputs import NextSentencePredictorOutput
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
-from hf_ctxmodels.architectures.transformer_encoder import Encoder
+from hf_ctxmodels.architectures.transformer_encoder import TransformerEncoder
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.heads import ItemCounts, cross_entropy_over_targets
 from hf_ctxmodels.models.bert.configuration_bert import CtxBertConfig
@@ -41,7 +41,7 @@ class CtxBertPreTrainedModel(CtxPreTrainedModel):
         return distilbert_config(self.config, type(self).__name__, has_pooler)
 
 
-class CtxBertModel(Encoder, CtxBertPreTrainedModel):
+class CtxBertModel(TransformerEncoder, CtxBertPreTrainedModel):
     """The encoder."""
 
 

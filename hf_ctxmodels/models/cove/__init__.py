@@ -38,7 +38,7 @@ SPEC = FamilySpec(
     sizes=SIZES,
     published=PUBLISHED,
     traits=Traits(
-        learning=ShortTraining(steps=60),
+        short_training=ShortTraining(steps=60),
         tiny={"biattention_size": 12},
         uses_max_pooling=("AutoModelForSequenceClassification",),
     ),

@@ -80,7 +80,7 @@ SPEC = FamilySpec(
     traits=Traits(
         tiny={"discriminator_weight": 2.0},
         # in so few steps a generator that shares all weights learns little beside fifty times the other loss
-        learning=ShortTraining(
+        short_training=ShortTraining(
             steps=200,
             config_options=("generator_size=0.5",),
         ),

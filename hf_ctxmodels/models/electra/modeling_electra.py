@@ -12,7 +12,7 @@ from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
-from hf_ctxmodels.architectures.transformer_encoder import Encoder, build_embeddings
+from hf_ctxmodels.architectures.transformer_encoder import TransformerEncoder, build_embeddings
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.heads import IGNORE_INDEX, ItemCounts, mean_over_targets
@@ -43,7 +43,7 @@ class CtxElectraPreTrainedModel(CtxPreTrainedModel):
         return {name: value for name, value in values.items() if name not in self.config.pair_fields}
 
 
-class CtxElectraModel(Encoder, CtxElectraPreTrainedModel):
+class CtxElectraModel(TransformerEncoder, CtxElectraPreTrainedModel):
     """The encoder; of a joint checkpoint, the discriminator's."""
 
     def __init__(self, config: CtxElectraConfig, add_pooling_layer: bool = False) -> None:

@@ -51,7 +51,7 @@ SPEC = FamilySpec(
     sizes=SIZES,
     published=PUBLISHED,
     traits=Traits(
-        learning=ShortTraining(
+        short_training=ShortTraining(
             steps=200, learning_rate=1e-2, vocab_size=100, config_options=("filters=[[1,16],[2,16],[3,32]]",)
         )
     ),

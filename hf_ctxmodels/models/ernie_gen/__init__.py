@@ -35,7 +35,7 @@ SPEC = FamilySpec(
         "AutoModelForMaskedLM": CtxErnieGenForMaskedLM,
     },
     objectives={"infilling": Infilling, "noisy-seq2seq": NoisySequenceToSequence, "mlm": MaskedLM},
-    writing=Seq2SeqFinetuning(NoisySequenceToSequence, label_smoothing=0.1),
+    seq2seq_finetuning=Seq2SeqFinetuning(NoisySequenceToSequence, label_smoothing=0.1),
     sizes=SIZES,
     published=PUBLISHED,
     conversion=ERNIE_GEN_CONVERSION,

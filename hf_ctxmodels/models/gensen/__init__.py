@@ -39,7 +39,7 @@ SPEC = FamilySpec(
     sizes=SIZES,
     published=PUBLISHED,
     traits=Traits(
-        learning=ShortTraining(steps=100),
+        short_training=ShortTraining(steps=100),
         tiny={"decoder_tasks": ["<one>", "next", "previous"], "relations": ["no", "yes"]},
         targets={"relation_labels": Target.PAIR_CLASS},
     ),

@@ -34,7 +34,7 @@ SPEC = FamilySpec(
     objectives={"cooccurrence": Cooccurrence},
     sizes=WORD_VECTOR_SIZES,
     published=PUBLISHED,
-    traits=Traits(learning=ShortTraining(steps=1000)),
+    traits=Traits(short_training=ShortTraining(steps=1000)),
 )
 
 __all__ = [

@@ -9,7 +9,7 @@ from transformers import GenerationMixin
 
 from hf_ctxmodels import heads
 from hf_ctxmodels.architectures.decoder_heads import DecoderForCausalLM, DecoderHeadModel, LastTokenHead
-from hf_ctxmodels.architectures.transformer_decoder import Decoder, build_layer
+from hf_ctxmodels.architectures.transformer_decoder import TransformerDecoder, build_layer
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.dropout import shared_dropout
@@ -46,7 +46,7 @@ class CtxGptPreTrainedModel(CtxPreTrainedModel):
         return {**super().reference_config(), "afn": names[config.hidden_act]}
 
 
-class CtxGptModel(Decoder, CtxGptPreTrainedModel):
+class CtxGptModel(TransformerDecoder, CtxGptPreTrainedModel):
     """The decoder, without the output layer. There is no norm after the embeddings, and none after the last layer's."""
 
     reference_architecture = "OpenAIGPTModel"

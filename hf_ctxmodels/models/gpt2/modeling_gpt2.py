@@ -9,7 +9,7 @@ from transformers import initialization as init
 
 from hf_ctxmodels import heads
 from hf_ctxmodels.architectures.decoder_heads import DecoderForCausalLM, DecoderHeadModel, LastTokenHead
-from hf_ctxmodels.architectures.transformer_decoder import Decoder
+from hf_ctxmodels.architectures.transformer_decoder import TransformerDecoder
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.attention.modules import SelfAttention
 from hf_ctxmodels.layers.feed_forward import FeedForward
@@ -39,7 +39,7 @@ class CtxGpt2PreTrainedModel(CtxPreTrainedModel):
             init.normal_(module.down_proj.weight, std=std)
 
 
-class CtxGpt2Model(Decoder, CtxGpt2PreTrainedModel):
+class CtxGpt2Model(TransformerDecoder, CtxGpt2PreTrainedModel):
     """The decoder, without the output layer."""
 
     reference_architecture = "GPT2Model"

@@ -10,7 +10,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from hf_ctxmodels import heads
 from hf_ctxmodels.architectures.decoder_heads import DecoderForCausalLM, DecoderHeadModel, LastTokenHead
-from hf_ctxmodels.architectures.transformer_decoder import Decoder
+from hf_ctxmodels.architectures.transformer_decoder import TransformerDecoder
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.adapter_slots import BLOCK_SLOT, BlockAdapters, add_residual
 from hf_ctxmodels.layers.attention.backends import Mask
@@ -89,7 +89,7 @@ def _init_truncated(weight: Tensor, std: float) -> None:
     init.trunc_normal_(weight, std=std, a=-_CUT * std, b=_CUT * std)
 
 
-class CtxGroverModel(Decoder, CtxGroverPreTrainedModel):
+class CtxGroverModel(TransformerDecoder, CtxGroverPreTrainedModel):
     """The decoder, without the output layer: word and position embeddings, their norm, the layers."""
 
     def build_layer(self, config: CtxGroverConfig) -> nn.Module:

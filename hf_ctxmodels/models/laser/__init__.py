@@ -43,7 +43,7 @@ SPEC = FamilySpec(
     objectives={"translation": TranslationToLanguages},
     sizes=SIZES,
     published=PUBLISHED,
-    traits=Traits(learning=ShortTraining(steps=80)),
+    traits=Traits(short_training=ShortTraining(steps=80)),
 )
 
 __all__ = [

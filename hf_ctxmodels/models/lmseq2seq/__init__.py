@@ -43,7 +43,7 @@ SPEC = FamilySpec(
     sizes=SIZES,
     published=PUBLISHED,
     traits=Traits(
-        learning=ShortTraining(steps=80),
+        short_training=ShortTraining(steps=80),
         targets={"source_labels": Target.NEXT_WORD, "target_labels": Target.DECODER_TOKEN},
     ),
 )

@@ -4,7 +4,7 @@ by masked language modelling only."""
 from torch import Tensor, nn
 
 from hf_ctxmodels import heads
-from hf_ctxmodels.architectures.transformer_encoder import Encoder
+from hf_ctxmodels.architectures.transformer_encoder import TransformerEncoder
 from hf_ctxmodels.core.inputs import cumulative_token_counts
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.embeddings import TokenPositionTypeEmbeddings
@@ -25,7 +25,7 @@ class CtxRobertaPreTrainedModel(CtxPreTrainedModel):
     _keys_to_ignore_on_load_unexpected = [r"^mlm_head\.", r"pooler\.", r"position_ids$"]
 
 
-class CtxRobertaModel(Encoder, CtxRobertaPreTrainedModel):
+class CtxRobertaModel(TransformerEncoder, CtxRobertaPreTrainedModel):
     """The encoder; pretraining does not train its pooler."""
 
     def build_embeddings(self, config: CtxRobertaConfig) -> TokenPositionTypeEmbeddings:

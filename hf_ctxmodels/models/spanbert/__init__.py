@@ -42,7 +42,7 @@ SPEC = FamilySpec(
     conversion=SPANBERT_CONVERSION,
     parent="bert",
     traits=Traits(
-        learning=ShortTraining(steps=1300),
+        short_training=ShortTraining(steps=1300),
         tiny={"max_pair_targets": 3, "pair_position_size": 6},
         targets={"boundary_labels": Target.SPAN_TOKEN},
     ),

@@ -46,7 +46,7 @@ SPEC = FamilySpec(
     published=PUBLISHED,
     traits=Traits(
         tiny={"dropout_scale": 0.0},
-        learning=ShortTraining(
+        short_training=ShortTraining(
             steps=200,
             learning_rate=1e-2,
             config_options=("dropout_scale=0.1", "activation_penalty=0", "slowness_penalty=0"),

@@ -48,7 +48,7 @@ SPEC = FamilySpec(
         "AutoModelForMultipleChoice": CtxUniLMForMultipleChoice,
     },
     objectives={"unified-lm": UnifiedLM, "masked-seq2seq": MaskedSequenceToSequence, "mlm": MaskedLM},
-    writing=Seq2SeqFinetuning(MaskedSequenceToSequence, label_smoothing=0.1),
+    seq2seq_finetuning=Seq2SeqFinetuning(MaskedSequenceToSequence, label_smoothing=0.1),
     sizes=SIZES,
     published=PUBLISHED,
     conversion=UNILM_CONVERSION,

@@ -30,7 +30,7 @@ SPEC = FamilySpec(
     objectives={"skip-gram": SkipGram, "cbow": ContinuousBagOfWords},
     sizes=WORD_VECTOR_SIZES,
     published=PUBLISHED,
-    traits=Traits(learning=ShortTraining(steps=2500)),
+    traits=Traits(short_training=ShortTraining(steps=2500)),
 )
 
 __all__ = [

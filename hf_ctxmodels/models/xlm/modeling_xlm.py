@@ -12,7 +12,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from hf_ctxmodels import heads
 from hf_ctxmodels.architectures.decoder_heads import DecoderForCausalLM, DecoderHeadModel
-from hf_ctxmodels.architectures.transformer_decoder import Decoder, build_layer, without_trailing_padding
+from hf_ctxmodels.architectures.transformer_decoder import TransformerDecoder, build_layer, without_trailing_padding
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import is_traced
 from hf_ctxmodels.core.model import CtxPreTrainedModel
@@ -66,7 +66,7 @@ class CtxXLMPreTrainedModel(CtxPreTrainedModel):
         return values if config.default_lang is None else values | {"lang_id": config.default_lang}
 
 
-class CtxXLMModel(Decoder, CtxXLMPreTrainedModel):
+class CtxXLMModel(TransformerDecoder, CtxXLMPreTrainedModel):
     """The network without a head: bidirectional, or causal with `config.causal`, and then with a cache."""
 
     reference_architecture = "XLMModel"
@@ -125,7 +125,7 @@ class CtxXLMModel(Decoder, CtxXLMPreTrainedModel):
     ) -> BaseModelOutputWithPast:
         """Encode a batch.
 
-        Args: those of `Decoder.forward`, of which differ
+        Args: those of `TransformerDecoder.forward`, of which differ
             attention_mask: Without one, padding tokens at the end of a row are padding, as in transformers.
             langs: (batch, length) number of each token's language; None for `config.default_lang`, an error without it
                 in a model with language embeddings.

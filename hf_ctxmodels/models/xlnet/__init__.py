@@ -53,7 +53,7 @@ SPEC = FamilySpec(
     sizes=SIZES,
     published=PUBLISHED,
     conversion=XLNET_CONVERSION,
-    traits=Traits(learning=ShortTraining(steps=300)),
+    traits=Traits(short_training=ShortTraining(steps=300)),
 )
 
 __all__ = [
