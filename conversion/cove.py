@@ -3,7 +3,7 @@ r"""Released MT-LSTM weights and a file of word vectors -> a CoVe encoder and it
 python conversion/cove.py --weights wmtlstm.pth --vectors glove.840B.300d.txt --output runs/cove
 """
 
-from hf_ctxmodels.conversion.vector_encoders import VectorConversionArguments, convert
+from hf_ctxmodels.conversion.word_vector_encoders import VectorConversionArguments, convert
 from hf_ctxmodels.core.errors import run_script
 from hf_ctxmodels.training.recipe import parse_arguments
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hf_ctxmodels import CtxElmoTokenizer
-from hf_ctxmodels.conversion.converted import check_output, save_converted
+from hf_ctxmodels.conversion.saving import check_output_free, save_converted_model
 from hf_ctxmodels.core.errors import CtxError, run_script
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.models.elmo.conversion_elmo import read_allennlp
@@ -46,7 +46,7 @@ def read_vocabulary(file: str) -> list[str]:
 def main() -> None:
     """Convert, and say what."""
     (arguments,) = parse_arguments(ConversionArguments, description=__doc__)
-    check_output(arguments.output, arguments.overwrite)
+    check_output_free(arguments.output, arguments.overwrite)
     words = [] if arguments.vocabulary is None else read_vocabulary(arguments.vocabulary)
     model = read_allennlp(arguments.options, arguments.weights)
     # the models were trained on text that had been split into words
@@ -54,7 +54,7 @@ def main() -> None:
         words, split_punctuation=False, max_characters=model.config.max_characters_per_token
     )
     model.config.vocab_size = len(tokenizer)
-    save_converted(model, tokenizer, arguments.output)
+    save_converted_model(model, tokenizer, arguments.output)
     number = sum(parameter.numel() for parameter in model.parameters())
     print(f"{number:,} parameters: {arguments.weights} -> {arguments.output}")
 

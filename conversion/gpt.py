@@ -6,7 +6,7 @@ python conversion/gpt.py --folder finetune-transformer-lm/model --output runs/gp
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hf_ctxmodels.conversion.converted import check_output, save_converted
+from hf_ctxmodels.conversion.saving import check_output_free, save_converted_model
 from hf_ctxmodels.core.errors import run_script
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.models.gpt.openai_checkpoint import read_openai_checkpoint
@@ -31,7 +31,7 @@ class ConversionArguments:
 def main() -> None:
     """Convert, and say what."""
     (arguments,) = parse_arguments(ConversionArguments, description=__doc__)
-    check_output(arguments.output, arguments.overwrite)
+    check_output_free(arguments.output, arguments.overwrite)
     folder = Path(arguments.folder)
     model, tokenizer = read_openai_checkpoint(
         folder,
@@ -40,7 +40,7 @@ def main() -> None:
         positions=arguments.positions,
         heads=arguments.heads,
     )
-    save_converted(model, tokenizer, arguments.output)
+    save_converted_model(model, tokenizer, arguments.output)
     print(f"{model.num_parameters():,} parameters, {len(tokenizer):,} tokens: {folder} -> {arguments.output}")
 
 

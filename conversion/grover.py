@@ -7,7 +7,7 @@ python conversion/grover.py --checkpoint models/base/model.ckpt --vocabulary sam
 from dataclasses import dataclass, field
 
 from hf_ctxmodels import CtxGroverTokenizer
-from hf_ctxmodels.conversion.converted import check_output, save_converted
+from hf_ctxmodels.conversion.saving import check_output_free, save_converted_model
 from hf_ctxmodels.conversion.tensorflow_files import TensorFlowCheckpoint
 from hf_ctxmodels.core.errors import CtxError, run_script
 from hf_ctxmodels.core.flags import flag
@@ -31,7 +31,7 @@ class ConversionArguments:
 def main() -> None:
     """Convert, and say what."""
     (arguments,) = parse_arguments(ConversionArguments, description=__doc__)
-    check_output(arguments.output, arguments.overwrite)
+    check_output_free(arguments.output, arguments.overwrite)
     model = read_grover_checkpoint(TensorFlowCheckpoint(arguments.checkpoint), arguments.checkpoint)
     tokenizer = CtxGroverTokenizer(
         vocab=arguments.vocabulary, merges=arguments.merges, model_max_length=model.config.max_position_embeddings
@@ -42,7 +42,7 @@ def main() -> None:
             location=arguments.vocabulary,
             hint="give the vocabulary and the checkpoint of one model.",
         )
-    save_converted(model, tokenizer, arguments.output)
+    save_converted_model(model, tokenizer, arguments.output)
     print(f"{model.num_parameters():,} parameters: {arguments.checkpoint} -> {arguments.output}")
 
 

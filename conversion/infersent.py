@@ -8,7 +8,7 @@ python conversion/infersent.py --weights infersent2.pkl --version 2 --vectors cr
 
 from dataclasses import dataclass, field
 
-from hf_ctxmodels.conversion.vector_encoders import VectorConversionArguments, convert
+from hf_ctxmodels.conversion.word_vector_encoders import VectorConversionArguments, convert
 from hf_ctxmodels.core.errors import run_script
 from hf_ctxmodels.training.recipe import parse_arguments
 

@@ -6,10 +6,10 @@ python conversion/laser.py --encoder bilstm.93langs.2018-12-26.pt --codes 93lang
 from dataclasses import dataclass, field
 
 from hf_ctxmodels.architectures.fastbpe_files import read_codes
-from hf_ctxmodels.conversion.converted import check_output, save_converted
+from hf_ctxmodels.conversion.saving import check_output_free, save_converted_model
 from hf_ctxmodels.core.errors import run_script
 from hf_ctxmodels.core.flags import flag
-from hf_ctxmodels.models.laser.conversion_laser import laser_of_encoder, read_encoder
+from hf_ctxmodels.models.laser.conversion_laser import build_laser, read_encoder
 from hf_ctxmodels.training.recipe import parse_arguments
 
 
@@ -26,9 +26,9 @@ class ConversionArguments:
 def main() -> None:
     """Convert, and say what."""
     (arguments,) = parse_arguments(ConversionArguments, description=__doc__)
-    check_output(arguments.output, arguments.overwrite)
-    parts = laser_of_encoder(read_encoder(arguments.encoder), read_codes(arguments.codes), arguments.encoder)
-    save_converted(*parts, arguments.output)
+    check_output_free(arguments.output, arguments.overwrite)
+    parts = build_laser(read_encoder(arguments.encoder), read_codes(arguments.codes), arguments.encoder)
+    save_converted_model(*parts, arguments.output)
     number = sum(parameter.numel() for parameter in parts[0].layers.parameters())
     print(f"{number:,} parameters on {len(parts[1]):,} subwords: {arguments.encoder} -> {arguments.output}")
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 from hf_ctxmodels import CtxBertTokenizer
 from hf_ctxmodels.architectures.fastbpe_files import read_codes
-from hf_ctxmodels.conversion.converted import check_output, save_converted
+from hf_ctxmodels.conversion.saving import check_output_free, save_converted_model
 from hf_ctxmodels.core.errors import CtxError, run_script
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.data.text_files import read_lines
@@ -53,7 +53,7 @@ def read_vocabulary(file: str) -> CtxBertTokenizer:
 def main() -> None:
     """Convert, and say what."""
     (arguments,) = parse_arguments(ConversionArguments, description=__doc__)
-    check_output(arguments.output, arguments.overwrite)
+    check_output_free(arguments.output, arguments.overwrite)
     file = arguments.checkpoint
     found = read_checkpoint(file)
     translates = "encoder" in found
@@ -76,7 +76,7 @@ def main() -> None:
             location=given,
             hint="give the files of one model.",
         )
-    save_converted(model, tokenizer, arguments.output)
+    save_converted_model(model, tokenizer, arguments.output)
     print(f"{model.num_parameters():,} parameters: {file} -> {arguments.output}")
 
 

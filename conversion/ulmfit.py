@@ -5,10 +5,10 @@ python conversion/ulmfit.py --weights wt103-fwd/lstm_fwd.pth --vocabulary itos.j
 
 from dataclasses import dataclass, field
 
-from hf_ctxmodels.conversion.converted import check_output, save_converted
+from hf_ctxmodels.conversion.saving import check_output_free, save_converted_model
 from hf_ctxmodels.core.errors import CtxError, run_script
 from hf_ctxmodels.core.flags import flag
-from hf_ctxmodels.models.ulmfit.conversion_ulmfit import read_fastai, read_words, tokenizer_of_words
+from hf_ctxmodels.models.ulmfit.conversion_ulmfit import build_ulmfit_tokenizer, read_fastai, read_words
 from hf_ctxmodels.training.recipe import parse_arguments
 
 
@@ -28,7 +28,7 @@ class ConversionArguments:
 def main() -> None:
     """Convert, and say what."""
     (arguments,) = parse_arguments(ConversionArguments, description=__doc__)
-    check_output(arguments.output, arguments.overwrite)
+    check_output_free(arguments.output, arguments.overwrite)
     words = read_words(arguments.vocabulary, arguments.allow_pickle)
     model = read_fastai(arguments.weights)
     if len(words) != model.config.vocab_size:
@@ -37,9 +37,9 @@ def main() -> None:
             location=arguments.vocabulary,
             hint="give the words and the weights of one model.",
         )
-    tokenizer = tokenizer_of_words(words)
+    tokenizer = build_ulmfit_tokenizer(words)
     model.config.pad_token_id, model.config.bos_token_id = tokenizer.pad_token_id, tokenizer.bos_token_id
-    save_converted(model, tokenizer, arguments.output)
+    save_converted_model(model, tokenizer, arguments.output)
     print(f"{model.num_parameters():,} parameters: {arguments.weights} -> {arguments.output}")
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from transformers import AutoModel
 
-from hf_ctxmodels.conversion.converted import check_output, save_converted
-from hf_ctxmodels.conversion.word_files import READERS, WRITERS
+from hf_ctxmodels.conversion.saving import check_output_free, save_converted_model
+from hf_ctxmodels.conversion.word_vector_files import READERS, WRITERS
 from hf_ctxmodels.conversion.word_vectors import WordVectors, gensim_models
 from hf_ctxmodels.core.errors import CtxError, run_script
 from hf_ctxmodels.core.flags import flag
@@ -53,7 +53,7 @@ def read(arguments: ConversionArguments) -> WordVectors:
             hint="give --allow_pickle if you trust it, or save it in gensim with save_word2vec_format.",
         )
     opened = gensim_models().KeyedVectors.load(arguments.input)
-    return WordVectors.of_gensim(getattr(opened, "wv", opened))
+    return WordVectors.from_gensim(getattr(opened, "wv", opened))
 
 
 def main() -> None:
@@ -62,16 +62,16 @@ def main() -> None:
     if (arguments.read is None) == (arguments.write is None):
         raise CtxError("Nothing or too much to do.", hint="give exactly one of --read and --write.")
     if arguments.read is not None:
-        check_output(arguments.output, arguments.overwrite)
+        check_output_free(arguments.output, arguments.overwrite)
         vectors = read(arguments)
         vectors.lower_case = arguments.lower_case
         if arguments.family is None:
             raise CtxError("Whose model shall it be?", location="--family", hint="give --family.")
-        save_converted(*vectors.to_model(arguments.family), arguments.output)
+        save_converted_model(*vectors.to_model(arguments.family), arguments.output)
     else:
         check_output_file(arguments.output, flag="--output", overwrite=arguments.overwrite)
         model = load_model(arguments.input, AutoModel.__name__, load_config(arguments.input))
-        vectors = WordVectors.of_model(model, load_tokenizer(arguments.input))
+        vectors = WordVectors.from_model(model, load_tokenizer(arguments.input))
         Path(arguments.output).parent.mkdir(parents=True, exist_ok=True)
         if arguments.write == GENSIM:
             vectors.to_gensim().save(arguments.output)

@@ -19,7 +19,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.layers.characters import CharacterEncoder
 from hf_ctxmodels.layers.recurrent.lstm import LSTM
 from hf_ctxmodels.layers.scalar_mix import ScalarMix
-from hf_ctxmodels.tokenizers.characters import characters_of
+from hf_ctxmodels.tokenizers.character_level import encode_characters
 
 
 class CharacterPreTrainedModel(EmbeddingLoaderPreTrainedModel):
@@ -65,7 +65,7 @@ class CharacterPreTrainedModel(EmbeddingLoaderPreTrainedModel):
         """
         words, vectors, _ = get_words_and_vectors(model, tokenizer)
         width = self.config.max_characters_per_token
-        ids = np.array([characters_of(word, width) for word in words], dtype=np.int64).reshape(-1, width)
+        ids = np.array([encode_characters(word, width) for word in words], dtype=np.int64).reshape(-1, width)
         table.fill(torch.from_numpy(ids), vectors)
 
     def resize_token_embeddings(

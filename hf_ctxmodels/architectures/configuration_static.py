@@ -40,7 +40,7 @@ class CtxStaticConfig(CtxConfig):
         self.require_positive("vocab_size", "hidden_size", "update_threads")
 
     @classmethod
-    def of_one_table(cls, vocab_size: int, hidden_size: int) -> Self:
+    def for_single_table(cls, vocab_size: int, hidden_size: int) -> Self:
         """The configuration of one table of given vectors."""
         return cls(vocab_size=vocab_size, hidden_size=hidden_size)
 

@@ -13,7 +13,7 @@ from hf_ctxmodels.core.loading import load_pretrained
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.core.model_modes import evaluation_mode
 from hf_ctxmodels.layers.pooling import Pooling, pool_tokens, token_mask
-from hf_ctxmodels.tokenizers.base import check_fit
+from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model
 
 
 class SentenceEncoder(CtxPreTrainedModel):
@@ -102,7 +102,7 @@ def encode_sentences(
     texts = _checked(sentences)
     if batch_size < 1:
         raise CtxError(f"batch_size={batch_size}, expected 1 or more.")
-    check_fit(tokenizer, model.config, location=tokenizer.name_or_path or type(tokenizer).__name__)
+    check_tokenizer_matches_model(tokenizer, model.config, location=tokenizer.name_or_path or type(tokenizer).__name__)
     if not texts:
         width = encode_sentences(model, tokenizer, ["a"], pooling=pooling).shape[1]
         return torch.zeros(0, width, dtype=model.dtype, device=model.device)

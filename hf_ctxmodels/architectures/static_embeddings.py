@@ -17,8 +17,8 @@ from hf_ctxmodels.architectures.recurrent_inputs import prepare_inputs, zero_pad
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.pooling import PoolingLayer
-from hf_ctxmodels.tokenizers.base import check_fit
-from hf_ctxmodels.tokenizers.words import CtxWordTokenizer
+from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model
+from hf_ctxmodels.tokenizers.word_level import CtxWordTokenizer
 
 # For numba kernels: sums in any order, but no assumption of finite numbers. Kernels are loops, since every array
 # expression costs a call.
@@ -194,7 +194,7 @@ def get_words_and_vectors(
             f"{type(model).__name__} with {type(tokenizer).__name__} is no static word embedding.",
             hint="use a model of word2vec or GloVe with its tokenizer.",
         )
-    check_fit(tokenizer, model.config, location=tokenizer.name_or_path or type(tokenizer).__name__)
+    check_tokenizer_matches_model(tokenizer, model.config, location=tokenizer.name_or_path or type(tokenizer).__name__)
     special = set(tokenizer.all_special_ids)
     words = tokenizer.words
     ids = [number for number in range(len(words)) if number not in special]

@@ -104,7 +104,7 @@ def nearest_words(vectors: str | None) -> Callable[[str, int], list[str]]:
     if vectors is None:
         return lambda word, number: []
     model: Any = load_model(vectors, AutoModel.__name__, load_config(vectors))
-    space = WordSpace(WordVectors.of_model(model, load_tokenizer(vectors)))
+    space = WordSpace(WordVectors.from_model(model, load_tokenizer(vectors)))
 
     def nearest(word: str, number: int) -> list[str]:
         return [other for other, _ in space.most_similar(word, number)] if word in space else []

@@ -24,7 +24,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import non_default_fields
 from hf_ctxmodels.downstream.tasks import TASKS, TaskArguments
 from hf_ctxmodels.registry import get_family
-from hf_ctxmodels.tokenizers.base import check_fit
+from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.model_loading import load_family_config
 from hf_ctxmodels.training.pretraining import PretrainingArguments, pretrain, resolve_family
@@ -76,7 +76,9 @@ def distill(arguments: DistillArguments, loop_arguments: LoopArguments) -> None:
     terms = parse_terms(arguments.terms, arguments.term_options)
     split_words = arguments.task is not None and TASKS[arguments.task].split_words
     teacher = Teacher.open(arguments.teacher, split_words=split_words)
-    check_fit(teacher.tokenizer, teacher.config, arguments.max_length, location=f"--teacher {arguments.teacher}")
+    check_tokenizer_matches_model(
+        teacher.tokenizer, teacher.config, arguments.max_length, location=f"--teacher {arguments.teacher}"
+    )
     complete(arguments, teacher)
     lesson = DistillationSetup(teacher, terms, arguments.model, arguments.student_layers)
     if arguments.task is not None:

@@ -11,7 +11,7 @@ from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.downstream.loading_with_adapters import load_model_with_adapters
 from hf_ctxmodels.downstream.tasks import SequenceClassification, TaskArguments
 from hf_ctxmodels.inference import score_ensemble
-from hf_ctxmodels.tokenizers.base import check_fit
+from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model
 from hf_ctxmodels.training.model_loading import load_config, load_tokenizer
 from hf_ctxmodels.training.recipe import parse_arguments
 
@@ -34,7 +34,7 @@ def main() -> None:
     classifiers = []
     for source in arguments.models:
         config, tokenizer = load_config(source), load_tokenizer(source)
-        check_fit(tokenizer, config, task_arguments.max_length, location=source)
+        check_tokenizer_matches_model(tokenizer, config, task_arguments.max_length, location=source)
         classifiers.append(
             (load_model_with_adapters(source, AutoModelForSequenceClassification.__name__, config), tokenizer)
         )

@@ -19,7 +19,7 @@ from hf_ctxmodels.downstream.loading_with_adapters import load_model_with_adapte
 from hf_ctxmodels.evaluation import MinimalPair, PairResult, evaluate_pairs, read_pairs, total, unigram_scorer
 from hf_ctxmodels.inference import score
 from hf_ctxmodels.registry import get_family
-from hf_ctxmodels.tokenizers.base import check_fit
+from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model
 from hf_ctxmodels.training.model_loading import load_config, load_tokenizer
 from hf_ctxmodels.training.recipe import parse_arguments
 
@@ -70,7 +70,7 @@ def main() -> None:
     for path in arguments.pairs:
         pairs += read_pairs(path)[: arguments.max_pairs]
     config, tokenizer = load_config(arguments.model), load_tokenizer(arguments.model)
-    check_fit(tokenizer, config, location=arguments.model)
+    check_tokenizer_matches_model(tokenizer, config, location=arguments.model)
     model = load_model_with_adapters(arguments.model, language_model_class(config), config)
     texts = (line for path in arguments.unigram_text for line in read_lines(Path(path)))
     unigrams = evaluate_pairs(pairs, unigram_scorer(tokenizer, texts))

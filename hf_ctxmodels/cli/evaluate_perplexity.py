@@ -9,7 +9,7 @@ from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.data.document_sources import load_documents
 from hf_ctxmodels.downstream.loading_with_adapters import load_model_with_adapters
 from hf_ctxmodels.evaluation.perplexity import measure_perplexity
-from hf_ctxmodels.tokenizers.base import check_fit
+from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model
 from hf_ctxmodels.training.model_loading import load_config, load_tokenizer
 from hf_ctxmodels.training.recipe import parse_arguments
 
@@ -37,7 +37,7 @@ def main() -> None:
     """Evaluate, and print one line."""
     (arguments,) = parse_arguments(PerplexityArguments, description=__doc__)
     config, tokenizer = load_config(arguments.model), load_tokenizer(arguments.model)
-    check_fit(tokenizer, config, location=arguments.model)
+    check_tokenizer_matches_model(tokenizer, config, location=arguments.model)
     model = load_model_with_adapters(arguments.model, "AutoModelForCausalLM", config)
     documents = load_documents(*arguments.dataset, split=arguments.split, skip_empty=True)
     if arguments.validation_fraction is not None:

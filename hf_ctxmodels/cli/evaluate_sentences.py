@@ -28,7 +28,7 @@ from hf_ctxmodels.evaluation import (
     similarity,
 )
 from hf_ctxmodels.layers.pooling import Pooling
-from hf_ctxmodels.tokenizers.base import check_fit
+from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model
 from hf_ctxmodels.training.model_loading import load_config, load_tokenizer
 from hf_ctxmodels.training.recipe import parse_arguments
 
@@ -115,7 +115,7 @@ def main() -> None:
     """Evaluate and print."""
     (arguments,) = parse_arguments(EvaluationArguments, description=__doc__)
     config, tokenizer = load_config(arguments.model), load_tokenizer(arguments.model)
-    check_fit(tokenizer, config, location=arguments.model)
+    check_tokenizer_matches_model(tokenizer, config, location=arguments.model)
     model = load_model_with_adapters(arguments.model, AutoModel.__name__, config)
     options = {"pooling": arguments.pooling, "batch_size": arguments.batch_size}
     encode = partial(encode_sentences, model, tokenizer, **options)

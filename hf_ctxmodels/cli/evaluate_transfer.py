@@ -35,7 +35,7 @@ from hf_ctxmodels.downstream.finetuning.language import set_language, supported_
 from hf_ctxmodels.downstream.finetuning.task_evaluation import TaskEvaluation
 from hf_ctxmodels.downstream.tasks import TaskArguments
 from hf_ctxmodels.downstream.tasks.language_files import LanguageFile, directories_of_languages
-from hf_ctxmodels.tokenizers.base import check_fit
+from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model
 from hf_ctxmodels.training.model_loading import load_config, load_tokenizer
 from hf_ctxmodels.training.recipe import parse_arguments
 from hf_ctxmodels.training.token_embeddings import check_embedding_compatibility, replace_token_embeddings
@@ -94,7 +94,7 @@ class Exchanged:
         found = directories_of_languages(arguments.embeddings, others, "checkpoint with embeddings", "--embeddings")
         for source in found.values():
             check_embedding_compatibility(config, source)
-            check_fit(load_tokenizer(source), load_config(source), location=source)
+            check_tokenizer_matches_model(load_tokenizer(source), load_config(source), location=source)
         return cls(folders, found | {train: saved} if found else {})
 
     def put(self, found: FinetuningResult, language: str) -> PreTrainedTokenizerBase:

@@ -42,7 +42,7 @@ def main() -> None:
     if len(arguments.analogy) not in (0, 3):
         raise CtxError("An analogy takes three words.", location="--analogy", hint="give three.")
     model = load_model(arguments.model, AutoModel.__name__, load_config(arguments.model))
-    space = WordSpace(WordVectors.of_model(model, load_tokenizer(arguments.model)), arguments.most_frequent)
+    space = WordSpace(WordVectors.from_model(model, load_tokenizer(arguments.model)), arguments.most_frequent)
     for path in arguments.similarity:
         result = evaluate_similarity(space, read_similarities(path))
         print(f"{Path(path).name:<28} spearman {result.spearman:.4f}  {result.covered} of {result.pairs} pairs")

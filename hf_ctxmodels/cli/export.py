@@ -42,6 +42,6 @@ def main() -> None:
     check_exports(model, arguments.output, arguments.format, arguments.part)
     batches = example_batches(load_tokenizer(arguments.model), model, arguments.part)
     found = export_model(model, batches, arguments.output, arguments.format, arguments.part)
-    of_model = "" if arguments.part == "model" else f"The {arguments.part} of "
-    print(f"{of_model}{type(model).__name__} exported to {arguments.output}, inputs {', '.join(batches[0])}")
+    from_model = "" if arguments.part == "model" else f"The {arguments.part} of "
+    print(f"{from_model}{type(model).__name__} exported to {arguments.output}, inputs {', '.join(batches[0])}")
     print(f"largest difference on batches of other shapes: {found:.1e} of an output's largest value")

@@ -23,7 +23,7 @@ from hf_ctxmodels.downstream.tasks.normalized_references import CEILING, Normali
 from hf_ctxmodels.downstream.tasks.text_metrics import corpus_bleu, metric_names, score_texts
 from hf_ctxmodels.inference import generate_texts
 from hf_ctxmodels.objectives.base import check_at_least
-from hf_ctxmodels.tokenizers.base import check_fit
+from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model
 from hf_ctxmodels.training.model_loading import load_config, load_tokenizer
 from hf_ctxmodels.training.recipe import parse_arguments
 
@@ -181,7 +181,7 @@ def main() -> None:
             hint="give one for each.",
         )
     config, tokenizer = load_config(arguments.model), load_tokenizer(arguments.model)
-    check_fit(tokenizer, config, location=arguments.model)
+    check_tokenizer_matches_model(tokenizer, config, location=arguments.model)
     model = load_model_with_adapters(arguments.model, writing_head(config, arguments.model), config)
     print_status(f"{type(model).__name__} writes {len(texts):,} texts")
     seed_generators(arguments.seed)

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hf_ctxmodels.architectures.static_embeddings import StaticEmbeddingModel, get_words_and_vectors
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.registry import FAMILIES, get_family
-from hf_ctxmodels.tokenizers.words import SPECIAL_TOKENS, CtxWordTokenizer, require_different
+from hf_ctxmodels.tokenizers.word_level import SPECIAL_TOKENS, CtxWordTokenizer, check_unique_words
 
 
 def gensim_models() -> Any:
@@ -46,12 +46,12 @@ class WordVectors:
         self.places = {word: place for place, word in enumerate(self.words)}
         if self.matrix.ndim != 2 or len(self.words) != len(self.matrix):
             raise CtxError(f"{len(self.words)} words, but a matrix of shape {self.matrix.shape}.")
-        require_different(self.words)
+        check_unique_words(self.words)
         if self.counts is not None and len(self.counts) != len(self.words):
             raise CtxError(f"{len(self.counts)} counts for {len(self.words)} words.")
 
     @classmethod
-    def of_model(cls, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Self:
+    def from_model(cls, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Self:
         """The vectors of a model of a static family, without special tokens.
 
         Raises:
@@ -81,7 +81,7 @@ class WordVectors:
         tokenizer = row.tokenizer.from_words(
             [self.words[place] for place in kept], counts, do_lower_case=self.lower_case, split_punctuation=False
         )
-        model = row.models["AutoModel"](row.config.of_one_table(len(tokenizer), self.matrix.shape[1]))
+        model = row.models["AutoModel"](row.config.for_single_table(len(tokenizer), self.matrix.shape[1]))
         table: Any = model.get_input_embeddings().weight
         with torch.no_grad():
             table[: len(SPECIAL_TOKENS)] = 0
@@ -92,7 +92,7 @@ class WordVectors:
         return model, tokenizer
 
     @classmethod
-    def of_gensim(cls, keyed_vectors: Any) -> Self:
+    def from_gensim(cls, keyed_vectors: Any) -> Self:
         """From a gensim `KeyedVectors`."""
         words = list(keyed_vectors.index_to_key)
         counts = None

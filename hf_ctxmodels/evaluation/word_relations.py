@@ -20,7 +20,7 @@ class WordSpace:
         device: Device of the computation.
 
     Example:
-        >>> space = WordSpace(WordVectors.of_model(model, tokenizer))
+        >>> space = WordSpace(WordVectors.from_model(model, tokenizer))
         >>> space.most_similar("king", number=3)
         >>> space.analogy("man", "king", "woman", number=1)
     """

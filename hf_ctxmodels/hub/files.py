@@ -18,7 +18,7 @@ from hf_ctxmodels.hub.card import CURVE_FILE, auto_class_of, loss_curve_png, mod
 from hf_ctxmodels.hub.local_paths import published_summary
 from hf_ctxmodels.hub.stub import stub_files
 from hf_ctxmodels.spec import FamilySpec
-from hf_ctxmodels.tokenizers.base import check_fit
+from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model
 from hf_ctxmodels.training.metrics.summary import SUMMARY_FILE, TrainingSummary
 from hf_ctxmodels.training.model_loading import load_config, load_model, load_tokenizer
 
@@ -124,7 +124,7 @@ def _refuse_pickles(directory: Path) -> None:
 
 def _open_all(directory: Path, family: FamilySpec, config: PreTrainedConfig) -> None:
     """Open tokenizer and model once, so that nothing damaged is pushed."""
-    check_fit(load_tokenizer(directory), config, location=str(directory))
+    check_tokenizer_matches_model(load_tokenizer(directory), config, location=str(directory))
     load_model(directory, auto_class_of(family, config)[1], config)
 
 

@@ -102,17 +102,17 @@ class CtxTokenizer(InstalledCode, TokenizersBackend):
         )
 
 
-def word_like(token: str | AddedToken) -> AddedToken:
+def make_mask_token(token: str | AddedToken) -> AddedToken:
     """A mask token that absorbs the space before it, as a word does; an `AddedToken` is returned unchanged."""
     return token if isinstance(token, AddedToken) else AddedToken(token, lstrip=True, special=True)
 
 
-def given_tokens(kwargs: dict[str, Any], names: Iterable[str]) -> list[str]:
+def get_special_tokens(kwargs: dict[str, Any], names: Iterable[str]) -> list[str]:
     """The special tokens of these names among a tokenizer's arguments, without those that are None."""
     return [str(kwargs[name]) for name in names if kwargs.get(name) is not None]
 
 
-def require_tokens(
+def check_special_tokens(
     vocab: list[str] | dict[str, int], tokens: list[str], kwargs: dict[str, Any], file: str | None
 ) -> None:
     """Raise a `CtxError` when one of the special `tokens` is not in the vocabulary, nor added to it, nor to be added.
@@ -145,8 +145,8 @@ def tokenizer_digest(tokenizer: PreTrainedTokenizerBase, size: int | None = None
     return f"{len(numbered)}:{hashlib.sha256(lines.encode(errors='surrogatepass')).hexdigest()}"
 
 
-def remember_tokenizer(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Write the tokenizer's digest to a model's configuration; `check_fit` compares later tokenizers with it."""
+def record_tokenizer_digest(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Write the tokenizer's digest to a model's configuration; `check_tokenizer_matches_model` compares later tokenizers with it."""
     config.tokenizer_digest = tokenizer_digest(tokenizer)  # type: ignore[attr-defined]
 
 
@@ -169,7 +169,7 @@ def _check_vocabulary(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConf
     _RECOGNISED[tokenizer] = state
 
 
-def check_fit(
+def check_tokenizer_matches_model(
     tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, max_length: int = 0, *, location: str
 ) -> None:
     """Check that tokenizer, model and input length (0 for none) fit together.
@@ -188,7 +188,7 @@ def check_fit(
             "embeddings: model.resize_token_embeddings(len(tokenizer)).",
         )
     _check_vocabulary(tokenizer, config, location)
-    check_room(tokenizer, max_length)
+    check_max_length(tokenizer, max_length)
     limit = getattr(config, "max_sequence_length", None)
     if limit is not None and limit < max_length:
         raise CtxError(
@@ -198,7 +198,7 @@ def check_fit(
         )
 
 
-def check_room(tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
+def check_max_length(tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
     """Raise CtxError if inputs of this length (0 for any) are too short for any text."""
     special = tokenizer.num_special_tokens_to_add()
     if 0 < max_length <= special:
@@ -209,7 +209,7 @@ def check_room(tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
         )
 
 
-def no_vocabulary(cls: type, kwargs: dict[str, Any]) -> CtxError:
+def missing_vocabulary_error(cls: type, kwargs: dict[str, Any]) -> CtxError:
     """The error for a directory without tokenizer files, or a call without a vocabulary."""
     files = " nor ".join(sorted(cls.vocab_files_names.values(), reverse=True))  # type: ignore[attr-defined]
     return CtxError(
@@ -219,7 +219,7 @@ def no_vocabulary(cls: type, kwargs: dict[str, Any]) -> CtxError:
     )
 
 
-def no_text() -> CtxError:
+def empty_text_error() -> CtxError:
     """The error for an empty training text."""
     return CtxError("No text to learn a vocabulary from: it is empty or white space only.", hint="check the texts.")
 

@@ -7,7 +7,14 @@ from typing import Any
 from tokenizers.models import BPE
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.tokenizers.base import CtxTokenizer, given_tokens, no_text, no_vocabulary, read_text, require_tokens
+from hf_ctxmodels.tokenizers.base import (
+    CtxTokenizer,
+    check_special_tokens,
+    empty_text_error,
+    get_special_tokens,
+    missing_vocabulary_error,
+    read_text,
+)
 
 Merges = list[tuple[str, str]]
 
@@ -29,7 +36,7 @@ class BPETokenizer(CtxTokenizer):
         return {**kwargs, **{name: path for name, path in files.items() if kwargs.get(name) is None}}
 
     @classmethod
-    def own_vocabulary(cls, vocab: dict[str, int]) -> dict[str, int]:
+    def remap_vocabulary(cls, vocab: dict[str, int]) -> dict[str, int]:
         """This tokenizer's ids for those of a file; a family may open another's files."""
         return vocab
 
@@ -53,12 +60,12 @@ class BPETokenizer(CtxTokenizer):
         kwargs.pop("tokenizer_file", None)  # already read
         file = vocab if isinstance(vocab, str) else kwargs.get("name_or_path") or None
         table, pairs = _read(cls, vocab, merges, kwargs)
-        table = cls.own_vocabulary(table)
-        require_tokens(table, given_tokens(kwargs, cls.SPECIAL_TOKENS_ATTRIBUTES), kwargs, file)
+        table = cls.remap_vocabulary(table)
+        check_special_tokens(table, get_special_tokens(kwargs, cls.SPECIAL_TOKENS_ATTRIBUTES), kwargs, file)
         return table, pairs, file
 
 
-def make_bpe(vocab: dict[str, int], merges: Merges, file: str | None, **options: Any) -> BPE:
+def build_bpe(vocab: dict[str, int], merges: Merges, file: str | None, **options: Any) -> BPE:
     """The encoding of a vocabulary and its merges.
 
     Args:
@@ -79,14 +86,14 @@ def make_bpe(vocab: dict[str, int], merges: Merges, file: str | None, **options:
         ) from error
 
 
-def some_text(texts: Iterable[str]) -> Iterator[str]:
+def require_text(texts: Iterable[str]) -> Iterator[str]:
     """The texts; raises in the end if none of them has a character that is no white space."""
     found = False
     for text in texts:
         found = found or bool(text.strip())
         yield text
     if not found:
-        raise no_text()
+        raise empty_text_error()
 
 
 def _read(
@@ -94,7 +101,7 @@ def _read(
 ) -> tuple[dict[str, int], Merges]:
     """Vocabulary and merges, given as they are or as paths."""
     if not vocab:
-        raise no_vocabulary(cls, kwargs)
+        raise missing_vocabulary_error(cls, kwargs)
     if merges is None:
         raise CtxError(
             "The vocabulary has no merges: text would be split into single bytes.",

@@ -9,7 +9,7 @@ from tokenizers.models import BPE
 from transformers import BatchEncoding
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.tokenizers.bpe import BPETokenizer, make_bpe, some_text
+from hf_ctxmodels.tokenizers.bpe import BPETokenizer, build_bpe, require_text
 
 
 class CtxByteBPETokenizer(BPETokenizer):
@@ -52,7 +52,7 @@ class CtxByteBPETokenizer(BPETokenizer):
     ) -> None:
         kwargs = {**self.defaults, **kwargs}
         table, pairs, file = self.read(vocab, merges, kwargs)
-        self._tokenizer = Tokenizer(make_bpe(table, pairs, file, unk_token=str(kwargs["unk_token"])))
+        self._tokenizer = Tokenizer(build_bpe(table, pairs, file, unk_token=str(kwargs["unk_token"])))
         self._tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
         self._tokenizer.decoder = decoders.ByteLevel()
         super().__init__(errors=errors, add_prefix_space=add_prefix_space, trim_offsets=trim_offsets, **kwargs)
@@ -114,7 +114,7 @@ class CtxByteBPETokenizer(BPETokenizer):
             initial_alphabet=alphabet,
             show_progress=False,
         )
-        backend.train_from_iterator(some_text(texts), trainer)
+        backend.train_from_iterator(require_text(texts), trainer)
         learned = json.loads(backend.to_str())["model"]
         vocab = learned["vocab"] | {token: len(learned["vocab"]) + n for n, token in enumerate(cls.last_tokens)}
         options: dict[str, Any] = {"add_prefix_space": add_prefix_space, "model_max_length": model_max_length}

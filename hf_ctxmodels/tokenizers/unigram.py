@@ -13,7 +13,13 @@ from tokenizers.models import Unigram
 from transformers.convert_slow_tokenizer import SentencePieceExtractor
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.tokenizers.base import CtxTokenizer, given_tokens, no_text, no_vocabulary, require_tokens
+from hf_ctxmodels.tokenizers.base import (
+    CtxTokenizer,
+    check_special_tokens,
+    empty_text_error,
+    get_special_tokens,
+    missing_vocabulary_error,
+)
 
 Pieces = list[tuple[str, float]]
 """Pieces with their log probabilities, in the order of the ids."""
@@ -46,7 +52,7 @@ class CtxUnigramTokenizer(CtxTokenizer):
     first_tokens: ClassVar[tuple[str, ...]]
     """The first tokens in SentencePiece's file of a newly trained vocabulary."""
 
-    plain_quotes: ClassVar[bool] = True
+    normalizes_quotes: ClassVar[bool] = True
     """Whether `` and '' become "."""
 
     def __init__(
@@ -61,15 +67,15 @@ class CtxUnigramTokenizer(CtxTokenizer):
         if vocab is None and "tokenizer_object" in kwargs:  # how `train_new_from_iterator` builds its result
             vocab = [tuple(entry) for entry in json.loads(kwargs["tokenizer_object"].to_str())["model"]["vocab"]]
         if vocab is None:
-            raise no_vocabulary(type(self), kwargs)
+            raise missing_vocabulary_error(type(self), kwargs)
         pieces = [piece for piece, _ in vocab]
-        named = given_tokens(kwargs, [f"{name}_token" for name in ("unk", "pad", "cls", "sep", "mask")])
-        require_tokens(pieces, named, kwargs, kwargs.get("name_or_path") or None)
+        named = get_special_tokens(kwargs, [f"{name}_token" for name in ("unk", "pad", "cls", "sep", "mask")])
+        check_special_tokens(pieces, named, kwargs, kwargs.get("name_or_path") or None)
         kwargs["unk_id"] = pieces.index(str(kwargs["unk_token"]))
         self.do_lower_case, self.keep_accents = kwargs["do_lower_case"], kwargs["keep_accents"]
         self._tokenizer = Tokenizer(Unigram(vocab, unk_id=kwargs["unk_id"], byte_fallback=False))
         self._tokenizer.normalizer = _normalizer(
-            self.plain_quotes, self.do_lower_case, self.keep_accents, _spm_precompiled_charsmap
+            self.normalizes_quotes, self.do_lower_case, self.keep_accents, _spm_precompiled_charsmap
         )
         mark: dict[str, Any] = {"replacement": "▁", "prepend_scheme": "always" if add_prefix_space else "never"}
         self._tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -79,7 +85,7 @@ class CtxUnigramTokenizer(CtxTokenizer):
         super().__init__(add_prefix_space=add_prefix_space, **kwargs)
 
     @classmethod
-    def arrange(cls, pieces: Pieces) -> Pieces:
+    def reorder_vocabulary(cls, pieces: Pieces) -> Pieces:
         """Reorder the vocabulary of SentencePiece's file to this family's ids; the same order by default."""
         return pieces
 
@@ -88,7 +94,7 @@ class CtxUnigramTokenizer(CtxTokenizer):
         """The arguments of `__init__`, from the files. Never runs code of a repository."""
         vocab_file = kwargs.get("vocab_file")
         if kwargs.get("tokenizer_file") is None and vocab_file is not None:
-            read = read_sentencepiece(vocab_file, cls.arrange)
+            read = read_sentencepiece(vocab_file, cls.reorder_vocabulary)
             read["added_tokens_decoder"] |= kwargs.get("added_tokens_decoder", {})
             return {**kwargs, **read}
         return super().convert_to_native_format(**kwargs)
@@ -122,25 +128,25 @@ class CtxUnigramTokenizer(CtxTokenizer):
         given = {"do_lower_case": do_lower_case, "keep_accents": keep_accents}
         options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         options["model_max_length"] = model_max_length
-        specials = cls.arrange([(token, 0.0) for token in cls.first_tokens])
+        specials = cls.reorder_vocabulary([(token, 0.0) for token in cls.first_tokens])
         untrained = cls(vocab=specials, **options)
         normalize = untrained.backend_tokenizer.normalizer.normalize_str
         words = Counter(word for text in texts for word in normalize(text).split())
         if not words:
-            raise no_text()
+            raise empty_text_error()
         with TemporaryDirectory() as folder:
             file = Path(folder, "spiece.model")
             size = vocab_size - len(specials) + len(cls.first_tokens)
             file.write_bytes(_sentencepiece_model(words, size, cls.first_tokens, character_coverage))
-            return cls(**read_sentencepiece(str(file), cls.arrange), **options)
+            return cls(**read_sentencepiece(str(file), cls.reorder_vocabulary), **options)
 
 
 def _normalizer(
-    plain_quotes: bool, lower_case: bool, keep_accents: bool, charsmap: bytes | None
+    normalizes_quotes: bool, lower_case: bool, keep_accents: bool, charsmap: bytes | None
 ) -> normalizers.Normalizer:
     """The normalisation of the released ALBERT and XLNet, in their order."""
     steps: list[normalizers.Normalizer] = []
-    if plain_quotes:
+    if normalizes_quotes:
         steps += [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
     if not keep_accents:
         steps += [normalizers.NFKD(), normalizers.StripAccents()]
@@ -151,7 +157,7 @@ def _normalizer(
     return normalizers.Sequence(steps)
 
 
-def read_sentencepiece(path: str, arrange: Callable[[Pieces], Pieces]) -> dict[str, Any]:
+def read_sentencepiece(path: str, reorder_vocabulary: Callable[[Pieces], Pieces]) -> dict[str, Any]:
     """Vocabulary, character table and added tokens of SentencePiece's file, as keyword arguments of the tokenizer.
 
     Control symbols become special tokens. User-defined symbols (the released models have "(", "." and others) become
@@ -160,7 +166,7 @@ def read_sentencepiece(path: str, arrange: Callable[[Pieces], Pieces]) -> dict[s
 
     Args:
         path: The file.
-        arrange: Puts the vocabulary into the order of the ids.
+        reorder_vocabulary: Puts the vocabulary into the order of the ids.
 
     Raises:
         CtxError: The file is damaged or no unigram model, or a package for reading it is missing.
@@ -185,7 +191,7 @@ def read_sentencepiece(path: str, arrange: Callable[[Pieces], Pieces]) -> dict[s
         )
     extracted = extractor.extract(Unigram)
     symbols: list[AddedToken] = extracted.pop("additional_special_tokens")
-    extracted["vocab"] = arrange(extracted["vocab"])
+    extracted["vocab"] = reorder_vocabulary(extracted["vocab"])
     ids = {piece: index for index, (piece, _) in enumerate(extracted["vocab"])}
     extracted["added_tokens_decoder"] = {ids[symbol.content]: symbol for symbol in symbols}
     return extracted

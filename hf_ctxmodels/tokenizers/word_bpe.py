@@ -9,7 +9,7 @@ from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.tokenizers.bpe import BPETokenizer, make_bpe, some_text
+from hf_ctxmodels.tokenizers.bpe import BPETokenizer, build_bpe, require_text
 
 END_OF_WORD = "</w>"
 
@@ -46,7 +46,7 @@ class WordBPETokenizer(BPETokenizer):
         kwargs = {**self.defaults, **kwargs}
         table, pairs, file = self.read(vocab, merges, kwargs)
         self._tokenizer = Tokenizer(
-            make_bpe(table, pairs, file, unk_token=str(kwargs["unk_token"]), end_of_word_suffix=END_OF_WORD)
+            build_bpe(table, pairs, file, unk_token=str(kwargs["unk_token"]), end_of_word_suffix=END_OF_WORD)
         )
         _set_splitting(self._tokenizer, do_lower_case)
         self._tokenizer.decoder = decoders.BPEDecoder(suffix=END_OF_WORD)
@@ -79,7 +79,7 @@ class WordBPETokenizer(BPETokenizer):
         texts = list(texts) if isinstance(texts, Iterator) else texts
         backend = Tokenizer(BPE(unk_token=cls.first_tokens[0], end_of_word_suffix=END_OF_WORD))
         _set_splitting(backend, do_lower_case)
-        alphabet = _alphabet(some_text(texts), backend.normalizer)
+        alphabet = _alphabet(require_text(texts), backend.normalizer)
         needed = [*cls.first_tokens, *alphabet, *(character + END_OF_WORD for character in alphabet)]
         if len(needed) > vocab_size:
             raise CtxError(

@@ -8,7 +8,14 @@ from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers, trainer
 from tokenizers.models import WordPiece
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.tokenizers.base import CtxTokenizer, given_tokens, no_text, no_vocabulary, read_text, require_tokens
+from hf_ctxmodels.tokenizers.base import (
+    CtxTokenizer,
+    check_special_tokens,
+    empty_text_error,
+    get_special_tokens,
+    missing_vocabulary_error,
+    read_text,
+)
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
@@ -56,7 +63,7 @@ class WordPieceTokenizer(CtxTokenizer):
         self.do_lower_case = do_lower_case
         self.tokenize_chinese_chars = tokenize_chinese_chars
         self.strip_accents = strip_accents
-        special_tokens = given_tokens(kwargs, self.defaults)
+        special_tokens = get_special_tokens(kwargs, self.defaults)
         if vocab is None and "tokenizer_object" in kwargs:  # how `train_new_from_iterator` builds its result
             vocab = kwargs["tokenizer_object"].get_vocab(with_added_tokens=False)
         self._vocab = _checked_vocabulary(type(self), vocab, special_tokens, kwargs)
@@ -151,7 +158,7 @@ def _frequent_characters(texts: Iterable[str], normalizer: normalizers.Normalize
         counts.update(normalizer.normalize_str(text))
     visible = [(-count, character) for character, count in counts.items() if not character.isspace()]
     if not visible:
-        raise no_text()
+        raise empty_text_error()
     return sorted(character for _, character in sorted(visible)[:limit])
 
 
@@ -160,11 +167,11 @@ def _checked_vocabulary(
 ) -> dict[str, int]:
     """The vocabulary as a dictionary, or a `CtxError` that says what is wrong with it."""
     if vocab is None:
-        raise no_vocabulary(cls, kwargs)
+        raise missing_vocabulary_error(cls, kwargs)
     file = vocab if isinstance(vocab, str) else None
     if isinstance(vocab, str):
         vocab = _read_vocabulary_file(vocab)
-    require_tokens(vocab, special_tokens, kwargs, file)
+    check_special_tokens(vocab, special_tokens, kwargs, file)
     return vocab
 
 

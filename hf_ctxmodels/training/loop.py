@@ -24,7 +24,7 @@ from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data import ExampleStream
 from hf_ctxmodels.layers.cpu.allocator import retain_freed_memory
-from hf_ctxmodels.tokenizers.base import remember_tokenizer
+from hf_ctxmodels.tokenizers.base import record_tokenizer_digest
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.batches import Collate, take, training_batches
 from hf_ctxmodels.training.callbacks import FinetuningCallback, Methods, TrainingRun
@@ -222,7 +222,7 @@ class _Run:
         self.arguments, self.accelerator, self.evaluate_model = arguments, accelerator, evaluate
         self.total_steps = total_steps(arguments, examples, accelerator)
         if tokenizer is not None:
-            remember_tokenizer(model.config, tokenizer)
+            record_tokenizer_digest(model.config, tokenizer)
         same = {
             "examples": _length(examples),
             **loop_identity(arguments, accelerator, self.total_steps),

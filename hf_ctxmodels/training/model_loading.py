@@ -1,6 +1,6 @@
 """Opening of models and tokenizers for the scripts, with helpful errors.
 
-A script opens the configuration and the tokenizer, checks them with `check_fit`, and only then loads the weights.
+A script opens the configuration and the tokenizer, checks them with `check_tokenizer_matches_model`, and only then loads the weights.
 """
 
 import json

@@ -18,7 +18,7 @@ from hf_ctxmodels.data.examples import Example, ExampleBuilder
 from hf_ctxmodels.objectives import Objective
 from hf_ctxmodels.registry import FAMILIES, get_family
 from hf_ctxmodels.spec import FamilySpec
-from hf_ctxmodels.tokenizers.base import check_fit
+from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.batches import Collate
 from hf_ctxmodels.training.checkpoint.identity import flags_identity
@@ -193,7 +193,7 @@ def make_trained_model(
         return model
     own = load_tokenizer(str(source))
     model = part.apply(make_model(family, objective, own, arguments), own, tokenizer, seed)
-    check_fit(tokenizer, model.config, arguments.max_length, location=str(arguments.tokenizer))
+    check_tokenizer_matches_model(tokenizer, model.config, arguments.max_length, location=str(arguments.tokenizer))
     return model
 
 
@@ -315,7 +315,7 @@ def make_model(
         if arguments.config is not None:  # such as that of the recipe by which the model was begun
             print_status(f"--config {arguments.config} is not read: the configuration is that of {arguments.model}")
         config = load_config(arguments.model, family.config, parse_config_options(arguments.config_options))
-    check_fit(tokenizer, config, arguments.max_length, location=source)
+    check_tokenizer_matches_model(tokenizer, config, arguments.max_length, location=source)
     for name, value in objective.config_fields.items():
         if value is False and not hasattr(config, name):
             continue

@@ -12,7 +12,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
-from hf_ctxmodels.tokenizers.base import remember_tokenizer, tokenizer_digest
+from hf_ctxmodels.tokenizers.base import record_tokenizer_digest, tokenizer_digest
 from hf_ctxmodels.training.model_loading import load_config, load_model
 
 # Of the configuration: what must be equal where embeddings are exchanged, and what comes with them.
@@ -194,7 +194,7 @@ def _config_for(own: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> Pr
     for name, value in vars(own).items():
         if name.endswith(_IDS) and value is not None and getattr(tokenizer, name, None) is not None:
             setattr(config, name, getattr(tokenizer, name))
-    remember_tokenizer(config, tokenizer)
+    record_tokenizer_digest(config, tokenizer)
     rooms = [getattr(each, "max_sequence_length", None) for each in (own, config)]
     if rooms[0] != rooms[1]:
         raise CtxError(

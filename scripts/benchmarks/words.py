@@ -237,7 +237,7 @@ def _train(
             get_family(family).config(**sizes, **own, **objective.config_fields)
         )
         result = train(model, examples, objective.collate, loop, accelerator)
-    return WordVectors.of_model(model, text.tokenizer), result.tokens / (result.tokens_per_second or float("nan"))
+    return WordVectors.from_model(model, text.tokenizer), result.tokens / (result.tokens_per_second or float("nan"))
 
 
 def _train_gensim(text: Text, architecture: str, epochs: int, seed: int) -> tuple[WordVectors, float]:
@@ -258,7 +258,7 @@ def _train_gensim(text: Text, architecture: str, epochs: int, seed: int) -> tupl
     begin = time.perf_counter()
     model.train(text.rows, total_examples=len(text.rows), epochs=epochs)
     seconds = time.perf_counter() - begin
-    vectors = WordVectors.of_gensim(model.wv)
+    vectors = WordVectors.from_gensim(model.wv)
     vectors.lower_case = True
     return vectors, seconds
 

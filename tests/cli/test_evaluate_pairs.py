@@ -11,7 +11,7 @@ from zoo import Case
 from hf_ctxmodels.evaluation import MinimalPair, PairResult, evaluate_pairs, read_pairs, total, unigram_scorer
 from hf_ctxmodels.inference import score
 from hf_ctxmodels.registry import FAMILIES
-from hf_ctxmodels.tokenizers.words import CtxWordTokenizer
+from hf_ctxmodels.tokenizers.word_level import CtxWordTokenizer
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "evaluate_pairs.py"
 TEXTS = ["the cat saw a small garden", "a dog carried seven letters over the bridge", "the dog saw the cat"]

@@ -10,10 +10,10 @@ from transformers import AutoModel, AutoTokenizer
 
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.architectures.static_embeddings import StaticEmbeddingModel
-from hf_ctxmodels.conversion.word_files import READERS, WRITERS
+from hf_ctxmodels.conversion.word_vector_files import READERS, WRITERS
 from hf_ctxmodels.conversion.word_vectors import WordVectors
 from hf_ctxmodels.registry import FAMILIES
-from hf_ctxmodels.tokenizers.base import remember_tokenizer
+from hf_ctxmodels.tokenizers.base import record_tokenizer_digest
 
 SCRIPT = Path(__file__).resolve().parents[2] / "conversion" / "word_vectors.py"
 STATIC = [name for name, family in FAMILIES.items() if issubclass(family.models["AutoModel"], StaticEmbeddingModel)]
@@ -54,10 +54,10 @@ def test_gensim_reads_and_writes_the_same(form: str, options: dict, tmp_path: Pa
 def test_gensim_keeps_counts() -> None:
     pytest.importorskip("gensim", reason="needs gensim (extra `demo`)")
     counted = WordVectors(VECTORS.words, VECTORS.matrix, [60, 50, 40, 30, 20, 10])
-    again = WordVectors.of_gensim(counted.to_gensim())
+    again = WordVectors.from_gensim(counted.to_gensim())
     assert (again.words, again.counts) == (list(counted.words), counted.counts)
     np.testing.assert_array_equal(again.matrix, counted.matrix)
-    assert WordVectors.of_gensim(VECTORS.to_gensim()).counts is None
+    assert WordVectors.from_gensim(VECTORS.to_gensim()).counts is None
 
 
 @pytest.mark.parametrize(
@@ -163,8 +163,8 @@ def test_other_families_have_no_fixed_vectors() -> None:
 def test_words_of_another_vocabulary_are_refused(family: str) -> None:
     """Of the same size: each vector would stand beside another word."""
     model, tokenizer = VECTORS.to_model(family)
-    remember_tokenizer(model.config, tokenizer)
-    assert WordVectors.of_model(model, tokenizer).words == VECTORS.words
+    record_tokenizer_digest(model.config, tokenizer)
+    assert WordVectors.from_model(model, tokenizer).words == VECTORS.words
     _, other = WordVectors([word + "s" for word in VECTORS.words], VECTORS.matrix).to_model(family)
     with pytest.raises(CtxError, match="tokenizer_digest"):
-        WordVectors.of_model(model, other)
+        WordVectors.from_model(model, other)

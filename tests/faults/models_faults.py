@@ -239,7 +239,7 @@ MODELS_FAULTS = [
     ),
     Fault(
         "characters are numbered from zero",
-        "hf_ctxmodels/tokenizers/characters.py",
+        "hf_ctxmodels/tokenizers/character_level.py",
         "[byte + 1 for byte in",
         "[byte for byte in",
         ("tests/data/test_tokenization_elmo.py",),
@@ -262,7 +262,7 @@ MODELS_FAULTS = [
     ),
     Fault(
         "a word seen just often enough is left out",
-        "hf_ctxmodels/tokenizers/words.py",
+        "hf_ctxmodels/tokenizers/word_level.py",
         "if count >= min_count)",
         "if count > min_count)",
         ("tests/data/test_tokenization_words.py",),

@@ -80,14 +80,14 @@ TRAINING_FAULTS = [
     ),
     Fault(
         "numbers are read in the wrong byte order",
-        "hf_ctxmodels/conversion/word_files.py",
+        "hf_ctxmodels/conversion/word_vector_files.py",
         'np.frombuffer(numbers, dtype="<f4")',
         'np.frombuffer(numbers, dtype=">f4")',
         ("tests/data/test_word_files.py",),
     ),
     Fault(
         "the last of a repeated word is kept",
-        "hf_ctxmodels/conversion/word_files.py",
+        "hf_ctxmodels/conversion/word_vector_files.py",
         "for place, word in reversed(list(enumerate(words)))}",
         "for place, word in enumerate(words)}",
         ("tests/data/test_word_files.py",),

@@ -31,7 +31,7 @@ TRANSFER_FAULTS = [
     ),
     Fault(
         "words without a tag have no mark",
-        "hf_ctxmodels/tokenizers/characters.py",
+        "hf_ctxmodels/tokenizers/character_level.py",
         "        if self.language is not None:",
         "        if self.language in ():",
         _COMMANDS,

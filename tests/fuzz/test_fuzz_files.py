@@ -12,12 +12,12 @@ import pytest
 from mutations import COUNTS, as_json, damaged_bytes, damaged_json, each_seed, one_screen
 
 from hf_ctxmodels.architectures.fastbpe_files import read_codes
-from hf_ctxmodels.conversion.word_files import READERS
+from hf_ctxmodels.conversion.word_vector_files import READERS
 from hf_ctxmodels.data import load_documents
 from hf_ctxmodels.data.table_files import read_conll, read_conllu, read_table
 from hf_ctxmodels.downstream.tasks import TASKS, TaskArguments
 from hf_ctxmodels.downstream.tasks.question_answering import read_squad
-from hf_ctxmodels.models.elmo.conversion_elmo import config_of_options
+from hf_ctxmodels.models.elmo.conversion_elmo import config_from_options
 from hf_ctxmodels.models.ulmfit.conversion_ulmfit import read_words
 from hf_ctxmodels.training.checkpoint.directory import MANIFEST_FILE, damaged_files
 from hf_ctxmodels.training.metrics.progress import LOG_FILE, read_log
@@ -181,7 +181,7 @@ def test_other_values_in_elmos_options(count: int) -> None:
     def check(rng: random.Random) -> None:
         options = damaged_json(OPTIONS, rng)
         with one_screen("options"):
-            config_of_options(options)
+            config_from_options(options)
 
-    config_of_options(OPTIONS)
+    config_from_options(OPTIONS)
     each_seed(count, check)

@@ -6,7 +6,7 @@ import torch
 from zoo import main_head
 
 from hf_ctxmodels.spec import FamilySpec
-from hf_ctxmodels.tokenizers.base import remember_tokenizer
+from hf_ctxmodels.tokenizers.base import record_tokenizer_digest
 from hf_ctxmodels.training.metrics.summary import TrainingSummary
 
 TEXTS = ["the cat sat on the mat", "a dog ran after the cat", "cats and dogs sat and ran on a mat"] * 3
@@ -18,7 +18,7 @@ def save_model(family: FamilySpec, directory: Path) -> Path:
     torch.manual_seed(0)
     config = family.config(vocab_size=len(tokenizer), **family.sizes["tiny"])
     model = family.models[main_head(family)](config)
-    remember_tokenizer(model.config, tokenizer)
+    record_tokenizer_digest(model.config, tokenizer)
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     TrainingSummary(

@@ -9,7 +9,7 @@ from hf_ctxmodels.models.cvt.cross_view import (
     WORD_VIEWS,
     TextPredictors,
     WordPredictors,
-    summed_disagreement,
+    summed_consistency_loss,
 )
 
 WIDTH = 3
@@ -81,23 +81,23 @@ class TestDisagreement:
         expected = sum(
             kl_divergence(Categorical(logits=teacher), Categorical(logits=each)).sum() for each in students.values()
         )
-        torch.testing.assert_close(summed_disagreement(teacher, students), expected)
+        torch.testing.assert_close(summed_consistency_loss(teacher, students), expected)
 
     def test_of_several_labels(self) -> None:
         teacher, students = self.logits()
         expected = sum(
             kl_divergence(Bernoulli(logits=teacher), Bernoulli(logits=each)).sum() for each in students.values()
         )
-        found = summed_disagreement(teacher, students, "multi_label_classification")
+        found = summed_consistency_loss(teacher, students, "multi_label_classification")
         torch.testing.assert_close(found, expected)
 
     @pytest.mark.parametrize("kind", ["single_label_classification", "multi_label_classification", "regression"])
     def test_only_students_learn(self, kind: str) -> None:
         teacher, students = self.logits()
-        loss = summed_disagreement(teacher, students, kind)
+        loss = summed_consistency_loss(teacher, students, kind)
         loss.backward()
         assert teacher.grad is None
         assert all(each.grad is not None and each.grad.abs().sum() > 0 for each in students.values())
-        same = summed_disagreement(teacher, {"forward": teacher.detach().clone()}, kind)
+        same = summed_consistency_loss(teacher, {"forward": teacher.detach().clone()}, kind)
         assert float(same) == pytest.approx(0, abs=1e-5)
         assert float(loss) > 0

@@ -182,7 +182,7 @@ def test_configurations() -> None:
     ):
         CtxT5Config(relative_attention_num_buckets=6)
     pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), *((f"▁{number}", -1.0) for number in range(30))]
-    new = new_config(get_family("t5"), CtxT5Tokenizer(vocab=CtxT5Tokenizer.arrange(pieces)), "v1_1_tiny")
+    new = new_config(get_family("t5"), CtxT5Tokenizer(vocab=CtxT5Tokenizer.reorder_vocabulary(pieces)), "v1_1_tiny")
     assert (new.vocab_size, new.eos_token_id, new.tie_word_embeddings) == (256, 1, False)  # of 133 tokens
     with pytest.raises(StrictDataclassClassValidationError, match="relative_attention_max_distance=16"):
         CtxT5Config(relative_attention_max_distance=16)

@@ -32,7 +32,7 @@ def test_rows_hold_the_whole_text_in_order(tokenizer: CtxElmoTokenizer, length: 
     read = []
     for row in rows:
         batch = objective.collate([row])
-        read += tokenizer.words_of(batch["input_ids"][0])
+        read += tokenizer.character_ids_to_words(batch["input_ids"][0])
     expected = []
     for document in DOCUMENTS:
         for sentence in filter(None, document):

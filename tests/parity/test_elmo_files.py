@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import AutoModel, AutoTokenizer
 
 from hf_ctxmodels import CtxElmoTokenizer, CtxError
-from hf_ctxmodels.models.elmo.conversion_elmo import config_of_options, read_allennlp
+from hf_ctxmodels.models.elmo.conversion_elmo import config_from_options, read_allennlp
 
 h5py = pytest.importorskip("h5py", reason="reads HDF5 (extra `hdf5`)")
 
@@ -99,7 +99,7 @@ def test_token_layer_of_known_words(folder: Path, tokenizer: CtxElmoTokenizer) -
 def test_a_damaged_pair_of_files(folder: Path, tmp_path: Path) -> None:
     options = json.loads((folder / "options.json").read_text())
     with pytest.raises(CtxError, match="KeyError: 'dim'"):
-        config_of_options({**options, "lstm": {"projection_dim": 16}})
+        config_from_options({**options, "lstm": {"projection_dim": 16}})
     for changes, message in (({"dim": 65}, "layers.0.input_weight is"), ({"n_layers": 3}, "no 'RNN_0/.*Cell2")):
         file = tmp_path / "options.json"
         file.write_text(json.dumps({**options, "lstm": {**options["lstm"], **changes}}))

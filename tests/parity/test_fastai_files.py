@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_ctxmodels import CtxError, CtxUlmfitTokenizer
-from hf_ctxmodels.models.ulmfit.conversion_ulmfit import read_fastai, read_words, tokenizer_of_words
+from hf_ctxmodels.models.ulmfit.conversion_ulmfit import build_ulmfit_tokenizer, read_fastai, read_words
 
 WORDS, WIDTH, CELL, LAYERS = 40, 12, 20, 3
 ITOS = [*CtxUlmfitTokenizer.special_tokens, *(f"w{number}" for number in range(WORDS - 11)), "xxfake", "xxfake"]
@@ -113,7 +113,7 @@ class TestWords:
             read_words(tmp_path / "a.pkl", allow_pickle=True)
 
     def test_names_of_2018(self) -> None:
-        tokenizer = tokenizer_of_words(["_unk_", "_pad_", "xbos", "the", "t_up"])
+        tokenizer = build_ulmfit_tokenizer(["_unk_", "_pad_", "xbos", "the", "t_up"])
         assert (tokenizer.unk_token_id, tokenizer.pad_token_id, tokenizer.bos_token_id) == (0, 1, 2)
 
 

@@ -11,7 +11,7 @@ from transformers import AutoModel, AutoTokenizer
 
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.architectures.fastbpe_files import read_codes
-from hf_ctxmodels.models.laser.conversion_laser import laser_of_encoder, read_encoder
+from hf_ctxmodels.models.laser.conversion_laser import build_laser, read_encoder
 
 SCRIPT = Path(__file__).parents[2] / "conversion" / "laser.py"
 # as the released files have them: "@@" where a word goes on; of "ca" and "cat" one is in the dictionary
@@ -38,7 +38,7 @@ def released(width: int, hidden: int, layers: int, seed: int = 0) -> tuple[torch
 def test_vectors_are_those_of_torch(width: int, hidden: int, layers: int, side: str, unpad: bool) -> None:
     """The released code pads on the left, and turns that to the right before it reads: no side changes a vector."""
     lstm, encoder = released(width, hidden, layers)
-    model, _ = laser_of_encoder(encoder, [])
+    model, _ = build_laser(encoder, [])
     model.config.unpad = unpad
     lengths = (9, 4, 1, 6)
     ids = torch.full((4, 9), 1)
@@ -55,7 +55,7 @@ def test_vectors_are_those_of_torch(width: int, hidden: int, layers: int, side: 
 
 def test_subwords_have_the_released_numbers() -> None:
     _, encoder = released(6, 4, 1)
-    model, tokenizer = laser_of_encoder(encoder, CODES)
+    model, tokenizer = build_laser(encoder, CODES)
     numbers = encoder["dictionary"]
     wanted = {"the": ["the"], "cat .": ["cat", "."], "t": ["t"], "sac": ["<unk>", "<unk>"]}
     for text, tokens in wanted.items():
@@ -101,11 +101,11 @@ def test_files_that_are_something_else(tmp_path: Path) -> None:
     with pytest.raises(CtxError, match=r"Not two subwords[\s\S]*line 2"):
         read_codes(tmp_path / "codes")
     with pytest.raises(CtxError, match="lacks </s>"):
-        laser_of_encoder(encoder | {"dictionary": {"<s>": 0, "<pad>": 1, "<unk>": 2}}, [])
+        build_laser(encoder | {"dictionary": {"<s>": 0, "<pad>": 1, "<unk>": 2}}, [])
     with pytest.raises(CtxError, match="not 0, 1, 2"):
-        laser_of_encoder(encoder | {"dictionary": encoder["dictionary"] | {"the": 99}}, [])
+        build_laser(encoder | {"dictionary": encoder["dictionary"] | {"the": 99}}, [])
     with pytest.raises(CtxError, match=r"The embeddings are \(14, 6\), expected \(15, 6\)"):
-        laser_of_encoder(encoder | {"dictionary": encoder["dictionary"] | {"more": 14}}, [])
+        build_laser(encoder | {"dictionary": encoder["dictionary"] | {"more": 14}}, [])
     del encoder["model"]["lstm.bias_hh_l1_reverse"]
     with pytest.raises(CtxError, match=r"missing.*bias_hh_l1_reverse"):
-        laser_of_encoder(encoder, [])
+        build_laser(encoder, [])

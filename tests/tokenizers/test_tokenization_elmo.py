@@ -8,7 +8,7 @@ import torch
 from transformers import AutoTokenizer
 
 from hf_ctxmodels import CtxElmoConfig, CtxElmoTokenizer, CtxError
-from hf_ctxmodels.tokenizers.characters import BEGINS_WORD, ENDS_WORD, FILLS
+from hf_ctxmodels.tokenizers.character_level import WORD_END, WORD_PADDING, WORD_START
 
 TEXTS = ["The na\u00efve cat, it sat.", "Zw\u00f6lf!", "A   mat"]
 
@@ -20,7 +20,7 @@ def tokenizer() -> CtxElmoTokenizer:
 
 def by_hand(word: str) -> list[int]:
     inside = [byte + 1 for byte in word.encode()][:48]
-    return [BEGINS_WORD, *inside, ENDS_WORD] + [FILLS] * (48 - len(inside))
+    return [WORD_START, *inside, WORD_END] + [WORD_PADDING] * (48 - len(inside))
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
@@ -58,9 +58,9 @@ def test_words_that_are_given_stay_whole(tokenizer: CtxElmoTokenizer, side: str)
 
 def test_one_text_and_pairs(tokenizer: CtxElmoTokenizer) -> None:
     single = tokenizer("The cat")
-    assert tokenizer.words_of(single.input_ids) == ["<S>", "The", "cat", "</S>"]
+    assert tokenizer.character_ids_to_words(single.input_ids) == ["<S>", "The", "cat", "</S>"]
     pair = tokenizer("The cat", "it sat")
-    assert tokenizer.words_of(pair.input_ids) == ["<S>", "The", "cat", "</S>", "<S>", "it", "sat", "</S>"]
+    assert tokenizer.character_ids_to_words(pair.input_ids) == ["<S>", "The", "cat", "</S>", "<S>", "it", "sat", "</S>"]
     rows = (([["The cat", "it sat"]],), ([("The cat", "it sat")],), (["The cat"], ["it sat"]))
     for arguments in rows:
         assert tokenizer(*arguments).input_ids == [pair.input_ids]
@@ -81,9 +81,14 @@ def test_padding_afterwards_is_padding_at_once(tokenizer: CtxElmoTokenizer) -> N
 
 def test_truncation_and_windows(tokenizer: CtxElmoTokenizer) -> None:
     text = "the cat sat on the mat ."
-    assert tokenizer.words_of(tokenizer(text, truncation=True, max_length=4).input_ids) == ["<S>", "the", "cat", "</S>"]
+    assert tokenizer.character_ids_to_words(tokenizer(text, truncation=True, max_length=4).input_ids) == [
+        "<S>",
+        "the",
+        "cat",
+        "</S>",
+    ]
     windows = tokenizer([text], truncation=True, max_length=5, stride=1, return_overflowing_tokens=True)
-    read = [tokenizer.words_of(window)[1:-1] for window in windows["input_ids"]]
+    read = [tokenizer.character_ids_to_words(window)[1:-1] for window in windows["input_ids"]]
     assert read == [["the", "cat", "sat"], ["sat", "on", "the"], ["the", "mat", "."]]
 
 
@@ -124,12 +129,12 @@ class TestLanguages:
     def test_words_begin_with_their_language(self, polyglot: CtxElmoTokenizer) -> None:
         assert {"en", "de", "<"} & set(polyglot.words) == set()
         assert polyglot.num_characters == CtxElmoConfig().num_characters + 2
-        english, german = FILLS + 1, FILLS + 2
+        english, german = WORD_PADDING + 1, WORD_PADDING + 2
         rows = polyglot(["<en> the die", "<de> die", "die"]).input_ids
         begins = [[word[0] for word in row[1:-1]] for row in rows]
-        assert begins == [[BEGINS_WORD, english, english], [BEGINS_WORD, german], [BEGINS_WORD]]
+        assert begins == [[WORD_START, english, english], [WORD_START, german], [WORD_START]]
         assert rows[0][3][1:] == rows[1][2][1:] == rows[2][1][1:], "characters are those of all languages"
-        assert polyglot.words_of(rows[0]) == ["<S>", "<en>", "the", "die", "</S>"]
+        assert polyglot.character_ids_to_words(rows[0]) == ["<S>", "<en>", "the", "die", "</S>"]
         assert rows[0][0] == rows[1][0]
         assert rows[0][-1] == rows[2][-1]
 

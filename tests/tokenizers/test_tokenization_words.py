@@ -6,7 +6,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from hf_ctxmodels import CtxError, CtxWord2VecConfig, CtxWord2VecTokenizer
-from hf_ctxmodels.tokenizers.words import CtxWordTokenizer, CtxWrittenWordTokenizer
+from hf_ctxmodels.tokenizers.word_level import CtxReversibleWordTokenizer, CtxWordTokenizer
 
 TEXTS = ["The cat sat on the mat, and the cat slept.", "A mat; a cat!"]
 
@@ -61,8 +61,8 @@ def test_words_of_one_kind() -> None:
 def test_written_words_are_put_together_again(tmp_path: Path) -> None:
     """With the white space that stood before each, offsets without it, and an end."""
     text = "The T-shirt, it's (torn)!"
-    CtxWrittenWordTokenizer.train([text], 50, min_count=1, do_lower_case=False).save_pretrained(tmp_path)
-    tokenizer = CtxWrittenWordTokenizer.from_pretrained(tmp_path)
+    CtxReversibleWordTokenizer.train([text], 50, min_count=1, do_lower_case=False).save_pretrained(tmp_path)
+    tokenizer = CtxReversibleWordTokenizer.from_pretrained(tmp_path)
     given = f"  {text.replace(' ', '  ')}\t"
     encoded = tokenizer(given, return_offsets_mapping=True)
     assert tokenizer.decode(encoded.input_ids, skip_special_tokens=True) == text

@@ -12,7 +12,7 @@ from hf_ctxmodels import CtxBertConfig, CtxError
 from hf_ctxmodels.core.errors import run_script
 from hf_ctxmodels.downstream.finetuning.loss_normalization import count_loss_targets
 from hf_ctxmodels.registry import get_family
-from hf_ctxmodels.tokenizers.base import check_fit, remember_tokenizer
+from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model, record_tokenizer_digest
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.checkpoint import directory as checkpoint
 from hf_ctxmodels.training.checkpoint.optimizer_state import load_random_state, save_random_state
@@ -253,23 +253,23 @@ def test_loading_guards(workspace, tmp_path):
 
     config = load_config_file(CtxBertConfig, workspace.folder / "exact.json")
     tokenizer = load_tokenizer(workspace.folder / "tokenizer")
-    check_fit(tokenizer, config, 32, location="here")
+    check_tokenizer_matches_model(tokenizer, config, 32, location="here")
     with pytest.raises(CtxError, match="Inputs of 33 tokens are over the model's limit of 32"):
-        check_fit(tokenizer, config, 33, location="here")
+        check_tokenizer_matches_model(tokenizer, config, 33, location="here")
     with pytest.raises(CtxError, match="Inputs of 2 tokens leave no room"):
-        check_fit(tokenizer, config, 2, location="here")
-    remember_tokenizer(config, tokenizer)
-    check_fit(tokenizer, config, location="here")
+        check_tokenizer_matches_model(tokenizer, config, 2, location="here")
+    record_tokenizer_digest(config, tokenizer)
+    check_tokenizer_matches_model(tokenizer, config, location="here")
     config.vocab_size = 81
     tokenizer.add_tokens(["new"])
-    check_fit(tokenizer, config, location="here")  # the others are where they were
-    remember_tokenizer(config, tokenizer)
+    check_tokenizer_matches_model(tokenizer, config, location="here")  # the others are where they were
+    record_tokenizer_digest(config, tokenizer)
     tokenizer = load_tokenizer(workspace.folder / "tokenizer")
     with pytest.raises(CtxError, match="not the tokenizer that the model was trained with: the 81 tokens"):
-        check_fit(tokenizer, config, location="here")
+        check_tokenizer_matches_model(tokenizer, config, location="here")
     config.vocab_size = 79
     with pytest.raises(CtxError, match="the tokenizer has 80 tokens, the model embeds 79"):
-        check_fit(tokenizer, config, 32, location="here")
+        check_tokenizer_matches_model(tokenizer, config, 32, location="here")
 
     for fields, message in (
         ({"hiden_size": 3}, "has no field 'hiden_size'"),

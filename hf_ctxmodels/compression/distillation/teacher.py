@@ -17,7 +17,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.downstream.adapters.saving import FOLDER
 from hf_ctxmodels.downstream.loading_with_adapters import load_model_with_adapters
 from hf_ctxmodels.layers.adapter_slots import is_adapter_parameter
-from hf_ctxmodels.tokenizers.base import check_fit, tokenizer_digest
+from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model, tokenizer_digest
 from hf_ctxmodels.training.model_loading import load_config, load_family_config, load_tokenizer, require_single_task
 from hf_ctxmodels.training.pretraining import typed_options
 
@@ -45,7 +45,7 @@ class Teacher:
         require_single_task(load_config(source), source)
         config = load_family_config(source)
         tokenizer = load_tokenizer(source, split_words=split_words)
-        check_fit(tokenizer, config, location=f"--teacher {source}")
+        check_tokenizer_matches_model(tokenizer, config, location=f"--teacher {source}")
         return cls(source, config, tokenizer)
 
     def load(self, auto_class: str) -> PreTrainedModel:

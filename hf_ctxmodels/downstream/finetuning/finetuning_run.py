@@ -30,7 +30,7 @@ from hf_ctxmodels.downstream.multitask.checkpoint_loading import load_initial_mo
 from hf_ctxmodels.downstream.tasks import TASKS, Encoded, Task, TaskArguments
 from hf_ctxmodels.downstream.tasks.base import Collator
 from hf_ctxmodels.registry import FAMILIES, get_family
-from hf_ctxmodels.tokenizers.base import CtxTokenizer, check_fit, check_room
+from hf_ctxmodels.tokenizers.base import CtxTokenizer, check_max_length, check_tokenizer_matches_model
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.batches import EpochIndexed
 from hf_ctxmodels.training.checkpoint.identity import flags_identity
@@ -177,7 +177,7 @@ def prepare_for_tasks(tokenizer: PreTrainedTokenizerBase, max_length: int = 0) -
     """
     if isinstance(tokenizer, CtxTokenizer):
         tokenizer.prepare_for_tasks()
-    check_room(tokenizer, max_length)
+    check_max_length(tokenizer, max_length)
 
 
 def fit_config_and_tokenizer(
@@ -187,7 +187,7 @@ def fit_config_and_tokenizer(
     length = task.arguments.max_length
     if arguments.language is not None:
         set_language(config, tokenizer, arguments.language, "--language")
-    check_fit(tokenizer, config, length, location=arguments.model or str(arguments.family))
+    check_tokenizer_matches_model(tokenizer, config, length, location=arguments.model or str(arguments.family))
     prepare_for_tasks(tokenizer, length)
     set_generation_tokens(task, config, tokenizer)
 

@@ -123,18 +123,18 @@ class CtxCoveHeadModel(heads.HeadModel, CtxCovePreTrainedModel):
     """Binds the generic heads to the word vectors, concatenated with the encoder's states or not."""
 
     encoder_class = CtxCoveModel
-    for_tasks: ClassVar[bool] = True
+    is_task_head: ClassVar[bool] = True
 
     def train(self, mode: bool = True) -> "CtxCoveHeadModel":
         """Set the mode; a frozen encoder stays in evaluation mode."""
         super().train(mode)
-        if self.for_tasks and self.config.freeze_context and hasattr(self, self.base_model_prefix):
+        if self.is_task_head and self.config.freeze_context and hasattr(self, self.base_model_prefix):
             self.base_model.eval()
         return self
 
     def encode(self, **kwargs: Any) -> Any:
         """Run the encoder; without `config.task_context`, `last_hidden_state` holds the word vectors only."""
-        if not self.for_tasks:
+        if not self.is_task_head:
             return super().encode(**kwargs)
         if self.config.freeze_context:
             with torch.no_grad():

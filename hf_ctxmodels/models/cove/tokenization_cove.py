@@ -1,6 +1,6 @@
 """Tokenizer of CoVe: words of the source and the target language in separate vocabularies."""
 
-from hf_ctxmodels.tokenizers.parallel import CtxTranslationTokenizer
+from hf_ctxmodels.tokenizers.translation import CtxTranslationTokenizer
 
 
 class CtxCoveTokenizer(CtxTranslationTokenizer):

@@ -15,7 +15,7 @@ from hf_ctxmodels.models.cove.modeling_cove import CtxCoveHeadModel, CtxCoveMode
 class CtxCoveForConditionalGeneration(heads.ForConditionalGeneration, CtxCoveHeadModel, GenerationMixin):
     """The translation model (section 3). The decoder's initial states are the encoder's final ones."""
 
-    for_tasks = False
+    is_task_head = False
     required_encoder_outputs = ("last_hidden_state", "final_hidden", "final_cell")
     decoder: AttentionalDecoder
 

@@ -151,7 +151,7 @@ def _by_view(predictors: nn.ModuleDict) -> Iterator[tuple[str, nn.Module]]:
         yield name.removesuffix("_view"), predictor
 
 
-def summed_disagreement(
+def summed_consistency_loss(
     teacher: Tensor, students: dict[str, Tensor], kind: str = "single_label_classification"
 ) -> Tensor:
     """The Kullback-Leibler divergence in nats of the students' distributions from the detached teacher's, summed over

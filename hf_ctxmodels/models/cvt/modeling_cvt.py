@@ -23,7 +23,7 @@ from hf_ctxmodels.layers.dropout import dropout
 from hf_ctxmodels.layers.pooling import token_mask
 from hf_ctxmodels.layers.recurrent.bidirectional import run_layer
 from hf_ctxmodels.models.cvt.configuration_cvt import CtxCvtConfig
-from hf_ctxmodels.models.cvt.cross_view import TextPredictors, WordPredictors, summed_disagreement
+from hf_ctxmodels.models.cvt.cross_view import TextPredictors, WordPredictors, summed_consistency_loss
 
 
 class CtxCvtPreTrainedModel(CharacterPreTrainedModel):
@@ -119,10 +119,10 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
     encoder_class = CtxCvtModel
     loss_targets: ClassVar[tuple[str, ...]] = ("labels", "views")
     accepts_loss_kwargs = False
-    views_of_words: ClassVar[bool] = False
+    has_word_views: ClassVar[bool] = False
     predictors: nn.ModuleDict
 
-    def predictor_for(self, labels: int) -> nn.Module:
+    def build_predictor(self, labels: int) -> nn.Module:
         """The predictions of a task with this number of labels."""
         raise NotImplementedError
 
@@ -137,7 +137,7 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
     def build_head(self, config: CtxCvtConfig) -> None:
         """The predictions of every task."""
         tasks = config.tasks or {"task": [""] * config.num_labels}
-        self.predictors = nn.ModuleDict({name: self.predictor_for(len(labels)) for name, labels in tasks.items()})
+        self.predictors = nn.ModuleDict({name: self.build_predictor(len(labels)) for name, labels in tasks.items()})
 
     @can_return_tuple
     def forward(
@@ -166,7 +166,7 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
         check_tensors(labels=labels, attention_mask=attention_mask)
         shape = self.input_shape(input_ids, inputs_embeds)
         if views is not None and shape is not None:
-            views = heads.validate_targets(views, "views", shape if self.views_of_words else shape[:1])
+            views = heads.validate_targets(views, "views", shape if self.has_word_views else shape[:1])
         learns_views = views is not None and shape is not None and self._has_views(views, attention_mask)
         alone = learns_views and (labels is None or not bool((labels != IGNORE_INDEX).any()))
         student = {"layers": 1, "dropout_rate": self.config.view_dropout} if alone else {}
@@ -196,12 +196,12 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
 
     def _has_views(self, views: Tensor, mask: Tensor | None) -> bool:
         """Whether `views` holds a target; raises CtxError if it does not match the mask."""
-        if self.views_of_words and mask is not None:
+        if self.has_word_views and mask is not None:
             check_aligned({"attention_mask": mask}, *views.shape)
         target_mask = views != IGNORE_INDEX
         if bool((bad := target_mask & ((views < 0) | (views > 1))).any()):
             raise CtxError(f"views holds {int(views[bad][0])}, outside [0, 2) and not -100 (ignored).")
-        if self.views_of_words and mask is not None and bool((misplaced := target_mask & (mask == 0)).any()):
+        if self.has_word_views and mask is not None and bool((misplaced := target_mask & (mask == 0)).any()):
             raise CtxError(f"views has targets at padding, {misplaced.nonzero()[0].tolist()}.", hint="use -100 there.")
         return bool(target_mask.any())
 
@@ -228,16 +228,16 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
         for name, each in self.predictors.items():
             found: dict[str, Tensor] = each.get_views(first, sequences)  # type: ignore[operator]
             students = {view: logits[target_mask] for view, logits in found.items()}
-            total = total + summed_disagreement(teachers[name][target_mask], students, self.problem_type(None))
+            total = total + summed_consistency_loss(teachers[name][target_mask], students, self.problem_type(None))
         return total
 
 
 class CtxCvtForTokenClassification(CtxCvtHeadModel):
     """Classifies each word, for one task or several (sections 3.2 and 4.1)."""
 
-    views_of_words = True
+    has_word_views = True
 
-    def predictor_for(self, labels: int) -> nn.Module:
+    def build_predictor(self, labels: int) -> nn.Module:
         """Predictions for each word."""
         config = self.config
         return WordPredictors(
@@ -248,7 +248,7 @@ class CtxCvtForTokenClassification(CtxCvtHeadModel):
 class CtxCvtForSequenceClassification(CtxCvtHeadModel):
     """Classifies texts; the paper has no such task, the views are this package's."""
 
-    def predictor_for(self, labels: int) -> nn.Module:
+    def build_predictor(self, labels: int) -> nn.Module:
         """Predictions for each text."""
         config = self.config
         sizes = (config.head_input_size, config.projection_size, config.prediction_size)

@@ -1,6 +1,6 @@
 """Tokenizer of CVT."""
 
-from hf_ctxmodels.tokenizers.characters import CtxCharacterTokenizer
+from hf_ctxmodels.tokenizers.character_level import CtxCharacterTokenizer
 
 
 class CtxCvtTokenizer(CtxCharacterTokenizer):

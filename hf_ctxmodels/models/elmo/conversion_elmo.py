@@ -17,7 +17,7 @@ _FORGET_BIAS = 1.0  # added to the forget gate at run time there, not stored
 _CHARACTERS = (261, 262)  # without and with the padding id
 
 
-def config_of_options(options: Mapping[str, Any], location: str | None = None) -> CtxElmoConfig:
+def config_from_options(options: Mapping[str, Any], location: str | None = None) -> CtxElmoConfig:
     """The configuration of an options.json.
 
     Raises:
@@ -51,7 +51,7 @@ def read_allennlp(options_file: str | Path, weights_file: str | Path) -> CtxElmo
         CtxError: A file is missing or damaged, the two do not match, or h5py is not installed.
     """
     options = read_json(options_file, hint="give the model's options.json.")
-    model = CtxElmoModel(config_of_options(options, str(options_file)))
+    model = CtxElmoModel(config_from_options(options, str(options_file)))
     weights = _arrays(weights_file)
     given = model.state_dict()
     converted = _converted(weights, model.config, str(weights_file))

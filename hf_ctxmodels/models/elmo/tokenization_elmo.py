@@ -1,6 +1,6 @@
 """Tokenizer of ELMo."""
 
-from hf_ctxmodels.tokenizers.characters import CtxCharacterTokenizer
+from hf_ctxmodels.tokenizers.character_level import CtxCharacterTokenizer
 
 
 class CtxElmoTokenizer(CtxCharacterTokenizer):

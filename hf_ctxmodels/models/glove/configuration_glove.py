@@ -25,7 +25,7 @@ class CtxGloveConfig(CtxStaticConfig):
     context_vectors: bool = True
 
     @classmethod
-    def of_one_table(cls, vocab_size: int, hidden_size: int) -> Self:
+    def for_single_table(cls, vocab_size: int, hidden_size: int) -> Self:
         """See `CtxStaticConfig`: the sum of the two tables."""
         return cls(vocab_size=vocab_size, hidden_size=hidden_size, context_vectors=False)
 

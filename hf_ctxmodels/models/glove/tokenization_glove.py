@@ -1,6 +1,6 @@
 """Word tokenizer of GloVe."""
 
-from hf_ctxmodels.tokenizers.words import CtxWordTokenizer
+from hf_ctxmodels.tokenizers.word_level import CtxWordTokenizer
 
 
 class CtxGloveTokenizer(CtxWordTokenizer):

@@ -65,7 +65,7 @@ class CtxGroverTokenizer(CtxByteBPETokenizer):
         return processors.Sequence([trim, template])
 
     @classmethod
-    def own_vocabulary(cls, vocab: dict[str, int]) -> dict[str, int]:
+    def remap_vocabulary(cls, vocab: dict[str, int]) -> dict[str, int]:
         """The ids of this tokenizer for those of a file, which may be GPT-2's."""
         if PADDING in vocab or _GPT2_END not in vocab:
             return vocab

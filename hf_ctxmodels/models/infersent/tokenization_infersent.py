@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from hf_ctxmodels.tokenizers.words import CtxWordTokenizer
+from hf_ctxmodels.tokenizers.word_level import CtxWordTokenizer
 
 
 class CtxInferSentTokenizer(CtxWordTokenizer):

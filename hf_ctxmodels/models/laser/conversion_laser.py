@@ -12,7 +12,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.models.laser.configuration_laser import CtxLaserConfig
 from hf_ctxmodels.models.laser.modeling_laser import CtxLaserModel
 from hf_ctxmodels.models.laser.tokenization_laser import CtxLaserTokenizer
-from hf_ctxmodels.tokenizers.subwords import SPECIAL_TOKENS
+from hf_ctxmodels.tokenizers.joint_bpe import SPECIAL_TOKENS
 
 
 def read_encoder(file: str | Path) -> dict[str, Any]:
@@ -28,7 +28,7 @@ def read_encoder(file: str | Path) -> dict[str, Any]:
     return dict(found)
 
 
-def vocabulary_of(dictionary: Mapping[str, int], merges: Sequence[tuple[str, str]]) -> dict[str, int]:
+def build_vocabulary(dictionary: Mapping[str, int], merges: Sequence[tuple[str, str]]) -> dict[str, int]:
     """The dictionary's subwords under the tokenizer's names, followed by subwords that occur only in merges.
 
     Raises:
@@ -48,7 +48,7 @@ def vocabulary_of(dictionary: Mapping[str, int], merges: Sequence[tuple[str, str
     return vocab
 
 
-def laser_of_encoder(
+def build_laser(
     encoder: Mapping[str, Any], merges: Sequence[tuple[str, str]], location: str | None = None
 ) -> tuple[CtxLaserModel, CtxLaserTokenizer]:
     """The model and its tokenizer, for lower-cased text split into words.
@@ -66,7 +66,7 @@ def laser_of_encoder(
     weights = {name: value for name, value in encoder["model"].items() if name != "embed_tokens.weight"}
     table = encoder["model"].get("embed_tokens.weight")
     layers = convert_layers({name.removeprefix("lstm."): value for name, value in weights.items()}, location)
-    vocab = vocabulary_of(encoder["dictionary"], merges)
+    vocab = build_vocabulary(encoder["dictionary"], merges)
     known, shape = len(encoder["dictionary"]), layer_fields(layers)
     if table is None or tuple(table.shape) != (known, shape["embedding_size"]):
         raise CtxError(

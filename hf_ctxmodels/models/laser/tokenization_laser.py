@@ -1,7 +1,7 @@
 """Tokenizer of LASER: joint byte-pair encodings of all languages."""
 
-from hf_ctxmodels.tokenizers.subwords import SubwordTokenizer
+from hf_ctxmodels.tokenizers.joint_bpe import JointBPETokenizer
 
 
-class CtxLaserTokenizer(SubwordTokenizer):
-    """Subwords of all languages together; see `SubwordTokenizer` for arguments, training and errors."""
+class CtxLaserTokenizer(JointBPETokenizer):
+    """Subwords of all languages together; see `JointBPETokenizer` for arguments, training and errors."""

@@ -8,15 +8,15 @@ from transformers import AutoTokenizer
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.loading import load_pretrained
-from hf_ctxmodels.tokenizers.parallel import CtxTranslationTokenizer
-from hf_ctxmodels.tokenizers.words import CtxWrittenWordTokenizer
+from hf_ctxmodels.tokenizers.translation import CtxTranslationTokenizer
+from hf_ctxmodels.tokenizers.word_level import CtxReversibleWordTokenizer
 
 
-class CtxLmSeq2SeqTokenizer(CtxTranslationTokenizer, CtxWrittenWordTokenizer):
+class CtxLmSeq2SeqTokenizer(CtxTranslationTokenizer, CtxReversibleWordTokenizer):
     """Words of two languages, see `CtxTranslationTokenizer`; source texts end with [EOS] too. [EOS] is the decoder's
     first input: the target language model saw it before every text."""
 
-    target_tokens: ClassVar[tuple[str, ...]] = CtxWrittenWordTokenizer.special_tokens
+    target_tokens: ClassVar[tuple[str, ...]] = CtxReversibleWordTokenizer.special_tokens
     target_start: ClassVar[str] = "[EOS]"
 
     @classmethod
@@ -47,7 +47,7 @@ class CtxLmSeq2SeqTokenizer(CtxTranslationTokenizer, CtxWrittenWordTokenizer):
         """The tokenizer with the words of two language models.
 
         Args:
-            source, target: Directories or Hub ids with a `CtxWrittenWordTokenizer`.
+            source, target: Directories or Hub ids with a `CtxReversibleWordTokenizer`.
             kwargs: Arguments of the class.
 
         Raises:
@@ -67,12 +67,12 @@ class CtxLmSeq2SeqTokenizer(CtxTranslationTokenizer, CtxWrittenWordTokenizer):
         )
 
 
-def _open(source: str | PathLike[str]) -> CtxWrittenWordTokenizer:
+def _open(source: str | PathLike[str]) -> CtxReversibleWordTokenizer:
     tokenizer = load_pretrained(AutoTokenizer, source, "the language model's tokenizer")
-    if not isinstance(tokenizer, CtxWrittenWordTokenizer):
+    if not isinstance(tokenizer, CtxReversibleWordTokenizer):
         raise CtxError(
             f"{type(tokenizer).__name__} is no tokenizer of words that decode to the exact text.",
             location=str(source),
-            hint="give a language model whose tokenizer is a CtxWrittenWordTokenizer.",
+            hint="give a language model whose tokenizer is a CtxReversibleWordTokenizer.",
         )
     return tokenizer

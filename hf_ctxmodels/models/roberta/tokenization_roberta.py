@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 from tokenizers import AddedToken, processors
 
-from hf_ctxmodels.tokenizers.base import word_like
+from hf_ctxmodels.tokenizers.base import make_mask_token
 from hf_ctxmodels.tokenizers.byte_bpe import CtxByteBPETokenizer
 
 
@@ -33,7 +33,7 @@ class CtxRobertaTokenizer(CtxByteBPETokenizer):
     }
 
     def __init__(self, *args: Any, mask_token: str | AddedToken = "<mask>", **kwargs: Any) -> None:
-        super().__init__(*args, mask_token=word_like(mask_token), **kwargs)
+        super().__init__(*args, mask_token=make_mask_token(mask_token), **kwargs)
 
     def build_post_processor(self, add_prefix_space: bool) -> processors.PostProcessor:
         """<s> A </s>, and <s> A </s></s> B </s>; all of one segment."""

@@ -1,7 +1,7 @@
 """Word tokenizer of the sequence auto-encoder."""
 
-from hf_ctxmodels.tokenizers.words import CtxWrittenWordTokenizer
+from hf_ctxmodels.tokenizers.word_level import CtxReversibleWordTokenizer
 
 
-class CtxSeqaeTokenizer(CtxWrittenWordTokenizer):
-    """Whole words, [EOS] after each text, see `CtxWrittenWordTokenizer`."""
+class CtxSeqaeTokenizer(CtxReversibleWordTokenizer):
+    """Whole words, [EOS] after each text, see `CtxReversibleWordTokenizer`."""

@@ -34,7 +34,7 @@ class CtxT5Tokenizer(CtxUnigramTokenizer):
     model_input_names = ["input_ids", "attention_mask"]
     first_tokens = ("<pad>", "</s>", "<unk>")
     templates = ("$A:0 {eos}:0", "$A:0 {eos}:0 $B:0 {eos}:0")
-    plain_quotes = False
+    normalizes_quotes = False
 
     defaults: ClassVar[dict[str, Any]] = {
         "do_lower_case": False,
@@ -60,7 +60,7 @@ class CtxT5Tokenizer(CtxUnigramTokenizer):
         super().__init__(vocab, extra_special_tokens=extra, **kwargs)
 
     @classmethod
-    def arrange(cls, pieces: Pieces) -> Pieces:
+    def reorder_vocabulary(cls, pieces: Pieces) -> Pieces:
         """SentencePiece's order, and the sentinels after it in reverse, unless the file holds them."""
         if any(piece == SENTINEL_TOKEN.format(0) for piece, _ in pieces):
             return pieces

@@ -137,7 +137,7 @@ class _PlainUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it holds {module}.{name}, not only words")
 
 
-def tokenizer_of_words(words: list[str], **options: Any) -> CtxUlmfitTokenizer:
+def build_ulmfit_tokenizer(words: list[str], **options: Any) -> CtxUlmfitTokenizer:
     """A tokenizer with these words; repeated words, which pad the list, are numbered."""
     vocab: dict[str, int] = {}
     for number, word in enumerate(words):

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Self
 
 from tokenizers import Regex, normalizers
 
-from hf_ctxmodels.tokenizers.words import CtxWordTokenizer
+from hf_ctxmodels.tokenizers.word_level import CtxWordTokenizer
 
 UNKNOWN, PADDING, BEGINS, ENDS, FIELD = "xxunk", "xxpad", "xxbos", "xxeos", "xxfld"
 REPEATS, REPEATS_WORD, CAPITALS, CAPITAL = "xxrep", "xxwrep", "xxup", "xxmaj"

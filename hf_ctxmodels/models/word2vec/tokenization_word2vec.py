@@ -1,6 +1,6 @@
 """Word tokenizer of word2vec."""
 
-from hf_ctxmodels.tokenizers.words import CtxWordTokenizer
+from hf_ctxmodels.tokenizers.word_level import CtxWordTokenizer
 
 
 class CtxWord2VecTokenizer(CtxWordTokenizer):

@@ -13,7 +13,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.languages import split_language_tag
 from hf_ctxmodels.models.xlm.moses import split_words, without_accents
 from hf_ctxmodels.tokenizers.bpe import Merges
-from hf_ctxmodels.tokenizers.parallel import BETWEEN
+from hf_ctxmodels.tokenizers.translation import TRANSLATION_SEPARATOR
 from hf_ctxmodels.tokenizers.word_bpe import WordBPETokenizer
 
 _SPLITTINGS = ("moses", "punctuation", "whitespace")
@@ -246,7 +246,7 @@ class _Sentences:
     def __iter__(self) -> Iterator[str]:
         self.languages = set()
         for text in self.texts:
-            for line in text.replace(BETWEEN, "\n").split("\n"):
+            for line in text.replace(TRANSLATION_SEPARATOR, "\n").split("\n"):
                 language, sentence = split_language_tag(line)
                 self.languages |= {language} if language else set()
                 yield sentence

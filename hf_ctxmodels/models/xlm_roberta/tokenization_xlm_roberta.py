@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 from tokenizers import AddedToken
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.tokenizers.base import word_like
+from hf_ctxmodels.tokenizers.base import make_mask_token
 from hf_ctxmodels.tokenizers.unigram import CtxUnigramTokenizer, Pieces
 
 
@@ -26,7 +26,7 @@ class CtxXLMRobertaTokenizer(CtxUnigramTokenizer):
     model_input_names = ["input_ids", "attention_mask"]
     first_tokens = ("<unk>", "<s>", "</s>")
     templates = ("{cls}:0 $A:0 {sep}:0", "{cls}:0 $A:0 {sep}:0 {sep}:0 $B:0 {sep}:0")
-    plain_quotes = False
+    normalizes_quotes = False
 
     defaults: ClassVar[dict[str, Any]] = {
         "do_lower_case": False,
@@ -40,10 +40,10 @@ class CtxXLMRobertaTokenizer(CtxUnigramTokenizer):
     }
 
     def __init__(self, *args: Any, mask_token: str | AddedToken = "<mask>", **kwargs: Any) -> None:
-        super().__init__(*args, mask_token=word_like(mask_token), **kwargs)
+        super().__init__(*args, mask_token=make_mask_token(mask_token), **kwargs)
 
     @classmethod
-    def arrange(cls, pieces: Pieces) -> Pieces:
+    def reorder_vocabulary(cls, pieces: Pieces) -> Pieces:
         """fairseq's order: four special tokens in place of the three in SentencePiece's file, the pieces, <mask>.
 
         Raises:

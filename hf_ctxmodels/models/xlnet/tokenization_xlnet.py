@@ -5,7 +5,7 @@ from typing import Any
 
 from tokenizers import AddedToken
 
-from hf_ctxmodels.tokenizers.base import word_like
+from hf_ctxmodels.tokenizers.base import make_mask_token
 from hf_ctxmodels.tokenizers.unigram import CtxUnigramTokenizer
 
 END_TOKENS = ("<eop>", "<eod>")
@@ -72,7 +72,7 @@ class CtxXLNetTokenizer(CtxUnigramTokenizer):
             sep_token=sep_token,
             pad_token=pad_token,
             cls_token=cls_token,
-            mask_token=word_like(mask_token),
+            mask_token=make_mask_token(mask_token),
             extra_special_tokens=extra,
             _spm_precompiled_charsmap=_spm_precompiled_charsmap,
             **kwargs,

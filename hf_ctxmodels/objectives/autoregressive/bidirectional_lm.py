@@ -86,7 +86,7 @@ class DataCollatorForBidirectionalLM(PaddingCollator):
         words = [word for feature in features for word in decode_words(np.asarray(feature["unknown_words"]))]
         table = self.characters[ids]
         table[ids == unknown] = self.tokenizer.character_ids([unknown] * len(words), words)
-        table = self.tokenizer.tagged(ids, table)
+        table = self.tokenizer.apply_language_tags(ids, table)
         characters = np.zeros((*padder.filled.shape, table.shape[1]), dtype=np.int64)
         characters[padder.filled] = table
         batch = {
@@ -184,7 +184,10 @@ class BidirectionalLM(Objective):
                 while len(ids) > room:
                     cut = int((ids[:room] == unknown).sum())
                     yield {"input_ids": ids[:room], "unknown_words": encode_words(unknown_words[:cut])}
-                    ids, unknown_words = np.append(self.tokenizer.tag_of(ids), ids[room:]), unknown_words[cut:]
+                    ids, unknown_words = (
+                        np.append(self.tokenizer.first_language_tag(ids), ids[room:]),
+                        unknown_words[cut:],
+                    )
                 rows.append(ids)
                 words += unknown_words
         if rows:

@@ -22,7 +22,7 @@ from hf_ctxmodels.downstream.multitask import CtxMultiTaskConfig, CtxMultiTaskMo
 from hf_ctxmodels.downstream.multitask.configuration import check_task_name, task_entry
 from hf_ctxmodels.downstream.tasks import Encoded, Task, TaskArguments
 from hf_ctxmodels.downstream.tasks.task_list import ListedTask, TaskList, read_task_list
-from hf_ctxmodels.tokenizers.base import CtxTokenizer, check_fit
+from hf_ctxmodels.tokenizers.base import CtxTokenizer, check_tokenizer_matches_model
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.checkpoint.directory import publish_files, temporary_path
 from hf_ctxmodels.training.loop import TrainingResult, global_batch_size, make_accelerator, train
@@ -247,7 +247,7 @@ def finetune_tasks(
     first = min(runs.values(), key=lambda run: not run.task.split_words)
     config, tokenizer = start.load_config_and_tokenizer(first.task)
     for run in runs.values():
-        check_fit(tokenizer, config, run.listed.arguments.max_length, location=start.where)
+        check_tokenizer_matches_model(tokenizer, config, run.listed.arguments.max_length, location=start.where)
         run.configure(config)
     if isinstance(tokenizer, CtxTokenizer):
         tokenizer.prepare_for_tasks()

@@ -4,11 +4,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hf_ctxmodels.architectures.torch_lstm_conversion import model_on_vectors, read_state_dict
-from hf_ctxmodels.conversion.converted import check_output, save_converted
-from hf_ctxmodels.conversion.word_files import READERS
+from hf_ctxmodels.conversion.saving import check_output_free, save_converted_model
+from hf_ctxmodels.conversion.word_vector_files import READERS
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.registry import get_family
-from hf_ctxmodels.tokenizers.words import SPECIAL_TOKENS
+from hf_ctxmodels.tokenizers.word_level import SPECIAL_TOKENS
 
 
 @dataclass
@@ -36,7 +36,7 @@ def convert(arguments: VectorConversionArguments, family: str, **fields: Any) ->
     Raises:
         CtxError: A file cannot be read, or the files do not match.
     """
-    check_output(arguments.output, arguments.overwrite)
+    check_output_free(arguments.output, arguments.overwrite)
     found, row = READERS[arguments.read](arguments.vectors), get_family(family)
     kept = [place for place, word in enumerate(found.words) if word not in SPECIAL_TOKENS]
     words = [found.words[place] for place in kept]
@@ -46,7 +46,7 @@ def convert(arguments: VectorConversionArguments, family: str, **fields: Any) ->
         row.models["AutoModel"], read_state_dict(arguments.weights), found.matrix[kept], arguments.weights, **fields
     )
     tokenizer = row.tokenizer.from_words(words, do_lower_case=arguments.do_lower_case, split_punctuation=False, **marks)
-    save_converted(model, tokenizer, arguments.output)
+    save_converted_model(model, tokenizer, arguments.output)
     number = sum(parameter.numel() for parameter in model.layers.parameters())
     marked = f", between {' and '.join(marks.values())}" if marks else ""
     return f"{number:,} parameters on {len(kept):,} vectors{marked}: {arguments.weights} -> {arguments.output}"

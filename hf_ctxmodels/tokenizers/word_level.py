@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.loading import load_pretrained
-from hf_ctxmodels.tokenizers.base import CtxTokenizer, no_text, no_vocabulary, require_tokens
+from hf_ctxmodels.tokenizers.base import CtxTokenizer, check_special_tokens, empty_text_error, missing_vocabulary_error
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]")
 
@@ -50,8 +50,8 @@ class CtxWordTokenizer(CtxTokenizer):
         if vocab is None and "tokenizer_object" in kwargs:  # how `train_new_from_iterator` builds its result
             vocab, counts = kwargs["tokenizer_object"].get_vocab(with_added_tokens=False), None  # not the old words'
         if vocab is None:
-            raise no_vocabulary(type(self), kwargs)
-        require_tokens(vocab, [pad_token, unk_token], kwargs, kwargs.get("name_or_path") or None)
+            raise missing_vocabulary_error(type(self), kwargs)
+        check_special_tokens(vocab, [pad_token, unk_token], kwargs, kwargs.get("name_or_path") or None)
         if counts is not None and len(counts) != len(vocab):
             raise CtxError(
                 f"{len(counts)} counts for {len(vocab)} words.",
@@ -93,14 +93,14 @@ class CtxWordTokenizer(CtxTokenizer):
                 `pretrained_embeddings` has no tokenizer of words.
         """
         if pretrained_embeddings:
-            return cls.of_pretrained_embeddings(pretrained_embeddings, model_max_length=model_max_length, **kwargs)
+            return cls.from_pretrained_embeddings(pretrained_embeddings, model_max_length=model_max_length, **kwargs)
         backend = cls._backend({"[UNK]": 0}, "[UNK]", do_lower_case, split_punctuation)
         split, normalize = backend.pre_tokenizer.pre_tokenize_str, backend.normalizer.normalize_str
         seen: Counter[str] = Counter()
         for text in texts:
             seen.update(word for word, _ in split(normalize(text)))
         if not seen:
-            raise no_text()
+            raise empty_text_error()
         for token in cls.special_tokens:
             del seen[token]
         kept = sorted(((-count, word) for word, count in seen.items() if count >= min_count))
@@ -121,7 +121,7 @@ class CtxWordTokenizer(CtxTokenizer):
         )
 
     @classmethod
-    def of_pretrained_embeddings(cls, source: str, **kwargs: Any) -> Self:
+    def from_pretrained_embeddings(cls, source: str, **kwargs: Any) -> Self:
         """A tokenizer with the words and rules of the tokenizer of a model of word vectors.
 
         Args:
@@ -152,7 +152,7 @@ class CtxWordTokenizer(CtxTokenizer):
             kwargs: Arguments of the class.
         """
         every = [*cls.special_tokens, *words]
-        require_different(every)
+        check_unique_words(every)
         vocab = {word: number for number, word in enumerate(every)}
         numbers = None if counts is None else [0] * len(cls.special_tokens) + [int(count) for count in counts]
         return cls(vocab=vocab, counts=numbers, **kwargs)
@@ -175,7 +175,7 @@ class CtxWordTokenizer(CtxTokenizer):
         return sorted(self._tokenizer.get_vocab(), key=self._tokenizer.get_vocab().__getitem__)
 
 
-def written_words(vocab: dict[str, int], lower_case: bool, split_punctuation: bool = True) -> Tokenizer:
+def build_reversible_backend(vocab: dict[str, int], lower_case: bool, split_punctuation: bool = True) -> Tokenizer:
     """A backend that splits text reversibly into words: one that follows white space begins with U+2581.
 
     Args:
@@ -197,13 +197,13 @@ def written_words(vocab: dict[str, int], lower_case: bool, split_punctuation: bo
     return backend
 
 
-class CtxWrittenWordTokenizer(CtxWordTokenizer):
+class CtxReversibleWordTokenizer(CtxWordTokenizer):
     """Splits text into words that `decode` joins again; each text ends with [EOS]. For families that generate text.
 
     A word that follows white space begins with U+2581. See `CtxWordTokenizer` for arguments, training and errors.
 
     Example:
-        >>> tokenizer = CtxWrittenWordTokenizer.train(["a cat, a dog."], vocab_size=20, min_count=1)
+        >>> tokenizer = CtxReversibleWordTokenizer.train(["a cat, a dog."], vocab_size=20, min_count=1)
         >>> tokenizer.decode(tokenizer("a dog, a cat.").input_ids, skip_special_tokens=True)
         'a dog, a cat.'
     """
@@ -214,10 +214,10 @@ class CtxWrittenWordTokenizer(CtxWordTokenizer):
 
     @classmethod
     def _backend(cls, vocab: dict[str, int], unk_token: str, lower_case: bool, split_punctuation: bool) -> Tokenizer:
-        return written_words(vocab, lower_case, split_punctuation)
+        return build_reversible_backend(vocab, lower_case, split_punctuation)
 
 
-def require_different(words: Sequence[str]) -> None:
+def check_unique_words(words: Sequence[str]) -> None:
     """Raise CtxError if a word occurs twice."""
     if len(set(words)) != len(words):
         twice = next(word for word, times in Counter(words).items() if times > 1)

@@ -3,10 +3,10 @@
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.output_files import MODEL_FILES, TOKENIZER_FILES, check_output_directory, wrap_write_errors
-from hf_ctxmodels.tokenizers.base import remember_tokenizer
+from hf_ctxmodels.tokenizers.base import record_tokenizer_digest
 
 
-def check_output(directory: str, overwrite: bool) -> None:
+def check_output_free(directory: str, overwrite: bool) -> None:
     """Before anything is read: the directory holds no model yet, or one that may be replaced.
 
     Raises:
@@ -15,9 +15,9 @@ def check_output(directory: str, overwrite: bool) -> None:
     check_output_directory(directory, (*MODEL_FILES, *TOKENIZER_FILES), flag="--output", overwrite=overwrite)
 
 
-def save_converted(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, directory: str) -> None:
+def save_converted_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, directory: str) -> None:
     """Save both; the model remembers the tokenizer."""
-    remember_tokenizer(model.config, tokenizer)
+    record_tokenizer_digest(model.config, tokenizer)
     with wrap_write_errors(directory):
         model.save_pretrained(directory)
         tokenizer.save_pretrained(directory)

@@ -10,15 +10,21 @@ from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.tokenizers.base import CtxTokenizer, given_tokens, no_text, no_vocabulary, require_tokens
-from hf_ctxmodels.tokenizers.parallel import BETWEEN
+from hf_ctxmodels.tokenizers.base import (
+    CtxTokenizer,
+    check_special_tokens,
+    empty_text_error,
+    get_special_tokens,
+    missing_vocabulary_error,
+)
+from hf_ctxmodels.tokenizers.translation import TRANSLATION_SEPARATOR
 
 SPECIAL_TOKENS = ("<s>", "<pad>", "</s>", "<unk>")  # in the released models' order
 END_OF_WORD = "</w>"
 _TAG = re.compile(r"<[^<>\s]+>")
 
 
-class SubwordTokenizer(CtxTokenizer):
+class JointBPETokenizer(CtxTokenizer):
     """Joint byte-pair encodings of words and runs of other characters; every text ends with </s>. A translation
     (`text_target`) begins with the tag of its language, such as <de>.
 
@@ -34,7 +40,7 @@ class SubwordTokenizer(CtxTokenizer):
         CtxError: The vocabulary is missing or lacks a special token or a tag.
 
     Example:
-        >>> tokenizer = SubwordTokenizer.train(["a cat\\t<de> eine Katze"], vocab_size=60)
+        >>> tokenizer = JointBPETokenizer.train(["a cat\\t<de> eine Katze"], vocab_size=60)
         >>> tokenizer.languages
         ['<de>']
     """
@@ -63,12 +69,12 @@ class SubwordTokenizer(CtxTokenizer):
             learned = json.loads(kwargs["tokenizer_object"].to_str())["model"]
             vocab, merges = learned["vocab"], learned["merges"]
         if vocab is None:
-            raise no_vocabulary(type(self), kwargs)
+            raise missing_vocabulary_error(type(self), kwargs)
         kwargs = {**self.defaults, **kwargs}
         self.languages = list(languages)
         rules = {"do_lower_case": do_lower_case, "split_punctuation": split_punctuation}
-        tokens = [*given_tokens(kwargs, self.defaults), *self.languages]
-        require_tokens(vocab, tokens, kwargs, kwargs.get("name_or_path") or None)
+        tokens = [*get_special_tokens(kwargs, self.defaults), *self.languages]
+        check_special_tokens(vocab, tokens, kwargs, kwargs.get("name_or_path") or None)
         pairs = [(first, second) for first, second in merges or ()]
         model = BPE(vocab, pairs, unk_token=str(kwargs["unk_token"]), end_of_word_suffix=END_OF_WORD)
         self._tokenizer = _backend(model, **rules)
@@ -105,7 +111,7 @@ class SubwordTokenizer(CtxTokenizer):
         texts = list(texts) if isinstance(texts, Iterator) else texts  # they are read several times
         tags = sorted({tag for _, tag, _ in map(_sides, texts) if tag})
         if not any(map(str.strip, _all_sides(texts))):
-            raise no_text()
+            raise empty_text_error()
         rules = {"do_lower_case": do_lower_case, "split_punctuation": split_punctuation}
         backend = _backend(BPE(unk_token="<unk>", end_of_word_suffix=END_OF_WORD), **rules)
         trainer = BpeTrainer(
@@ -168,7 +174,7 @@ def _backend(model: BPE, do_lower_case: bool, split_punctuation: bool) -> Tokeni
 
 def _sides(text: str) -> tuple[str, str, str]:
     """A text, the tag of its translation's language (empty without one), and the translation."""
-    source, _, translation = text.partition(BETWEEN)
+    source, _, translation = text.partition(TRANSLATION_SEPARATOR)
     first, _, rest = translation.partition(" ")
     return (source, first, rest) if _TAG.fullmatch(first) else (source, "", translation)
 

@@ -9,23 +9,23 @@ import numpy as np
 from transformers import AddedToken, BatchEncoding
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.tokenizers.words import CtxWordTokenizer
+from hf_ctxmodels.tokenizers.word_level import CtxWordTokenizer
 
 BYTES = 256
-BEGINS_SENTENCE, ENDS_SENTENCE, BEGINS_WORD, ENDS_WORD, FILLS = range(BYTES + 1, BYTES + 6)
+SENTENCE_START, SENTENCE_END, WORD_START, WORD_END, WORD_PADDING = range(BYTES + 1, BYTES + 6)
 """Character ids after those of bytes; byte b has the id b + 1, and 0 is padding. Languages have the ids after these."""
 _TAG = "<{}>"
 
 
 @lru_cache(maxsize=1 << 17)
-def characters_of(word: str, width: int) -> tuple[int, ...]:
+def encode_characters(word: str, width: int) -> tuple[int, ...]:
     """Ids of a word's bytes between those of its beginning and end, padded or cut to `width`."""
     return _filled([byte + 1 for byte in word.encode("utf-8", "surrogatepass")[: width - 2]], width)
 
 
 def _filled(inside: list[int], width: int) -> tuple[int, ...]:
-    ids = [BEGINS_WORD, *inside, ENDS_WORD]
-    return (*ids, *[FILLS] * (width - len(ids)))
+    ids = [WORD_START, *inside, WORD_END]
+    return (*ids, *[WORD_PADDING] * (width - len(ids)))
 
 
 class CtxCharacterTokenizer(CtxWordTokenizer):
@@ -84,14 +84,14 @@ class CtxCharacterTokenizer(CtxWordTokenizer):
         self.add_tokens([AddedToken(tag, special=True, normalized=False) for tag in tags])
         self._special_characters = {
             self.pad_token_id: (0,) * max_characters,
-            self.bos_token_id: _filled([BEGINS_SENTENCE], max_characters),
-            self.eos_token_id: _filled([ENDS_SENTENCE], max_characters),
+            self.bos_token_id: _filled([SENTENCE_START], max_characters),
+            self.eos_token_id: _filled([SENTENCE_END], max_characters),
         }
         self._special_characters.pop(None, None)  # of a token that there is none of
         self._language_of = np.zeros(len(self), dtype=np.int64)  # a tag's language number; 0 for other words
         for number, tag in enumerate(tags, start=1):
             place = self.convert_tokens_to_ids(tag)
-            self._special_characters[place] = _filled([FILLS + number], max_characters)
+            self._special_characters[place] = _filled([WORD_PADDING + number], max_characters)
             self._language_of[place] = number
         self.language = language
 
@@ -135,7 +135,7 @@ class CtxCharacterTokenizer(CtxWordTokenizer):
     @property
     def num_characters(self) -> int:
         """Number of character ids, for a model's configuration."""
-        return FILLS + 1 + len(self.languages)
+        return WORD_PADDING + 1 + len(self.languages)
 
     def vocabulary_ids(self, texts: Sequence[str]) -> Iterator[tuple[np.ndarray, list[str]]]:
         """For every text: its words' vocabulary ids (words,) int32, special tokens included, and its unknown words."""
@@ -149,10 +149,10 @@ class CtxCharacterTokenizer(CtxWordTokenizer):
     def character_ids(self, ids: Iterable[int], words: Iterable[str]) -> np.ndarray:
         """(words, characters) int64 of words with these vocabulary ids; special tokens have characters of their own."""
         width, special = self.max_characters, self._special_characters
-        rows = [special.get(number) or characters_of(word, width) for number, word in zip(ids, words, strict=True)]
+        rows = [special.get(number) or encode_characters(word, width) for number, word in zip(ids, words, strict=True)]
         return np.array(rows, dtype=np.int64).reshape(-1, width)
 
-    def tagged(self, ids: Sequence[int] | np.ndarray, characters: np.ndarray) -> np.ndarray:
+    def apply_language_tags(self, ids: Sequence[int] | np.ndarray, characters: np.ndarray) -> np.ndarray:
         """Tag words by language, in place: after a language's tag and up to the next beginning of a sentence, each
         word begins with that language's character; elsewhere with that of `language`, if there is one.
 
@@ -169,14 +169,14 @@ class CtxCharacterTokenizer(CtxWordTokenizer):
         if self.language is not None:
             current = np.where(current > 0, current, self.languages.index(self.language) + 1)
         words = (current > 0) & ~np.isin(numbers, list(self._special_characters))
-        characters[words, 0] = FILLS + current[words]
+        characters[words, 0] = WORD_PADDING + current[words]
         return characters
 
-    def tag_of(self, ids: np.ndarray) -> np.ndarray:
+    def first_language_tag(self, ids: np.ndarray) -> np.ndarray:
         """The first language tag among vocabulary ids: (1,), or (0,) if there is none."""
         return ids[self._language_of[ids] > 0][:1]
 
-    def words_of(self, character_ids: Sequence[Sequence[int]] | np.ndarray) -> list[str]:
+    def character_ids_to_words(self, character_ids: Sequence[Sequence[int]] | np.ndarray) -> list[str]:
         """(words, characters) ids -> the words, without padding."""
         rows = [tuple(int(number) for number in row) for row in character_ids]
         names = {ids: self.convert_ids_to_tokens(number) for number, ids in self._special_characters.items()}
@@ -197,7 +197,7 @@ class CtxCharacterTokenizer(CtxWordTokenizer):
         if len(first) and hasattr(first[0], "__len__"):
             return [self.decode(row, skip_special_tokens, **kwargs) for row in token_ids]
         left_out = self.all_special_tokens if skip_special_tokens else []
-        return " ".join(word for word in self.words_of(token_ids) if word not in left_out)
+        return " ".join(word for word in self.character_ids_to_words(token_ids) if word not in left_out)
 
     def _encode_plus(
         self, text: Any, text_pair: Any = None, *, return_tensors: Any = None, **kwargs: Any
@@ -232,7 +232,7 @@ class CtxCharacterTokenizer(CtxWordTokenizer):
         for place, sequence, (start, stop) in zip(encoding.word_ids, encoding.sequence_ids, encoding.offsets):
             whole = "" if sequence is None else sequences[sequence]
             words.append((whole if isinstance(whole, str) else whole[place])[start:stop])
-        return self.tagged(encoding.ids, self.character_ids(encoding.ids, words))
+        return self.apply_language_tags(encoding.ids, self.character_ids(encoding.ids, words))
 
     def pad(self, encoded_inputs: Any, *arguments: Any, **kwargs: Any) -> BatchEncoding:
         """Pad texts to the same number of words; see `PreTrainedTokenizerBase.pad`."""

@@ -7,9 +7,9 @@ from typing import Any, ClassVar, Self
 from tokenizers import Tokenizer, processors
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.tokenizers.words import CtxWordTokenizer, require_different, written_words
+from hf_ctxmodels.tokenizers.word_level import CtxWordTokenizer, build_reversible_backend, check_unique_words
 
-BETWEEN = "\t"  # a text and its translation
+TRANSLATION_SEPARATOR = "\t"  # a text and its translation
 
 
 class CtxTranslationTokenizer(CtxWordTokenizer):
@@ -49,7 +49,7 @@ class CtxTranslationTokenizer(CtxWordTokenizer):
     ) -> None:
         special = self.target_tokens
         self.target_words = list(special if target_words is None else target_words)
-        require_different(self.target_words)
+        check_unique_words(self.target_words)
         if tuple(self.target_words[: len(special)]) != special:
             raise CtxError(
                 f"The target vocabulary begins with {self.target_words[: len(special)]}.",
@@ -122,7 +122,7 @@ class CtxTranslationTokenizer(CtxWordTokenizer):
             texts, target_vocab_size or vocab_size, min_target_count, target_lower_case
         )
         return super().train(
-            (text.partition(BETWEEN)[0] for text in texts),
+            (text.partition(TRANSLATION_SEPARATOR)[0] for text in texts),
             vocab_size,
             target_lower_case=target_lower_case,
             **kwargs,
@@ -134,7 +134,7 @@ class CtxTranslationTokenizer(CtxWordTokenizer):
         backend = cls._target_backend(cls.target_tokens, lower_case)
         counts: Counter[str] = Counter()
         for text in texts:
-            if (translation := text.partition(BETWEEN)[2]).strip():
+            if (translation := text.partition(TRANSLATION_SEPARATOR)[2]).strip():
                 words = backend.pre_tokenizer.pre_tokenize_str(backend.normalizer.normalize_str(translation))
                 counts.update(word for word, _ in words)
         kept = sorted((-count, word) for word, count in counts.items() if count >= min_count)
@@ -142,7 +142,7 @@ class CtxTranslationTokenizer(CtxWordTokenizer):
 
     @classmethod
     def _target_backend(cls, words: Sequence[str], lower_case: bool) -> Tokenizer:
-        backend = written_words({word: number for number, word in enumerate(words)}, lower_case)
+        backend = build_reversible_backend({word: number for number, word in enumerate(words)}, lower_case)
         backend.post_processor = processors.TemplateProcessing(
             single="$A [EOS]", special_tokens=[("[EOS]", cls.target_tokens.index("[EOS]"))]
         )
