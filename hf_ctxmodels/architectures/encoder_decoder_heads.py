@@ -20,8 +20,7 @@ from hf_ctxmodels.heads.base import HeadModel, with_named_argument
 from hf_ctxmodels.heads.downstream import SequenceHead
 from hf_ctxmodels.heads.seq2seq import DecoderInputs, ForConditionalGeneration
 from hf_ctxmodels.layers.decoder_output import DecoderOutput
-from hf_ctxmodels.layers.pooling import token_mask
-from hf_ctxmodels.layers.positions import last_token_columns, mask_until_last_target, states_at
+from hf_ctxmodels.layers.pooling import last_token_columns, mask_until_last_target, states_at, token_mask
 
 _OUTPUTS: dict[type, type] = {
     SequenceClassifierOutput: Seq2SeqSequenceClassifierOutput,

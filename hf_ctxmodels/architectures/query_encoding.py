@@ -16,7 +16,7 @@ from hf_ctxmodels.core.inputs import check_ids, is_traced, reject_unused_tensors
 from hf_ctxmodels.heads.base import HeadModel
 from hf_ctxmodels.layers.attention.layouts import build_layout
 from hf_ctxmodels.layers.attention.masks import MaskSpec
-from hf_ctxmodels.layers.transformer.stack import StackOutput, run_stack
+from hf_ctxmodels.layers.transformer import StackOutput, run_stack
 
 
 class Words(NamedTuple):

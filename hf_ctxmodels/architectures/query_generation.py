@@ -37,7 +37,7 @@ from hf_ctxmodels.core.inputs import (
 from hf_ctxmodels.heads import ItemCounts
 from hf_ctxmodels.heads.base import IGNORE_INDEX, language_modeling_loss, validate_targets
 from hf_ctxmodels.heads.seq2seq import ConditionalGenerationOutput
-from hf_ctxmodels.layers.transformer.stack import StackOutput
+from hf_ctxmodels.layers.transformer import StackOutput
 
 
 class Given(NamedTuple):

@@ -8,10 +8,10 @@ from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels.architectures.recurrent_inputs import prepare_inputs, zero_padding
 from hf_ctxmodels.architectures.sentence_encoder import SentenceEncoder
-from hf_ctxmodels.layers.dropout import Dropout
+from hf_ctxmodels.layers.cpu.dropout import Dropout
 from hf_ctxmodels.layers.pooling import PoolingLayer
-from hf_ctxmodels.layers.recurrent.bidirectional import run_bidirectional
 from hf_ctxmodels.layers.recurrent.lstm import LSTM
+from hf_ctxmodels.layers.recurrent.packing import run_bidirectional
 
 
 class RecurrentSentenceEncoder(SentenceEncoder):

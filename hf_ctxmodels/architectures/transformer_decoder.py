@@ -18,11 +18,9 @@ from hf_ctxmodels.layers.adapter_slots import EMBEDDING_SLOT, InvertibleSlot, af
 from hf_ctxmodels.layers.attention.layouts import build_layout
 from hf_ctxmodels.layers.attention.masks import CAUSAL, MaskSpec
 from hf_ctxmodels.layers.attention.modules import SelfAttention
-from hf_ctxmodels.layers.dropout import Dropout
-from hf_ctxmodels.layers.feed_forward import FeedForward
+from hf_ctxmodels.layers.cpu.dropout import Dropout
 from hf_ctxmodels.layers.pooling import token_mask
-from hf_ctxmodels.layers.transformer.block import TransformerBlock
-from hf_ctxmodels.layers.transformer.stack import run_stack
+from hf_ctxmodels.layers.transformer import FeedForward, TransformerBlock, run_stack
 
 
 def build_layer(config: CtxDecoderConfig, norm: Literal["post", "pre"]) -> TransformerBlock:

@@ -16,11 +16,14 @@ from hf_ctxmodels.layers.adapter_slots import InvertibleSlot
 from hf_ctxmodels.layers.attention.layouts import Layout, build_layout
 from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, MaskSpec
 from hf_ctxmodels.layers.attention.modules import SelfAttention
-from hf_ctxmodels.layers.embeddings import TokenPositionTypeEmbeddings
-from hf_ctxmodels.layers.feed_forward import FeedForward
-from hf_ctxmodels.layers.transformer.block import TransformerBlock
-from hf_ctxmodels.layers.transformer.pooler import FirstTokenPooler
-from hf_ctxmodels.layers.transformer.stack import StackOutput, run_stack
+from hf_ctxmodels.layers.transformer import (
+    FeedForward,
+    FirstTokenPooler,
+    StackOutput,
+    TokenPositionTypeEmbeddings,
+    TransformerBlock,
+    run_stack,
+)
 
 
 def build_embeddings(

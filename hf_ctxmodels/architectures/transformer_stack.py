@@ -17,10 +17,8 @@ from hf_ctxmodels.layers.adapter_slots import EMBEDDING_SLOT, InvertibleSlot, af
 from hf_ctxmodels.layers.attention.layouts import Layout, build_layout, build_memory_layout
 from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, CAUSAL, MaskSpec
 from hf_ctxmodels.layers.attention.modules import CrossAttention, SelfAttention
-from hf_ctxmodels.layers.dropout import Dropout
-from hf_ctxmodels.layers.feed_forward import FeedForward
-from hf_ctxmodels.layers.transformer.block import Memory, TransformerBlock
-from hf_ctxmodels.layers.transformer.stack import StackOutput, run_stack
+from hf_ctxmodels.layers.cpu.dropout import Dropout
+from hf_ctxmodels.layers.transformer import FeedForward, Memory, StackOutput, TransformerBlock, run_stack
 
 
 @dataclass(frozen=True, eq=False)

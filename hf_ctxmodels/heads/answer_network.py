@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.layers.dropout import Dropout
-from hf_ctxmodels.layers.linear import apply_linear
+from hf_ctxmodels.layers.cpu.dropout import Dropout
+from hf_ctxmodels.layers.cpu.linear import linear
 from hf_ctxmodels.layers.pooling import pair_features, token_mask
 
 
@@ -67,21 +67,21 @@ class AnswerNetwork(nn.Module):
             CtxError: A row is no pair.
         """
         first, second = _texts(states, attention_mask, token_type_ids)
-        state = _weighted(apply_linear(self.start, states)[..., 0], states, second)
+        state = _weighted(linear(self.start, states)[..., 0], states, second)
         read, predictions = None, []
         for _ in range(self.steps):
             if read is not None:  # of the step before
                 state = self._updated(read, self.dropout(state))
-            asked = apply_linear(self.attention, state)
+            asked = linear(self.attention, state)
             read = _weighted((states @ asked[..., None])[..., 0], states, first)
-            scores = apply_linear(self.classifier, self.dropout(pair_features(state, read)))
+            scores = linear(self.classifier, self.dropout(pair_features(state, read)))
             predictions.append(scores.float().log_softmax(-1))
         return self._averaged(torch.stack(predictions, 1))
 
     def _updated(self, read: Tensor, state: Tensor) -> Tensor:
         """The GRU's next state, as in `torch.nn.GRUCell`."""
-        reset_x, update_x, new_x = apply_linear(self.input_gates, read).chunk(3, -1)
-        reset_s, update_s, new_s = apply_linear(self.state_gates, state).chunk(3, -1)
+        reset_x, update_x, new_x = linear(self.input_gates, read).chunk(3, -1)
+        reset_s, update_s, new_s = linear(self.state_gates, state).chunk(3, -1)
         update = (update_x + update_s).sigmoid()
         candidate = (new_x + (reset_x + reset_s).sigmoid() * new_s).tanh()
         return (1 - update) * candidate + update * state

@@ -18,7 +18,7 @@ from hf_ctxmodels.heads.base import (
     validate_targets,
 )
 from hf_ctxmodels.heads.generation import PrepackingGenerationMixin
-from hf_ctxmodels.layers.linear import apply_linear
+from hf_ctxmodels.layers.cpu.linear import linear
 
 
 class ForCausalLM(HeadModel, PrepackingGenerationMixin):
@@ -163,7 +163,7 @@ class ForCausalLM(HeadModel, PrepackingGenerationMixin):
         return language_modeling_loss(self._decoder, states, targets, counts)
 
     def _logits(self, states: Tensor) -> Tensor:
-        return apply_linear(self._decoder, self.before_output_layer(states))
+        return linear(self._decoder, self.before_output_layer(states))
 
     @property
     def _decoder(self) -> nn.Linear:

@@ -25,7 +25,7 @@ from hf_ctxmodels.heads.base import (
     mean_over_targets,
     validate_sequence_targets,
 )
-from hf_ctxmodels.layers.dropout import Dropout
+from hf_ctxmodels.layers.cpu.dropout import Dropout
 from hf_ctxmodels.layers.lm_loss.cross_entropy import ProjectedHead
 from hf_ctxmodels.layers.pooling import Pooling, pool_tokens, token_mask
 

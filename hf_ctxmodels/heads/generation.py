@@ -4,7 +4,7 @@ from typing import Any
 
 from transformers import GenerationMixin
 
-from hf_ctxmodels.layers.cpu.prepacking import MAX_PREPACKED_BYTES, prepacked_weights
+from hf_ctxmodels.layers.cpu.linear import MAX_PREPACKED_BYTES, prepacked_weights
 
 
 class PrepackingGenerationMixin(GenerationMixin):

@@ -7,8 +7,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.layers.pooling import PoolingLayer, pool_tokens, token_mask
-from hf_ctxmodels.layers.positions import first_token_columns, states_at
+from hf_ctxmodels.layers.pooling import PoolingLayer, first_token_columns, pool_tokens, states_at, token_mask
 from hf_ctxmodels.layers.scalar_mix import ScalarMix
 
 _RECORDED = ("hidden_states", "decoder_hidden_states", "encoder_hidden_states")

@@ -32,8 +32,8 @@ from hf_ctxmodels.heads.base import (
     validate_targets,
 )
 from hf_ctxmodels.heads.generation import PrepackingGenerationMixin
+from hf_ctxmodels.layers.cpu.linear import linear
 from hf_ctxmodels.layers.decoder_output import DecoderOutput
-from hf_ctxmodels.layers.linear import apply_linear
 
 
 @dataclass
@@ -317,7 +317,7 @@ class ForConditionalGeneration(Seq2SeqHead):
     def predict(self, ids: Any, given: DecoderInputs) -> tuple[Tensor, DecoderOutput]:
         """(batch, steps, target vocabulary) logits, and the output of `decode` for all steps."""
         decoded = self.decode(ids, None, given)
-        return apply_linear(self.prediction, self.before_output_layer(decoded.states)), decoded
+        return linear(self.prediction, self.before_output_layer(decoded.states)), decoded
 
     def decoder_loss(self, ids: Any, labels: Tensor, given: DecoderInputs, counts: ItemCounts) -> Tensor:
         """Mean cross-entropy in nats of the labels; see `decode` and `language_modeling_loss`."""

@@ -9,7 +9,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import is_traced
 from hf_ctxmodels.heads.base import HeadModel
 from hf_ctxmodels.heads.downstream import ForSequenceClassification
-from hf_ctxmodels.layers.dropout import Dropout
+from hf_ctxmodels.layers.cpu.dropout import Dropout
 from hf_ctxmodels.layers.pooling import pair_features, token_mask
 
 

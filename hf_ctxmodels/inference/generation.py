@@ -13,7 +13,7 @@ from hf_ctxmodels.core.generation import check_can_generate, decode_generated, m
 from hf_ctxmodels.core.languages import LanguagePair, target_language_id
 from hf_ctxmodels.core.model_modes import evaluation_mode
 from hf_ctxmodels.data.padding import RowPadder
-from hf_ctxmodels.layers.cpu.prepacking import prepacked_weights
+from hf_ctxmodels.layers.cpu.linear import prepacked_weights
 from hf_ctxmodels.objectives.base import check_at_least
 
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.json_parsing import matches_type
-from hf_ctxmodels.layers.dropout import Dropout
-from hf_ctxmodels.layers.feed_forward import get_activation
-from hf_ctxmodels.layers.linear import apply_linear
+from hf_ctxmodels.layers.activations import get_activation
+from hf_ctxmodels.layers.cpu.dropout import Dropout
+from hf_ctxmodels.layers.cpu.linear import linear
 
 LINEAR = ("linear", "identity")
 _ACTIVATIONS = {"identity": "linear", "leakyrelu": "leaky_relu"}  # names of the library -> those of transformers
@@ -183,7 +183,7 @@ class BottleneckAdapter(nn.Module):
         *norms, _, activation = self.adapter_down
         for norm in norms:
             read = norm(read)
-        lifted = apply_linear(self.adapter_up, activation(apply_linear(self.linear_down, read)))
+        lifted = linear(self.adapter_up, activation(linear(self.linear_down, read)))
         return lifted if isinstance(self.scaling, float) and self.scaling == 1 else lifted * self.scaling
 
     def with_residual(self, lifted: Tensor, residual: Tensor) -> Tensor:
@@ -240,9 +240,9 @@ class AdapterFusion(nn.Module):
         self.query = nn.Linear(width, width) if config.query else None
         self.key = nn.Linear(width, width) if config.key else None
         self.value = nn.Linear(width, width, bias=False) if config.value else None
-        for linear in (self.query, self.key, self.value):
-            if linear is not None:
-                _initialise_normal(linear)
+        for layer in (self.query, self.key, self.value):
+            if layer is not None:
+                _initialise_normal(layer)
         if self.value is not None and config.value_initialized:
             nn.init.constant_(self.value.weight, 1e-6)
             with torch.no_grad():
@@ -259,14 +259,14 @@ class AdapterFusion(nn.Module):
         config, values = self.config, lifted
         if config.residual_before:
             values = values + residual[..., None, :]
-        keys = values if self.key is None else apply_linear(self.key, values)
-        query = read if self.query is None else apply_linear(self.query, read)
+        keys = values if self.key is None else linear(self.key, values)
+        query = read if self.query is None else linear(self.query, read)
         if self.value is not None and config.value_before_softmax:
-            values = apply_linear(self.value, values)
+            values = linear(self.value, values)
         scores = self.dropout((keys @ query[..., None])[..., 0])
         mixed = (scores.softmax(-1)[..., None, :] @ values)[..., 0, :]
         if self.value is not None and not config.value_before_softmax:
-            mixed = apply_linear(self.value, mixed)
+            mixed = linear(self.value, mixed)
         return mixed if config.residual_before else mixed + residual
 
     def penalty(self) -> Tensor | None:
@@ -288,8 +288,8 @@ def adapter_activation(name: str) -> nn.Module:
 def _coupling(inputs: int, outputs: int, non_linearity: str, reduction_factor: float) -> nn.Sequential:
     inner = max(1, int(inputs // reduction_factor))
     maps = nn.Linear(inputs, inner), nn.Linear(inner, outputs)
-    for linear in maps:
-        _initialise_normal(linear)
+    for layer in maps:
+        _initialise_normal(layer)
     return nn.Sequential(maps[0], adapter_activation(non_linearity), maps[1])
 
 
@@ -298,17 +298,17 @@ def _initialise(down: nn.Linear, up: nn.Linear, how: str) -> None:
         _initialise_normal(down)
         _initialise_normal(up)
         return
-    for linear in (down, up):
+    for layer in (down, up):
         if how == "houlsby":
-            nn.init.trunc_normal_(linear.weight, std=1e-2, a=-2e-2, b=2e-2)
-        elif linear is down:
-            nn.init.kaiming_uniform_(linear.weight, a=math.sqrt(5))
+            nn.init.trunc_normal_(layer.weight, std=1e-2, a=-2e-2, b=2e-2)
+        elif layer is down:
+            nn.init.kaiming_uniform_(layer.weight, a=math.sqrt(5))
         else:
-            nn.init.zeros_(linear.weight)
-        nn.init.zeros_(linear.bias)
+            nn.init.zeros_(layer.weight)
+        nn.init.zeros_(layer.bias)
 
 
-def _initialise_normal(linear: nn.Linear) -> None:
-    nn.init.normal_(linear.weight, std=0.02)
-    if linear.bias is not None:
-        nn.init.zeros_(linear.bias)
+def _initialise_normal(layer: nn.Linear) -> None:
+    nn.init.normal_(layer.weight, std=0.02)
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from transformers import initialization as init
 
-from hf_ctxmodels.layers.feed_forward import get_activation
-from hf_ctxmodels.layers.linear import apply_linear
+from hf_ctxmodels.layers.activations import get_activation
+from hf_ctxmodels.layers.cpu.linear import linear
 
 _SPREAD = 0x9E3779B97F4A7C15 - (1 << 64)  # an odd 64-bit number, as int64
 
@@ -44,7 +44,7 @@ class Highway(nn.Module):
     def forward(self, states: Tensor) -> Tensor:
         """(..., width) -> (..., width)."""
         for layer in self.layers:
-            transformed, gate = apply_linear(layer, states).chunk(2, -1)
+            transformed, gate = linear(layer, states).chunk(2, -1)
             transformed = transformed.relu()
             states = torch.lerp(transformed, states, gate.sigmoid())
         return states
@@ -109,7 +109,7 @@ class CharacterEncoder(nn.Module):
         """`forward`, computed at every position of every word."""
         characters = self.embeddings(character_ids).transpose(1, 2)
         features = torch.cat([convolution(characters).amax(-1) for convolution in self.convolutions], -1)
-        return apply_linear(self.projection, self.highway(self.activation(features)))
+        return linear(self.projection, self.highway(self.activation(features)))
 
     def trimmed(self, character_ids: Tensor) -> Tensor:
         """Remove padding common to all words but for the widest filter's width, beyond which the maxima are equal."""

@@ -21,9 +21,8 @@ from benchmarks.recurrent_peers import demo_lengths, demo_sentences, pack, torch
 from benchmarks.recurrent_pretraining import autoencoder_sides, translator_sides
 from benchmarks.sentence_encoders import encoder_sides
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.layers.recurrent.bidirectional import run_bidirectional, run_layer
 from hf_ctxmodels.layers.recurrent.lstm import LSTM
-from hf_ctxmodels.layers.recurrent.packing import PackedSequences
+from hf_ctxmodels.layers.recurrent.packing import PackedSequences, run_bidirectional, run_layer
 from hf_ctxmodels.registry import get_family
 
 FAMILY, STACK_FAMILY = "elmo", "ulmfit"

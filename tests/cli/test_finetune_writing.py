@@ -33,7 +33,7 @@ from hf_ctxmodels.training.model_loading import new_config
 ROOT = Path(__file__).parents[2]
 WORDS = {"red": "rot", "cat": "katze", "sees": "sieht", "one": "ein", "big": "gross", "dog": "hund"}
 WRITING = [family for family in FAMILIES.values() if "AutoModelForSeq2SeqLM" in family.models]
-OWN = [family for family in WRITING if family.writing is not None]
+OWN = [family for family in WRITING if family.seq2seq_finetuning is not None]
 SIZES = ["hidden_size=32", "num_hidden_layers=2", "hidden_dropout_prob=0", "attention_probs_dropout_prob=0"]
 SIZES += ["num_attention_heads=2", "intermediate_size=128", "max_position_embeddings=16", "initializer_range=0.1"]
 
@@ -96,7 +96,7 @@ def test_every_family_learns_to_write(subtests, tmp_path, monkeypatch, capsys):
             assert generate_texts(model, tokenizer, [row["source"] for row in rows], **options) == texts
             assert sum(map(bool, texts)) > 10, "the first token written is the end"
             if family in OWN:
-                assert model.config.label_smoothing == family.writing.label_smoothing
+                assert model.config.label_smoothing == family.seq2seq_finetuning.label_smoothing
                 right = sum(" ".join(map(WORDS.get, row["source"].split())) == row["prediction"] for row in rows)
                 assert right / len(rows) == TrainingSummary.load(out).metrics["eval_exact_match"] > 0.5
 
@@ -192,7 +192,9 @@ def test_batches_are_those_of_pretrain(subtests):
                 found = [collate([features[epoch, index] for index in (1, 0)]) for epoch in (0, 1)]
                 pairs = dict(text.split("=") for text in texts)
                 options = {name: value if name == "noise" else json.loads(value) for name, value in pairs.items()}
-                objective = family.writing.objective(tokenizer, max_length=30, seed=7, max_target_length=10, **options)
+                objective = family.seq2seq_finetuning.objective(
+                    tokenizer, max_length=30, seed=7, max_target_length=10, **options
+                )
                 documents = [TranslatedText([pair.source, pair.target]) for pair in PAIRS]
                 rows = EpochIndexed(list(objective.examples(documents)))
                 for epoch, batch in enumerate(found):
@@ -290,7 +292,7 @@ def test_texts_that_would_teach_wrong_ends_are_refused(subtests):
                     task.encode([SourceTarget("red cat", target, "a:1")], tokenizer)
     for family, query in ((FAMILIES["unilm"], "[MASK]"), (FAMILIES["ernie_gen"], "[ATTN]")):
         task, _, tokenizer = prepared(family, PAIRS)
-        objective = family.writing.objective(tokenizer, max_length=30, seed=0)
+        objective = family.seq2seq_finetuning.objective(tokenizer, max_length=30, seed=0)
         with pytest.raises(CtxError, match=rf"holds {re.escape(query)}"):
             task.encode([SourceTarget("red cat", f"rot {query}", "a:1")], tokenizer)
         for wrong in (query, "[SEP]"):

@@ -23,8 +23,8 @@ from hf_ctxmodels.compression.low_bits.quantizer import pack_model, quantizable,
 from hf_ctxmodels.downstream import loading_with_adapters as saved
 from hf_ctxmodels.downstream.adapters import add_adapter, delete_adapter, train_adapter
 from hf_ctxmodels.inference.model_inputs import inputs_of_texts
-from hf_ctxmodels.layers import feed_forward
-from hf_ctxmodels.layers.linear import apply_linear
+from hf_ctxmodels.layers import transformer as feed_forward
+from hf_ctxmodels.layers.cpu.linear import linear
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.training.model_loading import load_config, require_trainable
 
@@ -67,7 +67,7 @@ def test_maps_multiply_whole_numbers(subtests: pytest.Subtests, monkeypatch: pyt
                     largest = expected.abs().amax(1, keepdim=True) if activations == "token" else expected.abs().max()
                     share = (found - expected).abs() / largest
                     assert float(share.max()) < 1e-5, share
-                    torch.testing.assert_close(apply_linear(made, states, 3, 11), found[:, 3:11])
+                    torch.testing.assert_close(linear(made, states, 3, 11), found[:, 3:11])
                     assert made(states.view(3, 3, 24)).shape == (3, 3, 17)
                     assert made(states[:0]).shape == (0, 17)
             monkeypatch.undo()

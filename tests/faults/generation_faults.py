@@ -10,7 +10,7 @@ _GENERATE = ("tests/cli/test_generate.py",)
 GENERATION_FAULTS = [
     Fault(
         "a copy of a weight outlives its change",
-        "hf_ctxmodels/layers/cpu/prepacking.py",
+        "hf_ctxmodels/layers/cpu/linear.py",
         "if use is None or use.state != state:",
         "if use is None:",
         _PREPACKING,
@@ -18,7 +18,7 @@ GENERATION_FAULTS = [
     ),
     Fault(
         "every product copies its weight",
-        "hf_ctxmodels/layers/cpu/prepacking.py",
+        "hf_ctxmodels/layers/cpu/linear.py",
         "if use.count > _PAYS_AFTER and",
         "if use.count > 0 and",
         _PREPACKING,
@@ -26,7 +26,7 @@ GENERATION_FAULTS = [
     ),
     Fault(
         "copies that are of no use any more count as memory",
-        "hf_ctxmodels/layers/cpu/prepacking.py",
+        "hf_ctxmodels/layers/cpu/linear.py",
         "self._free += use.prepacked.nbytes",
         "pass",
         _PREPACKING,
@@ -34,7 +34,7 @@ GENERATION_FAULTS = [
     ),
     Fault(
         "the copy of a range is that of all rows",
-        "hf_ctxmodels/layers/cpu/prepacking.py",
+        "hf_ctxmodels/layers/cpu/linear.py",
         "use.prepacked = prepack(used)",
         "use.prepacked = prepack(weight)",
         _PREPACKING,
@@ -42,7 +42,7 @@ GENERATION_FAULTS = [
     ),
     Fault(
         "copies of weights are kept after generation",
-        "hf_ctxmodels/layers/cpu/prepacking.py",
+        "hf_ctxmodels/layers/cpu/linear.py",
         "        _active.reset(token)",
         "        pass",
         (*_PREPACKING, "tests/models/test_generation.py"),
@@ -50,7 +50,7 @@ GENERATION_FAULTS = [
     ),
     Fault(
         "a bias gets no gradient beside a copied weight",
-        "hf_ctxmodels/layers/linear.py",
+        "hf_ctxmodels/layers/cpu/linear.py",
         "    if prepacked is None or _differentiable(input, bias):",
         "    if prepacked is None:",
         _PREPACKING,
@@ -82,7 +82,7 @@ GENERATION_FAULTS = [
     ),
     Fault(
         "forward derivatives are lost in oneDNN's products",
-        "hf_ctxmodels/layers/cpu/onednn.py",
+        "hf_ctxmodels/layers/cpu/linear.py",
         " or forward_ad._current_level >= 0:",
         ":",
         _PREPACKING,

@@ -13,7 +13,7 @@ LAYERS_FAULTS = [
     ),
     Fault(
         "the output of attention is held to the end of the layer",
-        "hf_ctxmodels/layers/transformer/block.py",
+        "hf_ctxmodels/layers/transformer.py",
         "del attended  # without gradients its memory is free for the wide states",
         "pass",
         ("tests/models/test_seq2seq.py",),
@@ -21,7 +21,7 @@ LAYERS_FAULTS = [
     ),
     Fault(
         "recorded hidden states are copies beside the way to the output",
-        "hf_ctxmodels/layers/transformer/stack.py",
+        "hf_ctxmodels/layers/transformer.py",
         "return (rows if state is None else layout.pack(state)), state",
         "return rows, state",
         ("tests/models/test_common_layouts.py",),
@@ -131,14 +131,14 @@ LAYERS_FAULTS = [
     ),
     Fault(
         "dropout does not keep the expectation",
-        "hf_ctxmodels/layers/dropout.py",
+        "hf_ctxmodels/layers/cpu/dropout.py",
         "return DROPOUT_LEVELS / (DROPOUT_LEVELS - dropped_levels)",
         "return 1.0",
         ("tests/layers/test_dropout.py",),
     ),
     Fault(
         "text without segments is of the second",
-        "hf_ctxmodels/layers/embeddings.py",
+        "hf_ctxmodels/layers/transformer.py",
         "token_type_ids = torch.zeros_like(position_ids)",
         "token_type_ids = torch.zeros_like(position_ids) + self.token_type_embeddings.num_embeddings - 1",
         ("tests/layers/test_attention.py", "tests/models/test_common_reference.py"),
@@ -146,14 +146,14 @@ LAYERS_FAULTS = [
     ),
     Fault(
         "a wrapped projection is sliced from the start",
-        "hf_ctxmodels/layers/linear.py",
+        "hf_ctxmodels/layers/cpu/linear.py",
         "return output if start is None else output[..., start:stop]",
         "return output if start is None else output[..., : stop - start]",
         ("tests/layers/test_linear.py",),
     ),
     Fault(
         "what hooks do to a projection is passed by",
-        "hf_ctxmodels/layers/linear.py",
+        "hf_ctxmodels/layers/cpu/linear.py",
         "if module._forward_pre_hooks or module._forward_hooks or",
         "if",
         ("tests/layers/test_linear.py",),
@@ -168,7 +168,7 @@ LAYERS_FAULTS = [
     ),
     Fault(
         "a bias's gradient is a mean",
-        "hf_ctxmodels/layers/linear.py",
+        "hf_ctxmodels/layers/cpu/linear.py",
         "grad.sum(0) if wants_bias else None",
         "grad.mean(0) if wants_bias else None",
         ("tests/layers/test_linear.py",),
@@ -234,7 +234,7 @@ LAYERS_FAULTS = [
     ),
     Fault(
         "the last column is one too early",
-        "hf_ctxmodels/layers/positions.py",
+        "hf_ctxmodels/layers/pooling.py",
         "return states.shape[1] - 1 - first_token_columns",
         "return states.shape[1] - 2 - first_token_columns",
         ("tests/models/test_seqae.py",),
@@ -324,7 +324,7 @@ LAYERS_FAULTS = [
     ),
     Fault(
         "post-norm is applied before the sum",
-        "hf_ctxmodels/layers/transformer/block.py",
+        "hf_ctxmodels/layers/transformer.py",
         'norm = getattr(self, f"{place}_norm") if self.norm == "post" else None',
         "norm = None",
         ("tests/models/test_common_reference.py",),
@@ -340,7 +340,7 @@ LAYERS_FAULTS = [
     ),
     Fault(
         "pre-norm blocks read what is not normalised",
-        "hf_ctxmodels/layers/transformer/block.py",
+        "hf_ctxmodels/layers/transformer.py",
         'return norm(states) if self.norm == "pre" else states',
         "return states",
         ("tests/layers/test_attention_masks.py",),
@@ -348,7 +348,7 @@ LAYERS_FAULTS = [
     ),
     Fault(
         "blocks take the mask of another block",
-        "hf_ctxmodels/layers/transformer/stack.py",
+        "hf_ctxmodels/layers/transformer.py",
         "if key is spec and where is place",
         "if where is place",
         ("tests/layers/test_attention_masks.py",),
@@ -356,7 +356,7 @@ LAYERS_FAULTS = [
     ),
     Fault(
         "hidden states counted from the end are left out",
-        "hf_ctxmodels/layers/transformer/stack.py",
+        "hf_ctxmodels/layers/transformer.py",
         "{number % count for number in numbers if",
         "{number for number in numbers if",
         ("tests/models/test_common_layouts.py",),
@@ -380,7 +380,7 @@ LAYERS_FAULTS = [
     ),
     Fault(
         "the last row of a feed-forward network by parts is left out",
-        "hf_ctxmodels/layers/feed_forward.py",
+        "hf_ctxmodels/layers/transformer.py",
         "for start in range(0, len(rows), _CHUNK):",
         "for start in range(0, len(rows) - _CHUNK, _CHUNK):",
         ("tests/layers/test_feed_forward.py",),

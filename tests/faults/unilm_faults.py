@@ -13,7 +13,7 @@ UNILM_FAULTS = [
     ),
     Fault(
         "ranges of a subset of queries are those of the first tokens",
-        "hf_ctxmodels/layers/attention/grouping.py",
+        "hf_ctxmodels/layers/attention/backends.py",
         "return rows if self.query_layout.query is None else self.query_layout.query.cpu()[rows]",
         "return rows",
         ("tests/models/test_unilm.py",),

@@ -11,8 +11,7 @@ from zoo import assert_close
 
 from hf_ctxmodels.layers.attention.modules import CrossAttention, SelfAttention
 from hf_ctxmodels.layers.attention.position_bias import BucketedPositionBias
-from hf_ctxmodels.layers.feed_forward import FeedForward
-from hf_ctxmodels.layers.transformer.block import TransformerBlock
+from hf_ctxmodels.layers.transformer import FeedForward, TransformerBlock
 
 WIDTH, HEADS, HEAD_DIM, BLOCKS = 12, 3, 6, 2
 LENGTHS, MEMORY_LENGTHS = (7, 3, 5, 6), (4, 8, 1, 5)
@@ -25,7 +24,7 @@ class Toy:
     """A mask as the layers take it, and as a predicate of (query, key, length of the prefix)."""
 
     spec: Callable[[int], dict[str, Any]]
-    sees: Callable[[int, int, int], bool]
+    allows: Callable[[int, int, int], bool]
     biased: bool = False
 
 
@@ -136,7 +135,7 @@ def expected_rows(
     outputs = []
     for number, states in enumerate(rows.split(lengths)):
         length = len(states)
-        pairs = [[toy.sees(q, k, PREFIXES[number]) for k in range(length)] for q in range(length)]
+        pairs = [[toy.allows(q, k, PREFIXES[number]) for k in range(length)] for q in range(length)]
         added = torch.zeros(length, length).masked_fill(~torch.tensor(pairs), float("-inf"))[None]
         if bias is not None:
             relative = torch.arange(length) - torch.arange(length)[:, None]

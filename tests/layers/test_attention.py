@@ -8,8 +8,7 @@ from torch.nn import functional as F
 from hf_ctxmodels.layers.attention.layouts import PackedLayout, PaddedLayout
 from hf_ctxmodels.layers.attention.modules import SelfAttention
 from hf_ctxmodels.layers.attention.reference import eager_attention_forward
-from hf_ctxmodels.layers.embeddings import TokenPositionTypeEmbeddings
-from hf_ctxmodels.layers.feed_forward import FeedForward
+from hf_ctxmodels.layers.transformer import FeedForward, TokenPositionTypeEmbeddings
 
 WIDTH, HEADS = 12, 3
 MASK = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [0, 0, 1, 1, 0]])

@@ -33,13 +33,12 @@ from transformers.models.t5.modeling_t5 import T5Attention, T5Config
 from zoo import assert_close
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.layers.attention import grouping
+from hf_ctxmodels.layers.attention import backends as grouping
 from hf_ctxmodels.layers.attention.layouts import Layout, PackedLayout, build_layout
 from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, CAUSAL, MaskSpec
 from hf_ctxmodels.layers.attention.modules import SelfAttention
 from hf_ctxmodels.layers.attention.position_bias import BucketedPositionBias
-from hf_ctxmodels.layers.transformer.block import Memory
-from hf_ctxmodels.layers.transformer.stack import StackOutput, run_stack
+from hf_ctxmodels.layers.transformer import Memory, StackOutput, run_stack
 
 
 @pytest.fixture(autouse=True)

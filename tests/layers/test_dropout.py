@@ -5,7 +5,7 @@ import torch
 
 from hf_ctxmodels.layers.attention.backends import attend
 from hf_ctxmodels.layers.attention.layouts import PackedLayout
-from hf_ctxmodels.layers.dropout import Dropout, dropout
+from hf_ctxmodels.layers.cpu.dropout import Dropout, dropout
 
 
 @pytest.mark.parametrize("p", [0.05, 0.1, 0.5, 0.9])

@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hf_ctxmodels.layers.attention.attention_with_dropout import attention_with_dropout
-from hf_ctxmodels.layers.dropout import dropout
+from hf_ctxmodels.layers.cpu.dropout import attention_with_dropout, dropout
 
 SCALING = 0.3
 

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor, nn
 from zoo import assert_close
 
-from hf_ctxmodels.layers import feed_forward
-from hf_ctxmodels.layers.feed_forward import FeedForward, GatedFeedForward
+from hf_ctxmodels.layers import transformer as feed_forward
+from hf_ctxmodels.layers.transformer import FeedForward, GatedFeedForward
 
 
 class Recording(nn.Module):

@@ -8,10 +8,9 @@ from torch import Tensor
 from torch.nn import Linear
 from torch.nn import functional as F
 
-from hf_ctxmodels.layers import linear as module
-from hf_ctxmodels.layers.cpu import onednn
-from hf_ctxmodels.layers.cpu.onednn import can_use_onednn
-from hf_ctxmodels.layers.linear import LinearLayers, apply_linear, linear, product
+from hf_ctxmodels.layers.cpu import linear as module
+from hf_ctxmodels.layers.cpu import linear as onednn
+from hf_ctxmodels.layers.cpu.linear import LinearLayers, can_use_onednn, fast_linear, linear, product
 
 SHAPES = {"rows": (33, 16), "batch": (3, 5, 16), "one row": (16,), "few rows": (2, 16), "no row": (0, 16)}
 
@@ -37,7 +36,7 @@ def test_equal_to_torch_in_double_precision(shape: tuple[int, ...], bias: bool) 
     torch.manual_seed(0)
     inputs = [torch.randn(shape), torch.randn(9, 16), *([torch.randn(9)] if bias else [])]
     exact = results(F.linear, *(tensor.double().requires_grad_() for tensor in inputs))
-    found = results(linear, *(tensor.requires_grad_() for tensor in inputs))
+    found = results(fast_linear, *(tensor.requires_grad_() for tensor in inputs))
     for got, expected in zip(found, exact, strict=True):
         assert got.shape == expected.shape
         torch.testing.assert_close(got.double(), expected, atol=1e-3, rtol=1e-3)
@@ -48,7 +47,7 @@ def test_gradients_only_where_asked_for(frozen: int) -> None:
     inputs = [torch.randn(20, 16), torch.randn(9, 16), torch.randn(9)]
     for number, tensor in enumerate(inputs):
         tensor.requires_grad_(number != frozen)
-    linear(*inputs).sum().backward()
+    fast_linear(*inputs).sum().backward()
     assert [tensor.grad is None for tensor in inputs] == [number == frozen for number in range(3)]
 
 
@@ -56,7 +55,7 @@ def test_views_and_transposes() -> None:
     left, right = torch.randn(16, 40).T, torch.randn(3, 9, 16)[1]
     torch.testing.assert_close(product(left, right), left @ right.T, atol=1e-5, rtol=1e-5)
     rows = torch.randn(4, 9, 16)[:, 2:7]
-    torch.testing.assert_close(linear(rows, right), F.linear(rows, right), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(fast_linear(rows, right), F.linear(rows, right), atol=1e-5, rtol=1e-5)
 
 
 def test_layers_in_a_row_are_those_of_torch() -> None:
@@ -70,33 +69,33 @@ def test_a_part_of_a_map_and_of_what_stands_in_its_place() -> None:
     """Hooks, a replaced forward and an adapter act on a part as on the whole."""
     layer, batch = Linear(16, 9), torch.randn(3, 7, 16)
     whole = layer(batch)[..., 3:7]
-    torch.testing.assert_close(apply_linear(layer, batch, 3, 7), whole)
+    torch.testing.assert_close(linear(layer, batch, 3, 7), whole)
     hook = layer.register_forward_hook(lambda module, given, output: output + 1)
-    torch.testing.assert_close(apply_linear(layer, batch, 3, 7), whole + 1)
+    torch.testing.assert_close(linear(layer, batch, 3, 7), whole + 1)
     hook.remove()
     adapter = torch.nn.Sequential(Linear(16, 4), Linear(4, 9))
-    torch.testing.assert_close(apply_linear(adapter, batch, 3, 7), adapter(batch)[..., 3:7])
+    torch.testing.assert_close(linear(adapter, batch, 3, 7), adapter(batch)[..., 3:7])
     forward = layer.forward
     layer.forward = lambda input: 2 * forward(input)  # type: ignore[method-assign]
-    torch.testing.assert_close(apply_linear(layer, batch, 3, 7), 2 * whole)
+    torch.testing.assert_close(linear(layer, batch, 3, 7), 2 * whole)
 
 
 def test_half_precision_and_autocast_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     weight, batch = torch.randn(9, 16), torch.randn(20, 16)
-    assert torch.equal(linear(batch.bfloat16(), weight.bfloat16()), F.linear(batch.bfloat16(), weight.bfloat16()))
+    assert torch.equal(fast_linear(batch.bfloat16(), weight.bfloat16()), F.linear(batch.bfloat16(), weight.bfloat16()))
     with torch.autocast("cpu", torch.bfloat16):
-        assert linear(batch, weight).dtype is torch.bfloat16
+        assert fast_linear(batch, weight).dtype is torch.bfloat16
     monkeypatch.setattr(onednn, "HAS_ONEDNN", False)
     assert not can_use_onednn(weight)
-    assert torch.equal(linear(batch, weight), F.linear(batch, weight))
+    assert torch.equal(fast_linear(batch, weight), F.linear(batch, weight))
 
 
 def test_little_work_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     used = []
     monkeypatch.setattr(module, "_multiply", lambda left, right, bias=None: used.append(len(left)) or left @ right.T)
     monkeypatch.setattr(module, "_LEAST_WORK", 20 * 16 * 9)
-    linear(torch.randn(19, 16), torch.randn(9, 16))
-    linear(torch.randn(20, 16), torch.randn(9, 16))
+    fast_linear(torch.randn(19, 16), torch.randn(9, 16))
+    fast_linear(torch.randn(20, 16), torch.randn(9, 16))
     assert used == ([20] if onednn.HAS_ONEDNN else [])
 
 

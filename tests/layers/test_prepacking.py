@@ -8,10 +8,10 @@ import torch
 from torch import nn
 from torch.autograd import forward_ad
 
-from hf_ctxmodels.layers import linear as module
-from hf_ctxmodels.layers.cpu import onednn, prepacking
-from hf_ctxmodels.layers.cpu.prepacking import active_prepacked_weights, prepacked_weights
-from hf_ctxmodels.layers.linear import apply_linear
+from hf_ctxmodels.layers.cpu import linear as module
+from hf_ctxmodels.layers.cpu import linear as onednn
+from hf_ctxmodels.layers.cpu import linear as prepacking
+from hf_ctxmodels.layers.cpu.linear import active_prepacked_weights, linear, prepacked_weights
 
 pytestmark = pytest.mark.skipif(not onednn.HAS_ONEDNN, reason="this torch has no oneDNN")
 USES = prepacking._PAYS_AFTER + 1
@@ -36,7 +36,7 @@ def _apply(
         for _ in range(times):
             given = torch.randn(rows, linear_map.in_features, dtype=dtype)
             expected = linear_map(given)[..., part.get("start") : part.get("stop")]
-            torch.testing.assert_close(apply_linear(linear_map, given, **part), expected)
+            torch.testing.assert_close(linear(linear_map, given, **part), expected)
 
 
 def test_a_copy_is_made_when_it_pays(map_of: nn.Linear) -> None:
@@ -53,10 +53,10 @@ def test_products_by_the_copy_are_those_of_the_weight(map_of: nn.Linear, monkeyp
         _apply(map_of, USES)
         monkeypatch.setattr(module, "linear", None)  # another way would fail
         given = torch.randn(2, 3, 24)
-        torch.testing.assert_close(apply_linear(map_of, given), map_of(given))
+        torch.testing.assert_close(linear(map_of, given), map_of(given))
         without = nn.Linear(24, 40, bias=False)
         without.weight = map_of.weight
-        torch.testing.assert_close(apply_linear(without, given), without(given))
+        torch.testing.assert_close(linear(without, given), without(given))
 
 
 def test_ranges_have_copies_of_their_own(map_of: nn.Linear) -> None:
@@ -104,7 +104,7 @@ def test_gradients_pass_by_the_copies(map_of: nn.Linear) -> None:
     with prepacked_weights():
         _apply(map_of, USES)
         given = torch.randn(ROWS, 24, requires_grad=True)
-        apply_linear(map_of, given).sum().backward()
+        linear(map_of, given).sum().backward()
     torch.testing.assert_close(given.grad, map_of.weight.sum(0).expand(ROWS, -1))
     torch.testing.assert_close(map_of.bias.grad, torch.full((40,), float(ROWS)))
 
@@ -113,7 +113,7 @@ def test_a_bias_alone_gets_its_gradient(map_of: nn.Linear) -> None:
     map_of.weight.requires_grad_(False)
     with prepacked_weights():
         _apply(map_of, USES)
-        apply_linear(map_of, torch.randn(ROWS, 24)).sum().backward()
+        linear(map_of, torch.randn(ROWS, 24)).sum().backward()
     torch.testing.assert_close(map_of.bias.grad, torch.full((40,), float(ROWS)))
 
 
@@ -158,7 +158,7 @@ def test_forward_derivatives_pass_by_the_copies(map_of: nn.Linear) -> None:
             _apply(each, USES)
             tangent = torch.randn(16, each.in_features)
             given = forward_ad.make_dual(torch.randn(16, each.in_features), tangent)
-            _, found = forward_ad.unpack_dual(apply_linear(each, given))
+            _, found = forward_ad.unpack_dual(linear(each, given))
             torch.testing.assert_close(found, tangent @ each.weight.T)
 
 
@@ -168,4 +168,4 @@ def test_autocast_says_the_type_of_a_product(map_of: nn.Linear, dtype: torch.dty
     map_of.to(torch.bfloat16)
     given = torch.randn(ROWS, 24, dtype=torch.bfloat16)
     with torch.no_grad(), torch.autocast("cpu", dtype), prepacked_weights():
-        assert {apply_linear(map_of, given).dtype for _ in range(USES)} == {dtype}
+        assert {linear(map_of, given).dtype for _ in range(USES)} == {dtype}

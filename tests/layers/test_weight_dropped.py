@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from hf_ctxmodels.layers.dropout import shared_dropout
+from hf_ctxmodels.layers.cpu.dropout import shared_dropout
 from hf_ctxmodels.layers.recurrent.lstm import LSTM, LSTMState
 from hf_ctxmodels.layers.recurrent.packing import PackedSequences
 

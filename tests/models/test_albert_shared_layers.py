@@ -13,8 +13,7 @@ from zoo import assert_close
 
 from hf_ctxmodels.layers.attention.layouts import PaddedLayout
 from hf_ctxmodels.layers.attention.modules import SelfAttention
-from hf_ctxmodels.layers.feed_forward import FeedForward
-from hf_ctxmodels.layers.transformer.block import TransformerBlock
+from hf_ctxmodels.layers.transformer import FeedForward, TransformerBlock
 from hf_ctxmodels.models.albert.shared_layers import SharedLayers, cache_autocast_casts
 
 WIDTH, DEPTHS = 8, 6

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from accelerate.state import AcceleratorState, GradientState
-from benchmarks.learning import is_token_loss, judge_pretraining, learning_recipes
+from benchmarks.short_training import is_token_loss, judge_pretraining, learning_recipes
 
 from hf_ctxmodels.data import load_documents
 from hf_ctxmodels.registry import FAMILIES
@@ -36,7 +36,7 @@ MARGIN = 0.1  # nats below guessing by frequency: more than a model can gain tha
 def learn(
     family: FamilySpec, recipe: Path, folder: Path, dataset: list[str] | tuple[str, ...], **changes: object
 ) -> tuple[TrainingSummary, list[str]]:
-    """Pretrain in this process by a recipe of scripts/learning.py; gives the command line, too."""
+    """Pretrain in this process by a recipe of scripts/short_training.py; gives the command line, too."""
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
     flags = {
@@ -94,19 +94,19 @@ def train_tokenizer(
 
 
 def learn_in_seconds(family: FamilySpec, news: list[list[str]], folder: Path, seed: int = 0) -> TrainingSummary:
-    """Pretrain by the recipe of scripts/learning.py, cut short and made small, as the family's traits say."""
-    learning = family.traits.learning
+    """Pretrain by the recipe of scripts/short_training.py, cut short and made small, as the family's traits say."""
+    short_training = family.traits.short_training
     known = [f"{name}={value}" for name, value in SMALL.items() if name in family.config.__dataclass_fields__]
     text = write_text(family, news, folder)
-    train_tokenizer(family, folder, text, learning.vocab_size, held_out=0.08)
+    train_tokenizer(family, folder, text, short_training.vocab_size, held_out=0.08)
     cut: dict[str, object] = {
         "objective": next(iter(family.objectives)),  # a recipe may name one that needs more than this text
         "validation_fraction": 0.08,
-        "config_options": (*known, *learning.config_options),
+        "config_options": (*known, *short_training.config_options),
         "max_length": 32,
         "per_device_batch_size": 16,
-        "max_steps": learning.steps,
-        "learning_rate": learning.learning_rate,
+        "max_steps": short_training.steps,
+        "learning_rate": short_training.learning_rate,
         "lr_scheduler": "constant",
         "lr_reference_targets": 0,
         "seed": seed,
@@ -132,14 +132,14 @@ def test_pretraining_beats_guessing_by_frequency(family: FamilySpec, news: list[
 @pytest.mark.slow
 @pytest.mark.parametrize("family", PRETRAINED, ids=lambda family: family.name)
 def test_the_recipe_reaches_what_is_demanded(family: FamilySpec, shared_data: Path, tmp_path) -> None:
-    """The whole recipe, up to three hours: every demand of scripts/learning.py on pretraining is met."""
+    """The whole recipe, up to three hours: every demand of scripts/short_training.py on pretraining is met."""
     if next(iter(family.objectives.values())).requires_translations:
         pytest.skip(f"{family.name} translates, whose figure is BLEU: see its card")
     if not next(iter(family.objectives.values())).evaluates or hasattr(
         family.models["AutoModelForPreTraining"], "loss_by_scores"
     ):
         pytest.skip(f"{family.name} has no held-out loss of one token among all, which the demands are for")
-    text = [str(shared_data / "corpus" / family.traits.learning.text), str(shared_data / REVIEWS)]
+    text = [str(shared_data / "corpus" / family.traits.short_training.text), str(shared_data / REVIEWS)]
     train_tokenizer(family, tmp_path, text, 8000)
     start = {}
     for recipe in learning_recipes(RECIPES, family.name):

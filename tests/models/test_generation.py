@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 from zoo import HEADS, Case, assert_close, make_batch, make_targets
 
-from hf_ctxmodels.layers.cpu.prepacking import active_prepacked_weights
+from hf_ctxmodels.layers.cpu.linear import active_prepacked_weights
 from hf_ctxmodels.registry import FAMILIES
 
 WRITING = [head for head in HEADS if head.has_auto_class and head.model_class.can_generate()]

@@ -20,7 +20,7 @@ from hf_ctxmodels import (
     get_family,
 )
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.layers.feed_forward import GatedFeedForward
+from hf_ctxmodels.layers.transformer import GatedFeedForward
 from hf_ctxmodels.training.model_loading import new_config
 
 SHAPE = {"vocab_size": 61, "d_model": 24, "d_kv": 10, "d_ff": 40, "num_layers": 2, "num_decoder_layers": 3}

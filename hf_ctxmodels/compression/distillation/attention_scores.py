@@ -6,8 +6,8 @@ from torch import Tensor, nn
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.layers.attention.modules import SelfAttention
-from hf_ctxmodels.layers.linear import apply_linear
-from hf_ctxmodels.layers.transformer.block import TransformerBlock
+from hf_ctxmodels.layers.cpu.linear import linear
+from hf_ctxmodels.layers.transformer import TransformerBlock
 
 
 def attention_scores(block: nn.Module, states: Tensor, tokens: Tensor) -> Tensor:
@@ -31,7 +31,7 @@ def attention_scores(block: nn.Module, states: Tensor, tokens: Tensor) -> Tensor
     rows = states[tokens]
     if block.norm == "pre":  # type: ignore[union-attr]
         rows = block.attention_norm(rows)  # type: ignore[operator, union-attr]
-    projected = apply_linear(attention.qkv_proj, rows, 0, 2 * attention.inner_size)
+    projected = linear(attention.qkv_proj, rows, 0, 2 * attention.inner_size)
     padded = projected.new_zeros(*tokens.shape, projected.shape[-1]).index_put((tokens,), projected)
     query, key = padded.unflatten(-1, (2, attention.num_heads, attention.head_dim)).permute(2, 0, 3, 1, 4)
     return query @ key.transpose(-1, -2) * attention.scale

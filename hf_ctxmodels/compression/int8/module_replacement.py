@@ -12,10 +12,10 @@ from hf_ctxmodels.compression.int8.modules import ActivationScale, Int8Embedding
 from hf_ctxmodels.compression.int8.quantization import range_of
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.layers.adapter_slots import is_adapter_parameter
-from hf_ctxmodels.layers.embeddings import ScaledEmbedding
-from hf_ctxmodels.layers.linear import is_plain_linear
+from hf_ctxmodels.layers.cpu.linear import is_plain_linear
 from hf_ctxmodels.layers.recurrent.gru import GRU
 from hf_ctxmodels.layers.recurrent.lstm import LSTM
+from hf_ctxmodels.layers.transformer import ScaledEmbedding
 
 _LEAST_WIDTH = 8  # of the inputs and the outputs; a classifier of a few labels stays in single precision
 _RECURRENT = ("state_weight", "projection")  # parameters that are stored with 8 bits

@@ -18,7 +18,7 @@ from hf_ctxmodels.compression.int8.quantization import (
     scale_of_range,
 )
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.layers.cpu.onednn import operators_are_intercepted
+from hf_ctxmodels.layers.cpu.linear import operators_are_intercepted
 
 ActivationScale = Literal["token", "tensor", "static"]
 

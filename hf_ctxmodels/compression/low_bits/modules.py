@@ -16,8 +16,7 @@ from hf_ctxmodels.compression.low_bits.group_quantization import (
     quantize_groups,
     unpack_bits,
 )
-from hf_ctxmodels.layers.cpu.onednn import operators_are_intercepted
-from hf_ctxmodels.layers.linear import linear
+from hf_ctxmodels.layers.cpu.linear import fast_linear, operators_are_intercepted
 
 
 def round_activations(states: Tensor) -> Tensor:
@@ -46,7 +45,7 @@ class FakeQuantizedLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """(..., in) -> (..., out)."""
-        return linear(round_activations(input), fake_quantize(self.weight, self.bits, self.groups), self.bias)
+        return fast_linear(round_activations(input), fake_quantize(self.weight, self.bits, self.groups), self.bias)
 
 
 class FakeQuantizedEmbedding(nn.Embedding):
@@ -122,7 +121,7 @@ class PackedLinear(_Packed):
         """(..., in) -> (..., out)."""
         check_not_trained(self)
         bias = None if self.bias is None else self.bias.to(input.dtype)
-        return linear(round_activations(input), self.values().to(input.dtype), bias)
+        return fast_linear(round_activations(input), self.values().to(input.dtype), bias)
 
 
 class PackedEmbedding(_Packed):

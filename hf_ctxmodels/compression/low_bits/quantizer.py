@@ -22,7 +22,7 @@ from hf_ctxmodels.compression.low_bits.modules import (
 )
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.layers.adapter_slots import is_adapter_parameter
-from hf_ctxmodels.layers.linear import is_plain_linear
+from hf_ctxmodels.layers.cpu.linear import is_plain_linear
 
 METHOD = "ctx-low-bits"
 _HEADS = {"classifier", "qa_outputs"}  # stay in single precision, as in Q-BERT

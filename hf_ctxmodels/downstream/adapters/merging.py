@@ -10,7 +10,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.downstream.adapters.insertion import slots
 from hf_ctxmodels.downstream.adapters.model import delete_adapter, get_adapter_set
 from hf_ctxmodels.layers.adapters import LINEAR, BottleneckAdapter, BottleneckConfig
-from hf_ctxmodels.layers.linear import is_plain_linear
+from hf_ctxmodels.layers.cpu.linear import is_plain_linear
 
 _MAPS = {"attention": "out_proj", "cross_attention": "out_proj", "feed_forward": "down_proj"}
 

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.heads import ForMaskedLM, ForSequenceClassification, ForTokenClassification
 from hf_ctxmodels.layers.lm_loss.cross_entropy import MaskedLMHead, ProjectedHead
-from hf_ctxmodels.layers.transformer.pooler import FirstTokenPooler
+from hf_ctxmodels.layers.transformer import FirstTokenPooler
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,12 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from hf_ctxmodels.core.inputs import is_traced
-from hf_ctxmodels.layers.attention.rows import attend_rows
+from hf_ctxmodels.layers.cpu.dropout import padded_attention
 
 _SMALLEST_BLOCK = 64  # queries of a block
 
 
-def attend_band(query: Tensor, key: Tensor, value: Tensor, window: int, *, scale: float, dropout: float) -> Tensor:
+def attend_to_band(query: Tensor, key: Tensor, value: Tensor, window: int, *, scale: float, dropout: float) -> Tensor:
     """Each query sees its own position and the `window - 1` before it.
 
     Args:
@@ -102,7 +102,7 @@ def _all_blocks(
     no_keys = columns < (reach - torch.arange(blocks, device=query.device)[:, None, None]) * size  # before the row
     mask = _additive(_hidden(size, reach * size, window, query.device) | no_keys, query)
     mask = mask[:, None].repeat(batch, 1, 1, 1)
-    context = attend_rows(queries, keys, values, mask, is_causal=False, scale=scale, dropout=dropout)
+    context = padded_attention(queries, keys, values, mask, is_causal=False, scale=scale, dropout=dropout)
     return context.unflatten(0, (batch, blocks)).flatten(1, 2)[:, :length]
 
 

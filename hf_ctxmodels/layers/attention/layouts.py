@@ -73,7 +73,7 @@ class PaddedLayout:
             order = order - (order * sequence_starts(self.sequences)).cummax(1).values
         return order
 
-    def of_queries(self, columns: Tensor) -> Tensor:
+    def select_query_columns(self, columns: Tensor) -> Tensor:
         """(..., keys) -> (..., length), the columns of this batch."""
         if self.cache_length is None:
             return columns
@@ -111,7 +111,7 @@ class PaddedLayout:
 
     def padding(self) -> Tensor | None:
         """(batch, length, 1) bool, True at padding; None where there is none. Before a cache is extended."""
-        return None if self.tokens is None else ~self.of_queries(self.tokens)[..., None]
+        return None if self.tokens is None else ~self.select_query_columns(self.tokens)[..., None]
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ class MaskSpec:
         """Whether it is a causal mask with a window."""
         return self.causal and self.prefix_lengths is None and self.window is not None
 
-    def sees(self, queries: Tensor, keys: Tensor, prefix: Tensor | None) -> Tensor:
+    def allows(self, queries: Tensor, keys: Tensor, prefix: Tensor | None) -> Tensor:
         """Whether a query sees a key of its sequence.
 
         Args:

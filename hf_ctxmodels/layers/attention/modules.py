@@ -11,7 +11,7 @@ from transformers import Cache, EncoderDecoderCache
 from hf_ctxmodels.layers.attention.backends import Mask, attend
 from hf_ctxmodels.layers.attention.layouts import Layout
 from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, Bias, MaskSpec
-from hf_ctxmodels.layers.linear import apply_linear
+from hf_ctxmodels.layers.cpu.linear import linear
 
 
 class _Attention(nn.Module):
@@ -51,7 +51,7 @@ class _Attention(nn.Module):
 
     def _project(self, context: Tensor) -> Tensor:
         """(..., heads, head_dim) -> (..., hidden)."""
-        return apply_linear(self.out_proj, context.flatten(-2))
+        return linear(self.out_proj, context.flatten(-2))
 
     def _split_heads(self, projected: Tensor, parts: int) -> tuple[Tensor, ...]:
         """(..., parts * inner) -> `parts` tensors (..., heads, head_dim)."""
@@ -109,10 +109,10 @@ class SelfAttention(_Attention):
         """
         queries, width = layout.select_queries(hidden_states), self.inner_size
         if queries is hidden_states:
-            query, key, value = self._split_heads(apply_linear(self.qkv_proj, hidden_states), 3)
+            query, key, value = self._split_heads(linear(self.qkv_proj, hidden_states), 3)
         else:
-            (query,) = self._split_heads(apply_linear(self.qkv_proj, queries, 0, width), 1)
-            key, value = self._split_heads(apply_linear(self.qkv_proj, hidden_states, width, 3 * width), 2)
+            (query,) = self._split_heads(linear(self.qkv_proj, queries, 0, width), 1)
+            key, value = self._split_heads(linear(self.qkv_proj, hidden_states, width, 3 * width), 2)
         if past_key_values is not None:
             heads_first = (key.transpose(1, 2), value.transpose(1, 2))
             key, value = (kept.transpose(1, 2) for kept in past_key_values.update(*heads_first, layer_index))
@@ -174,7 +174,7 @@ class CrossAttention(_Attention):
         Returns:
             As `SelfAttention`.
         """
-        (query,) = self._split_heads(apply_linear(self.q_proj, hidden_states), 1)
+        (query,) = self._split_heads(linear(self.q_proj, hidden_states), 1)
         key, value = self._keys_and_values(memory, past_key_values, layer_index)
         if targets_per_source > 1:
             query = query.unflatten(0, (-1, targets_per_source)).flatten(1, 2)
@@ -194,13 +194,13 @@ class CrossAttention(_Attention):
     ) -> tuple[Tensor, Tensor]:
         """(..., heads, head_dim) each; computed once for a cache."""
         if past_key_values is None:
-            key, value = self._split_heads(apply_linear(self.kv_proj, memory), 2)
+            key, value = self._split_heads(linear(self.kv_proj, memory), 2)
             return key, value
         cache = past_key_values.cross_attention_cache
         if past_key_values.is_updated.get(layer_index):
             kept = cache.layers[layer_index].keys, cache.layers[layer_index].values
         else:
-            key, value = self._split_heads(apply_linear(self.kv_proj, memory), 2)
+            key, value = self._split_heads(linear(self.kv_proj, memory), 2)
             kept = cache.update(key.transpose(1, 2), value.transpose(1, 2), layer_index)
             past_key_values.is_updated[layer_index] = True
         length = memory.shape[1]  # a static cache may be longer

@@ -7,11 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hf_ctxmodels.layers.activations import get_activation
 from hf_ctxmodels.layers.adapter_slots import InvertibleSlot, before_output_layer
-from hf_ctxmodels.layers.cpu.onednn import can_use_onednn
-from hf_ctxmodels.layers.dropout import Dropout
-from hf_ctxmodels.layers.feed_forward import get_activation
-from hf_ctxmodels.layers.linear import apply_linear, is_plain_linear, linear, product
+from hf_ctxmodels.layers.cpu.dropout import Dropout
+from hf_ctxmodels.layers.cpu.linear import can_use_onednn, fast_linear, is_plain_linear, linear, product
 from hf_ctxmodels.layers.lm_loss.sampling import sample_batches
 
 # Logits in memory at a time; larger chunks were not faster, smaller ones use the matrix units badly.
@@ -52,7 +51,7 @@ class MaskedLMHead(nn.Module):
 
     def forward(self, hidden_states: Tensor, invertible: InvertibleSlot | None = None) -> Tensor:
         """(..., hidden) -> (..., vocabulary) logits; `invertible` are the adapters of the embeddings, if any."""
-        return apply_linear(self.decoder, self._transform(hidden_states, invertible))
+        return linear(self.decoder, self._transform(hidden_states, invertible))
 
     def summed_loss(self, hidden_states: Tensor, targets: Tensor, invertible: InvertibleSlot | None = None) -> Tensor:
         """Summed cross-entropy in nats.
@@ -78,7 +77,7 @@ class MaskedLMHead(nn.Module):
         return cross_entropy_and_samples(self.decoder, self._transform(hidden_states), targets, numbers)
 
     def _transform(self, hidden_states: Tensor, invertible: InvertibleSlot | None = None) -> Tensor:
-        states = self.norm(self.activation(apply_linear(self.dense, hidden_states)))
+        states = self.norm(self.activation(linear(self.dense, hidden_states)))
         return before_output_layer(invertible, states)
 
 
@@ -101,7 +100,7 @@ class ProjectedHead(nn.Module):
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """(..., hidden) -> (..., scores)."""
-        return self.out_proj(self.dropout(self.activation(apply_linear(self.dense, hidden_states))))
+        return self.out_proj(self.dropout(self.activation(linear(self.dense, hidden_states))))
 
 
 class Prediction(NamedTuple):
@@ -297,7 +296,7 @@ def _loss_and_gradients(
 def _log_softmax(rows: Tensor, weight: Tensor, bias: Tensor, buffer: Tensor | None) -> Tensor:
     """(rows, vocabulary) log-probabilities in single precision, in the buffer if its type allows."""
     if buffer is None:
-        values = linear(rows, weight, bias)
+        values = fast_linear(rows, weight, bias)
     else:
         values = torch.addmm(bias, rows, weight.T, out=buffer[: len(rows)]).float()
     return torch.log_softmax(values, -1, out=values)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hf_ctxmodels.layers.linear import is_plain_linear, linear, product
+from hf_ctxmodels.layers.cpu.linear import fast_linear, is_plain_linear, product
 from hf_ctxmodels.layers.lm_loss import cross_entropy as chunked
 from hf_ctxmodels.layers.lm_loss.cross_entropy import DeferredLogits
 
@@ -91,7 +91,7 @@ class _Decoder:
 
     def log_softmax(self, rows: Tensor) -> Tensor:
         """(rows, width) -> (rows, vocabulary) in single precision."""
-        logits = linear(rows / self.temperature, self.weight, self.bias)
+        logits = fast_linear(rows / self.temperature, self.weight, self.bias)
         return torch.log_softmax(logits.float(), -1)
 
 

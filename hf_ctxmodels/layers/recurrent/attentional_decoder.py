@@ -7,9 +7,9 @@ from torch import Tensor, nn
 from transformers import initialization as init
 
 from hf_ctxmodels.core.recurrent_cache import RecurrentCache
+from hf_ctxmodels.layers.cpu.dropout import Dropout
+from hf_ctxmodels.layers.cpu.linear import linear
 from hf_ctxmodels.layers.decoder_output import DecoderOutput
-from hf_ctxmodels.layers.dropout import Dropout
-from hf_ctxmodels.layers.linear import apply_linear
 
 
 class _Step(NamedTuple):
@@ -137,9 +137,9 @@ class AttentionalDecoder(nn.Module):
         """(rows, hidden) h -> (rows, hidden) h~, and (rows, 1, length) alpha where there is attention."""
         weights = None
         if self.query is not None:
-            context, weights = attend(apply_linear(self.query, hidden)[:, None], memory, memory, padding)
+            context, weights = attend(linear(self.query, hidden)[:, None], memory, memory, padding)
             hidden = torch.cat([context[:, 0], hidden.to(memory.dtype)], -1)
-        return apply_linear(self.combine, hidden).tanh(), weights
+        return linear(self.combine, hidden).tanh(), weights
 
 
 def attend(queries: Tensor, keys: Tensor, values: Tensor, padding: Tensor) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_ctxmodels.layers.linear import apply_linear, linear
+from hf_ctxmodels.layers.cpu.linear import fast_linear, linear
 
 
 def multiply_inputs(layer: Any, packed: Tensor, bias: Tensor) -> Tensor:
@@ -22,6 +22,6 @@ def multiply_inputs(layer: Any, packed: Tensor, bias: Tensor) -> Tensor:
     """
     maps = getattr(layer, "input_maps", None)
     if maps is not None:
-        return torch.stack([apply_linear(each, states) for each, states in zip(maps, packed)]) + bias[:, None]
+        return torch.stack([linear(each, states) for each, states in zip(maps, packed)]) + bias[:, None]
     parts = zip(bias, packed, layer.input_weight.to(packed.dtype))
-    return torch.stack([linear(states, weight, bias) for bias, states, weight in parts])
+    return torch.stack([fast_linear(states, weight, bias) for bias, states, weight in parts])

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import initialization as init
 
-from hf_ctxmodels.layers.dropout import dropout
+from hf_ctxmodels.layers.cpu.dropout import dropout
 from hf_ctxmodels.layers.recurrent.inputs import multiply_inputs
 from hf_ctxmodels.layers.recurrent.lstm_recurrence import GATES, recur
 from hf_ctxmodels.layers.recurrent.packing import PackedSequences

@@ -1,7 +1,7 @@
 """The recurrence of an LSTM after the input's products.
 
 One buffer holds the values of all steps. The backward pass visits the steps in reverse, and computes the gradient of
-each weight in one product for all steps. On a CPU a step multiplies few rows by large weights, where oneDNN with
+each weight in one product for all steps. On a CPU a step can_use_onednn_or_bfloat16 few rows by large weights, where oneDNN with
 prepacked weights is several times faster than torch's BLAS.
 """
 
@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hf_ctxmodels.layers.cpu.onednn import multiplies, multiply, prepack_weight
-from hf_ctxmodels.layers.linear import product
+from hf_ctxmodels.layers.cpu.linear import can_use_onednn_or_bfloat16, onednn_linear, prepack_weight, product
 
 GATES = 4
 _PREPACKED_FROM = 12  # steps; with fewer, the copy of a weight costs more than it saves
@@ -57,7 +56,7 @@ class StepProduct:
 
     def __init__(self, weight: Tensor, times: int) -> None:
         self.weights: Sequence[Tensor] = weight.unbind()
-        self.by_onednn = multiplies(weight)
+        self.by_onednn = can_use_onednn_or_bfloat16(weight)
         if self.by_onednn and times >= _PREPACKED_FROM:
             self.weights = [prepack_weight(each) for each in self.weights]
 
@@ -65,7 +64,7 @@ class StepProduct:
         """`target += left @ weight.T`, both (directions, rows, ...)."""
         for part, rows, weight in zip(target, left, self.weights, strict=True):
             if self.by_onednn and len(rows):
-                part.add_(multiply(rows, weight))
+                part.add_(onednn_linear(rows, weight))
             else:
                 part.addmm_(rows, weight.T)
 
@@ -73,7 +72,7 @@ class StepProduct:
         """(directions, rows, in) -> (directions, rows, out)."""
         pairs = zip(left, self.weights, strict=True)
         if self.by_onednn and left.shape[1]:
-            return torch.stack([multiply(rows, weight) for rows, weight in pairs])
+            return torch.stack([onednn_linear(rows, weight) for rows, weight in pairs])
         return torch.stack([rows @ weight.T for rows, weight in pairs])
 
 

@@ -1,10 +1,10 @@
-"""The tokens of a batch in the order of a recurrence."""
+"""Packed sequences in the order of a recurrence, and bidirectional layers over padded batches."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
@@ -122,3 +122,36 @@ class PackedSequences:
         back = torch.zeros_like(self.order)
         back = back.scatter(0, self.order, torch.arange(self.order.shape[0], device=self.order.device))
         return tuple(part[:, back].transpose(0, 1) for part in state)
+
+
+def concat_directions(states: Tensor) -> Tensor:
+    """(2, ..., width) forward and backward states -> (..., 2 * width)."""
+    return torch.cat([states[0], states[1]], -1)
+
+
+def run_layer(layer: nn.Module, states: Tensor, rows: PackedSequences) -> Tensor:
+    """One bidirectional layer: (batch, length, width) -> (batch, length, 2 * output), zero at padding positions."""
+    return concat_directions(rows.unpack(layer(rows.pack(states), rows)[0]))
+
+
+def run_bidirectional(
+    layers: Iterable[nn.Module], embeddings: Tensor, rows: PackedSequences, dropout: nn.Module
+) -> tuple[list[Tensor], list[tuple[Tensor, ...]]]:
+    """A stack of bidirectional layers.
+
+    Args:
+        layers: Bidirectional `LSTM` or `GRU` layers.
+        embeddings: (batch, length, width) the input of the first layer.
+        rows: The batch's tokens.
+        dropout: Applied to the input of every layer but the first.
+
+    Returns:
+        `embeddings` and each layer's output (batch, length, 2 * width), zero at padding positions; and each layer's
+        state after a row's last token, tensors (batch, 2, width).
+    """
+    states, final = [embeddings], []
+    for depth, layer in enumerate(layers):
+        packed, state = layer(rows.pack(dropout(states[-1]) if depth else embeddings), rows)
+        states.append(concat_directions(rows.unpack(packed)))
+        final.append(rows.unpack_state(state))
+    return states, final

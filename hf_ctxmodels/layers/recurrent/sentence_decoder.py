@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from hf_ctxmodels.core.recurrent_cache import RecurrentCache
+from hf_ctxmodels.layers.cpu.dropout import Dropout
+from hf_ctxmodels.layers.cpu.linear import linear
 from hf_ctxmodels.layers.decoder_output import DecoderOutput
-from hf_ctxmodels.layers.dropout import Dropout
-from hf_ctxmodels.layers.linear import apply_linear
 from hf_ctxmodels.layers.lm_loss.cross_entropy import summed_cross_entropy
-from hf_ctxmodels.layers.positions import mask_until_last_target
+from hf_ctxmodels.layers.pooling import mask_until_last_target
 from hf_ctxmodels.layers.recurrent.gru import GRU
 from hf_ctxmodels.layers.recurrent.lstm import LSTM
 from hf_ctxmodels.layers.recurrent.packing import PackedSequences
@@ -123,8 +123,7 @@ class SentenceDecoder(VectorDecoder):
     def start(self, sentence: Tensor) -> RecurrentCache:
         """The cache before the first token, from (rows, sentence) vectors."""
         parts = (
-            apply_linear(each, sentence)[:, None].chunk(len(self.layers), -1)
-            for each in (self.first_hidden, self.first_cell)
+            linear(each, sentence)[:, None].chunk(len(self.layers), -1) for each in (self.first_hidden, self.first_cell)
         )
         return RecurrentCache(zip(*parts, strict=True))
 

@@ -9,9 +9,8 @@ from hf_ctxmodels import heads
 from hf_ctxmodels.architectures.transformer_encoder import TransformerEncoder, build_embeddings, build_layer
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
-from hf_ctxmodels.layers.dropout import Dropout
-from hf_ctxmodels.layers.embeddings import TokenPositionTypeEmbeddings
-from hf_ctxmodels.layers.transformer.stack import StackOutput
+from hf_ctxmodels.layers.cpu.dropout import Dropout
+from hf_ctxmodels.layers.transformer import StackOutput, TokenPositionTypeEmbeddings
 from hf_ctxmodels.models.albert.configuration_albert import CtxAlbertConfig
 from hf_ctxmodels.models.albert.conversion_albert import ALBERT_EXPORT
 from hf_ctxmodels.models.albert.shared_layers import SHARED_SUBLAYERS, SharedLayers, cache_autocast_casts

@@ -17,7 +17,7 @@ from hf_ctxmodels.architectures.encoder_decoder_heads import (
 from hf_ctxmodels.architectures.transformer_stack import TransformerStack
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
-from hf_ctxmodels.layers.embeddings import ScaledEmbedding
+from hf_ctxmodels.layers.transformer import ScaledEmbedding
 from hf_ctxmodels.models.bart.configuration_bart import CtxBartConfig
 from hf_ctxmodels.models.bart.conversion_bart import BART_CONVERSION, BART_EXPORT, BART_UNTIED_EXPORT
 

@@ -6,12 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from hf_ctxmodels.core.inputs import sequence_numbers
-from hf_ctxmodels.layers.dropout import Dropout
-from hf_ctxmodels.layers.linear import apply_linear
+from hf_ctxmodels.layers.cpu.dropout import Dropout
+from hf_ctxmodels.layers.cpu.linear import linear
 from hf_ctxmodels.layers.norm import SafeBatchNorm1d
-from hf_ctxmodels.layers.recurrent.bidirectional import run_layer
 from hf_ctxmodels.layers.recurrent.lstm import LSTM
-from hf_ctxmodels.layers.recurrent.packing import PackedSequences
+from hf_ctxmodels.layers.recurrent.packing import PackedSequences, run_layer
 
 
 class Biattention(nn.Module):
@@ -51,7 +50,7 @@ class Biattention(nn.Module):
         parts = [tokens & ~second, tokens & second]
         parts = [part | (tokens & ~part.any(1, keepdim=True)) for part in parts]  # a single text is used twice
         build = PackedSequences.build if unpad else PackedSequences.with_padding
-        inputs = apply_linear(self.project, self.dropout(states)).relu()
+        inputs = linear(self.project, self.dropout(states)).relu()
         encoded = run_layer(self.encoder, self.dropout(inputs), build(tokens, sequence_numbers(second)))
         affinities = (encoded @ encoded.transpose(1, 2)).float()
         pooled = []
@@ -94,7 +93,7 @@ class Maxout(nn.Module):
 
     def forward(self, states: Tensor) -> Tensor:
         """(rows, input) -> (rows, output)."""
-        return apply_linear(self.maps, states).unflatten(-1, (-1, self.pieces)).amax(-1)
+        return linear(self.maps, states).unflatten(-1, (-1, self.pieces)).amax(-1)
 
 
 class MaxoutClassifier(nn.Sequential):

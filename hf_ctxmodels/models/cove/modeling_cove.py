@@ -17,12 +17,11 @@ from hf_ctxmodels.architectures.pretrained_word_vectors import (
 from hf_ctxmodels.architectures.recurrent_inputs import prepare_inputs, zero_padding
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import is_traced
-from hf_ctxmodels.layers.dropout import Dropout
-from hf_ctxmodels.layers.pooling import token_mask
-from hf_ctxmodels.layers.positions import forward_fill_padding
+from hf_ctxmodels.layers.cpu.dropout import Dropout
+from hf_ctxmodels.layers.pooling import forward_fill_padding, token_mask
 from hf_ctxmodels.layers.recurrent.attentional_decoder import reset_lstm_cell
-from hf_ctxmodels.layers.recurrent.bidirectional import run_bidirectional
 from hf_ctxmodels.layers.recurrent.lstm import LSTM
+from hf_ctxmodels.layers.recurrent.packing import run_bidirectional
 from hf_ctxmodels.models.cove.biattention import Biattention, MaxoutClassifier
 from hf_ctxmodels.models.cove.configuration_cove import CtxCoveConfig
 

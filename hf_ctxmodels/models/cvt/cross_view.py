@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hf_ctxmodels.layers.linear import LinearLayers
+from hf_ctxmodels.layers.cpu.linear import LinearLayers
 from hf_ctxmodels.layers.pooling import Pooling, PoolingLayer
 
 View = Callable[[Tensor, Tensor], Tensor]

@@ -19,9 +19,9 @@ from hf_ctxmodels.architectures.recurrent_inputs import prepare_inputs, zero_pad
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_aligned, check_tensors
 from hf_ctxmodels.heads import IGNORE_INDEX, ItemCounts, cross_entropy_over_targets, mean_over_targets
-from hf_ctxmodels.layers.dropout import dropout
+from hf_ctxmodels.layers.cpu.dropout import dropout
 from hf_ctxmodels.layers.pooling import token_mask
-from hf_ctxmodels.layers.recurrent.bidirectional import run_layer
+from hf_ctxmodels.layers.recurrent.packing import run_layer
 from hf_ctxmodels.models.cvt.configuration_cvt import CtxCvtConfig
 from hf_ctxmodels.models.cvt.cross_view import TextPredictors, WordPredictors, summed_consistency_loss
 

@@ -16,9 +16,9 @@ from hf_ctxmodels.architectures.transformer_encoder import TransformerEncoder, b
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.heads import IGNORE_INDEX, ItemCounts, mean_over_targets
-from hf_ctxmodels.layers.dropout import Dropout
-from hf_ctxmodels.layers.embeddings import TokenPositionTypeEmbeddings
-from hf_ctxmodels.layers.feed_forward import get_activation
+from hf_ctxmodels.layers.activations import get_activation
+from hf_ctxmodels.layers.cpu.dropout import Dropout
+from hf_ctxmodels.layers.transformer import TokenPositionTypeEmbeddings
 from hf_ctxmodels.models.electra.configuration_electra import CtxElectraConfig
 from hf_ctxmodels.models.electra.conversion_electra import ELECTRA_CONVERSION
 from hf_ctxmodels.models.electra.replaced_token_detection import DetectionHead, detection_counts, detection_loss

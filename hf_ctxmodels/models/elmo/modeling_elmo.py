@@ -21,12 +21,11 @@ from hf_ctxmodels.architectures.recurrent_inputs import prepare_inputs
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_ids
 from hf_ctxmodels.core.recurrent_cache import RecurrentCache, validate_cache
-from hf_ctxmodels.layers.dropout import Dropout
-from hf_ctxmodels.layers.linear import apply_linear, is_plain_linear
+from hf_ctxmodels.layers.cpu.dropout import Dropout
+from hf_ctxmodels.layers.cpu.linear import is_plain_linear, linear
 from hf_ctxmodels.layers.lm_loss.sampled_softmax import sampled_softmax_loss
 from hf_ctxmodels.layers.pooling import PoolingLayer, token_mask
-from hf_ctxmodels.layers.recurrent.bidirectional import concat_directions
-from hf_ctxmodels.layers.recurrent.packing import PackedSequences
+from hf_ctxmodels.layers.recurrent.packing import PackedSequences, concat_directions
 from hf_ctxmodels.layers.scalar_mix import ScalarMix
 from hf_ctxmodels.models.elmo.configuration_elmo import CtxElmoConfig
 
@@ -248,7 +247,7 @@ class CtxElmoForPreTraining(CtxElmoHeadModel):
             **kwargs,
         )
         top = self.dropout(outputs.last_hidden_state).unflatten(-1, (2, self.config.projection_size))
-        loss, logits = None, apply_linear(self.decoder, top) if everywhere else None
+        loss, logits = None, linear(self.decoder, top) if everywhere else None
         if labels is not None and target_mask is not None:
             samples = self.training and is_plain_linear(self.decoder)  # an adapter acts on the full softmax
             sampled = partial(self._sampled_loss, negatives) if samples and negatives is not None else None

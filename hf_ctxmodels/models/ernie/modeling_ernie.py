@@ -7,7 +7,7 @@ Pretraining by tasks is in `pretraining_ernie`.
 from functools import partial
 
 from hf_ctxmodels.architectures.transformer_encoder import build_embeddings
-from hf_ctxmodels.layers.embeddings import TokenPositionTypeEmbeddings
+from hf_ctxmodels.layers.transformer import TokenPositionTypeEmbeddings
 from hf_ctxmodels.models.bert import modeling_bert as bert
 from hf_ctxmodels.models.ernie.configuration_ernie import CtxErnieConfig
 from hf_ctxmodels.models.ernie.task_embeddings import TaskEmbeddings

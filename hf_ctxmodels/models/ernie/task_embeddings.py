@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.layers.embeddings import TokenPositionTypeEmbeddings
+from hf_ctxmodels.layers.transformer import TokenPositionTypeEmbeddings
 
 
 class TaskEmbeddings(TokenPositionTypeEmbeddings):

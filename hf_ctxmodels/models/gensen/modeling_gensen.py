@@ -16,9 +16,9 @@ from hf_ctxmodels.architectures.recurrent_sentence_encoder import RecurrentSente
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import is_traced
 from hf_ctxmodels.core.recurrent_cache import RecurrentCache
+from hf_ctxmodels.layers.cpu.dropout import Dropout
+from hf_ctxmodels.layers.cpu.linear import LinearLayers, linear
 from hf_ctxmodels.layers.decoder_output import DecoderOutput
-from hf_ctxmodels.layers.dropout import Dropout
-from hf_ctxmodels.layers.linear import LinearLayers, apply_linear
 from hf_ctxmodels.layers.recurrent.gru import GRU
 from hf_ctxmodels.layers.recurrent.sentence_decoder import ConditionalDecoder
 from hf_ctxmodels.models.gensen.configuration_gensen import CtxGenSenConfig
@@ -125,7 +125,7 @@ class CtxGenSenForPreTraining(
                 continue
             part = decoder(ids[rows], vectors[rows], cache.select(rows), unpad=unpad, record=given.record)
             layers = part.hidden_states or ()
-            found.append((apply_linear(decoder.prediction, part.states), part.states, *part.cache.states[0], *layers))
+            found.append((linear(decoder.prediction, part.states), part.states, *part.cache.states[0], *layers))
             positions.append(rows + (0 if unpad else number * ids.shape[0]))
         order = torch.cat(positions).argsort() if unpad else numbers * ids.shape[0] + positions[0]
         logits, states, hidden, *recorded = (torch.cat(parts)[order] for parts in zip(*found, strict=True))

@@ -12,7 +12,7 @@ from hf_ctxmodels.architectures.decoder_heads import DecoderForCausalLM, Decoder
 from hf_ctxmodels.architectures.transformer_decoder import TransformerDecoder, build_layer
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
-from hf_ctxmodels.layers.dropout import shared_dropout
+from hf_ctxmodels.layers.cpu.dropout import shared_dropout
 from hf_ctxmodels.models.gpt.configuration_gpt import ACTIVATIONS, CtxGptConfig
 from hf_ctxmodels.models.gpt.conversion_gpt import GPT_CHOICE_EXPORT, GPT_EXPORT, GPT_SEQUENCE_EXPORT
 

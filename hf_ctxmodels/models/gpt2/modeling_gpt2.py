@@ -12,7 +12,7 @@ from hf_ctxmodels.architectures.decoder_heads import DecoderForCausalLM, Decoder
 from hf_ctxmodels.architectures.transformer_decoder import TransformerDecoder
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.attention.modules import SelfAttention
-from hf_ctxmodels.layers.feed_forward import FeedForward
+from hf_ctxmodels.layers.transformer import FeedForward
 from hf_ctxmodels.models.gpt2.configuration_gpt2 import CtxGpt2Config
 from hf_ctxmodels.models.gpt2.conversion_gpt2 import GPT2_CHOICE_EXPORT, GPT2_EXPORT, GPT2_SEQUENCE_EXPORT
 

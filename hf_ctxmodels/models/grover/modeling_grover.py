@@ -17,11 +17,9 @@ from hf_ctxmodels.layers.attention.backends import Mask
 from hf_ctxmodels.layers.attention.layouts import Layout
 from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL
 from hf_ctxmodels.layers.attention.modules import SelfAttention
-from hf_ctxmodels.layers.dropout import Dropout
-from hf_ctxmodels.layers.feed_forward import FeedForward
-from hf_ctxmodels.layers.pooling import token_mask
-from hf_ctxmodels.layers.positions import last_token_columns, states_at
-from hf_ctxmodels.layers.transformer.block import BlockOutput, Memory
+from hf_ctxmodels.layers.cpu.dropout import Dropout
+from hf_ctxmodels.layers.pooling import last_token_columns, states_at, token_mask
+from hf_ctxmodels.layers.transformer import BlockOutput, FeedForward, Memory
 from hf_ctxmodels.models.grover.configuration_grover import CtxGroverConfig
 
 _CUT = 2.0  # standard deviations at which the initialisation is truncated, as in TensorFlow

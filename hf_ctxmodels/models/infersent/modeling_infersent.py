@@ -10,8 +10,8 @@ from hf_ctxmodels.architectures.pretrained_word_vectors import (
     PretrainedEmbeddingPreTrainedModel,
 )
 from hf_ctxmodels.architectures.recurrent_sentence_encoder import RecurrentSentenceEncoder
-from hf_ctxmodels.layers.dropout import Dropout
-from hf_ctxmodels.layers.linear import LinearLayers
+from hf_ctxmodels.layers.cpu.dropout import Dropout
+from hf_ctxmodels.layers.cpu.linear import LinearLayers
 from hf_ctxmodels.models.infersent.configuration_infersent import CtxInferSentConfig
 
 

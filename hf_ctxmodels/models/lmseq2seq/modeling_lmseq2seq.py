@@ -25,11 +25,10 @@ from hf_ctxmodels.architectures.lstm_language_model import (
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.loading import load_pretrained
 from hf_ctxmodels.core.recurrent_cache import RecurrentCache
+from hf_ctxmodels.layers.cpu.dropout import Dropout, dropout
+from hf_ctxmodels.layers.cpu.linear import linear
 from hf_ctxmodels.layers.decoder_output import DecoderOutput
-from hf_ctxmodels.layers.dropout import Dropout, dropout
-from hf_ctxmodels.layers.linear import apply_linear
-from hf_ctxmodels.layers.pooling import token_mask
-from hf_ctxmodels.layers.positions import mask_until_last_target
+from hf_ctxmodels.layers.pooling import mask_until_last_target, token_mask
 from hf_ctxmodels.layers.recurrent.attentional_decoder import attend
 from hf_ctxmodels.layers.recurrent.packing import PackedSequences
 from hf_ctxmodels.models.lmseq2seq.configuration_lmseq2seq import CtxLmSeq2SeqConfig
@@ -235,12 +234,12 @@ class CtxLmSeq2SeqForConditionalGeneration(heads.ForConditionalGeneration, CtxLm
         keys = memory[..., -self.config.hidden_size :]
         padding = ~token_mask(keys, given.attention_mask)
         values = memory if self.config.multi_layer_attention else keys
-        context, weights = attend(apply_linear(self.query, hidden), keys, values, padding)
+        context, weights = attend(linear(self.query, hidden), keys, values, padding)
         joined = torch.cat([context, hidden.to(keys.dtype)], -1)
         first = outputs.hidden_states[self.config.pretrained_layers]
         if target_mask is not None:
             joined, first = joined[target_mask], first[target_mask]
-        states = apply_linear(self.combine, self.dropout(joined)).tanh()
+        states = linear(self.combine, self.dropout(joined)).tanh()
         if self.config.residual:
             states = states + first
         recorded = ((*outputs.hidden_states[:-1], states), (weights[:, None],)) if given.record else ()

@@ -7,8 +7,8 @@ from hf_ctxmodels import heads
 from hf_ctxmodels.architectures.transformer_encoder import TransformerEncoder
 from hf_ctxmodels.core.inputs import cumulative_token_counts
 from hf_ctxmodels.core.model import CtxPreTrainedModel
-from hf_ctxmodels.layers.embeddings import TokenPositionTypeEmbeddings
 from hf_ctxmodels.layers.pooling import token_mask
+from hf_ctxmodels.layers.transformer import TokenPositionTypeEmbeddings
 from hf_ctxmodels.models.roberta.configuration_roberta import CtxRobertaConfig
 from hf_ctxmodels.models.roberta.conversion_roberta import ROBERTA_EXPORT
 

@@ -21,9 +21,8 @@ from hf_ctxmodels.architectures.lstm_language_model import (
 )
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_tensors
-from hf_ctxmodels.layers.dropout import dropout, shared_dropout
-from hf_ctxmodels.layers.pooling import token_mask
-from hf_ctxmodels.layers.positions import last_token_columns, states_at
+from hf_ctxmodels.layers.cpu.dropout import dropout, shared_dropout
+from hf_ctxmodels.layers.pooling import last_token_columns, states_at, token_mask
 from hf_ctxmodels.layers.recurrent.packing import PackedSequences
 from hf_ctxmodels.models.seqae.configuration_seqae import CtxSeqaeConfig
 

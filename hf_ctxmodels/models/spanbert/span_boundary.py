@@ -6,9 +6,9 @@ from torch import Tensor, nn
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import is_traced
 from hf_ctxmodels.heads import IGNORE_INDEX
+from hf_ctxmodels.layers.activations import get_activation
 from hf_ctxmodels.layers.adapter_slots import InvertibleSlot, before_output_layer
-from hf_ctxmodels.layers.feed_forward import get_activation
-from hf_ctxmodels.layers.linear import apply_linear
+from hf_ctxmodels.layers.cpu.linear import linear
 from hf_ctxmodels.layers.lm_loss.cross_entropy import summed_cross_entropy
 from hf_ctxmodels.models.spanbert.configuration_spanbert import CtxSpanBertConfig
 from hf_ctxmodels.objectives.masked.span_boundary import span_boundaries
@@ -51,8 +51,8 @@ class SpanBoundaryHead(nn.Module):
             invertible: The adapters of the embeddings, if any.
         """
         given = torch.cat([before, after, self.position_embeddings(numbers).to(before.dtype)], -1)
-        states = self.first_norm(self.activation(apply_linear(self.first_dense, given)))
-        states = self.second_norm(self.activation(apply_linear(self.second_dense, states)))
+        states = self.first_norm(self.activation(linear(self.first_dense, given)))
+        states = self.second_norm(self.activation(linear(self.second_dense, states)))
         return summed_cross_entropy(self.decoder, before_output_layer(invertible, states), targets)
 
 

@@ -17,7 +17,7 @@ from hf_ctxmodels.architectures.lstm_language_model import (
     LSTMLanguageModel,
     LSTMLanguageModelPreTrainedModel,
 )
-from hf_ctxmodels.layers.dropout import Dropout, shared_dropout
+from hf_ctxmodels.layers.cpu.dropout import Dropout, shared_dropout
 from hf_ctxmodels.layers.norm import SafeBatchNorm1d
 from hf_ctxmodels.layers.pooling import PoolingLayer, token_mask
 from hf_ctxmodels.layers.recurrent.lstm import LSTM

@@ -18,7 +18,7 @@ from hf_ctxmodels.core.inputs import is_traced
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.heads.downstream import SequenceHead
 from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, CAUSAL
-from hf_ctxmodels.layers.linear import apply_linear
+from hf_ctxmodels.layers.cpu.linear import linear
 from hf_ctxmodels.layers.pooling import Pooling
 from hf_ctxmodels.models.xlm.configuration_xlm import CtxXLMConfig
 from hf_ctxmodels.models.xlm.conversion_xlm import XLM_EXPORT, XLM_SUMMARY_EXPORT
@@ -199,7 +199,7 @@ class CtxXLMForMaskedLM(heads.ForMaskedLM, CtxXLMHeadModel):
         """See `ForMaskedLM.masked_lm`; the states are decoded without a dense layer."""
         states = self.before_output_layer(states)
         if everywhere:
-            logits = apply_linear(self.lm_head, states)
+            logits = linear(self.lm_head, states)
             return None if labels is None else heads.loss_from_logits(logits, labels, counts, name), logits
         assert labels is not None
         return heads.language_modeling_loss(self.lm_head, states, labels, counts, name), None

@@ -14,7 +14,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_tensors, is_traced
 from hf_ctxmodels.heads.base import HeadModel, ItemCounts, mean_over_targets, validate_sequence_targets
 from hf_ctxmodels.heads.downstream import position_loss
-from hf_ctxmodels.layers.positions import last_token_columns, states_at
+from hf_ctxmodels.layers.pooling import last_token_columns, states_at
 
 _UNANSWERABLE_WEIGHT = 0.5  # brings the third term to the size of the two others
 

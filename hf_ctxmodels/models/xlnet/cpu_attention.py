@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hf_ctxmodels.layers.dropout import DROPOUT_LEVELS, dropout_mask, kept_scale
+from hf_ctxmodels.layers.cpu.dropout import DROPOUT_LEVELS, dropout_mask, inverted_dropout_scale
 from hf_ctxmodels.models.xlnet.relative_attention import RelativeBiases
 
 _HIDDEN = -1e30  # added to a score, leaves no probability; finite, so that a row without any key stays a number
@@ -182,7 +182,7 @@ class _PieceAttention(torch.autograd.Function):
             grad_value[:, keys] = torch.bmm(dropped.transpose(1, 2), grad[:, at])
             grad_scores = torch.bmm(grad[:, at], value[:, keys].transpose(1, 2))
             if mask is not None:
-                grad_scores.mul_(mask).mul_(kept_scale(ctx.levels))
+                grad_scores.mul_(mask).mul_(inverted_dropout_scale(ctx.levels))
             grad_scores.sub_(mean[:, at]).mul_(probabilities)
             grad_for_keys[:, at] = torch.bmm(grad_scores, key[:, keys])
             grad_key[:, keys] = torch.bmm(grad_scores.transpose(1, 2), for_keys[:, at])
@@ -198,7 +198,7 @@ class _PieceAttention(torch.autograd.Function):
 
 
 def _dropped(probabilities: Tensor, mask: Tensor | None, levels: int) -> Tensor:
-    return probabilities if mask is None else (probabilities * mask).mul_(kept_scale(levels))
+    return probabilities if mask is None else (probabilities * mask).mul_(inverted_dropout_scale(levels))
 
 
 def _position_scores_of(piece: SequenceRange, query: Tensor, relative: Tensor) -> Tensor:

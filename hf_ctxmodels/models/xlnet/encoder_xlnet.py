@@ -14,8 +14,8 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import reject_unused_tensors
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.adapter_slots import EMBEDDING_SLOT, InvertibleSlot, after_embeddings
-from hf_ctxmodels.layers.dropout import Dropout
-from hf_ctxmodels.layers.transformer.stack import recorded_layer_numbers
+from hf_ctxmodels.layers.cpu.dropout import Dropout
+from hf_ctxmodels.layers.transformer import recorded_layer_numbers
 from hf_ctxmodels.models.xlnet.configuration_xlnet import CtxXLNetConfig
 from hf_ctxmodels.models.xlnet.conversion_xlnet import XLNET_EXPORT
 from hf_ctxmodels.models.xlnet.encoder_inputs import EncoderInputs

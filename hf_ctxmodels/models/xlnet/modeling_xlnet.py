@@ -18,8 +18,8 @@ from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
-from hf_ctxmodels.layers.linear import apply_linear
-from hf_ctxmodels.layers.positions import first_token_columns, last_token_columns, states_at
+from hf_ctxmodels.layers.cpu.linear import linear
+from hf_ctxmodels.layers.pooling import first_token_columns, last_token_columns, states_at
 from hf_ctxmodels.models.xlnet.beam_search_head import ForBeamSearchQuestionAnswering
 from hf_ctxmodels.models.xlnet.configuration_xlnet import CtxXLNetConfig
 from hf_ctxmodels.models.xlnet.conversion_xlnet import XLNET_SUMMARY_EXPORT
@@ -180,7 +180,7 @@ class CtxXLNetForPreTraining(CtxXLNetHeadModel, heads.PrepackingGenerationMixin)
             **kwargs,
         )
         loss, states = None, self.before_output_layer(outputs.last_hidden_state)
-        logits = apply_linear(self.lm_head, slice_logits_to_keep(states, logits_to_keep)) if everywhere else None
+        logits = linear(self.lm_head, slice_logits_to_keep(states, logits_to_keep)) if everywhere else None
         if labels is not None:
             states = states[target_mask] if two_streams or everywhere else states
             loss = heads.language_modeling_loss(self.lm_head, states, labels, num_items_in_batch)

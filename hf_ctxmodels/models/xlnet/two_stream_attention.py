@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from hf_ctxmodels.layers.adapter_slots import BLOCK_SLOT, BlockAdapters, add_residual
-from hf_ctxmodels.layers.dropout import Dropout
-from hf_ctxmodels.layers.feed_forward import FeedForward
-from hf_ctxmodels.layers.linear import apply_linear
+from hf_ctxmodels.layers.cpu.dropout import Dropout
+from hf_ctxmodels.layers.cpu.linear import linear
+from hf_ctxmodels.layers.transformer import FeedForward
 from hf_ctxmodels.models.xlnet.configuration_xlnet import CtxXLNetConfig
 from hf_ctxmodels.models.xlnet.relative_attention import RelativeBiases
 from hf_ctxmodels.models.xlnet.stream_layouts import Probabilities, Streams
@@ -63,14 +63,14 @@ class RelativeAttention(nn.Module):
         if memory is not None:
             keys = torch.cat([memory, keys], 1)
         if queries is keys:
-            query, key, value = self._split_heads(apply_linear(self.qkv_proj, keys), 3)
+            query, key, value = self._split_heads(linear(self.qkv_proj, keys), 3)
         else:
-            (query,) = self._split_heads(apply_linear(self.qkv_proj, queries, 0, width), 1)
-            key, value = self._split_heads(apply_linear(self.qkv_proj, keys, width, 3 * width), 2)
-        (relative,) = self._split_heads(apply_linear(self.position_proj, streams.encodings), 1)
+            (query,) = self._split_heads(linear(self.qkv_proj, queries, 0, width), 1)
+            key, value = self._split_heads(linear(self.qkv_proj, keys, width, 3 * width), 2)
+        (relative,) = self._split_heads(linear(self.position_proj, streams.encodings), 1)
         options = {"scaling": self.scaling, "dropout": self.attention_dropout if self.training else 0.0}
         context, probabilities = streams.attend(query, key, value, relative, self.biases, **options)
-        return apply_linear(self.out_proj, context.flatten(-2)), probabilities
+        return linear(self.out_proj, context.flatten(-2)), probabilities
 
     def _split_heads(self, projected: Tensor, parts: int) -> tuple[Tensor, ...]:
         """(..., parts * hidden) -> `parts` tensors (..., heads, head_dim)."""

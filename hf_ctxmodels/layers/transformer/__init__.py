@@ -1,1 +1,0 @@
-"""The Transformer block, the stack of blocks, and poolers."""
