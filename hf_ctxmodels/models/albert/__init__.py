@@ -55,7 +55,7 @@ PUBLISHED = {
 
 SPEC = FamilySpec(
     name="albert",
-    paper="Lan et al. 2019, ALBERT: A Lite BERT for Self-supervised ShortTraining (arXiv 1909.11942)",
+    paper="Lan et al. 2019, ALBERT: A Lite BERT for Self-supervised Learning (arXiv 1909.11942)",
     config=CtxAlbertConfig,
     tokenizer=CtxAlbertTokenizer,
     models={

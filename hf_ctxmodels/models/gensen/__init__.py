@@ -26,8 +26,8 @@ PUBLISHED = {
 
 SPEC = FamilySpec(
     name="gensen",
-    paper="Subramanian et al. 2018, ShortTraining General Purpose Distributed Sentence Representations via Large "
-    "Scale Multi-task ShortTraining (arXiv 1804.00079)",
+    paper="Subramanian et al. 2018, Learning General Purpose Distributed Sentence Representations via Large "
+    "Scale Multi-task Learning (arXiv 1804.00079)",
     config=CtxGenSenConfig,
     tokenizer=CtxGenSenTokenizer,
     models={

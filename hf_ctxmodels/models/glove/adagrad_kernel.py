@@ -40,7 +40,7 @@ def glove_adagrad_kernel(
         rows, columns: (cells,) word and context.
         values: (cells,) float32 counts, above 0.
         x_max, alpha: Parameters of the weighting function.
-        rate: ShortTraining rate.
+        rate: Learning rate.
     """
     loss = 0.0
     for cell in range(len(rows)):

@@ -19,7 +19,7 @@ PUBLISHED = {"released": PublishedCount({"vocab_size": 1000}, {"AutoModel": 38_5
 
 SPEC = FamilySpec(
     name="infersent",
-    paper="Conneau et al. 2017, Supervised ShortTraining of Universal Sentence Representations from Natural "
+    paper="Conneau et al. 2017, Supervised Learning of Universal Sentence Representations from Natural "
     "Language Inference Data (arXiv 1705.02364)",
     config=CtxInferSentConfig,
     tokenizer=CtxInferSentTokenizer,

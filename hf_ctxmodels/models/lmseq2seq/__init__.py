@@ -31,7 +31,7 @@ PUBLISHED = {
 
 SPEC = FamilySpec(
     name="lmseq2seq",
-    paper="Ramachandran et al. 2016, Unsupervised Pretraining for Sequence to Sequence ShortTraining (arXiv 1611.02683)",
+    paper="Ramachandran et al. 2016, Unsupervised Pretraining for Sequence to Sequence Learning (arXiv 1611.02683)",
     config=CtxLmSeq2SeqConfig,
     tokenizer=CtxLmSeq2SeqTokenizer,
     models={

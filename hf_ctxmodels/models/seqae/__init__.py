@@ -36,7 +36,7 @@ PUBLISHED = {
 
 SPEC = FamilySpec(
     name="seqae",
-    paper="Dai & Le 2015, Semi-supervised Sequence ShortTraining (arXiv 1511.01432)",
+    paper="Dai & Le 2015, Semi-supervised Sequence Learning (arXiv 1511.01432)",
     config=CtxSeqaeConfig,
     tokenizer=CtxSeqaeTokenizer,
     models={

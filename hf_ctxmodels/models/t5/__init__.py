@@ -72,7 +72,7 @@ PUBLISHED = {
 
 SPEC = FamilySpec(
     name="t5",
-    paper="Raffel et al. 2020, Exploring the Limits of Transfer ShortTraining with a Unified Text-to-Text Transformer "
+    paper="Raffel et al. 2020, Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer "
     "(arXiv 1910.10683)",
     config=CtxT5Config,
     tokenizer=CtxT5Tokenizer,

@@ -102,7 +102,7 @@ class CtxWord2VecForPreTraining(CtxWord2VecHeadModel):
                 adjacent words, each with shared negatives. None for the whole vocabulary with equal weights.
             paths, codes: (batch, blocks, size, depth) for hierarchical softmax: inner nodes on the path to the target,
                 -1 after its end, and the branch at each, 0 or 1.
-            learning_rate: ShortTraining rate of a prediction: update the vectors in place, and return a loss without
+            learning_rate: Learning rate of a prediction: update the vectors in place, and return a loss without
                 gradient.
         """
         labels = self.validate_token_targets(labels, "labels", input_ids, inputs_embeds)

@@ -199,7 +199,7 @@ def sgd_step(blocks: Blocks, words: Tensor, outputs: Tensor, rate: float) -> Ten
 
     Args:
         words, outputs: The tables; updated.
-        rate: ShortTraining rate of a pair: the gradient is that of the sum.
+        rate: Learning rate of a pair: the gradient is that of the sum.
     """
     vectors = F.embedding(blocks.words, words)
     predictors = _predictors(blocks, vectors)
@@ -240,7 +240,7 @@ def sgd_step_by_words(
 
     Args:
         words, outputs: The tables, float32 on the CPU; updated.
-        rate: ShortTraining rate of a pair.
+        rate: Learning rate of a pair.
         window: The window of text without `windows`.
         number: Negatives of a pair.
         average: Continuous bag of words instead of skip-gram.

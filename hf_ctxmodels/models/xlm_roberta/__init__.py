@@ -23,7 +23,7 @@ PUBLISHED = {
 
 SPEC = FamilySpec(
     name="xlm_roberta",
-    paper="Conneau et al. 2020, Unsupervised Cross-lingual Representation ShortTraining at Scale (arXiv 1911.02116)",
+    paper="Conneau et al. 2020, Unsupervised Cross-lingual Representation Learning at Scale (arXiv 1911.02116)",
     config=CtxXLMRobertaConfig,
     tokenizer=CtxXLMRobertaTokenizer,
     models={
