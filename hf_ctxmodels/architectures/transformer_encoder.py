@@ -159,7 +159,7 @@ class TransformerEncoder(CtxPreTrainedModel):
         outputs = self.run_layers(hidden_states, layout, output_mask, mask, **recorded)
         return BaseModelOutputWithPooling(
             last_hidden_state=outputs.last_hidden_state,
-            pooler_output=None if self.pooler is None else self.pooler(outputs.layout.first(outputs.rows)),
+            pooler_output=None if self.pooler is None else self.pooler(outputs.layout.first_tokens(outputs.rows)),
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )

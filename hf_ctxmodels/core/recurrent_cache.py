@@ -65,7 +65,7 @@ class RecurrentCache(Cache):
         """A new cache of the rows with these indices (or of a mask)."""
         return self.map(lambda part: part[rows.to(part.device)])
 
-    def keep(self, rows: Tensor) -> Self:
+    def mask_rows(self, rows: Tensor) -> Self:
         """A new cache with zero states where `rows`, (rows,) bool, is False."""
         return self.map(lambda part: torch.where(rows.view(-1, *[1] * (part.ndim - 1)), part, 0))
 

@@ -20,7 +20,7 @@ from hf_ctxmodels.layers.adapter_slots import (
     add_residual,
     after_embeddings,
 )
-from hf_ctxmodels.layers.attention.backends import Mask, prepare_mask
+from hf_ctxmodels.layers.attention.backends import AttentionMask, prepare_mask
 from hf_ctxmodels.layers.attention.layouts import Layout
 from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, MaskSpec
 from hf_ctxmodels.layers.attention.modules import CrossAttention, SelfAttention
@@ -212,7 +212,7 @@ class Memory:
 
     states: Tensor
     layout: Layout
-    mask: Mask = BIDIRECTIONAL
+    mask: AttentionMask = BIDIRECTIONAL
     targets_per_source: int = 1
 
 
@@ -269,7 +269,7 @@ class TransformerBlock(GradientCheckpointingLayer):
         self,
         hidden_states: Tensor,
         layout: Layout,
-        mask: Mask = BIDIRECTIONAL,
+        mask: AttentionMask = BIDIRECTIONAL,
         memory: Memory | None = None,
         *,
         past_key_values: Cache | None = None,
@@ -331,7 +331,7 @@ class StackOutput:
         last_hidden_state: (batch, length, hidden), zeros at padding in a packed layout; with an output mask (targets,
             hidden) in row-major order.
         rows: (..., hidden) all computed rows.
-        layout: Where these lie: `layout.first(rows)` is what a pooler reads.
+        layout: Where these lie: `layout.first_tokens(rows)` is what a pooler reads.
         hidden_states: The input of every block, (batch, length, hidden), and `last_hidden_state`, None in place of
             those not chosen; None if none were asked for. What follows is computed from them, so that gradients with
             respect to them can be taken.
@@ -384,7 +384,7 @@ def run_stack(
     chain = list(blocks)
     final = layout if output_mask is None else layout.select(output_mask, include_first_tokens=include_first_tokens)
     views = _views(masks, len(chain), layout, final, memory, hidden_states)
-    padding = layout.padding() if zero_padding else None
+    padding = layout.padding_mask() if zero_padding else None
     kept = recorded_layer_numbers(output_hidden_states, len(chain) + 1)
     recorded: list[Tensor | None] = []
     weights: list[tuple[Tensor, Tensor | None]] | None = [] if output_attentions else None
@@ -397,7 +397,7 @@ def run_stack(
         if weights is not None:
             weights.append(_checked_weights(*probabilities))
     hidden_states = _zeroed(hidden_states if final_norm is None else final_norm(hidden_states), padding)
-    output = final.output(hidden_states)
+    output = final.select_outputs(hidden_states)
     recorded.append(output if len(chain) in kept else None)
     if recorded[-1] is not None and output_mask is None:
         hidden_states = final.pack(output)
@@ -430,7 +430,7 @@ class _View(NamedTuple):
     """What one block attends by."""
 
     layout: Layout
-    mask: Mask
+    mask: AttentionMask
     memory: Memory | None
 
 
@@ -461,7 +461,7 @@ def _views(
 
 def _prepare_memory(memory: Memory, layout: Layout, like: Tensor) -> Memory:
     return replace(
-        memory, mask=prepare_mask(memory.mask, layout.sharing(memory.targets_per_source), like, memory.layout)
+        memory, mask=prepare_mask(memory.mask, layout.share_source(memory.targets_per_source), like, memory.layout)
     )
 
 

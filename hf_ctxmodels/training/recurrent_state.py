@@ -60,7 +60,7 @@ class RecurrentStateCarrier:
         if before is None:
             return {}
         continues = example_indices == before + 1  # without synchronisation
-        kept = {name: cache.keep(continues) for name, cache in self._caches[number].items()}
+        kept = {name: cache.mask_rows(continues) for name, cache in self._caches[number].items()}
         return {name: cache if name == _CACHE else _tensors(cache) for name, cache in kept.items()}
 
     def take(self, number: int, example_indices: torch.Tensor, output: ModelOutput) -> None:

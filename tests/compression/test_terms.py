@@ -59,7 +59,7 @@ def scores(model: Any, states: Tensor, layer: int, head: int) -> Tensor:
     return torch.where(found <= -100, 0.0, found)
 
 
-def divergence(own: Tensor, other: Tensor, temperature: float) -> Tensor:
+def kl_divergence(own: Tensor, other: Tensor, temperature: float) -> Tensor:
     own, other = own.double() / temperature, other.double() / temperature
     return (other.softmax(-1) * (other.log_softmax(-1) - own.log_softmax(-1))).sum() * temperature**2
 
@@ -112,7 +112,7 @@ class Loops:
 
     def soft_targets(self, own: Any, other: Any, row: Any) -> Any:
         where = row["labels"] != IGNORE_INDEX if self.term.masked_only else slice(None)  # of text alone
-        return divergence(self.predicted(own, row)[where], self.predicted(other, row)[where], self.term.temperature)
+        return kl_divergence(self.predicted(own, row)[where], self.predicted(other, row)[where], self.term.temperature)
 
     def hard_targets(self, own: Any, other: Any, row: Any) -> Any:
         if own.logits.dim() == 2:

@@ -88,7 +88,7 @@ def test_all_rows_are_no_selection() -> None:
     assert selected.select_queries(packed) is packed
     everything, _ = module(packed, layout)
     some, _ = module(packed, selected)
-    assert torch.equal(selected.output(some), everything)
+    assert torch.equal(selected.select_outputs(some), everything)
 
 
 def test_eager_is_the_formula() -> None:

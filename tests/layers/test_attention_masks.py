@@ -70,7 +70,7 @@ def test_every_path_is_the_formula(name: str) -> None:
             assert torch.equal(outputs.hidden_states[0][mask == 1], rows), where
             some = run_stack(blocks, layout.pack(states), layout, spec, output_mask=chosen, include_first_tokens=True)
             assert_same(some.last_hidden_state, expected[chosen[mask == 1]], leaves, f"of some {where}")
-            assert_close(some.layout.first(some.rows), expected[first], f"first {where}")
+            assert_close(some.layout.first_tokens(some.rows), expected[first], f"first {where}")
 
 
 @pytest.mark.parametrize("name", ["prefix", "band", "causal and bias"])

@@ -90,10 +90,10 @@ def test_several_sequences_in_a_row_are_separate_ones(build: object) -> None:
     tokens = torch.tensor([[True, True, True, False, True, True]])
     together, _ = layer((rows := build(tokens, torch.tensor([[1, 1, 2, 3, 2, 2]]))).pack(inputs), rows)
     together = rows.unpack(together)
-    for places in ([0, 1], [2, 4, 5]):
-        alone = PackedSequences.build(torch.ones(1, len(places), dtype=torch.bool))
-        expected = alone.unpack(layer(alone.pack(inputs[:, places]), alone)[0])
-        torch.testing.assert_close(together[:, :, places], expected)
+    for positions in ([0, 1], [2, 4, 5]):
+        alone = PackedSequences.build(torch.ones(1, len(positions), dtype=torch.bool))
+        expected = alone.unpack(layer(alone.pack(inputs[:, positions]), alone)[0])
+        torch.testing.assert_close(together[:, :, positions], expected)
 
 
 def test_gradients_of_a_graph() -> None:

@@ -37,11 +37,11 @@ def slow(layer: LSTM, inputs: Tensor, tokens: Tensor, state: LSTMState) -> tuple
     hidden, cell = torch.zeros_like(state.hidden), torch.zeros_like(state.cell)
     for direction in range(2):
         for row, there in enumerate(tokens):
-            places = there.nonzero()[:, 0]
-            places = places.flip(0) if direction else places
+            positions = there.nonzero()[:, 0]
+            positions = positions.flip(0) if direction else positions
             start = state.hidden[direction, row], state.cell[direction, row]
-            found = one_row(layer, direction, inputs[row, places], *start)
-            outputs[direction, row, places], hidden[direction, row], cell[direction, row] = found
+            found = one_row(layer, direction, inputs[row, positions], *start)
+            outputs[direction, row, positions], hidden[direction, row], cell[direction, row] = found
     return outputs, LSTMState(hidden, cell)
 
 
@@ -106,10 +106,10 @@ def test_several_sequences_in_a_row_are_separate_ones(build: object) -> None:
     tokens = torch.tensor([[True, True, True, False, True, True]])
     together, _ = layer((rows := build(tokens, torch.tensor([[1, 1, 2, 3, 2, 2]]))).pack(inputs), rows)
     together = rows.unpack(together)
-    for places in ([0, 1], [2, 4, 5]):
-        alone = PackedSequences.build(torch.ones(1, len(places), dtype=torch.bool))
-        expected = alone.unpack(layer(alone.pack(inputs[:, places]), alone)[0])
-        torch.testing.assert_close(together[:, :, places], expected)
+    for positions in ([0, 1], [2, 4, 5]):
+        alone = PackedSequences.build(torch.ones(1, len(positions), dtype=torch.bool))
+        expected = alone.unpack(layer(alone.pack(inputs[:, positions]), alone)[0])
+        torch.testing.assert_close(together[:, :, positions], expected)
 
 
 def test_a_new_layer_forgets_little() -> None:

@@ -71,16 +71,16 @@ def test_pack_takes_the_tokens_in_order(mask: Tensor) -> None:
 def test_unpack_undoes_pack_and_leaves_zeros(mask: Tensor) -> None:
     layout, values = build(mask), numbered(mask)
     assert torch.equal(layout.unpack(layout.pack(values)), values * mask[..., None])
-    assert torch.equal(layout.output(layout.pack(values)), values * mask[..., None])
+    assert torch.equal(layout.select_outputs(layout.pack(values)), values * mask[..., None])
 
 
 @given(masks())
 def test_first_is_the_first_token_of_each_row(mask: Tensor) -> None:
     layout, values = build(mask), numbered(mask)
     expected = torch.stack([row[int(present.nonzero()[0])] for row, present in zip(values, mask)])
-    assert torch.equal(layout.first(layout.pack(values)), expected)
+    assert torch.equal(layout.first_tokens(layout.pack(values)), expected)
     padded = PaddedLayout(*mask.shape, mask == 1)
-    assert torch.equal(padded.first(values), expected)
+    assert torch.equal(padded.first_tokens(values), expected)
 
 
 @given(masks_and_output_masks(), st.booleans())
@@ -96,13 +96,13 @@ def test_select(masks_and_output_masks: tuple[Tensor, Tensor], include_first_tok
             computed[row, int(present.nonzero()[0])] = True
     rows = selected.select_queries(packed)
     assert torch.equal(rows, values[computed])
-    assert torch.equal(selected.output(rows), values[output_mask])
+    assert torch.equal(selected.select_outputs(rows), values[output_mask])
     assert sum(selected.query_lengths or selected.lengths) == len(rows)
     if selected.query is not None:
         assert selected.query_lengths == tuple(computed.sum(1).tolist())
     assert selected.lengths == layout.lengths
     if include_first_tokens:
-        assert torch.equal(selected.first(rows), layout.first(packed))
+        assert torch.equal(selected.first_tokens(rows), layout.first_tokens(packed))
 
 
 @given(sequences())

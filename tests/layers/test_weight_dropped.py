@@ -89,7 +89,7 @@ class TestSharedDropout:
     def test_equal_numbers_lose_the_same(self, whole: bool) -> None:
         torch.manual_seed(0)
         tensor = torch.ones(1, 6, 400, requires_grad=True)
-        out = shared_dropout(tensor, self.NUMBERS, 3, 0.5, True, whole=whole)
+        out = shared_dropout(tensor, self.NUMBERS, 3, 0.5, True, drop_rows=whole)
         assert torch.equal(out[0, 0], out[0, 3])
         assert torch.equal(out[0, 1], out[0, 5])
         assert set(out.unique().tolist()) <= {0.0, 2.0}
@@ -103,19 +103,19 @@ class TestSharedDropout:
 
     def test_rate_of_whole_rows(self) -> None:
         torch.manual_seed(0)
-        out = shared_dropout(torch.ones(20_000, 2), torch.arange(20_000), 20_000, 0.1, True, whole=True)
+        out = shared_dropout(torch.ones(20_000, 2), torch.arange(20_000), 20_000, 0.1, True, drop_rows=True)
         assert (out == 0).float().mean().item() == pytest.approx(0.1, abs=0.011)
         assert out.mean().item() == pytest.approx(1, abs=0.012)
 
     def test_nothing_in_evaluation(self) -> None:
         tensor = torch.ones(1, 6, 4)
-        assert shared_dropout(tensor, self.NUMBERS, 3, 0.5, False, whole=True) is tensor
+        assert shared_dropout(tensor, self.NUMBERS, 3, 0.5, False, drop_rows=True) is tensor
 
 
 @pytest.mark.parametrize("build", [PackedSequences.build, PackedSequences.with_padding])
 def test_numbers_of_packed_rows(build) -> None:
     """Every packed token's row, through `order` that of the batch."""
     rows = build(TOKENS, directions=2)
-    found = rows.order[rows.numbers]
-    for places in rows.places:
-        assert torch.equal(places // TOKENS.shape[1], found)
+    found = rows.order[rows.sequence_indices]
+    for positions in rows.positions:
+        assert torch.equal(positions // TOKENS.shape[1], found)

@@ -53,7 +53,7 @@ class TestOperations:
         assert equal(other, cache)
 
     def test_rows_that_start_anew_are_zero(self) -> None:
-        kept = a_cache().keep(torch.tensor([True, False, True]))
+        kept = a_cache().mask_rows(torch.tensor([True, False, True]))
         assert not any(part[1].any() for state in kept.states for part in state)
         assert equal(kept.select(torch.tensor([0, 2])), a_cache().select(torch.tensor([0, 2])))
 

@@ -17,7 +17,7 @@ from hf_ctxmodels.compression.distillation.forward_pass import Run, predictions_
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
-from hf_ctxmodels.layers.lm_loss.kl_divergence import chunked_kl_divergence, divergence
+from hf_ctxmodels.layers.lm_loss.kl_divergence import chunked_kl_divergence, kl_divergence
 
 TOKENS, ROWS, LABELS = "distilled_tokens", "distilled_examples", "labels"
 """The entries of a batch whose targets (other than -100) are counted; `DistillationCollator` adds the first two."""
@@ -145,7 +145,7 @@ class SoftTargets(PredictionTerm):
     def summed(self, student: Run, teacher: Run, projection: Any) -> Tensor:
         """See `Term`."""
         if predictions_of(student.model) != "tokens":
-            return divergence(student.logits(student.labels), teacher.logits(student.labels), self.temperature)
+            return kl_divergence(student.logits(student.labels), teacher.logits(student.labels), self.temperature)
         where = student.tokens
         if self.masked_only:
             assert student.labels is not None

@@ -20,7 +20,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import is_traced
 from hf_ctxmodels.layers.attention.banded_attention import attend_to_band
 from hf_ctxmodels.layers.attention.layouts import Layout, PackedLayout, PaddedLayout
-from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, Bias, MaskSpec, is_in_ranges
+from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, MaskSpec, PositionBias, is_in_ranges
 from hf_ctxmodels.layers.attention.reference import eager_attention_forward
 from hf_ctxmodels.layers.cpu.dropout import padded_attention
 
@@ -268,10 +268,12 @@ class PackedMask:
         return reach, 0 if self.spec.causal else reach
 
 
-Mask = MaskSpec | PaddedMask | PackedMask
+AttentionMask = MaskSpec | PaddedMask | PackedMask
 
 
-def prepare_mask(spec: Mask, layout: Layout, like: Tensor, key_layout: Layout | None = None) -> PaddedMask | PackedMask:
+def prepare_mask(
+    spec: AttentionMask, layout: Layout, like: Tensor, key_layout: Layout | None = None
+) -> PaddedMask | PackedMask:
     """Make a spec ready for a layout, once for all layers that attend alike.
 
     Args:
@@ -305,7 +307,7 @@ def attend(
     key: Tensor,
     value: Tensor,
     layout: Layout,
-    mask_spec: Mask = BIDIRECTIONAL,
+    mask_spec: AttentionMask = BIDIRECTIONAL,
     *,
     scale: float,
     dropout: float = 0.0,
@@ -502,7 +504,7 @@ def _prefixes(lengths: Tensor, keys: PaddedLayout) -> Tensor:
     return lengths[(counts.cumsum(0) - counts)[:, None] + keys.sequences.clamp(min=1) - 1]
 
 
-def _padded_bias(bias: Bias, layout: PaddedLayout, keys: PaddedLayout, device: torch.device) -> Tensor:
+def _padded_bias(bias: PositionBias, layout: PaddedLayout, keys: PaddedLayout, device: torch.device) -> Tensor:
     """(batch, heads, queries, keys); the rows share one where padding stands at their ends only."""
     query_positions, key_positions = _shared_positions(layout, device), _shared_positions(keys, device)
     added = bias(layout.select_query_columns(query_positions), key_positions)

@@ -91,25 +91,25 @@ class PaddedLayout:
         """The same layout with outputs at some positions; all are computed, these are picked."""
         return replace(self, output_mask=output_mask)
 
-    def sharing(self, targets_per_source: int) -> "PaddedLayout":
+    def share_source(self, targets_per_source: int) -> "PaddedLayout":
         """The layout of queries that see all of a source: those of `targets_per_source` consecutive rows in one row."""
         if targets_per_source == 1:
             return self
         options: Any = {"implementation": self.implementation, "attention_kwargs": self.attention_kwargs}
         return PaddedLayout(self.batch_size // targets_per_source, self.length * targets_per_source, **options)
 
-    def first(self, hidden_states: Tensor) -> Tensor:
+    def first_tokens(self, hidden_states: Tensor) -> Tensor:
         """(batch, length, hidden) -> (batch, hidden) of each row's first token."""
         if self.tokens is None:
             return hidden_states[:, 0]
         columns = self.tokens.int().argmax(1)
         return hidden_states[torch.arange(hidden_states.shape[0], device=hidden_states.device), columns]
 
-    def output(self, hidden_states: Tensor) -> Tensor:
+    def select_outputs(self, hidden_states: Tensor) -> Tensor:
         """What leaves the encoder: (batch, length, hidden), or (targets, hidden)."""
         return hidden_states if self.output_mask is None else hidden_states[self.output_mask]
 
-    def padding(self) -> Tensor | None:
+    def padding_mask(self) -> Tensor | None:
         """(batch, length, 1) bool, True at padding; None where there is none. Before a cache is extended."""
         return None if self.tokens is None else ~self.select_query_columns(self.tokens)[..., None]
 
@@ -223,16 +223,16 @@ class PackedLayout:
         counts = torch.searchsorted(query.cpu(), ends).diff(prepend=ends.new_zeros(1))
         return replace(self, query=query, query_lengths=tuple(counts.tolist()), output_mask=rows[query])
 
-    def first(self, packed: Tensor) -> Tensor:
+    def first_tokens(self, packed: Tensor) -> Tensor:
         """(rows, hidden) -> (batch, hidden) of each row's first token."""
         rows = self.first_rows if self.query is None else torch.searchsorted(self.query, self.first_rows)
         return packed[rows]
 
-    def output(self, packed: Tensor) -> Tensor:
+    def select_outputs(self, packed: Tensor) -> Tensor:
         """What leaves the encoder: (batch, length, hidden) with zeros at padding, or (targets, hidden)."""
         return self.unpack(packed) if self.output_mask is None else packed[self.output_mask]
 
-    def sharing(self, targets_per_source: int) -> "PackedLayout":
+    def share_source(self, targets_per_source: int) -> "PackedLayout":
         """Itself: only with a cache, for which batches are padded, do rows share a source."""
         return self
 
@@ -240,7 +240,7 @@ class PackedLayout:
         """(tokens, ...) -> the computed rows."""
         return packed if self.query is None else packed[self.query]
 
-    def padding(self) -> None:
+    def padding_mask(self) -> None:
         """None: no padding is computed."""
 
 

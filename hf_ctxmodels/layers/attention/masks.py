@@ -7,7 +7,7 @@ from torch import Tensor
 
 from hf_ctxmodels.core.errors import CtxError
 
-Bias = Callable[[Tensor, Tensor], Tensor]
+PositionBias = Callable[[Tensor, Tensor], Tensor]
 """(batch, queries) and (batch, keys) positions -> (batch, heads, queries, keys) what is added to the scores."""
 
 
@@ -25,7 +25,7 @@ class MaskSpec:
             Sequences count in row-major order.
         window: Only keys less than this many positions away are seen, the query's own position included: causal, the
             local band of Child et al. 2019 (arXiv 1904.10509); not causal, on both sides. None for no limit.
-        bias: What is added to the scaled scores, see `Bias`; it may have parameters.
+        bias: What is added to the scaled scores, see `PositionBias`; it may have parameters.
         ranges: (..., 3), a row for each token as packed by the layout, in place of all but `bias`: for masks that
             differ from row to row of a batch. Of its sequence a token (first, start, stop) sees the positions below
             `first`, and those from `start` to below `stop`. It must see one at least.
@@ -37,7 +37,7 @@ class MaskSpec:
     causal: bool = False
     prefix_lengths: Tensor | None = None
     window: int | None = None
-    bias: Bias | None = None
+    bias: PositionBias | None = None
     ranges: Tensor | None = None
 
     def __post_init__(self) -> None:

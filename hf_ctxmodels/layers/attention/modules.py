@@ -8,9 +8,9 @@ from dataclasses import replace
 from torch import Tensor, nn
 from transformers import Cache, EncoderDecoderCache
 
-from hf_ctxmodels.layers.attention.backends import Mask, attend
+from hf_ctxmodels.layers.attention.backends import AttentionMask, attend
 from hf_ctxmodels.layers.attention.layouts import Layout
-from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, Bias, MaskSpec
+from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, MaskSpec, PositionBias
 from hf_ctxmodels.layers.cpu.linear import linear
 
 
@@ -25,7 +25,7 @@ class _Attention(nn.Module):
         bias: bool,
         dropout: float,
         scale: float | None,
-        position_bias: Bias | None,
+        position_bias: PositionBias | None,
     ) -> None:
         super().__init__()
         self.num_heads = num_heads
@@ -41,7 +41,13 @@ class _Attention(nn.Module):
         return self.num_heads * self.head_dim
 
     def _attend(
-        self, query: Tensor, key: Tensor, value: Tensor, layout: Layout, mask: Mask, key_layout: Layout | None = None
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        layout: Layout,
+        mask: AttentionMask,
+        key_layout: Layout | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         if self.position_bias is not None:
             spec = mask if isinstance(mask, MaskSpec) else mask.spec
@@ -80,7 +86,7 @@ class SelfAttention(_Attention):
         bias: bool = True,
         dropout: float = 0.0,
         scale: float | None = None,
-        position_bias: Bias | None = None,
+        position_bias: PositionBias | None = None,
     ) -> None:
         super().__init__(hidden_size, num_heads, head_dim, bias, dropout, scale, position_bias)
         self.qkv_proj = nn.Linear(hidden_size, 3 * self.inner_size, bias=bias)
@@ -89,7 +95,7 @@ class SelfAttention(_Attention):
         self,
         hidden_states: Tensor,
         layout: Layout,
-        mask: Mask = BIDIRECTIONAL,
+        mask: AttentionMask = BIDIRECTIONAL,
         *,
         past_key_values: Cache | None = None,
         layer_index: int = 0,
@@ -141,7 +147,7 @@ class CrossAttention(_Attention):
         bias: bool = True,
         dropout: float = 0.0,
         scale: float | None = None,
-        position_bias: Bias | None = None,
+        position_bias: PositionBias | None = None,
     ) -> None:
         super().__init__(hidden_size, num_heads, head_dim, bias, dropout, scale, position_bias)
         self.q_proj = nn.Linear(hidden_size, self.inner_size, bias=bias)
@@ -153,7 +159,7 @@ class CrossAttention(_Attention):
         layout: Layout,
         memory: Tensor,
         memory_layout: Layout,
-        mask: Mask = BIDIRECTIONAL,
+        mask: AttentionMask = BIDIRECTIONAL,
         *,
         past_key_values: EncoderDecoderCache | None = None,
         layer_index: int = 0,
@@ -179,7 +185,7 @@ class CrossAttention(_Attention):
         if targets_per_source > 1:
             query = query.unflatten(0, (-1, targets_per_source)).flatten(1, 2)
         context, probabilities = self._attend(
-            query, key, value, layout.sharing(targets_per_source), mask, memory_layout
+            query, key, value, layout.share_source(targets_per_source), mask, memory_layout
         )
         del query, key, value  # as in `SelfAttention`
         output = self._project(context)

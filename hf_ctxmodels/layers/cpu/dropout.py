@@ -32,11 +32,11 @@ def dropout(tensor: Tensor, p: float, training: bool) -> Tensor:
     return _ByteMaskDropout.apply(tensor, dropout_mask(tensor.shape, levels), inverted_dropout_scale(levels))
 
 
-def shared_dropout(tensor: Tensor, numbers: Tensor, count: int, p: float, training: bool, *, whole: bool) -> Tensor:
+def shared_dropout(tensor: Tensor, numbers: Tensor, count: int, p: float, training: bool, *, drop_rows: bool) -> Tensor:
     """Dropout with one mask for all rows of a tensor that have the same number.
 
     With sequence numbers it is variational dropout (Gal & Ghahramani 2016): the same features of a sequence are dropped
-    at every step. With word ids and `whole` it is embedding dropout (Merity et al. 2017, section 4.3): all occurrences
+    at every step. With word ids and `drop_rows` it is embedding dropout (Merity et al. 2017, section 4.3): all occurrences
     of a word are dropped.
 
     Args:
@@ -44,11 +44,11 @@ def shared_dropout(tensor: Tensor, numbers: Tensor, count: int, p: float, traini
         numbers: (..., rows) integers below `count`; missing leading dimensions are broadcast.
         count: Number of masks.
         p, training: As in `dropout`.
-        whole: Drop rows, not single features.
+        drop_rows: Drop rows, not single features.
     """
     if not training or p == 0:
         return tensor
-    shape = torch.Size((count, 1 if whole else tensor.shape[-1]))
+    shape = torch.Size((count, 1 if drop_rows else tensor.shape[-1]))
     levels = round(p * DROPOUT_LEVELS)
     if tensor.device.type != "cpu" or torch.compiler.is_compiling() or levels in (0, DROPOUT_LEVELS):
         return tensor * F.dropout(tensor.new_ones(shape), p, training)[numbers]

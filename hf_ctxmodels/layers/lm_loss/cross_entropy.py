@@ -67,7 +67,7 @@ class MaskedLMHead(nn.Module):
         """(rows, hidden) -> their logits, not computed yet."""
         return DeferredLogits(self._transform(hidden_states), self.decoder)
 
-    def summed_loss_and_samples(self, hidden_states: Tensor, targets: Tensor, numbers: Tensor) -> "Prediction":
+    def summed_loss_and_samples(self, hidden_states: Tensor, targets: Tensor, numbers: Tensor) -> "SampledPrediction":
         """Summed cross-entropy in nats, and a sample of each prediction, from one pass over the vocabulary.
 
         Args:
@@ -103,7 +103,7 @@ class ProjectedHead(nn.Module):
         return self.out_proj(self.dropout(self.activation(linear(self.dense, hidden_states))))
 
 
-class Prediction(NamedTuple):
+class SampledPrediction(NamedTuple):
     """Result of one pass over the vocabulary.
 
     Attributes:
@@ -119,7 +119,7 @@ class Prediction(NamedTuple):
 
 def cross_entropy_and_samples(
     decoder: nn.Module, hidden_states: Tensor, targets: Tensor, numbers: Tensor
-) -> Prediction:
+) -> SampledPrediction:
     """Summed cross-entropy as `summed_cross_entropy`, and a sample of each row's distribution.
 
     Args:
@@ -131,10 +131,10 @@ def cross_entropy_and_samples(
         with torch.no_grad():
             correct = (logits.amax(1) == logits.gather(1, targets[:, None])[:, 0]).sum()
             samples = sample_batches(logits.softmax(1), numbers)
-        return Prediction(F.cross_entropy(logits, targets, reduction="sum"), samples, correct)
+        return SampledPrediction(F.cross_entropy(logits, targets, reduction="sum"), samples, correct)
     trains = torch.is_grad_enabled()
     weight, bias = decoder.weight, decoder.bias
-    return Prediction(*_ChunkedCrossEntropy.apply(hidden_states, weight, bias, targets, numbers, trains))
+    return SampledPrediction(*_ChunkedCrossEntropy.apply(hidden_states, weight, bias, targets, numbers, trains))
 
 
 def chunked_cross_entropy(
@@ -245,7 +245,7 @@ def _loss_and_gradients(
 ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
     """The summed cross-entropy, and its gradients with respect to the first three arguments if `needs_grad` is true.
 
-    With `numbers` it fills `samples` and adds to `correct`, see `Prediction`. One buffer holds a chunk's logits and
+    With `numbers` it fills `samples` and adds to `correct`, see `SampledPrediction`. One buffer holds a chunk's logits and
     then their gradient, unless oneDNN multiplies: on a CPU the allocation would take as long as the arithmetic.
     """
     wants_hidden, wants_weight, wants_bias = needs_grad

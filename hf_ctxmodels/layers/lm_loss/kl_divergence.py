@@ -26,13 +26,13 @@ def chunked_kl_divergence(student: DeferredLogits, teacher: DeferredLogits, temp
     if torch.compiler.is_compiling() or not (is_plain_linear(student.decoder) and is_plain_linear(teacher.decoder)):
         with torch.no_grad():
             targets = teacher.decoder(teacher.rows)
-        return divergence(student.decoder(student.rows), targets, temperature)
+        return kl_divergence(student.decoder(student.rows), targets, temperature)
     target, decoder = teacher.decoder, student.decoder
     weights = decoder.weight, decoder.bias, target.weight, target.bias
     return _ChunkedDivergence.apply(student.rows, teacher.rows, *weights, temperature, torch.is_grad_enabled())
 
 
-def divergence(logits: Tensor, teacher_logits: Tensor, temperature: float) -> Tensor:
+def kl_divergence(logits: Tensor, teacher_logits: Tensor, temperature: float) -> Tensor:
     """`chunked_kl_divergence` of (..., classes) logits that are there."""
     predicted = F.log_softmax(logits.float() / temperature, -1)
     targets = F.log_softmax(teacher_logits.detach().float() / temperature, -1)

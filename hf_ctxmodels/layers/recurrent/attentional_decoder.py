@@ -34,7 +34,7 @@ class AttentionalDecoder(nn.Module):
         hidden_size: Width of the hidden states, the encoder's and the decoder's.
         layers: Number of LSTM layers.
         dropout: Rate on the input of every layer, and on the output.
-        attends: False for no attention: h~ = tanh(W2 h + b2).
+        use_attention: False for no attention: h~ = tanh(W2 h + b2).
     """
 
     def __init__(
@@ -45,15 +45,15 @@ class AttentionalDecoder(nn.Module):
         layers: int,
         *,
         dropout: float,
-        attends: bool,
+        use_attention: bool,
         padding_idx: int | None = None,
     ) -> None:
         super().__init__()
         self.embeddings = nn.Embedding(vocab_size, embedding_size, padding_idx=padding_idx)
         inputs = [embedding_size + hidden_size, *[hidden_size] * (layers - 1)]
         self.cells = nn.ModuleList(nn.LSTMCell(width, hidden_size) for width in inputs)
-        self.query = nn.Linear(hidden_size, hidden_size) if attends else None
-        self.combine = nn.Linear(hidden_size * (2 if attends else 1), hidden_size)
+        self.query = nn.Linear(hidden_size, hidden_size) if use_attention else None
+        self.combine = nn.Linear(hidden_size * (2 if use_attention else 1), hidden_size)
         self.dropout = Dropout(dropout)
 
     def start(self, hidden: Tensor, cell: Tensor) -> RecurrentCache:

@@ -15,7 +15,7 @@ class PackedSequences:
     from the last token to the first. Several sequences in a row of the batch are separate packed rows.
 
     Attributes:
-        places: (directions, tokens) index of each packed token among the batch's (rows * length) positions.
+        positions: (directions, tokens) index of each packed token among the batch's (rows * length) positions.
         steps: Number of rows in each step; empty with `present`, where all steps have all rows.
         order: (rows,) the batch's row (or sequence) of each packed row.
         shape: (rows, length) of the batch.
@@ -25,7 +25,7 @@ class PackedSequences:
             of every sequence but a row's first, where the state is zeroed.
     """
 
-    places: Tensor
+    positions: Tensor
     steps: tuple[int, ...]
     order: Tensor
     shape: tuple[int, int]
@@ -42,16 +42,16 @@ class PackedSequences:
             directions: 1 or 2.
         """
         rows, length = tokens.shape
-        places = tokens.flatten().nonzero()[:, 0]
-        numbers = places // length
+        positions = tokens.flatten().nonzero()[:, 0]
+        numbers = positions // length
         if sequences is not None:
-            numbers = numbers * (length + 1) + sequences.flatten()[places]
+            numbers = numbers * (length + 1) + sequences.flatten()[positions]
         _, number, lengths = numbers.unique(return_inverse=True, return_counts=True)
-        rank = torch.arange(len(places), device=places.device) - (lengths.cumsum(0) - lengths)[number]
+        rank = torch.arange(len(positions), device=positions.device) - (lengths.cumsum(0) - lengths)[number]
         order = lengths.argsort(descending=True, stable=True)
         column = order.argsort()[number]
         ranks = [rank, lengths[number] - 1 - rank][:directions]
-        both = torch.stack([places[(each * len(order) + column).argsort()] for each in ranks])
+        both = torch.stack([positions[(each * len(order) + column).argsort()] for each in ranks])
         return cls(both, tuple(torch.bincount(rank).tolist()), order, (rows, length))
 
     @classmethod
@@ -66,7 +66,7 @@ class PackedSequences:
         present = number < lengths
         both = [columns, columns.gather(1, torch.where(present, lengths - 1 - number, number))][:directions]
         order = torch.arange(rows, device=tokens.device)
-        places = torch.stack([(order[:, None] * length + each).T.flatten() for each in both])
+        positions = torch.stack([(order[:, None] * length + each).T.flatten() for each in both])
         restarts = None
         if sequences is not None:
             numbers = torch.stack([sequences.gather(1, each).T for each in both])  # (directions, length, rows)
@@ -74,22 +74,22 @@ class PackedSequences:
             restarts[:, 1:] = numbers[:, 1:] != numbers[:, :-1]
             restarts = restarts.flatten(1)[..., None]
         present = present.T.reshape(1, -1, 1).expand(directions, -1, -1)
-        return cls(places, (), order, (rows, length), present, restarts)
+        return cls(positions, (), order, (rows, length), present, restarts)
 
     def backward_only(self) -> "PackedSequences":
         """Only the second of two directions."""
         present, restarts = (None if each is None else each[1:] for each in (self.present, self.restarts))
-        return replace(self, places=self.places[1:], present=present, restarts=restarts)
+        return replace(self, positions=self.positions[1:], present=present, restarts=restarts)
 
     def pack(self, states: Tensor) -> Tensor:
         """(rows, length, width) -> (directions, tokens, width)."""
-        return states.flatten(0, 1)[self.places]
+        return states.flatten(0, 1)[self.positions]
 
     def add_directions(self, packed: Tensor) -> Tensor:
         """(tokens, width) in the order of the first direction -> (directions, tokens, width)."""
-        ranks = self.places.new_empty(self.shape[0] * self.shape[1])
-        ranks[self.places[0]] = torch.arange(len(packed), device=packed.device)
-        return packed[ranks[self.places]]
+        ranks = self.positions.new_empty(self.shape[0] * self.shape[1])
+        ranks[self.positions[0]] = torch.arange(len(packed), device=packed.device)
+        return packed[ranks[self.positions]]
 
     def unpack(self, packed: Tensor) -> Tensor:
         """(directions, tokens, width) -> (directions, rows, length, width), zero at padding positions."""
@@ -97,16 +97,16 @@ class PackedSequences:
         if self.present is not None:
             packed = packed * self.present.to(packed.dtype)
         padded = packed.new_zeros(packed.shape[0], rows * length, packed.shape[2])
-        places = self.places[..., None].expand_as(packed)
-        return padded.scatter(1, places, packed).unflatten(1, (rows, length))
+        positions = self.positions[..., None].expand_as(packed)
+        return padded.scatter(1, positions, packed).unflatten(1, (rows, length))
 
     def repack(self, padded: Tensor) -> Tensor:
         """(directions, rows, length, width) from `unpack` -> (directions, tokens, width)."""
-        places = self.places[..., None].expand(-1, -1, padded.shape[-1])
-        return padded.flatten(1, 2).gather(1, places)
+        positions = self.positions[..., None].expand(-1, -1, padded.shape[-1])
+        return padded.flatten(1, 2).gather(1, positions)
 
     @property
-    def numbers(self) -> Tensor:
+    def sequence_indices(self) -> Tensor:
         """(tokens,) index of each packed token's packed row; the same in both directions."""
         if self.present is not None:
             return torch.arange(self.shape[0], device=self.order.device).repeat(self.shape[1])

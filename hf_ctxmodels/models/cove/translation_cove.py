@@ -33,7 +33,7 @@ class CtxCoveForConditionalGeneration(heads.ForConditionalGeneration, CtxCoveHea
             config.hidden_size,
             config.num_hidden_layers,
             dropout=config.hidden_dropout_prob,
-            attends=config.decoder_attention,
+            use_attention=config.decoder_attention,
             padding_idx=config.pad_token_id,
         )
         self.prediction = nn.Linear(config.hidden_size, config.target_vocab_size)

@@ -95,7 +95,7 @@ class CtxElmoModel(CharacterModel, CtxElmoPreTrainedModel):
         if input_ids is None or rows.present is not None:
             packed = rows.pack(inputs.embed(self.embed_ids))
         else:  # each word's characters are encoded once for both directions
-            packed = rows.add_directions(self.encode_words(input_ids.flatten(0, 1)[rows.places[0]]))
+            packed = rows.add_directions(self.encode_words(input_ids.flatten(0, 1)[rows.positions[0]]))
         wants = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         recorded, last, final = self._run(packed, rows, past_key_values, wants)
         return CtxElmoModelOutput(

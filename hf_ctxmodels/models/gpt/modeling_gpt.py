@@ -118,7 +118,7 @@ class ChoiceDropout(nn.Module):
         """(batch * choices, hidden) -> the same."""
         batch = len(pooled) // choices
         examples = torch.arange(batch, device=pooled.device).repeat_interleave(choices)
-        return shared_dropout(pooled, examples, batch, self.p, self.training, whole=False)
+        return shared_dropout(pooled, examples, batch, self.p, self.training, drop_rows=False)
 
 
 class CtxGptForMultipleChoice(LastTokenHead, heads.ForMultipleChoice, heads.WithLanguageModeling, CtxGptHeadModel):

@@ -13,7 +13,7 @@ from hf_ctxmodels.architectures.decoder_heads import DecoderForCausalLM, Decoder
 from hf_ctxmodels.architectures.transformer_decoder import TransformerDecoder
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.adapter_slots import BLOCK_SLOT, BlockAdapters, add_residual
-from hf_ctxmodels.layers.attention.backends import Mask
+from hf_ctxmodels.layers.attention.backends import AttentionMask
 from hf_ctxmodels.layers.attention.layouts import Layout
 from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL
 from hf_ctxmodels.layers.attention.modules import SelfAttention
@@ -48,7 +48,7 @@ class GroverBlock(GradientCheckpointingLayer):
         self,
         hidden_states: Tensor,
         layout: Layout,
-        mask: Mask = BIDIRECTIONAL,
+        mask: AttentionMask = BIDIRECTIONAL,
         memory: Memory | None = None,
         *,
         past_key_values: Cache | None = None,

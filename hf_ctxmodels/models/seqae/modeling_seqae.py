@@ -44,7 +44,7 @@ class CtxSeqaeModel(LSTMLanguageModel, CtxSeqaePreTrainedModel):
         vectors = dropout(self.word_embeddings(ids), self.config.embedding_dropout_prob, self.training)
         positions = torch.arange(ids.shape[-1], device=ids.device)
         rate = self.config.word_dropout_prob
-        return shared_dropout(vectors, positions, positions.shape[0], rate, self.training, whole=True)
+        return shared_dropout(vectors, positions, positions.shape[0], rate, self.training, drop_rows=True)
 
     def layer_dropout(self, packed: Tensor, rows: PackedSequences, depth: int) -> Tensor:
         """Dropout of (directions, words, width) between layers."""

@@ -51,12 +51,12 @@ class CtxUlmfitModel(LSTMLanguageModel, CtxUlmfitPreTrainedModel):
         """(directions, words) ids -> (directions, words, hidden), with embedding dropout."""
         rate = self.config.rate("embedding")
         vectors = self.word_embeddings(ids)
-        return shared_dropout(vectors, ids, self.config.vocab_size, rate, self.training, whole=True)
+        return shared_dropout(vectors, ids, self.config.vocab_size, rate, self.training, drop_rows=True)
 
     def layer_dropout(self, packed: Tensor, rows: PackedSequences, depth: int) -> Tensor:
         """Variational dropout: the same features of a row are dropped at every step."""
         rate = self.config.rate("hidden" if depth else "input")
-        return shared_dropout(packed, rows.numbers, rows.order.shape[0], rate, self.training, whole=False)
+        return shared_dropout(packed, rows.sequence_indices, rows.order.shape[0], rate, self.training, drop_rows=False)
 
 
 class CtxUlmfitHeadModel(heads.HeadModel, CtxUlmfitPreTrainedModel):
@@ -67,7 +67,7 @@ class CtxUlmfitHeadModel(heads.HeadModel, CtxUlmfitPreTrainedModel):
     def output_dropout(self, states: Tensor) -> Tensor:
         """Variational dropout of (batch, length, hidden)."""
         rows = torch.arange(states.shape[0], device=states.device)[:, None].expand(states.shape[:2])
-        return shared_dropout(states, rows, states.shape[0], self.config.rate("output"), self.training, whole=False)
+        return shared_dropout(states, rows, states.shape[0], self.config.rate("output"), self.training, drop_rows=False)
 
 
 class CtxUlmfitForCausalLM(CtxUlmfitHeadModel, LSTMForCausalLM, GenerationMixin):

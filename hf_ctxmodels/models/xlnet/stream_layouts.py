@@ -269,7 +269,7 @@ class PackedStreams:
 
     def unpack(self, rows: Tensor) -> tuple[Tensor]:
         """Computed rows -> (batch, length, hidden), zeros at padding; or (outputs, hidden) with an output mask."""
-        return (self.layout.output(rows),)
+        return (self.layout.select_outputs(rows),)
 
     def repack(self, states: Sequence[Tensor]) -> Tensor:
         """What `unpack` made of all rows -> these rows."""
