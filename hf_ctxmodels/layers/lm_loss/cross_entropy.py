@@ -263,9 +263,9 @@ def _loss_and_gradients(
             buffer = torch.empty(size, weight.shape[0], dtype=dtype, device=weight.device)
         for start in range(0, targets.numel(), size):
             rows = hidden_states[start : start + size].to(dtype)
-            validate_sequence_targets = targets[start : start + size, None]
+            chunk_targets = targets[start : start + size, None]
             values = _log_softmax(rows, cast_weight, cast_bias, buffer)
-            target_logs = values.gather(1, validate_sequence_targets)
+            target_logs = values.gather(1, chunk_targets)
             factors = None if weights is None else weights[start : start + size, None]
             total -= target_logs.sum() if factors is None else (target_logs * factors).sum()
             if correct is not None:
@@ -275,9 +275,7 @@ def _loss_and_gradients(
             if numbers is not None and samples is not None:
                 samples[start : start + size] = sample_batches(values, numbers[start : start + size])
             if any(needs_grad):  # the gradient of the logits
-                values.scatter_add_(
-                    1, validate_sequence_targets, values.new_full((1, 1), -1.0).expand_as(validate_sequence_targets)
-                )
+                values.scatter_add_(1, chunk_targets, values.new_full((1, 1), -1.0).expand_as(chunk_targets))
                 if factors is not None:
                     values *= factors
             if bias_grad is not None:
