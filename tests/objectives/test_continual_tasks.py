@@ -50,7 +50,7 @@ def test_capitals_are_those_of_the_text():
             expected += [target] * len(pieces)
     _, rows = rows_of(tokenizer, [sentences], "capitalization", max_length=512)
     assert len(rows) == 1
-    assert rows[0]["validate_token_targets"].tolist() == [IGNORE_INDEX, *expected, IGNORE_INDEX]
+    assert rows[0]["token_targets"].tolist() == [IGNORE_INDEX, *expected, IGNORE_INDEX]
     assert {0, 1, IGNORE_INDEX} == set(expected)
     assert any(target == 1 and first == 1 for target, first in pairwise(expected)), "also in later pieces"
     cased = CtxErnieTokenizer.train(["A a B b"], 30, do_lower_case=False, min_frequency=1)
@@ -76,7 +76,7 @@ def test_tokens_that_are_elsewhere_in_their_document(tokenizer):
             assert len(segment) <= min(14, len(text) // 2)
             others = text[:done] + text[done + len(segment) :]
             expected = [int(token in others) for token in segment]
-            assert row["validate_token_targets"].tolist() == [IGNORE_INDEX, *expected, IGNORE_INDEX]
+            assert row["token_targets"].tolist() == [IGNORE_INDEX, *expected, IGNORE_INDEX]
             seen.update(expected)
             done, place = done + len(segment), place + 1
     assert place == len(rows)

@@ -61,7 +61,7 @@ class DataCollatorForContinualTasks(PaddingCollator):
     Each feature holds:
         task: The number of its task in `TASKS`.
         input_ids, token_type_ids, word_ids: (tokens,); word_ids are the numbers of units, -1 for none.
-        validate_token_targets: (tokens,) class of each token, -100 for none.
+        token_targets: (tokens,) class of each token, -100 for none.
         target: Class of the row, -100 for none.
         example_index, epoch: Integers that seed the mask.
 
@@ -115,7 +115,7 @@ class DataCollatorForContinualTasks(PaddingCollator):
             "labels": padder.pad(labels, IGNORE_INDEX),
         }
         of_rows = np.array([int(feature["target"]) for feature in features])
-        of_tokens = padder.pad([np.asarray(feature["validate_token_targets"]) for feature in features], IGNORE_INDEX)
+        of_tokens = padder.pad([np.asarray(feature["token_targets"]) for feature in features], IGNORE_INDEX)
         for name in self.tasks:
             own = torch.from_numpy(numbers == _NUMBERS[name])
             aims = of_tokens if TASKS[name].of_tokens else torch.from_numpy(of_rows)
@@ -286,13 +286,13 @@ class ContinualTasks(Objective):
         """The row with special tokens."""
         ids = template.fill(*row.segments)
         none = np.full(len(ids), NO_WORD, dtype=np.int32)
-        targets = none if row.validate_token_targets is None else template.fill_words(*row.validate_token_targets)
+        targets = none if row.token_targets is None else template.fill_words(*row.token_targets)
         return {
             "task": _NUMBERS[name],
             "input_ids": ids,
             "token_type_ids": template.token_types(*map(len, row.segments)),
             "word_ids": none if row.words is None else template.fill_words(*row.words),
-            "validate_token_targets": np.where(targets == NO_WORD, IGNORE_INDEX, targets).astype(np.int16),
+            "token_targets": np.where(targets == NO_WORD, IGNORE_INDEX, targets).astype(np.int16),
             "target": row.target,
         }
 

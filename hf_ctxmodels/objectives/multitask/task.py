@@ -19,13 +19,13 @@ class TaskRow(NamedTuple):
 
     Attributes:
         segments: One or two segments, (tokens,) each.
-        validate_token_targets: (tokens,) class of each token for each segment; None for no such target.
+        token_targets: (tokens,) class of each token for each segment; None for no such target.
         target: The class of the row, or -100.
         words: (tokens,) units for each segment; None where nothing is masked.
     """
 
     segments: tuple[np.ndarray, ...]
-    validate_token_targets: tuple[np.ndarray, ...] | None = None
+    token_targets: tuple[np.ndarray, ...] | None = None
     target: int = IGNORE_INDEX
     words: tuple[np.ndarray, ...] | None = None
 
