@@ -9,7 +9,7 @@ export TOKENIZERS_PARALLELISM := false
 INPUTS := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-faults test-peer lint format docs clean
+.PHONY: help demo test test-slow test-mutation test-peer lint format docs clean
 
 help:           ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -17,14 +17,14 @@ help:           ## this list
 demo: $(VENV)/.demo     ## what works, each number beside its baseline, in minutes; goes on from an earlier demo
 	$(BIN)/python -m hf_ctxmodels demo --output_dir demo $(DEMO_ARGS)
 
-test: $(VENV)/.dev      ## the test-suite
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "not slow" $(PYTEST_ARGS)
+test: $(VENV)/.dev      ## the test suite; FAMILY=bert runs the tests of one family
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "not slow" $(if $(FAMILY),--family $(FAMILY)) $(PYTEST_ARGS)
 
 test-slow: $(VENV)/.dev ## the tests that take long
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
 
-test-faults: $(VENV)/.dev ## plant one-line faults, and see that the tests catch each
-	OMP_NUM_THREADS=1 $(BIN)/python tests/faults/plant.py
+test-mutation: $(VENV)/.mutation ## the share of sampled mutants that the tests kill, per room
+	OMP_NUM_THREADS=1 $(BIN)/python tests/mutation/score.py $(MUTATION_ARGS)
 
 # transformers' own tests of every model and tokenizer, as they are; two processes, whatever the machine has
 test-peer: $(VENV)/.peer ## run the common tests of transformers over all our models and tokenizers
@@ -55,7 +55,7 @@ $(VENV)/.torch: constraints.txt
 	$(BIN)/python -m pip install --quiet $$(grep '^torch==' constraints.txt)
 	@touch $@
 
-# The stamps spare a second call the installation; `dev` contains `demo`, and `peer` contains `dev`.
-$(VENV)/.demo $(VENV)/.dev $(VENV)/.docs $(VENV)/.peer: $(VENV)/.%: $(VENV)/.torch $(INPUTS)
+# The stamps spare a second call the installation; `dev` contains `demo`; `peer` and `mutation` contain `dev`.
+$(VENV)/.demo $(VENV)/.dev $(VENV)/.docs $(VENV)/.peer $(VENV)/.mutation: $(VENV)/.%: $(VENV)/.torch $(INPUTS)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[$*]'
 	@touch $@

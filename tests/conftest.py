@@ -1,7 +1,8 @@
-"""What all tests share."""
+"""Fixtures and options of the whole suite."""
 
 import gc
 import os
+import re
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -35,3 +36,19 @@ def pytest_collection_finish() -> None:
     """Set aside what imports and collection left: each full collection, as Trainer asks for, would walk through it."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--family", help="run only the tests of one model family, for example bert")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With `--family`, keep the files named after the family and the items whose parameters name it."""
+    family = config.getoption("--family")
+    if family is None:
+        return
+    parameter = re.compile(rf"\[(.*-)?{re.escape(family)}(-.*)?\]$")
+    file = re.compile(rf"test_(.*_)?{re.escape(family)}(_.*)?\.py$")
+    selected = [item for item in items if parameter.search(item.name) or file.search(item.path.name)]
+    config.hook.pytest_deselected(items=[item for item in items if item not in set(selected)])
+    items[:] = selected

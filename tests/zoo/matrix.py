@@ -40,21 +40,26 @@ def _representatives(heads: list[Case]) -> list[Case]:
     return [case for case in heads if case.model_class in classes]
 
 
-def _network(case: Case) -> Any:
-    """What an encoder computes: its forward, and the name and type of every module in it."""
+def _architecture(case: Case) -> Any:
+    """Everything that decides an encoder's outputs: its methods, and the name and type of every module."""
     model = case.model()
     modules = tuple((name, type(module)) for name, module in model.named_modules() if name)
-    return inspect.unwrap(type(model).forward), inspect.unwrap(type(model).__init__), modules
+    methods = {
+        name: inspect.unwrap(member)
+        for name, member in inspect.getmembers(type(model))
+        if inspect.isfunction(member) and member.__module__.startswith("hf_ctxmodels.")
+    }
+    return methods, modules
 
 
-def _networks(bases: list[Case]) -> list[Case]:
-    """All encoders but those of a family that has its parent's, unchanged, with an objective of its own."""
-    encoders = {case.family.name: case for case in bases}
-    parents = {name: encoders.get(case.family.parent) for name, case in encoders.items()}
+def _architectures(base_models: list[Case]) -> list[Case]:
+    """The base models of all families, except where a family shares its parent's methods and modules."""
+    models = {case.family.name: case for case in base_models}
+    parents = {name: models.get(case.family.parent) for name, case in models.items()}
     return [
         case
-        for name, case in encoders.items()
-        if (parent := parents[name]) is None or _network(case) != _network(parent)
+        for name, case in models.items()
+        if (parent := parents[name]) is None or _architecture(case) != _architecture(parent)
     ]
 
 
@@ -103,7 +108,7 @@ _KINDS = {
 ARCHETYPES = [case for case in HEADS if str(case) in _KINDS]
 ARCHETYPE_FAMILIES = list({case.family.name: case.family for case in ARCHETYPES}.values())
 TIED_HEADS = [case for case in CASES if case.model_class._tied_weights_keys]
-NETWORKS = _networks(BASES)
+NETWORKS = _architectures(BASES)
 REPRESENTATIVES = _representatives(HEADS)
 # For what a shared forward decides alone: `head` is each of these, not every class that is bound to it.
 each_forward = pytest.mark.parametrize("head", REPRESENTATIVES, ids=str)

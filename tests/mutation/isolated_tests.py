@@ -1,0 +1,104 @@
+"""Run tests on a modified copy of the repository, in a process forked from one that has imported torch."""
+
+import io
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+import torch
+import transformers  # noqa: F401  # imported before the fork
+from torch.utils import data  # noqa: F401
+
+ROOT = Path(__file__).parents[2]
+_RAN = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+
+
+@dataclass(frozen=True)
+class TestRun:
+    """Result of a pytest run that stopped at the first failure.
+
+    Attributes:
+        failed_test: Node id of the test (or file) that failed; None if all passed.
+        output: End of pytest's output.
+    """
+
+    __test__ = False
+    failed_test: str | None
+    output: str
+
+
+class _FirstFailure:
+    """pytest plugin that records the first failed test or the first file that could not be collected."""
+
+    node_id: str | None = None
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed and self.node_id is None:
+            self.node_id = report.nodeid
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed and self.node_id is None:
+            self.node_id = report.nodeid
+
+
+def scratch_copy(target: Path) -> Path:
+    """Copy the files that git tracks or does not ignore to `target`, with the real data that some tests read."""
+    listing = subprocess.check_output(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT, text=True
+    )
+    for name in listing.splitlines():
+        if (ROOT / name).is_file():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, target / name)
+    for shared in (ROOT / "shared", ROOT.parent / "shared"):
+        if shared.is_dir() and not (target.parent / "shared").exists():
+            (target.parent / "shared").symlink_to(shared)
+    return target
+
+
+def run_in_fork(tree: Path, tests: Sequence[str], keyword: str = "", time_limit: float | None = None) -> TestRun | None:
+    """Run tests of a scratch copy until the first failure; None after `time_limit` seconds.
+
+    Raises:
+        RuntimeError: pytest could not run the tests, for example because no test was selected.
+    """
+    context = get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_run_tests, args=(tree, tests, keyword, sender))
+    process.start()
+    sender.close()
+    try:
+        if not receiver.poll(time_limit):
+            return None
+        status, node_id, output = receiver.recv()
+    except EOFError:
+        return TestRun("crash of the test process", "")
+    finally:
+        process.kill()
+        process.join()
+    if status not in _RAN and node_id is None:
+        raise RuntimeError(f"pytest exited with {status} for {' '.join(tests)} -k {keyword!r}:\n{output}")
+    return TestRun(node_id, output)
+
+
+def _run_tests(tree: Path, tests: Sequence[str], keyword: str, result: Connection) -> None:
+    os.chdir(tree)
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(tree), os.environ.get("PYTHONPATH", "")])
+    sys.path[:0] = [str(tree)]
+    for name in [name for name in sys.modules if name.split(".")[0] in ("tests", "hf_ctxmodels")]:
+        del sys.modules[name]
+    torch.set_num_threads(1)
+    output, first_failure = io.StringIO(), _FirstFailure()
+    with redirect_stdout(output), redirect_stderr(output):
+        options = ["-x", "-q", "-m", "not slow", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=line"]
+        selection = ["-k", keyword] if keyword else []
+        status = pytest.main([*options, *selection, *tests], plugins=[first_failure])
+    result.send((int(status), first_failure.node_id, output.getvalue()[-2000:]))
