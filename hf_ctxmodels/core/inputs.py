@@ -292,3 +292,20 @@ def sequence_numbers(sequence_ids: Tensor) -> Tensor:
 def is_traced(tensor: Tensor) -> bool:
     """Whether values are unavailable: a graph is being compiled or traced, or the device is meta."""
     return torch.compiler.is_compiling() or torch.jit.is_tracing() or tensor.device.type == "meta"
+
+
+def span_boundaries(marked: Tensor) -> tuple[Tensor, Tensor]:
+    """The unmarked neighbours of the run, a maximal sequence of marked positions in a row, that each position is in.
+
+    Args:
+        marked: (rows, length) bool.
+
+    Returns:
+        (rows, length) int64, the last unmarked position before, -1 for none, and the first one after, `length` for
+        none. An unmarked position is its own neighbour.
+    """
+    length = marked.shape[1]
+    positions = torch.arange(length, device=marked.device).expand_as(marked)
+    before = positions.masked_fill(marked, -1).cummax(1).values
+    after = positions.masked_fill(marked, length).flip(1).cummin(1).values.flip(1)
+    return before, after

@@ -53,9 +53,9 @@ __all__ = [
     "UnlabelledCollator",
     "build_training_set",
     "load_documents",
+    "mark_unlabelled",
     "sampling_probabilities",
     "training_loader",
-    "mark_unlabelled",
 ]
 
 # What reads files imports the readers of all tasks, which a model does not need.

@@ -41,7 +41,7 @@ def show_words(screen: Screen, shop: Workshop, epochs: int) -> None:
         *("word2vec", "pretrain", "--recipe", RECIPE, "--tokenizer", tokenizer, "--num_train_epochs", epochs),
         output=model,
     )
-    vectors = WordVectors.of_model(AutoModel.from_pretrained(model), AutoTokenizer.from_pretrained(model))
+    vectors = WordVectors.from_model(AutoModel.from_pretrained(model), AutoTokenizer.from_pretrained(model))
     space = WordSpace(vectors)
     screen.line(f"{len(vectors.words):,} words; the nearest of some, by the cosine of their vectors:")
     screen.rows(

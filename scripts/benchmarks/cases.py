@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from hf_ctxmodels.architectures.encoder_decoder import EncoderDecoder
-from hf_ctxmodels.architectures.transformer_decoder import Decoder
+from hf_ctxmodels.architectures.transformer_decoder import TransformerDecoder
 from hf_ctxmodels.core.config import CtxTransformerConfig
 from hf_ctxmodels.registry import FAMILIES
 
@@ -102,7 +102,7 @@ _PEERED = [name for name, spec in FAMILIES.items() if spec.reference and issubcl
 DECODERS = [
     name
     for name in _PEERED
-    if issubclass(FAMILIES[name].models["AutoModel"], Decoder)
+    if issubclass(FAMILIES[name].models["AutoModel"], TransformerDecoder)
     and FAMILIES[name].models["AutoModelForCausalLM"].reference_model_type
 ]
 ENCODERS = [

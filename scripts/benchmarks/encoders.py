@@ -147,7 +147,7 @@ def _auto_name(case: Case) -> str:
     if not (case.pretrains or case.generates):
         return "AutoModel"
     family, name = FAMILIES[case.family], "AutoModelForPreTraining"
-    has_peer = name not in family.peers and family.models[name].reference_model_type is not None
+    has_peer = name not in family.reference_heads and family.models[name].reference_model_type is not None
     return name if has_peer or case.wiring is not None else "AutoModelForMaskedLM"
 
 

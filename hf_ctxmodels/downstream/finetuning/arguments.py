@@ -15,7 +15,11 @@ from hf_ctxmodels.downstream.finetuning.feature_cache import cache_features
 from hf_ctxmodels.downstream.finetuning.fisher import Labels, describe_fisher
 from hf_ctxmodels.downstream.finetuning.forgetting import PretrainingEvaluation, compute_fisher
 from hf_ctxmodels.downstream.finetuning.mixout import Mixout
-from hf_ctxmodels.downstream.finetuning.reinitialization import pretrained_head_modules, reinitialize_layers, reset_head
+from hf_ctxmodels.downstream.finetuning.reinitialization import (
+    pretrained_head_modules,
+    reinitialize_head,
+    reinitialize_layers,
+)
 from hf_ctxmodels.downstream.finetuning.unfreezing import ChainThaw, ThreeStageUnfreezing
 from hf_ctxmodels.downstream.tasks.base import Collator, Feature
 from hf_ctxmodels.tokenizers.base import tokenizer_digest
@@ -174,7 +178,7 @@ class FinetuningMethodArguments:
             names = reinitialize_layers(model, self.reinit_layers, seed, pooler=self.reinit_pooler)
             print_status(f"{len(names)} weights of the encoder are drawn anew", shown)
         if self.reset_head:
-            print_status(f"{len(reset_head(model, seed))} weights of the head are drawn anew", shown)
+            print_status(f"{len(reinitialize_head(model, seed))} weights of the head are drawn anew", shown)
         elif (
             source is not None
             and hasattr(model, "newly_initialized_modules")

@@ -4,14 +4,13 @@ import torch
 from torch import Tensor, nn
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.inputs import is_traced
+from hf_ctxmodels.core.inputs import is_traced, span_boundaries
 from hf_ctxmodels.heads import IGNORE_INDEX
 from hf_ctxmodels.layers.activations import get_activation
 from hf_ctxmodels.layers.adapter_slots import InvertibleSlot, before_output_layer
 from hf_ctxmodels.layers.cpu.linear import linear
 from hf_ctxmodels.layers.lm_loss.cross_entropy import summed_cross_entropy
 from hf_ctxmodels.models.spanbert.configuration_spanbert import CtxSpanBertConfig
-from hf_ctxmodels.objectives.masked.span_boundary import span_boundaries
 
 
 class SpanBoundaryHead(nn.Module):

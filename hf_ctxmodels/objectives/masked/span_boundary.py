@@ -6,10 +6,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.core.inputs import span_boundaries
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.seeding import Stream, generator
 from hf_ctxmodels.objectives.base import Batch, check_at_least
@@ -179,20 +179,3 @@ class SpanBoundary(MaskedLM):
             **masking_rates(counts),
             "boundary_share": counts["boundary_targets"] / max(1, counts["selected_tokens"]),
         }
-
-
-def span_boundaries(marked: Tensor) -> tuple[Tensor, Tensor]:
-    """The unmarked neighbours of the run, a maximal sequence of marked positions in a row, that each position is in.
-
-    Args:
-        marked: (rows, length) bool.
-
-    Returns:
-        (rows, length) int64, the last unmarked position before, -1 for none, and the first one after, `length` for
-        none. An unmarked position is its own neighbour.
-    """
-    length = marked.shape[1]
-    positions = torch.arange(length, device=marked.device).expand_as(marked)
-    before = positions.masked_fill(marked, -1).cummax(1).values
-    after = positions.masked_fill(marked, length).flip(1).cummin(1).values.flip(1)
-    return before, after

@@ -15,7 +15,7 @@ from hf_ctxmodels.core.output_files import wrap_write_errors
 from hf_ctxmodels.downstream.finetuning.multitask.batches import mean
 from hf_ctxmodels.downstream.finetuning.task_evaluation import TaskEvaluation
 from hf_ctxmodels.training.checkpoint.directory import checkpoints, temporary_path
-from hf_ctxmodels.training.checkpoint.optimizer_state import requires_full_weights
+from hf_ctxmodels.training.checkpoint.optimizer_state import full_state_dict
 
 BEST_FILE = "best.safetensors"
 MEAN = "eval_mean"
@@ -47,7 +47,7 @@ class BestModel:
         if self.metrics and metrics[MEAN] <= self.metrics[MEAN]:
             return
         self.metrics = dict(metrics)
-        weights = requires_full_weights(accelerator.unwrap_model(model))
+        weights = full_state_dict(accelerator.unwrap_model(model))
         if accelerator.is_main_process:
             temporary = temporary_path(self.file)
             with wrap_write_errors(self.file):
