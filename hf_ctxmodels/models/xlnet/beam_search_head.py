@@ -1,4 +1,5 @@
-"""The span head of XLNet (Yang et al. 2019, the released code for SQuAD 2.0): ends depend on starts."""
+"""The question-answering head of XLNet (Yang et al. 2019, released code for SQuAD 2.0) with beam search over spans:
+the end of an answer is predicted given its start."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -16,11 +17,11 @@ from hf_ctxmodels.heads.base import HeadModel, ItemCounts, mean_over_targets, va
 from hf_ctxmodels.heads.downstream import position_loss
 from hf_ctxmodels.layers.pooling import last_token_columns, states_at
 
-_UNANSWERABLE_WEIGHT = 0.5  # brings the third term to the size of the two others
+_UNANSWERABLE_WEIGHT = 0.5  # as in the released code
 
 
 class StartLogits(nn.Module):
-    """A score for every token to be the start of the answer."""
+    """Logits of each token for being the start of the answer."""
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
@@ -32,7 +33,7 @@ class StartLogits(nn.Module):
 
 
 class EndLogits(nn.Module):
-    """A score for every token to be the end of the answer that has a given start."""
+    """Logits of each token for being the end of the answer, given its start."""
 
     def __init__(self, hidden_size: int, layer_norm_eps: float) -> None:
         super().__init__()
@@ -41,17 +42,17 @@ class EndLogits(nn.Module):
         self.dense_1 = nn.Linear(hidden_size, 1)
 
     def forward(self, states: Tensor, starts: Tensor) -> Tensor:
-        """(batch, length, hidden), and the states of (batch, starts, hidden) -> (batch, starts, length)."""
+        """States (batch, length, hidden) and start states (batch, starts, hidden) -> (batch, starts, length)."""
         width = states.shape[-1]
-        # For an affine map f(s, t) = f(s, 0) + f(0, t) - f(0, 0): no (batch, starts, length, 2 * hidden) tensor.
-        ends = self.dense_0(F.pad(states, (0, width)))
-        shifts = self.dense_0(F.pad(starts, (width, 0))) - self.dense_0(starts.new_zeros(2 * width))
-        pairs = ends[:, None] + shifts[:, :, None]
-        return self.dense_1(self.norm(torch.tanh(pairs))).squeeze(-1)
+        # f(s, t) = f(s, 0) + f(0, t) - f(0, 0) for an affine f avoids a (batch, starts, length, 2 * hidden) tensor
+        end_terms = self.dense_0(F.pad(states, (0, width)))
+        start_terms = self.dense_0(F.pad(starts, (width, 0))) - self.dense_0(starts.new_zeros(2 * width))
+        hidden = end_terms[:, None] + start_terms[:, :, None]
+        return self.dense_1(self.norm(torch.tanh(hidden))).squeeze(-1)
 
 
 class AnswerClass(nn.Module):
-    """A score for a row to have no answer."""
+    """Logit of each example for being unanswerable."""
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
@@ -59,7 +60,7 @@ class AnswerClass(nn.Module):
         self.dense_1 = nn.Linear(hidden_size, 1, bias=False)
 
     def forward(self, starts: Tensor, classes: Tensor) -> Tensor:
-        """States of the starts and of the <cls> tokens, (batch, hidden) each -> (batch,)."""
+        """Start states and <cls> states, (batch, hidden) each -> (batch,)."""
         return self.dense_1(torch.tanh(self.dense_0(torch.cat([starts, classes], -1)))).squeeze(-1)
 
 
@@ -68,15 +69,14 @@ class BeamSearchSpanOutput(ModelOutput):
     """Output of `ForBeamSearchQuestionAnswering`.
 
     Attributes:
-        loss: Mean of the start's and the end's cross-entropy, and half the cross-entropy of having no answer; in nats.
-        start_top_log_probs: (batch, starts) probabilities of the likeliest starts (the reference's name, which
-            promises logarithms, is kept).
-        start_top_index: (batch, starts) their columns.
-        end_top_log_probs: (batch, ends * starts) probabilities of the likeliest ends of each start; start varies
-            fastest.
-        end_top_index: (batch, ends * starts) their columns.
-        cls_logits: (batch,) score of having no answer.
-        hidden_states, attentions: As asked for.
+        loss: Mean cross-entropy of start and end, plus half the cross-entropy of answerability; in nats.
+        start_top_log_probs: (batch, starts) probabilities of the top starts (not logarithms; the name is that of
+            transformers).
+        start_top_index: (batch, starts) columns of the top starts.
+        end_top_log_probs: (batch, ends * starts) probabilities of the top ends of each start; the start varies fastest.
+        end_top_index: (batch, ends * starts) columns of the top ends.
+        cls_logits: (batch,) logits of being unanswerable.
+        hidden_states, attentions: As requested.
     """
 
     loss: Tensor | None = None
@@ -90,17 +90,16 @@ class BeamSearchSpanOutput(ModelOutput):
 
 
 class ForBeamSearchQuestionAnswering(HeadModel):
-    """Start of an answer, its end given the start, and whether there is one.
+    """Predicts the start of an answer, its end given the start, and answerability.
 
-    Reads `start_n_top` and `end_n_top` of the configuration: how many candidates a search keeps, fewer where the input
-    has fewer tokens.
+    The beam search keeps `config.start_n_top` starts and `config.end_n_top` ends per start, fewer for shorter inputs.
     """
 
     loss_targets: ClassVar[tuple[str, ...]] = ("start_positions", "end_positions", "is_impossible")
     accepts_loss_kwargs = False
 
     def build_head(self, config: Any) -> None:
-        """Three scores; the names are those of the reference's weights."""
+        """Create the three classifiers; the weights have the names of transformers."""
         self.start_logits = StartLogits(config.hidden_size)
         self.end_logits = EndLogits(config.hidden_size, config.layer_norm_eps)
         self.answer_class = AnswerClass(config.hidden_size)
@@ -120,13 +119,13 @@ class ForBeamSearchQuestionAnswering(HeadModel):
         num_items_in_batch: ItemCounts = None,
         **kwargs: Any,
     ) -> BeamSearchSpanOutput:
-        """The likeliest spans, or the loss where both positions are given.
+        """The top spans, or the loss if both positions are given.
 
         Args:
-            start_positions, end_positions: (batch,) columns; those outside the sequence are ignored.
-            is_impossible: (batch,) 1 where there is no answer; adds the third term of the loss, at `cls_index`.
-            cls_index: (batch,) column of <cls>; by default each row's last token.
-            p_mask: (batch, length), 1 where no answer can start or end. Padding is no candidate anyway.
+            start_positions, end_positions: (batch,) columns; positions outside the sequence are ignored.
+            is_impossible: (batch,) 1 for unanswerable questions; adds the third term of the loss, at `cls_index`.
+            cls_index: (batch,) column of <cls>; by default the last token.
+            p_mask: (batch, length), 1 where no answer can start or end. Padding is always excluded.
         """
         outputs = self.encode(
             input_ids=input_ids,
@@ -136,15 +135,15 @@ class ForBeamSearchQuestionAnswering(HeadModel):
             **kwargs,
         )
         states = outputs.last_hidden_state
-        excluded = _excluded(states, attention_mask, p_mask)
+        excluded = _excluded_positions(states, attention_mask, p_mask)
         if cls_index is None:
             cls_index = last_token_columns(states, None if attention_mask is None else attention_mask != 0)
         else:
             cls_index = validate_sequence_targets(cls_index, "cls_index", len(states))
             _check_below(states.shape[1], cls_index, "cls_index")
-        classes = states_at(states, cls_index)
+        cls_states = states_at(states, cls_index)
         if start_positions is None or end_positions is None:
-            return self.build_output(BeamSearchSpanOutput, outputs, **self._search(states, classes, excluded))
+            return self.build_output(BeamSearchSpanOutput, outputs, **self._search(states, cls_states, excluded))
         start_positions = validate_sequence_targets(start_positions, "start_positions", len(states))
         start_states = states_at(states, start_positions.clamp(0, states.shape[1] - 1))
         position_term = partial(
@@ -156,32 +155,32 @@ class ForBeamSearchQuestionAnswering(HeadModel):
         loss = (start + end) / 2
         if is_impossible is not None:
             check_tensors(is_impossible=is_impossible)
-            if is_impossible.is_floating_point():  # as transformers has it
+            if is_impossible.is_floating_point():  # the dtype in transformers
                 _check_below(2, is_impossible, "is_impossible")
                 is_impossible = is_impossible.long()
             targets = validate_sequence_targets(is_impossible, "is_impossible", len(states))
             _check_below(2, targets, "is_impossible")
-            scores = self.answer_class(start_states, classes).float()
-            error = F.binary_cross_entropy_with_logits(scores, targets.float(), reduction="sum")
-            loss = loss + _UNANSWERABLE_WEIGHT * mean_over_targets(error, targets, "is_impossible", num_items_in_batch)
+            logits = self.answer_class(start_states, cls_states).float()
+            total = F.binary_cross_entropy_with_logits(logits, targets.float(), reduction="sum")
+            loss = loss + _UNANSWERABLE_WEIGHT * mean_over_targets(total, targets, "is_impossible", num_items_in_batch)
         return self.build_output(BeamSearchSpanOutput, outputs, loss=loss)
 
-    def _search(self, states: Tensor, classes: Tensor, excluded: Tensor | None) -> dict[str, Tensor]:
-        """The likeliest starts, and the likeliest ends of each."""
+    def _search(self, states: Tensor, cls_states: Tensor, excluded: Tensor | None) -> dict[str, Tensor]:
+        """The top starts, and the top ends of each start."""
         length = states.shape[1]
-        starts = _probabilities(self.start_logits(states), excluded)
-        top, index = starts.topk(min(self.config.start_n_top, length), -1)
-        start_states = states.gather(1, index[..., None].expand(-1, -1, states.shape[-1]))
-        ends = self.end_logits(states, start_states)
-        ends = _probabilities(ends, None if excluded is None else excluded[:, None])
-        top_ends, end_index = ends.transpose(1, 2).topk(min(self.config.end_n_top, length), 1)
-        average = (starts[:, None] @ states)[:, 0]
+        start_probabilities = _probabilities(self.start_logits(states), excluded)
+        top_starts, start_index = start_probabilities.topk(min(self.config.start_n_top, length), -1)
+        start_states = states.gather(1, start_index[..., None].expand(-1, -1, states.shape[-1]))
+        end_logits = self.end_logits(states, start_states)
+        end_probabilities = _probabilities(end_logits, None if excluded is None else excluded[:, None])
+        top_ends, end_index = end_probabilities.transpose(1, 2).topk(min(self.config.end_n_top, length), 1)
+        expected_start_state = (start_probabilities[:, None] @ states)[:, 0]
         return {
-            "start_top_log_probs": top,
-            "start_top_index": index,
+            "start_top_log_probs": top_starts,
+            "start_top_index": start_index,
             "end_top_log_probs": top_ends.flatten(1),
             "end_top_index": end_index.flatten(1),
-            "cls_logits": self.answer_class(average, classes),
+            "cls_logits": self.answer_class(expected_start_state, cls_states),
         }
 
 
@@ -194,8 +193,8 @@ def _check_below(limit: int, values: Tensor, name: str) -> None:
         raise CtxError(f"{name} holds {int(bad[0])}, outside [0, {limit}).")
 
 
-def _excluded(states: Tensor, attention_mask: Tensor | None, p_mask: Tensor | None) -> Tensor | None:
-    """(batch, length) bool, true where no answer can start or end; None if it can everywhere."""
+def _excluded_positions(states: Tensor, attention_mask: Tensor | None, p_mask: Tensor | None) -> Tensor | None:
+    """(batch, length) bool, True where no answer can start or end; None if all positions are allowed."""
     masks = []
     if attention_mask is not None:
         masks.append(attention_mask == 0)
@@ -207,7 +206,7 @@ def _excluded(states: Tensor, attention_mask: Tensor | None, p_mask: Tensor | No
     return torch.stack(masks).any(0) if masks else None
 
 
-def _probabilities(scores: Tensor, excluded: Tensor | None) -> Tensor:
+def _probabilities(logits: Tensor, excluded: Tensor | None) -> Tensor:
     if excluded is not None:
-        scores = scores.masked_fill(excluded, torch.finfo(scores.dtype).min)
-    return scores.softmax(-1)
+        logits = logits.masked_fill(excluded, torch.finfo(logits.dtype).min)
+    return logits.softmax(-1)

@@ -9,42 +9,42 @@ from hf_ctxmodels.core.config import CtxTransformerConfig
 
 @strict
 class CtxXLNetConfig(CtxTransformerConfig):
-    """Shape, memory and regularisation of an XLNet encoder; the defaults are XLNet-large.
+    """Configuration of XLNet; the defaults are XLNet-large.
 
-    The reference's names (`d_model`, `n_layer`, `n_head`, `d_inner`, `ff_activation`, `dropout`) are read as well.
-    There is no longest sequence: positions are relative.
+    The names of transformers (`d_model`, `n_layer`, `n_head`, `d_inner`, `ff_activation`, `dropout`) are accepted.
+    There is no maximum length: positions are relative.
 
     Args:
         vocab_size: Number of SentencePiece tokens.
-        hidden_size: Width of the residual stream; a multiple of `num_attention_heads`, and even.
+        hidden_size: Width of the residual stream; an even multiple of `num_attention_heads`.
         num_hidden_layers: Number of layers.
         num_attention_heads: Attention heads per layer.
         intermediate_size: Width of the feed-forward layer.
         hidden_act: Activation of the feed-forward layer.
-        hidden_dropout_prob: Dropout after the embeddings, within and after the feed-forward layer, after attention.
-        attention_probs_dropout_prob: Dropout on attention probabilities; `None` means `hidden_dropout_prob`, which is
-            the reference's only rate.
+        hidden_dropout_prob: Dropout after the embeddings, within and after the feed-forward layer, and after attention.
+        attention_probs_dropout_prob: Dropout on attention probabilities; `None` means `hidden_dropout_prob`, the only
+            rate of transformers.
         initializer_range: Standard deviation of the normal initialisation.
-        layer_norm_eps: Epsilon of every LayerNorm.
-        attn_type: "bi" as in XLNet, or "uni": later positions are hidden from a row, as in Transformer-XL.
-        mem_len: Positions of earlier segments that are remembered; `None` or 0 remembers all.
-        reuse_len: Only the first positions of a segment are remembered; `None` or 0 remembers all.
+        layer_norm_eps: Epsilon of the LayerNorms.
+        attn_type: "bi" as in XLNet, or "uni": causal attention, as in Transformer-XL.
+        mem_len: Number of positions of earlier segments to remember; `None` or 0 remembers all.
+        reuse_len: Number of leading positions of a segment to remember; `None` or 0 remembers all.
         use_mems_eval: Whether the encoder returns memory in evaluation mode.
-        use_mems_train: Whether it does in training mode.
-        bi_data: The second half of every batch holds text that runs backwards: its distances are negated.
-        clamp_len: Distances beyond it count as it; -1 is no limit.
-        same_length: With "uni", the keys visible to a row reach equally far back for all rows.
-        summary_type: Which states the sequence and choice heads read: "last", "first" or "mean" of the tokens
-            ("cls_index" is "last").
-        summary_use_proj: Whether a linear map follows.
-        summary_activation: Activation of its output; `None` is none.
-        summary_last_dropout: Dropout before the sequence, choice and token classifiers read it.
-        start_n_top: Candidates for the start of an answer, of the beam-search span head.
-        end_n_top: Candidates for its end, for each start.
+        use_mems_train: Whether the encoder returns memory in training mode.
+        bi_data: The second half of each batch holds reversed text: its distances are negated.
+        clamp_len: Distances are clamped to this value; -1 for no limit.
+        same_length: With "uni", the number of visible keys is the same for all positions.
+        summary_type: Pooling of the sequence and choice heads: "last", "first" or "mean" of the tokens ("cls_index" is
+            "last").
+        summary_use_proj: Whether a linear layer follows the pooling.
+        summary_activation: Activation after this layer; `None` for none.
+        summary_last_dropout: Dropout before the sequence, choice and token classifiers.
+        start_n_top: Number of start candidates of the beam-search span head.
+        end_n_top: Number of end candidates per start.
         pad_token_id: Id of the padding token.
         bos_token_id: Id of the first token of a generated text.
-        eos_token_id: Id (or ids) that ends one.
-        tie_word_embeddings: Share the decoder of the language model with the word embeddings.
+        eos_token_id: Id (or ids) of the last token of a generated text.
+        tie_word_embeddings: Tie the output layer of the language model to the word embeddings.
     """
 
     model_type = "ctx-xlnet"
@@ -95,11 +95,11 @@ class CtxXLNetConfig(CtxTransformerConfig):
     supported_reference_values: ClassVar[dict[str, tuple[Any, ...]]] = {"untie_r": (True,)}
 
     def validate_architecture(self) -> None:
-        """Check what must fit together (called at construction)."""
+        """Check the values of the fields (called at construction)."""
         super().validate_architecture()
         if self.hidden_size % 2:
             raise ValueError(
-                f"hidden_size={self.hidden_size} is odd; distances are encoded by pairs of a sine and a cosine."
+                f"hidden_size={self.hidden_size} is odd; distance encodings are pairs of a sine and a cosine."
             )
         for name, values in {
             "attn_type": ("bi", "uni"),
@@ -114,5 +114,5 @@ class CtxXLNetConfig(CtxTransformerConfig):
     @property
     def attention_dropout(self) -> float | int:
         """Dropout rate on attention probabilities."""
-        own = self.attention_probs_dropout_prob
-        return self.hidden_dropout_prob if own is None else own
+        rate = self.attention_probs_dropout_prob
+        return self.hidden_dropout_prob if rate is None else rate

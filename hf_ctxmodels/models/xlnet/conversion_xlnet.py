@@ -1,4 +1,4 @@
-"""XLNet weight names: the reference layout of transformers -> the native layout here."""
+"""Weight conversion of XLNet between the layout of transformers and the native layout."""
 
 from transformers.core_model_loading import Concatenate, WeightConverter, WeightRenaming, WeightTransform
 
@@ -20,15 +20,17 @@ _RENAMINGS = [
     WeightRenaming(r"lm_loss\.", r"lm_head."),
     WeightRenaming(r"end_logits\.LayerNorm\.", r"end_logits.norm."),
 ]
-# The reference keeps (hidden, heads, head_dim) everywhere; a linear map keeps (out, in).
+# transformers stores (hidden, heads, head_dim), a linear layer (out, in).
 _PROJECTIONS = [
     WeightConverter(
-        [f"rel_attn.{part}" for part in "qkv"], "attention.qkv_proj.weight", [MergeOutputHeads(), Concatenate(dim=0)]
+        [f"rel_attn.{name}" for name in "qkv"],
+        "attention.qkv_proj.weight",
+        [MergeOutputHeads(), Concatenate(dim=0)],
     ),
     WeightConverter("rel_attn.r", "attention.position_proj.weight", [MergeOutputHeads()]),
     WeightConverter("rel_attn.o", "attention.out_proj.weight", [MergeInputHeads()]),
 ]
-# Of the sequence and choice heads alone: their classifier has another name than that of the token head.
+# Only for the sequence and choice heads: their classifier is `logits_proj` in transformers.
 _SUMMARY = [
     WeightRenaming(r"sequence_summary\.summary\.", r"summary.dense."),
     WeightRenaming(r"logits_proj\.", r"classifier."),

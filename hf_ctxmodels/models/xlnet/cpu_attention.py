@@ -1,6 +1,6 @@
-"""Attention with relative positions on a CPU: sequence by sequence, each within the processor's cache.
+"""Relative attention on a CPU: one sequence at a time, so that its scores fit the processor's cache.
 
-The formula is that of `relative_attention`.
+It computes the score of `relative_attention`, which also has the reference implementation.
 """
 
 from dataclasses import dataclass
@@ -13,70 +13,85 @@ from torch.nn import functional as F
 from hf_ctxmodels.layers.cpu.dropout import DROPOUT_LEVELS, dropout_mask, inverted_dropout_scale
 from hf_ctxmodels.models.xlnet.relative_attention import RelativeBiases
 
-_HIDDEN = -1e30  # added to a score, leaves no probability; finite, so that a row without any key stays a number
-_BLOCK = 64  # rows whose position scores are made at a time: fewer distances each, and all in cache
+_MASKED_SCORE = -1e30  # a probability of 0; finite, so that a query without a visible key does not become NaN
+_BLOCK_SIZE = 64  # queries whose position scores are computed at once: fewer distances per block, in cache
 
 
 @dataclass(frozen=True)
 class SequenceRange:
-    """One sequence: its rows among all query rows, and its keys.
+    """The queries and keys of one sequence in the packed tensors of a batch.
 
     Attributes:
-        rows, stop: Its first query row and one past its last.
-        keys, keys_stop: Likewise among the keys.
-        content: How many of its rows, from the first, stand at positions 0, 1, 2, ...
-        origin: Index of the distance between position 0 and the sequence's first key.
-        columns: (rows - content, keys) index of the distance between each further row and each key, or None.
-        hidden: (rows, keys), added to the scores, or None when every key is visible to every row.
-        group: Which table of distances is its own.
+        query_start, query_stop: The range of its queries.
+        key_start, key_stop: The range of its keys.
+        num_content: Number of leading queries that are at the positions 0, 1, 2, ... of the sequence.
+        distance_origin: Index of the distance between position 0 and the sequence's first key.
+        distance_indices: (queries - num_content, keys) index of the distance between each of the other queries and each
+            key, or None.
+        score_mask: (queries, keys), added to the scores; None if all keys are visible.
+        encoding_group: Index of the distance encodings of this sequence.
     """
 
-    rows: int
-    stop: int
-    keys: int
-    keys_stop: int
-    content: int
-    origin: int
-    columns: Tensor | None = None
-    hidden: Tensor | None = None
-    group: int = 0
+    query_start: int
+    query_stop: int
+    key_start: int
+    key_stop: int
+    num_content: int
+    distance_origin: int
+    distance_indices: Tensor | None = None
+    score_mask: Tensor | None = None
+    encoding_group: int = 0
+
+    @property
+    def queries(self) -> slice:
+        """The range of queries."""
+        return slice(self.query_start, self.query_stop)
+
+    @property
+    def keys(self) -> slice:
+        """The range of keys."""
+        return slice(self.key_start, self.key_stop)
+
+    def distances(self, start: int, stop: int) -> slice:
+        """Indices of the distances between the content queries start ... stop - 1 and the keys, farthest first."""
+        return slice(self.distance_origin - stop + 1, self.distance_origin - start + self.key_stop - self.key_start)
 
 
 @dataclass(frozen=True)
 class SequenceRanges:
-    """All sequences of a batch, end to end.
+    """The sequences of a packed batch.
 
     Attributes:
-        pieces: The sequences.
-        row_types: (rows, types) one-hot segments in the model's precision, or None for no segment term.
-        key_types: (keys, types) likewise.
-        blind: (rows,) bool, rows without any visible key; None when there is none.
+        sequences: The ranges of each sequence.
+        query_segments: (queries, segments) one-hot, float32; None to omit the segment term.
+        key_segments: (keys, segments) one-hot, or None.
+        queries_without_keys: (queries,) bool, True where no key is visible; None if there is no such query.
     """
 
-    pieces: tuple[SequenceRange, ...]
-    row_types: Tensor | None = None
-    key_types: Tensor | None = None
-    blind: Tensor | None = None
+    sequences: tuple[SequenceRange, ...]
+    query_segments: Tensor | None = None
+    key_segments: Tensor | None = None
+    queries_without_keys: Tensor | None = None
 
 
 def runs_per_sequence(tensor: Tensor) -> bool:
-    """Whether attention runs sequence by sequence: on a CPU in single precision, outside of graphs being compiled."""
+    """Whether `attend_per_sequence` supports a tensor: float32 on a CPU, outside compiled graphs."""
     return tensor.device.type == "cpu" and tensor.dtype is torch.float32 and not torch.compiler.is_compiling()
 
 
-def one_hot_types(row_types: Tensor | None, key_types: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """Segments of any numbering, of the rows and of the keys, -> (rows, types) and (keys, types) one-hot."""
-    if row_types is None or key_types is None:
+def one_hot_segments(query_segments: Tensor | None, key_segments: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """Segment ids of any numbering -> one-hot (queries, segments) and (keys, segments)."""
+    if query_segments is None or key_segments is None:
         return None, None
-    rows, keys = row_types.flatten(), key_types.flatten()
-    kinds, numbers = torch.cat([rows, keys]).unique(return_inverse=True)
-    one_hot = F.one_hot(numbers, len(kinds)).float()
-    return one_hot[: len(rows)], one_hot[len(rows) :]
+    num_queries = query_segments.numel()
+    segments, indices = torch.cat([query_segments.flatten(), key_segments.flatten()]).unique(return_inverse=True)
+    one_hot = F.one_hot(indices, len(segments)).float()
+    return one_hot[:num_queries], one_hot[num_queries:]
 
 
-def hidden_scores(visible: Tensor) -> Tensor:
-    """What is added to scores, 0 at visible keys; in single precision."""
-    return torch.zeros(visible.shape, device=visible.device).masked_fill_(~visible, _HIDDEN)
+def visibility_to_score_mask(visible: Tensor) -> Tensor:
+    """The float32 mask to add to the scores: 0 at visible keys."""
+    return torch.zeros(visible.shape, device=visible.device).masked_fill_(~visible, _MASKED_SCORE)
 
 
 def attend_per_sequence(
@@ -85,174 +100,176 @@ def attend_per_sequence(
     value: Tensor,
     relative: Tensor,
     biases: RelativeBiases,
-    pieces: SequenceRanges,
+    ranges: SequenceRanges,
     *,
     scaling: float,
     dropout: float,
 ) -> Tensor:
-    """Attention within each sequence, on a CPU in single precision.
+    """Attention within each sequence, on a CPU in float32.
 
-    Segments cost no term of their own: with one-hot types t, a query is extended by -(its surplus for another segment)
-    times its t, a key by its t, so that their product takes the surplus away where the types are equal. What remains
-    differs from the formula by the same number for every key of a row, which a softmax does not notice.
+    The segment term is part of the content term: with one-hot segments t, a query is extended by -d * t, where d is its
+    segment score for another segment minus that for the same segment, and a key by its t. The product subtracts d where
+    the segments are equal. The result differs from the score by a constant per query, to which a softmax is invariant.
 
     Args:
-        query: (rows, heads, head_dim).
+        query: (queries, heads, head_dim).
         key, value: (keys, heads, head_dim).
-        relative: (groups, distances, heads, head_dim).
-        biases: Parameters of the score.
-        pieces: The sequences.
-        scaling: Factor on the scores.
-        dropout: Rate on the probabilities.
+        relative: (groups, distances, heads, head_dim), the projected distance encodings.
+        biases: Learned parameters of the score.
+        ranges: The sequences.
+        scaling: Factor applied to the scores.
+        dropout: Dropout rate on the probabilities.
 
     Returns:
-        (rows, heads, head_dim), zero where no key is visible.
+        (queries, heads, head_dim), zero for queries without a visible key.
     """
-    by_head = query.transpose(0, 1)
-    for_keys = torch.add((biases.content * scaling)[:, None], by_head, alpha=scaling)
-    for_distances = torch.add((biases.position * scaling)[:, None], by_head, alpha=scaling)
+    query = query.transpose(0, 1)
+    content_query = torch.add((biases.content * scaling)[:, None], query, alpha=scaling)
+    position_query = torch.add((biases.position * scaling)[:, None], query, alpha=scaling)
     key, value = key.transpose(0, 1), value.transpose(0, 1)
-    if pieces.row_types is not None and pieces.key_types is not None:
-        surplus = (biases.segments[1] - biases.segments[0]) * scaling  # (heads, head_dim)
-        surplus = by_head @ surplus[..., None] + (biases.segment * surplus).sum(-1)[:, None, None]
-        for_keys = torch.cat([for_keys, pieces.row_types * -surplus], -1)
-        key = torch.cat([key, pieces.key_types.expand(len(key), -1, -1)], -1)
-    context = _PieceAttention.apply(
-        for_keys,
-        for_distances,
+    if ranges.query_segments is not None and ranges.key_segments is not None:
+        direction = (biases.segment_embeddings[1] - biases.segment_embeddings[0]) * scaling  # (heads, head_dim)
+        difference = query @ direction[..., None] + (biases.segment * direction).sum(-1)[:, None, None]
+        content_query = torch.cat([content_query, ranges.query_segments * -difference], -1)
+        key = torch.cat([key, ranges.key_segments.expand(len(key), -1, -1)], -1)
+    context = _PerSequenceAttention.apply(
+        content_query,
+        position_query,
         key,
         value,
         relative.transpose(1, 2).contiguous(),
-        pieces,
+        ranges,
         dropout,
         torch.is_grad_enabled(),
     )
     return context.transpose(0, 1)
 
 
-class _PieceAttention(torch.autograd.Function):
-    """Softmax of content and position scores times values, one sequence at a time: each fits the processor's cache."""
+class _PerSequenceAttention(torch.autograd.Function):
+    """Softmax of content and position scores, multiplied with the values, one sequence at a time."""
 
     @staticmethod
     def forward(
         ctx: Any,
-        for_keys: Tensor,
-        for_distances: Tensor,
+        content_query: Tensor,
+        position_query: Tensor,
         key: Tensor,
         value: Tensor,
         relative: Tensor,
-        pieces: SequenceRanges,
+        ranges: SequenceRanges,
         dropout: float,
-        trains: bool,  # within the function gradients are always off
+        is_grad_enabled: bool,  # always False inside an autograd.Function
     ) -> Tensor:
-        heads, rows, head_dim = for_distances.shape
-        context = torch.empty(rows, heads, head_dim).transpose(0, 1)
-        ctx.levels = min(round(dropout * DROPOUT_LEVELS), DROPOUT_LEVELS - 1)
-        ctx.pieces, ctx.kept = pieces, []
-        keep = trains and any(ctx.needs_input_grad)
-        for piece in pieces.pieces:
-            at, keys = slice(piece.rows, piece.stop), slice(piece.keys, piece.keys_stop)
-            scores = _position_scores_of(piece, for_distances[:, at], relative[piece.group])
-            scores.baddbmm_(for_keys[:, at], key[:, keys].transpose(1, 2))
+        heads, num_queries, head_dim = position_query.shape
+        context = torch.empty(num_queries, heads, head_dim).transpose(0, 1)
+        ctx.dropout_levels = min(round(dropout * DROPOUT_LEVELS), DROPOUT_LEVELS - 1)
+        ctx.ranges, ctx.saved_probabilities = ranges, []
+        needs_backward = is_grad_enabled and any(ctx.needs_input_grad)
+        for sequence in ranges.sequences:
+            queries, keys = sequence.queries, sequence.keys
+            scores = _position_scores(sequence, position_query[:, queries], relative[sequence.encoding_group])
+            scores.baddbmm_(content_query[:, queries], key[:, keys].transpose(1, 2))
             probabilities = torch.softmax(scores, -1, out=scores)
-            mask = dropout_mask(scores.shape, ctx.levels) if ctx.levels else None
-            context[:, at] = torch.bmm(_dropped(probabilities, mask, ctx.levels), value[:, keys])
-            if keep:
-                ctx.kept.append((probabilities, mask))
-        if pieces.blind is not None:
-            context[:, pieces.blind] = 0
-        if keep:
-            ctx.save_for_backward(for_keys, for_distances, key, value, relative, context)
+            mask = dropout_mask(scores.shape, ctx.dropout_levels) if ctx.dropout_levels else None
+            dropped = _apply_dropout(probabilities, mask, ctx.dropout_levels)
+            context[:, queries] = torch.bmm(dropped, value[:, keys])
+            if needs_backward:
+                ctx.saved_probabilities.append((probabilities, mask))
+        if ranges.queries_without_keys is not None:
+            context[:, ranges.queries_without_keys] = 0
+        if needs_backward:
+            ctx.save_for_backward(content_query, position_query, key, value, relative, context)
         return context
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        for_keys, for_distances, key, value, relative, context = ctx.saved_tensors
-        if ctx.pieces.blind is not None:
-            grad = grad.index_fill(1, ctx.pieces.blind.nonzero().squeeze(1), 0)
-        grad_for_keys, grad_for_distances = torch.empty_like(for_keys), torch.empty_like(for_distances)
+        content_query, position_query, key, value, relative, context = ctx.saved_tensors
+        if ctx.ranges.queries_without_keys is not None:
+            grad = grad.index_fill(1, ctx.ranges.queries_without_keys.nonzero().squeeze(1), 0)
+        grad_content_query, grad_position_query = torch.empty_like(content_query), torch.empty_like(position_query)
         grad_key, grad_value = torch.zeros_like(key), torch.zeros_like(value)
         grad_relative = torch.zeros_like(relative)
-        # The gradient of a softmax subtracts each row's mean, which is grad . context whatever the dropout.
+        # The gradient of a softmax subtracts the mean per query, which equals grad . context with any dropout mask.
         mean = (grad * context).sum(-1, keepdim=True)
-        for piece, (probabilities, mask) in zip(ctx.pieces.pieces, ctx.kept, strict=True):
-            at, keys = slice(piece.rows, piece.stop), slice(piece.keys, piece.keys_stop)
-            dropped = _dropped(probabilities, mask, ctx.levels)
-            grad_value[:, keys] = torch.bmm(dropped.transpose(1, 2), grad[:, at])
-            grad_scores = torch.bmm(grad[:, at], value[:, keys].transpose(1, 2))
+        for sequence, (probabilities, mask) in zip(ctx.ranges.sequences, ctx.saved_probabilities, strict=True):
+            queries, keys, group = sequence.queries, sequence.keys, sequence.encoding_group
+            dropped = _apply_dropout(probabilities, mask, ctx.dropout_levels)
+            grad_value[:, keys] = torch.bmm(dropped.transpose(1, 2), grad[:, queries])
+            grad_scores = torch.bmm(grad[:, queries], value[:, keys].transpose(1, 2))
             if mask is not None:
-                grad_scores.mul_(mask).mul_(inverted_dropout_scale(ctx.levels))
-            grad_scores.sub_(mean[:, at]).mul_(probabilities)
-            grad_for_keys[:, at] = torch.bmm(grad_scores, key[:, keys])
-            grad_key[:, keys] = torch.bmm(grad_scores.transpose(1, 2), for_keys[:, at])
-            _position_gradients(
-                piece,
+                grad_scores.mul_(mask).mul_(inverted_dropout_scale(ctx.dropout_levels))
+            grad_scores.sub_(mean[:, queries]).mul_(probabilities)
+            grad_content_query[:, queries] = torch.bmm(grad_scores, key[:, keys])
+            grad_key[:, keys] = torch.bmm(grad_scores.transpose(1, 2), content_query[:, queries])
+            _position_backward(
+                sequence,
                 grad_scores,
-                for_distances[:, at],
-                relative[piece.group],
-                grad_for_distances[:, at],
-                grad_relative[piece.group],
+                position_query[:, queries],
+                relative[group],
+                grad_position_query[:, queries],
+                grad_relative[group],
             )
-        return grad_for_keys, grad_for_distances, grad_key, grad_value, grad_relative, None, None, None
+        return grad_content_query, grad_position_query, grad_key, grad_value, grad_relative, None, None, None
 
 
-def _dropped(probabilities: Tensor, mask: Tensor | None, levels: int) -> Tensor:
+def _apply_dropout(probabilities: Tensor, mask: Tensor | None, levels: int) -> Tensor:
     return probabilities if mask is None else (probabilities * mask).mul_(inverted_dropout_scale(levels))
 
 
-def _position_scores_of(piece: SequenceRange, query: Tensor, relative: Tensor) -> Tensor:
-    """(heads, rows, keys) position scores of one sequence, with what hides its keys.
+def _position_scores(sequence: SequenceRange, query: Tensor, relative: Tensor) -> Tensor:
+    """(heads, queries, keys) position scores of one sequence plus its score mask.
 
     Args:
-        piece: The sequence.
-        query: (heads, rows, head_dim).
+        sequence: The sequence.
+        query: (heads, queries, head_dim).
         relative: (heads, distances, head_dim).
     """
-    heads, rows, _ = query.shape
-    keys = piece.keys_stop - piece.keys
-    scores = query.new_empty(heads, rows, keys)
-    for start in range(0, piece.content, _BLOCK):
-        stop = min(start + _BLOCK, piece.content)
-        distances = _distances_of(piece, start, stop)
-        by_distance = torch.bmm(query[:, start:stop], relative[:, distances].transpose(1, 2))
-        scores[:, start:stop] = _shifted(by_distance, keys)
-    if piece.columns is not None:
-        by_distance = torch.bmm(query[:, piece.content :], relative.transpose(1, 2))
-        columns = piece.columns.expand(heads, -1, -1)
-        scores[:, piece.content :] = by_distance.gather(-1, columns)
-    return scores if piece.hidden is None else scores.add_(piece.hidden)
+    heads, num_queries, _ = query.shape
+    num_keys = sequence.key_stop - sequence.key_start
+    scores = query.new_empty(heads, num_queries, num_keys)
+    for start in range(0, sequence.num_content, _BLOCK_SIZE):
+        stop = min(start + _BLOCK_SIZE, sequence.num_content)
+        distances = sequence.distances(start, stop)
+        scores_by_distance = torch.bmm(query[:, start:stop], relative[:, distances].transpose(1, 2))
+        scores[:, start:stop] = _shift_distances_to_keys(scores_by_distance, num_keys)
+    if sequence.distance_indices is not None:
+        scores_by_distance = torch.bmm(query[:, sequence.num_content :], relative.transpose(1, 2))
+        indices = sequence.distance_indices.expand(heads, -1, -1)
+        scores[:, sequence.num_content :] = scores_by_distance.gather(-1, indices)
+    return scores if sequence.score_mask is None else scores.add_(sequence.score_mask)
 
 
-def _position_gradients(
-    piece: SequenceRange, grad: Tensor, query: Tensor, relative: Tensor, grad_query: Tensor, grad_relative: Tensor
+def _position_backward(
+    sequence: SequenceRange,
+    grad_scores: Tensor,
+    query: Tensor,
+    relative: Tensor,
+    grad_query: Tensor,
+    grad_relative: Tensor,
 ) -> None:
-    """Write what `_position_scores_of` passes back to its queries, and add what it passes back to the distances."""
-    heads, _, keys = grad.shape
-    for start in range(0, piece.content, _BLOCK):
-        stop = min(start + _BLOCK, piece.content)
-        distances = _distances_of(piece, start, stop)
-        by_distance = grad.new_zeros(heads, stop - start, keys + stop - start - 1)
-        _shifted(by_distance, keys).copy_(grad[:, start:stop])
-        grad_query[:, start:stop] = torch.bmm(by_distance, relative[:, distances])
-        grad_relative[:, distances].baddbmm_(by_distance.transpose(1, 2), query[:, start:stop])
-    if piece.columns is not None:
-        rows = slice(piece.content, None)
-        by_distance = grad.new_zeros(heads, len(piece.columns), relative.shape[1])
-        by_distance.scatter_(-1, piece.columns.expand(heads, -1, -1), grad[:, rows])
-        grad_query[:, rows] = torch.bmm(by_distance, relative)
-        grad_relative.baddbmm_(by_distance.transpose(1, 2), query[:, rows])
+    """Backward pass of `_position_scores`: overwrites `grad_query` and adds to `grad_relative`."""
+    heads, _, num_keys = grad_scores.shape
+    for start in range(0, sequence.num_content, _BLOCK_SIZE):
+        stop = min(start + _BLOCK_SIZE, sequence.num_content)
+        distances = sequence.distances(start, stop)
+        grad_by_distance = grad_scores.new_zeros(heads, stop - start, num_keys + stop - start - 1)
+        _shift_distances_to_keys(grad_by_distance, num_keys).copy_(grad_scores[:, start:stop])
+        grad_query[:, start:stop] = torch.bmm(grad_by_distance, relative[:, distances])
+        grad_relative[:, distances].baddbmm_(grad_by_distance.transpose(1, 2), query[:, start:stop])
+    if sequence.distance_indices is not None:
+        remaining = slice(sequence.num_content, None)
+        grad_by_distance = grad_scores.new_zeros(heads, len(sequence.distance_indices), relative.shape[1])
+        indices = sequence.distance_indices.expand(heads, -1, -1)
+        grad_by_distance.scatter_(-1, indices, grad_scores[:, remaining])
+        grad_query[:, remaining] = torch.bmm(grad_by_distance, relative)
+        grad_relative.baddbmm_(grad_by_distance.transpose(1, 2), query[:, remaining])
 
 
-def _distances_of(piece: SequenceRange, start: int, stop: int) -> slice:
-    """The distances that content rows start ... stop - 1 have to the keys, farthest first."""
-    return slice(piece.origin - stop + 1, piece.origin - start + piece.keys_stop - piece.keys)
+def _shift_distances_to_keys(by_distance: Tensor, num_keys: int) -> Tensor:
+    """(heads, queries, keys + queries - 1), one column per distance -> a view (heads, queries, keys).
 
-
-def _shifted(by_distance: Tensor, keys: int) -> Tensor:
-    """(heads, rows, keys + rows - 1), one column per distance -> a view (heads, rows, keys), one column per key.
-
-    The last row's first key is the farthest: column 0. Each row above starts one column later.
+    The first key has the largest distance from the last query: column 0. Each preceding query starts one column later.
     """
-    heads, rows, width = by_distance.shape
-    return by_distance.as_strided((heads, rows, keys), (rows * width, width - 1, 1), rows - 1)
+    heads, num_queries, width = by_distance.shape
+    return by_distance.as_strided((heads, num_queries, num_keys), (num_queries * width, width - 1, 1), num_queries - 1)

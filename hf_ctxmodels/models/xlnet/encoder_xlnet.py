@@ -1,4 +1,9 @@
-"""The encoder of XLNet: one stream for tasks, two for permutation language modelling, memory for both."""
+"""The encoder of XLNet (Yang et al. 2019, sections 2.3 to 2.5): two-stream relative attention with segment recurrence.
+
+The content stream holds the tokens, the query stream one state per token to predict, which has the token's position but
+not its content. Both share all weights and attend to the keys and values of the content stream. Without targets there
+is a single stream, as in fine-tuning.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,55 +12,153 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import initialization as init
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import reject_unused_tensors
 from hf_ctxmodels.core.model import CtxPreTrainedModel
-from hf_ctxmodels.layers.adapter_slots import EMBEDDING_SLOT, InvertibleSlot, after_embeddings
+from hf_ctxmodels.layers.adapter_slots import (
+    BLOCK_SLOT,
+    EMBEDDING_SLOT,
+    BlockAdapters,
+    InvertibleSlot,
+    add_residual,
+    after_embeddings,
+)
 from hf_ctxmodels.layers.cpu.dropout import Dropout
-from hf_ctxmodels.layers.transformer import recorded_layer_numbers
+from hf_ctxmodels.layers.cpu.linear import linear
+from hf_ctxmodels.layers.transformer import FeedForward, recorded_layer_numbers
 from hf_ctxmodels.models.xlnet.configuration_xlnet import CtxXLNetConfig
 from hf_ctxmodels.models.xlnet.conversion_xlnet import XLNET_EXPORT
 from hf_ctxmodels.models.xlnet.encoder_inputs import EncoderInputs
 from hf_ctxmodels.models.xlnet.input_validation import check_combination, check_memory, check_permutation, check_tokens
-from hf_ctxmodels.models.xlnet.relative_attention import distance_encodings
-from hf_ctxmodels.models.xlnet.stream_layouts import Streams, build_streams
-from hf_ctxmodels.models.xlnet.two_stream_attention import CtxXLNetLayer, RelativeAttention
+from hf_ctxmodels.models.xlnet.relative_attention import RelativeBiases, distance_encodings
+from hf_ctxmodels.models.xlnet.stream_layouts import Probabilities, Streams, build_streams
+
+
+class RelativeAttention(nn.Module):
+    """Multi-head attention by content, distance and segment, for one or two streams.
+
+    Args:
+        hidden_size: Width of the input and output.
+        num_heads: Number of heads; must divide `hidden_size`.
+        dropout: Dropout on the attention probabilities.
+    """
+
+    def __init__(self, hidden_size: int, num_heads: int, *, dropout: float) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.scaling = (hidden_size // num_heads) ** -0.5
+        self.attention_dropout = dropout
+        self.qkv_proj = nn.Linear(hidden_size, 3 * hidden_size, bias=False)
+        self.position_proj = nn.Linear(hidden_size, hidden_size, bias=False)
+        self.out_proj = nn.Linear(hidden_size, hidden_size, bias=False)
+        self.content_bias = nn.Parameter(torch.zeros(num_heads, hidden_size // num_heads))
+        self.position_bias = nn.Parameter(torch.zeros(num_heads, hidden_size // num_heads))
+        self.segment_bias = nn.Parameter(torch.zeros(num_heads, hidden_size // num_heads))
+        self.segment_embeddings = nn.Parameter(torch.zeros(2, num_heads, hidden_size // num_heads))
+
+    @property
+    def biases(self) -> RelativeBiases:
+        """The parameters of the score other than the projections."""
+        return RelativeBiases(self.content_bias, self.position_bias, self.segment_bias, self.segment_embeddings)
+
+    def forward(
+        self, hidden_states: Tensor, streams: Streams, memory: Tensor | None = None
+    ) -> tuple[Tensor, Probabilities]:
+        """Compute the attention of both streams.
+
+        Args:
+            hidden_states: (..., hidden) in the layout of `streams`.
+            streams: The layout: keys, computed states, and the keys visible to each of them.
+            memory: (batch, memory, hidden) states of earlier segments.
+
+        Returns:
+            (..., hidden) of the computed states, and the attention probabilities if the implementation returns them.
+        """
+        width = hidden_states.shape[-1]
+        query_states, key_states = streams.select_queries(hidden_states), streams.select_keys(hidden_states)
+        if memory is not None:
+            key_states = torch.cat([memory, key_states], 1)
+        if query_states is key_states:
+            query, key, value = self._split_heads(linear(self.qkv_proj, key_states), 3)
+        else:
+            (query,) = self._split_heads(linear(self.qkv_proj, query_states, 0, width), 1)
+            key, value = self._split_heads(linear(self.qkv_proj, key_states, width, 3 * width), 2)
+        (relative,) = self._split_heads(linear(self.position_proj, streams.encodings), 1)
+        dropout = self.attention_dropout if self.training else 0.0
+        context, probabilities = streams.attend(
+            query, key, value, relative, self.biases, scaling=self.scaling, dropout=dropout
+        )
+        return linear(self.out_proj, context.flatten(-2)), probabilities
+
+    def _split_heads(self, projected: Tensor, num_projections: int) -> tuple[Tensor, ...]:
+        """(..., num_projections * hidden) -> `num_projections` tensors (..., heads, head_dim)."""
+        return projected.unflatten(-1, (num_projections, self.num_heads, -1)).unbind(-3)
+
+
+class CtxXLNetLayer(GradientCheckpointingLayer):
+    """Relative attention and feed-forward network, each followed by dropout, residual and LayerNorm (post-norm)."""
+
+    adapters: BlockAdapters | None
+
+    def __init__(self, config: CtxXLNetConfig) -> None:
+        super().__init__()
+        self.attention = RelativeAttention(
+            config.hidden_size, config.num_attention_heads, dropout=config.attention_dropout
+        )
+        self.attention_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.feed_forward = FeedForward(
+            config.hidden_size, config.intermediate_size, config.hidden_act, dropout=config.hidden_dropout_prob
+        )
+        self.feed_forward_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.dropout = Dropout(config.hidden_dropout_prob)
+        self.register_module(BLOCK_SLOT, None)
+
+    def forward(
+        self, hidden_states: Tensor, streams: Streams, memory: Tensor | None = None
+    ) -> tuple[Tensor, Probabilities]:
+        """(..., hidden) in the layout of `streams` -> the computed states, and the attention probabilities."""
+        attended, probabilities = self.attention(hidden_states, streams, memory)
+        residual, attended = streams.select_queries(hidden_states), self.dropout(attended)
+        hidden_states = add_residual(self.adapters, "attention", self.attention_norm, residual, attended)
+        output = self.dropout(self.feed_forward(hidden_states))
+        output = add_residual(self.adapters, "feed_forward", self.feed_forward_norm, hidden_states, output)
+        return output, probabilities
 
 
 @dataclass
 class CtxXLNetModelOutput(BaseModelOutputWithPooling):
-    """Output of the encoder.
+    """Output of `CtxXLNetModel`.
 
     Attributes:
-        last_hidden_state: (batch, length, hidden), or (outputs, hidden) with an output mask; with a query stream
-            (batch, targets, hidden), of that stream.
-        pooler_output: (batch, hidden), set by heads with a summary.
-        mems: What the next segment may be given as `mems`: (batch, memory, hidden) for each layer, without gradient,
-            zeros at padding.
-        hidden_states: The input of every layer and the output of the last, None in place of those not chosen. With a
-            query stream, of both streams in turn: content 0, query 0, content 1, ...
-        attentions: (batch, heads, rows, keys) of every layer. With a query stream (content, query); of the last layer
-            the query stream's alone, unless hidden states are recorded.
+        last_hidden_state: (batch, length, hidden), or (outputs, hidden) with an output mask. With targets, the query
+            stream (batch, targets, hidden).
+        pooler_output: (batch, hidden), set by the heads with a summary.
+        mems: The memory for the next segment: (batch, memory, hidden) per layer, detached, zeros at padding.
+        hidden_states: The input of each layer and the output of the last layer, None for layers that are not recorded.
+            With targets, both streams alternate: content 0, query 0, content 1, ...
+        attentions: (batch, heads, queries, keys) per layer. With targets, a pair (content stream, query stream); the
+            last layer computes only the query stream unless hidden states are recorded.
     """
 
     mems: tuple[Tensor, ...] | None = None
 
 
 class CtxXLNetPreTrainedModel(CtxPreTrainedModel):
-    """XLNet's part of the model base."""
+    """Base class of the XLNet models."""
 
     config: CtxXLNetConfig
     base_model_prefix = "xlnet"
     reference_model_type = "xlnet"
     export_conversion = XLNET_EXPORT
-    mask_hint = "to hide keys from some rows only, give permutation_order or perm_mask (batch, length, length)."
+    mask_hint = "to hide keys from some positions only, give permutation_order or perm_mask (batch, length, length)."
     _supports_flash_attn = False
     _supports_flex_attn = False
     _no_split_modules = ["CtxXLNetLayer"]
-    _keys_to_ignore_on_load_unexpected = [  # other heads of the same family
+    _keys_to_ignore_on_load_unexpected = [  # other heads of the family
         r"^(lm_head|lm_loss|classifier|logits_proj|qa_outputs|start_logits|end_logits|answer_class)\.",
         r"^(sequence_summary|summary)\.",
     ]
@@ -71,7 +174,7 @@ class CtxXLNetPreTrainedModel(CtxPreTrainedModel):
 
 
 class CtxXLNetModel(CtxXLNetPreTrainedModel):
-    """The encoder: one stream, or two where targets are given."""
+    """The encoder: a single stream, or two streams with targets."""
 
     invertible: InvertibleSlot | None
 
@@ -87,7 +190,7 @@ class CtxXLNetModel(CtxXLNetPreTrainedModel):
 
     @property
     def invertible_adapters(self) -> InvertibleSlot | None:
-        """Those of the embeddings, if any."""
+        """The invertible adapters of the embeddings, or None."""
         return self.invertible
 
     def get_input_embeddings(self) -> nn.Module:
@@ -118,81 +221,93 @@ class CtxXLNetModel(CtxXLNetPreTrainedModel):
         use_mems: bool | None = None,
         **kwargs: Any,
     ) -> CtxXLNetModelOutput:
-        """Encode a batch; `Permutation` explains the two forms of an order and its targets.
+        """Encode a batch. `Permutation` explains `permutation_order` and `perm_mask`.
 
         Args:
-            input_ids: (batch, length) token ids, also at targets; or `inputs_embeds` (batch, length, hidden).
+            input_ids: (batch, length) token ids, including the targets; or `inputs_embeds` (batch, length, hidden).
             attention_mask: (batch, length), 1 at tokens and 0 at padding, on either side.
-            token_type_ids: (batch, length) segments of any numbering; None leaves the segment term out.
-            mems: (batch, memory, hidden) of earlier segments for each layer, as returned; zeros are hidden.
-            permutation_order: (batch, length) ranks in the factorisation order; -1 is visible to every row.
-            target_positions: (batch, targets) columns to predict, -1 for none; switches the query stream on.
-            perm_mask: (batch, length, length), 1 where key j is hidden from row i: in place of `permutation_order`.
-            target_mapping: (batch, targets, length), one-hot: in place of `target_positions`.
+            token_type_ids: (batch, length) segment ids of any numbering; None omits the segment term.
+            mems: (batch, memory, hidden) of earlier segments per layer, as returned; zeros are masked.
+            permutation_order: (batch, length) ranks in the factorisation order; -1 is visible to all positions.
+            target_positions: (batch, targets) columns to predict, -1 for none; enables the query stream.
+            perm_mask: (batch, length, length), 1 where key j is hidden from position i; an alternative to
+                `permutation_order`.
+            target_mapping: (batch, targets, length), one-hot; an alternative to `target_positions`.
             sequence_ids: (batch, length), 0 at padding; a run of equal numbers is one sequence.
-            output_mask: (batch, length) bool, for one stream: the positions that `last_hidden_state` holds, row-major.
-            position_ids, input_mask: Not taken: positions are relative, and padding is said by `attention_mask`.
-            use_mems: Whether to return `mems`; by default as the configuration says for training and evaluation.
-            kwargs: `output_hidden_states`, `output_attentions` (by eager attention in place of sdpa).
+            output_mask: (batch, length) bool, for a single stream: the positions in `last_hidden_state`, row-major.
+            position_ids, input_mask: Not supported: positions are relative, and `attention_mask` marks padding.
+            use_mems: Whether to return `mems`; defaults to `use_mems_train` or `use_mems_eval` of the configuration.
+            kwargs: `output_hidden_states`, `output_attentions` (by eager attention instead of sdpa).
 
         Raises:
-            CtxError: Input that does not fit together or the model.
+            CtxError: The inputs do not match each other or the model.
         """
         if position_ids is not None:
-            raise CtxError("position_ids are not taken: positions are relative here. Leave them out.")
+            raise CtxError("XLNet has relative positions and takes no position_ids.", hint="remove position_ids.")
         if input_mask is not None:
-            raise CtxError("input_mask is not taken.", hint="give attention_mask = 1 - input_mask.")
+            raise CtxError("input_mask is not supported.", hint="give attention_mask = 1 - input_mask.")
         reject_unused_tensors(**kwargs)
-        width, places = self.config.hidden_size, {"sequence_ids": sequence_ids, "output_mask": output_mask}
         words = self.check_encoder_input(
-            input_ids, inputs_embeds, attention_mask, None, width=width, token_type_ids=token_type_ids, **places
+            input_ids,
+            inputs_embeds,
+            attention_mask,
+            None,
+            width=self.config.hidden_size,
+            token_type_ids=token_type_ids,
+            sequence_ids=sequence_ids,
+            output_mask=output_mask,
         )
         tokens = check_tokens(attention_mask, sequence_ids)
         memory = check_memory(mems, self.config, words.shape[0])
         permutation = check_permutation(words, tokens, permutation_order, target_positions, perm_mask, target_mapping)
         inputs = EncoderInputs(words, tokens, token_type_ids, sequence_ids, memory, permutation, output_mask)
         check_combination(self.config, inputs)
-        if self.training:  # so that the segments' parameters take part, as DDP expects
+        if self.training:  # DDP expects gradients of the segment parameters
             inputs = inputs.with_token_types()
         return self._run_layers(inputs, use_mems, **kwargs)
 
     def _run_layers(self, inputs: EncoderInputs, use_mems: bool | None, **kwargs: Any) -> CtxXLNetModelOutput:
-        """The layers over a batch; arguments as in `forward`."""
-        config, count = self.config, len(self.layers)
+        """Run the layers; `use_mems` and `kwargs` as in `forward`."""
+        config, num_layers = self.config, len(self.layers)
         if use_mems is None:
             use_mems = config.use_mems_train if self.training else config.use_mems_eval
-        choice, wants_attentions = config.resolve_output_flags(kwargs).values()
-        chosen = recorded_layer_numbers(choice, count + 1)
-        streams = build_streams(inputs, self._encodings(inputs), config, output_attentions=wants_attentions)
-        last = streams.for_last_layer(content=bool(chosen))
+        output_hidden_states, output_attentions = config.resolve_output_flags(kwargs).values()
+        recorded_layers = recorded_layer_numbers(output_hidden_states, num_layers + 1)
+        streams = build_streams(inputs, self._encode_distances(inputs), config, output_attentions=output_attentions)
+        last_streams = streams.for_last_layer(returns_content=bool(recorded_layers))
         hidden_states = after_embeddings(self.invertible_adapters, self._embed(inputs, streams))
         mems, attentions = [], []
         recorded: list[Tensor | None] = []
-        nothing = (None,) * (1 if inputs.target_positions is None else 2)
+        not_recorded = (None,) * (1 if inputs.target_positions is None else 2)
         for number, layer in enumerate(self.layers):
             memory = None if inputs.memory is None else inputs.memory[number]
-            states = streams.unpack(hidden_states) if number in chosen else nothing
-            recorded.extend(states)
-            if number in chosen:  # gradients with respect to what is recorded pass through it
-                hidden_states = streams.repack([each for each in states if each is not None])
+            if number in recorded_layers:
+                unpacked = streams.unpack(hidden_states)
+                recorded.extend(unpacked)
+                # gradients with respect to the recorded states flow through them
+                hidden_states = streams.repack([state for state in unpacked if state is not None])
+            else:
+                recorded.extend(not_recorded)
             if use_mems:
-                mems.append(updated_memory(streams.content(hidden_states), memory, config.mem_len, config.reuse_len))
-            hidden_states, probabilities = layer(hidden_states, last if number + 1 == count else streams, memory)
-            if wants_attentions:
+                content = streams.content_states(hidden_states)
+                mems.append(updated_memory(content, memory, config.mem_len, config.reuse_len))
+            is_last = number + 1 == num_layers
+            hidden_states, probabilities = layer(hidden_states, last_streams if is_last else streams, memory)
+            if output_attentions:
                 attentions.append(probabilities)
-        outputs = last.unpack(self.dropout(hidden_states))
-        recorded.extend(outputs if count in chosen else nothing)
+        outputs = last_streams.unpack(self.dropout(hidden_states))
+        recorded.extend(outputs if num_layers in recorded_layers else not_recorded)
         return CtxXLNetModelOutput(
             last_hidden_state=outputs[-1],
             mems=tuple(mems) or None,
-            hidden_states=None if choice is None or choice is False else tuple(recorded),
-            attentions=tuple(attentions) if wants_attentions else None,
+            hidden_states=None if output_hidden_states is None or output_hidden_states is False else tuple(recorded),
+            attentions=tuple(attentions) if output_attentions else None,
         )
 
-    def _encodings(self, inputs: EncoderInputs) -> Tensor:
+    def _encode_distances(self, inputs: EncoderInputs) -> Tensor:
         """(groups, memory + 2 * length, hidden) encodings of the distances memory + length, ..., 1 - length.
 
-        One dropout mask serves the whole batch; the reference draws one for each row and projects each by itself.
+        The batch shares one dropout mask; transformers samples a mask and projects the encodings per example.
         """
         distances = torch.arange(inputs.memory_length + inputs.length, -inputs.length, -1, device=self.device)
         if self.config.clamp_len > 0:
@@ -202,25 +317,25 @@ class CtxXLNetModel(CtxXLNetPreTrainedModel):
         return self.dropout(torch.stack(encodings))
 
     def _embed(self, inputs: EncoderInputs, streams: Streams) -> Tensor:
-        """(..., hidden) rows of the first layer: the words', and appended to them those of the query stream, if any."""
+        """(..., hidden) word embeddings, followed by the mask embeddings of the query stream, if any."""
         words = streams.pack(inputs.words)
         content = words if words.is_floating_point() else self.word_embeddings(words)
         if inputs.target_positions is not None:
             queries = self.mask_embedding.expand(*inputs.target_positions.shape, -1)
             return self.dropout(torch.cat([content, queries.to(content.dtype)], 1))
-        if self.training:  # so that the mask embedding takes part, as DDP expects
+        if self.training:  # DDP expects a gradient of the mask embedding
             content = content + 0 * self.mask_embedding.view(-1)
         return self.dropout(content)
 
 
 def updated_memory(states: Tensor, memory: Tensor | None, mem_len: int | None, reuse_len: int | None) -> Tensor:
-    """What the next segment remembers of one layer's input (section 2.5), without gradient.
+    """The memory of one layer's input for the next segment (section 2.5), detached.
 
     Args:
         states: (batch, length, hidden) of this segment.
-        memory: (batch, memory, hidden) of earlier ones.
-        mem_len: How many positions are kept, the latest; None or 0 keeps all.
-        reuse_len: Only the first positions of the segment are remembered; None or 0 remembers all.
+        memory: (batch, memory, hidden) of earlier segments.
+        mem_len: Number of positions to keep, the latest ones; None or 0 keeps all.
+        reuse_len: Number of leading positions of the segment to add to the memory; None or 0 adds all.
     """
     if reuse_len:
         states = states[:, :reuse_len]

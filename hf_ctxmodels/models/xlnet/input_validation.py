@@ -1,4 +1,4 @@
-"""What XLNet's encoder refuses; either form of permutations and targets is brought into one."""
+"""Validation of the inputs of XLNet's encoder; both forms of permutations and targets are converted to one."""
 
 from collections.abc import Sequence
 
@@ -14,10 +14,10 @@ NO_TARGET = -1
 
 
 def check_tokens(attention_mask: Tensor | None, sequence_ids: Tensor | None) -> Tensor | None:
-    """Where the tokens are, by either argument: (batch, length) bool, False at padding; None without padding.
+    """(batch, length) bool, False where either argument is 0 (padding); None without padding.
 
     Raises:
-        CtxError: A row without any token.
+        CtxError: An example has no token.
     """
     masks = [mask != 0 for mask in (attention_mask, sequence_ids) if mask is not None]
     if not masks:
@@ -30,35 +30,37 @@ def check_tokens(attention_mask: Tensor | None, sequence_ids: Tensor | None) -> 
 
 
 def check_memory(mems: Sequence[Tensor] | None, config: CtxXLNetConfig, batch_size: int) -> tuple[Tensor, ...] | None:
-    """The memory, or None.
+    """The memory, or None if it is empty.
 
     Raises:
-        CtxError: Not one tensor a layer, or one of another batch size, width or length.
+        CtxError: The number of tensors, the batch size, the width or the length is wrong.
     """
     if mems is None or not len(mems):
         return None
     if len(mems) != config.num_hidden_layers:
         raise CtxError(
-            f"mems has {len(mems)} tensors; this model takes one for each of its {config.num_hidden_layers} "
-            "layers, as it returned them."
+            f"mems has {len(mems)} tensors, expected one for each of the {config.num_hidden_layers} layers.",
+            hint="give mems as the model returned them.",
         )
-    expected = f"(batch={batch_size}, memory, hidden={config.hidden_size})"
     length = mems[0].shape[1] if mems[0].dim() == 3 else -1
     for number, memory in enumerate(mems):
         if memory.dim() != 3 or memory.shape[0] != batch_size or memory.shape[2] != config.hidden_size:
             raise CtxError(
-                f"mems[{number}] is {tuple(memory.shape)}; expected {expected}.",
-                hint="give the memory that this model returned for the same rows; a reference model's has the batch "
-                "second: mem.transpose(0, 1).",
+                f"mems[{number}] is {tuple(memory.shape)}, expected (batch={batch_size}, memory, "
+                f"hidden={config.hidden_size}).",
+                hint="give the memory that this model returned for the same batch; transpose the memory of a model of "
+                "transformers: mem.transpose(0, 1).",
             )
         if memory.shape[1] != length:
             raise CtxError(
-                f"mems[{number}] holds {memory.shape[1]} positions, mems[0] {length}; all layers hold equally many."
+                f"mems[{number}] has {memory.shape[1]} positions, mems[0] has {length}; expected the same number in "
+                "all layers.",
+                hint="give mems as the model returned them.",
             )
     if config.mem_len and length > config.mem_len:
         raise CtxError(
-            f"mems holds {length} positions, over mem_len={config.mem_len}.",
-            hint="give what this model returned, cut it (memory[:, -mem_len:]), or raise config.mem_len.",
+            f"mems has {length} positions, above mem_len={config.mem_len}.",
+            hint="truncate the memory (memory[:, -mem_len:]), or raise config.mem_len.",
         )
     return tuple(mems)
 
@@ -71,68 +73,70 @@ def check_permutation(
     perm_mask: Tensor | None,
     target_mapping: Tensor | None,
 ) -> Permutation:
-    """Bring either form of a permutation, and of its targets, into one.
+    """Convert both forms of a permutation and its targets to a `Permutation`.
 
     Args:
         words: (batch, length) ids or (batch, length, hidden) embeddings.
-        tokens: (batch, length) bool, False at padding; None when there is none.
-        permutation_order, target_positions, perm_mask, target_mapping: As the encoder takes them.
+        tokens: (batch, length) bool, False at padding; None without padding.
+        permutation_order, target_positions, perm_mask, target_mapping: As in `CtxXLNetModel.forward`.
 
     Raises:
-        CtxError: Both forms at once, shapes that do not fit the input, or targets that cannot be predicted.
+        CtxError: Both forms are given, a shape does not match the input, or a target cannot be predicted.
     """
     batch_size, length = words.shape[:2]
-    for first, second, names in (
-        (permutation_order, perm_mask, "permutation_order and perm_mask"),
-        (target_positions, target_mapping, "target_positions and target_mapping"),
-    ):
-        if first is not None and second is not None:
-            raise CtxError(f"{names} say the same in two forms; give one of them.")
+    alternatives = {
+        "permutation_order and perm_mask": (permutation_order, perm_mask),
+        "target_positions and target_mapping": (target_positions, target_mapping),
+    }
+    for names, (compact, dense) in alternatives.items():
+        if compact is not None and dense is not None:
+            raise CtxError(f"{names} are two forms of the same argument.", hint="give one of them.")
     _check_shape("permutation_order", permutation_order, (batch_size, length))
     _check_shape("perm_mask", perm_mask, (batch_size, length, length))
     _check_shape("target_mapping", target_mapping, (batch_size, None, length))
     _check_shape("target_positions", target_positions, (batch_size, None))
     if target_mapping is not None:
-        target_positions = _positions(target_mapping)
+        target_positions = _mapping_to_positions(target_mapping)
     elif target_positions is not None:
         if permutation_order is None and perm_mask is None:
             raise CtxError(
-                "target_positions without permutation_order: every prediction would see the token it predicts.",
-                hint="give permutation_order (batch, length), as the collator does, or perm_mask.",
+                "target_positions is given without permutation_order: each prediction would see its own token.",
+                hint="give permutation_order (batch, length), as the data collator does, or perm_mask.",
             )
         _check_positions(target_positions, permutation_order, tokens, length)
     if permutation_order is not None and not is_traced(permutation_order) and int(permutation_order.min()) < -1:
         row, column = (permutation_order < -1).nonzero()[0].tolist()
         raise CtxError(
-            f"permutation_order[{row}, {column}] is {int(permutation_order[row, column])}; ranks are 0, 1, "
-            "..., and -1 for positions that every row sees."
+            f"permutation_order[{row}, {column}] is {int(permutation_order[row, column])}; expected ranks 0, 1, ..., "
+            "or -1 for positions that are visible to all."
         )
     hidden_pairs = None if perm_mask is None else perm_mask > 0
     return Permutation(permutation_order, hidden_pairs, target_positions)
 
 
 def _check_shape(name: str, tensor: Tensor | None, expected: tuple[int | None, ...]) -> None:
+    """Raise CtxError for a tensor of another shape; None in `expected` is the number of targets."""
     if tensor is None:
         return
-    same = len(expected) == tensor.dim() and all(
-        side in (None, size) for side, size in zip(expected, tensor.shape, strict=True)
+    matches = len(expected) == tensor.dim() and all(
+        size in (None, actual) for size, actual in zip(expected, tensor.shape, strict=True)
     )
-    if not same:
+    if not matches:
         sizes = ", ".join("targets" if size is None else str(size) for size in expected)
-        raise CtxError(f"{name} is {tuple(tensor.shape)}; for this input it must be ({sizes}).")
+        raise CtxError(f"{name} is {tuple(tensor.shape)}, expected ({sizes}) for this input.")
 
 
-def _positions(target_mapping: Tensor) -> Tensor:
-    """(batch, targets) columns of one-hot rows (batch, targets, length); -1 for rows of zeros."""
-    chosen = target_mapping != 0
+def _mapping_to_positions(target_mapping: Tensor) -> Tensor:
+    """(batch, targets, length) one-hot -> (batch, targets) columns, -1 where all values are zero."""
+    is_selected = target_mapping != 0
     if not is_traced(target_mapping):
-        bad = (chosen.sum(-1) > 1) | (chosen & (target_mapping != 1)).any(-1)
+        bad = (is_selected.sum(-1) > 1) | (is_selected & (target_mapping != 1)).any(-1)
         if bool(bad.any()):
             row, target = bad.nonzero()[0].tolist()
             raise CtxError(
-                f"target_mapping[{row}, {target}] is not one-hot; each row marks the one position it predicts with 1."
+                f"target_mapping[{row}, {target}] is not one-hot.", hint="set 1 at the position to predict, else 0."
             )
-    return chosen.long().argmax(-1).masked_fill(~chosen.any(-1), NO_TARGET)
+    return is_selected.long().argmax(-1).masked_fill(~is_selected.any(-1), NO_TARGET)
 
 
 def _check_positions(
@@ -140,57 +144,56 @@ def _check_positions(
 ) -> None:
     if is_traced(target_positions) or not target_positions.numel():
         return
-    given = target_positions != NO_TARGET
-    problems = {
+    errors = {
         f"outside [0, length={length}) and not -1 (no target)": (target_positions < -1) | (target_positions >= length)
     }
     columns = target_positions.clamp(0, length - 1)
     if permutation_order is not None:
-        problems["which has rank -1 in permutation_order: every row sees it"] = permutation_order.gather(1, columns) < 0
+        is_visible = permutation_order.gather(1, columns) < 0
+        errors["which has rank -1 in permutation_order and is visible to all positions"] = is_visible
     if tokens is not None:
-        problems["where attention_mask is 0 (padding)"] = ~tokens.gather(1, columns)
-    for problem, wrong in problems.items():
-        if bool((wrong & given).any()):
-            row, target = (wrong & given).nonzero()[0].tolist()
-            raise CtxError(f"target_positions[{row}, {target}] is {int(target_positions[row, target])}, {problem}.")
+        errors["where attention_mask is 0 (padding)"] = ~tokens.gather(1, columns)
+    for error, is_wrong in errors.items():
+        wrong_targets = is_wrong & (target_positions != NO_TARGET)
+        if bool(wrong_targets.any()):
+            row, target = wrong_targets.nonzero()[0].tolist()
+            raise CtxError(f"target_positions[{row}, {target}] is {int(target_positions[row, target])}, {error}.")
 
 
 def check_combination(config: CtxXLNetConfig, inputs: EncoderInputs) -> None:
-    """Refuse arguments that do not go together.
-
-    Raises:
-        CtxError: Saying which.
-    """
+    """Raise CtxError for arguments that cannot be combined."""
     if inputs.output_mask is not None and inputs.target_positions is not None:
-        raise CtxError("output_mask chooses outputs of a single stream; with targets the outputs are theirs.")
+        raise CtxError(
+            "output_mask cannot be combined with targets: the outputs are those of the query stream.",
+            hint="remove output_mask.",
+        )
     if inputs.sequence_ids is not None and inputs.memory is not None:
-        raise CtxError("sequence_ids puts several texts into one row; which of them would mems belong to?")
+        raise CtxError("mems cannot be combined with packed sequences (sequence_ids).", hint="remove one of them.")
     if config.bi_data and inputs.words.shape[0] % 2:
         raise CtxError(
-            f"With bi_data the second half of a batch runs backwards, but this one has {inputs.words.shape[0]} rows.",
-            hint="give an even number of rows, or set config.bi_data=False.",
+            f"With bi_data the second half of a batch is reversed text, but the batch size {inputs.words.shape[0]} is "
+            "odd.",
+            hint="give an even number of examples, or set config.bi_data=False.",
         )
 
 
 def check_target_labels(labels: Tensor, target_positions: Tensor | None, target_mapping: Tensor | None) -> None:
-    """Refuse labels that do not belong to the targets.
+    """Check that labels match the targets.
 
     Raises:
-        CtxError: Labels of another shape, or one where there is no target.
+        CtxError: The shape of the labels is wrong, or a label has no target.
     """
     check_tensors(target_positions=target_positions, target_mapping=target_mapping)
     targets = target_positions if target_positions is not None else target_mapping
     if targets is None:
         return
     if labels.shape != targets.shape[:2]:
-        raise CtxError(
-            f"labels is {tuple(labels.shape)}, but there are {tuple(targets.shape[:2])} targets (batch, targets)."
-        )
+        raise CtxError(f"labels is {tuple(labels.shape)}, but the targets are {tuple(targets.shape[:2])}.")
     if target_positions is not None and not is_traced(labels):
         misplaced = (labels != -100) & (target_positions == NO_TARGET)
         if bool(misplaced.any()):
             row, target = misplaced.nonzero()[0].tolist()
             raise CtxError(
-                f"labels[{row}, {target}] is {int(labels[row, target])}, but target_positions is -1 (no "
-                "target) there; use -100."
+                f"labels[{row}, {target}] is {int(labels[row, target])}, but target_positions is -1 (no target) there.",
+                hint="use the label -100.",
             )

@@ -1,12 +1,12 @@
-"""Attention with relative positions (Dai et al. 2019, section 3.3; Yang et al. 2019, section 2.5), computed three ways.
+"""Attention with relative positions (Dai et al. 2019, section 3.3; Yang et al. 2019, section 2.5).
 
-The score of query i for key j is, before the scaling by 1 / sqrt(head_dim),
+The score of query i for key j, before scaling by 1 / sqrt(head_dim), is
 
     (q_i + u) . k_j  +  (q_i + v) . r(i - j)  +  (q_i + s) . e(same segment or not)
 
-with learned biases u, v, s, and r a projection of the sinusoid of the distance. `eager_attention` writes this down and
-is the oracle of the other two. `dense_attention` hands the last two terms to torch's SDPA as a bias: for accelerators
-and for graphs being compiled. `relative_pieces.attend_per_sequence` works sequence by sequence in cache, for CPUs.
+with learned biases u, v, s, and r a projection of the sinusoidal encoding of the distance. `eager_attention` is the
+naive reference implementation. `dense_attention` passes the last two terms to torch's SDPA as a bias; it runs on
+accelerators and in compiled graphs. `cpu_attention.attend_per_sequence` is the implementation for CPUs.
 """
 
 from dataclasses import dataclass
@@ -17,51 +17,58 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-DENSE_ROWS = 512
-"""Most rows of a batch row whose scores `dense_attention` makes at a time."""
+MAX_DENSE_QUERIES = 512
+"""Largest number of queries per example for which `dense_attention` computes the scores at once."""
 
 
 class RelativeBiases(NamedTuple):
     """Learned parameters of the score, (heads, head_dim) each.
 
     Attributes:
-        content: u, added to queries that meet keys.
-        position: v, added to queries that meet distances.
-        segment: s, added to queries that meet segments.
-        segments: (2, heads, head_dim), e of a key in the same segment and of one in another.
+        content: u, added to the query in the content term.
+        position: v, added to the query in the position term.
+        segment: s, added to the query in the segment term.
+        segment_embeddings: (2, heads, head_dim), e for a key of the same segment and of another segment.
     """
 
     content: Tensor
     position: Tensor
     segment: Tensor
-    segments: Tensor
+    segment_embeddings: Tensor
 
 
 @dataclass(frozen=True)
 class AttentionPattern:
-    """Positions and visible keys of the rows of a padded batch.
+    """Distances, visible keys and segments of the queries of a padded batch.
 
     Attributes:
-        columns: (batch, rows, 1) index of the distance between a row and the first key; that of key j is j more.
-        visible: (batch, rows, keys) bool, True at visible keys; None when every key is visible to every row.
-        row_types: (batch, rows) segments, or None for no segment term.
-        key_types: (batch, keys) likewise.
+        distance_offsets: (batch, queries, 1) index of the distance between a query and the first key in the distance
+            encodings; the index for key j is larger by j.
+        visible: (batch, queries, keys) bool, True at visible keys; None if all keys are visible.
+        query_segments: (batch, queries) segment ids, or None to omit the segment term.
+        key_segments: (batch, keys) segment ids, or None.
     """
 
-    columns: Tensor
+    distance_offsets: Tensor
     visible: Tensor | None
-    row_types: Tensor | None
-    key_types: Tensor | None
+    query_segments: Tensor | None
+    key_segments: Tensor | None
 
-    def of_rows(self, rows: slice) -> "AttentionPattern":
-        """The same for some of the rows."""
-        visible = None if self.visible is None else self.visible[:, rows]
-        row_types = None if self.row_types is None else self.row_types[:, rows]
-        return AttentionPattern(self.columns[:, rows], visible, row_types, self.key_types)
+    def select_queries(self, queries: slice) -> "AttentionPattern":
+        """The pattern of a slice of the queries."""
+        visible = None if self.visible is None else self.visible[:, queries]
+        query_segments = None if self.query_segments is None else self.query_segments[:, queries]
+        return AttentionPattern(self.distance_offsets[:, queries], visible, query_segments, self.key_segments)
+
+    def differing_segments(self) -> Tensor | None:
+        """(batch, 1, queries, keys) bool, True where query and key are in different segments; None without segments."""
+        if self.query_segments is None or self.key_segments is None:
+            return None
+        return (self.query_segments[:, :, None] != self.key_segments[:, None, :])[:, None]
 
 
 def distance_encodings(distances: Tensor, width: int, dtype: torch.dtype) -> Tensor:
-    """Sinusoids of (distances,) integers, (distances, width): sines of all frequencies, then cosines."""
+    """Sinusoidal encodings (distances, width) of integer distances: the sines of all frequencies, then the cosines."""
     frequencies = 10000.0 ** -(torch.arange(0, width, 2, device=distances.device).float() / width)
     angles = distances.float()[:, None] * frequencies
     return torch.cat([angles.sin(), angles.cos()], -1).to(dtype)
@@ -78,32 +85,34 @@ def eager_attention(
     scaling: float,
     dropout: float,
 ) -> tuple[Tensor, Tensor]:
-    """The formula above, term by term.
+    """Reference implementation: computes the score term by term.
 
     Args:
-        query: (batch, rows, heads, head_dim).
+        query: (batch, queries, heads, head_dim).
         key, value: (batch, keys, heads, head_dim).
-        relative: (batch or 1, distances, heads, head_dim), the projected encodings of distances.
-        biases: Parameters of the score.
-        pattern: Positions and visible keys of the rows.
-        scaling: Factor on the scores.
-        dropout: Rate on the probabilities.
+        relative: (batch or 1, distances, heads, head_dim), the projected distance encodings.
+        biases: Learned parameters of the score.
+        pattern: Distances, visible keys and segments.
+        scaling: Factor applied to the scores.
+        dropout: Dropout rate on the probabilities.
 
     Returns:
-        (batch, rows, heads, head_dim) context, zero where no key is visible, and the (batch, heads, rows, keys)
-        probabilities.
+        The context (batch, queries, heads, head_dim), zero for queries without a visible key, and the attention
+        probabilities (batch, heads, queries, keys).
     """
     content = torch.einsum("bihd,bjhd->bhij", query + biases.content, key)
     scores = (content + _position_scores(query, relative, biases, pattern, key.shape[1])) * scaling
-    if pattern.row_types is not None and pattern.key_types is not None:
-        same, other = torch.einsum("bihd,shd->sbhi", query + biases.segment, biases.segments)[..., None]
-        differs = (pattern.row_types[:, :, None] != pattern.key_types[:, None, :])[:, None]
-        scores = scores + torch.where(differs, other, same) * scaling
+    differs = pattern.differing_segments()
+    if differs is not None:
+        same_segment, other_segment = torch.einsum("bihd,shd->sbhi", query + biases.segment, biases.segment_embeddings)[
+            ..., None
+        ]
+        scores = scores + torch.where(differs, other_segment, same_segment) * scaling
     if pattern.visible is not None:
         scores = scores.masked_fill(~pattern.visible[:, None], torch.finfo(scores.dtype).min)
     probabilities = torch.softmax(scores, -1, dtype=torch.float32).to(query.dtype)
     if pattern.visible is not None:
-        probabilities = probabilities.masked_fill(~pattern.visible[:, None], 0.0)  # a row without any visible key
+        probabilities = probabilities.masked_fill(~pattern.visible[:, None], 0.0)  # queries without a visible key
     probabilities = F.dropout(probabilities, dropout)
     return torch.einsum("bhij,bjhd->bihd", probabilities, value), probabilities
 
@@ -119,26 +128,23 @@ def dense_attention(
     scaling: float,
     dropout: float,
 ) -> Tensor:
-    """torch's SDPA with the position and segment terms as its additive mask; arguments as in `eager_attention`.
+    """torch's SDPA with the position and segment terms as additive mask; arguments as in `eager_attention`.
 
-    The terms never exist for more than some rows at a time: rows beyond that are computed block by block, and anew for
-    the backward pass, so that memory grows with the length and not with its square.
+    Batches with more than `MAX_DENSE_QUERIES` queries are computed in blocks and recomputed in the backward pass, so
+    that memory grows linearly with the length.
     """
-    rows = query.shape[1]
-    if torch.compiler.is_compiling() or rows <= DENSE_ROWS:
-        return _dense_rows(query, key, value, relative, biases, pattern, scaling, dropout)
-    blocks = [slice(start, start + DENSE_ROWS) for start in range(0, rows, DENSE_ROWS)]
-    contexts = [
-        checkpoint(
-            *(_dense_rows, query[:, block], key, value, relative, biases, pattern.of_rows(block), scaling, dropout),
-            use_reentrant=False,
-        )
-        for block in blocks
-    ]
+    num_queries = query.shape[1]
+    if torch.compiler.is_compiling() or num_queries <= MAX_DENSE_QUERIES:
+        return _dense_block(query, key, value, relative, biases, pattern, scaling, dropout)
+    contexts = []
+    for start in range(0, num_queries, MAX_DENSE_QUERIES):
+        block = slice(start, start + MAX_DENSE_QUERIES)
+        block_inputs = (query[:, block], key, value, relative, biases, pattern.select_queries(block))
+        contexts.append(checkpoint(_dense_block, *block_inputs, scaling, dropout, use_reentrant=False))
     return torch.cat(contexts, 1)
 
 
-def _dense_rows(
+def _dense_block(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -148,16 +154,17 @@ def _dense_rows(
     scaling: float,
     dropout: float,
 ) -> Tensor:
-    """`dense_attention` of rows that are few enough.
+    """`dense_attention` for one block of queries.
 
-    The segment term of equal segments is the same for every key of a row, which a softmax does not notice: only the
-    difference to it is added, where segments differ.
+    The segment term for equal segments is a constant per query, to which a softmax is invariant: only the difference
+    between the two segment terms is added, at keys of other segments.
     """
     bias = _position_scores(query, relative, biases, pattern, key.shape[1])
-    if pattern.row_types is not None and pattern.key_types is not None:
-        surplus = torch.einsum("bihd,hd->bhi", query + biases.segment, biases.segments[1] - biases.segments[0])
-        differs = (pattern.row_types[:, :, None] != pattern.key_types[:, None, :])[:, None]
-        bias = bias + surplus[..., None] * differs.to(surplus.dtype)
+    differs = pattern.differing_segments()
+    if differs is not None:
+        segment_difference = biases.segment_embeddings[1] - biases.segment_embeddings[0]
+        difference = torch.einsum("bihd,hd->bhi", query + biases.segment, segment_difference)
+        bias = bias + difference[..., None] * differs.to(difference.dtype)
     bias = bias * scaling
     if pattern.visible is not None:
         bias = bias.masked_fill(~pattern.visible[:, None], torch.finfo(bias.dtype).min)
@@ -166,7 +173,7 @@ def _dense_rows(
     context = F.scaled_dot_product_attention(
         query, key, value, attn_mask=bias.to(query.dtype), dropout_p=dropout, scale=scaling
     ).transpose(1, 2)
-    if torch.compiler.is_exporting():  # the kernels, of which one is chosen later, differ in the strides they return
+    if torch.compiler.is_exporting():  # the SDPA kernels, selected at run time, return different strides
         context = context.clone(memory_format=torch.contiguous_format)
     if pattern.visible is not None:
         context = context * pattern.visible.any(-1)[..., None, None]
@@ -174,9 +181,11 @@ def _dense_rows(
 
 
 def _position_scores(
-    query: Tensor, relative: Tensor, biases: RelativeBiases, pattern: AttentionPattern, keys: int
+    query: Tensor, relative: Tensor, biases: RelativeBiases, pattern: AttentionPattern, num_keys: int
 ) -> Tensor:
-    """(batch, heads, rows, keys): the second term, looked up by distance from the scores of all distances."""
-    every = torch.einsum("bihd,bwhd->bhiw", query + biases.position, relative.expand(query.shape[0], -1, -1, -1))
-    columns = pattern.columns + torch.arange(keys, device=query.device)
-    return every.gather(-1, columns[:, None].expand(-1, every.shape[1], -1, -1))
+    """(batch, heads, queries, keys) position term, gathered by distance from the scores of all distances."""
+    scores_by_distance = torch.einsum(
+        "bihd,bwhd->bhiw", query + biases.position, relative.expand(query.shape[0], -1, -1, -1)
+    )
+    indices = pattern.distance_offsets + torch.arange(num_keys, device=query.device)
+    return scores_by_distance.gather(-1, indices[:, None].expand(-1, scores_by_distance.shape[1], -1, -1))

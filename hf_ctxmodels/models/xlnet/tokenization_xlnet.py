@@ -15,21 +15,21 @@ END_TOKENS = ("<eop>", "<eod>")
 class CtxXLNetTokenizer(CtxUnigramTokenizer):
     """XLNet's tokenizer: cased, without accents, SentencePiece unigram, A <sep> B <sep> <cls>, padded on the left.
 
-    Gives the ids of `transformers.XLNetTokenizer` on the same files (`spiece.model` or `tokenizer.json`). Unlike that
-    class it returns the segments (`token_type_ids`: 0 for A, 1 for B, 2 for <cls>, 3 for padding) unasked, and keeps
-    accents when told to.
+    The ids equal those of `transformers.XLNetTokenizer` on the same files (`spiece.model` or `tokenizer.json`). Unlike
+    that class, it returns the segments (`token_type_ids`: 0 for A, 1 for B, 2 for <cls>, 3 for padding) by default, and
+    `keep_accents` has an effect.
 
     Args:
-        vocab: (piece, log probability) in the order of the ids.
-        do_lower_case: lower-case the text.
-        keep_accents: leave combining accents in the text.
-        extra_special_tokens, additional_special_tokens: more special tokens (the latter is the older name); <eop> and
-            <eod> are always among them.
-        add_prefix_space, _spm_precompiled_charsmap: see `CtxUnigramTokenizer`.
-        **kwargs: passed on to `TokenizersBackend` (`model_max_length`, ...).
+        vocab: (token, log probability) in the order of the ids.
+        do_lower_case: Lower-case the text.
+        keep_accents: Keep combining accents.
+        extra_special_tokens, additional_special_tokens: Additional special tokens (the latter is the former name);
+            <eop> and <eod> are always included.
+        add_prefix_space, _spm_precompiled_charsmap: See `CtxUnigramTokenizer`.
+        **kwargs: Passed to `TokenizersBackend` (`model_max_length`, ...).
 
     Raises:
-        CtxError: the vocabulary is missing, damaged, of another kind, or without one of the special tokens.
+        CtxError: The vocabulary is missing, damaged, not a unigram model, or lacks a special token.
 
     Example:
         >>> tokenizer = CtxXLNetTokenizer.train(["A cat sat on a mat.", "A cat ran."], vocab_size=40)
@@ -77,4 +77,4 @@ class CtxXLNetTokenizer(CtxUnigramTokenizer):
             _spm_precompiled_charsmap=_spm_precompiled_charsmap,
             **kwargs,
         )
-        self._pad_token_type_id = 3  # segments 0 and 1 are texts, 2 is <cls>
+        self._pad_token_type_id = 3  # segments 0 and 1 are the texts, 2 is <cls>
