@@ -1,4 +1,4 @@
-"""The permutation language model: two streams, memory, generation, and what it refuses."""
+"""XLNet's permutation language model: two streams, memory, training."""
 
 from typing import Any
 
@@ -7,29 +7,29 @@ import torch
 from torch import Tensor
 from zoo import Batch, Case, LowRank, assert_close, assert_same_gradients, gradients
 
-from hf_ctxmodels.models.xlnet import stream_layouts as streams
+from hf_ctxmodels.models.xlnet import stream_layouts
 from hf_ctxmodels.registry import FAMILIES
 
 MODEL = Case(FAMILIES["xlnet"], "AutoModelForPreTraining")
 ENCODER = Case(FAMILIES["xlnet"], "AutoModel")
 WIDTH, LAYERS, WORDS = 32, 3, 61
-PATHS = ["eager", "dense", "pieces"]
+PATHS = ["eager", "dense", "per sequence"]
 
 
 @pytest.fixture(params=PATHS)
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """How attention is computed: the formula, torch's SDPA with a bias, or in pieces on the CPU."""
+    """The attention implementation: reference, torch's SDPA with a bias, or per sequence on the CPU."""
     if request.param == "dense":
-        monkeypatch.setattr(streams, "runs_per_sequence", lambda tensor: False)
+        monkeypatch.setattr(stream_layouts, "runs_per_sequence", lambda tensor: False)
     return "eager" if request.param == "eager" else "sdpa"
 
 
 def make_batch(
     lengths: tuple[int, ...] = (11, 7, 4), targets: int = 3, *, side: str = "left", seed: int = 0, width: int = 0
 ) -> Batch:
-    """Rows padded at one side; the first row has `targets` targets, each further row one fewer, at least one.
+    """Examples padded on one side; the first has `targets` targets, each following one has one fewer, at least one.
 
-    Words, targets and order depend on row and seed alone.
+    Tokens, targets and order depend only on the example's index and the seed.
     """
     width = width or max(lengths)
     shape = (len(lengths), width)
@@ -67,59 +67,59 @@ class TestPaths:
     def test_losses_and_gradients(self, path: str, side: str, memory: int) -> None:
         batch = make_batch(side=side)
         mems = make_memory(3, memory) if memory else None
-        slow, fast = MODEL.model(attention="eager"), MODEL.model(attention=path)
-        expected, got = slow(**batch, mems=mems), fast(**batch, mems=mems)
-        assert_close(got.loss, expected.loss, "loss")
-        for one, other in zip(got.mems, expected.mems, strict=True):
-            assert_close(one, other, "memory")
-        assert_same_gradients(gradients(fast, got.loss), gradients(slow, expected.loss))
-        assert fast.xlnet.mask_embedding.grad.any()
+        reference, model = MODEL.model(attention="eager"), MODEL.model(attention=path)
+        expected, outputs = reference(**batch, mems=mems), model(**batch, mems=mems)
+        assert_close(outputs.loss, expected.loss, "loss")
+        for memory_states, expected_states in zip(outputs.mems, expected.mems, strict=True):
+            assert_close(memory_states, expected_states, "memory")
+        assert_same_gradients(gradients(model, outputs.loss), gradients(reference, expected.loss))
+        assert model.xlnet.mask_embedding.grad.any()
 
-    def test_padding_does_not_matter(self, path: str) -> None:
+    def test_padding_does_not_change_the_logits(self, path: str) -> None:
         model = MODEL.model(attention=path)
         expected = model(**without(make_batch(side="right"), "labels")).logits
         for side, width in (("left", 0), ("left", 15), ("right", 15)):
-            got = model(**without(make_batch(side=side, width=width), "labels")).logits
-            assert_close(got, expected, f"{side}, {width}")
+            logits = model(**without(make_batch(side=side, width=width), "labels")).logits
+            assert_close(logits, expected, f"{side}, {width}")
 
-    def test_batch_of_one_is_a_row_of_many(self, path: str) -> None:
+    def test_batch_of_one_equals_an_example_of_a_batch(self, path: str) -> None:
         model = MODEL.model(attention=path)
-        many = without(make_batch(), "labels")
-        together = model(**many).logits
+        batch = without(make_batch(), "labels")
+        logits = model(**batch).logits
         for row in range(3):
-            one = {name: value[row : row + 1] for name, value in many.items()}
-            assert_close(model(**one).logits[0], together[row], f"row {row}")
+            example = {name: value[row : row + 1] for name, value in batch.items()}
+            assert_close(model(**example).logits[0], logits[row], f"example {row}")
 
-    def test_reference_form_of_permutation_and_targets(self, path: str) -> None:
+    def test_transformers_form_of_permutation_and_targets(self, path: str) -> None:
         batch = make_batch()
         order, targets = batch["permutation_order"], batch["target_positions"]
         reference = without(batch, "permutation_order", "target_positions")
         hidden = (order[:, None, :] > order[:, :, None]) | (torch.eye(11).bool() & (order >= 0)[:, None, :])
         mapping = torch.nn.functional.one_hot(targets.clamp(min=0), 11) * (targets >= 0)[..., None]
-        got = MODEL.model(attention=path)(**reference, perm_mask=hidden.float(), target_mapping=mapping.float())
-        assert_close(got.loss, MODEL.model(attention=path)(**batch).loss)
+        outputs = MODEL.model(attention=path)(**reference, perm_mask=hidden.float(), target_mapping=mapping.float())
+        assert_close(outputs.loss, MODEL.model(attention=path)(**batch).loss)
 
     def test_half_precision(self) -> None:
         batch = make_batch()
         expected = MODEL.model(initializer_range=0.02)(**batch).loss
-        got = MODEL.model(initializer_range=0.02).to(torch.bfloat16)(**batch).loss
-        assert_close(got.float(), expected, tolerance=0.05)
+        loss = MODEL.model(initializer_range=0.02).to(torch.bfloat16)(**batch).loss
+        assert_close(loss.float(), expected, tolerance=0.05)
         with torch.autocast("cpu", torch.bfloat16):
-            got = MODEL.model(initializer_range=0.02)(**batch).loss
-        assert_close(got, expected, tolerance=0.05)
+            loss = MODEL.model(initializer_range=0.02)(**batch).loss
+        assert_close(loss, expected, tolerance=0.05)
 
-    def test_compiled_without_a_break(self) -> None:
+    def test_compiles_without_a_graph_break(self) -> None:
         model = MODEL.model(num_hidden_layers=2)
         batch = without(make_batch(), "labels")
         mems = make_memory(3, 6)[:2]
         torch._dynamo.reset()
         compiled = torch.compile(model.xlnet, fullgraph=True, backend="aot_eager")
         with torch.no_grad():
-            got, expected = compiled(**batch, mems=mems), model.xlnet(**batch, mems=mems)
-        assert_close(got.last_hidden_state, expected.last_hidden_state)
-        assert_close(got.mems[-1], expected.mems[-1])
+            outputs, expected = compiled(**batch, mems=mems), model.xlnet(**batch, mems=mems)
+        assert_close(outputs.last_hidden_state, expected.last_hidden_state)
+        assert_close(outputs.mems[-1], expected.mems[-1])
 
-    def test_gradient_checkpointing_changes_nothing(self) -> None:
+    def test_gradient_checkpointing_keeps_the_gradients(self) -> None:
         results = []
         for checkpointing in (False, True):
             model = MODEL.model(hidden_dropout_prob=0.2, attention_probs_dropout_prob=0.1).train()
@@ -132,29 +132,29 @@ class TestPaths:
 
 
 class TestAdapters:
-    """Every linear map is called: what is put in its place acts."""
+    """The linear layers are called, so modules that replace them take effect."""
 
     @pytest.mark.parametrize("memory", [0, 5])
-    @pytest.mark.parametrize("streams", [1, 2])
-    def test_equal_to_merged_weights(self, path: str, streams: int, memory: int) -> None:
+    @pytest.mark.parametrize("num_streams", [1, 2])
+    def test_adapters_equal_merged_weights(self, path: str, num_streams: int, memory: int) -> None:
         batch = make_batch()
-        if streams == 1:
+        if num_streams == 1:
             labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
             labels[:, ::2] = -100
             batch = without(batch, "permutation_order", "target_positions") | {"labels": labels}
         mems = make_memory(3, memory) if memory else None
         model = MODEL.model(attention=path)
         torch.manual_seed(0)
-        maps = [
+        linear_layers = [
             (layer.attention, name)
             for layer in model.xlnet.layers
             for name in ("qkv_proj", "position_proj", "out_proj")
         ]
-        for attention, name in maps:
+        for attention, name in linear_layers:
             setattr(attention, name, LowRank(getattr(attention, name)))
         loss = model(**batch, mems=mems).loss
         loss.backward()
-        for attention, name in maps:
+        for attention, name in linear_layers:
             adapter = getattr(attention, name)
             assert adapter.down.weight.grad.any()
             assert adapter.up.weight.grad.any(-1).all()
@@ -163,10 +163,10 @@ class TestAdapters:
 
 
 class TestNoLeak:
-    """A prediction depends on nothing but what is before it in the factorisation order."""
+    """A prediction depends only on the tokens before it in the factorisation order."""
 
-    def _changes(self, model: Any, batch: Batch, row: int, position: int, **inputs: Any) -> Tensor:
-        """(targets,) bool: which logits of a row change with the token at a position."""
+    def _changed_logits(self, model: Any, batch: Batch, row: int, position: int, **inputs: Any) -> Tensor:
+        """(targets,) bool: the logits of an example that change with the token at a position."""
         changed = {name: value.clone() for name, value in batch.items()}
         changed["input_ids"][row, position] = 5 + (batch["input_ids"][row, position] - 4) % (WORDS - 5)
         assert changed["input_ids"][row, position] != batch["input_ids"][row, position]
@@ -175,7 +175,7 @@ class TestNoLeak:
         return (before != after).any(-1)
 
     @pytest.mark.parametrize("memory", [0, 5])
-    def test_targets_see_earlier_ones_and_never_themselves(self, path: str, memory: int) -> None:
+    def test_targets_see_earlier_targets_but_not_themselves(self, path: str, memory: int) -> None:
         batch = without(make_batch((12, 9), targets=5), "labels")
         model = MODEL.model(attention=path)
         mems = make_memory(2, memory) if memory else None
@@ -183,49 +183,49 @@ class TestNoLeak:
             targets = batch["target_positions"][row, :count]
             ranks = batch["permutation_order"][row, targets]
             for position, rank in zip(targets.tolist(), ranks.tolist(), strict=True):
-                changes = self._changes(model, batch, row, position, mems=mems)[:count]
-                assert changes.tolist() == (ranks > rank).tolist()
+                is_changed = self._changed_logits(model, batch, row, position, mems=mems)[:count]
+                assert is_changed.tolist() == (ranks > rank).tolist()
 
-    def test_context_is_seen_by_all(self, path: str) -> None:
+    def test_context_is_visible_to_all_targets(self, path: str) -> None:
         batch = without(make_batch((12,), targets=4), "labels")
         context = int((batch["permutation_order"][0] < 0).nonzero()[0])
-        assert self._changes(MODEL.model(attention=path), batch, 0, context).all()
+        assert self._changed_logits(MODEL.model(attention=path), batch, 0, context).all()
 
-    def test_a_target_that_sees_nothing(self, path: str) -> None:
-        """Everything is predicted: the first target knows no token at all, its own neither."""
+    def test_first_target_without_context(self, path: str) -> None:
+        """If all tokens are predicted, the first target depends on no token."""
         batch = without(make_batch((6,), targets=6), "labels")
         model = MODEL.model(attention=path)
         ranks = batch["permutation_order"][0, batch["target_positions"][0]]
         first = int(ranks.argmin())
         for position in range(6):
-            assert not self._changes(model, batch, 0, position)[first]
+            assert not self._changed_logits(model, batch, 0, position)[first]
         assert_close(model(**batch).logits, MODEL.model(attention="eager")(**batch).logits)
 
 
 class TestMemory:
-    def test_two_causal_segments_are_one(self, path: str) -> None:
-        """With causal attention the memory is all there is to know of earlier text."""
+    def test_causal_segments_equal_the_whole_text(self, path: str) -> None:
+        """With causal attention, segments with memory equal one long segment."""
         model = ENCODER.model(attention=path, attn_type="uni", mem_len=None)
         words = torch.randint(5, WORDS, (2, 9), generator=torch.Generator().manual_seed(0))
         whole = model(input_ids=words).last_hidden_state
         first = model(input_ids=words[:, :4])
         second = model(input_ids=words[:, 4:7], mems=first.mems)
         third = model(input_ids=words[:, 7:], mems=second.mems)
-        parts = [part.last_hidden_state for part in (first, second, third)]
-        assert_close(torch.cat(parts, 1), whole)
+        segments = [segment.last_hidden_state for segment in (first, second, third)]
+        assert_close(torch.cat(segments, 1), whole)
 
     @pytest.mark.parametrize(("mem_len", "reuse_len"), [(None, None), (4, None), (None, 3), (7, 3), (0, 0)])
-    def test_what_is_remembered(self, mem_len: int | None, reuse_len: int | None) -> None:
+    def test_memory_and_reuse_lengths(self, mem_len: int | None, reuse_len: int | None) -> None:
         model = ENCODER.model(mem_len=mem_len, reuse_len=reuse_len)
         words = torch.randint(5, WORDS, (2, 5), generator=torch.Generator().manual_seed(0))
         memory = make_memory(2, 4)
         outputs = model(input_ids=words, mems=memory, output_hidden_states=True)
         for layer, remembered in enumerate(outputs.mems):
-            kept = torch.cat([memory[layer], outputs.hidden_states[layer][:, : reuse_len or None]], 1)
-            assert_close(remembered, kept[:, -mem_len:] if mem_len else kept)
+            expected = torch.cat([memory[layer], outputs.hidden_states[layer][:, : reuse_len or None]], 1)
+            assert_close(remembered, expected[:, -mem_len:] if mem_len else expected)
             assert not remembered.requires_grad
 
-    def test_returned_as_configured_or_asked_for(self) -> None:
+    def test_memory_is_returned_as_configured_or_requested(self) -> None:
         words = torch.randint(5, WORDS, (2, 5), generator=torch.Generator().manual_seed(0))
         model = MODEL.model()
         assert model(input_ids=words).mems is not None
@@ -235,37 +235,37 @@ class TestMemory:
         model.config.use_mems_train = True
         assert model(input_ids=words).mems is not None
 
-    def test_padding_is_remembered_as_nothing(self, path: str) -> None:
-        """A padded row goes on as it would alone."""
+    def test_padding_in_the_memory_is_masked(self, path: str) -> None:
+        """The segment after a padded one equals that of the same example without padding."""
         model = MODEL.model(attention=path)
         first, second = make_batch((8, 5), seed=1), make_batch((6, 6), seed=2)
         memories = model(**first).mems
-        together = model(**without(second, "labels"), mems=memories).logits
+        logits = model(**without(second, "labels"), mems=memories).logits
         for row, length in enumerate((8, 5)):
-            alone = {name: value[row : row + 1] for name, value in first.items()}
-            memory = model(**alone).mems
+            first_example = {name: value[row : row + 1] for name, value in first.items()}
+            memory = model(**first_example).mems
             assert not memory[-1][0, : 8 - length].any()
             memory = [layer[:, 8 - length :] for layer in memory]
-            one = {name: value[row : row + 1] for name, value in without(second, "labels").items()}
-            assert_close(model(**one, mems=memory).logits[0], together[row])
+            second_example = {name: value[row : row + 1] for name, value in without(second, "labels").items()}
+            assert_close(model(**second_example, mems=memory).logits[0], logits[row])
 
-    def test_zeros_are_no_memory(self, path: str) -> None:
+    def test_zero_memory_is_masked(self, path: str) -> None:
         model = MODEL.model(attention=path)
         batch = without(make_batch(), "labels")
         mems = make_memory(3, 5)
         for layer in mems:
             layer[1] = 0
-        got, expected = model(**batch, mems=mems).logits, model(**batch).logits
-        assert_close(got[1], expected[1])
-        assert (got[0] - expected[0]).abs().max() > 1e-3
+        logits, expected = model(**batch, mems=mems).logits, model(**batch).logits
+        assert_close(logits[1], expected[1])
+        assert (logits[0] - expected[0]).abs().max() > 1e-3
 
-    def test_single_stream_without_memory_in_pieces_equals_padded(self) -> None:
+    def test_packed_and_padded_memory_agree(self) -> None:
         batch = without(make_batch(), "labels", "permutation_order", "target_positions")
         packed, padded = ENCODER.model()(**batch), ENCODER.model(unpad=False)(**batch)
-        for one, other in zip(packed.mems, padded.mems, strict=True):
-            assert_close(one, other)
+        for memory, expected in zip(packed.mems, padded.mems, strict=True):
+            assert_close(memory, expected)
 
-    def test_backward_rows_are_forward_rows_mirrored(self, path: str) -> None:
+    def test_bi_data_mirrors_the_second_half(self, path: str) -> None:
         model = ENCODER.model(attention=path, bi_data=True)
         words = torch.randint(5, WORDS, (1, 7), generator=torch.Generator().manual_seed(0))
         states = model(input_ids=torch.cat([words, words.flip(1)])).last_hidden_state
@@ -273,7 +273,7 @@ class TestMemory:
         assert (ENCODER.model()(input_ids=words.flip(1)).last_hidden_state[0].flip(0) - states[0]).abs().max() > 1e-3
 
     def test_clamped_distances(self, path: str) -> None:
-        """Tokens farther away than the limit may change places."""
+        """Exchanging tokens beyond the limit does not change the first state."""
         model = ENCODER.model(attention=path, clamp_len=3, num_hidden_layers=1)
         words = torch.randint(5, WORDS, (1, 9), generator=torch.Generator().manual_seed(0))
         swapped = words[:, [0, 1, 2, 3, 4, 6, 5, 7, 8]]
@@ -282,13 +282,13 @@ class TestMemory:
 
 class TestTraining:
     def test_accumulation(self) -> None:
-        """Parts of a batch with different numbers of targets add up to the whole."""
+        """Losses of microbatches with different numbers of targets add up to the loss of the batch."""
         model = MODEL.model()
-        whole = make_batch((9, 8, 7, 6), targets=4)
-        count = (whole["labels"] != -100).sum()
-        rows = [{name: value[row : row + 1] for name, value in whole.items()} for row in range(4)]
-        parts = [model(**row, num_items_in_batch=count).loss for row in rows]
-        assert_close(torch.stack(parts).sum(), model(**whole).loss)
+        batch = make_batch((9, 8, 7, 6), targets=4)
+        count = (batch["labels"] != -100).sum()
+        examples = [{name: value[row : row + 1] for name, value in batch.items()} for row in range(4)]
+        losses = [model(**example, num_items_in_batch=count).loss for example in examples]
+        assert_close(torch.stack(losses).sum(), model(**batch).loss)
 
     def test_loss_is_cross_entropy_of_the_logits(self) -> None:
         model, batch = MODEL.model(), make_batch()
@@ -296,14 +296,14 @@ class TestTraining:
         expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
         assert_close(model(**batch).loss, expected)
 
-    def test_no_target_at_all(self) -> None:
+    def test_loss_without_targets_is_zero(self) -> None:
         model, batch = MODEL.model(), make_batch()
         batch["labels"][:] = -100
         assert model(**batch).loss == 0
 
     @pytest.mark.parametrize("auto_name", FAMILIES["xlnet"].models)
-    def test_every_parameter_takes_part(self, auto_name: str) -> None:
-        """Also those that a single stream or an input without segments does not use: DDP waits for all."""
+    def test_all_parameters_have_gradients(self, auto_name: str) -> None:
+        """Including those that a single stream or an input without segments does not use, as DDP expects."""
         case = Case(FAMILIES["xlnet"], auto_name)
         model = case.model().train()
         outputs = model(input_ids=torch.randint(5, WORDS, (2, 3, 5) if case.has_choices else (2, 5)))

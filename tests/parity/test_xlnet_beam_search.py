@@ -1,4 +1,4 @@
-"""The span head that searches ends by beams equals that of transformers, and leaves padding out."""
+"""XLNet's beam-search span head against transformers."""
 
 from pathlib import Path
 
@@ -25,73 +25,73 @@ def pair(tmp_path: Path) -> tuple[PreTrainedModel, PreTrainedModel]:
 
 
 def batch_and_mask() -> tuple[Batch, torch.Tensor]:
-    """Rows padded on the left, and what excludes the padding and the first three tokens from the reference."""
+    """Examples padded on the left, and a p_mask for the padding and the first three tokens."""
     batch = make_batch(CASE, (12, 7, 9))
     excluded = torch.arange(12)[None] < 12 - batch["attention_mask"].sum(1, keepdim=True) + 3
     return batch, excluded.float()
 
 
 def test_export_is_bit_exact(pair: tuple[PreTrainedModel, PreTrainedModel], tmp_path: Path) -> None:
-    reference, ours = pair
-    ours.export_reference(tmp_path / "export")
-    again, report = XLNetForQuestionAnswering.from_pretrained(tmp_path / "export", output_loading_info=True)
+    reference, model = pair
+    model.export_reference(tmp_path / "export")
+    exported, report = XLNetForQuestionAnswering.from_pretrained(tmp_path / "export", output_loading_info=True)
     assert not any(report.values()), report
     for name, tensor in reference.state_dict().items():
-        assert torch.equal(again.state_dict()[name], tensor), name
+        assert torch.equal(exported.state_dict()[name], tensor), name
 
 
 @pytest.mark.parametrize("cls_index", [None, torch.tensor([11, 10, 9])])
 def test_search(pair: tuple[PreTrainedModel, PreTrainedModel], cls_index: torch.Tensor | None) -> None:
-    reference, ours = pair
+    reference, model = pair
     batch, excluded = batch_and_mask()
     with torch.no_grad():
         expected = reference(**batch, p_mask=excluded, cls_index=cls_index)
-        got = ours(**batch, p_mask=excluded, cls_index=cls_index)
+        outputs = model(**batch, p_mask=excluded, cls_index=cls_index)
     for name in ("start_top_log_probs", "end_top_log_probs", "cls_logits"):
-        assert_close(got[name], expected[name], name)
+        assert_close(outputs[name], expected[name], name)
     for name in ("start_top_index", "end_top_index"):
-        assert torch.equal(got[name], expected[name]), name
+        assert torch.equal(outputs[name], expected[name]), name
 
 
 @pytest.mark.parametrize("answerable", [True, False])
 def test_losses_and_gradients(pair: tuple[PreTrainedModel, PreTrainedModel], answerable: bool) -> None:
-    reference, ours = pair
+    reference, model = pair
     batch, excluded = batch_and_mask()
     targets = {"start_positions": torch.tensor([4, 9, 8]), "end_positions": torch.tensor([6, 9, 11])}
     if answerable:
         targets |= {"is_impossible": torch.tensor([0.0, 1.0, 0.0]), "cls_index": torch.tensor([11, 11, 11])}
     expected = reference(**batch, p_mask=excluded, **targets).loss
-    got = ours(**batch, p_mask=excluded, **targets).loss
-    assert_close(got, expected, "loss")
+    loss = model(**batch, p_mask=excluded, **targets).loss
+    assert_close(loss, expected, "loss")
     expected.backward()
-    got.backward()
+    loss.backward()
     for head in ("start_logits", "end_logits"):
-        own = getattr(ours, head).parameters()
-        for one, other in zip(own, getattr(reference, head).parameters(), strict=True):
-            assert_close(one.grad, other.grad, head)
-    assert_close(ours.xlnet.word_embeddings.weight.grad, reference.transformer.word_embedding.weight.grad)
+        reference_parameters = getattr(reference, head).parameters()
+        for parameter, expected in zip(getattr(model, head).parameters(), reference_parameters, strict=True):
+            assert_close(parameter.grad, expected.grad, head)
+    assert_close(model.xlnet.word_embeddings.weight.grad, reference.transformer.word_embedding.weight.grad)
 
 
-def test_padding_is_no_candidate(pair: tuple[PreTrainedModel, PreTrainedModel]) -> None:
-    _, ours = pair
-    alone = make_batch(CASE, (5,))
+def test_padding_is_excluded(pair: tuple[PreTrainedModel, PreTrainedModel]) -> None:
+    _, model = pair
+    unpadded = make_batch(CASE, (5,))
     padded = make_batch(CASE, (5,), width=9)
     with torch.no_grad():
-        expected, got = ours(**alone), ours(**padded)
+        expected, outputs = model(**unpadded), model(**padded)
     for name in ("start_top_log_probs", "end_top_log_probs", "cls_logits"):
-        assert_close(got[name], expected[name], name)
-    assert torch.equal(got.start_top_index, expected.start_top_index + 4)
+        assert_close(outputs[name], expected[name], name)
+    assert torch.equal(outputs.start_top_index, expected.start_top_index + 4)
 
 
 def test_short_input_has_fewer_candidates(pair: tuple[PreTrainedModel, PreTrainedModel]) -> None:
-    _, ours = pair
-    outputs = ours(input_ids=torch.tensor([[7, 8]]))
+    _, model = pair
+    outputs = model(input_ids=torch.tensor([[7, 8]]))
     assert outputs.start_top_index.shape == (1, 2)
     assert outputs.end_top_index.shape == (1, 4)
 
 
 def test_accumulation(pair: tuple[PreTrainedModel, PreTrainedModel]) -> None:
-    _, ours = pair
+    _, model = pair
     batch, _ = batch_and_mask()
     batch |= {
         "start_positions": torch.tensor([4, 500, 8]),
@@ -99,42 +99,41 @@ def test_accumulation(pair: tuple[PreTrainedModel, PreTrainedModel]) -> None:
         "is_impossible": torch.tensor([0.0, 1.0, 0.0]),
     }
     counts = {"start_positions": 2, "end_positions": 2, "is_impossible": 3}
-    rows = [{name: value[row : row + 1] for name, value in batch.items()} for row in range(3)]
-    parts = [ours(**row, num_items_in_batch=counts).loss for row in rows]
-    assert_close(torch.stack(parts).sum(), ours(**batch).loss)
+    examples = [{name: value[row : row + 1] for name, value in batch.items()} for row in range(3)]
+    losses = [model(**example, num_items_in_batch=counts).loss for example in examples]
+    assert_close(torch.stack(losses).sum(), model(**batch).loss)
 
 
-def test_bad_input(pair: tuple[PreTrainedModel, PreTrainedModel]) -> None:
-    _, ours = pair
+def test_invalid_inputs(pair: tuple[PreTrainedModel, PreTrainedModel]) -> None:
+    _, model = pair
     batch, excluded = batch_and_mask()
     targets = {"start_positions": torch.tensor([4, 9, 8]), "end_positions": torch.tensor([6, 1, 11])}
     with pytest.raises(CtxError, match=r"end_positions\[1\] is 1"):
-        ours(**batch, **targets)
+        model(**batch, **targets)
     with pytest.raises(CtxError, match="p_mask"):
-        ours(**batch, p_mask=excluded[:, 1:])
+        model(**batch, p_mask=excluded[:, 1:])
     with pytest.raises(CtxError, match="p_mask is a list"):
-        ours(**batch, p_mask=excluded.tolist())
-    right = {name: torch.tensor([11, 11, 11]) for name in ("start_positions", "end_positions")}
-    wrong = {
+        model(**batch, p_mask=excluded.tolist())
+    valid = {name: torch.tensor([11, 11, 11]) for name in ("start_positions", "end_positions")}
+    invalid_values = {
         "is_impossible": ([0, 1, 0], torch.tensor([0, 1]), torch.tensor([0, 2, 0]), torch.tensor([0.0, -100.0, 0.0])),
         "cls_index": ([11, 11, 11], torch.tensor([11.0, 11.0, 11.0]), torch.tensor([11, 12, 11]), torch.tensor(11)),
         "start_positions": ([11, 11, 11], torch.tensor([True, True, True]), torch.tensor([11])),
     }
-    for name, values in wrong.items():
+    for name, values in invalid_values.items():
         for value in values:
             with pytest.raises(CtxError, match=name):
-                ours(**batch, **right | {name: value})
+                model(**batch, **valid | {name: value})
 
 
-def test_an_adapter_on_a_pairs_map_acts(pair: tuple[PreTrainedModel, PreTrainedModel]) -> None:
-    """The map of a state and a start is called, not sliced."""
-    _, ours = pair
+def test_adapter_on_the_end_classifier_takes_effect(pair: tuple[PreTrainedModel, PreTrainedModel]) -> None:
+    _, model = pair
     batch, _ = batch_and_mask()
-    plain = ours(**batch).end_top_log_probs
-    adapter = ours.end_logits.dense_0 = LowRank(ours.end_logits.dense_0)
-    adapted = ours(**batch).end_top_log_probs
+    before = model(**batch).end_top_log_probs
+    adapter = model.end_logits.dense_0 = LowRank(model.end_logits.dense_0)
+    adapted = model(**batch).end_top_log_probs
     adapted.sum().backward()
     assert adapter.down.weight.grad.any(0).all()
-    ours.end_logits.dense_0 = adapter.merged()
-    assert_close(adapted, ours(**batch).end_top_log_probs)
-    assert (adapted - plain).abs().max() > 1e-3
+    model.end_logits.dense_0 = adapter.merged()
+    assert_close(adapted, model(**batch).end_top_log_probs)
+    assert (adapted - before).abs().max() > 1e-3

@@ -1,4 +1,4 @@
-"""XLNet's two streams and its memory equal those of transformers: outputs, losses, gradients, several segments."""
+"""XLNet's two streams and memory against transformers: outputs, losses and gradients of several segments."""
 
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 
 def random_batch(seed: int, *, rows: int = 4, length: int = 9, targets: int = 4) -> Batch:
-    """In the reference's form; every target has something to see."""
+    """A batch in the form of transformers; each target has a visible token."""
     generator = torch.Generator().manual_seed(seed)
     positions = 1 + torch.rand(rows, length - 1, generator=generator).argsort(1)[:, :targets]
     ranks = torch.rand(rows, targets, generator=generator).argsort(1)
@@ -42,119 +42,118 @@ def random_batch(seed: int, *, rows: int = 4, length: int = 9, targets: int = 4)
 
 
 def with_padding(batch: Batch, side: str) -> Batch:
-    """Three rows of the batch shortened by padding."""
+    """The batch with padding in three of its examples."""
     mask = torch.ones_like(batch["input_ids"])
     for row, count in enumerate((0, 2, 3, 1)):
         if count:
             mask[row, slice(count) if side == "left" else slice(-count, None)] = 0
     padding = mask[:, None] == 0
-    gone = (batch["target_mapping"] * padding).any(-1)
+    is_removed = (batch["target_mapping"] * padding).any(-1)
     return batch | {
         "attention_mask": mask,
-        "target_mapping": batch["target_mapping"].masked_fill(gone[..., None], 0.0),
-        "labels": batch["labels"].masked_fill(gone, -100),
+        "target_mapping": batch["target_mapping"].masked_fill(is_removed[..., None], 0.0),
+        "labels": batch["labels"].masked_fill(is_removed, -100),
     }
 
 
 def compact(batch: Batch) -> Batch:
-    """The same batch in our form."""
+    """The same batch with `permutation_order` and `target_positions`."""
     mapping = batch["target_mapping"]
     present = mapping.any(-1)
     positions = mapping.argmax(-1).masked_fill(~present, -1)
-    hidden_from = batch["perm_mask"].sum(1).long()  # how many rows do not see a position: more, the higher its rank
+    hidden_from = batch["perm_mask"].sum(1).long()  # number of positions that a key is hidden from grows with its rank
     order = torch.where(hidden_from > 0, hidden_from, -1)
-    own = {name: value for name, value in batch.items() if name not in ("perm_mask", "target_mapping")}
-    return own | {"permutation_order": order, "target_positions": positions}
+    inputs = {name: value for name, value in batch.items() if name not in ("perm_mask", "target_mapping")}
+    return inputs | {"permutation_order": order, "target_positions": positions}
 
 
-def targets_of(batch: Batch) -> Tensor:
+def is_target(batch: Batch) -> Tensor:
     return batch["target_mapping"].any(-1)
 
 
-@pytest.mark.parametrize("form", [dict, compact], ids=["reference form", "compact form"])
+@pytest.mark.parametrize("form", [dict, compact], ids=["transformers form", "compact form"])
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_segments(seed: int, attention: str, form: Any, tmp_path: Path) -> None:
-    """Three segments, each with the memory of those before; the last one is padded."""
-    reference, ours = pair(CASE, seed, tmp_path, **OPTIONS[seed])
-    ours.set_attn_implementation(attention)
-    memory = own_memory = None
+    """Three segments, each with the memory of the segments before it; the last one is padded."""
+    reference, model = pair(CASE, seed, tmp_path, **OPTIONS[seed])
+    model.set_attn_implementation(attention)
+    reference_memory = memory = None
     for number in range(3):
         batch = random_batch(10 * seed + number, length=8 + number)
         if number == 2:
             batch = with_padding(batch, ("left", "right")[seed % 2])
         inputs = {name: value for name, value in batch.items() if name != "labels"}
-        expected = reference(**inputs, mems=memory, use_mems=True, output_hidden_states=True)
-        own_inputs = {name: value for name, value in form(batch).items() if name != "labels"}
-        got = ours(**own_inputs, mems=own_memory, use_mems=True, output_hidden_states=True)
-        assert_close(got.logits[targets_of(batch)], expected.logits[targets_of(batch)], f"segment {number}")
-        rows = batch.get("attention_mask", torch.ones_like(batch["input_ids"])).bool()
-        for one, other in zip(got.hidden_states, expected.hidden_states, strict=True):
-            where = rows if one.shape[1] == rows.shape[1] else targets_of(batch)
-            assert_close(one[where], other[where], f"hidden states of segment {number}")
+        expected = reference(**inputs, mems=reference_memory, use_mems=True, output_hidden_states=True)
+        inputs = {name: value for name, value in form(batch).items() if name != "labels"}
+        outputs = model(**inputs, mems=memory, use_mems=True, output_hidden_states=True)
+        assert_close(outputs.logits[is_target(batch)], expected.logits[is_target(batch)], f"segment {number}")
+        is_token = batch.get("attention_mask", torch.ones_like(batch["input_ids"])).bool()
+        for states, expected_states in zip(outputs.hidden_states, expected.hidden_states, strict=True):
+            selected = is_token if states.shape[1] == is_token.shape[1] else is_target(batch)
+            assert_close(states[selected], expected_states[selected], f"hidden states of segment {number}")
         if number < 2:
-            for one, other in zip(got.mems, expected.mems, strict=True):
-                assert_close(one, other.transpose(0, 1), f"memory of segment {number}")
-        memory, own_memory = expected.mems, got.mems
+            for states, expected_states in zip(outputs.mems, expected.mems, strict=True):
+                assert_close(states, expected_states.transpose(0, 1), f"memory of segment {number}")
+        reference_memory, memory = expected.mems, outputs.mems
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_losses_and_gradients(seed: int, tmp_path: Path) -> None:
-    """With memory; compared as gradients of the reference's parameters, by exporting ours."""
-    reference, ours = pair(CASE, seed, tmp_path / "reference", **OPTIONS[seed])
+    """With memory; the gradients are exported to the layout of transformers to compare them."""
+    reference, model = pair(CASE, seed, tmp_path / "reference", **OPTIONS[seed])
     batch = with_padding(random_batch(seed), ("left", "right")[seed % 2])
-    draw = np.random.default_rng(seed)
-    length = int(draw.integers(0, 9))
+    length = int(np.random.default_rng(seed).integers(0, 9))
     memory = [torch.randn(length, 4, reference.config.d_model) for _ in range(reference.config.n_layer)]
     expected = reference(**batch, mems=memory).loss
-    got = ours(**compact(batch), mems=[layer.transpose(0, 1) for layer in memory]).loss
-    assert_close(got, expected, "loss")
+    loss = model(**compact(batch), mems=[layer.transpose(0, 1) for layer in memory]).loss
+    assert_close(loss, expected, "loss")
     expected.backward()
-    got.backward()
+    loss.backward()
     with torch.no_grad():
-        for parameter in ours.parameters():
+        for parameter in model.parameters():
             parameter.copy_(parameter.grad)
-    ours.export_reference(tmp_path / "gradients")
+    model.export_reference(tmp_path / "gradients")
     exported = CASE.reference_class.from_pretrained(tmp_path / "gradients")
     for (name, gradient), parameter in zip(exported.named_parameters(), reference.parameters(), strict=True):
         assert_close(gradient, parameter.grad, f"gradient of {name}")
 
 
 def test_attention_weights(tmp_path: Path) -> None:
-    """Of both streams; the reference gives those of the query stream for every position."""
-    reference, ours = pair(CASE, 1, tmp_path)
-    ours.set_attn_implementation("eager")
+    """Of both streams; transformers returns the query stream for all positions."""
+    reference, model = pair(CASE, 1, tmp_path)
+    model.set_attn_implementation("eager")
     batch = random_batch(1)
     columns = batch["target_mapping"].argmax(-1)
     expected = reference(**batch, output_attentions=True).attentions
-    got = ours(**batch, output_hidden_states=True, output_attentions=True).attentions
-    for (content, query), (other_content, other_query) in zip(got, expected, strict=True):
-        assert_close(content, other_content)
-        places = columns[:, None, :, None].expand(-1, query.shape[1], -1, query.shape[3])
-        assert_close(query, other_query.gather(2, places))
+    attentions = model(**batch, output_hidden_states=True, output_attentions=True).attentions
+    for (content, query), (expected_content, expected_query) in zip(attentions, expected, strict=True):
+        assert_close(content, expected_content)
+        indices = columns[:, None, :, None].expand(-1, query.shape[1], -1, query.shape[3])
+        assert_close(query, expected_query.gather(2, indices))
 
 
 @pytest.mark.parametrize("same_length", [False, True])
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_causal_segments(attention: str, same_length: bool, tmp_path: Path) -> None:
-    """Without a mask: the reference fails on one in this mode."""
+    """Without a mask, with which transformers fails in this mode."""
     case = Case(FAMILIES["xlnet"], "AutoModel")
-    reference, ours = pair(case, 2, tmp_path, attn_type="uni", same_length=same_length, mem_len=8)
-    ours.set_attn_implementation(attention)
-    memory = own_memory = None
+    reference, model = pair(case, 2, tmp_path, attn_type="uni", same_length=same_length, mem_len=8)
+    model.set_attn_implementation(attention)
+    reference_memory = memory = None
     for number in range(3):
         words = torch.randint(5, 61, (3, 5 + number), generator=torch.Generator().manual_seed(number))
-        expected, got = reference(words, mems=memory), ours(words, mems=own_memory)
-        assert_close(got.last_hidden_state, expected.last_hidden_state, f"segment {number}")
-        for one, other in zip(got.mems, expected.mems, strict=True):
-            assert_close(one, other.transpose(0, 1), f"memory of segment {number}")
-        memory, own_memory = expected.mems, got.mems
+        expected, outputs = reference(words, mems=reference_memory), model(words, mems=memory)
+        assert_close(outputs.last_hidden_state, expected.last_hidden_state, f"segment {number}")
+        for states, expected_states in zip(outputs.mems, expected.mems, strict=True):
+            assert_close(states, expected_states.transpose(0, 1), f"memory of segment {number}")
+        reference_memory, memory = expected.mems, outputs.mems
 
 
-@pytest.mark.parametrize("kind", ["last", "first", "mean", "cls_index"])
+@pytest.mark.parametrize("summary_type", ["last", "first", "mean", "cls_index"])
 @pytest.mark.parametrize("options", [{}, {"summary_use_proj": False}, {"summary_activation": "gelu"}])
-def test_summaries(kind: str, options: dict[str, Any], tmp_path: Path) -> None:
+def test_summaries(summary_type: str, options: dict[str, Any], tmp_path: Path) -> None:
     case = Case(FAMILIES["xlnet"], "AutoModelForSequenceClassification")
-    reference, ours = pair(case, 3, tmp_path, summary_type=kind, **options)
+    reference, model = pair(case, 3, tmp_path, summary_type=summary_type, **options)
     words = torch.randint(5, 61, (3, 7), generator=torch.Generator().manual_seed(0))
-    assert_close(ours(words).logits, reference(words).logits)
+    assert_close(model(words).logits, reference(words).logits)
