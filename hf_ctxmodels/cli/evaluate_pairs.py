@@ -16,7 +16,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.data.text_files import read_lines
 from hf_ctxmodels.downstream.loading_with_adapters import load_model_with_adapters
-from hf_ctxmodels.evaluation import MinimalPair, PairResult, evaluate_pairs, read_pairs, total, unigram_scorer
+from hf_ctxmodels.evaluation import MinimalPair, PairResult, evaluate_pairs, read_pairs, total_result, unigram_scorer
 from hf_ctxmodels.inference import score
 from hf_ctxmodels.registry import get_family
 from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model
@@ -55,7 +55,7 @@ def language_model_class(config: PreTrainedConfig) -> str:
 def result_lines(found: dict[str, PairResult], unigrams: dict[str, PairResult]) -> list[str]:
     """What is printed: a line for each phenomenon, and one for all."""
     rows = [(name, found[name], unigrams[name]) for name in found]
-    rows.append(("all", total(found.values()), total(unigrams.values())))
+    rows.append(("all", total_result(found.values()), total_result(unigrams.values())))
     return [
         f"{name:<36} accuracy {own.accuracy:.4f}  unigram {base.accuracy:.4f}  "
         f"difference {own.accuracy - base.accuracy:+.4f}  {own.pairs} pairs"

@@ -41,7 +41,7 @@ def convert(arguments: VectorConversionArguments, family: str, **fields: Any) ->
     kept = [place for place, word in enumerate(found.words) if word not in SPECIAL_TOKENS]
     words = [found.words[place] for place in kept]
     marks = {name: fields.pop(name) for name in ("bos_token", "eos_token") if name in fields}
-    marks = {name: word for name, word in marks.items() if word in found.places}
+    marks = {name: word for name, word in marks.items() if word in found.word_to_index}
     model = model_on_vectors(
         row.models["AutoModel"], read_state_dict(arguments.weights), found.matrix[kept], arguments.weights, **fields
     )

@@ -43,7 +43,7 @@ class WordVectors:
     lower_case: bool = False
 
     def __post_init__(self) -> None:
-        self.places = {word: place for place, word in enumerate(self.words)}
+        self.word_to_index = {word: index for index, word in enumerate(self.words)}
         if self.matrix.ndim != 2 or len(self.words) != len(self.matrix):
             raise CtxError(f"{len(self.words)} words, but a matrix of shape {self.matrix.shape}.")
         check_unique_words(self.words)
@@ -87,8 +87,8 @@ class WordVectors:
             table[: len(SPECIAL_TOKENS)] = 0
             table[len(SPECIAL_TOKENS) :] = torch.from_numpy(np.ascontiguousarray(self.matrix[kept]))
             for number, token in enumerate(SPECIAL_TOKENS):
-                if token in self.places and number != tokenizer.pad_token_id:
-                    table[number] = torch.from_numpy(self.matrix[self.places[token]])
+                if token in self.word_to_index and number != tokenizer.pad_token_id:
+                    table[number] = torch.from_numpy(self.matrix[self.word_to_index[token]])
         return model, tokenizer
 
     @classmethod

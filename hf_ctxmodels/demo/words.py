@@ -54,7 +54,7 @@ def show_words(screen: Screen, shop: Workshop, epochs: int) -> None:
     show_ratings(screen, space, AutoTokenizer.from_pretrained(model))
     chosen = {word: group for group, words in MAP.items() for word in words if word in space}
     if len(chosen) > 2:
-        places = [space.place(word) for word in chosen]
+        places = [space.index(word) for word in chosen]
         title = "word2vec on 440,000 words: the two main directions of 30 words"
         draw_word_map(space.unit[places].numpy(), list(chosen), list(chosen.values()), title, shop.folder / PICTURE)
 

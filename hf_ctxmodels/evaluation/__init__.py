@@ -1,13 +1,15 @@
-"""Evaluation of the vectors of words and sentences."""
+"""Evaluation: perplexity, minimal pairs, word vectors and sentence vectors."""
 
 from hf_ctxmodels.evaluation.minimal_pairs import (
     MinimalPair,
     PairResult,
     evaluate_pairs,
     read_pairs,
-    total,
+    total_result,
     unigram_scorer,
 )
+from hf_ctxmodels.evaluation.perplexity import Perplexity, measure_perplexity
+from hf_ctxmodels.evaluation.scoring import TextScore, score
 from hf_ctxmodels.evaluation.sentence_tests import (
     Criterion,
     Encode,
@@ -35,21 +37,25 @@ __all__ = [
     "Encode",
     "MinimalPair",
     "PairResult",
+    "Perplexity",
     "Probe",
     "SentenceSimilarity",
     "SimilarityResult",
+    "TextScore",
     "WordSpace",
     "classification",
     "evaluate_analogies",
     "evaluate_pairs",
     "evaluate_similarity",
+    "measure_perplexity",
     "probe",
     "read_analogies",
     "read_pairs",
     "read_similarities",
     "relatedness",
     "retrieval",
+    "score",
     "similarity",
-    "total",
+    "total_result",
     "unigram_scorer",
 ]

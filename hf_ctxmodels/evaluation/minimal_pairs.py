@@ -1,4 +1,4 @@
-"""Minimal pairs: does a model hold the acceptable sentence to be likelier than one that differs in one point?"""
+"""Minimal pairs: whether a language model prefers the acceptable sentence of a pair."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -13,11 +13,11 @@ from hf_ctxmodels.core.json_parsing import parse_json
 from hf_ctxmodels.data.text_files import read_lines
 
 Scorer = Callable[[Sequence[str]], Sequence[float]]
-"""Texts -> a number for each, higher for likelier ones."""
+"""Function from sentences to scores; a higher score means a more probable sentence."""
 
 
 class MinimalPair(NamedTuple):
-    """An acceptable sentence, one that is not, and the phenomenon that makes the difference."""
+    """An acceptable sentence, an unacceptable one, and the linguistic phenomenon in which they differ."""
 
     good: str
     bad: str
@@ -25,66 +25,69 @@ class MinimalPair(NamedTuple):
 
 
 class PairResult(NamedTuple):
-    """Pairs whose acceptable sentence has the higher score, a tie counting half; and all pairs."""
+    """Number of pairs whose acceptable sentence has the higher score (a tie counts 0.5), and of all pairs."""
 
-    right: float
+    correct: float
     pairs: int
 
     @property
     def accuracy(self) -> float:
-        """The share of right pairs; 0.5 by chance."""
-        return self.right / self.pairs
+        """Fraction of correct pairs; 0.5 by chance."""
+        return self.correct / self.pairs
 
 
 def read_pairs(path: str | Path) -> list[MinimalPair]:
-    """Pairs of a file of JSON lines with `sentence_good`, `sentence_bad` and `linguistics_term`, as in BLiMP
-    (Warstadt et al. 2020, arXiv 1912.00582). Without a term the file's name is the phenomenon.
+    """Read pairs in the format of BLiMP (Warstadt et al. 2020, arXiv 1912.00582): JSON lines with `sentence_good`,
+    `sentence_bad` and `linguistics_term`. The file's name is the phenomenon of pairs without a term.
 
     Raises:
-        CtxError: The file cannot be read, holds no pair, or a line is no such object.
+        CtxError: The file cannot be read, has no pair, or a line is not such an object.
     """
-    name = Path(path).name.partition(".")[0]
+    default_phenomenon = Path(path).name.partition(".")[0]
     pairs = []
-    for number, line in enumerate(read_lines(Path(path)), start=1):
-        location = f"{path}, line {number}"
-        found: Any = parse_json(line, location=location)
-        sentences = [found.get(key) for key in ("sentence_good", "sentence_bad")] if isinstance(found, dict) else [None]
-        if not all(isinstance(each, str) and each.strip() for each in sentences):
+    for line_number, line in enumerate(read_lines(Path(path)), start=1):
+        location = f"{path}, line {line_number}"
+        record: Any = parse_json(line, location=location)
+        sentences = [record.get(key) if isinstance(record, dict) else None for key in ("sentence_good", "sentence_bad")]
+        if not all(isinstance(sentence, str) and sentence.strip() for sentence in sentences):
             raise CtxError(
-                "Not an object with the texts sentence_good and sentence_bad.",
+                "Expected an object with the strings sentence_good and sentence_bad.",
                 location=location,
-                hint="give files in the format of BLiMP.",
+                hint="use files in the format of BLiMP.",
             )
         good, bad = map(str, sentences)
-        pairs.append(MinimalPair(good, bad, str(found.get("linguistics_term") or name)))
+        pairs.append(MinimalPair(good, bad, str(record.get("linguistics_term") or default_phenomenon)))
     if not pairs:
-        raise CtxError("No pair in the file.", location=str(path), hint="give files in the format of BLiMP.")
+        raise CtxError("The file has no pairs.", location=str(path), hint="use files in the format of BLiMP.")
     return pairs
 
 
 def evaluate_pairs(pairs: Sequence[MinimalPair], scorer: Scorer) -> dict[str, PairResult]:
-    """The results of every phenomenon, by the alphabet."""
-    goods, bads = scorer([pair.good for pair in pairs]), scorer([pair.bad for pair in pairs])
+    """Result of every phenomenon, in alphabetical order."""
+    good_scores, bad_scores = scorer([pair.good for pair in pairs]), scorer([pair.bad for pair in pairs])
     results = {name: PairResult(0.0, 0) for name in sorted({pair.phenomenon for pair in pairs})}
-    for pair, good, bad in zip(pairs, goods, bads, strict=True):
-        right, number = results[pair.phenomenon]
-        results[pair.phenomenon] = PairResult(right + (good > bad) + 0.5 * (good == bad), number + 1)
+    for pair, good, bad in zip(pairs, good_scores, bad_scores, strict=True):
+        correct, count = results[pair.phenomenon]
+        results[pair.phenomenon] = PairResult(correct + (good > bad) + 0.5 * (good == bad), count + 1)
     return results
 
 
-def total(results: Iterable[PairResult]) -> PairResult:
-    """All phenomena together."""
-    rows = list(results)
-    return PairResult(sum(each.right for each in rows), sum(each.pairs for each in rows))
+def total_result(results: Iterable[PairResult]) -> PairResult:
+    """Result over all phenomena."""
+    results = list(results)
+    return PairResult(sum(result.correct for result in results), sum(result.pairs for result in results))
 
 
 def unigram_scorer(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> Scorer:
-    """The sum of the log-frequencies of a text's tokens in `texts`, each counted once more than it occurs: what can be
-    told without their order."""
+    """Baseline that ignores word order: the log-probability of a sentence under a unigram model with add-one smoothing
+    of the tokens of `texts`."""
     counts = Counter(token for text in texts for token in tokenizer.tokenize(text))
-    whole = sum(counts.values()) + len(tokenizer)
+    normalizer = counts.total() + len(tokenizer)
 
-    def scores(sentences: Sequence[str]) -> list[float]:
-        return [sum(log((counts[token] + 1) / whole) for token in tokenizer.tokenize(each)) for each in sentences]
+    def score_sentences(sentences: Sequence[str]) -> list[float]:
+        return [
+            sum(log((counts[token] + 1) / normalizer) for token in tokenizer.tokenize(sentence))
+            for sentence in sentences
+        ]
 
-    return scores
+    return score_sentences

@@ -1,4 +1,4 @@
-"""Log-probabilities of texts, by language models of every kind."""
+"""Log-probabilities of texts under causal, masked, permutation and bidirectional language models."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
@@ -13,17 +13,18 @@ from hf_ctxmodels import heads
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model_modes import evaluation_mode
-from hf_ctxmodels.evaluation.next_token_loss import predicts_in_any_order
+from hf_ctxmodels.evaluation.next_token_loss import is_permutation_lm
 
-Row = dict[str, Any]
+Sequences = list[dict[str, Any]]
+"""Encoded sequences: the tokenizer's outputs, and `targets` or the `position` of a single target."""
 
 
 class TextScore(NamedTuple):
-    """The score of a text.
+    """Score of a text.
 
     Attributes:
-        log_probability: The sum of the log-probabilities of its predictions, in nats.
-        predictions: Their number.
+        log_probability: Sum of the log-probabilities of the predictions, in nats.
+        predictions: Number of predictions.
     """
 
     log_probability: float
@@ -33,78 +34,80 @@ class TextScore(NamedTuple):
 def score(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], *, batch_size: int = 32
 ) -> list[TextScore]:
-    """Score every text by itself: the higher, the more likely the model holds it to be.
+    """Score texts independently of each other; a higher score means a more probable text.
 
-    - Causal language models: the log-likelihood, each token given those before it (after it, for a backward model).
-    - Masked language models and ELECTRA's generator: the pseudo-log-likelihood (Salazar et al. 2020, arXiv 1910.14659),
-      each token given all others, masked one at a time.
-    - XLNet: the pseudo-log-likelihood without a mask token; each token is the only target of an order in which all
-      others come before it.
-    - ELMo: the sum of both directions' log-likelihoods.
+    - Causal language models: log-likelihood, each token given its left context (right context for a backward model).
+    - Masked language models and ELECTRA's generator: pseudo-log-likelihood (Salazar et al. 2020, arXiv 1910.14659),
+      each token given all other tokens, one mask at a time.
+    - XLNet: pseudo-log-likelihood without a mask token; each token is the only target of a factorization order in
+      which all other tokens precede it.
+    - ELMo: sum of the log-likelihoods of both directions.
 
-    Special tokens are no predictions of a pseudo-log-likelihood. A log-likelihood has every prediction that training
-    has: the end of a text where the tokenizer marks it, and the first word after a token that begins it (or ends the
-    text before). Scores of different kinds, or of different vocabularies, cannot be compared with each other.
+    A pseudo-log-likelihood does not predict special tokens. A log-likelihood includes all predictions of training: the
+    end-of-text token if the tokenizer adds one, and the first token after a start token (or the end of the previous
+    text). Scores of different kinds of models or different vocabularies are not comparable.
 
-    XLNet's plain forward gives no left-to-right score: without targets its rows see the whole text, themselves too.
+    XLNet's forward without targets gives no left-to-right score: its content stream attends to the whole text.
 
     Args:
-        model: A model with a language modelling head; its mode is restored.
-        tokenizer: Its tokenizer.
+        model: A model with a language modeling head; its training mode is restored.
+        tokenizer: The model's tokenizer.
         texts: The texts.
-        batch_size: Rows per batch; a pseudo-log-likelihood has a row for every token.
+        batch_size: Sequences per batch; a pseudo-log-likelihood needs a sequence for every token.
 
     Raises:
-        CtxError: The model has no such head, or a text has no token.
+        CtxError: The model has no language modeling head, or a text has no token.
     """
-    scorer = _scorer(model, tokenizer)
-    rows: list[tuple[int, Row]] = []
-    for number, text in enumerate(texts):
-        own = list(scorer.rows(text))
-        if not own:
-            raise CtxError(f"Text {number} (counted from 0) has no token: {text!r}.", hint="leave it out.")
-        rows.extend((number, row) for row in own)
-    rows.sort(key=lambda row: len(row[1]["input_ids"]))
-    totals, counts = [0.0] * len(texts), [0] * len(texts)
+    scorer = _make_scorer(model, tokenizer)
+    sequences: list[tuple[int, dict[str, Any]]] = []
+    for index, text in enumerate(texts):
+        text_sequences = list(scorer.encode(text))
+        if not text_sequences:
+            raise CtxError(f"Text {index} has no token: {text!r}.", hint="remove the text.")
+        sequences.extend((index, sequence) for sequence in text_sequences)
+    sequences.sort(key=lambda item: len(item[1]["input_ids"]))
+    log_probabilities, counts = [0.0] * len(texts), [0] * len(texts)
     with evaluation_mode(model):
-        for first in range(0, len(rows), batch_size):
-            numbers, batch = zip(*rows[first : first + batch_size], strict=True)
-            for number, total, count in zip(numbers, *scorer.run(list(batch)), strict=True):
-                totals[number] += total
-                counts[number] += count
-    return [TextScore(*each) for each in zip(totals, counts, strict=True)]
+        for first in range(0, len(sequences), batch_size):
+            indices, batch = zip(*sequences[first : first + batch_size], strict=True)
+            for index, log_probability, count in zip(indices, *scorer.score_batch(list(batch)), strict=True):
+                log_probabilities[index] += log_probability
+                counts[index] += count
+    return [TextScore(*values) for values in zip(log_probabilities, counts, strict=True)]
 
 
 class _Scorer(ABC):
-    """How a kind of model scores."""
+    """Scoring with one kind of language model."""
 
     def __init__(self, model: Any, tokenizer: PreTrainedTokenizerBase) -> None:
         self.model, self.tokenizer = model, tokenizer
 
     @abstractmethod
-    def rows(self, text: str) -> Iterable[Row]:
-        """The rows to compute: `input_ids` and others of the tokenizer; and `targets`, or a `position`."""
+    def encode(self, text: str) -> Iterable[dict[str, Any]]:
+        """The sequences to compute for a text, see `Sequences`."""
 
     @abstractmethod
-    def run(self, rows: list[Row]) -> tuple[list[float], list[int]]:
-        """The sums of the log-probabilities of rows, and the numbers of predictions."""
+    def score_batch(self, sequences: Sequences) -> tuple[list[float], list[int]]:
+        """Summed log-probabilities of the sequences, and numbers of predictions."""
 
-    def batch(self, rows: list[Row]) -> dict[str, Tensor]:
-        """What the tokenizer made of rows, padded."""
-        names = [name for name in self.tokenizer.model_input_names if name in rows[0]]
-        padded = self.tokenizer.pad([{name: row[name] for name in names} for row in rows], return_tensors="pt")
+    def pad_inputs(self, sequences: Sequences) -> dict[str, Tensor]:
+        """The tokenizer's outputs, padded to (batch, length)."""
+        names = [name for name in self.tokenizer.model_input_names if name in sequences[0]]
+        features = [{name: sequence[name] for name in names} for sequence in sequences]
+        padded = self.tokenizer.pad(features, return_tensors="pt")
         return {name: padded[name].to(self.model.device) for name in names}
 
-    def padded(self, rows: list[Row], like: Tensor) -> Tensor:
-        """(batch, length, ...) `targets` of rows where their tokens are in `like`, (batch, length); else -100."""
-        sample = torch.tensor(rows[0]["targets"])
-        targets = sample.new_full((*like.shape, *sample.shape[1:]), IGNORE_INDEX).to(like.device)
-        targets[like != 0] = torch.cat([torch.tensor(row["targets"]) for row in rows]).to(like.device)
+    def pad_targets(self, sequences: Sequences, attention_mask: Tensor) -> Tensor:
+        """(batch, length, ...) targets at the tokens of `attention_mask` (batch, length), -100 at padding."""
+        sample = torch.tensor(sequences[0]["targets"])
+        targets = sample.new_full((*attention_mask.shape, *sample.shape[1:]), IGNORE_INDEX).to(attention_mask.device)
+        values = torch.cat([torch.tensor(sequence["targets"]) for sequence in sequences])
+        targets[attention_mask != 0] = values.to(attention_mask.device)
         return targets
 
 
-def _sums(logits: Tensor, targets: Tensor) -> tuple[list[float], list[int]]:
-    """(batch, ..., vocabulary) logits, (batch, ...) targets -> sums of log-probabilities, and numbers, of rows."""
+def _sum_log_probabilities(logits: Tensor, targets: Tensor) -> tuple[list[float], list[int]]:
+    """(batch, ..., vocabulary) logits, (batch, ...) targets -> per sequence, the sum and the number of targets."""
     losses = F.cross_entropy(
         logits.flatten(0, -2).float(), targets.flatten(), ignore_index=IGNORE_INDEX, reduction="none"
     )
@@ -112,91 +115,87 @@ def _sums(logits: Tensor, targets: Tensor) -> tuple[list[float], list[int]]:
     return sums.tolist(), (targets != IGNORE_INDEX).flatten(1).sum(1).tolist()
 
 
-class _Causal(_Scorer):
-    """Every token from those before it."""
+class _CausalScorer(_Scorer):
+    """Predicts every token from its left context."""
 
-    def rows(self, text: str) -> Iterable[Row]:
+    def encode(self, text: str) -> Iterable[dict[str, Any]]:
         ids = list(self.tokenizer(text, verbose=False)["input_ids"])
-        ends = self.tokenizer.eos_token_id
-        if ids and ids[0] not in self.tokenizer.all_special_ids and ends is not None and not self.model.is_backward:
-            ids = [ends, *ids]  # as where one text follows another
+        eos_id = self.tokenizer.eos_token_id
+        if ids and ids[0] not in self.tokenizer.all_special_ids and eos_id is not None and not self.model.is_backward:
+            ids = [eos_id, *ids]  # the separator between two texts in training
         return [{"input_ids": ids, "attention_mask": [1] * len(ids), "targets": ids}] if len(ids) > 1 else []
 
-    def run(self, rows: list[Row]) -> tuple[list[float], list[int]]:
-        batch = self.batch(rows)
-        mask = batch["attention_mask"]
-        labels = self.padded(rows, mask)
-        targets = heads.next_token_targets(labels, labels.shape[1], mask, None, self.model.is_backward)
-        return _sums(self.model(**batch).logits, targets)
+    def score_batch(self, sequences: Sequences) -> tuple[list[float], list[int]]:
+        inputs = self.pad_inputs(sequences)
+        attention_mask = inputs["attention_mask"]
+        labels = self.pad_targets(sequences, attention_mask)
+        targets = heads.next_token_targets(labels, labels.shape[1], attention_mask, None, self.model.is_backward)
+        return _sum_log_probabilities(self.model(**inputs).logits, targets)
 
 
-class _Masked(_Scorer):
-    """Every token from all others, by a mask token in its place."""
+class _MaskedScorer(_Scorer):
+    """Predicts every token from all other tokens, with a mask token at its position."""
 
-    def rows(self, text: str) -> Iterable[Row]:
+    def encode(self, text: str) -> Iterable[dict[str, Any]]:
         encoded = self.tokenizer(text, return_special_tokens_mask=True, verbose=False)
-        plain = {name: encoded[name] for name in self.tokenizer.model_input_names if name in encoded}
-        special = encoded["special_tokens_mask"]
-        return [{**plain, "position": place} for place, is_special in enumerate(special) if not is_special]
+        inputs = {name: encoded[name] for name in self.tokenizer.model_input_names if name in encoded}
+        special_tokens = encoded["special_tokens_mask"]
+        return [{**inputs, "position": index} for index, is_special in enumerate(special_tokens) if not is_special]
 
-    def places(self, rows: list[Row], batch: dict[str, Tensor]) -> Tensor:
-        """(batch,) columns of the rows' positions in the padded batch."""
-        first = batch["attention_mask"].int().argmax(1)
-        return first + torch.tensor([row["position"] for row in rows], device=first.device)
+    def score_batch(self, sequences: Sequences) -> tuple[list[float], list[int]]:
+        inputs = self.pad_inputs(sequences)
+        first_tokens = inputs["attention_mask"].int().argmax(1)
+        positions = torch.tensor([sequence["position"] for sequence in sequences], device=first_tokens.device)
+        columns = (first_tokens + positions)[:, None]
+        return _sum_log_probabilities(self.target_logits(inputs, columns), inputs["input_ids"].gather(1, columns))
 
-    def run(self, rows: list[Row]) -> tuple[list[float], list[int]]:
-        batch = self.batch(rows)
-        places = self.places(rows, batch)[:, None]
-        targets = batch["input_ids"].gather(1, places)
-        return _sums(self.logits(batch, places), targets)
-
-    def logits(self, batch: dict[str, Tensor], places: Tensor) -> Tensor:
-        """(batch, 1, vocabulary) of the tokens at (batch, 1) columns."""
-        ids = batch["input_ids"].scatter(1, places, self.tokenizer.mask_token_id)
-        output_mask = torch.zeros_like(ids, dtype=torch.bool).scatter(1, places, True)
-        states = self.model.encode(**{**batch, "input_ids": ids}, output_mask=output_mask).last_hidden_state
+    def target_logits(self, inputs: dict[str, Tensor], columns: Tensor) -> Tensor:
+        """(batch, 1, vocabulary) logits of the tokens at (batch, 1) columns."""
+        input_ids = inputs["input_ids"].scatter(1, columns, self.tokenizer.mask_token_id)
+        output_mask = torch.zeros_like(input_ids, dtype=torch.bool).scatter(1, columns, True)
+        states = self.model.encode(**{**inputs, "input_ids": input_ids}, output_mask=output_mask).last_hidden_state
         return self.model.mlm_head(states, self.model.invertible_adapters)[:, None]
 
 
-class _Permuted(_Masked):
-    """Every token from all others, as the target that comes last in the order."""
+class _PermutationScorer(_MaskedScorer):
+    """Predicts every token from all other tokens, as the last one in the factorization order."""
 
-    def logits(self, batch: dict[str, Tensor], places: Tensor) -> Tensor:
-        """(batch, 1, vocabulary) of the tokens at (batch, 1) columns."""
-        order = torch.full_like(batch["input_ids"], -1).scatter(1, places, 0)
-        return self.model(**batch, permutation_order=order, target_positions=places).logits
+    def target_logits(self, inputs: dict[str, Tensor], columns: Tensor) -> Tensor:
+        """(batch, 1, vocabulary) logits of the tokens at (batch, 1) columns."""
+        order = torch.full_like(inputs["input_ids"], -1).scatter(1, columns, 0)
+        return self.model(**inputs, permutation_order=order, target_positions=columns).logits
 
 
-class _BothWays(_Scorer):
-    """Every word from those before it, and from those after it; words are read as characters."""
+class _BidirectionalScorer(_Scorer):
+    """Predicts every word from its left context and from its right context; the input consists of characters."""
 
-    def rows(self, text: str) -> Iterable[Row]:
+    def encode(self, text: str) -> Iterable[dict[str, Any]]:
         tokenizer: Any = self.tokenizer
-        [(numbers, _)] = tokenizer.vocabulary_ids([text])
-        ids = [IGNORE_INDEX, *numbers.tolist(), IGNORE_INDEX]
-        if len(numbers) <= tokenizer.num_special_tokens_to_add():
+        [(word_ids, _)] = tokenizer.vocabulary_ids([text])
+        if len(word_ids) <= tokenizer.num_special_tokens_to_add():
             return []
-        neighbours = list(zip(ids[2:], ids[:-2], strict=True))
+        padded = [IGNORE_INDEX, *word_ids.tolist(), IGNORE_INDEX]
+        targets = list(zip(padded[2:], padded[:-2], strict=True))  # the next and the previous word
         encoded = tokenizer(text, verbose=False)
-        return [{**{name: encoded[name] for name in tokenizer.model_input_names}, "targets": neighbours}]
+        return [{**{name: encoded[name] for name in tokenizer.model_input_names}, "targets": targets}]
 
-    def run(self, rows: list[Row]) -> tuple[list[float], list[int]]:
-        batch = self.batch(rows)
-        return _sums(self.model(**batch).logits, self.padded(rows, batch["attention_mask"]))
+    def score_batch(self, sequences: Sequences) -> tuple[list[float], list[int]]:
+        inputs = self.pad_inputs(sequences)
+        targets = self.pad_targets(sequences, inputs["attention_mask"])
+        return _sum_log_probabilities(self.model(**inputs).logits, targets)
 
 
-def _scorer(model: Any, tokenizer: PreTrainedTokenizerBase) -> _Scorer:
-    """By what the model is, or has: ELECTRA's pair has a generator."""
-    model = getattr(model, "generator", model)
+def _make_scorer(model: Any, tokenizer: PreTrainedTokenizerBase) -> _Scorer:
+    model = getattr(model, "generator", model)  # ELECTRA's pair
     if isinstance(model, heads.ForMaskedLM):
-        return _Masked(model, tokenizer)
+        return _MaskedScorer(model, tokenizer)
     if isinstance(model, heads.ForCausalLM):
-        return _Causal(model, tokenizer)
+        return _CausalScorer(model, tokenizer)
     if getattr(model, "label_axes", ()) and hasattr(tokenizer, "vocabulary_ids"):
-        return _BothWays(model, tokenizer)
-    if predicts_in_any_order(model):
-        return _Permuted(model, tokenizer)
+        return _BidirectionalScorer(model, tokenizer)
+    if is_permutation_lm(model):
+        return _PermutationScorer(model, tokenizer)
     raise CtxError(
-        f"{type(model).__name__} is no language model that scores texts.",
-        hint="open a checkpoint with AutoModelForCausalLM, AutoModelForMaskedLM or, of ELMo, AutoModelForPreTraining.",
+        f"{type(model).__name__} is not a language model that scores texts.",
+        hint="use AutoModelForCausalLM, AutoModelForMaskedLM or, for ELMo, AutoModelForPreTraining.",
     )

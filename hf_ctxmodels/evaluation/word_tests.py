@@ -1,4 +1,4 @@
-"""Word similarity and analogies as tests of word vectors, with the coverage of each test."""
+"""Word similarity and analogy tests of word vectors, with the coverage of the test."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,18 +12,19 @@ from hf_ctxmodels.data.text_files import read_lines
 from hf_ctxmodels.downstream.tasks.metrics import spearmanr
 from hf_ctxmodels.evaluation.word_relations import WordSpace
 
-Pair = tuple[str, str, float]
+RatedPair = tuple[str, str, float]
 Question = tuple[str, str, str, str]
-_Tests = TypeVar("_Tests", list[Pair], dict[str, list[tuple[str, str, str, str]]])
+_Tests = TypeVar("_Tests", list[RatedPair], dict[str, list[Question]])
 
 
 @dataclass(frozen=True)
 class SimilarityResult:
-    """Result of a test of word similarity.
+    """Result of a word similarity test.
 
     Attributes:
-        spearman: Rank correlation of cosines with human judgements over the covered pairs; NaN for fewer than two.
-        covered, pairs: Numbers of pairs whose words have vectors, and of all pairs.
+        spearman: Rank correlation of cosines with human ratings over the covered pairs; NaN for fewer than two.
+        covered: Number of pairs whose words have vectors.
+        pairs: Number of pairs.
     """
 
     spearman: float
@@ -33,10 +34,10 @@ class SimilarityResult:
 
 @dataclass(frozen=True)
 class AnalogyResult:
-    """Result of a test of analogies.
+    """Result of an analogy test.
 
     Attributes:
-        sections: Name -> numbers of correct answers, covered questions and all questions.
+        sections: Section -> numbers of correct answers, covered questions and all questions.
     """
 
     sections: Mapping[str, tuple[int, int, int]]
@@ -44,80 +45,83 @@ class AnalogyResult:
     @property
     def total(self) -> tuple[int, int, int]:
         """Numbers of correct answers, covered questions and all questions."""
-        right, covered, every = (sum(column) for column in zip(*self.sections.values()))
-        return right, covered, every
+        correct, covered, questions = (sum(column) for column in zip(*self.sections.values(), strict=True))
+        return correct, covered, questions
 
     @property
     def accuracy(self) -> float:
-        """Share of correct answers among the covered questions; NaN if none is covered."""
-        right, covered, _ = self.total
-        return right / covered if covered else float("nan")
+        """Fraction of correct answers among the covered questions; NaN if none is covered."""
+        correct, covered, _ = self.total
+        return correct / covered if covered else float("nan")
 
 
-def read_similarities(path: str | Path) -> list[Pair]:
-    """Pairs with a judgement: lines of two words and a number, separated by tabs, as in Faruqui & Dyer 2014.
+def read_similarities(path: str | Path) -> list[RatedPair]:
+    """Read tab-separated lines of two words and a rating (the format of Faruqui & Dyer 2014).
 
     Raises:
         CtxError: The file cannot be read.
     """
     pairs = []
-    for number, line in enumerate(read_lines(Path(path)), start=1):
-        parts = line.rstrip("\r\n").split("\t")
-        if len(parts) < 3 or not _is_number(parts[2]):
+    for line_number, line in enumerate(read_lines(Path(path)), start=1):
+        fields = line.rstrip("\r\n").split("\t")
+        if len(fields) < 3 or not _is_number(fields[2]):
             raise CtxError(
-                f"Not two words and a number, separated by tabs: {line.strip()!r}.",
-                location=f"{path}, line {number}",
+                f"Expected two words and a number, separated by tabs; got {line.strip()!r}.",
+                location=f"{path}, line {line_number}",
                 hint="correct the line, or remove the header.",
             )
-        pairs.append((parts[0], parts[1], float(parts[2])))
-    return _not_empty(pairs, path)
+        pairs.append((fields[0], fields[1], float(fields[2])))
+    return _require_tests(pairs, path)
 
 
 def read_analogies(path: str | Path) -> dict[str, list[Question]]:
-    """Section -> questions, from a file with `: section` lines and lines of four words (Mikolov et al. 2013a).
+    """Read a file with `: section` lines and lines of four words (Mikolov et al. 2013a).
 
     Raises:
         CtxError: The file cannot be read.
     """
     sections: dict[str, list[Question]] = {}
-    name = ""
-    for number, line in enumerate(read_lines(Path(path)), start=1):
-        parts = line.split()
-        if parts[:1] == [":"]:
-            name = " ".join(parts[1:])
-        elif len(parts) == 4:
-            sections.setdefault(name, []).append((parts[0], parts[1], parts[2], parts[3]))
-        elif parts:
+    section = ""
+    for line_number, line in enumerate(read_lines(Path(path)), start=1):
+        words = line.split()
+        if words[:1] == [":"]:
+            section = " ".join(words[1:])
+        elif len(words) == 4:
+            sections.setdefault(section, []).append((words[0], words[1], words[2], words[3]))
+        elif words:
             raise CtxError(
-                f"Neither four words nor `: section`: {line.strip()!r}.",
-                location=f"{path}, line {number}",
+                f"Expected four words or `: section`; got {line.strip()!r}.",
+                location=f"{path}, line {line_number}",
                 hint="correct the line.",
             )
-    return _not_empty(sections, path)
+    return _require_tests(sections, path)
 
 
-def evaluate_similarity(space: WordSpace, pairs: Sequence[Pair]) -> SimilarityResult:
-    """Spearman's rank correlation between cosines and judgements."""
+def evaluate_similarity(space: WordSpace, pairs: Sequence[RatedPair]) -> SimilarityResult:
+    """Spearman's rank correlation between cosines and ratings."""
     covered = [pair for pair in pairs if pair[0] in space and pair[1] in space]
     if len(covered) < 2:
         return SimilarityResult(float("nan"), len(covered), len(pairs))
     cosines = [space.similarity(first, second) for first, second, _ in covered]
-    result = spearmanr(predictions=cosines, references=[score for _, _, score in covered])
+    result = spearmanr(predictions=cosines, references=[rating for _, _, rating in covered])
     return SimilarityResult(result["spearmanr"], len(covered), len(pairs))
 
 
 def evaluate_analogies(space: WordSpace, sections: Mapping[str, Sequence[Question]]) -> AnalogyResult:
-    """Share of the questions a : b = c : ? whose best answer by 3CosAdd is the expected word.
+    """Accuracy of 3CosAdd on questions "a is to b as c is to ?".
 
-    A question is covered if its four words have vectors, and the expected one may be an answer.
+    A question is covered if its four words have vectors and the expected answer is one of `space.candidates`.
     """
     results = {}
     for name, questions in sections.items():
-        rows = [[space.place(word) for word in words] for words in questions if all(word in space for word in words)]
-        places = torch.tensor(rows, dtype=torch.long).view(-1, 4)
-        places = places[places[:, 3] < len(space.searched)]
-        right = int((space.solve(places[:, :3]) == places[:, 3].to(space.unit.device)).sum()) if len(places) else 0
-        results[name] = (right, len(places), len(questions))
+        rows = [[space.index(word) for word in question] for question in questions if all(w in space for w in question)]
+        indices = torch.tensor(rows, dtype=torch.long).view(-1, 4)
+        indices = indices[indices[:, 3] < len(space.candidates)]
+        correct = 0
+        if len(indices):
+            answers = space.solve_analogies(indices[:, :3])
+            correct = int((answers == indices[:, 3].to(answers.device)).sum())
+        results[name] = (correct, len(indices), len(questions))
     return AnalogyResult(results)
 
 
@@ -129,7 +133,7 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _not_empty(tests: _Tests, path: str | Path) -> _Tests:
+def _require_tests(tests: _Tests, path: str | Path) -> _Tests:
     if not tests:
         raise CtxError("The file has no tests.", location=str(path), hint="check the path.")
     return tests

@@ -8,7 +8,7 @@ import pytest
 from forked import run_forked
 from zoo import Case
 
-from hf_ctxmodels.evaluation import MinimalPair, PairResult, evaluate_pairs, read_pairs, total, unigram_scorer
+from hf_ctxmodels.evaluation import MinimalPair, PairResult, evaluate_pairs, read_pairs, total_result, unigram_scorer
 from hf_ctxmodels.inference import score
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.tokenizers.word_level import CtxWordTokenizer
@@ -35,7 +35,7 @@ def test_results() -> None:
     pairs = [MinimalPair("aa", "a", "x"), MinimalPair("a", "a", "x"), MinimalPair("a", "aa", "y")]
     found = evaluate_pairs(pairs, lambda texts: [len(text) for text in texts])
     assert found == {"x": PairResult(1.5, 2), "y": PairResult(0.0, 1)}
-    assert total(found.values()).accuracy == 0.5
+    assert total_result(found.values()).accuracy == 0.5
     tokenizer = CtxWordTokenizer.train(["a b c"], vocab_size=9, min_count=1)
     scores = unigram_scorer(tokenizer, ["a b", "a"])(["a", "b", "c", "a b", "b a"])
     assert scores[0] > scores[1] > scores[2] > -10

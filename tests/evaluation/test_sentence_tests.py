@@ -99,7 +99,7 @@ def test_probe_of_one_label_alone() -> None:
 
 def test_labels_that_training_has_not() -> None:
     features, _ = blobs(4)
-    with pytest.raises(CtxError, match="the test has 'z'"):
+    with pytest.raises(CtxError, match="'z'"):
         probe(features, ["x", "y", "x", "y"], features, ["x", "z", "x", "y"])
     with pytest.raises(CtxError, match=r"\['x'\]"):
         probe(features, ["x"] * 4, features, ["x"] * 4)
@@ -120,7 +120,7 @@ def test_similarity(tmp_path: Path) -> None:
     (tmp_path / "pairs.tsv").write_text("first\tsecond\tscore\na\tb\tmuch\n")
     with pytest.raises(CtxError, match=r"'much' is not a number[\s\S]*tsv:2"):
         similarity(letters, str(tmp_path / "pairs.tsv"), ["first", "second", "score"])
-    with pytest.raises(CtxError, match="2 columns"):
+    with pytest.raises(CtxError, match="got 2"):
         similarity(letters, str(tmp_path / "pairs.tsv"), ["first", "second"])
 
 
@@ -135,7 +135,7 @@ def test_classification_of_texts_and_pairs(tmp_path: Path) -> None:
     files = [str(tmp_path / name) for name in ("train.tsv", "test.tsv")]
     assert classification(letters, *files, ["one", "two", "equal"]).accuracy > 0.95
     assert classification(letters, *files, ["one", "has"]).accuracy > 0.9
-    with pytest.raises(CtxError, match="1 columns"):
+    with pytest.raises(CtxError, match="got 1"):
         classification(letters, *files, ["has"])
 
 

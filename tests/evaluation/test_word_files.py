@@ -48,7 +48,7 @@ def test_gensim_reads_and_writes_the_same(form: str, options: dict, tmp_path: Pa
         VECTORS.to_gensim().save_word2vec_format(tmp_path / "theirs", **options)
         ours = READERS[form](tmp_path / "theirs")
         assert sorted(ours.words) == sorted(VECTORS.words)
-        np.testing.assert_array_equal(ours.matrix[ours.places["Zürich"]], VECTORS.matrix[2])
+        np.testing.assert_array_equal(ours.matrix[ours.word_to_index["Zürich"]], VECTORS.matrix[2])
 
 
 def test_gensim_keeps_counts() -> None:

@@ -122,7 +122,7 @@ def test_what_cannot_be_measured(decoder: Pair) -> None:
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
     masked = CtxBertForMaskedLM(CtxBertConfig(vocab_size=30, **sizes))
     for message, given, options in (
-        ("gives no probability of each token", masked, {}),
+        ("left context", masked, {}),
         ("Windows of 17 tokens do not fit", model, {"max_length": 17}),
         ("A stride of 9 tokens does not fit", model, {"max_length": 8, "stride": 9}),
     ):
