@@ -14,7 +14,6 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_ids, check_source_mask, sequence_numbers
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.heads.seq2seq import as_model_output
-from hf_ctxmodels.layers.adapter_slots import InvertibleSlot
 from hf_ctxmodels.layers.pooling import token_mask
 
 
@@ -80,11 +79,6 @@ class EncoderDecoder(ResizesBothTables):
         self.encoder = self.stack_class(config)
         self.decoder = self.stack_class(config, is_decoder=True)
         self.post_init()
-
-    @property
-    def invertible_adapters(self) -> InvertibleSlot | None:
-        """Those of the encoder's embeddings, if any."""
-        return self.encoder.invertible
 
     def get_input_embeddings(self) -> nn.Module:
         """The encoder's table of words."""

@@ -265,8 +265,8 @@ class QueryForConditionalGeneration(heads.Seq2SeqHead):
     def summed_loss(self, states: Tensor, targets: Tensor) -> Tensor:
         """Summed cross-entropy in nats of (targets, hidden) states; in training of smoothed targets."""
         if not (self.training and self.config.label_smoothing):
-            return self.mlm_head.summed_loss(states, targets, self.invertible_adapters)
-        logits = self.mlm_head(states, self.invertible_adapters).float()
+            return self.mlm_head.summed_loss(states, targets)
+        logits = self.mlm_head(states).float()
         return F.cross_entropy(logits, targets, reduction="sum", label_smoothing=self.config.label_smoothing)
 
     def _predicted(self, given: Given, flows: Sequence[Tensor], found: dict[str, Any]) -> ConditionalGenerationOutput:
@@ -287,7 +287,7 @@ class QueryForConditionalGeneration(heads.Seq2SeqHead):
             loss = terms[0] if len(terms) == 1 else (1 - weight) * terms[0] + weight * terms[1]
         logits = None
         if given.everywhere:
-            logits = self.mlm_head(flows[0][:, -given.logits_to_keep :], self.invertible_adapters)
+            logits = self.mlm_head(flows[0][:, -given.logits_to_keep :])
         return ConditionalGenerationOutput(loss=loss, logits=logits, **found)
 
     def _recorded(self, outputs: StackOutput, source: int, places: slice, encoded: Any = None) -> dict[str, Any]:

@@ -14,11 +14,11 @@ from hf_ctxmodels.architectures.configuration_decoder import CtxDecoderConfig
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_ids, cumulative_token_counts, is_traced
 from hf_ctxmodels.core.model import CtxPreTrainedModel
-from hf_ctxmodels.layers.adapter_slots import EMBEDDING_SLOT, InvertibleSlot, after_embeddings
 from hf_ctxmodels.layers.attention.layouts import build_layout
 from hf_ctxmodels.layers.attention.masks import CAUSAL, MaskSpec
 from hf_ctxmodels.layers.attention.modules import SelfAttention
 from hf_ctxmodels.layers.cpu.dropout import Dropout
+from hf_ctxmodels.layers.hook_points import HookPoint
 from hf_ctxmodels.layers.pooling import token_mask
 from hf_ctxmodels.layers.transformer import FeedForward, TransformerBlock, run_stack
 
@@ -54,7 +54,6 @@ class TransformerDecoder(CtxPreTrainedModel):
     _input_embed_layer = "word_embeddings"
     masks: MaskSpec | Sequence[MaskSpec] = CAUSAL
     zeros_padding: ClassVar[bool] = False
-    invertible: InvertibleSlot | None
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -63,13 +62,8 @@ class TransformerDecoder(CtxPreTrainedModel):
         self.dropout = Dropout(config.embedding_dropout_prob)
         self.layers = nn.ModuleList(self.build_layer(config) for _ in range(config.num_hidden_layers))
         self.final_norm = self.build_final_norm(config)
-        self.register_module(EMBEDDING_SLOT, None)
+        self.embedding_output = HookPoint()
         self.post_init()
-
-    @property
-    def invertible_adapters(self) -> InvertibleSlot | None:
-        """Those of the embeddings, if any."""
-        return self.invertible
 
     def build_embeddings(self, config: Any) -> None:
         """Create the tables whose rows are summed."""
@@ -148,7 +142,7 @@ class TransformerDecoder(CtxPreTrainedModel):
         embedded = self.embed(**{name: layout.pack(each) for name, each in beside.items()})
         outputs = run_stack(
             self.layers,
-            after_embeddings(self.invertible, embedded),
+            self.embedding_output(embedded),
             layout,
             self.masks,
             past_key_values=cache,

@@ -12,7 +12,6 @@ from transformers.utils.generic import can_return_tuple, merge_with_config_defau
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_ids, cumulative_token_counts
 from hf_ctxmodels.core.model import CtxPreTrainedModel
-from hf_ctxmodels.layers.adapter_slots import InvertibleSlot
 from hf_ctxmodels.layers.attention.layouts import Layout, build_layout
 from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, MaskSpec
 from hf_ctxmodels.layers.attention.modules import SelfAttention
@@ -90,11 +89,6 @@ class TransformerEncoder(CtxPreTrainedModel):
         self.layers: Any = self.build_layers(config)
         self.pooler: nn.Module | None = self.build_pooler(config) if add_pooling_layer else None
         self.post_init()
-
-    @property
-    def invertible_adapters(self) -> InvertibleSlot | None:
-        """Those of the embeddings, if any."""
-        return self.embeddings.invertible
 
     def build_embeddings(self, config: Any) -> TokenPositionTypeEmbeddings:
         """Create the embeddings."""

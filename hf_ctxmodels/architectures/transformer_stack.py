@@ -13,11 +13,11 @@ from transformers.utils.generic import can_return_tuple
 from hf_ctxmodels.architectures.transformer_decoder import default_positions, mask_of_input, validate_cache
 from hf_ctxmodels.core.generation_cache import get_targets_per_source
 from hf_ctxmodels.core.inputs import check_encoder_input, check_ids
-from hf_ctxmodels.layers.adapter_slots import EMBEDDING_SLOT, InvertibleSlot, after_embeddings
 from hf_ctxmodels.layers.attention.layouts import Layout, build_layout, build_memory_layout
 from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, CAUSAL, MaskSpec
 from hf_ctxmodels.layers.attention.modules import CrossAttention, SelfAttention
 from hf_ctxmodels.layers.cpu.dropout import Dropout
+from hf_ctxmodels.layers.hook_points import HookPoint
 from hf_ctxmodels.layers.transformer import FeedForward, Memory, StackOutput, TransformerBlock, run_stack
 
 
@@ -51,11 +51,10 @@ class TransformerStack(nn.Module):
         layers: The layers in the order of application.
         final_norm: The norm of the last layer's output, identity with post-norm.
         zeros_padding: Whether padding positions are 0 in all layers.
-        invertible: The invertible adapters of the embeddings, or None.
+        embedding_output: Hook point of the embeddings.
     """
 
     zeros_padding: ClassVar[bool] = False
-    invertible: InvertibleSlot | None
 
     def __init__(self, config: Any, *, is_decoder: bool = False) -> None:
         super().__init__()
@@ -68,7 +67,7 @@ class TransformerStack(nn.Module):
         count = config.decoder_layers if is_decoder else config.num_hidden_layers
         self.layers = nn.ModuleList(self.build_layer(config) for _ in range(count))
         self.final_norm = self.build_final_norm(config)
-        self.register_module(EMBEDDING_SLOT, None)
+        self.embedding_output = HookPoint()
 
     def build_words(self, config: Any) -> nn.Embedding:
         """Create the table of words."""
@@ -179,7 +178,7 @@ class TransformerStack(nn.Module):
     def _embedded(self, given: Tensor, table: Any, beside: dict[str, Tensor]) -> Tensor:
         """(...) ids or (..., hidden) embeddings, packed -> (..., hidden), the input of the first layer."""
         vectors = given if given.is_floating_point() else table(given)
-        return after_embeddings(self.invertible, self.embed(vectors, **beside))
+        return self.embedding_output(self.embed(vectors, **beside))
 
     def _checked(
         self,

@@ -17,11 +17,11 @@ from transformers import AutoTokenizer, PreTrainedModel
 
 from hf_ctxmodels.compression.int8.module_replacement import InputRanges, RangeRecorder, find_replaceable_modules
 from hf_ctxmodels.compression.int8.quantizer import CtxInt8Config, quantize_model
+from hf_ctxmodels.core.adapter_files import ADAPTERS_FOLDER
 from hf_ctxmodels.core.console import format_next_commands, print_status, progress_bar
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag, non_default_fields, reject_flag_conflicts
 from hf_ctxmodels.core.output_files import MODEL_FILES, TOKENIZER_FILES, check_output_directory, wrap_write_errors
-from hf_ctxmodels.downstream.adapters.saving import FOLDER
 from hf_ctxmodels.downstream.loading_with_adapters import load_saved_model
 from hf_ctxmodels.inference.model_inputs import inputs_of_texts
 from hf_ctxmodels.training.model_loading import load_config, load_tokenizer
@@ -124,14 +124,14 @@ def stored_bytes(model: PreTrainedModel) -> int:
 def main() -> None:
     """Open, calibrate, quantize, save, and print the sizes."""
     (arguments,) = parse_arguments(QuantizeArguments, description=__doc__)
-    names = (*MODEL_FILES, *TOKENIZER_FILES, FOLDER)
+    names = (*MODEL_FILES, *TOKENIZER_FILES, ADAPTERS_FOLDER)
     check_output_directory(arguments.output_dir, names, flag="--output_dir", overwrite=arguments.overwrite)
     model = open_model(arguments.model)
     before = stored_bytes(model)
     config = CtxInt8Config(activations=arguments.activations, embeddings=arguments.embeddings, skip=arguments.skip)
     quantize_model(model, config, calibrate(model, arguments))
     with wrap_write_errors(arguments.output_dir):
-        shutil.rmtree(Path(arguments.output_dir) / FOLDER, ignore_errors=True)  # those of another model
+        shutil.rmtree(Path(arguments.output_dir) / ADAPTERS_FOLDER, ignore_errors=True)  # those of another model
         model.save_pretrained(arguments.output_dir)
         try:
             AutoTokenizer.from_pretrained(arguments.model).save_pretrained(arguments.output_dir)

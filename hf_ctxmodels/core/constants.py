@@ -2,9 +2,6 @@
 
 IGNORE_INDEX = -100  # target without a loss, as in torch's cross-entropy
 
-ADAPTERS_FOLDER = "adapters"  # beside a model
-STACK_FILE = "stack.json"  # there: which of them are applied
-
 MULTITASK_MODEL_TYPE = "ctx-multitask"
 
 SENTINEL_TOKEN = "<extra_id_{}>"  # the token that stands for a span, by the span's number in the row (T5)

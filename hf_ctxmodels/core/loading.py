@@ -1,29 +1,9 @@
 """Opening of saved models, configurations and tokenizers."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from os import PathLike
 from typing import Any
 
 from hf_ctxmodels.core.errors import CtxError
-
-_FOLLOW = ContextVar("is_adapter_notice_suppressed", default=False)
-
-
-@contextmanager
-def suppress_adapter_notice() -> Iterator[None]:
-    """Within it models are opened to which the adapters saved beside them are added: no line says that they are not."""
-    token = _FOLLOW.set(True)
-    try:
-        yield
-    finally:
-        _FOLLOW.reset(token)
-
-
-def is_adapter_notice_suppressed() -> bool:
-    """Whether this is within `suppress_adapter_notice`."""
-    return _FOLLOW.get()
 
 
 def load_pretrained(auto_class: Any, source: str | PathLike[str] | None, what: str) -> Any:

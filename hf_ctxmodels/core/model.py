@@ -2,8 +2,7 @@
 
 import inspect
 import json
-import re
-from collections.abc import Container
+from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -12,22 +11,17 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.core_model_loading import WeightTransform
 
+from hf_ctxmodels.core.adapter_files import ADAPTER_KEYS, report_unloaded_adapters
 from hf_ctxmodels.core.config import CtxConfig
-from hf_ctxmodels.core.console import print_status
-from hf_ctxmodels.core.constants import ADAPTERS_FOLDER, STACK_FILE
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_encoder_input
-from hf_ctxmodels.core.loading import is_adapter_notice_suppressed
-from hf_ctxmodels.core.output_files import remove_folders
-from hf_ctxmodels.core.peft_support import (
-    newly_initialized_modules,
-    save_new_modules_with_adapters,
-    untie_adapted_embeddings,
-)
+from hf_ctxmodels.core.peft_support import PeftConfigAttribute, newly_initialized_modules
 from hf_ctxmodels.core.remote_code import InstalledCode, without_remote_code
 from hf_ctxmodels.core.weights import check_exportable, check_savable, register_pending_conversions
 
-_CHECKPOINT = re.compile(r"checkpoint-\d+(\.writing)?")  # what Trainer and this package's loop resume from
+SaveHook = Callable[[PreTrainedModel, Path, dict[str, Tensor] | None, bool], dict[str, Tensor] | None]
+"""Called with a model, the directory, the weights (None for the model's) and whether this process writes files; returns
+the weights to save."""
 
 
 class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
@@ -38,9 +32,9 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
         num_new_tokens: Number of the last rows of the table of words that it did not have.
         reinitialized_weights: Names of the weights that were drawn anew in place of the checkpoint's, see
             `downstream.finetuning.reinitialization`.
-        bottleneck_adapters: The bottleneck adapters of a base model, see `hf_ctxmodels.downstream.adapters`; or None.
-        deleted_adapters: Of a base model, names of the bottleneck adapters and fusions that were deleted or merged:
-            `save_pretrained` removes what an earlier save left of them.
+        save_hooks: Hooks of a base model that `save_pretrained` and `export_reference` call, also those of a head on it.
+        regularizers: Functions of a base model's parameters that heads add to the training loss, each a scalar or None.
+        peft_config: PEFT's configurations by adapter, once PEFT has adapted the model.
         is_encoder_frozen: Whether the encoder stays in evaluation mode, see `training.optim.freezing.freeze_encoder`.
         token_id_axes: Names of the axes that the ids of a single token have; none where a token is one integer.
         id_limit_field: The configuration's field that every id is below.
@@ -65,8 +59,9 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
     newly_initialized_modules: tuple[str, ...] = ()
     num_new_tokens: int = 0
     reinitialized_weights: tuple[str, ...] = ()
-    bottleneck_adapters: Any = None
-    deleted_adapters: frozenset[str] = frozenset()
+    save_hooks: Sequence[SaveHook] = ()
+    regularizers: Sequence[Callable[[], Tensor | None]] = ()
+    peft_config = PeftConfigAttribute()
     is_encoder_frozen: bool = False
     token_id_axes: ClassVar[tuple[str, ...]] = ()  # of a single token, after (batch, length)
     id_limit_field: ClassVar[str] = "vocab_size"
@@ -96,7 +91,7 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
         """Finish construction, as in transformers; conversion tables are registered by now."""
         register_pending_conversions()
         super().post_init()
-        self._keys_to_ignore_on_load_unexpected.add(r"(^|\.)(adapters|invertible)\.")  # of training checkpoints
+        self._keys_to_ignore_on_load_unexpected.add(ADAPTER_KEYS)
 
     def _initialize_weights(self, module: torch.nn.Module, is_custom_code: bool = False) -> None:
         # For code outside of transformers it passes over modules without parameters of their own, whose `_init_weights`
@@ -132,11 +127,6 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
             CtxError: A source cannot be opened, or does not fit.
         """
 
-    @property
-    def invertible_adapters(self) -> Any:
-        """The invertible adapters of the embeddings, see `layers.adapter_slots`; None without any."""
-        return None
-
     def supports_inplace_optimizer(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether a head, given a `learning_rate`, does the work of this optimizer by itself: no backward pass."""
         return False
@@ -151,7 +141,7 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
                 getattr(module, name).requires_grad_(False)
         replaced = {name for name, *_ in report["mismatched_keys"]}  # of another shape, for example other labels
         model.newly_initialized_modules = newly_initialized_modules(model, replaced | set(report["missing_keys"]))
-        _mention_adapters(args[0] if args else kwargs.get("pretrained_model_name_or_path"))
+        report_unloaded_adapters(args[0] if args else kwargs.get("pretrained_model_name_or_path"))
         return (model, report) if output_loading_info else model
 
     def train(self, mode: bool = True) -> Self:
@@ -161,65 +151,32 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
             self.base_model.eval()
         return self
 
-    @property
-    def peft_config(self) -> dict[str, Any]:
-        """PEFT's configurations by adapter; without an adapter there is no such attribute."""
-        if "peft_config" not in self.__dict__:
-            raise AttributeError(f"{type(self).__name__} has no adapter.")
-        return self.__dict__["peft_config"]
-
-    @peft_config.setter
-    def peft_config(self, adapters: dict[str, Any]) -> None:
-        """Taken from PEFT once it has adapted the model: modules that the checkpoint lacks are saved with the adapter,
-        and an adapted output layer is untied, see `core.peft_support`."""
-        self.__dict__["peft_config"] = adapters
-        if not self._hf_peft_config_loaded:  # `add_adapter` of transformers saves no head
-            save_new_modules_with_adapters(self, adapters, self.newly_initialized_modules)
-        if not any(getattr(adapter, "ensure_weight_tying", False) for adapter in adapters.values()):
-            self.untie_adapted()
-
-    @peft_config.deleter
-    def peft_config(self) -> None:
-        self.__dict__.pop("peft_config", None)
-
-    def untie_adapted(self) -> None:
-        """Untie an output layer that is adapted, or whose embeddings are: merging would change both."""
-        untie_adapted_embeddings(self)
-
     def save_pretrained(self, save_directory: str | Path, save_original_format: bool = False, **kwargs: Any) -> None:
         """Save in the native layout.
 
         transformers reverses conversion tables on save by default, and Trainer's resume then finds no native key and
         silently goes on from random weights; `export_reference` is the way to the reference layout.
 
-        Bottleneck adapters are left out of the model's file, which so opens everywhere, and written to
-        `save_directory/adapters/NAME`. In a training checkpoint, a directory `checkpoint-<step>`, the model's file has
-        them too: Trainer resumes from it alone.
+        Hooks of the base model, for example of bottleneck adapters, may write further files and change the weights.
 
         Raises:
             CtxError: The weights are packed by `quantize_dynamic`.
         """
         if kwargs.get("state_dict") is None:
             check_savable(self)
-        if kwargs.get("is_main_process", True):
-            remove_folders(Path(save_directory) / ADAPTERS_FOLDER, self.base_model.deleted_adapters)
-        if self.base_model.bottleneck_adapters is not None:
-            kwargs["state_dict"] = self._save_adapters(Path(save_directory), **kwargs)
+        kwargs["state_dict"] = self._call_save_hooks(save_directory, **kwargs)
         super().save_pretrained(save_directory, save_original_format=save_original_format, **kwargs)
 
-    def _save_adapters(
+    def _call_save_hooks(
         self,
-        directory: Path,
+        directory: str | Path,
         state_dict: dict[str, Tensor] | None = None,
         is_main_process: bool = True,
         **kwargs: Any,
-    ) -> dict[str, Tensor]:
-        """Write the adapters, and return what the model's file has."""
-        adapters = self.base_model.bottleneck_adapters
-        weights = self.state_dict() if state_dict is None else state_dict
-        if is_main_process:
-            adapters.save_all(self, directory / ADAPTERS_FOLDER, weights)
-        return weights if _CHECKPOINT.fullmatch(directory.name) else adapters.plain(weights)
+    ) -> dict[str, Tensor] | None:
+        for hook in self.base_model.save_hooks:
+            state_dict = hook(self, Path(directory), state_dict, is_main_process)
+        return state_dict
 
     def export_reference(self, save_directory: str | Path) -> None:
         """Write weights and a config.json that the reference class in transformers opens, bit for bit.
@@ -238,8 +195,7 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
         self._weight_conversions: Any = self.export_conversion
         try:
             with without_remote_code():
-                adapters = self.base_model.bottleneck_adapters
-                weights = None if adapters is None else self._save_adapters(Path(save_directory))
+                weights = self._call_save_hooks(save_directory)
                 super().save_pretrained(save_directory, save_original_format=True, state_dict=weights)
         finally:
             self._weight_conversions = loaded_with
@@ -305,15 +261,3 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
         """
         width = getattr(self.config, "embedding_size", None) if width is None else width
         return self.check_encoder_input(input_ids, inputs_embeds, attention_mask, None, width=width, **aligned)
-
-
-def _mention_adapters(source: Any) -> None:
-    """Say which adapters lie beside an opened model, unless they follow: without them it is another one."""
-    if not isinstance(source, str | Path):
-        return
-    folder = Path(source) / ADAPTERS_FOLDER
-    names = sorted(path.parent.name for path in folder.glob("*/adapter_config.json"))
-    if names and not (is_adapter_notice_suppressed() and (folder / STACK_FILE).is_file()):
-        print_status(
-            f"{source}: opened without its adapters {', '.join(names)}; adapters.load_saved_adapters adds them"
-        )

@@ -1,7 +1,7 @@
-"""What PEFT needs to know of the models: which maps it adapts by default, and which modules are new.
+"""Support of PEFT: its default target modules, and the modules that it must save with an adapter.
 
-Nothing here imports PEFT. Its tables are filled when it reads a configuration, so that either package may be imported
-first; it hands its own configuration to the model it has adapted, which adds there what must be saved with an adapter.
+Nothing here imports PEFT, so that either package may be imported first. PEFT's tables are filled when it reads a
+configuration, and PEFT assigns its own configuration to `peft_config` of the model that it has adapted.
 """
 
 import sys
@@ -12,81 +12,111 @@ from torch import nn
 
 from hf_ctxmodels.core.errors import CtxError
 
-_TABLES = "TRANSFORMERS_MODELS_TO_"  # of PEFT: method -> model type -> names of modules
-_WHOLE_TASKS = ("SEQ_CLS", "TOKEN_CLS", "QUESTION_ANS")  # tasks whose head PEFT trains and saves beside the adapter
+_TABLES = "TRANSFORMERS_MODELS_TO_"  # names of PEFT's tables begin so: method -> model type -> names of modules
+_TASKS_WITH_HEADS = ("SEQ_CLS", "TOKEN_CLS", "QUESTION_ANS")  # PEFT trains and saves the heads of these tasks
 _FEED_FORWARD = "feed_forward.down_proj"
 
 
-def register_peft_targets(model_type: str, maps: Collection[str]) -> None:
-    """Tell PEFT, if it is imported, what to adapt in models of this type.
+def register_peft_targets(model_type: str, target_modules: Collection[str]) -> None:
+    """Register the default target modules of a model type with PEFT, if PEFT is imported.
 
-    Methods that adapt BERT's query and value by default (LoRA and its relatives) adapt `maps`; IA3 the output of the
-    feed-forward layers as well.
+    Methods that adapt BERT's query and value by default (LoRA and its relatives) adapt `target_modules`; IA3 also adapts
+    the output of the feed-forward layers.
 
     Args:
-        model_type: The configuration's.
-        maps: Names of linear maps; without any, nothing is registered.
+        model_type: The configuration's model type.
+        target_modules: Names of linear layers; nothing is registered if empty.
     """
     constants = sys.modules.get("peft.utils.constants")
-    if constants is None or not maps:
+    if constants is None or not target_modules:
         return
     tables = vars(constants)
     for name, table in tables.items():
         if name.startswith(_TABLES) and isinstance(table, dict) and table.get("bert") == ["query", "value"]:
-            table.setdefault(model_type, list(maps))
-    tables.get(f"{_TABLES}IA3_TARGET_MODULES_MAPPING", {}).setdefault(model_type, [*maps, _FEED_FORWARD])
+            table.setdefault(model_type, list(target_modules))
+    tables.get(f"{_TABLES}IA3_TARGET_MODULES_MAPPING", {}).setdefault(model_type, [*target_modules, _FEED_FORWARD])
     tables.get(f"{_TABLES}IA3_FEEDFORWARD_MODULES_MAPPING", {}).setdefault(model_type, [_FEED_FORWARD])
 
 
+class PeftConfigAttribute:
+    """The attribute `peft_config` of a model, which PEFT assigns once it has adapted the model.
+
+    The assignment adds newly initialised modules to the adapters' `modules_to_save`, and unties adapted weights, by the
+    model's method `untie_adapted_weights` if it has one. A model without adapters has no such attribute.
+    """
+
+    def __get__(self, model: Any, owner: type | None = None) -> Any:
+        if model is None:
+            return self
+        if "peft_config" not in model.__dict__:
+            raise AttributeError(f"{type(model).__name__} has no attribute 'peft_config'.")
+        return model.__dict__["peft_config"]
+
+    def __set__(self, model: Any, adapters: dict[str, Any]) -> None:
+        model.__dict__["peft_config"] = adapters
+        if not model._hf_peft_config_loaded:  # transformers' `add_adapter` saves no head
+            save_new_modules_with_adapters(model, adapters, model.newly_initialized_modules)
+        if any(getattr(adapter, "ensure_weight_tying", False) for adapter in adapters.values()):
+            return
+        if hasattr(model, "untie_adapted_weights"):
+            model.untie_adapted_weights()
+        else:
+            untie_adapted_embeddings(model)
+
+    def __delete__(self, model: Any) -> None:
+        model.__dict__.pop("peft_config", None)
+
+
 def newly_initialized_modules(model: nn.Module, missing: Collection[str]) -> tuple[str, ...]:
-    """Names of the modules that a checkpoint holds nothing of, the outermost that are called.
+    """Names of the outermost modules that a checkpoint has no parameters of.
 
     Args:
-        model: The model it was opened with.
-        missing: Names of the parameters that it lacks.
+        model: The loaded model.
+        missing: Names of the parameters that the checkpoint lacks.
     """
-    found: list[str] = []
+    names: list[str] = []
     for name, module in model.named_modules():
-        parameters = [f"{name}.{each}" for each, _ in module.named_parameters()]
-        inside = any(name.startswith(f"{outer}.") for outer in found)
-        if name and not inside and not isinstance(module, nn.ModuleList | nn.ModuleDict):
-            found += [name] if parameters and all(each in missing for each in parameters) else []
-    return tuple(found)
+        is_inner = any(name.startswith(f"{outer}.") for outer in names)
+        if not name or is_inner or isinstance(module, nn.ModuleList | nn.ModuleDict):
+            continue
+        parameters = [f"{name}.{parameter}" for parameter, _ in module.named_parameters()]
+        if parameters and all(parameter in missing for parameter in parameters):
+            names.append(name)
+    return tuple(names)
 
 
 def save_new_modules_with_adapters(model: nn.Module, adapters: Mapping[str, Any], names: Collection[str]) -> None:
-    """Name new modules in the adapters' `modules_to_save`: a random module that is not saved is another one later.
+    """Add newly initialised modules to the adapters' `modules_to_save`: their random weights would be lost otherwise.
 
-    PEFT itself names those called `classifier`, `score` and `qa_outputs`, and only for the tasks of these heads.
+    PEFT itself adds only modules named `classifier`, `score` and `qa_outputs`, for the tasks of these heads.
 
     Args:
         model: The adapted model.
         adapters: PEFT's configurations by adapter.
-        names: The new modules.
+        names: The newly initialised modules.
 
     Raises:
-        CtxError: An adapter stands inside a new module.
+        CtxError: An adapter is inside a newly initialised module.
     """
     for adapter in adapters.values():
         saved = getattr(adapter, "modules_to_save", None) or []
-        left = [name for name in names if not any(name.endswith(known) for known in saved)]
-        if adapter.task_type not in _WHOLE_TASKS or adapter.inference_mode or not left:
+        unsaved = [name for name in names if not any(name.endswith(module) for module in saved)]
+        if adapter.task_type not in _TASKS_WITH_HEADS or adapter.inference_mode or not unsaved:
             continue
-        for name in left:
+        for name in unsaved:
             if any(hasattr(module, "base_layer") for module in model.get_submodule(name).modules()):
                 raise CtxError(
-                    f"The adapter reaches into {name!r}, which is new: its random weights are not those of the "
-                    "checkpoint, and would not be saved.",
-                    hint=f"train it as a whole: modules_to_save={left!r} in the adapter's configuration.",
+                    f"The adapter targets a layer in {name!r}, which is newly initialised: its random weights are not in "
+                    "the checkpoint, and would not be saved.",
+                    hint=f"set modules_to_save={unsaved!r} in the adapter's configuration.",
                 )
-        adapter.modules_to_save = [*saved, *left]
+        adapter.modules_to_save = [*saved, *unsaved]
 
 
 def untie_adapted_embeddings(model: Any) -> bool:
-    """Give output layers that are tied to the embeddings weights of their own where an adapter stands on one of them or
-    on the embeddings.
+    """Untie output layers from the embeddings if one of them is adapted, or the embeddings are.
 
-    Merging adds to the adapted weight in place, which would change the others.
+    Merging adds to the adapted weight in place, which would change the tied weights too.
 
     Args:
         model: A model with embeddings.
@@ -94,13 +124,13 @@ def untie_adapted_embeddings(model: Any) -> bool:
     Returns:
         Whether a layer was tied.
     """
-    table = model.get_input_embeddings()
-    weight = getattr(getattr(table, "base_layer", table), "weight", None)
-    adapted = [each.base_layer for each in model.modules() if hasattr(each, "base_layer")]
-    tied = [each for each in model.modules() if type(each) is nn.Linear and each.weight is weight]
-    if not tied or not any(getattr(each, "weight", None) is weight for each in adapted):
+    embeddings = model.get_input_embeddings()
+    weight = getattr(getattr(embeddings, "base_layer", embeddings), "weight", None)
+    adapted_layers = [module.base_layer for module in model.modules() if hasattr(module, "base_layer")]
+    tied_layers = [module for module in model.modules() if type(module) is nn.Linear and module.weight is weight]
+    if not tied_layers or not any(getattr(layer, "weight", None) is weight for layer in adapted_layers):
         return False
-    for layer in tied:
+    for layer in tied_layers:
         layer.weight = nn.Parameter(layer.weight.detach().clone(), requires_grad=layer.weight.requires_grad)
     model.config.tie_word_embeddings = False
     return True

@@ -4,10 +4,11 @@ from pathlib import Path
 
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
 
+from hf_ctxmodels.core.adapter_files import suppress_adapter_notice
 from hf_ctxmodels.core.console import print_status
-from hf_ctxmodels.core.loading import load_pretrained, suppress_adapter_notice
+from hf_ctxmodels.core.loading import load_pretrained
 from hf_ctxmodels.downstream.adapters import load_saved_adapters
-from hf_ctxmodels.downstream.adapters.loading import has_saved_adapters
+from hf_ctxmodels.downstream.adapters.save_load import has_saved_adapters
 from hf_ctxmodels.registry import checkpoint_class
 from hf_ctxmodels.training.model_loading import load_config, load_model, require_single_task, verify_weights
 

@@ -154,7 +154,7 @@ class _MaskedScorer(_Scorer):
         input_ids = inputs["input_ids"].scatter(1, columns, self.tokenizer.mask_token_id)
         output_mask = torch.zeros_like(input_ids, dtype=torch.bool).scatter(1, columns, True)
         states = self.model.encode(**{**inputs, "input_ids": input_ids}, output_mask=output_mask).last_hidden_state
-        return self.model.mlm_head(states, self.model.invertible_adapters)[:, None]
+        return self.model.mlm_head(states)[:, None]
 
 
 class _PermutationScorer(_MaskedScorer):

@@ -56,7 +56,7 @@ class WithLanguageModeling(HeadModel):
         rows = len(ids) // len(numbers)
         row_weights = numbers.repeat_interleave(rows) / rows / target_mask.sum(1).clamp(min=1)
         weights = row_weights[:, None].expand_as(targets)[target_mask]
-        states = self.before_output_layer(encoded.last_hidden_state[target_mask])
+        states = self.decoder_input(encoded.last_hidden_state[target_mask])
         next_ids = targets[target_mask]
         decoder = self.get_output_embeddings()
         if decoder is not None:

@@ -21,7 +21,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_id_type, check_tensors, is_traced
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.heads.layer_mix import LayerMix, encode_with_layer_mix, num_hidden_states
-from hf_ctxmodels.layers.adapter_slots import InvertibleSlot, before_output_layer
+from hf_ctxmodels.layers.hook_points import HookPoint
 from hf_ctxmodels.layers.lm_loss.cross_entropy import summed_cross_entropy
 from hf_ctxmodels.layers.pooling import Pooling
 
@@ -242,6 +242,7 @@ class HeadModel(CtxPreTrainedModel):
         setattr(self, self.base_model_prefix, self.build_encoder(config))
         mixes = self.supports_layer_mix and not self.has_custom_layer_mix and config.layer_mix
         self.layer_mix = LayerMix(num_hidden_states(self.base_model)) if mixes else None
+        self.decoder_input = HookPoint()
         self.build_head(config)
         self.post_init()
 
@@ -266,15 +267,6 @@ class HeadModel(CtxPreTrainedModel):
     def pooling(self) -> Pooling | None:
         """Pooling of the tokens' states; None for the encoder's `pooler_output`."""
         return None
-
-    @property
-    def invertible_adapters(self) -> InvertibleSlot | None:
-        """Those of the encoder's embeddings, if any."""
-        return self.base_model.invertible_adapters
-
-    def before_output_layer(self, states: Tensor) -> Tensor:
-        """(..., hidden) -> (..., hidden), what the map to the vocabulary reads."""
-        return before_output_layer(self.invertible_adapters, states)
 
     def get_output_embeddings(self) -> nn.Module | None:
         """The linear map to the vocabulary's logits, or None."""
@@ -331,8 +323,9 @@ class HeadModel(CtxPreTrainedModel):
 
     def penalty(self) -> Tensor | None:
         """The training loss's regularization term, a function of the parameters only; None without one."""
-        adapters = self.base_model.bottleneck_adapters
-        return None if adapters is None else adapters.penalty()
+        penalties = [regularizer() for regularizer in self.base_model.regularizers]
+        penalties = [penalty for penalty in penalties if penalty is not None]
+        return torch.stack(penalties).sum() if penalties else None
 
     def add_regularization(self, loss: Tensor, encoded: Any, targets: Tensor, name: str, counts: ItemCounts) -> Tensor:
         """The loss plus each target's share of `penalty`, so that the shares of micro-batches sum to one penalty.

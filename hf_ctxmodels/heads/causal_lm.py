@@ -159,11 +159,11 @@ class ForCausalLM(HeadModel, PrepackingGenerationMixin):
         """
         if logits is not None:
             return loss_from_logits(logits, targets, counts)
-        states = self.before_output_layer(outputs.last_hidden_state)
+        states = self.decoder_input(outputs.last_hidden_state)
         return language_modeling_loss(self._decoder, states, targets, counts)
 
     def _logits(self, states: Tensor) -> Tensor:
-        return linear(self._decoder, self.before_output_layer(states))
+        return linear(self._decoder, self.decoder_input(states))
 
     @property
     def _decoder(self) -> nn.Linear:

@@ -1,6 +1,5 @@
 """The head for masked language modelling."""
 
-from functools import partial
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -48,13 +47,13 @@ class ForMaskedLM(HeadModel):
             everywhere: Whether to return logits.
             name: The argument of `forward` that `labels` are.
         """
-        head, invertible = self.mlm_head, self.invertible_adapters
+        head = self.mlm_head
         if everywhere:
-            logits = head(states, invertible)
+            logits = head(states)
             return None if labels is None else loss_from_logits(logits, labels, counts, name), logits
         assert labels is not None
-        summed_loss = partial(head.summed_loss, invertible=invertible)
-        return language_modeling_loss(head.decoder, states, labels, counts, name, summed_loss=summed_loss), None
+        loss = language_modeling_loss(head.decoder, states, labels, counts, name, summed_loss=head.summed_loss)
+        return loss, None
 
     @can_return_tuple
     def forward(

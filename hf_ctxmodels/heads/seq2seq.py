@@ -317,7 +317,7 @@ class ForConditionalGeneration(Seq2SeqHead):
     def predict(self, ids: Any, given: DecoderInputs) -> tuple[Tensor, DecoderOutput]:
         """(batch, steps, target vocabulary) logits, and the output of `decode` for all steps."""
         decoded = self.decode(ids, None, given)
-        return linear(self.prediction, self.before_output_layer(decoded.states)), decoded
+        return linear(self.prediction, self.decoder_input(decoded.states)), decoded
 
     def decoder_loss(self, ids: Any, labels: Tensor, given: DecoderInputs, counts: ItemCounts) -> Tensor:
         """Mean cross-entropy in nats of the labels; see `decode` and `language_modeling_loss`."""
@@ -326,7 +326,7 @@ class ForConditionalGeneration(Seq2SeqHead):
             states = self.decode(ids, None, given).states[target_mask]
         else:
             states = self.decode(ids, target_mask, given).states
-        return language_modeling_loss(self.prediction, self.before_output_layer(states), labels, counts)
+        return language_modeling_loss(self.prediction, self.decoder_input(states), labels, counts)
 
     def _check_languages(self, rows: int, languages: Tensor | None) -> None:
         if languages is None:

@@ -10,9 +10,9 @@ from transformers import PreTrainedConfig
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from yaml import YAMLError
 
+from hf_ctxmodels.core.adapter_files import ADAPTERS_FOLDER
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.output_files import check_output_directory, wrap_write_errors
-from hf_ctxmodels.downstream.adapters.saving import FOLDER
 from hf_ctxmodels.downstream.multitask import get_spec
 from hf_ctxmodels.hub.card import CURVE_FILE, auto_class_of, loss_curve_png, model_card
 from hf_ctxmodels.hub.local_paths import published_summary
@@ -98,7 +98,9 @@ def repository_files(directory: Path, repo_id: str) -> dict[str, str | bytes]:
 
 def _adapters(directory: Path) -> list[str]:
     """The files of the adapters that lie in folders beside the model."""
-    found = [path for kind in ("*.json", "*/*.json", "*/*.safetensors") for path in (directory / FOLDER).glob(kind)]
+    found = [
+        path for kind in ("*.json", "*/*.json", "*/*.safetensors") for path in (directory / ADAPTERS_FOLDER).glob(kind)
+    ]
     return sorted(path.relative_to(directory).as_posix() for path in found)
 
 

@@ -12,20 +12,13 @@ from transformers.utils.output_capturing import selected_hidden_states
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.layers.activations import get_activation
-from hf_ctxmodels.layers.adapter_slots import (
-    BLOCK_SLOT,
-    EMBEDDING_SLOT,
-    BlockAdapters,
-    InvertibleSlot,
-    add_residual,
-    after_embeddings,
-)
 from hf_ctxmodels.layers.attention.backends import AttentionMask, prepare_mask
 from hf_ctxmodels.layers.attention.layouts import Layout
 from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, MaskSpec
 from hf_ctxmodels.layers.attention.modules import CrossAttention, SelfAttention
 from hf_ctxmodels.layers.cpu.dropout import Dropout
 from hf_ctxmodels.layers.cpu.linear import can_use_onednn, is_rowwise, linear
+from hf_ctxmodels.layers.hook_points import HookPoint, ResidualSum
 
 
 class TokenPositionTypeEmbeddings(nn.Module):
@@ -43,10 +36,8 @@ class TokenPositionTypeEmbeddings(nn.Module):
             parameterization"); None for none.
 
     Attributes:
-        invertible: Invertible adapters of the result, before the projection, or None.
+        embedding_output: Hook point of the result, before the projection.
     """
-
-    invertible: InvertibleSlot | None
 
     def __init__(
         self,
@@ -66,7 +57,7 @@ class TokenPositionTypeEmbeddings(nn.Module):
         self.token_type_embeddings = nn.Embedding(num_types, width) if num_types else None
         self.norm = nn.LayerNorm(width, eps=layer_norm_eps)
         self.dropout = Dropout(dropout)
-        self.register_module(EMBEDDING_SLOT, None)
+        self.embedding_output = HookPoint()
         self.projection = None if projected_size is None else nn.Linear(width, projected_size)
 
     def forward(self, words: Tensor, position_ids: Tensor, token_type_ids: Tensor | None) -> Tensor:
@@ -86,7 +77,7 @@ class TokenPositionTypeEmbeddings(nn.Module):
             if token_type_ids is None:
                 token_type_ids = torch.zeros_like(position_ids)
             embedded = embedded + self.token_type_embeddings(token_type_ids)
-        embedded = after_embeddings(self.invertible, self.dropout(self.norm(embedded)))
+        embedded = self.embedding_output(self.dropout(self.norm(embedded)))
         return embedded if self.projection is None else linear(self.projection, embedded)
 
 
@@ -228,7 +219,8 @@ class TransformerBlock(GradientCheckpointingLayer):
     """Self-attention, optional cross-attention, and a feed-forward network, with dropout and residual connections.
 
     `norm="post"` normalises each sum (Vaswani et al. 2017), `norm="pre"` the input of each sub-layer; the last block's
-    output then needs another norm (Radford et al. 2019, section 2.3). `adapters` is None, or adapts what is added.
+    output then needs another norm (Radford et al. 2019, section 2.3). Each sub-layer's output is added
+    by its `ResidualSum`, at which hooks may change it.
 
     Args:
         hidden_size: Width of the input and output.
@@ -239,8 +231,6 @@ class TransformerBlock(GradientCheckpointingLayer):
         dropout: Dropout on the output of each sub-layer.
         cross_attention: The second sub-layer of a decoder, or None.
     """
-
-    adapters: BlockAdapters | None
 
     def __init__(
         self,
@@ -257,13 +247,15 @@ class TransformerBlock(GradientCheckpointingLayer):
         self.norm = norm
         self.attention = self_attention
         self.attention_norm = norm_cls(hidden_size)
+        self.attention_residual = ResidualSum()
         self.cross_attention = cross_attention
         if cross_attention is not None:
             self.cross_attention_norm = norm_cls(hidden_size)
+            self.cross_attention_residual = ResidualSum()
         self.feed_forward = feed_forward
         self.feed_forward_norm = norm_cls(hidden_size)
+        self.feed_forward_residual = ResidualSum()
         self.dropout = Dropout(dropout)
-        self.register_module(BLOCK_SLOT, None)
 
     def forward(
         self,
@@ -290,7 +282,12 @@ class TransformerBlock(GradientCheckpointingLayer):
             past_key_values=own_cache,
             layer_index=layer_index,
         )
-        hidden_states = self._add("attention", layout.select_queries(hidden_states), attended, layer_index)
+        hidden_states = self.attention_residual(
+            layout.select_queries(hidden_states),
+            self.dropout(attended),
+            self.attention_norm if self.norm == "post" else None,
+            layer_index,
+        )
         if self.cross_attention is not None:
             if memory is None:
                 raise CtxError("This block has cross-attention, but memory is None.", hint="give memory.")
@@ -304,19 +301,21 @@ class TransformerBlock(GradientCheckpointingLayer):
                 layer_index=layer_index,
                 targets_per_source=memory.targets_per_source,
             )
-            hidden_states = self._add("cross_attention", hidden_states, attended, layer_index)
+            hidden_states = self.cross_attention_residual(
+                hidden_states,
+                self.dropout(attended),
+                self.cross_attention_norm if self.norm == "post" else None,
+                layer_index,
+            )
         del attended  # without gradients its memory is free for the wide states
         fed = self.feed_forward(self._before(self.feed_forward_norm, hidden_states))
-        hidden_states = self._add("feed_forward", hidden_states, fed, layer_index)
+        hidden_states = self.feed_forward_residual(
+            hidden_states, self.dropout(fed), self.feed_forward_norm if self.norm == "post" else None, layer_index
+        )
         return BlockOutput(hidden_states, probabilities, cross_probabilities)
 
     def _before(self, norm: nn.Module, states: Tensor) -> Tensor:
         return norm(states) if self.norm == "pre" else states
-
-    def _add(self, place: str, states: Tensor, output: Tensor, depth: int) -> Tensor:
-        """The sum after a sub-layer, normalised with post-norm."""
-        norm = getattr(self, f"{place}_norm") if self.norm == "post" else None
-        return add_residual(self.adapters, place, norm, states, self.dropout(output), depth)
 
 
 HiddenStates = bool | int | Sequence[int] | None

@@ -18,7 +18,11 @@ from hf_ctxmodels import CtxBertConfig, CtxBertForSequenceClassification, CtxBer
 from hf_ctxmodels.cli import export
 from hf_ctxmodels.compression.int8.modules import HAS_INT8_PRODUCT
 from hf_ctxmodels.compression.int8.quantizer import CtxInt8Config, quantize_model
-from hf_ctxmodels.compression.low_bits.quantizer import pack_model, quantizable, replace_with_fake_quantized
+from hf_ctxmodels.compression.low_bits.quantizer import (
+    find_quantizable_modules,
+    pack_model,
+    replace_with_fake_quantized,
+)
 from hf_ctxmodels.inference import exporting
 from hf_ctxmodels.registry import FAMILIES
 
@@ -33,7 +37,7 @@ def classifier(kind: str, folder: Path, layers: int = 1) -> CtxBertForSequenceCl
     sizes = FAMILIES["bert"].sizes["tiny"] | own
     model = CtxBertForSequenceClassification(CtxBertConfig(**sizes, vocab_size=len(words))).eval()
     if kind == "low bits":
-        replace_with_fake_quantized(model, dict.fromkeys(quantizable(model)[0], 3), 8)
+        replace_with_fake_quantized(model, dict.fromkeys(find_quantizable_modules(model)[0], 3), 8)
         model = pack_model(model)
     elif kind != "float32":
         quantize_model(model, CtxInt8Config(activations=kind))  # type: ignore[arg-type]

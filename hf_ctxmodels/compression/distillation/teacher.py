@@ -11,12 +11,10 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from hf_ctxmodels.compression.distillation.model import TERMS
 from hf_ctxmodels.compression.distillation.prediction_losses import Term
+from hf_ctxmodels.core.adapter_files import ADAPTERS_FOLDER, STACK_FILE, is_adapter_parameter
 from hf_ctxmodels.core.console import print_status
-from hf_ctxmodels.core.constants import STACK_FILE
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.downstream.adapters.saving import FOLDER
 from hf_ctxmodels.downstream.loading_with_adapters import load_model_with_adapters
-from hf_ctxmodels.layers.adapter_slots import is_adapter_parameter
 from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model, tokenizer_digest
 from hf_ctxmodels.training.model_loading import load_config, load_family_config, load_tokenizer, require_single_task
 from hf_ctxmodels.training.pretraining import typed_options
@@ -62,7 +60,7 @@ class Teacher:
     @property
     def digest(self) -> str:
         """What tells its weights from others: of a directory the SHA-256 of the files, else the name."""
-        kinds = ("*.safetensors", f"{FOLDER}/*/*.safetensors", f"{FOLDER}/{STACK_FILE}")
+        kinds = ("*.safetensors", f"{ADAPTERS_FOLDER}/*/*.safetensors", f"{ADAPTERS_FOLDER}/{STACK_FILE}")
         files = [path for kind in kinds for path in sorted(Path(self.source).glob(kind))]
         if not files:
             return self.source

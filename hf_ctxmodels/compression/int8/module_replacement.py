@@ -10,8 +10,8 @@ from transformers import PreTrainedModel
 
 from hf_ctxmodels.compression.int8.modules import ActivationScale, Int8Embedding, Int8Linear, Int8Rows
 from hf_ctxmodels.compression.int8.quantization import range_of
+from hf_ctxmodels.core.adapter_files import is_adapter_parameter
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.layers.adapter_slots import is_adapter_parameter
 from hf_ctxmodels.layers.cpu.linear import is_plain_linear
 from hf_ctxmodels.layers.recurrent.gru import GRU
 from hf_ctxmodels.layers.recurrent.lstm import LSTM

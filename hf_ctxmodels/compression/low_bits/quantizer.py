@@ -20,8 +20,8 @@ from hf_ctxmodels.compression.low_bits.modules import (
     PackedEmbedding,
     PackedLinear,
 )
+from hf_ctxmodels.core.adapter_files import is_adapter_parameter
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.layers.adapter_slots import is_adapter_parameter
 from hf_ctxmodels.layers.cpu.linear import is_plain_linear
 
 METHOD = "ctx-low-bits"

@@ -3,16 +3,8 @@
 Files are those of the library adapters (AdapterHub). LoRA and its like are PEFT's.
 """
 
-from hf_ctxmodels.downstream.adapters.configuration import ADAPTER_CONFIGS
-from hf_ctxmodels.downstream.adapters.loading import (
-    load_adapter,
-    load_fusion,
-    load_saved_adapters,
-    save_adapter,
-    save_fusion,
-)
-from hf_ctxmodels.downstream.adapters.merging import merge_adapter
-from hf_ctxmodels.downstream.adapters.model import (
+from hf_ctxmodels.downstream.adapters.configuration import ADAPTER_CONFIGS, BottleneckConfig, FusionConfig
+from hf_ctxmodels.downstream.adapters.management import (
     add_adapter,
     add_fusion,
     delete_adapter,
@@ -21,7 +13,14 @@ from hf_ctxmodels.downstream.adapters.model import (
     train_adapter,
     train_fusion,
 )
-from hf_ctxmodels.layers.adapters import BottleneckConfig, FusionConfig
+from hf_ctxmodels.downstream.adapters.merging import merge_adapter
+from hf_ctxmodels.downstream.adapters.save_load import (
+    load_adapter,
+    load_fusion,
+    load_saved_adapters,
+    save_adapter,
+    save_fusion,
+)
 
 __all__ = [
     "ADAPTER_CONFIGS",

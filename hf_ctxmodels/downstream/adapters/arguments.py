@@ -10,11 +10,11 @@ from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
-from hf_ctxmodels.downstream.adapters.configuration import ADAPTER_CONFIGS, resolve_config
-from hf_ctxmodels.downstream.adapters.loading import load_adapter
-from hf_ctxmodels.downstream.adapters.model import add_adapter, get_adapter_set, set_active_adapters, train_adapter
+from hf_ctxmodels.downstream.adapters.adapter_set import get_adapter_set, has_adapters
+from hf_ctxmodels.downstream.adapters.configuration import ADAPTER_CONFIGS, BottleneckConfig, resolve_config
+from hf_ctxmodels.downstream.adapters.management import add_adapter, set_active_adapters, train_adapter
+from hf_ctxmodels.downstream.adapters.save_load import load_adapter
 from hf_ctxmodels.downstream.tasks.language_files import directories_of_languages
-from hf_ctxmodels.layers.adapters import BottleneckConfig
 
 LANGUAGE_CONFIG, TASK_CONFIG = "madx-language", "madx-task"
 
@@ -111,7 +111,7 @@ class AdapterArguments:
 
 def adapter_identity(model: PreTrainedModel) -> dict[str, Any]:
     """What of a model's adapters must be equal when a run is resumed; nothing without any."""
-    if getattr(model.base_model, "bottleneck_adapters", None) is None:
+    if not has_adapters(model):
         return {}
     known = get_adapter_set(model)
     return {"adapters": {name: asdict(form) for name, form in known.configs.items()}, "adapters_active": known.active}

@@ -1,4 +1,4 @@
-"""The places of a model that adapters stand in, and the modules there."""
+"""Insertion of adapters into a model: its blocks and hook points, and the adapter modules hooked to them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -6,160 +6,211 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
+from hf_ctxmodels.core.adapter_files import BLOCK_ADAPTERS, INVERTIBLE_ADAPTERS
 from hf_ctxmodels.core.config import CtxTransformerConfig
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
-from hf_ctxmodels.layers.adapter_slots import (
-    BLOCK_SLOT,
-    EMBEDDING_SLOT,
-    AdapterSlot,
-    BlockAdapters,
-    InvertibleSlot,
-    blocks_of,
-    embeddings_of,
-    width_of,
+from hf_ctxmodels.downstream.adapters.configuration import BottleneckConfig
+from hf_ctxmodels.downstream.adapters.modules import (
+    BottleneckAdapter,
+    InvertibleAdapter,
+    InvertibleAdapters,
+    SublayerAdapters,
 )
-from hf_ctxmodels.layers.adapters import BottleneckAdapter, BottleneckConfig, InvertibleAdapter
+from hf_ctxmodels.layers.hook_points import ResidualSum
 from hf_ctxmodels.registry import FAMILIES
 
-PLACES = ("attention", "cross_attention", "feed_forward")
+SUBLAYERS = ("attention", "cross_attention", "feed_forward")
+"""Sub-layers of a block whose `ResidualSum`, `<sublayer>_residual`, adapters are hooked to."""
 
 
 @dataclass(frozen=True)
-class Block:
+class AdaptableBlock:
     """A block that can have adapters.
 
     Attributes:
-        number: From 0; those of a decoder follow the encoder's. A block at several depths counts once.
-        name: Of the module in the base model.
+        index: Position among the blocks, from 0; a decoder's blocks follow the encoder's. A shared block counts once.
+        name: Name of the module in the base model.
         module: The block.
-        depths: At which it is applied.
+        depths: Positions at which the block is applied.
     """
 
-    number: int
+    index: int
     name: str
     module: Any
     depths: tuple[int, ...]
 
     @property
-    def slots(self) -> dict[str, AdapterSlot]:
-        """Its slots by sub-layer; none without adapters."""
-        return dict(self.module.adapters or {})
+    def adapters(self) -> dict[str, SublayerAdapters]:
+        """Sub-layer -> its adapters; empty before any adapter is inserted."""
+        return dict(getattr(self.module, BLOCK_ADAPTERS, {}))
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the block."""
+        return int(self.module.feed_forward_norm.normalized_shape[0])
 
 
-def encoder_of(model: nn.Module) -> CtxPreTrainedModel:
-    """The base model, in which adapters stand.
+def get_encoder(model: nn.Module) -> CtxPreTrainedModel:
+    """The base model, into which adapters are inserted.
 
     Raises:
-        CtxError: It has no Transformer layers.
+        CtxError: The model has no Transformer layers.
     """
     base = getattr(model, "base_model", model)
-    if not isinstance(base, CtxPreTrainedModel) or next(blocks_of(base), None) is None:
-        able = [name for name, family in FAMILIES.items() if issubclass(family.config, CtxTransformerConfig)]
+    if not isinstance(base, CtxPreTrainedModel) or not list_blocks(base):
+        names = [name for name, family in FAMILIES.items() if issubclass(family.config, CtxTransformerConfig)]
         raise CtxError(
-            f"{type(model).__name__} has no Transformer layers, in which adapters stand.",
-            hint=f"use a model of one of these families: {', '.join(able)}.",
+            f"{type(model).__name__} has no Transformer layers.",
+            hint=f"use a model of one of these families: {', '.join(names)}.",
         )
     return base
 
 
-def blocks(base: nn.Module) -> list[Block]:
-    """The blocks of a base model."""
-    applied = getattr(base, "layers", None)
-    order = [] if applied is None else list(applied)
-    found = []
-    for number, (name, module) in enumerate(blocks_of(base)):
-        depths = tuple(depth for depth, layer in enumerate(order) if layer is module) or (number,)
-        found.append(Block(number, name, module, depths))
-    return found
+def list_blocks(base: nn.Module) -> list[AdaptableBlock]:
+    """The blocks of a base model, an encoder's before a decoder's."""
+    applied_layers = list(getattr(base, "layers", None) or [])
+    modules = [
+        (name, module)
+        for name, module in base.named_modules()
+        if isinstance(getattr(module, "feed_forward_residual", None), ResidualSum)
+    ]
+    blocks = []
+    for index, (name, module) in enumerate(modules):
+        depths = tuple(depth for depth, layer in enumerate(applied_layers) if layer is module) or (index,)
+        blocks.append(AdaptableBlock(index, name, module, depths))
+    return blocks
 
 
-def layer_count(base: nn.Module, config: BottleneckConfig) -> int:
-    """How many layers `leave_out` counts: blocks, or the depths they are applied at."""
-    return sum(len(block.depths) if config.one_per_depth else 1 for block in blocks(base))
+def list_sublayer_adapters(base: nn.Module) -> Iterator[tuple[AdaptableBlock, str, SublayerAdapters]]:
+    """Block, sub-layer and adapters of all sub-layers."""
+    for block in list_blocks(base):
+        for sublayer, adapters in block.adapters.items():
+            yield block, sublayer, adapters
 
 
-def place_adapter(base: nn.Module, name: str, config: BottleneckConfig) -> None:
-    """Add an adapter to the places of its form.
+def get_invertible_adapters(base: nn.Module) -> InvertibleAdapters | None:
+    """The invertible adapters of the embeddings, or None."""
+    return getattr(_embeddings(base), INVERTIBLE_ADAPTERS, None)
+
+
+def _embeddings(base: Any) -> nn.Module:
+    """The module that embeds tokens and has the hook point `embedding_output`: of an encoder-decoder, the encoder."""
+    return next(module for module in base.modules() if hasattr(module, "embedding_output"))
+
+
+def insert_adapter(model: nn.Module, base: CtxPreTrainedModel, name: str, config: BottleneckConfig) -> None:
+    """Insert a new adapter into the sub-layers of its configuration.
+
+    Args:
+        model: The base model, or the base model with a head.
+        base: The base model.
+        name, config: The adapter.
 
     Raises:
-        CtxError: The model has none of them, or not the layers of `leave_out`.
+        CtxError: The model has none of the sub-layers, or not the layers of `leave_out`.
     """
-    count = layer_count(base, config)
-    if any(not 0 <= number < count for number in config.leave_out):
+    blocks = list_blocks(base)
+    num_layers = sum(len(block.depths) if config.one_per_depth else 1 for block in blocks)
+    if any(not 0 <= index < num_layers for index in config.leave_out):
         raise CtxError(
-            f"leave_out={list(config.leave_out)}, but the model has {count} layers.",
-            hint=f"give numbers from 0 to {count - 1}.",
+            f"leave_out={list(config.leave_out)}, but the model has {num_layers} layers.",
+            hint=f"give layer indices from 0 to {num_layers - 1}.",
         )
-    placed = sum([_place_in_block(block, name, config) for block in blocks(base)])
-    if not placed:
+    num_inserted = sum(_insert_into_block(block, name, config) for block in blocks)
+    if not num_inserted:
         raise CtxError(
-            f"An adapter with {', '.join(config.places) or 'no place'} and leave_out={list(config.leave_out)} stands "
-            f"nowhere in {type(base).__name__}.",
-            hint="set mh_adapter, output_adapter, or in an encoder-decoder cross_adapter, and leave out fewer layers.",
+            f"An adapter after {', '.join(config.sublayers) or 'no sub-layer'} with "
+            f"leave_out={list(config.leave_out)} has no place in {type(base).__name__}.",
+            hint="set mh_adapter, output_adapter, or cross_adapter in an encoder-decoder, and leave out fewer layers.",
         )
     if config.inv_adapter is not None:
-        _place_at_embeddings(base, name, config)
+        _insert_into_embeddings(base, name, config)
+        attach_to_output_layers(model, base)
 
 
-def _place_in_block(block: Block, name: str, config: BottleneckConfig) -> int:
-    """The number of places filled."""
-    width, several, filled = width_of(block.module), config.one_per_depth and len(block.depths) > 1, 0
-    if block.module.adapters is None:
-        own = [place for place in PLACES if getattr(block.module, place, None) is not None]
-        setattr(block.module, BLOCK_SLOT, BlockAdapters({place: AdapterSlot() for place in own}))
-    for place in config.places:
-        if place not in block.module.adapters:
+def _insert_into_block(block: AdaptableBlock, name: str, config: BottleneckConfig) -> int:
+    """Insert an adapter into a block; returns the number of its sub-layers with the adapter."""
+    if not block.adapters:
+        modules = {}
+        for sublayer in SUBLAYERS:
+            residual_sum = getattr(block.module, f"{sublayer}_residual", None)
+            if residual_sum is not None:
+                modules[sublayer] = SublayerAdapters()
+                modules[sublayer].attach(residual_sum)
+        block.module.add_module(BLOCK_ADAPTERS, nn.ModuleDict(modules))
+    num_inserted = 0
+    for sublayer in config.sublayers:
+        if sublayer not in block.adapters:
             continue
         adapter: nn.Module
-        if several:
-            wanted = [depth for depth in block.depths if depth not in config.leave_out]
-            adapter = nn.ModuleDict({str(depth): BottleneckAdapter(width, config, depth) for depth in wanted})
+        if config.one_per_depth and len(block.depths) > 1:
+            depths = [depth for depth in block.depths if depth not in config.leave_out]
+            adapter = nn.ModuleDict(
+                {str(depth): BottleneckAdapter(block.hidden_size, config, depth) for depth in depths}
+            )
         else:
-            number = block.depths[0] if config.one_per_depth else block.number
-            if number in config.leave_out:
+            layer_index = block.depths[0] if config.one_per_depth else block.index
+            if layer_index in config.leave_out:
                 continue
-            adapter = BottleneckAdapter(width, config, number)
-        block.module.adapters[place].members[name] = adapter
-        filled += 1
-    like(block.module.adapters, block.module.feed_forward_norm)
-    return filled
+            adapter = BottleneckAdapter(block.hidden_size, config, layer_index)
+        block.adapters[sublayer].members[name] = adapter
+        num_inserted += 1
+    match_module(block.module.adapters, block.module.feed_forward_norm)
+    return num_inserted
 
 
-def _place_at_embeddings(base: nn.Module, name: str, config: BottleneckConfig) -> None:
-    holder: Any = embeddings_of(base)
-    if holder.invertible is None:
-        setattr(holder, EMBEDDING_SLOT, InvertibleSlot())
-    width = base.get_input_embeddings().embedding_dim  # type: ignore[operator]
+def _insert_into_embeddings(base: Any, name: str, config: BottleneckConfig) -> None:
+    embeddings: Any = _embeddings(base)
+    if get_invertible_adapters(base) is None:
+        embeddings.add_module(INVERTIBLE_ADAPTERS, InvertibleAdapters())
+        embeddings.invertible.attach(embeddings.embedding_output)
+    word_embeddings = base.get_input_embeddings()
     factor = config.inv_adapter_reduction_factor or 2
-    holder.invertible.members[name] = InvertibleAdapter(width, config.non_linearity, factor)
-    like(holder.invertible, base.get_input_embeddings())  # type: ignore[operator]
+    adapter = InvertibleAdapter(word_embeddings.embedding_dim, config.non_linearity, factor)
+    embeddings.invertible.members[name] = adapter
+    match_module(embeddings.invertible, word_embeddings)
 
 
-def like(module: nn.Module, other: nn.Module) -> None:
-    """Give a module the device, type and mode of another one."""
-    parameter = next(other.parameters())
+def attach_to_output_layers(model: nn.Module, base: CtxPreTrainedModel) -> None:
+    """Hook the inverse of the invertible adapters to the output layers of the heads on a base model."""
+    adapters = get_invertible_adapters(base)
+    if adapters is None:
+        return
+    for head in model.modules():
+        if isinstance(head, PreTrainedModel) and head is not base and head.base_model is base:
+            for module in _own_modules(head):
+                if hasattr(module, "decoder_input"):
+                    adapters.attach_inverse(module.decoder_input)
+
+
+def _own_modules(head: nn.Module) -> Iterator[nn.Module]:
+    """The modules of a head, without those of models in it: the encoder, or ELECTRA's generator."""
+    yield head
+    for child in head.children():
+        if not isinstance(child, PreTrainedModel):
+            yield from _own_modules(child)
+
+
+def match_module(module: nn.Module, reference: nn.Module) -> None:
+    """Move a module to the device, floating dtype and mode of another."""
+    parameter = next(reference.parameters())
     module.to(device=parameter.device, dtype=parameter.dtype if parameter.is_floating_point() else torch.float32)
-    module.train(other.training)
+    module.train(reference.training)
 
 
-def slots(base: nn.Module) -> Iterator[tuple[Block, str, AdapterSlot]]:
-    """All slots with their block and sub-layer."""
-    for block in blocks(base):
-        for place, slot in block.slots.items():
-            yield block, place, slot
-
-
-def invertible_slot(base: nn.Module) -> InvertibleSlot | None:
-    """The slot at the embeddings, if there is one."""
-    return getattr(embeddings_of(base), EMBEDDING_SLOT, None)
-
-
-def remove_slots(base: nn.Module) -> None:
-    """Leave the model as it was before any adapter."""
-    for block in blocks(base):
-        block.module.adapters = None
-    holder = embeddings_of(base)
-    if holder is not None:
-        holder.invertible = None  # type: ignore[assignment]
+def remove_all_adapters(base: nn.Module) -> None:
+    """Remove the adapter modules and their hooks."""
+    holders = [(block.module, list(block.adapters.values())) for block in list_blocks(base) if block.adapters]
+    invertible_adapters: Any = get_invertible_adapters(base)
+    for module, adapters in holders:
+        delattr(module, BLOCK_ADAPTERS)
+        for sublayer_adapters in adapters:
+            for handle in sublayer_adapters.handles:
+                handle.remove()
+    if invertible_adapters is not None:
+        delattr(_embeddings(base), INVERTIBLE_ADAPTERS)
+        for handle in invertible_adapters.handles:
+            handle.remove()

@@ -1,4 +1,4 @@
-"""Merging of linear adapters into the maps below them."""
+"""Merging of linear adapters into the linear layers before them."""
 
 from typing import Any
 
@@ -7,71 +7,78 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.downstream.adapters.insertion import slots
-from hf_ctxmodels.downstream.adapters.model import delete_adapter, get_adapter_set
-from hf_ctxmodels.layers.adapters import LINEAR, BottleneckAdapter, BottleneckConfig
+from hf_ctxmodels.downstream.adapters.adapter_set import get_adapter_set
+from hf_ctxmodels.downstream.adapters.configuration import BottleneckConfig
+from hf_ctxmodels.downstream.adapters.insertion import list_sublayer_adapters
+from hf_ctxmodels.downstream.adapters.management import delete_adapter
+from hf_ctxmodels.downstream.adapters.modules import BottleneckAdapter
 from hf_ctxmodels.layers.cpu.linear import is_plain_linear
 
-_MAPS = {"attention": "out_proj", "cross_attention": "out_proj", "feed_forward": "down_proj"}
+_OUTPUT_PROJECTIONS = {"attention": "out_proj", "cross_attention": "out_proj", "feed_forward": "down_proj"}
 
 
 @torch.no_grad()
 def merge_adapter(model: PreTrainedModel, name: str) -> None:
-    """Put an adapter into the weights of the maps before it, and delete it: outputs in evaluation mode are the same.
+    """Merge an adapter into the weights before it, and delete it; outputs in evaluation mode stay equal.
 
-    That is possible where the adapter is a linear function of the sub-layer's output: Houlsby's places with
-    `non_linearity="linear"`.
+    The adapter must be a linear function of the sub-layer's output, for example
+    `BottleneckConfig(original_ln_before=False, non_linearity="linear")`.
 
     Raises:
-        CtxError: The adapter is missing, not active by itself, or not linear; or a map is not the model's own.
+        CtxError: The adapter is missing, not the only active one, or not linear; or a linear layer is wrapped,
+            quantized or without a bias.
     """
-    known = get_adapter_set(model)
-    if name not in known.configs or known.active != (name,):
+    adapter_set = get_adapter_set(model)
+    if name not in adapter_set.configs or adapter_set.active != (name,):
         raise CtxError(
-            f"Only an adapter that is active by itself can be merged, and active are {list(known.active) or 'none'}.",
-            hint=f"set_active_adapters(model, {name!r}) with one of {', '.join(known.configs) or 'none'}.",
+            f"Only the single active adapter can be merged; active are {list(adapter_set.active) or 'none'}.",
+            hint=f"call set_active_adapters(model, NAME) with one of {', '.join(adapter_set.configs) or 'none'}.",
         )
-    _check_linear(known.configs[name])
-    found = [
-        (block.module, place, slot.members[name]) for block, place, slot in slots(known.base) if name in slot.members
-    ]
-    for block, place, adapter in found:
-        _check_map(getattr(getattr(block, place), _MAPS[place]), adapter)
-    for block, place, adapter in found:
-        _merge(getattr(getattr(block, place), _MAPS[place]), adapter)  # type: ignore[arg-type]
+    _check_linear(adapter_set.configs[name])
+    pairs: list[tuple[Any, Any]] = []
+    for block, sublayer, adapters in list_sublayer_adapters(adapter_set.base):
+        if name in adapters.members:
+            linear = getattr(getattr(block.module, sublayer), _OUTPUT_PROJECTIONS[sublayer])
+            pairs.append((linear, adapters.members[name]))
+    for linear, adapter in pairs:
+        _check_mergeable(linear, adapter)
+    for linear, adapter in pairs:
+        _merge(linear, adapter)
     delete_adapter(model, name)
 
 
 def _check_linear(config: BottleneckConfig) -> None:
     reasons = {
-        f"its non-linearity is {config.non_linearity}": config.non_linearity.lower() not in LINEAR,
-        "it reads the layer's norm or input (original_ln_before)": config.original_ln_before,
+        f"its non-linearity is {config.non_linearity}": config.non_linearity.lower() not in ("linear", "identity"),
+        "it reads the layer's norm (original_ln_before)": config.original_ln_before,
         "it reads the sub-layer's input (is_parallel)": config.is_parallel,
-        "it has a norm of its own": config.ln_before or config.ln_after,
-        "it leaves out the layer's sum (original_ln_after)": not config.original_ln_after,
-        "it is invertible": config.inv_adapter is not None,
+        "it has its own norm (ln_before, ln_after)": config.ln_before or config.ln_after,
+        "the layer's sum does not follow it (original_ln_after)": not config.original_ln_after,
+        "it is invertible (inv_adapter)": config.inv_adapter is not None,
     }
-    for reason, holds in reasons.items():
-        if holds:
+    for reason, applies in reasons.items():
+        if applies:
             raise CtxError(
                 f"The adapter cannot be merged: {reason}.",
-                hint='only BottleneckConfig(original_ln_before=False, non_linearity="linear") and its like can.',
+                hint='use a BottleneckConfig(original_ln_before=False, non_linearity="linear").',
             )
 
 
-def _check_map(linear: Any, adapter: nn.Module) -> None:
+def _check_mergeable(linear: Any, adapter: nn.Module) -> None:
     if isinstance(adapter, nn.ModuleDict):
-        raise CtxError("The adapter cannot be merged: a shared layer has one for each depth.")
+        raise CtxError("The adapter cannot be merged: a shared layer has an adapter for each depth.")
     if not is_plain_linear(linear):
         raise CtxError(
             f"The adapter cannot be merged into {type(linear).__name__}.", hint="merge before wrapping or quantizing."
         )
     if linear.bias is None:
-        raise CtxError("The adapter cannot be merged: the map before it has no bias.", hint="keep the adapter.")
+        raise CtxError(
+            "The adapter cannot be merged: the linear layer before it has no bias.", hint="keep the adapter."
+        )
 
 
 def _merge(linear: nn.Linear, adapter: BottleneckAdapter) -> None:
-    """W' = (I + s U D) W and b' = (I + s U D) b + s (U d + u), in double precision."""
+    """W' = (I + s U D) W and b' = (I + s U D) b + s (U d + u), in float64."""
     down, up = adapter.linear_down, adapter.adapter_up
     scale = torch.as_tensor(adapter.scaling, device=up.weight.device).double().reshape(-1, 1)
     product = scale * (up.weight.double() @ down.weight.double())

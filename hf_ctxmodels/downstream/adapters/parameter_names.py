@@ -1,4 +1,4 @@
-"""Names of adapters' parameters in files: those of the library adapters (AdapterHub) where it knows the family."""
+"""Names of adapter parameters in files: AdapterHub's names for the families that it supports."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -7,44 +7,44 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from hf_ctxmodels.core.model import CtxPreTrainedModel
-from hf_ctxmodels.downstream.adapters.insertion import invertible_slot, slots
-from hf_ctxmodels.layers.adapter_slots import AdapterSlot
+from hf_ctxmodels.downstream.adapters.insertion import get_invertible_adapters, list_sublayer_adapters
+from hf_ctxmodels.downstream.adapters.modules import SublayerAdapters
 
 
 @dataclass(frozen=True)
 class FileLayout:
-    """How a family's places are named in files.
+    """Names of a family's adapters in files.
 
     Attributes:
-        prefix: Of all names; None for the base model's own.
-        blocks: Patterns of a block's name here -> its name there.
-        places: Sub-layer -> name within the block; "encoder.feed_forward" is that of an encoder alone.
+        prefix: Prefix of all names; None for the base model's prefix.
+        block_patterns: Pattern of a block's name in the model -> its name in files.
+        sublayers: Sub-layer -> its name within the block; "encoder.feed_forward" applies to an encoder only.
     """
 
     prefix: str | None
-    blocks: Mapping[str, str]
-    places: Mapping[str, str]
+    block_patterns: Mapping[str, str]
+    sublayers: Mapping[str, str]
 
-    def block(self, name: str) -> str:
-        """The name of a block."""
-        for pattern, replacement in self.blocks.items():
-            name, found = re.subn(pattern, replacement, name)
-            if found:
+    def block_name(self, name: str) -> str:
+        """Name of a block in files."""
+        for pattern, replacement in self.block_patterns.items():
+            name, num_replaced = re.subn(pattern, replacement, name)
+            if num_replaced:
                 return name
         return name
 
-    def place(self, block: str, place: str) -> str:
-        """The name of a sub-layer's adapters."""
-        stack = block.split(".")[0]
-        return self.places.get(f"{stack}.{place}", self.places[place])
+    def sublayer_name(self, block_name: str, sublayer: str) -> str:
+        """Name of a sub-layer's adapters in files."""
+        stack = block_name.split(".")[0]
+        return self.sublayers.get(f"{stack}.{sublayer}", self.sublayers[sublayer])
 
 
-_NAMED = {
+_SUBLAYERS = {
     "attention": "attention_adapters",
     "cross_attention": "cross_attention_adapters",
     "feed_forward": "output_adapters",
 }
-_NATIVE = FileLayout(None, {}, _NAMED)
+_NATIVE = FileLayout(None, {}, _SUBLAYERS)
 _BERT = FileLayout(None, {r"^layers\.": "encoder.layer."}, {"attention": "attention.output", "feed_forward": "output"})
 _LAYOUTS = {
     **dict.fromkeys(("bert", "ernie", "roberta", "xlm-roberta", "electra"), _BERT),
@@ -53,8 +53,8 @@ _LAYOUTS = {
         {r"^layers\.(\d+)\.": r"encoder.albert_layer_groups.\1.albert_layers."},
         {"attention": "attention.attention_adapters", "feed_forward": "output_adapters"},
     ),
-    "gpt2": FileLayout("transformer", {r"^layers\.": "h."}, _NAMED),
-    "bart": FileLayout("model", {}, _NAMED),
+    "gpt2": FileLayout("transformer", {r"^layers\.": "h."}, _SUBLAYERS),
+    "bart": FileLayout("model", {}, _SUBLAYERS),
     "t5": FileLayout(
         "transformer",
         {r"^(encoder|decoder)\.layers\.": r"\1.block."},
@@ -68,54 +68,55 @@ _LAYOUTS = {
 }
 
 
-def layout_of(base: CtxPreTrainedModel) -> FileLayout:
-    """The layout of a base model's files."""
+def file_layout(base: CtxPreTrainedModel) -> FileLayout:
+    """The file layout of a base model."""
     return _LAYOUTS.get(base.reference_model_type or "", _NATIVE)
 
 
 def model_types(base: CtxPreTrainedModel) -> tuple[str, ...]:
-    """What files may say for the model's type, the one to write first."""
-    own = base.config.model_type
-    return tuple(dict.fromkeys((base.reference_model_type or own, own)))
+    """Accepted values of `model_type` in files; the first one is written."""
+    model_type = base.config.model_type
+    return tuple(dict.fromkeys((base.reference_model_type or model_type, model_type)))
 
 
 def adapter_tensors(base: CtxPreTrainedModel, name: str) -> dict[str, Tensor]:
     """The parameters of an adapter by their names in files."""
-    found: dict[str, Tensor] = {}
-    for file_prefix, slot in _slots(base):
-        if name in slot.members:
-            found |= _named(f"{file_prefix}.adapters.{name}", slot.members[name])
-    invertible = invertible_slot(base)
-    if invertible is not None and name in invertible.members:
+    tensors: dict[str, Tensor] = {}
+    for prefix, adapters in _named_sublayer_adapters(base):
+        if name in adapters.members:
+            tensors |= _named_parameters(f"{prefix}.adapters.{name}", adapters.members[name])
+    invertible_adapters = get_invertible_adapters(base)
+    if invertible_adapters is not None and name in invertible_adapters.members:
         stack = "encoder." if base.config.is_encoder_decoder else ""
-        found |= _named(f"{_prefix(base)}.{stack}invertible_adapters.{name}", invertible.members[name])
-    return found
+        prefix = f"{_prefix(base)}.{stack}invertible_adapters.{name}"
+        tensors |= _named_parameters(prefix, invertible_adapters.members[name])
+    return tensors
 
 
-def fusion_tensors(base: CtxPreTrainedModel, names: str) -> dict[str, Tensor]:
+def fusion_tensors(base: CtxPreTrainedModel, fusion: str) -> dict[str, Tensor]:
     """The parameters of a fusion by their names in files."""
-    found: dict[str, Tensor] = {}
-    for file_prefix, slot in _slots(base):
-        if names in slot.fusions:
-            found |= _named(f"{file_prefix}.adapter_fusion_layer.{names}", slot.fusions[names])
-    return found
+    tensors: dict[str, Tensor] = {}
+    for prefix, adapters in _named_sublayer_adapters(base):
+        if fusion in adapters.fusions:
+            tensors |= _named_parameters(f"{prefix}.adapter_fusion_layer.{fusion}", adapters.fusions[fusion])
+    return tensors
 
 
 def current_name(key: str) -> str:
-    """A name in a file, of any release, as the last one has it."""
+    """AdapterHub's current name of a parameter in a file of any release."""
     key = re.sub(r"\.(attention|layer)_text_(task|lang)_adapters\.", ".adapters.", key)
     return re.sub(r"(^|\.)invertible_lang_adapters\.", r"\1invertible_adapters.", key)
 
 
 def _prefix(base: CtxPreTrainedModel) -> str:
-    return layout_of(base).prefix or base.base_model_prefix
+    return file_layout(base).prefix or base.base_model_prefix
 
 
-def _slots(base: CtxPreTrainedModel) -> Iterator[tuple[str, AdapterSlot]]:
-    layout = layout_of(base)
-    for block, place, slot in slots(base):
-        yield f"{_prefix(base)}.{layout.block(block.name)}.{layout.place(block.name, place)}", slot
+def _named_sublayer_adapters(base: CtxPreTrainedModel) -> Iterator[tuple[str, SublayerAdapters]]:
+    layout = file_layout(base)
+    for block, sublayer, adapters in list_sublayer_adapters(base):
+        yield f"{_prefix(base)}.{layout.block_name(block.name)}.{layout.sublayer_name(block.name, sublayer)}", adapters
 
 
-def _named(prefix: str, module: nn.Module) -> dict[str, Tensor]:
+def _named_parameters(prefix: str, module: nn.Module) -> dict[str, Tensor]:
     return {f"{prefix}.{key}": value for key, value in module.state_dict(keep_vars=True).items()}

@@ -11,8 +11,8 @@ from accelerate import Accelerator
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from hf_ctxmodels.core.adapter_files import suppress_adapter_notice
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.loading import suppress_adapter_notice
 from hf_ctxmodels.core.weights import is_quantized
 from hf_ctxmodels.data import ExampleSet
 from hf_ctxmodels.downstream.finetuning.fisher import Labels, fisher_information, save_fisher, single_example_batches

@@ -8,6 +8,7 @@ from transformers.utils.generic import can_return_tuple
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.core.weights import is_quantized
+from hf_ctxmodels.downstream.adapters.adapter_set import has_adapters
 from hf_ctxmodels.downstream.multitask.configuration import CtxMultiTaskConfig
 from hf_ctxmodels.registry import get_family
 
@@ -122,7 +123,7 @@ class CtxMultiTaskModel(CtxPreTrainedModel):
                 "The weights of a quantized model are codes, which the plain model of a task has not.",
                 hint="take it of the model in single precision, and quantize it then.",
             )
-        if self.encoder.bottleneck_adapters is not None:
+        if has_adapters(self.encoder):
             raise CtxError(
                 "The encoder has adapters, without which the plain model of a task would give other outputs.",
                 hint="save the adapters, take the model of the task without them, and give it them by load_adapter.",

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hf_ctxmodels.layers.activations import get_activation
-from hf_ctxmodels.layers.adapter_slots import InvertibleSlot, before_output_layer
 from hf_ctxmodels.layers.cpu.dropout import Dropout
 from hf_ctxmodels.layers.cpu.linear import can_use_onednn, fast_linear, is_plain_linear, linear, product
+from hf_ctxmodels.layers.hook_points import HookPoint
 from hf_ctxmodels.layers.lm_loss.sampling import sample_batches
 
 # Logits in memory at a time; larger chunks were not faster, smaller ones use the matrix units badly.
@@ -47,21 +47,21 @@ class MaskedLMHead(nn.Module):
         self.dense = nn.Linear(hidden_size, embedding_size)
         self.activation = get_activation(activation)
         self.norm = nn.LayerNorm(embedding_size, eps=layer_norm_eps)
+        self.decoder_input = HookPoint()
         self.decoder = nn.Linear(embedding_size, vocab_size)
 
-    def forward(self, hidden_states: Tensor, invertible: InvertibleSlot | None = None) -> Tensor:
-        """(..., hidden) -> (..., vocabulary) logits; `invertible` are the adapters of the embeddings, if any."""
-        return linear(self.decoder, self._transform(hidden_states, invertible))
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """(..., hidden) -> (..., vocabulary) logits."""
+        return linear(self.decoder, self._transform(hidden_states))
 
-    def summed_loss(self, hidden_states: Tensor, targets: Tensor, invertible: InvertibleSlot | None = None) -> Tensor:
+    def summed_loss(self, hidden_states: Tensor, targets: Tensor) -> Tensor:
         """Summed cross-entropy in nats.
 
         Args:
             hidden_states: (targets, hidden), the encoder's output at the target positions.
             targets: (targets,) token ids.
-            invertible: As in `forward`.
         """
-        return summed_cross_entropy(self.decoder, self._transform(hidden_states, invertible), targets)
+        return summed_cross_entropy(self.decoder, self._transform(hidden_states), targets)
 
     def scores(self, hidden_states: Tensor) -> DeferredLogits:
         """(rows, hidden) -> their logits, not computed yet."""
@@ -76,9 +76,8 @@ class MaskedLMHead(nn.Module):
         """
         return cross_entropy_and_samples(self.decoder, self._transform(hidden_states), targets, numbers)
 
-    def _transform(self, hidden_states: Tensor, invertible: InvertibleSlot | None = None) -> Tensor:
-        states = self.norm(self.activation(linear(self.dense, hidden_states)))
-        return before_output_layer(invertible, states)
+    def _transform(self, hidden_states: Tensor) -> Tensor:
+        return self.decoder_input(self.norm(self.activation(linear(self.dense, hidden_states))))
 
 
 class ProjectedHead(nn.Module):

@@ -85,7 +85,7 @@ class OriginalTokenPrediction(DiscriminatorTask):
         self, model: Any, states: Tensor, corrupted_ids: Tensor, original_ids: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Cross-entropy."""
-        return model.mlm_head.summed_loss(states, original_ids, model.invertible_adapters), {}
+        return model.mlm_head.summed_loss(states, original_ids), {}
 
 
 class CopyOrPrediction(OriginalTokenPrediction):
@@ -100,8 +100,7 @@ class CopyOrPrediction(OriginalTokenPrediction):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Cross-entropy, see `copy_or_predict_loss`."""
         gate = model.copy_gate(states).squeeze(-1)
-        given = (gate, states, corrupted_ids, original_ids, model.invertible_adapters)
-        return copy_or_predict_loss(model.mlm_head, *given), {}
+        return copy_or_predict_loss(model.mlm_head, gate, states, corrupted_ids, original_ids), {}
 
 
 DISCRIMINATOR_TASKS: dict[str, DiscriminatorTask] = {

@@ -104,13 +104,13 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
         if self.config.freeze_generator:
             self.generator.requires_grad_(False)
 
-    def untie_adapted(self) -> None:
-        """As of every model; and the generator's output layer.
+    def untie_adapted_weights(self) -> None:
+        """Untie adapted embeddings of the discriminator and of the generator, see `core.peft_support`.
 
         Raises:
             CtxError: An adapter stands on a weight that both encoders share: merging would change the other one too.
         """
-        super().untie_adapted()
+        untie_adapted_embeddings(self)
         if untie_adapted_embeddings(self.generator):
             self.config.generator_overrides = (self.config.generator_overrides or {}) | {"tie_word_embeddings": False}
         shared = {id(each) for each in self.electra.parameters()} & {id(each) for each in self.generator.parameters()}

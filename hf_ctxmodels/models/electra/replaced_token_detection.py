@@ -6,7 +6,6 @@ gradient flows through the samples (section 2, "we don't back-propagate").
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -15,7 +14,6 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from hf_ctxmodels.core.constants import IGNORE_INDEX
-from hf_ctxmodels.layers.adapter_slots import InvertibleSlot
 from hf_ctxmodels.layers.lm_loss.cross_entropy import CHUNK_ELEMENTS, MaskedLMHead, ProjectedHead
 from hf_ctxmodels.layers.lm_loss.sampling import uniforms
 
@@ -109,7 +107,6 @@ def copy_or_predict_loss(
     states: Tensor,
     corrupted_ids: Tensor,
     original_ids: Tensor,
-    invertible: InvertibleSlot | None = None,
 ) -> Tensor:
     """Summed cross-entropy in nats of the original tokens with a copy mechanism (section 3.5, "All-Tokens MLM").
 
@@ -120,14 +117,12 @@ def copy_or_predict_loss(
         gate_logits: (tokens,) D before the sigmoid.
         states: (tokens, hidden).
         corrupted_ids, original_ids: (tokens,).
-        invertible: As in the head's forward.
     """
     rows = max(1, CHUNK_ELEMENTS // head.decoder.out_features)
     chunks = max(1, math.ceil(len(states) / rows))
     parts = zip(*(tensor.chunk(chunks) for tensor in (gate_logits, states, corrupted_ids, original_ids)), strict=True)
     # the backward pass recomputes the logits chunk by chunk
-    logits = partial(head, invertible=invertible)
-    return torch.stack([checkpoint(_copy_or_predict, logits, *part, use_reentrant=False) for part in parts]).sum()
+    return torch.stack([checkpoint(_copy_or_predict, head, *part, use_reentrant=False) for part in parts]).sum()
 
 
 def _copy_or_predict(

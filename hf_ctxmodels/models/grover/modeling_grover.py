@@ -12,12 +12,12 @@ from hf_ctxmodels import heads
 from hf_ctxmodels.architectures.decoder_heads import DecoderForCausalLM, DecoderHeadModel, LastTokenHead
 from hf_ctxmodels.architectures.transformer_decoder import TransformerDecoder
 from hf_ctxmodels.core.model import CtxPreTrainedModel
-from hf_ctxmodels.layers.adapter_slots import BLOCK_SLOT, BlockAdapters, add_residual
 from hf_ctxmodels.layers.attention.backends import AttentionMask
 from hf_ctxmodels.layers.attention.layouts import Layout
 from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL
 from hf_ctxmodels.layers.attention.modules import SelfAttention
 from hf_ctxmodels.layers.cpu.dropout import Dropout
+from hf_ctxmodels.layers.hook_points import ResidualSum
 from hf_ctxmodels.layers.pooling import last_token_columns, states_at, token_mask
 from hf_ctxmodels.layers.transformer import BlockOutput, FeedForward, Memory
 from hf_ctxmodels.models.grover.configuration_grover import CtxGroverConfig
@@ -32,8 +32,6 @@ class GroverBlock(GradientCheckpointingLayer):
     GPT-2's pre-norm, which normalises before attention, nor post-norm, which normalises after it.
     """
 
-    adapters: BlockAdapters | None
-
     def __init__(self, config: CtxGroverConfig) -> None:
         super().__init__()
         width = config.hidden_size
@@ -42,7 +40,7 @@ class GroverBlock(GradientCheckpointingLayer):
         self.feed_forward = FeedForward(width, config.feed_forward_size, config.hidden_act)
         self.output_norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
         self.dropout = Dropout(config.hidden_dropout_prob)
-        self.register_module(BLOCK_SLOT, None)
+        self.attention_residual, self.feed_forward_residual = ResidualSum(), ResidualSum()
 
     def forward(
         self,
@@ -59,9 +57,9 @@ class GroverBlock(GradientCheckpointingLayer):
             hidden_states, layout, mask, past_key_values=past_key_values, layer_index=layer_index
         )
         rows = layout.select_queries(hidden_states)
-        summed = add_residual(self.adapters, "attention", None, rows, self.dropout(attended), layer_index)
+        summed = self.attention_residual(rows, self.dropout(attended), None, layer_index)
         fed = self.dropout(self.feed_forward(self.feed_forward_norm(summed)))
-        added = add_residual(self.adapters, "feed_forward", self.output_norm, summed, fed, layer_index)
+        added = self.feed_forward_residual(summed, fed, self.output_norm, layer_index)
         return BlockOutput(added, probabilities, None)
 
 

@@ -86,7 +86,7 @@ class CtxSpanBertForPreTraining(ExportsMaskedLM, heads.ForMaskedLMWithTasks, Ctx
         rows = outputs.last_hidden_state.flatten(0, -2)
         labels, own = targets["labels"], targets["boundary_labels"]
         boundaries = (rows[before], rows[after], spans.numbers)
-        total = self.sbo_head.summed_loss(*boundaries, own[own != IGNORE_INDEX], self.invertible_adapters)
+        total = self.sbo_head.summed_loss(*boundaries, own[own != IGNORE_INDEX])
         share = torch.stack([(each != IGNORE_INDEX).sum() for each in (own, labels)]).float()
         loss = total / (number_of_targets(own, "boundary_labels", counts) + 1)
         return heads.Prediction(loss, metrics={"sbo_share": share})

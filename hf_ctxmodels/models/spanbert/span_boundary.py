@@ -7,8 +7,8 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import is_traced, span_boundaries
 from hf_ctxmodels.heads import IGNORE_INDEX
 from hf_ctxmodels.layers.activations import get_activation
-from hf_ctxmodels.layers.adapter_slots import InvertibleSlot, before_output_layer
 from hf_ctxmodels.layers.cpu.linear import linear
+from hf_ctxmodels.layers.hook_points import HookPoint
 from hf_ctxmodels.layers.lm_loss.cross_entropy import summed_cross_entropy
 from hf_ctxmodels.models.spanbert.configuration_spanbert import CtxSpanBertConfig
 
@@ -31,6 +31,7 @@ class SpanBoundaryHead(nn.Module):
         self.second_dense = nn.Linear(width, width)
         self.second_norm = nn.LayerNorm(width, eps=eps)
         self.activation = get_activation(config.hidden_act)
+        self.decoder_input = HookPoint()
         self.decoder = nn.Linear(width, config.vocab_size)
 
     def summed_loss(
@@ -39,7 +40,6 @@ class SpanBoundaryHead(nn.Module):
         after: Tensor,
         numbers: Tensor,
         targets: Tensor,
-        invertible: InvertibleSlot | None = None,
     ) -> Tensor:
         """Summed cross-entropy in nats.
 
@@ -47,12 +47,11 @@ class SpanBoundaryHead(nn.Module):
             before, after: (targets, hidden) the encoder's output at the boundaries of each target's span.
             numbers: (targets,) position of the target in its span, from 0.
             targets: (targets,) token ids.
-            invertible: The adapters of the embeddings, if any.
         """
         given = torch.cat([before, after, self.position_embeddings(numbers).to(before.dtype)], -1)
         states = self.first_norm(self.activation(linear(self.first_dense, given)))
         states = self.second_norm(self.activation(linear(self.second_dense, states)))
-        return summed_cross_entropy(self.decoder, before_output_layer(invertible, states), targets)
+        return summed_cross_entropy(self.decoder, self.decoder_input(states), targets)
 
 
 class BoundaryTargets:

@@ -23,7 +23,6 @@ from hf_ctxmodels.architectures.transformer_stack import TransformerStack
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.heads.seq2seq import DecoderInputs
-from hf_ctxmodels.layers.adapter_slots import InvertibleSlot
 from hf_ctxmodels.layers.attention.masks import MaskSpec
 from hf_ctxmodels.layers.attention.modules import CrossAttention, SelfAttention
 from hf_ctxmodels.layers.attention.position_bias import BucketedPositionBias
@@ -201,11 +200,6 @@ class CtxT5EncoderModel(CtxT5PreTrainedModel):
     def get_input_embeddings(self) -> nn.Module:
         """The table of words."""
         return self.encoder.word_embeddings  # type: ignore[return-value]
-
-    @property
-    def invertible_adapters(self) -> InvertibleSlot | None:
-        """Those of the embeddings, if any."""
-        return self.encoder.invertible
 
     def set_input_embeddings(self, value: nn.Module) -> None:
         """Replace the table of words."""

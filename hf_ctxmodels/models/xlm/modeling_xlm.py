@@ -197,7 +197,7 @@ class CtxXLMForMaskedLM(heads.ForMaskedLM, CtxXLMHeadModel):
         name: str = "labels",
     ) -> tuple[Tensor | None, Tensor | None]:
         """See `ForMaskedLM.masked_lm`; the states are decoded without a dense layer."""
-        states = self.before_output_layer(states)
+        states = self.decoder_input(states)
         if everywhere:
             logits = linear(self.lm_head, states)
             return None if labels is None else heads.loss_from_logits(logits, labels, counts, name), logits

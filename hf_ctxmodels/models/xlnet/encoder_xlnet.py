@@ -19,16 +19,9 @@ from transformers.utils.generic import can_return_tuple, merge_with_config_defau
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import reject_unused_tensors
 from hf_ctxmodels.core.model import CtxPreTrainedModel
-from hf_ctxmodels.layers.adapter_slots import (
-    BLOCK_SLOT,
-    EMBEDDING_SLOT,
-    BlockAdapters,
-    InvertibleSlot,
-    add_residual,
-    after_embeddings,
-)
 from hf_ctxmodels.layers.cpu.dropout import Dropout
 from hf_ctxmodels.layers.cpu.linear import linear
+from hf_ctxmodels.layers.hook_points import HookPoint, ResidualSum
 from hf_ctxmodels.layers.transformer import FeedForward, recorded_layer_numbers
 from hf_ctxmodels.models.xlnet.configuration_xlnet import CtxXLNetConfig
 from hf_ctxmodels.models.xlnet.conversion_xlnet import XLNET_EXPORT
@@ -102,8 +95,6 @@ class RelativeAttention(nn.Module):
 class CtxXLNetLayer(GradientCheckpointingLayer):
     """Relative attention and feed-forward network, each followed by dropout, residual and LayerNorm (post-norm)."""
 
-    adapters: BlockAdapters | None
-
     def __init__(self, config: CtxXLNetConfig) -> None:
         super().__init__()
         self.attention = RelativeAttention(
@@ -115,7 +106,7 @@ class CtxXLNetLayer(GradientCheckpointingLayer):
         )
         self.feed_forward_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout = Dropout(config.hidden_dropout_prob)
-        self.register_module(BLOCK_SLOT, None)
+        self.attention_residual, self.feed_forward_residual = ResidualSum(), ResidualSum()
 
     def forward(
         self, hidden_states: Tensor, streams: Streams, memory: Tensor | None = None
@@ -123,9 +114,9 @@ class CtxXLNetLayer(GradientCheckpointingLayer):
         """(..., hidden) in the layout of `streams` -> the computed states, and the attention probabilities."""
         attended, probabilities = self.attention(hidden_states, streams, memory)
         residual, attended = streams.select_queries(hidden_states), self.dropout(attended)
-        hidden_states = add_residual(self.adapters, "attention", self.attention_norm, residual, attended)
+        hidden_states = self.attention_residual(residual, attended, self.attention_norm, 0)
         output = self.dropout(self.feed_forward(hidden_states))
-        output = add_residual(self.adapters, "feed_forward", self.feed_forward_norm, hidden_states, output)
+        output = self.feed_forward_residual(hidden_states, output, self.feed_forward_norm, 0)
         return output, probabilities
 
 
@@ -176,22 +167,15 @@ class CtxXLNetPreTrainedModel(CtxPreTrainedModel):
 class CtxXLNetModel(CtxXLNetPreTrainedModel):
     """The encoder: a single stream, or two streams with targets."""
 
-    invertible: InvertibleSlot | None
-
     def __init__(self, config: CtxXLNetConfig) -> None:
         super().__init__(config)
         self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
         self.mask_embedding = nn.Parameter(torch.zeros(1, 1, config.hidden_size))
         self.layers = nn.ModuleList(CtxXLNetLayer(config) for _ in range(config.num_hidden_layers))
         self.dropout = Dropout(config.hidden_dropout_prob)
-        self.register_module(EMBEDDING_SLOT, None)
+        self.embedding_output = HookPoint()
         self.gradient_checkpointing = False
         self.post_init()
-
-    @property
-    def invertible_adapters(self) -> InvertibleSlot | None:
-        """The invertible adapters of the embeddings, or None."""
-        return self.invertible
 
     def get_input_embeddings(self) -> nn.Module:
         """The word embeddings."""
@@ -275,7 +259,7 @@ class CtxXLNetModel(CtxXLNetPreTrainedModel):
         recorded_layers = recorded_layer_numbers(output_hidden_states, num_layers + 1)
         streams = build_streams(inputs, self._encode_distances(inputs), config, output_attentions=output_attentions)
         last_streams = streams.for_last_layer(returns_content=bool(recorded_layers))
-        hidden_states = after_embeddings(self.invertible_adapters, self._embed(inputs, streams))
+        hidden_states = self.embedding_output(self._embed(inputs, streams))
         mems, attentions = [], []
         recorded: list[Tensor | None] = []
         not_recorded = (None,) * (1 if inputs.target_positions is None else 2)

@@ -179,7 +179,7 @@ class CtxXLNetForPreTraining(CtxXLNetHeadModel, heads.PrepackingGenerationMixin)
             use_mems=use_mems,
             **kwargs,
         )
-        loss, states = None, self.before_output_layer(outputs.last_hidden_state)
+        loss, states = None, self.decoder_input(outputs.last_hidden_state)
         logits = linear(self.lm_head, slice_logits_to_keep(states, logits_to_keep)) if everywhere else None
         if labels is not None:
             states = states[target_mask] if two_streams or everywhere else states

@@ -15,6 +15,7 @@ from zoo import BASES, HEADS, Batch, Case, assert_close, assert_same_outputs, ma
 from zoo.paths import PATHS
 
 from hf_ctxmodels import CtxAlbertModel, CtxBertConfig, CtxBertModel, CtxError
+from hf_ctxmodels.core.adapter_files import is_adapter_parameter
 from hf_ctxmodels.core.config import CtxTransformerConfig
 from hf_ctxmodels.downstream.adapters import (
     BottleneckConfig,
@@ -30,12 +31,13 @@ from hf_ctxmodels.downstream.adapters import (
     train_adapter,
     train_fusion,
 )
+from hf_ctxmodels.downstream.adapters.adapter_set import has_adapters
 from hf_ctxmodels.downstream.adapters.arguments import AdapterArguments
-from hf_ctxmodels.downstream.adapters.insertion import blocks, slots
-from hf_ctxmodels.downstream.adapters.loading import has_saved_adapters
+from hf_ctxmodels.downstream.adapters.insertion import get_invertible_adapters, list_blocks, list_sublayer_adapters
+from hf_ctxmodels.downstream.adapters.modules import BottleneckAdapter, SublayerAdapters
+from hf_ctxmodels.downstream.adapters.save_load import has_saved_adapters
 from hf_ctxmodels.downstream.loading_with_adapters import load_model_with_adapters, load_saved_model
-from hf_ctxmodels.layers.adapter_slots import AdapterSlot, is_adapter_parameter
-from hf_ctxmodels.layers.adapters import BottleneckAdapter
+from hf_ctxmodels.layers.hook_points import ResidualSum
 
 HOULSBY = BottleneckConfig(
     mh_adapter=True, cross_adapter=True, non_linearity="swish", original_ln_before=False, reduction_factor=4
@@ -76,8 +78,8 @@ def adapted(case: Case, config: BottleneckConfig | str = HOULSBY, **options: Any
 
 def hooked(model: PreTrainedModel, other: PreTrainedModel) -> PreTrainedModel:
     """A model without adapters whose maps are followed by those of another one."""
-    for block, mine in zip(blocks(other.base_model), blocks(model.base_model), strict=True):
-        for place, slot in block.slots.items():
+    for block, mine in zip(list_blocks(other.base_model), list_blocks(model.base_model), strict=True):
+        for place, slot in block.adapters.items():
             down, up = slot.members["a"].adapter_down[0], slot.members["a"].adapter_up  # type: ignore[index, union-attr]
 
             def after(_module: nn.Module, _given: Any, output: Tensor, down: Any = down, up: Any = up) -> Tensor:
@@ -106,7 +108,7 @@ def test_every_family_computes_the_formula(subtests: pytest.Subtests) -> None:
             assert torch.equal(model(**batch).last_hidden_state, before)
             delete_adapter(model, "a")
             assert list(model.state_dict()) == names
-            assert model.bottleneck_adapters is None
+            assert not has_adapters(model)
 
 
 @torch.no_grad()
@@ -124,7 +126,7 @@ def test_a_slot_computes_its_forms() -> None:
     for chosen, pre_norm in itertools.product(itertools.product(*options.values()), (True, False)):
         form = dict(zip(options, chosen, strict=True))
         config = BottleneckConfig(**form, reduction_factor=2, scaling=0.5, ln_before=True)
-        slot = AdapterSlot()
+        slot = SublayerAdapters()
         for name in ("a", "b"):
             slot.members[name] = BottleneckAdapter(8, config, 0)
             for parameter in slot.members[name].parameters():
@@ -141,7 +143,9 @@ def test_a_slot_computes_its_forms() -> None:
             lifted = adapter.adapter_norm_after(lifted) if config.ln_after else lifted
             value = lifted + (value if config.is_parallel else residual[config.residual_before_ln])
         expected = summed(value + states) if config.original_ln_after else value
-        assert_close(slot(None if pre_norm else norm, states, output, 0), expected, str((form, pre_norm)))
+        residual_sum = ResidualSum()
+        slot.attach(residual_sum)
+        assert_close(residual_sum(states, output, None if pre_norm else norm, 0), expected, str((form, pre_norm)))
 
 
 def embeddings_map(base: Any) -> nn.Module:
@@ -159,12 +163,12 @@ def test_the_inverse_stands_before_every_output_layer(subtests: pytest.Subtests)
     for case in WRITERS:
         with subtests.test(str(case)):
             model, plain, batch = adapted(case, config), case.model(), labelled(case)
-            slot = model.invertible_adapters
+            slot = get_invertible_adapters(model.base_model)
             given = torch.randn(3, 7, model.get_input_embeddings().embedding_dim)
             assert_close(slot.inverse(slot(given)), given)
             assert (slot(given) - given).abs().max() > 0.05
             other = copy.deepcopy(model)
-            other.invertible_adapters.active = None
+            get_invertible_adapters(other.base_model).active = None
             if case.family.name == "xlnet":
                 place = other.base_model.word_embeddings
             else:
@@ -225,7 +229,7 @@ def test_counts_depths_and_left_out_layers() -> None:
     ):
         name = name.replace(" ", "_")
         add_adapter(model, name, config)
-        adapters = [slot.members[name] for _, _, slot in slots(model) if name in slot.members]
+        adapters = [slot.members[name] for _, _, slot in list_sublayer_adapters(model) if name in slot.members]
         assert sum(parameter.numel() for each in adapters for parameter in each.parameters()) == count, name
 
     def albert(**changes: Any) -> CtxAlbertModel:
@@ -241,7 +245,7 @@ def test_counts_depths_and_left_out_layers() -> None:
     add_adapter(unshared, "a", HOULSBY)
     for model in (unshared, each):
         set_active_adapters(model, "a")
-    own = {number: block.module for number, block in enumerate(blocks(unshared))}
+    own = {number: block.module for number, block in enumerate(list_blocks(unshared))}
     state = unshared.state_dict()
     for name in state:
         kind, number, *rest = name.split(".")
@@ -251,8 +255,8 @@ def test_counts_depths_and_left_out_layers() -> None:
     unshared.load_state_dict(state)
     shaken(each)
     for number, place in itertools.product(range(4), ("attention", "feed_forward")):
-        slot = blocks(each)[number // 2].slots[place]
-        found = slot.at(["a"], number)
+        slot = list_blocks(each)[number // 2].adapters[place]
+        found = slot.adapters_at(["a"], number)
         assert bool(found) == (number != 3)
         mine = own[number].adapters[place].members["a"]
         if found:
@@ -313,10 +317,10 @@ def test_one_line_says_what_became_of_adapters(bert: PreTrainedModel, tmp_path: 
         shown = capsys.readouterr().err
         assert added == (name != "from_pretrained")
         assert ("the adapters a are added" in shown) == added, name
-        assert ("opened without its adapters a;" in shown) != added, name
+        assert ("loaded without its adapters a;" in shown) != added, name
     (tmp_path / "adapters" / "stack.json").unlink()
     assert not any(map(is_adapter_parameter, load_saved_model(str(tmp_path)).state_dict()))
-    assert "opened without its adapters a" in capsys.readouterr().err
+    assert "loaded without its adapters a" in capsys.readouterr().err
 
 
 def test_errors_list_what_there_is(bert: PreTrainedModel) -> None:
@@ -328,31 +332,34 @@ def test_errors_list_what_there_is(bert: PreTrainedModel) -> None:
     encoder = next(case for case in BASES if case.family.name == "bert").model()
     wrong: list[tuple[Callable[[], Any], str]] = [
         (lambda: add_adapter(bert, "ner"), "already has an adapter 'ner'"),
-        (lambda: add_adapter(bert, "a.b"), "no name of an adapter"),
-        (lambda: add_adapter(bert, "train"), "no name of an adapter"),
-        (lambda: set_active_adapters(bert, [[["ner"]]]), "no name of an adapter"),  # type: ignore[list-item]
+        (lambda: add_adapter(bert, "a.b"), "not a valid name"),
+        (lambda: add_adapter(bert, "train"), "not a valid name"),
+        (lambda: set_active_adapters(bert, [[["ner"]]]), "not a valid name"),  # type: ignore[list-item]
         (lambda: add_adapter(encoder, "x", BottleneckConfig(reduction_factor={"0": 2})), "no value for layer 1"),
-        (lambda: add_adapter(bert, "x", "lora"), "kind of adapter 'lora'(.|\n)*houlsby"),
+        (lambda: add_adapter(bert, "x", "lora"), "'lora'(.|\n)*houlsby"),
         (lambda: add_adapter(bert, "x", BottleneckConfig(non_linearity="sharp")), "no activation 'sharp'"),
-        (lambda: BottleneckConfig(original_ln_before="False"), "original_ln_before='False' of an adapter is no bool"),  # type: ignore[arg-type]
+        (lambda: BottleneckConfig(original_ln_before="False"), "original_ln_before='False'.*bool"),  # type: ignore[arg-type]
         (lambda: BottleneckConfig(leave_out=0), "leave_out=0"),  # type: ignore[arg-type]
         (lambda: BottleneckConfig(init_weights="foo"), "init_weights='foo'.*bert.*houlsby"),  # type: ignore[arg-type]
         (lambda: BottleneckConfig(scaling="big"), "scaling='big'"),  # type: ignore[arg-type]
         (lambda: BottleneckConfig(reduction_factor=0), "reduction_factor=0.*out of range"),
         (lambda: AdapterArguments("x", ["inv_adapter=nicest"]).form("pfeiffer"), "inv_adapter='nicest'"),
         (lambda: add_adapter(bert, "x", BottleneckConfig(leave_out=(3,))), "leave_out=\\[3\\], but the model has 3"),
-        (lambda: add_adapter(encoder, "x", BottleneckConfig(output_adapter=False, cross_adapter=True)), "nowhere"),
+        (
+            lambda: add_adapter(encoder, "x", BottleneckConfig(output_adapter=False, cross_adapter=True)),
+            "no place in CtxBertModel",
+        ),
         (lambda: add_adapter(lstm, "x"), "no Transformer layers(.|\n)*xlnet"),
         (lambda: set_active_adapters(bert, "fr"), "no adapter 'fr'(.|\n)*de, ner"),
         (lambda: set_active_adapters(bert, ["ner", "de"]), "'de' is invertible, and not the lowest"),
         (lambda: set_active_adapters(bert, ["ner", "ner"]), "twice"),
         (lambda: set_active_adapters(bert, [["ner", "high"]]), "no fusion of ner, high"),
-        (lambda: add_fusion(bert, ["ner", "high"]), "not stand in the same places"),
+        (lambda: add_fusion(bert, ["ner", "high"]), "not after the same sub-layers"),
         (lambda: add_fusion(bert, ["ner", "de"]), "'de' is invertible, and cannot be fused"),
         (lambda: add_fusion(bert, ["ner", "beside"]), "'beside' is parallel"),
         (lambda: add_fusion(bert, ["ner"]), "two or more"),
         (lambda: delete_adapter(bert, "fr"), "no adapter 'fr'"),
-        (lambda: merge_adapter(bert, "ner"), "active by itself"),
+        (lambda: merge_adapter(bert, "ner"), "single active adapter"),
         (lambda: save_adapter(bert, "fr", "x"), "no adapter 'fr'"),
         (lambda: load_adapter(bert, "/none"), "no adapter_config.json"),
     ]

@@ -8,8 +8,8 @@ from torch import Tensor
 from transformers import PreTrainedModel, Trainer, TrainingArguments
 from zoo import HEADS, Batch, assert_close, make_batch, make_targets
 
+from hf_ctxmodels.core.adapter_files import is_adapter_parameter
 from hf_ctxmodels.downstream.adapters import add_adapter, train_adapter
-from hf_ctxmodels.layers.adapter_slots import is_adapter_parameter
 
 
 class Rows(torch.utils.data.Dataset):
