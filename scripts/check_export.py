@@ -20,7 +20,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from hf_ctxmodels.architectures.encoder_decoder import EncoderDecoder
-from hf_ctxmodels.inference.exporting import PARTS, Part, difference_on, write_onnx, write_program
+from hf_ctxmodels.inference.exporting import PARTS, Part, max_relative_difference, write_onnx, write_program
 from hf_ctxmodels.inference.model_inputs import Batch
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.spec import FamilySpec
@@ -106,13 +106,13 @@ def batches(model: PreTrainedModel, auto_name: str = "AutoModel", part: Part = "
 def check_program(model: nn.Module, batch: Batch, others: list[Batch], folder: Path) -> float:
     """Largest difference of the program that `torch.export` makes of a model, after it was written and read."""
     with torch.no_grad():
-        return difference_on(model, write_program(model, batch, folder / "model.pt2"), others)
+        return max_relative_difference(model, write_program(model, batch, folder / "model.pt2"), others)
 
 
 def check_onnx(model: nn.Module, batch: Batch, others: list[Batch], folder: Path) -> float:
     """Largest difference of what onnxruntime computes."""
     with torch.no_grad():
-        return difference_on(model, write_onnx(model, batch, folder / "model.onnx"), others)
+        return max_relative_difference(model, write_onnx(model, batch, folder / "model.onnx"), others)
 
 
 def check(spec: FamilySpec, auto_name: str, part: Part = "model", *, onnx: bool) -> Result:

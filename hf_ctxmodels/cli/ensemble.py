@@ -39,7 +39,7 @@ def main() -> None:
             (load_model_with_adapters(source, AutoModelForSequenceClassification.__name__, config), tokenizer)
         )
     scores = score_ensemble(classifiers, examples, task, arguments.batch_size)
-    width = max(map(len, [*arguments.models, "together"]))
-    for name, metrics in zip([*arguments.models, "together"], [*scores.alone, scores.together], strict=True):
+    width = max(map(len, [*arguments.models, "ensemble"]))
+    for name, metrics in zip([*arguments.models, "ensemble"], [*scores.members, scores.ensemble], strict=True):
         print(f"{name:<{width}}  " + "  ".join(f"{metric} {value:.4f}" for metric, value in metrics.items()))
     print(f"{len(examples)} texts")

@@ -23,7 +23,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag, non_default_fields, reject_flag_conflicts
 from hf_ctxmodels.core.output_files import MODEL_FILES, TOKENIZER_FILES, check_output_directory, wrap_write_errors
 from hf_ctxmodels.downstream.loading_with_adapters import load_saved_model
-from hf_ctxmodels.inference.model_inputs import inputs_of_texts
+from hf_ctxmodels.inference.model_inputs import inputs_for_texts
 from hf_ctxmodels.training.model_loading import load_config, load_tokenizer
 from hf_ctxmodels.training.recipe import parse_arguments
 
@@ -93,7 +93,7 @@ def calibrate(model: PreTrainedModel, arguments: QuantizeArguments) -> InputRang
         for first in progress_bar(range(0, len(texts), 8), "calibration", unit="batches"):
             options = {"padding": True, "truncation": True, "max_length": arguments.max_length}
             batch = tokenizer(texts[first : first + 8], return_tensors="pt", **options)
-            model(**inputs_of_texts(model, dict(batch)))
+            model(**inputs_for_texts(model, dict(batch)))
     return recorder.ranges
 
 

@@ -1,4 +1,4 @@
-"""Inference for which transformers has no pipeline, and sentence vectors of any model."""
+"""Inference: text generation, pipelines that transformers lacks, ensembles, sentence vectors and export."""
 
 from hf_ctxmodels.architectures.sentence_encoder import encode_sentences
 from hf_ctxmodels.core.generation import decode_generated

@@ -1,5 +1,4 @@
-"""Export of models and of parts of encoder-decoders as a program of torch or an ONNX file, and the check of what was
-written."""
+"""Export of models and of the parts of encoder-decoders to `torch.export` and ONNX files, with a check of the outputs."""
 
 import math
 import shutil
@@ -23,27 +22,27 @@ from hf_ctxmodels.compression.low_bits.modules import PackedLinear
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.generation import max_input_length
 from hf_ctxmodels.core.output_files import wrap_write_errors
-from hf_ctxmodels.inference.model_inputs import Batch, decoder_input_of, writes_target
+from hf_ctxmodels.inference.model_inputs import Batch, example_decoder_input_ids, has_generating_decoder
 
-LARGEST_DIFFERENCE = 1e-4
-"""Of an output, as a share of its largest value."""
+MAX_RELATIVE_DIFFERENCE = 1e-4
+"""Largest difference of an output from the model's, relative to its largest value."""
 
-LARGEST_OF_CODES = 0.1
-"""The same for ONNX of models that round their inputs to 8 bits: an input between two codes, of which onnxruntime has
-another last digit, gets the other one, and that moves outputs as far as the 8 bits themselves do."""
+MAX_RELATIVE_DIFFERENCE_8BIT = 0.1
+"""The same for ONNX files of models that round their inputs to 8 bits: an input halfway between two codes may be rounded
+differently by onnxruntime, which changes outputs as much as the rounding itself."""
 
-_LENGTHS = ((9, 6, 4), (3, 12, 7, 2, 8), (5,))  # words of the texts: of the example, and of what is then run
+_SEQUENCE_LENGTHS = ((9, 6, 4), (3, 12, 7, 2, 8), (5,))  # words per text: of the example batch, and of the test batches
 _WORDS = ["the", "film", "was", "a", "joy", "from", "start", "to", "end", "and", "nobody", "left"]
 
 Run = Callable[[Batch], Iterable[Tensor]]
-"""A batch -> outputs in their order."""
+"""Function from a batch to the outputs, in order."""
 Format = Literal["onnx", "torch"]
 Part = Literal["model", "encoder", "decoder"]
-"""What is exported: the whole model, or what generation runs once, or what it repeats."""
+"""The whole model, or the part of an encoder-decoder that generation runs once or in every step."""
 
 
 class DecoderStep(nn.Module):
-    """Logits of a target for what the encoder gave: the part of an encoder-decoder that generation repeats."""
+    """The part of an encoder-decoder that generation repeats: encoder states and a target prefix to logits."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
@@ -53,9 +52,9 @@ class DecoderStep(nn.Module):
         self, encoder_hidden_states: Tensor, attention_mask: Tensor, decoder_input_ids: Tensor
     ) -> dict[str, Tensor]:
         """(batch, length, hidden), (batch, length) and (batch, steps) -> "logits" (batch, steps, vocabulary)."""
-        encoded = BaseModelOutput(encoder_hidden_states)  # type: ignore[arg-type]
+        encoder_outputs = BaseModelOutput(encoder_hidden_states)  # type: ignore[arg-type]
         outputs = self.model(
-            encoder_outputs=encoded, attention_mask=attention_mask, decoder_input_ids=decoder_input_ids
+            encoder_outputs=encoder_outputs, attention_mask=attention_mask, decoder_input_ids=decoder_input_ids
         )
         return {"logits": outputs.logits}
 
@@ -65,176 +64,186 @@ PARTS: dict[Part, Callable[[PreTrainedModel], nn.Module]] = {
     "encoder": lambda model: model.get_encoder(),
     "decoder": DecoderStep,
 }
-"""The module of a part."""
+"""Name of a part -> function from the model to its module."""
 
 
-def check_exports(model: PreTrainedModel, file: str | Path, form: Format, part: Part = "model") -> None:
-    """Raise CtxError for a model that has no graph or no such part, a format whose packages are missing, or a wrong
-    name."""
-    if part != "model" and not writes_target(model):
+def check_exportable_as(model: PreTrainedModel, file: str | Path, format: Format, part: Part = "model") -> None:
+    """Check a model, a part, a format and a file name before an export.
+
+    Raises:
+        CtxError: The model has no graph or no such part, the packages of the format are not installed, or the file has
+            another suffix.
+    """
+    if part != "model" and not has_generating_decoder(model):
         raise CtxError(
-            f"{type(model).__name__} has no decoder that writes.",
+            f"{type(model).__name__} has no generating decoder.",
             location=f"--part {part}",
-            hint="leave --part out: the model is exported whole.",
+            hint="leave --part out to export the whole model.",
         )
     if part == "decoder" and not isinstance(model, TransformerForConditionalGeneration):
         raise CtxError(
-            f"The decoder of {type(model).__name__} reads more of the source than the encoder's states.",
+            f"The decoder of {type(model).__name__} needs more inputs than the encoder's states.",
             location=f"--part {part}",
-            hint="leave --part out: the model is exported whole.",
+            hint="leave --part out to export the whole model.",
         )
     scales = {module.activations for module in model.modules() if isinstance(module, Int8Linear)}
     if scales - {"token"}:
         raise CtxError(
-            f"Inputs of 8 bits with a scale by {', '.join(sorted(scales))} are not in a graph.",
+            f"8-bit inputs with a scale per {', '.join(sorted(scales))} have no graph.",
             location="--model",
-            hint="quantize with --activations token, which exports; the graph multiplies in single precision.",
+            hint="quantize with --activations token; the exported graph multiplies in float32.",
         )
-    if form == "torch" and Path(file).suffix != ".pt2":
-        raise CtxError("A program of torch.export is a file ending in .pt2.", location=f"--output {file}")
+    if format == "torch" and Path(file).suffix != ".pt2":
+        raise CtxError("A file of torch.export ends in .pt2.", location=f"--output {file}", hint="use the suffix .pt2.")
     missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]
-    if form == "onnx" and missing:
+    if format == "onnx" and missing:
         raise CtxError(
-            f"ONNX needs {', '.join(missing)}.", location="--format onnx", hint='pip install "hf_ctxmodels[onnx]"'
+            f"ONNX export needs {', '.join(missing)}.",
+            location="--format onnx",
+            hint='pip install "hf_ctxmodels[onnx]"',
         )
 
 
 def example_batches(
     tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel | None = None, part: Part = "model"
 ) -> list[Batch]:
-    """What a model is exported with, and two batches of other shapes to compare on.
+    """Batches of different shapes: the first for the export, the others to compare the outputs.
 
     Args:
-        tokenizer: Its own.
-        model: For an encoder-decoder that writes, whose batches have `decoder_input_ids` of lengths of their own.
-        part: What is exported.
+        tokenizer: The model's tokenizer.
+        model: The model, whose encoder-decoders also get `decoder_input_ids`; None for an encoder.
+        part: The exported part.
     """
-    texts = [[" ".join(_WORDS[index % len(_WORDS)] for index in range(each)) for each in row] for row in _LENGTHS]
-    longest = None if model is None else max_input_length(model.config)
-    cut = {} if longest is None else {"truncation": True, "max_length": longest}
-    batches = [dict(tokenizer(each, padding=True, return_tensors="pt", **cut)) for each in texts]
-    if model is None or not writes_target(model) or part == "encoder":
+    texts = [
+        [" ".join(_WORDS[index % len(_WORDS)] for index in range(num_words)) for num_words in lengths]
+        for lengths in _SEQUENCE_LENGTHS
+    ]
+    limit = None if model is None else max_input_length(model.config)
+    truncation = {} if limit is None else {"truncation": True, "max_length": limit}
+    batches = [dict(tokenizer(batch, padding=True, return_tensors="pt", **truncation)) for batch in texts]
+    if model is None or not has_generating_decoder(model) or part == "encoder":
         return batches
-    return [batch | _decoder_input(model, batch, part) for batch in batches]
+    return [_with_decoder_inputs(model, batch, part) for batch in batches]
 
 
 @torch.no_grad()
-def _decoder_input(model: Any, batch: Batch, part: Part) -> Batch:
-    """Targets of `decoder_input_of`; for the decoder alone also the encoder's states, without ids."""
-    written = decoder_input_of(model, batch["input_ids"])
+def _with_decoder_inputs(model: Any, batch: Batch, part: Part) -> Batch:
+    """The batch with `decoder_input_ids`; for the decoder with the encoder's states instead of token ids."""
+    decoder_input_ids = example_decoder_input_ids(model, batch["input_ids"])
     if part == "model":
-        return {"decoder_input_ids": written}
-    states = model.eval().get_encoder()(**batch).last_hidden_state
-    batch.pop("input_ids")
-    return {"encoder_hidden_states": states, "decoder_input_ids": written}
+        return batch | {"decoder_input_ids": decoder_input_ids}
+    return {
+        "attention_mask": batch["attention_mask"],
+        "encoder_hidden_states": model.eval().get_encoder()(**batch).last_hidden_state,
+        "decoder_input_ids": decoder_input_ids,
+    }
 
 
 def export_model(
-    model: PreTrainedModel, batches: list[Batch], file: str | Path, form: Format, part: Part = "model"
+    model: PreTrainedModel, batches: list[Batch], file: str | Path, format: Format, part: Part = "model"
 ) -> float:
-    """Write a model, and compare what was written with the model on batches of other shapes.
+    """Export a model, and compare the outputs of the exported file with the model's on batches of other shapes.
 
     Args:
-        model: Evaluated.
-        batches: That of the example, with at least two rows and columns, and those to compare on.
-        file: To be written, with the weights of an ONNX file in `<file>.data` beside it.
-        form: `torch` for `torch.export`, or `onnx`.
-        part: What of an encoder-decoder is exported.
+        model: The model; it is set to evaluation mode.
+        batches: The example batch, with at least two rows and columns, and the batches to compare on.
+        file: Output file; the weights of an ONNX file are written to `<file>.data`.
+        format: "torch" for `torch.export`, or "onnx".
+        part: Part of an encoder-decoder to export.
 
     Returns:
-        The largest difference of an output, as a share of its largest value.
+        The largest difference of an output, relative to its largest value.
 
     Raises:
-        CtxError: The model cannot be exported, the file cannot be written, or what it computes differs.
+        CtxError: The model cannot be exported, the file cannot be written, or the outputs differ.
     """
-    check_exports(model, file, form, part)
-    exported = PARTS[part](model.eval()).eval()
+    check_exportable_as(model, file, format, part)
+    module = PARTS[part](model.eval()).eval()
     file = Path(file)
     with wrap_write_errors(file), tempfile.TemporaryDirectory() as folder, torch.no_grad():
-        written = Path(folder) / file.name
+        temporary_file = Path(folder) / file.name
         try:
-            run = (write_onnx if form == "onnx" else write_program)(exported, batches[0], written)
-        except Exception as error:  # whatever the exporters meet in a model
+            run = (write_onnx if format == "onnx" else write_program)(module, batches[0], temporary_file)
+        except Exception as error:  # the exporters raise errors of many types
             raise CtxError(
                 f"{type(model).__name__} cannot be exported: {(str(error).strip().splitlines() or [''])[0]}",
-                location=f"--format {form}",
-                hint="docs/how-to/export.md lists what can.",
+                location=f"--format {format}",
+                hint="see docs/how-to/export.md for the models that can be exported.",
             ) from error
-        found = difference_on(exported, run, batches[1:])
-        if not found <= (LARGEST_OF_CODES if form == "onnx" and rounds_inputs(model) else LARGEST_DIFFERENCE):
+        difference = max_relative_difference(module, run, batches[1:])
+        uses_8bit_onnx = format == "onnx" and rounds_inputs(model)
+        if not difference <= (MAX_RELATIVE_DIFFERENCE_8BIT if uses_8bit_onnx else MAX_RELATIVE_DIFFERENCE):
             raise CtxError(
-                f"What was exported differs from the model by {found:.1e} of an output's largest value.",
-                location=f"--format {form}",
-                hint="nothing was written; try the other format.",
+                f"An output of the exported model differs by {difference:.1e} of its largest value; nothing was written.",
+                location=f"--format {format}",
+                hint="try the other format.",
             )
         file.parent.mkdir(parents=True, exist_ok=True)
-        for each in Path(folder).iterdir():
-            shutil.move(each, file.parent / each.name)
-    return found
+        for path in Path(folder).iterdir():
+            shutil.move(path, file.parent / path.name)
+    return difference
 
 
 def write_program(model: nn.Module, batch: Batch, file: Path) -> Run:
-    """Export by `torch.export`, with a dynamic batch and length; gives what runs the written file."""
+    """Export with `torch.export`, with dynamic batch size and length; returns a function that runs the file."""
     shapes = {name: {0: Dim.DYNAMIC, 1: Dim.DYNAMIC} for name in batch}
     torch.export.save(torch.export.export(model, (), kwargs=batch, dynamic_shapes=shapes), file)
-    opened = torch.export.load(file).module()
-    return lambda other: _tensors(opened(**other)).values()
+    program = torch.export.load(file).module()
+    return lambda inputs: _tensors(program(**inputs)).values()
 
 
 def write_onnx(model: nn.Module, batch: Batch, file: Path) -> Run:
-    """Export to ONNX, with a dynamic batch, length and number of a decoder's steps; gives what runs the file."""
+    """Export to ONNX, with dynamic batch size, length and decoder steps; returns a function that runs the file."""
     import onnxruntime
 
-    names = [*_tensors(model(**batch))]
+    output_names = [*_tensors(model(**batch))]
     shapes = {name: {0: "batch", 1: "steps" if name.startswith("decoder_") else "length"} for name in batch}
     torch.onnx.export(
-        model, kwargs=batch, f=file, dynamo=True, dynamic_shapes=shapes, output_names=names, verbose=False
+        model, kwargs=batch, f=file, dynamo=True, dynamic_shapes=shapes, output_names=output_names, verbose=False
     )
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
-    taken = {each.name for each in session.get_inputs()}
+    input_names = {node.name for node in session.get_inputs()}
 
-    def run(other: Batch) -> list[Tensor]:
-        given = {name: tensor.numpy() for name, tensor in other.items() if name in taken}
-        return [torch.from_numpy(each) for each in session.run(names, given)]
+    def run(inputs: Batch) -> list[Tensor]:
+        arrays = {name: tensor.numpy() for name, tensor in inputs.items() if name in input_names}
+        return [torch.from_numpy(output) for output in session.run(output_names, arrays)]
 
     return run
 
 
-def difference_on(model: nn.Module, run: Run, batches: Iterable[Batch]) -> float:
-    """The largest difference from the model of what was exported, as a share of an output's largest value.
+def max_relative_difference(model: nn.Module, run: Run, batches: Iterable[Batch]) -> float:
+    """Largest difference between the outputs of an exported file and the model, relative to an output's largest value.
 
-    A model that rounds its inputs multiplies them as its graph does, in single precision.
+    A model that rounds its inputs is run with float32 products, as in its graph.
     """
-    found, rounds = 0.0, rounds_inputs(model)
-    for each in batches:
-        with _AsInGraphs() if rounds else nullcontext():
-            expected = _tensors(model(**each)).values()
-        found = max(found, _difference(expected, run(each), each["attention_mask"]))
-    return found
+    differences, uses_float_products = [0.0], rounds_inputs(model)
+    for batch in batches:
+        with _FloatProducts() if uses_float_products else nullcontext():
+            expected = _tensors(model(**batch)).values()
+        for expected_output, output in zip(expected, run(batch), strict=True):
+            differences.append(_relative_difference(expected_output, output, batch["attention_mask"]))
+    return max(differences)
 
 
 def rounds_inputs(model: nn.Module) -> bool:
-    """Whether maps of a model round their inputs to codes of 8 bits."""
+    """Whether linear layers of the model round their inputs to 8 bits."""
     return any(isinstance(module, Int8Linear | PackedLinear) for module in model.modules())
 
 
-class _AsInGraphs(TorchDispatchMode):
-    """Within, operators are those of a graph, see `layers.cpu.onednn.operators_are_intercepted`."""
+class _FloatProducts(TorchDispatchMode):
+    """Context in which quantized layers multiply in float32, see `layers.cpu.onednn.operators_are_intercepted`."""
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return function(*args, **(kwargs or {}))
 
 
-def _tensors(output: Mapping[str, Any]) -> dict[str, Tensor]:
-    return {name: value for name, value in output.items() if isinstance(value, Tensor)}
+def _tensors(outputs: Mapping[str, Any]) -> dict[str, Tensor]:
+    return {name: value for name, value in outputs.items() if isinstance(value, Tensor)}
 
 
-def _difference(expected: Iterable[Tensor], found: Iterable[Tensor], mask: Tensor) -> float:
-    """Of all outputs; of what there is for each token, only tokens count. Infinite where either gives no number."""
-    shares = [0.0]
-    for ours, theirs in zip(expected, found, strict=True):
-        if ours.shape[:2] == mask.shape:
-            ours, theirs = ours[mask != 0], theirs[mask != 0]
-        share = float((ours - theirs).abs().max() / ours.abs().max().clamp_min(1e-30))
-        shares.append(share if math.isfinite(share) else math.inf)  # `max` passes over what is no number
-    return max(shares)
+def _relative_difference(expected: Tensor, output: Tensor, attention_mask: Tensor) -> float:
+    """Difference at the tokens of (batch, length) outputs, or everywhere; infinite if an output is not finite."""
+    if expected.shape[:2] == attention_mask.shape:
+        expected, output = expected[attention_mask != 0], output[attention_mask != 0]
+    difference = float((expected - output).abs().max() / expected.abs().max().clamp_min(1e-30))
+    return difference if math.isfinite(difference) else math.inf  # `max` would ignore NaN

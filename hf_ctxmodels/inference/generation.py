@@ -1,4 +1,4 @@
-"""Text from text: what an encoder-decoder writes for a source, or a decoder after a prompt."""
+"""Batched text generation with encoder-decoders and decoders."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -30,93 +30,91 @@ def generate_texts(
     progress: bool = False,
     **options: Any,
 ) -> list[str]:
-    """What the model writes for each text.
+    """Generate a text for every source or prompt.
 
-    Without `do_sample` it does not depend on the other texts. A sample depends on torch's seed, the texts and the batch
-    size.
+    Without `do_sample` the result for a text does not depend on the other texts. A sample depends on torch's seed, the
+    texts and the batch size.
 
     Args:
-        model: An encoder-decoder (`AutoModelForSeq2SeqLM`), which reads the text and writes another one, or a decoder
-            (`AutoModelForCausalLM`), which continues it; the continuation is returned.
-        tokenizer: Its tokenizer.
+        model: An encoder-decoder (`AutoModelForSeq2SeqLM`), or a decoder (`AutoModelForCausalLM`), whose continuation
+            is returned without the prompt.
+        tokenizer: The model's tokenizer.
         texts: Sources or prompts.
-        max_new_tokens: Longest written text in tokens.
-        max_length: Texts are cut to so many tokens, sources at their end and prompts at their beginning; None for an
+        max_new_tokens: Tokens of the longest generated text.
+        max_length: Truncate sources at the end and prompts at the beginning to this number of tokens; None raises an
             error for texts over the model's limit.
         batch_size: Texts per batch; texts of similar length are batched.
-        language: The language to write: one of `tokenizer.languages`, None for the first or only one; where the model
-            has embeddings of languages, one of `config.lang2id`.
-        source_language: With such embeddings, the language of the texts; None for that of `config.default_lang`.
-        progress: Whether to show a bar.
-        options: Arguments of `generate`, such as `num_beams` and `length_penalty`; greedy by default.
+        language: Target language: one of `tokenizer.languages` (None for the first one), or, for models with language
+            embeddings, one of `config.lang2id`.
+        source_language: Language of the texts for models with language embeddings; None for `config.default_lang`.
+        progress: Whether to show a progress bar.
+        options: Arguments of `generate`, such as `num_beams` and `length_penalty`; greedy search by default.
 
     Raises:
-        CtxError: The model does not write text, or not this language, or must be told one; a text has no token, or too
-            many for the model; a number is too small, or several texts are asked for of one.
+        CtxError: The model cannot generate, does not support the language or requires one, a text has no token or too
+            many for the model, a number is too small, or `num_return_sequences` is not 1.
     """
     check_can_generate(model)
     _check_numbers(max_new_tokens, max_length, batch_size, options)
-    names = LanguagePair.of(model.config, source_language, language, ("--source_language", "--language"))
-    told = {} if names is None else names.tokenizer_arguments(tokenizer, names.source)
-    numbers = _language_numbers(model, tokenizer, names, language, source_language)
-    rows = _encode(model, tokenizer, texts, max_length, told)
-    _check_rows(model, tokenizer, texts, rows, max_new_tokens)
+    languages = LanguagePair.of(model.config, source_language, language, ("--source_language", "--language"))
+    tokenizer_arguments = {} if languages is None else languages.tokenizer_arguments(tokenizer, languages.source)
+    language_ids = _language_ids(model, tokenizer, languages, language, source_language)
+    sequences = _encode(model, tokenizer, texts, max_length, tokenizer_arguments)
+    _check_lengths(model, tokenizer, texts, sequences, max_new_tokens)
     settings = {"do_sample": False, "max_new_tokens": max_new_tokens, **options}
-    if not _has_encoder(model) and model.generation_config.pad_token_id is None:
-        settings.setdefault("pad_token_id", _padding(tokenizer))
-    order = sorted(range(len(texts)), key=lambda place: len(rows[place]))
-    found: dict[int, str] = {}
+    if not model.config.is_encoder_decoder and model.generation_config.pad_token_id is None:
+        settings.setdefault("pad_token_id", _padding_id(tokenizer))
+    order = sorted(range(len(texts)), key=lambda index: len(sequences[index]))
+    generated: dict[int, str] = {}
     with evaluation_mode(model), prepacked_weights(getattr(model, "prepacked_bytes", 0)):
         for first in progress_bar(range(0, len(order), batch_size), "generating", unit="batches", enabled=progress):
-            places = order[first : first + batch_size]
-            batch = _batch(model, tokenizer, [rows[place] for place in places], numbers)
-            written = model.generate(**batch, **settings)
-            if not _has_encoder(model):
-                written = written[:, batch["input_ids"].shape[1] :]
-            found |= dict(zip(places, decode_generated(tokenizer, written.tolist()), strict=True))
-    return [found[place] for place in range(len(texts))]
+            indices = order[first : first + batch_size]
+            batch = _make_batch(model, tokenizer, [sequences[index] for index in indices], language_ids)
+            output_ids = model.generate(**batch, **settings)
+            if not model.config.is_encoder_decoder:
+                output_ids = output_ids[:, batch["input_ids"].shape[1] :]
+            generated |= dict(zip(indices, decode_generated(tokenizer, output_ids.tolist()), strict=True))
+    return [generated[index] for index in range(len(texts))]
 
 
-def _check_numbers(new: int, max_length: int | None, batch_size: int, options: dict[str, Any]) -> None:
-    """Raise CtxError for a number that `generate` cannot work with, or does not say here what it says there."""
-    numbers = {"max_new_tokens": new, "batch_size": batch_size, "max_length": max_length}
-    numbers["num_beams"] = options.get("num_beams")
+def _check_numbers(max_new_tokens: int, max_length: int | None, batch_size: int, options: dict[str, Any]) -> None:
+    numbers = {
+        "max_new_tokens": max_new_tokens,
+        "batch_size": batch_size,
+        "max_length": max_length,
+        "num_beams": options.get("num_beams"),
+    }
     check_at_least(1, **{name: value for name, value in numbers.items() if value is not None})
     if (count := options.get("num_return_sequences") or 1) != 1:
         raise CtxError(
-            f"num_return_sequences={count}, but one text is written for each.",
-            hint="give each text so many times, or call model.generate, which returns ids.",
+            f"num_return_sequences={count}, but one text is generated per input.",
+            hint="repeat the inputs, or call model.generate, which returns ids.",
         )
 
 
-def _language_numbers(
+def _language_ids(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    names: LanguagePair | None,
+    languages: LanguagePair | None,
     language: str | None,
     source_language: str | None,
 ) -> dict[str, int]:
-    """The number of the language that each argument of `generate` holds, by its name.
+    """Argument of `generate` -> id of the language.
 
     Raises:
-        CtxError: The model does not know a language that is given.
+        CtxError: The model does not support the language.
     """
-    if names is not None:
-        columns = ("langs", "decoder_langs") if _has_encoder(model) else ("langs",)
-        return dict(zip(columns, names.numbers, strict=False))
+    if languages is not None:
+        names = ("langs", "decoder_langs") if model.config.is_encoder_decoder else ("langs",)
+        return dict(zip(names, languages.numbers, strict=False))
     if source_language is not None:
         raise CtxError(
-            "The model is not told the language of its texts.",
+            "The model has no language embeddings.",
             location=f"--source_language {source_language}",
             hint="leave it out.",
         )
-    number = target_language_id(tokenizer, language, model.config)
-    return {} if number is None else {"target_languages": number}
-
-
-def _has_encoder(model: PreTrainedModel) -> bool:
-    """Whether what it writes is a text of its own, and not the continuation of what it reads."""
-    return bool(model.config.is_encoder_decoder)
+    language_id = target_language_id(tokenizer, language, model.config)
+    return {} if language_id is None else {"target_languages": language_id}
 
 
 def _encode(
@@ -124,68 +122,72 @@ def _encode(
     tokenizer: PreTrainedTokenizerBase,
     texts: Sequence[str],
     max_length: int | None,
-    told: dict[str, str],
+    tokenizer_arguments: dict[str, str],
 ) -> list[list[int]]:
-    """The ids of each text; those of a prompt without the tokens that end a text. `told` are further keywords."""
-    if _has_encoder(model):
-        cut = {} if max_length is None else {"truncation": True, "max_length": max_length}
-        return tokenizer(list(texts), verbose=False, **cut, **told)["input_ids"]
-    encoded = tokenizer(list(texts), verbose=False, return_special_tokens_mask=True, **told)
-    rows = []
-    for ids, special in zip(encoded["input_ids"], encoded["special_tokens_mask"], strict=True):
-        end = len(ids) - next((place for place, each in enumerate(reversed(special)) if not each), len(ids))
-        rows.append(ids[:end] if max_length is None else ids[:end][-max_length:])
-    return rows
+    """Token ids of the texts; prompts without the special tokens at their end."""
+    if model.config.is_encoder_decoder:
+        truncation = {} if max_length is None else {"truncation": True, "max_length": max_length}
+        return tokenizer(list(texts), verbose=False, **truncation, **tokenizer_arguments)["input_ids"]
+    encoded = tokenizer(list(texts), verbose=False, return_special_tokens_mask=True, **tokenizer_arguments)
+    sequences = []
+    for ids, special_tokens in zip(encoded["input_ids"], encoded["special_tokens_mask"], strict=True):
+        stop = len(ids)
+        while stop and special_tokens[stop - 1]:
+            stop -= 1
+        sequences.append(ids[:stop] if max_length is None else ids[:stop][-max_length:])
+    return sequences
 
 
-def _check_rows(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], rows: list[list[int]], new: int
+def _check_lengths(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[str],
+    sequences: list[list[int]],
+    max_new_tokens: int,
 ) -> None:
-    """Raise CtxError for a text without a token, or one that with its continuation is longer than the model reads."""
-    special, limit, pair = (
-        len(tokenizer("")["input_ids"]),
-        max_input_length(model.config),
-        max_pair_length(model.config),
-    )
-    limit = limit if pair is None else pair
-    if limit is not None and new > limit:
+    """Raise CtxError for a text without a token, or one that is too long for the model with its generated tokens."""
+    pair_length = max_pair_length(model.config)
+    limit = max_input_length(model.config) if pair_length is None else pair_length
+    if limit is not None and max_new_tokens > limit:
         raise CtxError(
-            f"{new} new tokens are over the model's limit of {limit} positions.",
-            location=f"--max_new_tokens {new}",
-            hint=f"use {limit} or fewer (max_new_tokens).",
+            f"{max_new_tokens} new tokens exceed the model's {limit} positions.",
+            location=f"--max_new_tokens {max_new_tokens}",
+            hint=f"use a max_new_tokens of at most {limit}.",
         )
-    room = limit if limit is None or (_has_encoder(model) and pair is None) else limit - new
-    for number, (text, row) in enumerate(zip(texts, rows, strict=True)):
-        if len(row) <= (special if _has_encoder(model) else 0) or not text.strip():
-            raise CtxError(f"Text {number} (counted from 0) has no words: {text!r}.", hint="remove it.")
-        if room is not None and len(row) > room:
+    shares_positions = not model.config.is_encoder_decoder or pair_length is not None
+    max_tokens = limit - max_new_tokens if limit is not None and shares_positions else limit
+    num_special_tokens = len(tokenizer("")["input_ids"]) if model.config.is_encoder_decoder else 0
+    for index, (text, ids) in enumerate(zip(texts, sequences, strict=True)):
+        if len(ids) <= num_special_tokens or not text.strip():
+            raise CtxError(f"Text {index} has no words: {text!r}.", hint="remove the text.")
+        if max_tokens is not None and len(ids) > max_tokens:
+            generated = "" if max_tokens == limit else f", {max_new_tokens} of them for generated tokens"
+            shorter = "" if max_tokens == limit else f" of at most {max_tokens}, or a smaller --max_new_tokens"
             raise CtxError(
-                f"Text {number} (counted from 0) has {len(row)} tokens; the model reads {limit}"
-                + ("." if room == limit else f", of which it writes {new}."),
+                f"Text {index} has {len(ids)} tokens; the model has {limit} positions{generated}.",
                 location=f"{text[:60]!r}",
-                hint="shorten it, or cut all texts: --max_length (max_length)"
-                + ("." if room == limit else f", at most {room}; or write fewer tokens: --max_new_tokens."),
+                hint=f"shorten the text, or truncate all texts with a --max_length{shorter}.",
             )
 
 
-def _padding(tokenizer: PreTrainedTokenizerBase) -> int:
-    """A token for places that no model looks at."""
-    return next((each for each in (tokenizer.pad_token_id, tokenizer.eos_token_id) if each is not None), 0)
+def _padding_id(tokenizer: PreTrainedTokenizerBase) -> int:
+    """Token id for masked positions."""
+    candidates = (tokenizer.pad_token_id, tokenizer.eos_token_id)
+    return next((token_id for token_id in candidates if token_id is not None), 0)
 
 
-def _batch(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: list[list[int]], languages: dict[str, int]
+def _make_batch(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    sequences: list[list[int]],
+    language_ids: dict[str, int],
 ) -> dict[str, torch.Tensor]:
-    """Padded rows; prompts are padded on the left, so that each is followed by its continuation.
-
-    Args:
-        model, tokenizer: As in `generate_texts`.
-        rows: Ids.
-        languages: See `_language_numbers`.
-    """
-    padder = RowPadder([len(row) for row in rows], tokenizer.padding_side if _has_encoder(model) else "left")
-    ids = padder.pad([np.asarray(row) for row in rows], _padding(tokenizer))
-    batch = {"input_ids": ids, "attention_mask": padder.attention_mask()}
-    shapes = {"langs": tuple(ids.shape), "decoder_langs": (len(rows), 1), "target_languages": (len(rows),)}
-    batch |= {name: torch.full(shapes[name], number) for name, number in languages.items()}
+    """Padded inputs of `generate`; prompts are padded on the left, so that the continuation follows them."""
+    side = tokenizer.padding_side if model.config.is_encoder_decoder else "left"
+    padder = RowPadder([len(ids) for ids in sequences], side)
+    input_ids = padder.pad([np.asarray(ids) for ids in sequences], _padding_id(tokenizer))
+    batch = {"input_ids": input_ids, "attention_mask": padder.attention_mask()}
+    batch_size = len(sequences)
+    shapes = {"langs": tuple(input_ids.shape), "decoder_langs": (batch_size, 1), "target_languages": (batch_size,)}
+    batch |= {name: torch.full(shapes[name], language_id) for name, language_id in language_ids.items()}
     return {name: tensor.to(model.device) for name, tensor in batch.items()}

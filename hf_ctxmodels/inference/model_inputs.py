@@ -1,4 +1,4 @@
-"""What a model takes of texts, beside or in place of what the tokenizer gives."""
+"""Model inputs for encoded texts."""
 
 from typing import Any
 
@@ -11,25 +11,25 @@ from hf_ctxmodels.heads import ForMultipleChoice, Seq2SeqHead
 Batch = dict[str, Tensor]
 
 
-def writes_target(model: PreTrainedModel) -> bool:
-    """Whether it takes `decoder_input_ids` beside its input."""
+def has_generating_decoder(model: PreTrainedModel) -> bool:
+    """Whether the model generates a target sequence and its forward takes `decoder_input_ids`."""
     return bool(model.config.is_encoder_decoder) and isinstance(model, Seq2SeqHead)
 
 
-def decoder_input_of(model: Any, ids: Tensor) -> Tensor:
-    """(batch, length) texts -> (batch, length + 2) `decoder_input_ids` of a target two tokens longer."""
-    return model.prepare_decoder_input_ids_from_labels(torch.cat([ids, ids[:, :2]], 1))
+def example_decoder_input_ids(model: Any, input_ids: Tensor) -> Tensor:
+    """(batch, length) token ids -> (batch, length + 2) `decoder_input_ids` of an example target."""
+    return model.prepare_decoder_input_ids_from_labels(torch.cat([input_ids, input_ids[:, :2]], 1))
 
 
-def inputs_of_texts(model: PreTrainedModel, batch: Batch) -> Batch:
-    """The inputs with which a model reads texts: with a target if it writes one, with one choice for multiple choice.
+def inputs_for_texts(model: PreTrainedModel, batch: Batch) -> Batch:
+    """Inputs for one forward pass over texts, with a target for an encoder-decoder and one choice for multiple choice.
 
     Args:
-        model: With its head.
-        batch: (batch, length) tensors of the tokenizer.
+        model: A model with its head.
+        batch: (batch, length) outputs of the tokenizer.
     """
-    if writes_target(model):
-        return batch | {"decoder_input_ids": decoder_input_of(model, batch["input_ids"])}
+    if has_generating_decoder(model):
+        return batch | {"decoder_input_ids": example_decoder_input_ids(model, batch["input_ids"])}
     if isinstance(model, ForMultipleChoice):
         return {name: tensor[:, None] for name, tensor in batch.items()}
     return batch

@@ -1,4 +1,4 @@
-"""Fields of a news article, written and scored by Grover given other fields (Zellers et al. 2019, section 3.1)."""
+"""Generation and scoring of the fields of a news article with Grover (Zellers et al. 2019, section 3.1)."""
 
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
@@ -24,58 +24,58 @@ def generate_field(
     max_new_tokens: int | None = None,
     **options: Any,
 ) -> list[str]:
-    """Write a field of an article, given any of the others.
+    """Generate a field of an article, conditioned on any other fields.
 
-    The context is the given fields in the order of `NEWS_FIELDS` and the token that begins the target; the token that
-    ends it ends the text. No other special token is written.
+    The context consists of the fields in the order of `NEWS_FIELDS` and the start token of the target field; its end
+    token ends the text. Other special tokens are not generated.
 
     Args:
         model: A Grover language model.
-        tokenizer: Its tokenizer.
-        fields: Field -> value as in a file of articles, see `data.news_files.read_articles`; none are needed. That of the
-            target is not used.
-        target: The field to write.
-        top_p: Sample from the most probable tokens with this share of the probability; 1.0 samples from all. The token
-            that reaches the share is kept, as in transformers; the released code leaves it out.
+        tokenizer: The model's tokenizer.
+        fields: Field -> value in the format of `data.news_files.read_articles`; may be empty. The target's value is
+            ignored.
+        target: The field to generate.
+        top_p: Nucleus sampling probability; 1.0 samples from all tokens. The token that crosses the threshold is kept,
+            as in transformers; the released code drops it.
         num_texts: Number of texts.
-        max_new_tokens: Longest text in tokens; None for what the model's positions leave.
+        max_new_tokens: Tokens of the longest text; None for the longest one that the model's positions allow.
         options: Other arguments of `generate`, such as `do_sample=False`.
 
     Raises:
-        CtxError: A field is unknown or of a wrong type, the context leaves no room for the target, or the tokenizer has
-            no field tokens.
+        CtxError: A field is unknown or of a wrong type, the context is as long as the model's longest input, or the
+            tokenizer has no field tokens.
     """
     if not hasattr(tokenizer, "encode_fields"):
-        raise CtxError(f"{type(tokenizer).__name__} has no tokens of fields.", hint="use Grover and its tokenizer.")
-    _, end = tokenizer.field_ids(target)
+        raise CtxError(f"{type(tokenizer).__name__} has no field tokens.", hint="use Grover and its tokenizer.")
+    _, end_id = tokenizer.field_ids(target)
     for field in fields:
         tokenizer.field_ids(field)
     texts = {field: format_field(field, fields.get(field)) for field in NEWS_FIELDS if field != target}
     context = tokenizer.encode_fields(texts, target)
-    room = _room(context, target, model.config.max_sequence_length)
-    banned = sorted({*tokenizer.all_special_ids, tokenizer.pad_token_id} - {end})
-    ids = torch.tensor([context], device=model.device)
+    max_tokens = _max_target_length(context, target, model.config.max_sequence_length)
+    suppressed = sorted({*tokenizer.all_special_ids, tokenizer.pad_token_id} - {end_id})
+    input_ids = torch.tensor([context], device=model.device)
     settings: dict[str, Any] = {
         "do_sample": True,
         "top_p": top_p,
         "top_k": 0,
         "num_return_sequences": num_texts,
-        "max_new_tokens": room if max_new_tokens is None else min(room, max_new_tokens),
-        "eos_token_id": end,
+        "max_new_tokens": max_tokens if max_new_tokens is None else min(max_tokens, max_new_tokens),
+        "eos_token_id": end_id,
         "pad_token_id": tokenizer.pad_token_id,
-        "suppress_tokens": banned,
+        "suppress_tokens": suppressed,
     }
     with evaluation_mode(model):
-        written = model.generate(ids, attention_mask=torch.ones_like(ids), **settings | options)
-    return [tokenizer.decode(row, skip_special_tokens=True).strip() for row in written[:, len(context) :].tolist()]
+        generated = model.generate(input_ids, attention_mask=torch.ones_like(input_ids), **settings | options)
+    continuations = generated[:, len(context) :].tolist()
+    return [tokenizer.decode(ids, skip_special_tokens=True).strip() for ids in continuations]
 
 
-def _room(context: list[int], target: str, limit: int) -> int:
-    """How many tokens the target may have."""
+def _max_target_length(context: list[int], target: str, limit: int) -> int:
     if len(context) >= limit:
         raise CtxError(
-            f"The other fields have {len(context)} tokens with that which begins {target!r}; the model reads {limit}.",
-            hint="leave a field out, or shorten it.",
+            f"The context of {target!r} has {len(context)} tokens; the model's longest input has {limit}.",
+            hint="remove or shorten a field.",
         )
     return limit - len(context)
 
@@ -85,36 +85,39 @@ def field_loss(
     tokenizer: PreTrainedTokenizerBase,
     articles: Iterable[Mapping[str, str]],
     target: str,
-    given: Collection[str] = NEWS_FIELDS,
+    context_fields: Collection[str] = NEWS_FIELDS,
     *,
     batch_size: int = 16,
 ) -> float:
-    """The mean loss in nats per token of a field and the token that ends it, given other fields before it.
+    """Mean cross-entropy (nats per token) of a field and its end token, conditioned on other fields.
 
-    Articles without the target are passed over, and what is beyond the model's longest sequence is not counted.
+    Articles without the target are skipped; tokens beyond the model's longest input are ignored.
 
     Args:
         model: A Grover language model.
-        tokenizer: Its tokenizer.
-        articles: Field -> text of each, as `NewsArticle.fields`.
-        target: The field that is predicted.
-        given: The fields that stand before it, where an article has them; () for none.
-        batch_size: Articles at a time.
+        tokenizer: The model's tokenizer.
+        articles: Field -> text of every article, as in `NewsArticle.fields`.
+        target: The predicted field.
+        context_fields: Fields of the context, if an article has them; () for none.
+        batch_size: Articles per batch.
 
     Raises:
-        CtxError: A field is unknown, or no article has the target within the model's longest sequence.
+        CtxError: A field is unknown, or no article has the target within the model's longest input.
     """
-    limit, rows = model.config.max_sequence_length, []
+    limit, sequences = model.config.max_sequence_length, []
     for fields in articles:
         if fields.get(target):
-            context = tokenizer.encode_fields({name: fields[name] for name in given if name in fields}, target)
+            context = tokenizer.encode_fields({name: fields[name] for name in context_fields if name in fields}, target)
             ids = [*context, *tokenizer.encode_text(fields[target]), tokenizer.field_ids(target)[1]][: limit + 1]
             targets = torch.tensor(ids[1:])
             targets[: len(context) - 1] = IGNORE_INDEX
             if len(ids) > len(context):
-                rows.append((torch.tensor(ids[:-1]), targets))
-    if not rows:
-        raise CtxError(f"No article has the field {target!r} within {limit} tokens.", hint="give others.")
-    rows.sort(key=lambda row: len(row[0]))
-    nats, tokens = sum_next_token_loss(model, rows, batch_size=batch_size, padding=tokenizer.pad_token_id)
+                sequences.append((torch.tensor(ids[:-1]), targets))
+    if not sequences:
+        raise CtxError(
+            f"No article has the field {target!r} within {limit} tokens.",
+            hint="use articles with this field, or fewer context fields.",
+        )
+    sequences.sort(key=lambda sequence: len(sequence[0]))
+    nats, tokens = sum_next_token_loss(model, sequences, batch_size=batch_size, padding=tokenizer.pad_token_id)
     return nats / tokens

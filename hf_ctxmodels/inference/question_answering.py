@@ -1,4 +1,4 @@
-"""Answers from contexts of any length; transformers 5 has no question-answering pipeline."""
+"""Extractive question answering on contexts of any length; transformers 5 has no question-answering pipeline."""
 
 from collections.abc import Sequence
 
@@ -20,19 +20,21 @@ def answer_questions(
     may_be_unanswerable: bool = False,
     batch_size: int = 16,
 ) -> list[AnswerSpan]:
-    """The best span of its context for every question, found as in evaluation by `hf-ctxmodels finetune`.
+    """Extract the best answer span of every question, as the evaluation of `hf-ctxmodels finetune` does.
 
     Args:
         model: A model of `AutoModelForQuestionAnswering`.
-        tokenizer: Its tokenizer.
+        tokenizer: The model's tokenizer.
         questions: (question, context) pairs.
-        max_length, doc_stride, max_answer_length: See `TaskArguments`.
-        may_be_unanswerable: Return "" where the model prefers no answer; for models trained on unanswerable questions.
+        max_length: Tokens per window.
+        doc_stride: Tokens of overlap between two windows; None for the default of `TaskArguments`.
+        max_answer_length: Tokens of the longest answer.
+        may_be_unanswerable: Return "" if the model prefers no answer; for models trained on unanswerable questions.
         batch_size: Windows per batch.
     """
     task = QuestionAnswering(TaskArguments(None, None, None, max_length, doc_stride, max_answer_length))
     task.has_unanswerable = may_be_unanswerable
-    examples = [Question(str(i), question, context, (), "") for i, (question, context) in enumerate(questions)]
+    examples = [Question(str(index), text, context, (), "") for index, (text, context) in enumerate(questions)]
     encoded = task.encode(examples, tokenizer)
     outputs = run_head(model, tokenizer, task, encoded, batch_size)
     return task.decode(examples, encoded, outputs)

@@ -1,4 +1,4 @@
-"""The outputs of a head for the features of a task."""
+"""Outputs of a task head for encoded examples."""
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -10,7 +10,7 @@ from hf_ctxmodels.downstream.tasks.base import Encoded, Logits, Task
 def run_head(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, task: Task, encoded: Encoded, batch_size: int
 ) -> list[Logits]:
-    """The outputs for every feature, in order, without dropout; the model's mode is restored."""
+    """Logits for every feature, in order, in evaluation mode; the model's training mode is restored."""
     collate = task.collator(tokenizer)
     outputs: list[Logits] = []
     with evaluation_mode(model):

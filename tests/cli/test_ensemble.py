@@ -51,7 +51,7 @@ def test_the_mean_of_probabilities(task: tuple) -> None:
             right[number] += max(every[-1], key=every[-1].get) == example.label
         mean = {name: sum(each[name] for each in every) for name in NAMES}
         right[2] += max(mean, key=mean.get) == example.label
-    found = [each["accuracy"] for each in [*scores.alone, scores.together]]
+    found = [each["accuracy"] for each in [*scores.members, scores.ensemble]]
     assert found == pytest.approx((right / len(TEXTS)).tolist())
 
 
@@ -75,7 +75,7 @@ def test_script(task: tuple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
     assert stopped.value.code == 0
     scores = score_ensemble(members, task[1], task[0])
     *lines, last = capsys.readouterr().out.strip().splitlines()[-4:]
-    for line, expected in zip(lines, [*scores.alone, scores.together], strict=True):
+    for line, expected in zip(lines, [*scores.members, scores.ensemble], strict=True):
         assert f"accuracy {expected['accuracy']:.4f}" in line
     assert last == f"{len(TEXTS)} texts"
     monkeypatch.setattr(sys, "argv", [*sys.argv, "--doc_stride", "3"])

@@ -70,11 +70,11 @@ def test_programs(
                 export.main()
             if kind == "float32":
                 monkeypatch.setattr(sys, "argv", [*flags[:-1], str(folder / "other.pt2")])
-                monkeypatch.setattr(exporting, "LARGEST_DIFFERENCE", -1.0)
+                monkeypatch.setattr(exporting, "MAX_RELATIVE_DIFFERENCE", -1.0)
                 with pytest.raises(CtxError, match="differs from the model"):
                     export.main()
                 assert not (folder / "other.pt2").exists()
-                monkeypatch.setattr(exporting, "LARGEST_DIFFERENCE", 1e-4)
+                monkeypatch.setattr(exporting, "MAX_RELATIVE_DIFFERENCE", 1e-4)
                 monkeypatch.setattr(exporting, "write_program", without_a_number(exporting.write_program))
                 with pytest.raises(CtxError, match="differs from the model by inf"):
                     export.main()
@@ -94,7 +94,7 @@ def test_codes_are_compared_as_a_graph_multiplies_them(tmp_path: Path, monkeypat
         if HAS_INT8_PRODUCT:
             assert max(float((one - other).abs().max()) for one, other in zip(slow, fast, strict=True)) > 1e-3
         given = iter(slow)
-        assert exporting.difference_on(model, lambda batch: [next(given)], batches) < 1e-6
+        assert exporting.max_relative_difference(model, lambda batch: [next(given)], batches) < 1e-6
 
 
 def without_a_number(write: Callable[..., exporting.Run]) -> Callable[..., exporting.Run]:
@@ -161,7 +161,7 @@ def test_encoder_decoders(
     unilm = FAMILIES["unilm"]
     writer = unilm.models["AutoModelForSeq2SeqLM"](unilm.config(**unilm.sizes["tiny"]))
     with pytest.raises(CtxError, match="reads more of the source than"):
-        exporting.check_exports(writer, tmp_path / "x.pt2", "torch", "decoder")
+        exporting.check_exportable_as(writer, tmp_path / "x.pt2", "torch", "decoder")
     with pytest.raises(CtxError, match="no decoder"):
         export_by_command(monkeypatch, "--model", tmp_path / "encoder", "--part", "encoder", "--output", tmp_path / "x")
 

@@ -26,7 +26,7 @@ from hf_ctxmodels.compression.low_bits.quantizer import (
 )
 from hf_ctxmodels.downstream import loading_with_adapters as saved
 from hf_ctxmodels.downstream.adapters import add_adapter, delete_adapter, train_adapter
-from hf_ctxmodels.inference.model_inputs import inputs_of_texts
+from hf_ctxmodels.inference.model_inputs import inputs_for_texts
 from hf_ctxmodels.layers import transformer as feed_forward
 from hf_ctxmodels.layers.cpu.linear import linear
 from hf_ctxmodels.registry import FAMILIES
@@ -270,7 +270,7 @@ def test_texts_alone_are_read_by_every_head(subtests: pytest.Subtests) -> None:
             if case.has_choices:
                 texts = {name: value.flatten(0, 1) for name, value in texts.items()}
             rows, length = texts["input_ids"].shape
-            found = case.model()(**inputs_of_texts(case.model(), texts)).logits
+            found = case.model()(**inputs_for_texts(case.model(), texts)).logits
             assert found.shape[:2] == ((rows, 1) if case.has_choices else (rows, length + 2))
 
 
