@@ -1,5 +1,4 @@
-"""What is GPT's own: names of activations, the auxiliary language modelling loss, pairs in both orders, and what it
-shares with GPT-2: choices with a language model, generation after padding."""
+"""GPT: activations, the auxiliary language modelling loss, pairs in both orders; generation with padding."""
 
 from typing import Any
 
@@ -27,22 +26,22 @@ GENERATORS = [Case(FAMILIES[name], "AutoModelForCausalLM") for name in ("gpt", "
 LENGTHS = (9, 3, 7, 5)
 
 
-def row_losses(model: nn.Module, batch: Batch) -> Tensor:
-    """(rows,) the mean cross-entropy of each row's tokens given those before them, by a plain loop."""
-    flat = {name: tensor.flatten(0, -2) for name, tensor in batch.items()}
-    table = model.get_input_embeddings().weight
+def sequence_losses(model: nn.Module, batch: Batch) -> Tensor:
+    """(sequences,) mean cross-entropy of the next tokens of each sequence, by a loop."""
+    sequences = {name: tensor.flatten(0, -2) for name, tensor in batch.items()}
+    embeddings = model.get_input_embeddings().weight
     losses = []
-    for ids, mask in zip(flat["input_ids"], flat["attention_mask"]):
-        row = ids[mask == 1][None]
-        logits = model.base_model(row).last_hidden_state[0] @ table.T
-        # The first token of a row of one has nothing before it.
-        losses.append(F.cross_entropy(logits[:-1], row[0, 1:]) if row.shape[1] > 1 else logits.sum() * 0)
+    for ids, mask in zip(sequences["input_ids"], sequences["attention_mask"]):
+        tokens = ids[mask == 1][None]
+        logits = model.base_model(tokens).last_hidden_state[0] @ embeddings.T
+        # a sequence of one token has no target
+        losses.append(F.cross_entropy(logits[:-1], tokens[0, 1:]) if tokens.shape[1] > 1 else logits.sum() * 0)
     return torch.stack(losses)
 
 
-def expected_term(model: nn.Module, batch: Batch, labels: Tensor) -> Tensor:
-    """The mean over targets of their rows' losses, choices averaged."""
-    losses = row_losses(model, batch)
+def expected_lm_loss(model: nn.Module, batch: Batch, labels: Tensor) -> Tensor:
+    """The mean over the targets of the losses of their examples, averaged over choices."""
+    losses = sequence_losses(model, batch)
     losses = losses.view(len(labels), -1).mean(1)
     counts = (labels != -100).reshape(len(labels), -1).sum(1)
     return (losses * counts).sum() / counts.sum()
@@ -50,56 +49,56 @@ def expected_term(model: nn.Module, batch: Batch, labels: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("case", WITH_LM, ids=str)
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_the_auxiliary_loss_is_a_mean_over_rows(case: Case, side: str) -> None:
-    """In training only, of real tokens, wherever the padding is."""
+def test_auxiliary_loss_is_a_mean_over_examples(case: Case, side: str) -> None:
+    """In training only, with padding on either side."""
     model = case.model(lm_loss_weight=0.3).train()
     batch = make_batch(case, LENGTHS, side=side)
     labels = make_targets(case, batch, ignore_some=True)
-    task = model.eval()(**batch, **labels).loss
-    got = model.train()(**batch, **labels).loss
-    expected = task + 0.3 * expected_term(model, batch, labels["labels"])
-    assert_close(got, expected, "loss")
-    assert_same_gradients(gradients(model, got), gradients(model, expected))
+    task_loss = model.eval()(**batch, **labels).loss
+    loss = model.train()(**batch, **labels).loss
+    expected = task_loss + 0.3 * expected_lm_loss(model, batch, labels["labels"])
+    assert_close(loss, expected, "loss")
+    assert_same_gradients(gradients(model, loss), gradients(model, expected))
     model.config.lm_loss_weight = 0
-    assert_close(model(**batch, **labels).loss, task)
+    assert_close(model(**batch, **labels).loss, task_loss)
 
 
 @pytest.mark.parametrize("case", WITH_LM, ids=str)
-def test_the_auxiliary_loss_is_exact_under_accumulation(case: Case) -> None:
-    """1 x 8 rows equals 4 x 2 rows of other lengths and numbers of targets, with one number as Trainer passes it."""
+def test_auxiliary_loss_under_gradient_accumulation(case: Case) -> None:
+    """1 x 8 examples equal 4 x 2 of different lengths, with the `num_items_in_batch` of Trainer."""
     model = case.model().train()
     assert model.accepts_loss_kwargs
     batch = make_batch(case, (9, 3, 7, 5, 1, 2, 4, 8))
     labels = make_targets(case, batch)["labels"]
     labels[[0, 5]] = -100
-    whole = model(**batch, labels=labels).loss
-    number = (labels != -100).sum()
-    parts = []
+    expected = model(**batch, labels=labels).loss
+    num_items = (labels != -100).sum()
+    losses = []
     for start in range(0, 8, 2):
         rows = slice(start, start + 2)
-        part = {name: tensor[rows] for name, tensor in batch.items()}
-        parts.append(model(**part, labels=labels[rows], num_items_in_batch=number).loss)
-    assert_close(sum(parts), whole, "loss")
-    assert_same_gradients(gradients(model, sum(parts)), gradients(model, whole))
+        microbatch = {name: tensor[rows] for name, tensor in batch.items()}
+        losses.append(model(**microbatch, labels=labels[rows], num_items_in_batch=num_items).loss)
+    assert_close(sum(losses), expected, "loss")
+    assert_same_gradients(gradients(model, sum(losses)), gradients(model, expected))
 
 
-def test_multi_label_targets_and_numbers_carry_the_loss_of_their_row() -> None:
+def test_auxiliary_loss_with_multi_label_and_regression_targets() -> None:
     batch = make_batch(CLASSIFIER, LENGTHS)
     for problem, labels in (("regression", torch.randn(4, 3)), ("multi_label_classification", torch.ones(4, 3))):
         model = CLASSIFIER.model(problem_type=problem)
-        task = model(**batch, labels=labels).loss
-        expected = task + 0.5 * row_losses(model, batch).mean()
+        task_loss = model(**batch, labels=labels).loss
+        expected = task_loss + 0.5 * sequence_losses(model, batch).mean()
         assert_close(model.train()(**batch, labels=labels).loss, expected, problem)
 
 
-def test_without_tied_embeddings_there_is_no_output_layer() -> None:
+def test_auxiliary_loss_needs_tied_embeddings() -> None:
     model, batch = CLASSIFIER.model(tie_word_embeddings=False).train(), make_batch(CLASSIFIER)
-    with pytest.raises(CtxError, match="set lm_loss_weight=0"):
+    with pytest.raises(CtxError, match="lm_loss_weight=0"):
         model(**batch, labels=torch.zeros(4, dtype=torch.long))
 
 
 def test_both_orders_of_a_pair() -> None:
-    """The sum of the states of both rows is classified, and both rows are language modelling."""
+    """The sum of the states of both orders is classified; both orders contribute to the auxiliary loss."""
     model, single = CLASSIFIER.model(), make_batch(CLASSIFIER, (9, 7, 5, 4, 8, 6))
     pairs = {name: tensor.unflatten(0, (3, 2)) for name, tensor in single.items()}
     labels = torch.tensor([0, 2, 1])
@@ -107,14 +106,14 @@ def test_both_orders_of_a_pair() -> None:
     last = states[torch.arange(6), single["attention_mask"].sum(1) - 1]
     expected = model.classifier(last.view(3, 2, -1).sum(1))
     assert_close(model(**pairs).logits, expected)
-    exchanged = {name: tensor.flip(1) for name, tensor in pairs.items()}
-    assert_close(model(**exchanged).logits, expected)
-    term = 0.5 * row_losses(model, single).mean()
-    assert_close(model.train()(**pairs, labels=labels).loss, F.cross_entropy(expected, labels) + term)
+    swapped = {name: tensor.flip(1) for name, tensor in pairs.items()}
+    assert_close(model(**swapped).logits, expected)
+    lm_loss = sequence_losses(model, single).mean()
+    assert_close(model.train()(**pairs, labels=labels).loss, F.cross_entropy(expected, labels) + 0.5 * lm_loss)
 
 
-def test_choices_share_their_dropout() -> None:
-    """Equal choices have equal logits in training, where the classifier's dropout alone is at work."""
+def test_choices_share_the_dropout_mask() -> None:
+    """Equal choices have equal logits in training with dropout before the classifier."""
     case = Case(GPT, "AutoModelForMultipleChoice")
     model = case.model(classifier_dropout=0.5).train()
     ids = torch.randint(5, 61, (6, 1, 8), generator=torch.Generator().manual_seed(0)).expand(-1, 4, -1)
@@ -124,39 +123,40 @@ def test_choices_share_their_dropout() -> None:
     assert not torch.allclose(logits, model.eval()(ids).logits)
 
 
-@pytest.mark.parametrize(("name", "own"), [("gelu", "gelu_new"), ("relu", "relu"), ("silu", "silu"), ("swish", "silu")])
-def test_activations_of_reference_files(name: str, own: str, tmp_path: Any) -> None:
-    """The reference's "gelu" is the tanh approximation."""
+@pytest.mark.parametrize(
+    ("name", "hidden_act"), [("gelu", "gelu_new"), ("relu", "relu"), ("silu", "silu"), ("swish", "silu")]
+)
+def test_activations_of_transformers(name: str, hidden_act: str, tmp_path: Any) -> None:
+    """ "gelu" is the tanh approximation in transformers' GPT."""
     OpenAIGPTConfig(afn=name).save_pretrained(tmp_path)
-    assert CtxGptConfig.from_pretrained(tmp_path).hidden_act == own
-    assert CtxGptConfig(afn=name).hidden_act == own
+    assert CtxGptConfig.from_pretrained(tmp_path).hidden_act == hidden_act
+    assert CtxGptConfig(afn=name).hidden_act == hidden_act
     model = CtxGptForSequenceClassification(CtxGptConfig(n_embd=16, n_layer=1, n_head=2, vocab_size=20, afn=name))
     assert model.reference_config()["afn"] == ("silu" if name == "swish" else name)
 
 
-def test_what_the_reference_cannot_hold_is_an_error(tmp_path: Any) -> None:
-    with pytest.raises(ValueError, match="afn='tanh' is none of"):
+def test_values_that_transformers_does_not_support(tmp_path: Any) -> None:
+    with pytest.raises(ValueError, match="afn='tanh'"):
         CtxGptConfig(afn="tanh")
     with pytest.raises(Exception, match="lm_loss_weight=-1"):
         CtxGptConfig(lm_loss_weight=-1)
-    for changes, says in (
-        ({"hidden_act": "gelu"}, "no hidden_act='gelu'"),
-        ({"intermediate_size": 40}, "this one of 40"),
+    for changes, message in (
+        ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
+        ({"intermediate_size": 40}, "this model 40"),
     ):
-        with pytest.raises(CtxError, match=says):
+        with pytest.raises(CtxError, match=message):
             CLASSIFIER.model(**changes).export_reference(tmp_path)
 
 
 @pytest.mark.parametrize("case", GENERATORS, ids=str)
 @pytest.mark.filterwarnings("ignore")
-def test_text_goes_on_alike_with_a_cache_and_any_padding(case: Case) -> None:
-    """Token for token as one by one; prompts are returned as they were given."""
+def test_generation_with_padding_and_cache(case: Case) -> None:
+    """Batched generation equals generation one by one; the prompts are returned unchanged."""
     model, lengths = case.model(bos_token_id=None, eos_token_id=None), (6, 3, 1)
     options = {"max_new_tokens": 12, "pad_token_id": 0}
     ids = torch.randint(5, 61, (3, 6), generator=torch.Generator().manual_seed(2))
-    hows = ({"do_sample": False}, {"do_sample": False, "num_beams": 3, "num_return_sequences": 2})
-    for how in hows:
-        alone = [model.generate(row[None, :n], **options, **how)[:, n:] for row, n in zip(ids, lengths)]
+    for strategy in ({"do_sample": False}, {"do_sample": False, "num_beams": 3, "num_return_sequences": 2}):
+        expected = [model.generate(row[None, :n], **options, **strategy)[:, n:] for row, n in zip(ids, lengths)]
         for side in ("left", "right"):
             mask = torch.zeros_like(ids)
             for row, length in enumerate(lengths):
@@ -165,10 +165,11 @@ def test_text_goes_on_alike_with_a_cache_and_any_padding(case: Case) -> None:
             padded = torch.zeros_like(ids)
             padded[mask == 1] = torch.cat([row[:n] for row, n in zip(ids, lengths)])
             for cache in (True, False):
-                found = model.generate(padded, attention_mask=mask, use_cache=cache, **options, **how)
-                assert torch.equal(found[:, 6:], torch.cat(alone)), f"{side} padding, cache={cache}, {how}"
-                assert torch.equal(found[:, :6], padded.repeat_interleave(len(alone[0]), 0))
-    assert len(torch.cat(alone).unique()) > 4, "too dull a text to tell anything"
+                sequences = model.generate(padded, attention_mask=mask, use_cache=cache, **options, **strategy)
+                label = f"{side} padding, cache={cache}, {strategy}"
+                assert torch.equal(sequences[:, 6:], torch.cat(expected)), label
+                assert torch.equal(sequences[:, :6], padded.repeat_interleave(len(expected[0]), 0))
+    assert len(torch.cat(expected).unique()) > 4, "the generated text has too few distinct tokens"
 
 
 def test_compiled_training_gives_the_same_loss() -> None:

@@ -1,4 +1,4 @@
-"""Grover's own: ids, initialisation, what its classifier reads, and fields written and scored given others."""
+"""Grover: token ids, initialisation, the classifier's input, generation and scoring of fields."""
 
 import json
 from pathlib import Path
@@ -34,30 +34,30 @@ def model(tokenizer: CtxGroverTokenizer) -> CtxGroverForCausalLM:
     return CtxGroverForCausalLM(CtxGroverConfig(vocab_size=len(tokenizer), initializer_range=0.2, **SIZES)).eval()
 
 
-class Recorded(LogitsProcessor):
-    """What `generate` was given first, what it wrote, and how often it asked; sets the given tokens high."""
+class RecordingProcessor(LogitsProcessor):
+    """Raises the logits of some tokens; records the prompt, the generated tokens and the number of steps."""
 
-    def __init__(self, special: list[int]) -> None:
-        self.special, self.prompt, self.steps, self.written = special, None, 0, set()
+    def __init__(self, token_ids: list[int]) -> None:
+        self.token_ids, self.prompt, self.steps, self.generated = token_ids, None, 0, set()
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         self.prompt = input_ids[0].tolist() if self.prompt is None else self.prompt
         self.steps += 1
-        self.written |= set(input_ids[:, len(self.prompt) :].flatten().tolist())
-        return scores.index_add(1, torch.tensor(self.special), torch.full((len(scores), len(self.special)), 99.0))
+        self.generated |= set(input_ids[:, len(self.prompt) :].flatten().tolist())
+        return scores.index_add(1, torch.tensor(self.token_ids), torch.full((len(scores), len(self.token_ids)), 99.0))
 
 
-def test_configuration_counts_its_ids_from_the_end(tokenizer: CtxGroverTokenizer) -> None:
-    released, own = CtxGroverConfig(), CtxGroverConfig(vocab_size=len(tokenizer))
+def test_default_ids_are_at_the_end_of_the_vocabulary(tokenizer: CtxGroverTokenizer) -> None:
+    released, config = CtxGroverConfig(), CtxGroverConfig(vocab_size=len(tokenizer))
     assert (released.bos_token_id, released.eos_token_id, released.classifier_token_id) == (50265, 50266, 50267)
-    assert (own.bos_token_id, own.eos_token_id) == tokenizer.field_ids("article")
-    assert own.classifier_token_id == tokenizer.field_ids("summary")[0]
+    assert (config.bos_token_id, config.eos_token_id) == tokenizer.field_ids("article")
+    assert config.classifier_token_id == tokenizer.field_ids("summary")[0]
     assert CtxGroverConfig(eos_token_id=7).eos_token_id == 7
     with pytest.raises(StrictDataclassError, match="lm_loss_weight=-1"):
         CtxGroverConfig(lm_loss_weight=-1)
 
 
-def test_initialisation_is_cut_and_narrow_in_feed_forward_layers() -> None:
+def test_initialisation_is_truncated_and_narrower_in_feed_forward_layers() -> None:
     torch.manual_seed(0)
     model = CtxGroverForCausalLM(CtxGroverConfig(vocab_size=300, **{**SIZES, "initializer_range": 0.5}))
     for name, weight in model.named_parameters():
@@ -67,95 +67,95 @@ def test_initialisation_is_cut_and_narrow_in_feed_forward_layers() -> None:
             assert weight.detach().std() == pytest.approx(0.88 * std, rel=0.05), name
 
 
-def test_the_classifier_reads_the_beginning_of_the_summary() -> None:
-    """The first one, else the last token; with padding left, right and unmasked, and one row alone."""
+def test_classifier_input() -> None:
+    """The first <|beginsummary|>, else the last token; with padding on the left, on the right, and without a mask."""
     torch.manual_seed(0)
     model = CtxGroverForSequenceClassification(CtxGroverConfig(vocab_size=61, initializer_range=0.2, **SIZES)).eval()
     rows = [torch.randint(1, 50, (length,)) for length in (9, 2, 1, 6)]
     rows[3][2] = rows[3][4] = model.config.classifier_token_id
     states = [model.grover(row[None]).last_hidden_state[0] for row in rows]
-    read = torch.stack([states[0][8], states[1][1], states[2][0], states[3][2]])
-    for side, masked in (("left", True), ("right", True), ("right", False)):
+    expected = torch.stack([states[0][8], states[1][1], states[2][0], states[3][2]])
+    for side, has_mask in (("left", True), ("right", True), ("right", False)):
         ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_side=side)
-        given = {"input_ids": ids, "attention_mask": (ids != 0).long()} if masked else {"input_ids": ids}
-        torch.testing.assert_close(model(**given).logits, model.classifier(read), atol=1e-5, rtol=1e-5)
+        inputs = {"input_ids": ids, "attention_mask": (ids != 0).long()} if has_mask else {"input_ids": ids}
+        torch.testing.assert_close(model(**inputs).logits, model.classifier(expected), atol=1e-5, rtol=1e-5)
     pooled = CtxGroverForSequenceClassification(
         CtxGroverConfig(**model.config.to_dict() | {"classifier_pooling": "mean"})
     )
     pooled.load_state_dict(model.state_dict())
-    expected = model.classifier(torch.stack([each.mean(0) for each in states]))
-    torch.testing.assert_close(pooled.eval()(**given).logits, expected, atol=1e-5, rtol=1e-5)
+    expected = model.classifier(torch.stack([state.mean(0) for state in states]))
+    torch.testing.assert_close(pooled.eval()(**inputs).logits, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_a_field_is_written_from_the_others(model: CtxGroverForCausalLM, tokenizer: CtxGroverTokenizer) -> None:
-    """The context is in the canonical order; every special token is high, and only the target's end is written."""
+def test_field_generation(model: CtxGroverForCausalLM, tokenizer: CtxGroverTokenizer) -> None:
+    """The context fields are in canonical order; no special token but the end of the target is generated."""
     _, end = tokenizer.field_ids("title")
     special = [token for token in tokenizer.all_special_ids if token != end]
-    recorded = Recorded(special)
-    options = {"logits_processor": LogitsProcessorList([recorded])}
+    processor = RecordingProcessor(special)
+    options = {"logits_processor": LogitsProcessorList([processor])}
     torch.manual_seed(0)
     texts = generate_field(model, tokenizer, FIELDS, "title", num_texts=3, max_new_tokens=5, **options)
     context = {"domain": "a.org", "date": "April 6, 2019", "authors": "Ann B."}
-    assert tokenizer.decode(recorded.prompt) == (
+    assert tokenizer.decode(processor.prompt) == (
         "<|begindomain|>a.org<|endofdomain|><|begindate|>April 6, 2019<|endofdate|>"
         "<|beginauthors|>Ann B.<|endofauthors|><|begintitle|>"
     )
-    assert recorded.prompt == tokenizer.encode_fields(context, "title")
+    assert processor.prompt == tokenizer.encode_fields(context, "title")
     assert len(texts) == 3
-    assert recorded.written
-    assert not recorded.written & set(special), "however likely they are"
-    ending = Recorded([end])
+    assert processor.generated
+    assert not processor.generated & set(special), "special tokens are suppressed"
+    ending = RecordingProcessor([end])
     options = {"logits_processor": LogitsProcessorList([ending])}
     assert generate_field(model, tokenizer, {}, "title", **options) == [""]
-    assert ending.steps == 1, "the end ends it"
+    assert ending.steps == 1, "the end token stops generation"
     assert ending.prompt == [tokenizer.field_ids("title")[0]]
-    unlimited = Recorded([40])
+    unlimited = RecordingProcessor([40])
     options = {"logits_processor": LogitsProcessorList([unlimited])}
     generate_field(model, tokenizer, {"title": "A cat"}, "summary", **options)
-    assert unlimited.steps + len(unlimited.prompt) == 48, "as far as there are positions"
+    assert unlimited.steps + len(unlimited.prompt) == 48, "up to the maximum length"
     greedy = [generate_field(model, tokenizer, FIELDS, "article", do_sample=False) for _ in range(2)]
     assert greedy[0] == greedy[1]
 
 
-def test_fields_that_cannot_be(model: CtxGroverForCausalLM, tokenizer: CtxGroverTokenizer) -> None:
-    for fields, target, said in (
+def test_invalid_fields(model: CtxGroverForCausalLM, tokenizer: CtxGroverTokenizer) -> None:
+    for fields, target, message in (
         ({}, "body", "no field 'body'"),
         ({"text": "A"}, "title", "no field 'text'"),
         ({"authors": "Ann B."}, "title", "'authors' holds a str, not a list of strings"),
         ({"article": "word " * 60}, "title", r"302 tokens.*48"),
     ):
-        with pytest.raises(CtxError, match=said):
+        with pytest.raises(CtxError, match=message):
             generate_field(model, tokenizer, fields, target)
 
 
 def test_ids_are_those_of_gpt2_plus_one(tmp_path: Path) -> None:
-    """Of GPT-2's files, and of a vocabulary of its size."""
+    """With GPT-2's files, and with a vocabulary of GPT-2's size."""
     texts = [
         "Don't stop -- we'll see 3.14% of Café Zoë's naïve résumé!",
         "中文 🙂  and\n\ttabs ",
         "the boat, the bridge",
     ]
-    learned = json.loads(CtxGpt2Tokenizer.train(texts * 3, 300).backend_tokenizer.to_str())["model"]
-    (tmp_path / "encoder.json").write_text(json.dumps(learned["vocab"]), encoding="utf-8")
-    lines = ["#version: 0.2", *(" ".join(pair) for pair in learned["merges"])]
+    trained = json.loads(CtxGpt2Tokenizer.train(texts * 3, 300).backend_tokenizer.to_str())["model"]
+    (tmp_path / "encoder.json").write_text(json.dumps(trained["vocab"]), encoding="utf-8")
+    lines = ["#version: 0.2", *(" ".join(pair) for pair in trained["merges"])]
     (tmp_path / "vocab.bpe").write_text("\n".join(lines) + "\n", encoding="utf-8")
     files = {"vocab": str(tmp_path / "encoder.json"), "merges": str(tmp_path / "vocab.bpe")}
-    ours, theirs = CtxGroverTokenizer(**files), GPT2Tokenizer(**files)
+    tokenizer, reference = CtxGroverTokenizer(**files), GPT2Tokenizer(**files)
     for text in texts:
-        assert ours(text).input_ids == [index + 1 for index in theirs(text).input_ids]
-        assert ours.decode(ours(text).input_ids) == text
-    ours.save_pretrained(tmp_path)
-    assert AutoTokenizer.from_pretrained(tmp_path).get_vocab() == ours.get_vocab()
-    many = {**learned["vocab"], "<|endoftext|>": 50256}
-    many |= {f"more{index}": index for index in range(len(learned["vocab"]) - 1, 50256)}
-    released = CtxGroverTokenizer(vocab=many, merges=learned["merges"])
+        assert tokenizer(text).input_ids == [index + 1 for index in reference(text).input_ids]
+        assert tokenizer.decode(tokenizer(text).input_ids) == text
+    tokenizer.save_pretrained(tmp_path)
+    assert AutoTokenizer.from_pretrained(tmp_path).get_vocab() == tokenizer.get_vocab()
+    vocab = {**trained["vocab"], "<|endoftext|>": 50256}
+    vocab |= {f"more{index}": index for index in range(len(trained["vocab"]) - 1, 50256)}
+    released = CtxGroverTokenizer(vocab=vocab, merges=trained["merges"])
     assert len(released) == CtxGroverConfig().vocab_size == 50270
     assert [released.field_ids(field)[0] for field in NEWS_FIELDS] == list(range(50257, 50269, 2))
     assert released.convert_tokens_to_ids(["<|padding|>", "<|endofsummary|>", "<|resetcontext|>"]) == [0, 50268, 50269]
     assert "<|endoftext|>" not in released.get_vocab()
 
 
-def test_special_tokens_in_a_text_are_text(tokenizer: CtxGroverTokenizer) -> None:
+def test_special_tokens_in_a_text_are_encoded_as_text(tokenizer: CtxGroverTokenizer) -> None:
     text = "A <|endofarticle|> <|padding|>"
     ids = tokenizer.encode_fields({"article": text})
     assert sum(token in tokenizer.all_special_ids for token in ids) == 2
@@ -163,26 +163,27 @@ def test_special_tokens_in_a_text_are_text(tokenizer: CtxGroverTokenizer) -> Non
 
 
 @torch.no_grad()
-def test_the_loss_of_a_field(model: CtxGroverForCausalLM, tokenizer: CtxGroverTokenizer) -> None:
-    """The sum over the tokens of every article, one by one, with the end of the field, given all, some or no others."""
+def test_field_loss(model: CtxGroverForCausalLM, tokenizer: CtxGroverTokenizer) -> None:
+    """The mean loss of all tokens of a field and its end token, given all, some or no context fields."""
     articles = [
         {"domain": "a.org", "title": "A cat", "article": "A cat sat on a mat."},
         {"article": "A mat."},
         {"title": "No article"},
         {"domain": "b.org", "article": "A cat sat. " * 9},  # longer than the model's 48 positions
     ]
-    for given in (("domain", "title"), ("title",), ()):
+    for context in (("domain", "title"), ("title",), ()):
         total, count = 0.0, 0
         for fields in articles:
             if "article" in fields:
-                before = tokenizer.encode_fields({name: fields[name] for name in given if name in fields}, "article")
+                context_fields = {name: fields[name] for name in context if name in fields}
+                prompt = tokenizer.encode_fields(context_fields, "article")
                 end = tokenizer.field_ids("article")[1]
-                ids = [*before, *tokenizer.encode_text(fields["article"]), end][:49]
-                shares = model(torch.tensor([ids[:-1]])).logits[0].log_softmax(-1)
-                total -= sum(float(shares[place - 1, ids[place]]) for place in range(len(before), len(ids)))
-                count += len(ids) - len(before)
+                ids = [*prompt, *tokenizer.encode_text(fields["article"]), end][:49]
+                log_probs = model(torch.tensor([ids[:-1]])).logits[0].log_softmax(-1)
+                total -= sum(float(log_probs[i - 1, ids[i]]) for i in range(len(prompt), len(ids)))
+                count += len(ids) - len(prompt)
         for batch_size in (1, 16):
-            found = field_loss(model, tokenizer, articles, "article", given, batch_size=batch_size)
-            assert found == pytest.approx(total / count, rel=1e-5)
+            loss = field_loss(model, tokenizer, articles, "article", context, batch_size=batch_size)
+            assert loss == pytest.approx(total / count, rel=1e-5)
     with pytest.raises(CtxError, match="No article has the field 'summary'"):
         field_loss(model, tokenizer, articles, "summary")

@@ -1,4 +1,4 @@
-"""The double heads of GPT and GPT-2 in transformers, which no Auto class opens: choices and language modelling."""
+"""Multiple choice with language modelling against the double-heads classes of GPT and GPT-2 in transformers."""
 
 from typing import Any
 
@@ -15,17 +15,17 @@ CASES = [Case(FAMILIES[name], "AutoModelForMultipleChoice") for name in ("gpt", 
 
 
 def pair(case: Case, folder: Any) -> tuple[PreTrainedModel, PreTrainedModel]:
-    """A random reference model, and ours opened from its checkpoint."""
+    """A random model of transformers, and the model loaded from its checkpoint."""
     torch.manual_seed(0)
     reference = getattr(transformers, case.model_class.reference_architecture)(case.reference_config()).eval()
     reference.save_pretrained(folder)
-    ours, report = case.model_class.from_pretrained(folder, output_loading_info=True)
+    model, report = case.model_class.from_pretrained(folder, output_loading_info=True)
     assert not any(report.values()), report
-    return reference, ours.eval()
+    return reference, model.eval()
 
 
 def expected_outputs(reference: PreTrainedModel, batch: Batch) -> Any:
-    """The reference reads the token that it is told to."""
+    """Logits of the class of transformers for the last token of each choice."""
     inputs = {name: tensor.flatten(0, 1) for name, tensor in batch.items()}
     outputs = reference.transformer(**inputs)
     states = outputs.last_hidden_state.unflatten(0, (-1, CHOICES))
@@ -34,31 +34,32 @@ def expected_outputs(reference: PreTrainedModel, batch: Batch) -> Any:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_logits_and_loss(case: Case, tmp_path: Any) -> None:
-    """Of rows with padding on either side; with rows of one length the sum of both losses is the reference's."""
-    reference, ours = pair(case, tmp_path)
+    """Logits with padding on either side; the loss for inputs of equal length, where transformers' mean is the same."""
+    reference, model = pair(case, tmp_path)
     batch, left = make_batch(case), make_batch(case, side="left")
     expected = expected_outputs(reference, batch)
-    assert_close(ours(**batch).logits, expected)
-    assert_close(ours(**left).logits, expected)
+    assert_close(model(**batch).logits, expected)
+    assert_close(model(**left).logits, expected)
 
     ids = torch.randint(5, 61, (4, CHOICES, 9), generator=torch.Generator().manual_seed(1))
     labels = torch.tensor([0, 2, 1, 1])
-    both = reference(ids, labels=ids, mc_labels=labels)
-    got = ours.train()(ids, labels=labels).loss
-    assert_close(got, both.mc_loss + 0.5 * both.loss, "loss")
-    _compare_gradients(case, ours, reference, got, both.mc_loss + 0.5 * both.loss, tmp_path)
+    outputs = reference(ids, labels=ids, mc_labels=labels)
+    expected_loss = outputs.mc_loss + 0.5 * outputs.loss
+    loss = model.train()(ids, labels=labels).loss
+    assert_close(loss, expected_loss, "loss")
+    _compare_gradients(model, reference, loss, expected_loss, tmp_path)
 
 
 def _compare_gradients(
-    case: Case, ours: PreTrainedModel, reference: PreTrainedModel, loss: Tensor, expected: Tensor, folder: Any
+    model: PreTrainedModel, reference: PreTrainedModel, loss: Tensor, expected: Tensor, folder: Any
 ) -> None:
-    """As gradients of the reference's parameters, by exporting ours."""
+    """The gradients are exported to the layout of transformers to compare them."""
     loss.backward()
     expected.backward()
     with torch.no_grad():
-        for parameter in ours.parameters():
+        for parameter in model.parameters():
             parameter.copy_(parameter.grad)
-    ours.export_reference(folder / "gradients")
+    model.export_reference(folder / "gradients")
     exported = type(reference).from_pretrained(folder / "gradients")
     for (name, gradient), parameter in zip(exported.named_parameters(), reference.parameters(), strict=True):
         assert_close(gradient, parameter.grad, f"gradient of {name}")
@@ -69,11 +70,11 @@ def _compare_gradients(
 def test_export_is_bit_exact(case: Case, tied: bool, tmp_path: Any) -> None:
     model = case.model(tie_word_embeddings=tied)
     model.export_reference(tmp_path)
-    reference = getattr(transformers, case.model_class.reference_architecture)
-    found, report = reference.from_pretrained(tmp_path, output_loading_info=True)
+    reference_class = getattr(transformers, case.model_class.reference_architecture)
+    reference, report = reference_class.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(report.values()), report
-    found.save_pretrained(tmp_path / "again")
-    again = case.model_class.from_pretrained(tmp_path / "again").state_dict()
+    reference.save_pretrained(tmp_path / "reference")
+    reloaded = case.model_class.from_pretrained(tmp_path / "reference").state_dict()
     for name, tensor in model.state_dict().items():
-        assert torch.equal(again[name], tensor), name
-    assert found.transformer.get_input_embeddings().weight.equal(model.get_input_embeddings().weight)
+        assert torch.equal(reloaded[name], tensor), name
+    assert reference.transformer.get_input_embeddings().weight.equal(model.get_input_embeddings().weight)

@@ -1,7 +1,6 @@
-"""GPT-3's dense and banded layers against GPT-Neo of transformers, which masks its local layers.
+"""GPT-3's dense and banded layers against GPT-Neo of transformers.
 
-GPT-Neo does not scale its scores and has no biases of queries, keys and values: the scale goes into the
-queries' weights.
+GPT-Neo does not scale its scores and has no biases of the queries, keys and values: the query weights are scaled.
 """
 
 import pytest
@@ -24,42 +23,44 @@ NAMES = {
 }
 
 
-def converted(reference: GPTNeoForCausalLM) -> dict[str, Tensor]:
-    """Our names and layout; biases of queries, keys and values are zero."""
-    theirs, ours = reference.state_dict(), {}
-    for name, tensor in theirs.items():
+def convert(reference: GPTNeoForCausalLM) -> dict[str, Tensor]:
+    """The native state dict; biases of the queries, keys and values are zero."""
+    reference_weights, weights = reference.state_dict(), {}
+    for name, tensor in reference_weights.items():
         for old, new in NAMES.items():
             if f".{old}." in name:
                 renamed = name.replace(old, new).replace("transformer.h.", "gpt3.layers.")
-                ours[renamed.replace("transformer.", "gpt3.")] = tensor
+                weights[renamed.replace("transformer.", "gpt3.")] = tensor
     for layer in range(LAYERS):
         query, key, value = (
-            theirs[f"transformer.h.{layer}.attn.attention.{part}_proj.weight"] for part in ("q", "k", "v")
+            reference_weights[f"transformer.h.{layer}.attn.attention.{letter}_proj.weight"] for letter in "qkv"
         )
         fused = torch.cat([query * (WIDTH // HEADS) ** 0.5, key, value])
-        ours |= {
+        weights |= {
             f"gpt3.layers.{layer}.attention.qkv_proj.weight": fused,
             f"gpt3.layers.{layer}.attention.qkv_proj.bias": torch.zeros(3 * WIDTH),
         }
-    return ours | {"lm_head.weight": theirs["lm_head.weight"]}
+    return weights | {"lm_head.weight": reference_weights["lm_head.weight"]}
 
 
 @pytest.mark.parametrize("window", [1, 5, 16, 64])
-def test_losses_gradients_and_continuations(window: int) -> None:
+def test_losses_gradients_and_generation(window: int) -> None:
     torch.manual_seed(window)
     shape = {"hidden_size": WIDTH, "vocab_size": 61, "max_position_embeddings": 64, "initializer_range": 0.2}
     types = [[["global", "local"], LAYERS // 2]]
-    theirs = GPTNeoConfig(num_layers=LAYERS, num_heads=HEADS, attention_types=types, window_size=window, **shape)
-    reference = GPTNeoForCausalLM(theirs).eval()
+    reference_config = GPTNeoConfig(
+        num_layers=LAYERS, num_heads=HEADS, attention_types=types, window_size=window, **shape
+    )
+    reference = GPTNeoForCausalLM(reference_config).eval()
     sizes = {"num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "window": window}
     model = CtxGpt3ForCausalLM(CtxGpt3Config(**sizes, **shape, bos_token_id=None, eos_token_id=None)).eval()
-    model.load_state_dict(converted(reference))
+    model.load_state_dict(convert(reference))
     ids = torch.randint(1, 61, (3, LENGTH))
     torch.testing.assert_close(model(ids).logits, reference(ids).logits, atol=1e-5, rtol=1e-5)
-    losses = [each(ids, labels=ids).loss for each in (model, reference)]
+    losses = [network(ids, labels=ids).loss for network in (model, reference)]
     torch.testing.assert_close(*losses, atol=1e-5, rtol=1e-5)
-    tables = [each.get_input_embeddings().weight for each in (model, reference)]
-    gradients = [torch.autograd.grad(loss, table)[0] for loss, table in zip(losses, tables)]
+    embeddings = [network.get_input_embeddings().weight for network in (model, reference)]
+    gradients = [torch.autograd.grad(loss, weight)[0] for loss, weight in zip(losses, embeddings)]
     torch.testing.assert_close(*gradients, atol=1e-5, rtol=1e-4)
     options = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     expected = reference.generate(ids[:, :20], **options, use_cache=False)

@@ -1,4 +1,4 @@
-"""The published form of GPT's parameters: logits are those of a plain loop over the arrays; files that are none."""
+"""GPT's released parameter files: logits against a loop over the arrays; invalid files."""
 
 import json
 import math
@@ -21,94 +21,95 @@ MERGES = "#version: 0.2\na t</w>\nb at</w>\n"
 WIDTH, LAYERS, HEADS, POSITIONS = 24, 3, 4, 10
 
 
-def arrays_of(tables: list[list[int]], seed: int = 0) -> list[np.ndarray]:
+def random_arrays(embeddings: list[list[int]], seed: int = 0) -> list[np.ndarray]:
     """Random parameters in the order and the shapes of the released files."""
-    draw = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     layer = [[1, WIDTH, 3 * WIDTH], [3 * WIDTH], [1, WIDTH, WIDTH], [WIDTH], [WIDTH], [WIDTH]]
     layer += [[1, WIDTH, 4 * WIDTH], [4 * WIDTH], [1, 4 * WIDTH, WIDTH], [WIDTH], [WIDTH], [WIDTH]]
-    return [draw.normal(0, 0.3, shape).astype(np.float32) for shape in [*tables, *layer * LAYERS]]
+    return [rng.normal(0, 0.3, shape).astype(np.float32) for shape in [*embeddings, *layer * LAYERS]]
 
 
-def write(folder: Path, arrays: list[np.ndarray], parts: int = 10) -> None:
-    """All numbers one after another, cut into files anywhere."""
+def write_checkpoint(folder: Path, arrays: list[np.ndarray], num_files: int = 10) -> None:
+    """Concatenated parameters, split into files at arbitrary positions."""
     (folder / "params_shapes.json").write_text(json.dumps([list(array.shape) for array in arrays]))
     values = np.concatenate([array.reshape(-1) for array in arrays])
-    for number, part in enumerate(np.array_split(values, parts)):
-        np.save(folder / f"params_{number}.npy", part)
+    for number, chunk in enumerate(np.array_split(values, num_files)):
+        np.save(folder / f"params_{number}.npy", chunk)
     (folder / "encoder_bpe_40000.json").write_text(json.dumps({token: n for n, token in enumerate(TOKENS)}))
     (folder / "vocab_40000.bpe").write_text(MERGES)
 
 
-def norm(rows: np.ndarray, gain: np.ndarray, bias: np.ndarray) -> np.ndarray:
-    centred = rows - rows.mean(-1, keepdims=True)
+def layer_norm(states: np.ndarray, gain: np.ndarray, bias: np.ndarray) -> np.ndarray:
+    centred = states - states.mean(-1, keepdims=True)
     return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5) * gain + bias
 
 
-def logits_of(words: np.ndarray, positions: np.ndarray, layers: list[np.ndarray], ids: list[int]) -> np.ndarray:
-    """Post-norm layers, token by token and head by head, in double precision."""
+def reference_logits(words: np.ndarray, positions: np.ndarray, layers: list[np.ndarray], ids: list[int]) -> np.ndarray:
+    """Post-norm layers in float64, with loops over tokens and heads."""
     words, positions, *layers = (array.astype(np.float64) for array in (words, positions, *layers))
-    hidden = np.stack([words[token] + positions[place] for place, token in enumerate(ids)])
+    hidden = np.stack([words[token] + positions[position] for position, token in enumerate(ids)])
     for start in range(0, len(layers), 12):
         qkv, qkv_bias, out, out_bias, gain_1, bias_1, up, up_bias, down, down_bias, gain_2, bias_2 = layers[start:][:12]
         query, key, value = np.split(hidden @ qkv[0] + qkv_bias, 3, -1)
-        mixed = np.zeros_like(hidden)
-        for place in range(len(ids)):
+        context = np.zeros_like(hidden)
+        for i in range(len(ids)):
             for head in range(HEADS):
-                part = slice(head * WIDTH // HEADS, (head + 1) * WIDTH // HEADS)
-                scores = key[: place + 1, part] @ query[place, part] / math.sqrt(WIDTH // HEADS)
+                dims = slice(head * WIDTH // HEADS, (head + 1) * WIDTH // HEADS)
+                scores = key[: i + 1, dims] @ query[i, dims] / math.sqrt(WIDTH // HEADS)
                 weights = np.exp(scores - scores.max())
-                mixed[place, part] = weights / weights.sum() @ value[: place + 1, part]
-        normed = norm(hidden + mixed @ out[0] + out_bias, gain_1, bias_1)
+                context[i, dims] = weights / weights.sum() @ value[: i + 1, dims]
+        normed = layer_norm(hidden + context @ out[0] + out_bias, gain_1, bias_1)
         inner = normed @ up[0] + up_bias
         inner = 0.5 * inner * (1 + np.tanh(math.sqrt(2 / math.pi) * (inner + 0.044715 * inner**3)))
-        hidden = norm(normed + inner @ down[0] + down_bias, gain_2, bias_2)
+        hidden = layer_norm(normed + inner @ down[0] + down_bias, gain_2, bias_2)
     return hidden @ words.T
 
 
-@pytest.mark.parametrize("form", ["two tables", "one table", "one table with the tokens of tasks"])
-def test_logits_are_those_of_a_plain_loop(form: str, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
-    words = len(TOKENS) + 3 * form.endswith("tasks")
-    if form == "two tables":  # as published: positions first
-        arrays = arrays_of([[POSITIONS, WIDTH], [words, WIDTH]])
+@pytest.mark.parametrize("form", ["two matrices", "one matrix", "one matrix with task tokens"])
+def test_logits_match_the_reference_loop(form: str, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    words = len(TOKENS) + 3 * form.endswith("task tokens")
+    if form == "two matrices":  # as released: positions first
+        arrays = random_arrays([[POSITIONS, WIDTH], [words, WIDTH]])
         expected = (arrays[1], arrays[0], arrays[2:])
     else:
-        arrays = arrays_of([[words + POSITIONS, WIDTH]])
+        arrays = random_arrays([[words + POSITIONS, WIDTH]])
         expected = (arrays[0][:words], arrays[0][words:], arrays[1:])
-    write(tmp_path, arrays)
+    write_checkpoint(tmp_path, arrays)
     flags = ["--folder", tmp_path, "--output", tmp_path / "out", "--positions", POSITIONS, "--heads", HEADS]
-    monkeypatch.setattr(sys, "argv", [str(each) for each in [SCRIPT, *flags]])
+    monkeypatch.setattr(sys, "argv", [str(argument) for argument in [SCRIPT, *flags]])
     with pytest.raises(SystemExit) as stopped:
         runpy.run_path(str(SCRIPT), run_name="__main__")
     assert stopped.value.code == 0
     assert f"{sum(array.size for array in arrays):,} parameters, {words} tokens" in capsys.readouterr().out
-    model, tokenizer = (each.from_pretrained(tmp_path / "out") for each in (AutoModelForCausalLM, AutoTokenizer))
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     text = [8, 7, 0, 4, 8]
-    start, end = ([9], [11]) if form.endswith("tasks") else ([], [])
+    start, end = ([9], [11]) if form.endswith("task tokens") else ([], [])
     ids = tokenizer("Bat at x a bat").input_ids
     assert ids == [*start, *text, *end]
     with torch.no_grad():
-        got = model(torch.tensor([ids])).logits[0]
-    np.testing.assert_allclose(got.numpy(), logits_of(*expected, ids), atol=1e-4, rtol=1e-5)
+        logits = model(torch.tensor([ids])).logits[0]
+    np.testing.assert_allclose(logits.numpy(), reference_logits(*expected, ids), atol=1e-4, rtol=1e-5)
 
 
-def test_files_that_are_none(tmp_path: Path) -> None:
+def test_invalid_files(tmp_path: Path) -> None:
     vocabulary, merges = tmp_path / "encoder_bpe_40000.json", tmp_path / "vocab_40000.bpe"
-    arrays = arrays_of([[POSITIONS, WIDTH], [len(TOKENS), WIDTH]])
-    write(tmp_path, arrays)
+    arrays = random_arrays([[POSITIONS, WIDTH], [len(TOKENS), WIDTH]])
+    write_checkpoint(tmp_path, arrays)
     cases = [
         (arrays[:-2], "lists 36 parameters"),
-        ([arrays[0], arrays[1][:-1], *arrays[2:]], "8 token rows for 9 tokens"),
+        ([arrays[0], arrays[1][:-1], *arrays[2:]], "8 token embeddings for 9 tokens"),
         ([np.concatenate(arrays[:2])[1:], *arrays[2:]], "18 rows, expected 9 tokens"),
         ([*arrays[:2], arrays[2], arrays[3][1:], *arrays[4:]], r"qkv_proj.bias is \(71,\), expected \(72,\)"),
     ]
-    for changed, says in cases:
-        write(tmp_path, changed)
-        with pytest.raises(CtxError, match=says):
+    for changed, message in cases:
+        write_checkpoint(tmp_path, changed)
+        with pytest.raises(CtxError, match=message):
             read_openai_checkpoint(tmp_path, vocabulary, merges, positions=POSITIONS, heads=HEADS)
-    write(tmp_path, arrays)
+    write_checkpoint(tmp_path, arrays)
     (tmp_path / "params_9.npy").unlink()
     with pytest.raises(CtxError, match="files hold"):
         read_openai_checkpoint(tmp_path, vocabulary, merges, heads=HEADS)
-    (tmp_path / "params_3.npy").write_bytes(b"no array")
+    (tmp_path / "params_3.npy").write_bytes(b"not an array")
     with pytest.raises(CtxError, match="cannot be read"):
         read_openai_checkpoint(tmp_path, vocabulary, merges, heads=HEADS)

@@ -1,4 +1,4 @@
-"""Grover's TensorFlow checkpoints: outputs and gradients are those of a plain loop over their variables."""
+"""Grover's TensorFlow checkpoints: outputs and gradients against a loop over their variables."""
 
 import json
 import math
@@ -23,7 +23,7 @@ PAIRS = [("t", "h"), ("th", "e"), ("Ġ", "the")]
 
 
 def gpt2_files(folder: Path) -> tuple[Path, Path]:
-    """GPT-2's files with three merges; the last id is that of <|endoftext|>, as there."""
+    """GPT-2's files with three merges; <|endoftext|> has the last id."""
     from tokenizers import pre_tokenizers
 
     tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *("".join(pair) for pair in PAIRS), "<|endoftext|>"]
@@ -34,8 +34,8 @@ def gpt2_files(folder: Path) -> tuple[Path, Path]:
     return vocabulary, merges
 
 
-def released(words: int, classes: int = 0, seed: int = 0) -> dict[str, np.ndarray]:
-    """Random variables under the names of the released code, with some of its optimizer."""
+def random_variables(words: int, classes: int = 0, seed: int = 0) -> dict[str, np.ndarray]:
+    """Random variables with the names of the released code, and some variables of the optimizer."""
     shapes: dict[str, tuple[int, ...]] = {
         "newslm/embeddings/word_embed": (words, WIDTH),
         "newslm/embeddings/pos_embed": (POSITIONS, WIDTH),
@@ -52,9 +52,9 @@ def released(words: int, classes: int = 0, seed: int = 0) -> dict[str, np.ndarra
         shapes |= norm(f"{scope}/LayerNorm_mlp_ln0") | norm(f"{scope}/LayerNorm_mlp_ln1")
     if classes:
         shapes |= {"classification/logits/kernel": (WIDTH, classes), "classification/logits/bias": (classes,)}
-    draws = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     return {
-        name: np.asarray(name.endswith("gamma") + 0.1 * draws.standard_normal(shape), dtype=np.float32)
+        name: np.asarray(name.endswith("gamma") + 0.1 * rng.standard_normal(shape), dtype=np.float32)
         for name, shape in shapes.items()
     }
 
@@ -64,11 +64,11 @@ def norm(scope: str) -> dict[str, tuple[int, ...]]:
 
 
 def varint(number: int) -> bytes:
-    parts = []
+    digits = []
     while number > 127:
-        parts.append(number & 127 | 128)
+        digits.append(number & 127 | 128)
         number >>= 7
-    return bytes([*parts, number])
+    return bytes([*digits, number])
 
 
 def number(field: int, value: int) -> bytes:
@@ -80,29 +80,29 @@ def message(field: int, content: bytes) -> bytes:
 
 
 def block(entries: Iterable[tuple[bytes, bytes]], interval: int = 16) -> bytes:
-    """A block of a table: keys share prefixes, but for every sixteenth."""
-    content, restarts, before = b"", [], b""
-    for place, (key, value) in enumerate(entries):
+    """A block of a LevelDB table: keys share prefixes, except for each sixteenth key."""
+    content, restarts, previous_key = b"", [], b""
+    for index, (key, value) in enumerate(entries):
         shared = 0
-        if place % interval:
-            while shared < min(len(before), len(key)) and before[shared] == key[shared]:
+        if index % interval:
+            while shared < min(len(previous_key), len(key)) and previous_key[shared] == key[shared]:
                 shared += 1
         else:
             restarts.append(len(content))
         content += varint(shared) + varint(len(key) - shared) + varint(len(value)) + key[shared:] + value
-        before = key
-    ends = restarts or [0]
-    return content + b"".join(each.to_bytes(4, "little") for each in [*ends, len(ends)])
+        previous_key = key
+    offsets = restarts or [0]
+    return content + b"".join(number.to_bytes(4, "little") for number in [*offsets, len(offsets)])
 
 
 def write_checkpoint(variables: dict[str, np.ndarray], prefix: Path, shards: int = 2, per_block: int = 40) -> None:
-    """The two kinds of files that TensorFlow's Saver writes; checksums are zeros."""
+    """The .index and .data files of TensorFlow's Saver, with zeros for checksums."""
     entries, contents = [(b"", number(1, shards))], [b""] * shards
-    for place, (name, value) in enumerate(sorted(variables.items())):
-        shard = place % shards
+    for index, (name, value) in enumerate(sorted(variables.items())):
+        shard = index % shards
         shape = b"".join(message(2, number(1, size)) for size in value.shape)
-        kind = {"float32": 1, "int64": 9}[value.dtype.name]
-        entry = number(1, kind) + message(2, shape) + number(3, shard) + number(4, len(contents[shard]))
+        dtype = {"float32": 1, "int64": 9}[value.dtype.name]
+        entry = number(1, dtype) + message(2, shape) + number(3, shard) + number(4, len(contents[shard]))
         entry += number(5, value.nbytes) + varint(6 << 3 | 5) + bytes(4)
         entries.append((name.encode(), entry))
         contents[shard] += value.tobytes()
@@ -110,19 +110,19 @@ def write_checkpoint(variables: dict[str, np.ndarray], prefix: Path, shards: int
         Path(f"{prefix}.data-{shard:05d}-of-{shards:05d}").write_bytes(content)
     table, handles = b"", []
     for start in range(0, len(entries), per_block):
-        part = entries[start : start + per_block]
-        made = block(part)
-        handles.append((part[-1][0], varint(len(table)) + varint(len(made))))
-        table += made + bytes(5)
-    places = b""
-    for made in (block([]), block(handles)):
-        places += varint(len(table)) + varint(len(made))
-        table += made + bytes(5)
-    Path(f"{prefix}.index").write_bytes(table + places.ljust(40, b"\0") + 0xDB4775248B80FB57.to_bytes(8, "little"))
+        block_entries = entries[start : start + per_block]
+        content = block(block_entries)
+        handles.append((block_entries[-1][0], varint(len(table)) + varint(len(content))))
+        table += content + bytes(5)
+    footer = b""
+    for content in (block([]), block(handles)):
+        footer += varint(len(table)) + varint(len(content))
+        table += content + bytes(5)
+    Path(f"{prefix}.index").write_bytes(table + footer.ljust(40, b"\0") + 0xDB4775248B80FB57.to_bytes(8, "little"))
 
 
-def loop_states(variables: dict[str, Tensor], ids: list[int]) -> Tensor:
-    """(tokens, width): Grover token by token and head by head, from the description of the released code."""
+def reference_states(variables: dict[str, Tensor], ids: list[int]) -> Tensor:
+    """(tokens, width): Grover with loops over tokens and heads, following the released code."""
 
     def layer_norm(vector: Tensor, scope: str) -> Tensor:
         centred = vector - vector.mean()
@@ -134,29 +134,29 @@ def loop_states(variables: dict[str, Tensor], ids: list[int]) -> Tensor:
 
     words, positions = (variables[f"newslm/embeddings/{name}_embed"] for name in ("word", "pos"))
     embedding_norm = "newslm/embeddings/LayerNorm_embed_norm"
-    states = [layer_norm(words[token] + positions[place], embedding_norm) for place, token in enumerate(ids)]
+    states = [layer_norm(words[token] + positions[position], embedding_norm) for position, token in enumerate(ids)]
     for layer in range(LAYERS):
         scope = f"newslm/layer{layer:02d}"
         query, key, value = (
             [dense(state, f"{scope}/{name}_layer") for state in states] for name in ("query", "key", "value")
         )
-        following = []
-        for place, state in enumerate(states):
+        outputs = []
+        for i, state in enumerate(states):
             context = []
             for start in range(0, WIDTH, HEAD):
                 head = slice(start, start + HEAD)
-                scores = [query[place][head] @ key[other][head] / math.sqrt(HEAD) for other in range(place + 1)]
-                shares = torch.stack(scores).softmax(0)
-                context.append(sum(shares[other] * value[other][head] for other in range(place + 1)))
+                scores = [query[i][head] @ key[j][head] / math.sqrt(HEAD) for j in range(i + 1)]
+                probabilities = torch.stack(scores).softmax(0)
+                context.append(sum(probabilities[j] * value[j][head] for j in range(i + 1)))
             summed = state + dense(torch.cat(context), f"{scope}/context_projection_layer")
             middle = dense(layer_norm(summed, f"{scope}/LayerNorm_mlp_ln0"), f"{scope}/intermediate")
             activated = middle * 0.5 * (1 + torch.erf(middle / math.sqrt(2)))
-            following.append(layer_norm(summed + dense(activated, f"{scope}/output"), f"{scope}/LayerNorm_mlp_ln1"))
-        states = following
+            outputs.append(layer_norm(summed + dense(activated, f"{scope}/output"), f"{scope}/LayerNorm_mlp_ln1"))
+        states = outputs
     return torch.stack(states)
 
 
-def doubles(variables: dict[str, np.ndarray]) -> dict[str, Tensor]:
+def to_float64(variables: dict[str, np.ndarray]) -> dict[str, Tensor]:
     return {name: torch.from_numpy(value).double().requires_grad_() for name, value in variables.items()}
 
 
@@ -164,44 +164,44 @@ def convert(folder: Path, monkeypatch: pytest.MonkeyPatch, *flags: str) -> Path:
     vocabulary, merges = gpt2_files(folder)
     argv = ["--checkpoint", folder / "model.ckpt", "--vocabulary", vocabulary, "--merges", merges]
     monkeypatch.setattr(sys, "argv", [str(SCRIPT), *map(str, argv), "--output", str(folder / "out"), *flags])
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as stopped:
         runpy.run_path(str(SCRIPT), run_name="__main__")
-    assert ended.value.code == 0
+    assert stopped.value.code == 0
     return folder / "out"
 
 
-def test_a_language_model_is_the_plain_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    variables = released(words=1 + 256 + len(PAIRS) + 13)
+def test_language_model_matches_the_reference_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    variables = random_variables(words=1 + 256 + len(PAIRS) + 13)
     write_checkpoint(variables, tmp_path / "model.ckpt")
-    opened = TensorFlowCheckpoint(tmp_path / "model.ckpt.index")
-    assert {name: value.shape for name, value in opened.items()} == {n: v.shape for n, v in variables.items()}
+    checkpoint = TensorFlowCheckpoint(tmp_path / "model.ckpt.index")
+    assert {name: value.shape for name, value in checkpoint.items()} == {n: v.shape for n, v in variables.items()}
     out = convert(tmp_path, monkeypatch)
     assert "632,576 parameters" in capsys.readouterr().out
     tokenizer = AutoTokenizer.from_pretrained(out)
     model = AutoModelForCausalLM.from_pretrained(out).eval().double()
     assert len(tokenizer) == model.config.vocab_size == 273
     ids = tokenizer.encode_fields({"title": "the"}, target="article")
-    assert ids == [266, 1 + 257, 267, 268], "GPT-2's ids plus one, then the tokens of the fields"
+    assert ids == [266, 1 + 257, 267, 268], "GPT-2's ids plus one, then the field tokens"
     assert tokenizer.convert_ids_to_tokens([0, 259, 272]) == ["<|padding|>", "Ġthe", "<|resetcontext|>"]
     assert (model.config.pad_token_id, model.config.bos_token_id, model.config.eos_token_id) == (0, 268, 269)
-    rows, plain = [[266, 258, 267, 268, 40, 259, 90], [268, 7]], doubles(variables)
+    rows, reference = [[266, 258, 267, 268, 40, 259, 90], [268, 7]], to_float64(variables)
     batch = tokenizer.pad({"input_ids": rows}, return_tensors="pt")
     labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
     logits, loss = model(**batch).logits, model(**batch, labels=labels).loss
-    parts = []
-    for row, found in zip(rows, logits, strict=True):
-        expected = loop_states(plain, row) @ plain["newslm/embeddings/word_embed"].T
-        torch.testing.assert_close(found[: len(row)], expected, atol=1e-6, rtol=1e-6)
-        parts.append(torch.nn.functional.cross_entropy(expected[:-1], torch.tensor(row[1:]), reduction="sum"))
-    total = sum(parts) / 7
+    losses = []
+    for row, row_logits in zip(rows, logits, strict=True):
+        expected = reference_states(reference, row) @ reference["newslm/embeddings/word_embed"].T
+        torch.testing.assert_close(row_logits[: len(row)], expected, atol=1e-6, rtol=1e-6)
+        losses.append(torch.nn.functional.cross_entropy(expected[:-1], torch.tensor(row[1:]), reduction="sum"))
+    total = sum(losses) / 7
     torch.testing.assert_close(loss, total, atol=1e-5, rtol=1e-5, check_dtype=False)
     loss.backward()
     total.backward()
-    compare_gradients(model.grover, plain)
+    compare_gradients(model.grover, reference)
 
 
-def compare_gradients(model: torch.nn.Module, plain: dict[str, Tensor]) -> None:
-    """Of the embeddings and of a layer in the middle, map by map."""
+def compare_gradients(model: torch.nn.Module, reference: dict[str, Tensor]) -> None:
+    """Gradients of the embeddings and of a middle layer."""
     scope, layer = "newslm/layer01", model.layers[1]
     attention = layer.attention.qkv_proj.weight.grad.split(WIDTH)
     pairs = {
@@ -217,18 +217,18 @@ def compare_gradients(model: torch.nn.Module, plain: dict[str, Tensor]) -> None:
         f"{scope}/output/kernel": layer.feed_forward.down_proj.weight.grad.T,
         f"{scope}/LayerNorm_mlp_ln1/gamma": layer.output_norm.weight.grad,
     }
-    for name, found in pairs.items():
-        wanted = plain[name].grad
-        scale = wanted.abs().max()
-        assert scale > 1e-6, f"no gradient of {name} to compare"
+    for name, gradient in pairs.items():
+        expected = reference[name].grad
+        scale = expected.abs().max()
+        assert scale > 1e-6, f"{name} has no gradient"
         torch.testing.assert_close(
-            found / scale, wanted / scale, atol=1e-4, rtol=1e-4, msg=lambda text, of=name: f"{of}: {text}"
+            gradient / scale, expected / scale, atol=1e-4, rtol=1e-4, msg=lambda text, of=name: f"{of}: {text}"
         )
 
 
-def test_a_classifier_is_the_plain_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The state of <|beginsummary|>, and in training half of the language modelling loss, the mean of each row."""
-    variables = released(words=273, classes=2, seed=1)
+def test_classifier_matches_the_reference_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state of <|beginsummary|> is classified; the training loss adds half of the mean language modelling loss."""
+    variables = random_variables(words=273, classes=2, seed=1)
     write_checkpoint(variables, tmp_path / "model.ckpt", shards=1, per_block=1000)
     out = convert(tmp_path, monkeypatch)
     dropout = {"hidden_dropout_prob": 0.0, "classifier_dropout": 0.0}
@@ -239,31 +239,31 @@ def test_a_classifier_is_the_plain_loop(tmp_path: Path, monkeypatch: pytest.Monk
     tokenizer = AutoTokenizer.from_pretrained(out)
     rows = [tokenizer(text).input_ids for text in ("the cat", "th")]
     assert [row[-1] for row in rows] == [270, 270]
-    rows[0] += [5, 6]  # what follows is not read by the classifier
+    rows[0] += [5, 6]  # tokens after <|beginsummary|> do not change the classifier's input
     batch = tokenizer.pad({"input_ids": rows}, return_tensors="pt")
-    labels, plain = torch.tensor([1, 0]), doubles(variables)
+    labels, reference = torch.tensor([1, 0]), to_float64(variables)
     outputs = model(**batch, labels=labels)
     expected, terms = [], []
     for row in rows:
-        states = loop_states(plain, row)
-        logits = states[:-1] @ plain["newslm/embeddings/word_embed"].T
+        states = reference_states(reference, row)
+        logits = states[:-1] @ reference["newslm/embeddings/word_embed"].T
         terms.append(torch.nn.functional.cross_entropy(logits, torch.tensor(row[1:])))
         pooled = states[row.index(270)]
-        expected.append(pooled @ plain["classification/logits/kernel"] + plain["classification/logits/bias"])
+        expected.append(pooled @ reference["classification/logits/kernel"] + reference["classification/logits/bias"])
     expected = torch.stack(expected)
     torch.testing.assert_close(outputs.logits, expected, atol=1e-6, rtol=1e-6)
     total = torch.nn.functional.cross_entropy(expected, labels) + 0.5 * torch.stack(terms).mean()
     torch.testing.assert_close(outputs.loss, total, atol=1e-5, rtol=1e-5, check_dtype=False)
     outputs.loss.backward()
     total.backward()
-    compare_gradients(model.grover, plain)
+    compare_gradients(model.grover, reference)
 
 
-def test_files_that_are_something_else(tmp_path: Path) -> None:
-    variables = released(words=273)
+def test_invalid_files(tmp_path: Path) -> None:
+    variables = random_variables(words=273)
     write_checkpoint(variables, tmp_path / "model.ckpt")
     index = (tmp_path / "model.ckpt.index").read_bytes()
-    damaged = {"cut": index[:-9], "compressed": index[:-200], "text": b"no table at all", "empty": b""}
+    damaged = {"cut": index[:-9], "compressed": index[:-200], "text": b"not a table", "empty": b""}
     for name, content in damaged.items():
         (tmp_path / f"{name}.index").write_bytes(content)
         with pytest.raises(CtxError, match="The index of the checkpoint cannot be read"):
@@ -275,10 +275,10 @@ def test_files_that_are_something_else(tmp_path: Path) -> None:
     with pytest.raises(CtxError, match=r"The variable .* cannot be read"):
         dict(TensorFlowCheckpoint(tmp_path / "model.ckpt"))
     tensors = {name: torch.from_numpy(value) for name, value in variables.items()}
-    for broken, said in (
-        ({"bert/embeddings": torch.zeros(2)}, "holds no Grover"),
+    for broken, message in (
+        ({"bert/embeddings": torch.zeros(2)}, "not a Grover model"),
         ({n: v for n, v in tensors.items() if n != "newslm/layer01/output/bias"}, "has no newslm/layer01/output/bias"),
         (tensors | {"newslm/layer01/output/bias": torch.zeros(7)}, r"down_proj.bias is \(7,\), expected \(128,\)"),
     ):
-        with pytest.raises(CtxError, match=said):
+        with pytest.raises(CtxError, match=message):
             read_grover_checkpoint(broken, "model.ckpt")

@@ -1,5 +1,4 @@
-"""GPT (Radford et al. 2018): a causal Transformer with post-norm layers, pretrained and fine-tuned with language
-modelling."""
+"""GPT (Radford et al. 2018): a causal post-norm Transformer, pretrained and fine-tuned with language modelling."""
 
 from typing import Any
 
@@ -38,7 +37,7 @@ SPEC = FamilySpec(
     },
     objectives={"clm": DocumentLM},
     sizes=SIZES,
-    # Counted with the reference classes of transformers 5.23.
+    # parameter counts of the classes of transformers 5.23
     published={
         "base": PublishedCount(
             SIZES["base"],

@@ -6,22 +6,23 @@ from huggingface_hub.dataclasses import strict
 
 from hf_ctxmodels.architectures.configuration_decoder import CtxDecoderConfig
 
-# The reference's name of an activation -> the name here. Its "gelu" is the tanh approximation.
+# The name of an activation in transformers' GPT -> its usual name. "gelu" is the tanh approximation there.
 ACTIVATIONS = {"gelu": "gelu_new", "relu": "relu", "silu": "silu", "swish": "silu"}
 
 
 @strict
 class CtxGptConfig(CtxDecoderConfig):
-    """Shape and regularisation of GPT; the defaults are the released model with 117 million parameters.
+    """Configuration of GPT; the defaults are the released model with 117 million parameters.
 
-    `afn`, the reference's name of the activation, is read in its meaning: "gelu" is `hidden_act="gelu_new"`.
+    `afn`, the activation in transformers, is accepted: `afn="gelu"` is `hidden_act="gelu_new"`. See `CtxDecoderConfig`
+    for the other arguments.
 
-    Args: those of `CtxDecoderConfig`, of which differ
-        vocab_size: Number of tokens of the tokenizer, those of tasks included once they are added.
-        max_position_embeddings: Longest sequence, in tokens.
-        classifier_dropout: Dropout before the task heads; the choices of a row share its mask.
-        lm_loss_weight: Weight of the language modelling loss that is added to every task's in training (section 3.2,
-            equation 5); 0 for none.
+    Args:
+        vocab_size: Number of tokens of the tokenizer, including the task tokens once they are added.
+        max_position_embeddings: Maximum sequence length in tokens.
+        classifier_dropout: Dropout before the task heads; the choices of an example share the dropout mask.
+        lm_loss_weight: Weight of the auxiliary language modelling loss in fine-tuning (section 3.2, equation 5); 0 for
+            none.
     """
 
     model_type = "ctx-gpt"
@@ -52,7 +53,7 @@ class CtxGptConfig(CtxDecoderConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         if (name := kwargs.pop("afn", None)) is not None:
             if name not in ACTIVATIONS:
-                raise ValueError(f"afn={name!r} is none of the reference's activations, {', '.join(ACTIVATIONS)}.")
+                raise ValueError(f"afn={name!r} is not supported; use one of {', '.join(ACTIVATIONS)}.")
             self.hidden_act = ACTIVATIONS[name]
         super().__post_init__(**kwargs)
 

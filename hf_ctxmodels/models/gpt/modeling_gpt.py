@@ -1,5 +1,5 @@
-"""GPT (Radford et al. 2018, Improving Language Understanding by Generative Pre-Training): a causal Transformer with
-post-norm layers, pretrained by language modelling and fine-tuned with it."""
+"""GPT (Radford et al. 2018, Improving Language Understanding by Generative Pre-Training): a causal post-norm
+Transformer, pretrained and fine-tuned with language modelling."""
 
 from typing import Any, ClassVar
 
@@ -18,36 +18,37 @@ from hf_ctxmodels.models.gpt.conversion_gpt import GPT_CHOICE_EXPORT, GPT_EXPORT
 
 
 class CtxGptPreTrainedModel(CtxPreTrainedModel):
-    """GPT's part of the model base."""
+    """Base class of the GPT models."""
 
     config: CtxGptConfig
     base_model_prefix = "gpt"
     reference_model_type: ClassVar[str | None] = "openai-gpt"
     export_conversion = GPT_EXPORT
     _no_split_modules = ["TransformerBlock"]
-    # The output layer, and buffers of old checkpoints.
+    # the output layer, and buffers of old checkpoints
     _keys_to_ignore_on_load_unexpected = [r"^lm_head\.", r"attn\.bias$", r"position_ids$"]
 
     def reference_config(self) -> dict[str, Any]:
-        """The reference class's configuration; raises CtxError for layers that it has not."""
+        """The configuration of the class of transformers; raises CtxError if it does not support the layers."""
         config = self.config
-        names = {own: name for name, own in reversed(ACTIVATIONS.items())}
-        if config.hidden_act not in names:
+        reference_names = {hidden_act: name for name, hidden_act in reversed(ACTIVATIONS.items())}
+        if config.hidden_act not in reference_names:
             raise CtxError(
-                f"transformers' GPT has no hidden_act={config.hidden_act!r}; it has {', '.join(names)}.",
+                f"transformers' GPT does not support hidden_act={config.hidden_act!r}, only "
+                f"{', '.join(reference_names)}.",
                 hint="use save_pretrained.",
             )
         if config.feed_forward_size != 4 * config.hidden_size:
             raise CtxError(
-                f"transformers' GPT has feed-forward layers of 4 * hidden_size={4 * config.hidden_size}, this one of "
+                f"transformers' GPT has an intermediate size of 4 * hidden_size={4 * config.hidden_size}, this model "
                 f"{config.feed_forward_size}.",
                 hint="use save_pretrained.",
             )
-        return {**super().reference_config(), "afn": names[config.hidden_act]}
+        return {**super().reference_config(), "afn": reference_names[config.hidden_act]}
 
 
 class CtxGptModel(TransformerDecoder, CtxGptPreTrainedModel):
-    """The decoder, without the output layer. There is no norm after the embeddings, and none after the last layer's."""
+    """The decoder without the output layer; it has no embedding norm and no final norm."""
 
     reference_architecture = "OpenAIGPTModel"
 
@@ -56,18 +57,18 @@ class CtxGptModel(TransformerDecoder, CtxGptPreTrainedModel):
         return build_layer(config, "post")
 
     def build_final_norm(self, config: CtxGptConfig) -> nn.Module:
-        """None: a post-norm layer's output is normalised."""
+        """No final norm: the output of a post-norm layer is normalised."""
         return nn.Identity()
 
 
 class CtxGptHeadModel(DecoderHeadModel, CtxGptPreTrainedModel):
-    """Binds the generic heads to GPT."""
+    """Base class of the GPT models with a head."""
 
     encoder_class = CtxGptModel
 
 
 class CtxGptForCausalLM(DecoderForCausalLM, CtxGptHeadModel, GenerationMixin):
-    """The language model; the output layer is tied to the word embeddings."""
+    """GPT language model; the output layer is tied to the word embeddings."""
 
     _tied_weights_keys = {"lm_head.weight": "gpt.word_embeddings.weight"}
     reference_architecture = "OpenAIGPTLMHeadModel"
@@ -76,10 +77,10 @@ class CtxGptForCausalLM(DecoderForCausalLM, CtxGptHeadModel, GenerationMixin):
 class CtxGptForSequenceClassification(
     LastTokenHead, heads.ForSequenceClassification, heads.WithLanguageModeling, CtxGptHeadModel
 ):
-    """GPT with a classifier or regressor on the last token's state, which is that of _classify_ (section 3.3).
+    """GPT with a classifier or regressor on the state of the last token, _classify_ (section 3.3).
 
-    For similarity, `input_ids` (batch, orders, length) hold both orders of a pair; the sum of their states is
-    classified.
+    For similarity tasks `input_ids` (batch, orders, length) hold both orders of a pair; the classifier's input is the
+    sum of their states.
     """
 
     accepts_both_orders = True
@@ -87,22 +88,22 @@ class CtxGptForSequenceClassification(
     export_conversion = GPT_SEQUENCE_EXPORT
 
     def build_head(self, config: CtxGptConfig) -> None:
-        """Dropout and the classifier, which has no bias."""
+        """Create dropout and a classifier without bias."""
         super().build_head(config)
         self.classifier = nn.Linear(config.pooler_size, config.num_labels, bias=False)
 
     def encode(self, **kwargs: Any) -> Any:
-        """Run the decoder; `pooler_output` is the sum of the states of a row's orders."""
-        orders = _orders(**kwargs)
-        if orders is None:
+        """Run the decoder; `pooler_output` is the sum of the states of the orders of a pair."""
+        num_orders = _number_of_orders(**kwargs)
+        if num_orders is None:
             return super().encode(**kwargs)
-        outputs = super().encode(**{name: _flat(each) for name, each in kwargs.items()})
-        outputs.pooler_output = outputs.pooler_output.unflatten(0, (-1, orders)).sum(1)
+        outputs = super().encode(**{name: _flatten_orders(value) for name, value in kwargs.items()})
+        outputs.pooler_output = outputs.pooler_output.unflatten(0, (-1, num_orders)).sum(1)
         return outputs
 
 
 class CtxGptForTokenClassification(heads.ForTokenClassification, heads.WithLanguageModeling, CtxGptHeadModel):
-    """GPT with a classifier of each token, which has read the tokens before it only; not in the paper."""
+    """GPT with a token classifier on the causal states; not in the paper."""
 
     reference_model_type = None
 
@@ -115,14 +116,14 @@ class ChoiceDropout(nn.Module):
         self.p = p
 
     def forward(self, pooled: Tensor, choices: int) -> Tensor:
-        """(batch * choices, hidden) -> the same."""
+        """(batch * choices, hidden) -> (batch * choices, hidden)."""
         batch = len(pooled) // choices
         examples = torch.arange(batch, device=pooled.device).repeat_interleave(choices)
         return shared_dropout(pooled, examples, batch, self.p, self.training, drop_rows=False)
 
 
 class CtxGptForMultipleChoice(LastTokenHead, heads.ForMultipleChoice, heads.WithLanguageModeling, CtxGptHeadModel):
-    """GPT that chooses among continuations or answers by a linear map of the last token's state (section 3.3)."""
+    """GPT with a multiple-choice classifier on the last token's state (section 3.3)."""
 
     _tied_weights_keys = {"lm_head.weight": "gpt.word_embeddings.weight"}
     reference_architecture = "OpenAIGPTDoubleHeadsModel"
@@ -130,7 +131,7 @@ class CtxGptForMultipleChoice(LastTokenHead, heads.ForMultipleChoice, heads.With
     output_layer = "lm_head"
 
     def build_head(self, config: CtxGptConfig) -> None:
-        """Dropout, the classifier, and the output layer of the language model."""
+        """Create dropout, the classifier, and the output layer of the language model."""
         super().build_head(config)
         self.dropout = ChoiceDropout(config.head_dropout)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
@@ -140,8 +141,10 @@ class CtxGptForMultipleChoice(LastTokenHead, heads.ForMultipleChoice, heads.With
         return self.classifier(self.dropout(pooled, choices))
 
 
-def _orders(*, input_ids: Tensor | None = None, inputs_embeds: Tensor | None = None, **kwargs: Any) -> int | None:
-    """The number of orders of each pair; None for one text or pair in a row."""
+def _number_of_orders(
+    *, input_ids: Tensor | None = None, inputs_embeds: Tensor | None = None, **kwargs: Any
+) -> int | None:
+    """The number of orders of each pair; None for inputs (batch, length)."""
     if isinstance(input_ids, Tensor) and input_ids.dim() == 3:
         return input_ids.shape[1]
     if isinstance(inputs_embeds, Tensor) and inputs_embeds.dim() == 4:
@@ -149,6 +152,6 @@ def _orders(*, input_ids: Tensor | None = None, inputs_embeds: Tensor | None = N
     return None
 
 
-def _flat(given: Any) -> Any:
-    """A (batch, orders, length, ...) tensor as (batch * orders, length, ...)."""
-    return given.flatten(0, 1) if isinstance(given, Tensor) and given.dim() > 2 else given
+def _flatten_orders(value: Any) -> Any:
+    """Tensor (batch, orders, length, ...) -> (batch * orders, length, ...); other values are unchanged."""
+    return value.flatten(0, 1) if isinstance(value, Tensor) and value.dim() > 2 else value

@@ -1,9 +1,9 @@
-"""The parameters of GPT as they were published: `params_shapes.json` and `params_0.npy`, `params_1.npy`, ..."""
+"""Reading GPT's released parameters: `params_shapes.json` and `params_0.npy`, `params_1.npy`, ..."""
 
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,8 +14,8 @@ from hf_ctxmodels.models.gpt.configuration_gpt import CtxGptConfig
 from hf_ctxmodels.models.gpt.modeling_gpt import CtxGptForCausalLM
 from hf_ctxmodels.models.gpt.tokenization_gpt import TASK_TOKENS, CtxGptTokenizer
 
-# The parameters of a layer in the order of the files.
-_LAYER = (
+# the parameters of a layer in the order of the files
+_LAYER_PARAMETERS = (
     "attention.qkv_proj.weight",
     "attention.qkv_proj.bias",
     "attention.out_proj.weight",
@@ -29,69 +29,66 @@ _LAYER = (
     "feed_forward_norm.weight",
     "feed_forward_norm.bias",
 )
-_HEAD_WIDTH = 64
-
-
-class _Tables(NamedTuple):
-    """(vocabulary, hidden) token rows and (positions, hidden) position rows."""
-
-    words: Tensor
-    positions: Tensor
+_HEAD_DIM = 64
 
 
 def read_openai_checkpoint(
     folder: str | Path, vocabulary: str | Path, merges: str | Path, *, positions: int = 512, heads: int | None = None
 ) -> tuple[CtxGptForCausalLM, CtxGptTokenizer]:
-    """The language model and its tokenizer.
+    """Read the language model and its tokenizer.
 
-    The released model has two tables, of positions and of tokens. A model that was fine-tuned by the released code has
-    one table: tokens, the three tokens of tasks, and positions.
+    The released model has two embedding matrices, of positions and of tokens. A model that was fine-tuned by the
+    released code has a single one: the tokens, the three task tokens, and the positions.
 
     Args:
-        folder: With params_shapes.json and the .npy files, whose values one after another are all parameters.
-        vocabulary, merges: encoder_bpe_40000.json and vocab_40000.bpe.
-        positions: Position rows, where there is one table.
-        heads: Attention heads, which no file tells; None for heads of width 64, as in the released model.
+        folder: Directory with params_shapes.json and the .npy files, which hold the concatenated parameters.
+        vocabulary, merges: The files encoder_bpe_40000.json and vocab_40000.bpe.
+        positions: Number of positions in a single embedding matrix.
+        heads: Number of attention heads, which the files do not hold; None for heads of width 64, as released.
 
     Raises:
-        CtxError: A file is missing or damaged, or they do not belong together.
+        CtxError: A file is missing or damaged, or the files do not match each other.
     """
     tokenizer = CtxGptTokenizer(vocab=str(vocabulary), merges=str(merges))
-    arrays = _arrays(Path(folder))
-    first, layers = len(arrays) % len(_LAYER), len(arrays) // len(_LAYER)
-    if first not in (1, 2) or not layers:
+    parameters = _read_parameters(Path(folder))
+    num_layers, num_embeddings = divmod(len(parameters), len(_LAYER_PARAMETERS))
+    if num_embeddings not in (1, 2) or not num_layers:
         raise CtxError(
-            f"params_shapes.json lists {len(arrays)} parameters, expected one or two tables and {len(_LAYER)} for each "
-            "layer.",
+            f"params_shapes.json lists {len(parameters)} parameters, expected one or two embedding matrices and "
+            f"{len(_LAYER_PARAMETERS)} per layer.",
             location=str(folder),
-            hint="give the parameters of a language model, without a classifier's.",
+            hint="give the parameters of a language model, without a classifier.",
         )
-    tables = _split(arrays[0], len(tokenizer), positions, str(folder)) if first == 1 else _Tables(arrays[1], arrays[0])
-    new = len(tables.words) - len(tokenizer)
-    if new == len(TASK_TOKENS):
+    if num_embeddings == 1:
+        words, position_rows = _split_embeddings(parameters[0], len(tokenizer), positions, str(folder))
+    else:
+        position_rows, words = parameters[:2]
+    num_new_tokens = len(words) - len(tokenizer)
+    if num_new_tokens == len(TASK_TOKENS):
         tokenizer.prepare_for_tasks()
-    elif new:
+    elif num_new_tokens:
         raise CtxError(
-            f"{len(tables.words)} token rows for {len(tokenizer)} tokens.",
+            f"There are {len(words)} token embeddings for {len(tokenizer)} tokens.",
             location=str(vocabulary),
             hint="give the vocabulary of this model.",
         )
-    width = tables.words.shape[1]
+    width = words.shape[1]
     config = CtxGptConfig(
-        vocab_size=len(tables.words),
+        vocab_size=len(words),
         hidden_size=width,
-        num_hidden_layers=layers,
-        num_attention_heads=heads or max(1, width // _HEAD_WIDTH),
-        max_position_embeddings=len(tables.positions),
+        num_hidden_layers=num_layers,
+        num_attention_heads=heads or max(1, width // _HEAD_DIM),
+        max_position_embeddings=len(position_rows),
         pad_token_id=tokenizer.pad_token_id,
     )
     model = CtxGptForCausalLM(config)
-    _load(model, _native(tables, arrays[first:]), str(folder))
+    embeddings = {"gpt.word_embeddings.weight": words, "gpt.position_embeddings.weight": position_rows}
+    _load(model, embeddings | _name_layers(parameters[num_embeddings:]), str(folder))
     return model.eval(), tokenizer
 
 
-def _arrays(folder: Path) -> list[Tensor]:
-    """All parameters, in the shapes of the list; the kernels of convolutions of width 1 as (out, in)."""
+def _read_parameters(folder: Path) -> list[Tensor]:
+    """All parameters with the listed shapes; the kernels of convolutions of width 1 as (out, in)."""
     file = folder / "params_shapes.json"
     try:
         shapes = json.loads(file.read_text(encoding="utf-8"))
@@ -102,52 +99,52 @@ def _arrays(folder: Path) -> list[Tensor]:
         raise CtxError(
             f"The parameters cannot be read: {error}.",
             location=str(folder),
-            hint="give the folder that has params_shapes.json, params_0.npy, params_1.npy, ...",
+            hint="give the directory with params_shapes.json, params_0.npy, params_1.npy, ...",
         ) from error
     if sum(sizes) != len(values):
         raise CtxError(
-            f"params_shapes.json lists {sum(sizes):,} numbers, the {count} .npy files hold {len(values):,}.",
+            f"params_shapes.json lists {sum(sizes):,} values, the {count} .npy files hold {len(values):,}.",
             location=str(folder),
-            hint="copy all of them again.",
+            hint="copy all files again.",
         )
-    parts = torch.from_numpy(values.astype(np.float32)).split(sizes)
-    tensors = [part.view(*shape) for part, shape in zip(parts, shapes, strict=True)]
+    chunks = torch.from_numpy(values.astype(np.float32)).split(sizes)
+    tensors = [chunk.view(*shape) for chunk, shape in zip(chunks, shapes, strict=True)]
     return [tensor[0].T.contiguous() if tensor.dim() == 3 else tensor.clone() for tensor in tensors]
 
 
-def _split(table: Tensor, tokens: int, positions: int, folder: str) -> _Tables:
-    """The parts of one table of tokens and positions."""
-    words = len(table) - positions
-    if words not in (tokens, tokens + len(TASK_TOKENS)):
+def _split_embeddings(embeddings: Tensor, num_tokens: int, num_positions: int, folder: str) -> tuple[Tensor, Tensor]:
+    """Token and position embeddings of a single matrix."""
+    num_words = len(embeddings) - num_positions
+    if num_words not in (num_tokens, num_tokens + len(TASK_TOKENS)):
         raise CtxError(
-            f"The table has {len(table)} rows, expected {tokens} tokens, {len(TASK_TOKENS)} tokens of tasks or none, "
-            f"and {positions} positions.",
+            f"The embedding matrix has {len(embeddings)} rows, expected {num_tokens} tokens, {len(TASK_TOKENS)} or no "
+            f"task tokens, and {num_positions} positions.",
             location=folder,
             hint="give the number of positions that this model was fine-tuned with.",
         )
-    return _Tables(table[:words].clone(), table[words:].clone())
+    return embeddings[:num_words].clone(), embeddings[num_words:].clone()
 
 
-def _native(tables: _Tables, arrays: Sequence[Tensor]) -> dict[str, Tensor]:
-    """Parameters by their names here."""
-    named = {"gpt.word_embeddings.weight": tables.words, "gpt.position_embeddings.weight": tables.positions}
-    for number, tensor in enumerate(arrays):
-        layer, place = divmod(number, len(_LAYER))
-        named[f"gpt.layers.{layer}.{_LAYER[place]}"] = tensor
+def _name_layers(parameters: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Native name -> parameter of the layers."""
+    named = {}
+    for number, tensor in enumerate(parameters):
+        layer, index = divmod(number, len(_LAYER_PARAMETERS))
+        named[f"gpt.layers.{layer}.{_LAYER_PARAMETERS[index]}"] = tensor
     return named
 
 
-def _load(model: CtxGptForCausalLM, named: Mapping[str, Tensor], folder: str) -> None:
-    """Copy the parameters; raises CtxError for other shapes than the model's."""
-    expected: dict[str, Any] = dict(model.named_parameters())
-    for name, tensor in named.items():
-        if expected[name].shape != tensor.shape:
+def _load(model: CtxGptForCausalLM, state_dict: Mapping[str, Tensor], folder: str) -> None:
+    """Copy the parameters; raises CtxError if a shape does not match the model."""
+    parameters: dict[str, Any] = dict(model.named_parameters())
+    for name, tensor in state_dict.items():
+        if parameters[name].shape != tensor.shape:
             raise CtxError(
-                f"{name} is {tuple(tensor.shape)}, expected {tuple(expected[name].shape)} in a GPT of width "
+                f"{name} is {tuple(tensor.shape)}, expected {tuple(parameters[name].shape)} in a GPT of width "
                 f"{model.config.hidden_size}.",
                 location=folder,
                 hint="give the files of one model.",
             )
     with torch.no_grad():
-        for name, tensor in named.items():
-            expected[name].copy_(tensor)
+        for name, tensor in state_dict.items():
+            parameters[name].copy_(tensor)

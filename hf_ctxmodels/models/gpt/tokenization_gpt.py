@@ -1,22 +1,23 @@
-"""BPE tokenizer of GPT (Radford et al. 2018, section 4.1), and the inputs of its tasks (section 3.3)."""
+"""BPE tokenizer of GPT (Radford et al. 2018, section 4.1), and its task inputs (section 3.3)."""
 
 from typing import Any, ClassVar
 
 from hf_ctxmodels.tokenizers.word_bpe import WordBPETokenizer
 
-# _start_, _delimiter_ and _classify_ of the released code, by their names in transformers
+# the special tokens _start_, _delimiter_ and _classify_ of the released code
 TASK_TOKENS = {"bos_token": "_start_", "sep_token": "_delimiter_", "cls_token": "_classify_"}
 
 
 class CtxGptTokenizer(WordBPETokenizer):
-    """GPT's tokenizer: lower-cased words in subwords, of which a word's last one ends with "</w>".
+    """Tokenizer of GPT: BPE of lower-cased words; the last subword of a word ends with "</w>".
 
-    Gives the ids of `transformers.OpenAIGPTTokenizer` on the same files (`vocab.json` with `merges.txt`, or
-    `tokenizer.json`). Unlike there <unk>, whose id is 0, is also the padding token, as in the released code. A newly
-    trained tokenizer has "</s>" as `eos_token`, which separates documents in pretraining; the released one has none.
+    The ids equal those of `transformers.OpenAIGPTTokenizer` on the same files (`vocab.json` with `merges.txt`, or
+    `tokenizer.json`). Unlike there, <unk>, whose id is 0, is also the padding token, as in the released code. A newly
+    trained tokenizer has the `eos_token` "</s>", which separates documents in pretraining; the released one has none.
 
-    No special token is added to a text until `prepare_for_tasks`; then inputs are `_start_ text _classify_` and, for
-    pairs, `_start_ text _delimiter_ text _classify_`. See `WordBPETokenizer` for arguments, training and errors.
+    No special tokens are added to a text until `prepare_for_tasks` is called; then the inputs are
+    `_start_ text _classify_` and, for pairs, `_start_ text _delimiter_ text _classify_`. See `WordBPETokenizer` for
+    arguments, training and errors.
 
     Example:
         >>> tokenizer = CtxGptTokenizer.train(["A cat sat on a mat.", "A cat ran."], vocab_size=60)
@@ -39,7 +40,7 @@ class CtxGptTokenizer(WordBPETokenizer):
         self._set_task_template()
 
     def prepare_for_tasks(self) -> None:
-        """Add the tokens of tasks to the vocabulary, after all others, and to every text from now on."""
+        """Append the task tokens to the vocabulary and add them to all texts from now on."""
         self.add_special_tokens({name: token for name, token in TASK_TOKENS.items() if getattr(self, name) is None})
         self._set_task_template()
 

@@ -1,4 +1,4 @@
-"""GPT-2 (Radford et al. 2019): a causal Transformer with pre-norm layers, pretrained by language modelling."""
+"""GPT-2 (Radford et al. 2019): a causal pre-norm Transformer, pretrained by language modelling."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from hf_ctxmodels.models.gpt2.tokenization_gpt2 import CtxGpt2Tokenizer
 from hf_ctxmodels.objectives import DocumentLM
 from hf_ctxmodels.spec import FamilySpec, PublishedCount, Traits, encoder_size
 
-# base, medium, large, xl: the released models (Radford et al. 2019, table 2, with the sizes of the model card)
+# base, medium, large, xl: released models (Radford et al. 2019, table 2; sizes of the model card)
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": encoder_size(128, 2, 2),
     "mini": encoder_size(256, 4, 4),
@@ -27,7 +27,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "xl": encoder_size(1600, 48, 25),
 }
 
-# Counted with the reference classes of transformers 5.23.
+# parameter counts of the classes of transformers 5.23
 PUBLISHED = {
     size: PublishedCount(SIZES[size], dict.fromkeys(("AutoModel", "AutoModelForCausalLM"), count))
     for size, count in {

@@ -9,13 +9,15 @@ from hf_ctxmodels.architectures.configuration_decoder import CtxDecoderConfig
 
 @strict
 class CtxGpt2Config(CtxDecoderConfig):
-    """Shape and regularisation of GPT-2; the defaults are the released model with 124 million parameters.
+    """Configuration of GPT-2; the defaults are the released model with 124 million parameters.
 
-    Args: those of `CtxDecoderConfig`, of which differ
+    See `CtxDecoderConfig` for the other arguments.
+
+    Args:
         bos_token_id, eos_token_id: Id of <|endoftext|>, the only special token.
-        pad_token_id: Id at padding positions; the attention mask says where these are.
-        lm_loss_weight: Weight of the language modelling loss that is added to that of multiple choice in training
-            (Radford et al. 2018, section 3.2); 0 for none.
+        pad_token_id: Id at padding positions, which the attention mask marks.
+        lm_loss_weight: Weight of the auxiliary language modelling loss in the training of multiple choice (Radford et
+            al. 2018, section 3.2); 0 for none.
     """
 
     model_type = "ctx-gpt2"

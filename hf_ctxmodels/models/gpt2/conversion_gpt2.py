@@ -1,4 +1,4 @@
-"""GPT-2 weight names: the reference layout of transformers -> the native layout here."""
+"""Weight conversion of GPT-2 between the layout of transformers and the native layout."""
 
 from transformers.core_model_loading import WeightRenaming, WeightTransform
 

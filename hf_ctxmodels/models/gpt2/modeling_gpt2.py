@@ -1,5 +1,5 @@
-"""GPT-2 (Radford et al. 2019, Language Models are Unsupervised Multitask Learners): a causal Transformer with pre-norm
-layers, pretrained by language modelling."""
+"""GPT-2 (Radford et al. 2019, Language Models are Unsupervised Multitask Learners): a causal pre-norm Transformer,
+pretrained by language modelling."""
 
 from typing import ClassVar
 
@@ -18,18 +18,18 @@ from hf_ctxmodels.models.gpt2.conversion_gpt2 import GPT2_CHOICE_EXPORT, GPT2_EX
 
 
 class CtxGpt2PreTrainedModel(CtxPreTrainedModel):
-    """GPT-2's part of the model base."""
+    """Base class of the GPT-2 models."""
 
     config: CtxGpt2Config
     base_model_prefix = "gpt2"
     reference_model_type: ClassVar[str | None] = "gpt2"
     export_conversion = GPT2_EXPORT
     _no_split_modules = ["TransformerBlock"]
-    # The output layer, and buffers of old checkpoints.
+    # the output layer, and buffers of old checkpoints
     _keys_to_ignore_on_load_unexpected = [r"^lm_head\.", r"attn\.(masked_)?bias$"]
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Normal weights; those of the maps onto the residual stream are scaled by 1 / sqrt(residual sub-layers)
+        """Normal initialisation; the output layers of the sub-layers are scaled by 1 / sqrt(number of sub-layers)
         (section 2.3)."""
         super()._init_weights(module)
         std = self.config.initializer_range / (2 * self.config.num_hidden_layers) ** 0.5
@@ -40,19 +40,19 @@ class CtxGpt2PreTrainedModel(CtxPreTrainedModel):
 
 
 class CtxGpt2Model(TransformerDecoder, CtxGpt2PreTrainedModel):
-    """The decoder, without the output layer."""
+    """The decoder without the output layer."""
 
     reference_architecture = "GPT2Model"
 
 
 class CtxGpt2HeadModel(DecoderHeadModel, CtxGpt2PreTrainedModel):
-    """Binds the generic heads to GPT-2."""
+    """Base class of the GPT-2 models with a head."""
 
     encoder_class = CtxGpt2Model
 
 
 class CtxGpt2ForCausalLM(DecoderForCausalLM, CtxGpt2HeadModel, GenerationMixin):
-    """The language model; the output layer is tied to the word embeddings."""
+    """GPT-2 language model; the output layer is tied to the word embeddings."""
 
     _tied_weights_keys = {"lm_head.weight": "gpt2.word_embeddings.weight"}
     reference_architecture = "GPT2LMHeadModel"
@@ -65,14 +65,14 @@ class CtxGpt2ForSequenceClassification(LastTokenHead, heads.ForSequenceClassific
     export_conversion = GPT2_SEQUENCE_EXPORT
 
     def build_head(self, config: CtxGpt2Config) -> None:
-        """Dropout and the classifier, which has no bias."""
+        """Create dropout and a classifier without bias."""
         super().build_head(config)
         self.classifier = nn.Linear(config.pooler_size, config.num_labels, bias=False)
 
 
 class CtxGpt2ForMultipleChoice(LastTokenHead, heads.ForMultipleChoice, heads.WithLanguageModeling, CtxGpt2HeadModel):
-    """GPT-2 that chooses among continuations or answers by a linear map of the last token's state, fine-tuned with
-    language modelling as GPT is (Radford et al. 2018, section 3)."""
+    """GPT-2 with a multiple-choice classifier on the last token's state and an auxiliary language modelling loss, as in
+    GPT (Radford et al. 2018, section 3)."""
 
     _tied_weights_keys = {"lm_head.weight": "gpt2.word_embeddings.weight"}
     reference_architecture = "GPT2DoubleHeadsModel"
@@ -80,18 +80,18 @@ class CtxGpt2ForMultipleChoice(LastTokenHead, heads.ForMultipleChoice, heads.Wit
     output_layer = "lm_head"
 
     def build_head(self, config: CtxGpt2Config) -> None:
-        """Dropout, the classifier, and the output layer of the language model."""
+        """Create dropout, the classifier, and the output layer of the language model."""
         super().build_head(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
 
 class CtxGpt2ForTokenClassification(heads.ForTokenClassification, CtxGpt2HeadModel):
-    """GPT-2 with a classifier of each token."""
+    """GPT-2 with a token classifier."""
 
     reference_architecture = "GPT2ForTokenClassification"
 
 
 class CtxGpt2ForQuestionAnswering(heads.ForQuestionAnswering, CtxGpt2HeadModel):
-    """GPT-2 with start and end logits of an answer span."""
+    """GPT-2 with a span classifier for extractive question answering."""
 
     reference_architecture = "GPT2ForQuestionAnswering"

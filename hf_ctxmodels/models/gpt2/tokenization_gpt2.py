@@ -6,11 +6,11 @@ from hf_ctxmodels.tokenizers.byte_bpe import CtxByteBPETokenizer
 
 
 class CtxGpt2Tokenizer(CtxByteBPETokenizer):
-    """GPT-2's tokenizer: <|endoftext|> is the only special token and is added to no text.
+    """Tokenizer of GPT-2. <|endoftext|> is the only special token; no special tokens are added to a text.
 
-    Gives the ids of `transformers.GPT2Tokenizer` on the same files. Unlike there <|endoftext|> is also the padding
-    token, so that texts can be batched; the models know padding by the attention mask only. See `CtxByteBPETokenizer`
-    for arguments, training and errors.
+    The ids equal those of `transformers.GPT2Tokenizer` on the same files. Unlike there, <|endoftext|> is also the
+    padding token, so that texts can be batched; the models mark padding by the attention mask. See
+    `CtxByteBPETokenizer` for arguments, training and errors.
 
     Example:
         >>> tokenizer = CtxGpt2Tokenizer.train(["A cat sat on a mat.", "A cat ran."], vocab_size=270)

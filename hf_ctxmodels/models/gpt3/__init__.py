@@ -1,4 +1,4 @@
-"""GPT-3 (Brown et al. 2020): GPT-2 with dense and locally banded attention layers in turn."""
+"""GPT-3 (Brown et al. 2020): GPT-2 with alternating dense and locally banded attention layers."""
 
 from typing import Any
 
@@ -15,8 +15,8 @@ from hf_ctxmodels.models.gpt3.tokenization_gpt3 import CtxGpt3Tokenizer
 from hf_ctxmodels.objectives import DocumentLM
 from hf_ctxmodels.spec import FamilySpec, PublishedCount, Traits, encoder_size
 
-# base to 175b: Brown et al. 2020, table 2.1. There, XL has 24 heads of 128, which do not fit its width of 2,048, and
-# 13B has a width of 5,140, which 40 heads do not divide; here they have 16 heads and a width of 5,120.
+# base to 175b: Brown et al. 2020, table 2.1, except for two sizes whose heads do not fit the width: XL (24 heads of 128
+# for a width of 2,048; here 16 heads) and 13B (40 heads for a width of 5,140; here 5,120)
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": encoder_size(128, 2, 2),
     "mini": encoder_size(256, 4, 4),
@@ -30,19 +30,18 @@ SIZES: dict[str, dict[str, Any]] = {
     "175b": encoder_size(12288, 96, 96),
 }
 
-_COUNTS = {
-    "base": 125_226_240,
-    "medium": 355_871_744,
-    "large": 760_300_032,
-    "xl": 1_315_723_264,
-    "2.7b": 2_651_553_280,
-    "6.7b": 6_658_404_352,
-    "13b": 12_853_386_240,
-    "175b": 174_604_259_328,
-}
 PUBLISHED = {
     size: PublishedCount(SIZES[size], dict.fromkeys(("AutoModel", "AutoModelForCausalLM"), count))
-    for size, count in _COUNTS.items()
+    for size, count in {
+        "base": 125_226_240,
+        "medium": 355_871_744,
+        "large": 760_300_032,
+        "xl": 1_315_723_264,
+        "2.7b": 2_651_553_280,
+        "6.7b": 6_658_404_352,
+        "13b": 12_853_386_240,
+        "175b": 174_604_259_328,
+    }.items()
 }
 
 SPEC = FamilySpec(

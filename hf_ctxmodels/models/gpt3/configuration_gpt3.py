@@ -9,12 +9,16 @@ from hf_ctxmodels.models.gpt2.configuration_gpt2 import CtxGpt2Config
 
 @strict
 class CtxGpt3Config(CtxGpt2Config):
-    """Shape and regularisation of GPT-3; the defaults are its smallest model (125M).
+    """Configuration of GPT-3; the defaults are its smallest model (125M).
 
-    Args: those of `CtxGpt2Config`, of which `max_position_embeddings` differs, and
-        attention_layers: The attention of each layer, "dense" or "banded"; None for dense and banded layers in turn, as
+    See `CtxGpt2Config` for the other arguments.
+
+    Args:
+        max_position_embeddings: Maximum sequence length in tokens.
+        attention_layers: The attention of each layer, "dense" or "banded"; None alternates dense and banded layers, as
             in the paper.
-        window: Tokens that a banded layer's token sees, itself included. The paper does not give its width.
+        window: Number of tokens that a token attends to in a banded layer, including itself. The paper does not give
+            the width.
     """
 
     model_type = "ctx-gpt3"
@@ -29,23 +33,22 @@ class CtxGpt3Config(CtxGpt2Config):
     window: int = 256
 
     def validate_architecture(self) -> None:
-        """Check that each layer has an attention (called at construction)."""
+        """Check the attention type of each layer (called at construction)."""
         super().validate_architecture()
         self.require_positive("window")
-        given = self.attention_layers
-        if given is None:
+        if self.attention_layers is None:
             return
-        unknown = sorted(set(given) - {"dense", "banded"})
-        if unknown or len(given) != self.num_hidden_layers:
-            problem = f"names {unknown[0]!r}" if unknown else f"has {len(given)} entries"
+        unknown = sorted(set(self.attention_layers) - {"dense", "banded"})
+        if unknown or len(self.attention_layers) != self.num_hidden_layers:
+            problem = f"has {unknown[0]!r}" if unknown else f"has {len(self.attention_layers)} entries"
             raise ValueError(
                 f'attention_layers {problem}; give "dense" or "banded" for each of the {self.num_hidden_layers} '
-                "layers, or None for both in turn."
+                "layers, or None to alternate."
             )
 
     @property
     def attention_types(self) -> list[str]:
-        """The attention of each layer."""
+        """The attention of each layer, "dense" or "banded"."""
         if self.attention_layers is not None:
             return self.attention_layers
         return ["banded" if number % 2 else "dense" for number in range(self.num_hidden_layers)]

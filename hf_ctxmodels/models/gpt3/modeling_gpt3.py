@@ -1,4 +1,4 @@
-"""GPT-3 (Brown et al. 2020, arXiv 2005.14165): GPT-2 with dense and locally banded attention layers in turn."""
+"""GPT-3 (Brown et al. 2020, arXiv 2005.14165): GPT-2 with alternating dense and locally banded attention layers."""
 
 from typing import ClassVar
 
@@ -11,7 +11,7 @@ from hf_ctxmodels.models.gpt3.configuration_gpt3 import CtxGpt3Config
 
 
 class CtxGpt3PreTrainedModel(gpt2.CtxGpt2PreTrainedModel):
-    """GPT-3's part of the model base; transformers has no such model."""
+    """Base class of the GPT-3 models, which transformers does not have."""
 
     config: CtxGpt3Config
     base_model_prefix = "gpt3"
@@ -20,26 +20,26 @@ class CtxGpt3PreTrainedModel(gpt2.CtxGpt2PreTrainedModel):
 
 
 class CtxGpt3Model(CtxGpt3PreTrainedModel, gpt2.CtxGpt2Model):
-    """The decoder, without the output layer.
+    """The decoder without the output layer.
 
-    A banded layer's token sees itself and the `config.window - 1` tokens before it (Child et al. 2019, section 4).
-    Where the batch is computed unpadded on a CPU, work and memory of such a layer are those of the band.
+    In a banded layer a token attends to itself and the `config.window - 1` tokens before it (Child et al. 2019, section
+    4). On a CPU with an unpadded batch, time and memory of such a layer grow with the window, not with the length.
     """
 
     def __init__(self, config: CtxGpt3Config) -> None:
         super().__init__(config)
         banded = MaskSpec(causal=True, window=config.window)
-        self.masks = [banded if kind == "banded" else CAUSAL for kind in config.attention_types]
+        self.masks = [banded if attention_type == "banded" else CAUSAL for attention_type in config.attention_types]
 
 
 class CtxGpt3HeadModel(CtxGpt3PreTrainedModel):
-    """Binds GPT-2's heads to GPT-3's decoder."""
+    """Base class of the GPT-3 models with a head."""
 
     encoder_class = CtxGpt3Model
 
 
 class CtxGpt3ForCausalLM(CtxGpt3HeadModel, gpt2.CtxGpt2ForCausalLM, GenerationMixin):
-    """The language model; the output layer is tied to the word embeddings."""
+    """GPT-3 language model; the output layer is tied to the word embeddings."""
 
     _tied_weights_keys = {"lm_head.weight": "gpt3.word_embeddings.weight"}
 
@@ -49,14 +49,14 @@ class CtxGpt3ForSequenceClassification(CtxGpt3HeadModel, gpt2.CtxGpt2ForSequence
 
 
 class CtxGpt3ForMultipleChoice(CtxGpt3HeadModel, gpt2.CtxGpt2ForMultipleChoice):
-    """GPT-3 that chooses among continuations or answers, fine-tuned with language modelling as GPT is."""
+    """GPT-3 with a multiple-choice classifier on the last token's state and an auxiliary language modelling loss."""
 
     _tied_weights_keys = {"lm_head.weight": "gpt3.word_embeddings.weight"}
 
 
 class CtxGpt3ForTokenClassification(CtxGpt3HeadModel, gpt2.CtxGpt2ForTokenClassification):
-    """GPT-3 with a classifier of each token."""
+    """GPT-3 with a token classifier."""
 
 
 class CtxGpt3ForQuestionAnswering(CtxGpt3HeadModel, gpt2.CtxGpt2ForQuestionAnswering):
-    """GPT-3 with start and end logits of an answer span."""
+    """GPT-3 with a span classifier for extractive question answering."""

@@ -12,7 +12,7 @@ from hf_ctxmodels.models.grover.tokenization_grover import CtxGroverTokenizer
 from hf_ctxmodels.objectives import NewsFieldsLM
 from hf_ctxmodels.spec import FamilySpec, PublishedCount, encoder_size
 
-# base, large, mega: the released models (lm/configs of the released code)
+# base, large, mega: released models (lm/configs of the released code)
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": encoder_size(128, 2, 2),
     "mini": encoder_size(256, 4, 4),
@@ -22,8 +22,8 @@ SIZES: dict[str, dict[str, Any]] = {
     "mega": {**encoder_size(1536, 48, 24), "initializer_range": 0.0141},
 }
 
-# Sums of the shapes in the released code: 50,270 words and 1,024 positions of width w with a norm of 2 w, and for each
-# layer 12 w^2 + 13 w; the paper rounds them to 124 M, 355 M and 1.5 B.
+# sums of the shapes in the released code: 50,270 tokens and 1,024 positions of width w with a norm of 2 w, and 12 w^2 +
+# 13 w per layer; rounded to 124 M, 355 M and 1.5 B in the paper
 PUBLISHED = {
     size: PublishedCount(SIZES[size], dict.fromkeys(("AutoModel", "AutoModelForCausalLM"), count))
     for size, count in {"base": 124_449_792, "large": 354_836_480, "mega": 1_438_703_616}.items()

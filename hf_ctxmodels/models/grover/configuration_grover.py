@@ -6,24 +6,27 @@ from huggingface_hub.dataclasses import strict
 
 from hf_ctxmodels.architectures.configuration_decoder import CtxDecoderConfig
 
-_FROM_THE_END = {"bos_token_id": 5, "eos_token_id": 4, "classifier_token_id": 3}
+# distance of the ids of `CtxGroverTokenizer` from the end of the vocabulary
+_DISTANCE_FROM_END = {"bos_token_id": 5, "eos_token_id": 4, "classifier_token_id": 3}
 
 
 @strict
 class CtxGroverConfig(CtxDecoderConfig):
-    """Shape and regularisation of Grover; the defaults are the released base model.
+    """Configuration of Grover; the defaults are the released base model.
 
-    Args: those of `CtxDecoderConfig`, of which differ
-        hidden_act: GELU by the error function.
+    See `CtxDecoderConfig` for the other arguments.
+
+    Args:
+        hidden_act: Activation of the feed-forward layer; "gelu" is the exact GELU.
         embedding_dropout_prob, attention_probs_dropout_prob: 0, as in the released code.
         initializer_range: Standard deviation of the truncated normal initialisation, except for feed-forward layers.
-        feed_forward_initializer_range: Likewise of the feed-forward layers, the same in every released size.
+        feed_forward_initializer_range: Standard deviation for the feed-forward layers, the same in all released sizes.
         classifier_dropout: Dropout before the classifier.
-        lm_loss_weight: Weight of the language modelling term in a classifier's loss; 0 leaves it out.
-        classifier_token_id: Id of <|beginsummary|>, whose state is classified.
+        lm_loss_weight: Weight of the auxiliary language modelling loss of the classifier; 0 for none.
+        classifier_token_id: Id of <|beginsummary|>, whose state is the classifier's input.
         pad_token_id: Id of <|padding|>, which is never a target.
-        bos_token_id, eos_token_id: Ids of <|beginarticle|> and <|endofarticle|>. For None these ids are those of
-            `CtxGroverTokenizer`, counted from the end of the vocabulary.
+        bos_token_id, eos_token_id: Ids of <|beginarticle|> and <|endofarticle|>. By default these three ids are
+            those of `CtxGroverTokenizer`, at the end of the vocabulary.
     """
 
     model_type = "ctx-grover"
@@ -39,13 +42,13 @@ class CtxGroverConfig(CtxDecoderConfig):
     pad_token_id: int | None = 0
 
     def __post_init__(self, **kwargs: Any) -> None:
-        for name, place in _FROM_THE_END.items():
-            if getattr(self, name) is None and self.vocab_size >= place:
-                setattr(self, name, self.vocab_size - place)
+        for name, distance in _DISTANCE_FROM_END.items():
+            if getattr(self, name) is None and self.vocab_size >= distance:
+                setattr(self, name, self.vocab_size - distance)
         super().__post_init__(**kwargs)
 
     def validate_architecture(self) -> None:
-        """Check the weight of the language modelling term (called at construction)."""
+        """Check the weight of the auxiliary loss (called at construction)."""
         super().validate_architecture()
         if self.lm_loss_weight < 0:
             raise ValueError(f"lm_loss_weight={self.lm_loss_weight} is negative; use 0 or more.")

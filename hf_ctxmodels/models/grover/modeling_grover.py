@@ -1,4 +1,5 @@
-"""Grover (Zellers et al. 2019, Defending Against Neural Fake News): a causal Transformer with layers of its own."""
+"""Grover (Zellers et al. 2019, Defending Against Neural Fake News, arXiv 1905.12616): a causal Transformer, neither
+pre-norm nor post-norm."""
 
 from typing import Any
 
@@ -22,14 +23,13 @@ from hf_ctxmodels.layers.pooling import last_token_columns, states_at, token_mas
 from hf_ctxmodels.layers.transformer import BlockOutput, FeedForward, Memory
 from hf_ctxmodels.models.grover.configuration_grover import CtxGroverConfig
 
-_CUT = 2.0  # standard deviations at which the initialisation is truncated, as in TensorFlow
+_TRUNCATION = 2.0  # in standard deviations, as in TensorFlow
 
 
 class GroverBlock(GradientCheckpointingLayer):
-    """Attention on the layer's input as it is, then a feed-forward network between two norms.
+    """Attention without a norm, then a feed-forward network between two norms.
 
-    x = h + attention(h); the output is LN1(x + feed_forward(LN0(x))). Both branches have dropout. It is neither
-    GPT-2's pre-norm, which normalises before attention, nor post-norm, which normalises after it.
+    x = h + attention(h); the output is LN1(x + feed_forward(LN0(x))). Both branches have dropout.
     """
 
     def __init__(self, config: CtxGroverConfig) -> None:
@@ -52,19 +52,19 @@ class GroverBlock(GradientCheckpointingLayer):
         past_key_values: Cache | None = None,
         layer_index: int = 0,
     ) -> BlockOutput:
-        """(..., hidden) as packed by `layout` -> the rows it computes; arguments as in `TransformerBlock`."""
+        """(..., hidden) in the layout -> the computed states; arguments as in `TransformerBlock`."""
         attended, probabilities = self.attention(
             hidden_states, layout, mask, past_key_values=past_key_values, layer_index=layer_index
         )
-        rows = layout.select_queries(hidden_states)
-        summed = self.attention_residual(rows, self.dropout(attended), None, layer_index)
-        fed = self.dropout(self.feed_forward(self.feed_forward_norm(summed)))
-        added = self.feed_forward_residual(summed, fed, self.output_norm, layer_index)
-        return BlockOutput(added, probabilities, None)
+        residual = layout.select_queries(hidden_states)
+        hidden_states = self.attention_residual(residual, self.dropout(attended), None, layer_index)
+        output = self.dropout(self.feed_forward(self.feed_forward_norm(hidden_states)))
+        output = self.feed_forward_residual(hidden_states, output, self.output_norm, layer_index)
+        return BlockOutput(output, probabilities, None)
 
 
 class CtxGroverPreTrainedModel(CtxPreTrainedModel):
-    """Grover's part of the model base."""
+    """Base class of the Grover models."""
 
     config: CtxGroverConfig
     base_model_prefix = "grover"
@@ -72,7 +72,7 @@ class CtxGroverPreTrainedModel(CtxPreTrainedModel):
     _keys_to_ignore_on_load_unexpected = [r"^lm_head\."]
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Normal weights, cut at two standard deviations."""
+        """Normal initialisation, truncated at two standard deviations."""
         super()._init_weights(module)
         if isinstance(module, nn.Linear | nn.Embedding):
             _init_truncated(module.weight, self.config.initializer_range)
@@ -82,11 +82,11 @@ class CtxGroverPreTrainedModel(CtxPreTrainedModel):
 
 
 def _init_truncated(weight: Tensor, std: float) -> None:
-    init.trunc_normal_(weight, std=std, a=-_CUT * std, b=_CUT * std)
+    init.trunc_normal_(weight, std=std, a=-_TRUNCATION * std, b=_TRUNCATION * std)
 
 
 class CtxGroverModel(TransformerDecoder, CtxGroverPreTrainedModel):
-    """The decoder, without the output layer: word and position embeddings, their norm, the layers."""
+    """The decoder without the output layer: word and position embeddings, their norm, the layers."""
 
     def build_layer(self, config: CtxGroverConfig) -> nn.Module:
         """Create a layer."""
@@ -97,20 +97,20 @@ class CtxGroverModel(TransformerDecoder, CtxGroverPreTrainedModel):
         return nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
     def build_final_norm(self, config: CtxGroverConfig) -> nn.Module:
-        """None: every layer ends with a norm."""
+        """No final norm: a layer ends with a norm."""
         return nn.Identity()
 
 
 class CtxGroverHeadModel(DecoderHeadModel, CtxGroverPreTrainedModel):
-    """Binds the generic heads to Grover."""
+    """Base class of the Grover models with a head."""
 
     encoder_class = CtxGroverModel
 
 
 class CtxGroverForCausalLM(DecoderForCausalLM, CtxGroverHeadModel, GenerationMixin):
-    """The language model; the output layer is tied to the word embeddings and has no bias.
+    """Grover language model; the output layer is tied to the word embeddings and has no bias.
 
-    `hf_ctxmodels.inference.generate_field` writes a field of an article from other fields.
+    `hf_ctxmodels.inference.generate_field` generates a field of an article from other fields.
     """
 
     _tied_weights_keys = {"lm_head.weight": "grover.word_embeddings.weight"}
@@ -119,21 +119,22 @@ class CtxGroverForCausalLM(DecoderForCausalLM, CtxGroverHeadModel, GenerationMix
 class CtxGroverForSequenceClassification(
     LastTokenHead, heads.ForSequenceClassification, heads.WithLanguageModeling, CtxGroverHeadModel
 ):
-    """Grover with a classifier, for instance of articles by people and by machines (section 5).
+    """Grover with a sequence classifier, for example of human and machine-generated articles (section 5).
 
-    The classifier reads the state of the first `config.classifier_token_id`, <|beginsummary|>, in a row without it that
-    of the last token. The training loss has a language modelling term (`heads.WithLanguageModeling`): the mean over a
-    row's targets, then over the rows. The released code takes one mean over all tokens of a batch, which gradient
-    accumulation would change.
+    The classifier's input is the state of the first `config.classifier_token_id`, <|beginsummary|>, or of the last
+    token without it. The training loss has an auxiliary language modelling term (`heads.WithLanguageModeling`),
+    averaged over the targets of an example and then over examples. The released code averages over all tokens of a
+    batch, which is not invariant to gradient accumulation.
     """
 
     def encode(self, *, input_ids: Tensor | None = None, **kwargs: Any) -> Any:
-        """Run the decoder; `pooler_output` is the state that is classified."""
+        """Run the decoder; `pooler_output` is the classifier's input."""
         outputs = super().encode(input_ids=input_ids, **kwargs)
         if self.config.classifier_pooling is None and input_ids is not None:
             states, read = outputs.last_hidden_state, outputs.tokens_read
             tokens = token_mask(states, read["attention_mask"], read["sequence_ids"])
-            found = (input_ids == self.config.classifier_token_id) & tokens
-            columns = torch.where(found.any(1), found.int().argmax(1), last_token_columns(states, tokens))
+            is_classifier_token = (input_ids == self.config.classifier_token_id) & tokens
+            first = is_classifier_token.int().argmax(1)
+            columns = torch.where(is_classifier_token.any(1), first, last_token_columns(states, tokens))
             outputs.pooler_output = states_at(states, columns)
         return outputs

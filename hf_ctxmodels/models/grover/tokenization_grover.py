@@ -1,4 +1,4 @@
-"""Byte-level BPE tokenizer of Grover: GPT-2's, with the tokens that begin and end the fields of a news article."""
+"""Byte-level BPE tokenizer of Grover: GPT-2's tokens with begin and end tokens for the fields of a news article."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -16,14 +16,15 @@ _SPECIAL = (*(token for pair in FIELD_TOKENS.values() for token in pair), RESET)
 
 
 class CtxGroverTokenizer(CtxByteBPETokenizer):
-    """Grover's tokenizer: <|padding|> is id 0, GPT-2's tokens follow with their ids plus 1 and without <|endoftext|>,
-    then come <|begin...|> and <|endof...|> of each field of `NEWS_FIELDS`, and <|resetcontext|>.
+    """Tokenizer of Grover: <|padding|> has id 0, followed by GPT-2's tokens without <|endoftext|> (GPT-2's ids plus 1),
+    <|begin...|> and <|endof...|> for each field of `NEWS_FIELDS`, and <|resetcontext|>.
 
-    Opens GPT-2's own files (`encoder.json` with `vocab.bpe`), whose ids it shifts, and those that it saves.
+    Loads GPT-2's files (`encoder.json` with `vocab.bpe`), whose ids it shifts, and files that it saved. See
+    `CtxByteBPETokenizer` for the other arguments.
 
-    Args: those of `CtxByteBPETokenizer`, and
-        add_begin_summary: Add <|beginsummary|> after every text, whose state the classifier reads; `prepare_for_tasks`
-            sets it.
+    Args:
+        add_begin_summary: Append <|beginsummary|> to each text, whose state is the classifier's input;
+            `prepare_for_tasks` sets it.
 
     Example:
         >>> tokenizer = CtxGroverTokenizer.train(["A cat sat on a mat.", "A cat ran."], vocab_size=280)
@@ -47,12 +48,12 @@ class CtxGroverTokenizer(CtxByteBPETokenizer):
         super().__init__(*args, add_begin_summary=add_begin_summary, **kwargs)
 
     def prepare_for_tasks(self) -> None:
-        """Add <|beginsummary|> after every text from now on."""
+        """Append <|beginsummary|> to all texts from now on."""
         self.add_begin_summary = self.init_kwargs["add_begin_summary"] = True
         self._tokenizer.post_processor = self.build_post_processor(self.add_prefix_space)
 
     def build_post_processor(self, add_prefix_space: bool) -> processors.PostProcessor:
-        """The processor that trims offsets and, with `add_begin_summary`, adds this token."""
+        """The post-processor that trims offsets and, with `add_begin_summary`, appends <|beginsummary|>."""
         trim = super().build_post_processor(add_prefix_space)
         if not self.add_begin_summary:
             return trim
@@ -66,30 +67,30 @@ class CtxGroverTokenizer(CtxByteBPETokenizer):
 
     @classmethod
     def remap_vocabulary(cls, vocab: dict[str, int]) -> dict[str, int]:
-        """The ids of this tokenizer for those of a file, which may be GPT-2's."""
+        """Convert the vocabulary of a file, which may be GPT-2's, to the ids of this tokenizer."""
         if PADDING in vocab or _GPT2_END not in vocab:
             return vocab
         ordered = sorted((index, token) for token, index in vocab.items() if token != _GPT2_END)
         return {token: index for index, token in enumerate([PADDING, *(token for _, token in ordered), *_SPECIAL])}
 
     def field_ids(self, field: str) -> tuple[int, int]:
-        """Ids of the tokens that begin and end a field; raises CtxError for an unknown one."""
+        """Ids of the begin and end tokens of a field; raises CtxError for an unknown field."""
         if field not in FIELD_TOKENS:
             raise CtxError(f"There is no field {field!r}.", hint=f"use one of: {', '.join(NEWS_FIELDS)}.")
         begin, end = self.convert_tokens_to_ids(list(FIELD_TOKENS[field]))
         return begin, end
 
     def encode_text(self, text: str) -> list[int]:
-        """Ids of a text, in which special tokens are text like any other."""
+        """Ids of a text; special tokens in it are encoded as text."""
         return self(text, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
 
     def encode_fields(self, fields: Mapping[str, str], target: str | None = None) -> list[int]:
-        """Ids of the fields that have text, in the order of `NEWS_FIELDS`, each between its tokens.
+        """Ids of the non-empty fields in the order of `NEWS_FIELDS`, each between its begin and end token.
 
         Args:
             fields: Field -> text.
-            target: The field whose beginning ends the ids, and whose text is left out; None for none. "article" and the
-                others are for generation, "summary" for classification, too.
+            target: The field to generate (or "summary" for classification): its text is omitted and its begin token
+                appended; None for none.
 
         Raises:
             CtxError: A field is unknown.
