@@ -22,7 +22,7 @@ from hf_ctxmodels.downstream.finetuning import (
     Mixout,
     ThreeStageUnfreezing,
     reinitialize_layers,
-    reset_head,
+    reinitialize_head,
 )
 from hf_ctxmodels.downstream.finetuning.fisher import fisher_information, sampled_targets, save_fisher
 from hf_ctxmodels.downstream.finetuning.reinitialization import pretrained_head_modules
@@ -312,7 +312,7 @@ def test_what_does_not_fit_is_said(tmp_path: Path) -> None:
     run_of = TrainingRun(model, optimizer, 3, 10.0, evaluates=True)
     for message, call in (
         (f"has {layers} layers", lambda: reinitialize_layers(model, layers + 1, 0)),
-        ("no head", lambda: reset_head(model.base_model, 0)),
+        ("no head", lambda: reinitialize_head(model.base_model, 0)),
         ("no auxiliary language modelling loss", lambda: ThreeStageUnfreezing(model, lm_weights=(0.2, 0.1))),
         ("before the embeddings", lambda: ThreeStageUnfreezing(model, (2.0, 1.0))),
         ("before the embeddings are trained", lambda: ThreeStageUnfreezing(model).start(run_of)),

@@ -14,7 +14,7 @@ from hf_ctxmodels.downstream.finetuning import (
     L2SPPenalty,
     Mixout,
     reinitialize_layers,
-    reset_head,
+    reinitialize_head,
 )
 from hf_ctxmodels.downstream.finetuning.fisher import save_fisher
 from hf_ctxmodels.downstream.finetuning.reinitialization import pretrained_head_modules
@@ -47,7 +47,7 @@ def test_new_weights_are_exactly_those_asked_for(subtests: Any) -> None:
                 assert top <= groups
                 check_drawn_anew(model, before, names)
             before, fixed = weights_of(model), torch.get_rng_state()
-            names = {name for name in reset_head(model, seed=4) if name in before}
+            names = {name for name in reinitialize_head(model, seed=4) if name in before}
             assert torch.equal(fixed, torch.get_rng_state())
             assert names == {name for name in before if not name.startswith(f"{model.base_model_prefix}.")}
             check_drawn_anew(model, before, names)
