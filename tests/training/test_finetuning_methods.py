@@ -21,8 +21,8 @@ from hf_ctxmodels.downstream.finetuning import (
     MethodCallback,
     Mixout,
     ThreeStageUnfreezing,
-    reinitialize_layers,
     reinitialize_head,
+    reinitialize_layers,
 )
 from hf_ctxmodels.downstream.finetuning.fisher import fisher_information, sampled_targets, save_fisher
 from hf_ctxmodels.downstream.finetuning.reinitialization import pretrained_head_modules

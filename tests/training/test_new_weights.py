@@ -13,8 +13,8 @@ from hf_ctxmodels.downstream.finetuning import (
     ElasticWeightConsolidation,
     L2SPPenalty,
     Mixout,
-    reinitialize_layers,
     reinitialize_head,
+    reinitialize_layers,
 )
 from hf_ctxmodels.downstream.finetuning.fisher import save_fisher
 from hf_ctxmodels.downstream.finetuning.reinitialization import pretrained_head_modules
