@@ -14,8 +14,8 @@ from hf_ctxmodels.demo.pictures import draw_learning_curve
 from hf_ctxmodels.demo.screen import Result, Screen
 from hf_ctxmodels.demo.workshop import Stage, Workshop
 from hf_ctxmodels.objectives import MaskedLM
-from hf_ctxmodels.training.metrics.progress import read_log
 from hf_ctxmodels.training.metrics.summary import TrainingSummary
+from hf_ctxmodels.training.metrics.training_log import read_log
 
 PICTURE = "learning_curve.png"
 HELD_OUT = 0.05  # of the documents

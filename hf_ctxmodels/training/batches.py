@@ -1,4 +1,4 @@
-"""Batches on the device, in an order that depends only on seed and position."""
+"""Training batches on the device, in an order that depends only on seed and position."""
 
 import os
 import re
@@ -14,17 +14,17 @@ from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data import ExampleStream, training_loader
 from hf_ctxmodels.training.arguments import LoopArguments
-from hf_ctxmodels.training.interruption import ignore_signals
+from hf_ctxmodels.training.distributed import ignore_signals
 
 Collate = Callable[[list[dict[str, Any]]], Mapping[str, torch.Tensor]]
 Batch = dict[str, torch.Tensor]
 
 INDEX_KEY = "example_index"
-_CORES_FOR_A_WORKER = 4
+_MIN_CORES_PER_PROCESS = 4  # for a worker in the background
 
 
 class EpochIndexed(Dataset):
-    """A map-style data set indexed by `(epoch, index)`, which are added to the items."""
+    """A map-style data set indexed by `(epoch, index)`; items contain both, as "epoch" and "example_index"."""
 
     def __init__(self, examples: Sequence[Mapping[str, Any]]) -> None:
         self._examples = examples
@@ -38,13 +38,13 @@ class EpochIndexed(Dataset):
 
 
 class IndexedCollator:
-    """A collator that adds the examples' numbers to batches, for error messages."""
+    """A collator that adds the indices of the examples to batches, for error messages."""
 
     def __init__(self, collate: Collate) -> None:
         self._collate = collate
 
     def __call__(self, examples: list[dict[str, Any]]) -> Batch:
-        """The batch of `examples`, with their numbers as "example_index"."""
+        """The batch of `examples`, with their indices as "example_index"."""
         indices = [int(example[INDEX_KEY]) for example in examples]
         batch = dict(self._collate(examples))
         batch.pop("epoch", None)
@@ -55,7 +55,7 @@ class IndexedCollator:
 class TrainingBatches:
     """Endless micro-batches; `close` ends the background processes that make them.
 
-    Workers outlive the first SIGTERM (see `ignore_signals`), so a process that ends without closing waits for them.
+    Workers ignore the first SIGTERM (see `ignore_signals`), so a process that exits without closing waits for them.
     """
 
     def __init__(self, loader: Any) -> None:
@@ -69,13 +69,13 @@ class TrainingBatches:
         return next(self._batches)
 
     def close(self) -> None:
-        """End the workers; further batches are not to be had."""
+        """End the workers; there are no further batches."""
         self._batches.close()
         iterator = self._loader.base_dataloader._iterator
         if iterator is None:
             return
         iterator._shutdown_workers()
-        for worker in iterator._workers:  # those that did not listen
+        for worker in iterator._workers:  # that did not react
             worker.kill()
 
 
@@ -87,14 +87,21 @@ def training_batches(
     start_batch: int,
     contiguous: bool = False,
 ) -> TrainingBatches:
-    """Endless micro-batches of this process, beginning with number `start_batch` of the run.
+    """Endless micro-batches of this process, beginning with micro-batch `start_batch` of the run.
 
-    A micro-batch is drawn for all processes together and split among them, so that two processes with batch size 4 see
-    the same examples as one with batch size 8. Batches that workers prefetched are made again after a resume.
+    A micro-batch is sampled for all processes together and split among them, so two processes with batch size 4 see the
+    same examples as one with batch size 8. Batches that workers prefetched are made again after a resume.
 
     Args:
+        accelerator: The run's Accelerator.
         examples: Indexed by `(epoch, index)` (see `EpochIndexed`), or an `ExampleStream`.
+        collate: List of examples -> arguments of the model's forward.
+        arguments: Batch size, accumulation, seed and number of workers.
+        start_batch: Micro-batches to skip.
         contiguous: Each row of a micro-batch continues the same row of this micro-batch in the previous step.
+
+    Raises:
+        CtxError: There are no examples.
     """
     if isinstance(examples, Sized) and len(examples) == 0:
         raise CtxError("The training set is empty.", hint="give --dataset or --train_file with at least one example.")
@@ -109,7 +116,7 @@ def training_batches(
         contiguous_rows=batch_size * arguments.gradient_accumulation_steps if contiguous else None,
         batches_per_step=arguments.gradient_accumulation_steps,
     )
-    # a separate generator: starting a loader must not draw from that of dropout
+    # a separate generator: starting a loader must not advance the global one, which dropout uses
     loader.generator = torch.Generator().manual_seed(arguments.seed)
     loader.worker_init_fn = ignore_signals
     loader.pin_memory = accelerator.device.type == "cuda"
@@ -118,33 +125,33 @@ def training_batches(
 
 def default_workers(accelerator: Accelerator) -> int:
     """The default number of background processes that make batches: 1, or 0 with few CPU cores, where a worker would
-    slow one training thread and so all others at every barrier."""
+    slow one training thread and thereby all others at each barrier."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    few = cores < _CORES_FOR_A_WORKER * accelerator.num_processes
-    return 0 if few and accelerator.device.type == "cpu" else 1
+    has_few_cores = cores < _MIN_CORES_PER_PROCESS * accelerator.num_processes
+    return 0 if has_few_cores and accelerator.device.type == "cpu" else 1
 
 
-def take(batches: Iterator[Batch], count: int) -> list[Batch]:
+def next_batches(batches: Iterator[Batch], count: int) -> list[Batch]:
     """The next `count` micro-batches.
 
     Raises:
-        CtxError: The stream ended before, or the data cannot be read.
+        CtxError: The stream ends earlier, or the data cannot be read.
     """
     try:
-        taken = list(islice(batches, count))
+        step_batches = list(islice(batches, count))
     except CtxError as error:
-        # an error of a worker ends a traceback
+        # the message of a worker's error is at the end of a traceback
         raise CtxError(re.split(r"\n[\w.]+Error: ", str(error))[-1]) from None
-    if len(taken) < count:
+    if len(step_batches) < count:
         raise CtxError("The data ended before the last step.", hint="lower --max_steps or give more data.")
-    return taken
+    return step_batches
 
 
 def count_items(batches: Iterable[Batch], targets: Sequence[str]) -> torch.Tensor:
     """(len(targets) + 1,) int64: the number of targets per name, then of non-padding input tokens, over all `batches`.
 
-    All elements of floating-point targets count, those of integer targets that are not -100, and positions of answers
-    (`..._positions`) that are inside the sequence; absent targets count 0. There is no synchronisation with the device.
+    Counted are all elements of floating-point targets, elements of integer targets that are not -100, and answer
+    positions (`..._positions`) inside the sequence; absent targets count 0. Nothing synchronises with the device.
     """
     batches = list(batches)
     tokens = torch.stack([_count_tokens(batch) for batch in batches]).sum()
@@ -159,17 +166,17 @@ def count_targets(batches: Sequence[Mapping[str, torch.Tensor]], targets: Sequen
 
 
 def _count_batch(batch: Mapping[str, torch.Tensor], targets: Sequence[str]) -> torch.Tensor:
-    nothing = torch.zeros((), dtype=torch.int64, device=next(iter(batch.values())).device)
-    return torch.stack([_count_target(batch, name) if name in batch else nothing for name in targets])
+    zero = torch.zeros((), dtype=torch.int64, device=next(iter(batch.values())).device)
+    return torch.stack([_count_target(batch, name) if name in batch else zero for name in targets])
 
 
 def _count_target(batch: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
     target = batch[name]
     if target.is_floating_point():
         return torch.tensor(target.numel(), device=target.device)
-    if name.endswith("_positions"):  # heads ignore those outside the sequence
-        width = batch["input_ids" if "input_ids" in batch else "inputs_embeds"].shape[1]
-        return ((target >= 0) & (target < width)).sum()
+    if name.endswith("_positions"):  # heads ignore positions outside the sequence
+        length = batch["input_ids" if "input_ids" in batch else "inputs_embeds"].shape[1]
+        return ((target >= 0) & (target < length)).sum()
     return (target != IGNORE_INDEX).sum()
 
 

@@ -18,7 +18,13 @@ from accelerate.utils import (
 )
 from torch import nn
 from torch.utils.data import Dataset
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+)
 
 from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError
@@ -26,34 +32,39 @@ from hf_ctxmodels.data import ExampleStream
 from hf_ctxmodels.layers.cpu.allocator import retain_freed_memory
 from hf_ctxmodels.tokenizers.base import record_tokenizer_digest
 from hf_ctxmodels.training.arguments import LoopArguments
-from hf_ctxmodels.training.batches import Collate, take, training_batches
-from hf_ctxmodels.training.callbacks import FinetuningCallback, Methods, TrainingRun
+from hf_ctxmodels.training.batches import Collate, next_batches, training_batches
+from hf_ctxmodels.training.callbacks import FinetuningCallback
+from hf_ctxmodels.training.checkpoint.directory import locked_output_dir
 from hf_ctxmodels.training.checkpoint.identity import loop_identity, model_identity
-from hf_ctxmodels.training.checkpoint.output_dir import locked_output_dir
-from hf_ctxmodels.training.checkpoint.run_state import RunState
-from hf_ctxmodels.training.interruption import InterruptionError, SignalWatch, detect_lost_processes
-from hf_ctxmodels.training.metrics.progress import Progress, Stopwatch
+from hf_ctxmodels.training.checkpoint.training_state import TrainingState
+from hf_ctxmodels.training.distributed import (
+    InterruptionError,
+    SignalWatch,
+    detect_lost_processes,
+    inactive_parallelism_warnings,
+    require_configured_backend,
+)
 from hf_ctxmodels.training.metrics.step_metrics import StepMetrics, require_finite_weights
 from hf_ctxmodels.training.metrics.summary import TrainingSummary
+from hf_ctxmodels.training.metrics.training_log import Stopwatch, TrainingLog
 from hf_ctxmodels.training.optim.averaging import Averaging
 from hf_ctxmodels.training.optim.gradual_unfreezing import GradualUnfreezing
 from hf_ctxmodels.training.optim.optimizers import make_optimizer, make_scheduler
-from hf_ctxmodels.training.parallelism import inactive_parallelism_warnings, require_configured_backend
 from hf_ctxmodels.training.recurrent_state import RecurrentStateCarrier, state_outputs
-from hf_ctxmodels.training.steps import Stepper
+from hf_ctxmodels.training.training_step import LossFunction, TrainingStep
 
 Evaluate = Callable[[nn.Module, Accelerator], dict[str, float]]
 
 
 def make_accelerator(arguments: LoopArguments, *, unused_parameters: bool = False) -> Accelerator:
-    """The Accelerator of a script, to be created before data and model; seeds the global generators.
+    """The Accelerator of a run, to be created before data and model; seeds the global generators.
 
-    Says what `accelerate launch` was told and is not in force.
+    Prints a warning if parallelism that `accelerate launch` configured is not active.
 
     Args:
-        arguments: The flags.
-        unused_parameters: Whether a step may leave parameters without gradients, as the heads of other tasks; data
-            parallelism then looks for them, and leaves them as one process does.
+        arguments: The loop's arguments.
+        unused_parameters: Whether a step may leave parameters without gradients, such as the heads of other tasks; data
+            parallelism then detects them.
 
     Raises:
         CtxError: DeepSpeed is configured and not installed.
@@ -88,7 +99,7 @@ class TrainingResult:
     Attributes:
         steps: Optimizer steps, those before a resume included.
         tokens: Non-padding input tokens of training, over all processes.
-        tokens_per_second: Training speed of this process, without evaluation; None without any training.
+        tokens_per_second: Training speed of this process, without evaluation; None if no step was trained.
         metrics: The last evaluation.
         curve: The records of `training_log.jsonl`.
         arguments, parameters, model_class, model_type: For the summary.
@@ -107,14 +118,14 @@ class TrainingResult:
 
     def summary(self, *, task: str, dataset: str, **more: Any) -> TrainingSummary:
         """The summary of this run; `more` are other fields of `TrainingSummary`."""
-        own = {name: value for name, value in vars(self).items() if name != "arguments"}
+        result = {name: value for name, value in vars(self).items() if name != "arguments"}
         hyperparameters = asdict(self.arguments)
         return TrainingSummary(
             task=task,
             dataset=dataset,
             seed=hyperparameters.pop("seed"),
             hyperparameters=hyperparameters,
-            **own,
+            **result,
             **more,
         )
 
@@ -123,18 +134,17 @@ def total_steps(arguments: LoopArguments, examples: Dataset | ExampleStream, acc
     """Optimizer steps of the run: `max_steps`, or `num_train_epochs` rounded to whole steps, at least 1.
 
     Raises:
-        CtxError: Epochs are given for a stream, whose length is unknown.
+        CtxError: `num_train_epochs` is given for a stream.
     """
     if arguments.max_steps is not None or arguments.num_train_epochs is None:
         return arguments.max_steps or 0
-    length = _length(examples)
-    if length is None:
+    if not isinstance(examples, Sized):
         raise CtxError(
-            "The length of a stream, and so of its epochs, is unknown.",
+            "A stream has no known number of epochs.",
             location=f"--num_train_epochs {arguments.num_train_epochs}",
             hint="give --max_steps instead, or leave out --streaming.",
         )
-    return max(round(arguments.num_train_epochs * length / global_batch_size(arguments, accelerator)), 1)
+    return max(round(arguments.num_train_epochs * len(examples) / global_batch_size(arguments, accelerator)), 1)
 
 
 def global_batch_size(arguments: LoopArguments, accelerator: Accelerator) -> int:
@@ -151,9 +161,10 @@ def train(
     *,
     tokenizer: PreTrainedTokenizerBase | None = None,
     evaluate: Evaluate | None = None,
+    loss_function: LossFunction | None = None,
+    callbacks: Sequence[TrainerCallback] = (),
     identity: Mapping[str, Any] | None = None,
     contiguous: bool = False,
-    methods: Sequence[FinetuningCallback] = (),
 ) -> TrainingResult:
     """Train a model, evaluate, save checkpoints and the final model.
 
@@ -161,20 +172,23 @@ def train(
     uninterrupted run, bit for bit (same number of processes, same machine).
 
     Args:
-        model: A head with `loss_targets` whose forward takes `num_items_in_batch` as a mapping of counts.
+        model: A head with `loss_targets` whose forward takes `num_items_in_batch` as a mapping of counts; or any model
+            with a `loss_function`.
         examples: Map-style, indexed by `(epoch, index)`, with "epoch" and "example_index" (see
             `batches.EpochIndexed`), or a stream from `hf_ctxmodels.data`.
-        collate: List of examples -> arguments of the model's forward. Its random draws must derive from the examples'
+        collate: List of examples -> arguments of the model's forward. Its random numbers must derive from the examples'
             "epoch" and "example_index".
+        arguments: The loop's arguments.
         accelerator: From `make_accelerator`.
         tokenizer: Saved with every checkpoint and the final model.
-        evaluate: `(model, accelerator) -> {name: value}`, for example `evaluation.LossEvaluation`; called on every
+        evaluate: `(model, accelerator) -> {name: value}`, for example `loss_evaluation.LossEvaluation`; called on every
             process with the model in evaluation mode.
+        loss_function: The training loss; by default the loss of the model's forward.
+        callbacks: Called in this order; see `callbacks.FinetuningCallback` for what the loop passes.
         identity: JSON values that must be equal when a run is resumed (data set, objective, ...).
         contiguous: Consecutive examples are contiguous text, which is not shuffled, and the model's state
-            (`state_outputs`) is carried from row to row; see `data.ContiguousBatchSampler` and
+            (`state_outputs`) is carried from example to example; see `data.ContiguousBatchSampler` and
             `recurrent_state.RecurrentStateCarrier`.
-        methods: Ways to fine-tune, in the order in which they act; made of the model as it is given.
 
     Raises:
         InterruptionError: SIGTERM or SIGINT arrived; a checkpoint was saved.
@@ -184,101 +198,119 @@ def train(
             or `contiguous` and the model has no state.
     """
     identity = {**(identity or {}), **({"contiguous": True} if contiguous else {})}
-    processes = detect_lost_processes(accelerator.num_processes)
-    with processes, locked_output_dir(accelerator, arguments, tokenizer) as checkpoint:
-        run = _Run(
-            model,
-            examples,
-            collate,
-            arguments,
-            accelerator,
-            tokenizer,
-            evaluate,
-            identity,
-            contiguous,
-            checkpoint,
-            methods,
-        )
-        return run.execute()
+    with (
+        detect_lost_processes(accelerator.num_processes),
+        locked_output_dir(accelerator, arguments, tokenizer) as checkpoint,
+    ):
+        loop = TrainingLoop(arguments, accelerator, checkpoint, evaluate, callbacks)
+        loop.prepare(model, examples, collate, tokenizer, loss_function, identity, contiguous)
+        return loop.run()
 
 
-class _Run:
-    """The parts of a run; `execute` is the loop."""
+class TrainingLoop:
+    """The loop of `train`: `prepare` sets it up, `run` trains to the end."""
 
     def __init__(
+        self,
+        arguments: LoopArguments,
+        accelerator: Accelerator,
+        checkpoint: Path | None,
+        evaluate: Evaluate | None,
+        callbacks: Sequence[TrainerCallback],
+    ) -> None:
+        self.arguments, self.accelerator, self.checkpoint = arguments, accelerator, checkpoint
+        self.evaluate_model, self.callbacks = evaluate, list(callbacks)
+        self.control = TrainerControl()
+
+    def prepare(
         self,
         model: PreTrainedModel,
         examples: Dataset | ExampleStream,
         collate: Collate,
-        arguments: LoopArguments,
-        accelerator: Accelerator,
         tokenizer: PreTrainedTokenizerBase | None,
-        evaluate: Evaluate | None,
+        loss_function: LossFunction | None,
         identity: Mapping[str, Any],
         contiguous: bool,
-        checkpoint: Path | None,
-        methods: Sequence[FinetuningCallback],
     ) -> None:
-        self.arguments, self.accelerator, self.evaluate_model = arguments, accelerator, evaluate
+        """Build optimizer, schedule and batches, and restore the checkpoint, if any."""
+        arguments, accelerator = self.arguments, self.accelerator
         self.total_steps = total_steps(arguments, examples, accelerator)
+        self.examples_per_epoch = len(examples) if isinstance(examples, Sized) else None
         if tokenizer is not None:
             record_tokenizer_digest(model.config, tokenizer)
-        same = {
-            "examples": _length(examples),
-            **loop_identity(arguments, accelerator, self.total_steps),
-            **model_identity(model),
-            **identity,
-            **Methods(methods).identity,
-        }
-        self.state = RunState(accelerator, arguments, tokenizer, same)
-        if checkpoint is not None:
-            self.state.load_weights(checkpoint, model)
-        self.parameters = model.num_parameters()
+
+        # model: the identity of the run is compared before weights are loaded
+        self.state = TrainingState(
+            accelerator,
+            arguments,
+            tokenizer,
+            identity={
+                "examples": self.examples_per_epoch,
+                **loop_identity(arguments, accelerator, self.total_steps),
+                **model_identity(model),
+                **identity,
+                **{
+                    name: value
+                    for callback in self.callbacks
+                    if isinstance(callback, FinetuningCallback)
+                    for name, value in callback.identity.items()
+                },
+            },
+        )
+        if self.checkpoint is not None:
+            self.state.load_weights(self.checkpoint, model)
+        self.num_parameters = model.num_parameters()
+
+        # optimizer: callbacks may regroup its parameters before the schedule is made
         optimizer = make_optimizer(model, arguments)
-        self.methods = self._start(methods, model, optimizer, examples)
-        self.model, prepared = accelerator.prepare(model, optimizer)
+        if interval := arguments.unfreezing(self.total_steps):
+            self.callbacks.append(GradualUnfreezing(model, interval))
+        self.trainer_state = TrainerState(
+            global_step=self.state.step, max_steps=self.total_steps, num_train_epochs=self._epochs(self.total_steps)
+        )
+        self.callback_objects: dict[str, Any] = {"model": model, "optimizer": optimizer, "processing_class": tokenizer}
+        has_evaluation = self.evaluate_model is not None
+        self._call("on_train_begin", has_evaluation=has_evaluation, checkpoint=self.checkpoint)
+        self.model, prepared_optimizer = accelerator.prepare(model, optimizer)
         self.scheduler = make_scheduler(optimizer, arguments, self.total_steps)
-        carried = RecurrentStateCarrier(
+        self.averaging = Averaging(optimizer, arguments, has_evaluation)
+
+        recurrent_states = RecurrentStateCarrier(
             state_outputs(model) if contiguous else (), arguments.gradient_accumulation_steps
         )
-        self.averaging = Averaging(optimizer, arguments, evaluate is not None)
-        scaling = arguments.lr_reference_targets, self.methods.before_update
-        self.stepper = Stepper(accelerator, self.model, prepared, arguments.max_grad_norm, carried, *scaling)
-        self.records = StepMetrics(accelerator, arguments.output_dir)
-        self.state.attach(self.model, optimizer, self.scheduler, self.records, carried, self.averaging, self.methods)
+        self.training_step = TrainingStep(
+            accelerator,
+            self.model,
+            prepared_optimizer,
+            arguments.max_grad_norm,
+            recurrent_states,
+            loss_function,
+            arguments.lr_reference_targets,
+            lambda scale, logs: self._call("on_pre_optimizer_step", gradient_scale=scale, logs=logs),
+        )
+        self.step_metrics = StepMetrics(accelerator, arguments.output_dir)
+        self.state.attach(self.model, optimizer, self.scheduler, self.step_metrics, recurrent_states, self.averaging)
         set_seed(arguments.seed, device_specific=True)
-        if checkpoint is not None:
-            self.state.load(checkpoint)
-            accelerator.print(f"Resuming from {checkpoint}.", file=sys.stderr)
-        if arguments.report_to != "none":
-            given = {name: value for name, value in asdict(arguments).items() if value is not None}
-            accelerator.init_trackers(Path(arguments.output_dir).resolve().name, config=given)
+        if self.checkpoint is not None:
+            self.state.load(self.checkpoint)
+            accelerator.print(f"Resuming from {self.checkpoint}.", file=sys.stderr)
+
         start_batch = self.state.step * arguments.gradient_accumulation_steps
         self.batches = training_batches(accelerator, examples, collate, arguments, start_batch, contiguous)
-        rows = f"{global_batch_size(arguments, accelerator):,} rows a step"
-        what = f"{self.state.model_class}, {self.parameters:,} parameters, {rows}"
-        self.progress = Progress(accelerator, arguments.output_dir, self.total_steps, self.state.step, what)
-        self.examples_per_epoch = _length(examples)
-        self.watch = Stopwatch()
-        self.untimed_tokens = self.records.tokens
+        if arguments.report_to != "none":
+            config = {name: value for name, value in asdict(arguments).items() if value is not None}
+            accelerator.init_trackers(Path(arguments.output_dir).resolve().name, config=config)
+        title = (
+            f"{self.state.model_class}, {self.num_parameters:,} parameters, "
+            f"{global_batch_size(arguments, accelerator):,} examples a step"
+        )
+        self.log = TrainingLog(accelerator, arguments.output_dir, self.total_steps, self.state.step, title)
+        self.stopwatch = Stopwatch()
+        self.resumed_tokens = self.step_metrics.tokens  # of steps before the checkpoint, which are not timed
         self.timed_tokens = self.logged_seconds = 0.0
 
-    def _start(
-        self, given: Sequence[FinetuningCallback], model: PreTrainedModel, optimizer: Any, examples: Any
-    ) -> Methods:
-        """The ways to fine-tune that are given, and the one of the flags; they are told of the run."""
-        interval = self.arguments.unfreezing(self.total_steps)
-        methods = Methods([*given, *([GradualUnfreezing(model, interval)] if interval else [])])
-        accelerator, length = self.accelerator, _length(examples)
-        per_epoch = None if length is None else length / global_batch_size(self.arguments, accelerator)
-        sharded = accelerator.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED)
-        evaluates = self.evaluate_model is not None
-        steps, processes = self.total_steps, accelerator.num_processes
-        methods.start(TrainingRun(model, optimizer, steps, per_epoch, evaluates, processes, sharded))
-        return methods
-
-    def execute(self) -> TrainingResult:
-        """Train to the end."""
+    def run(self) -> TrainingResult:
+        """Train to the end and write the final model."""
         try:
             with SignalWatch(self.accelerator.num_processes) as signals, retain_freed_memory():
                 self._train(signals)
@@ -286,98 +318,112 @@ class _Run:
                 self.state.publish()
         finally:
             self.batches.close()
-            self.progress.close()
+            self.log.close()
             if self.arguments.report_to != "none":
                 self.accelerator.end_training()
         return self._result()
 
     def _train(self, signals: SignalWatch) -> None:
-        state, arguments = self.state, self.arguments
+        state, arguments, control = self.state, self.arguments, self.control
         self.model.train()
-        self.watch.start()
-        while state.step < self.total_steps:
-            step = state.step + 1
-            self.methods.before_step(state.step)
-            scalars, indices = self.stepper.step(take(self.batches, arguments.gradient_accumulation_steps))
-            self.learning_rate = self.stepper.learning_rate
+        self.stopwatch.start()
+        while state.step < self.total_steps and not control.should_training_stop:
+            control.should_log = control.should_evaluate = control.should_save = False
+            self._call("on_step_begin")
+            batches = next_batches(self.batches, arguments.gradient_accumulation_steps)
+            scalars, indices = self.training_step(batches)
+            self.learning_rate = self.training_step.learning_rate
             self.scheduler.step()
-            self.records.add(step, scalars, indices)
-            state.step = step
-            self.progress.advance()
+            state.step += 1
+            self.trainer_state.global_step = state.step
+            self.trainer_state.epoch = self._epochs(state.step)
+            self.step_metrics.add(state.step, scalars, indices)
+            self.log.advance()
+            self._call("on_step_end")
 
-            last = step == self.total_steps
-            if last or _due(step, arguments.logging_steps):
+            is_last = state.step == self.total_steps or control.should_training_stop
+            if is_last or control.should_log or _is_due(state.step, arguments.logging_steps):
                 self._log()
-            elif self.records.full:
-                self.records.settle()
-            if last or _due(step, arguments.eval_steps) or self.methods.evaluates_after(step):
-                self._evaluate(last)
-            received = signals.received()
-            if last or received or _due(step, arguments.save_steps):
+            elif self.step_metrics.full:
+                self.step_metrics.settle()
+            if is_last or control.should_evaluate or _is_due(state.step, arguments.eval_steps):
+                self._evaluate(is_last)
+            signal = signals.received()
+            if is_last or signal or control.should_save or _is_due(state.step, arguments.save_steps):
                 self._save()
-            if received and not last:
-                raise InterruptionError(received, step, str(self.state.path))
-        self.methods.finish()
-        self.watch.pause()
+            if signal and not is_last:
+                raise InterruptionError(signal, state.step, str(state.path))
+        self._call("on_train_end")
+        self.stopwatch.pause()
 
     def _log(self) -> None:
-        values = self.records.flush()
+        values = self.step_metrics.flush()
         tokens = values.pop("tokens")
         self.state.tokens += int(tokens)
-        self.timed_tokens += tokens - self.untimed_tokens
-        self.watch.pause()
-        rate = (tokens - self.untimed_tokens) / (self.watch.seconds - self.logged_seconds)
-        self.logged_seconds = self.watch.seconds
-        self.untimed_tokens = 0
+        self.timed_tokens += tokens - self.resumed_tokens
+        self.stopwatch.pause()
+        tokens_per_second = (tokens - self.resumed_tokens) / (self.stopwatch.seconds - self.logged_seconds)
+        self.logged_seconds = self.stopwatch.seconds
+        self.resumed_tokens = 0
         if self.examples_per_epoch is not None:
-            per_step = global_batch_size(self.arguments, self.accelerator)
-            values["epoch"] = round(self.state.step * per_step / self.examples_per_epoch, 4)
-        timed = {"tokens": self.state.tokens, "tokens_per_second": rate}
-        values = {**values, "learning_rate": float(self.learning_rate), **timed}
-        self.progress.record(self.state.step, values, run_rate=self.timed_tokens / self.logged_seconds)
-        self.watch.start()
+            values["epoch"] = round(self._epochs(self.state.step), 4)
+        values["learning_rate"] = float(self.learning_rate)
+        values |= {"tokens": self.state.tokens, "tokens_per_second": tokens_per_second}
+        self.log.record(self.state.step, values, run_rate=self.timed_tokens / self.logged_seconds)
+        self._call("on_log", logs=values)
+        self.stopwatch.start()
 
-    def _evaluate(self, last: bool) -> None:
+    def _evaluate(self, is_last: bool) -> None:
         if self.evaluate_model is None:
             return
-        self.watch.pause()
+        self.stopwatch.pause()
         self.model.eval()
         with self.averaging.applied():
             self.state.metrics = self.evaluate_model(self.model, self.accelerator)
-        if self.methods.after_evaluation(self.state.step, self.state.metrics) and last:
+        self.control.should_evaluate = False
+        self._call("on_evaluate", metrics=self.state.metrics)
+        if self.control.should_evaluate and is_last:  # a callback changed the weights
             self.state.metrics = self.evaluate_model(self.model, self.accelerator)
         self.averaging.observe(self.state.step, self.state.metrics)
         self.model.train()
-        self.progress.record(self.state.step, self.state.metrics)
-        self.watch.start()
+        self.log.record(self.state.step, self.state.metrics)
+        self.stopwatch.start()
 
     def _save(self) -> None:
-        self.records.settle()  # raises for a non-finite step before it is saved
+        self.step_metrics.settle()  # raises for a non-finite step before it is saved
         require_finite_weights(self.model, self.state.step)
-        self.watch.pause()
-        self.state.save()
-        self.watch.start()
+        self.stopwatch.pause()
+        with self.state.saving() as checkpoint:
+            if checkpoint is not None and self.accelerator.is_main_process:
+                self._call("on_save", checkpoint=checkpoint)
+        self.stopwatch.start()
+
+    def _call(self, event: str, **event_arguments: Any) -> None:
+        """Call an event of all callbacks, which change `self.control` in place."""
+        for callback in self.callbacks:
+            getattr(callback, event)(
+                self.arguments, self.trainer_state, self.control, **self.callback_objects, **event_arguments
+            )
+
+    def _epochs(self, steps: int) -> float:
+        """Passes over the data after some steps; 0 for a stream."""
+        batch_size = global_batch_size(self.arguments, self.accelerator)
+        return steps * batch_size / self.examples_per_epoch if self.examples_per_epoch else 0.0
 
     def _result(self) -> TrainingResult:
-        model = self.accelerator.unwrap_model(self.model)
         return TrainingResult(
             arguments=self.arguments,
             model_class=self.state.model_class,
-            model_type=model.config.model_type,
-            parameters=self.parameters,
+            model_type=self.accelerator.unwrap_model(self.model).config.model_type,
+            parameters=self.num_parameters,
             global_batch_size=global_batch_size(self.arguments, self.accelerator),
             steps=self.state.step,
             tokens=self.state.tokens,
             tokens_per_second=self.timed_tokens / self.logged_seconds if self.timed_tokens else None,
             metrics=self.state.metrics,
-            curve=self.progress.curve,
+            curve=self.log.curve,
         )
 
 
-def _due(step: int, interval: int) -> bool:
+def _is_due(step: int, interval: int) -> bool:
     return interval > 0 and step % interval == 0
-
-
-def _length(examples: Dataset | ExampleStream) -> int | None:
-    """Number of examples; None for a stream."""
-    return len(examples) if isinstance(examples, Sized) else None

@@ -25,8 +25,8 @@ from hf_ctxmodels.training.checkpoint.identity import flags_identity
 from hf_ctxmodels.training.loop import make_accelerator, train
 from hf_ctxmodels.training.metrics.baselines import Examples, frequency_baselines, sample_batches
 from hf_ctxmodels.training.metrics.loss_evaluation import LossEvaluation
-from hf_ctxmodels.training.metrics.loss_plot import plot_losses
 from hf_ctxmodels.training.metrics.summary import TrainingSummary
+from hf_ctxmodels.training.metrics.training_log import plot_losses
 from hf_ctxmodels.training.model_loading import (
     load_config,
     load_model,

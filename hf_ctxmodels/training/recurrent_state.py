@@ -17,9 +17,9 @@ _INDICES = "example_index"
 
 
 def state_outputs(model: nn.Module) -> tuple[str, ...]:
-    """Names of a model's outputs that are inputs of the next step: its `state_outputs`.
+    """Names of the model outputs that are inputs of the next step: its `state_outputs`.
 
-    `past_key_values` is a `RecurrentCache`; other outputs (XLNet's `mems`) are sequences of tensors (rows, ...). The
+    `past_key_values` is a `RecurrentCache`; other outputs (XLNet's `mems`) are sequences of tensors (batch, ...). The
     initial state is zero.
 
     Raises:
@@ -29,19 +29,19 @@ def state_outputs(model: nn.Module) -> tuple[str, ...]:
     if not names:
         raise CtxError(
             f"{type(model).__name__} has no memory (`state_outputs`), which the objective requires.",
-            hint="use a model with one, or switch the objective's memory off.",
+            hint="use a model with a memory, or switch the objective's memory off.",
         )
     return names
 
 
 class RecurrentStateCarrier:
-    """The states of this process's contiguous rows of text; see `hf_ctxmodels.data.ContiguousBatchSampler`.
+    """The recurrent states of this process's contiguous text; see `hf_ctxmodels.data.ContiguousBatchSampler`.
 
-    Each micro-batch of a step has its own states: 4 micro-batches of 4 rows are equal to one of 16. Rows that do not
-    continue the previous row, by the examples' numbers, start with zeros. Evaluation does not use these states.
+    Each micro-batch of a step has its own states: 4 micro-batches of 4 examples equal one of 16. Examples that do not
+    continue the previous example, by their indices, start with zeros. Evaluation does not use these states.
 
     Args:
-        names: From `state_outputs`; empty for none.
+        names: From `state_outputs`; empty for models without a state.
         micro_batches: Micro-batches per step.
     """
 
@@ -51,20 +51,21 @@ class RecurrentStateCarrier:
         self._indices: list[torch.Tensor | None] = [None] * micro_batches
 
     def inputs(self, number: int, example_indices: torch.Tensor) -> dict[str, Any]:
-        """The model's state inputs for micro-batch `number` of this step; none in the first step.
+        """The model's state inputs for micro-batch `number` of this step; empty in the first step.
 
         Args:
-            example_indices: (rows,) on the device.
+            number: Number of the micro-batch in its step.
+            example_indices: (batch,) on the device.
         """
-        before = self._indices[number]
-        if before is None:
+        previous_indices = self._indices[number]
+        if previous_indices is None:
             return {}
-        continues = example_indices == before + 1  # without synchronisation
-        kept = {name: cache.mask_rows(continues) for name, cache in self._caches[number].items()}
-        return {name: cache if name == _CACHE else _tensors(cache) for name, cache in kept.items()}
+        is_continued = example_indices == previous_indices + 1  # without synchronisation
+        caches = {name: cache.mask_rows(is_continued) for name, cache in self._caches[number].items()}
+        return {name: cache if name == _CACHE else _layer_tensors(cache) for name, cache in caches.items()}
 
-    def take(self, number: int, example_indices: torch.Tensor, output: ModelOutput) -> None:
-        """Keep the output states of micro-batch `number`; raises CtxError if a state is missing."""
+    def update(self, number: int, example_indices: torch.Tensor, output: ModelOutput) -> None:
+        """Store the output states of micro-batch `number`; raises CtxError if a state is missing."""
         for name in self._names:
             state = output.get(name)
             if not state:
@@ -83,7 +84,7 @@ class RecurrentStateCarrier:
             if indices is not None:
                 tensors[f"{number}|{_INDICES}|"] = indices.to("cpu").contiguous()
             for name, cache in caches.items():
-                tensors |= {f"{number}|{name}|{place}": each for place, each in cache.to("cpu").state_dict().items()}
+                tensors |= {f"{number}|{name}|{key}": tensor for key, tensor in cache.to("cpu").state_dict().items()}
         if tensors:
             save_file(tensors, directory / _file_name(process))
 
@@ -91,29 +92,28 @@ class RecurrentStateCarrier:
         """Restore the states, also with another number of processes."""
         if not self._names or not (directory / _file_name(0)).exists():
             return
-        saved = len(list(directory.glob(_file_name("*"))))
-        if saved == processes:
+        saved_processes = len(list(directory.glob(_file_name("*"))))
+        if saved_processes == processes:
             tensors = load_file(directory / _file_name(process))
         else:
-            parts = [load_file(directory / _file_name(number)) for number in range(saved)]
-            whole = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-            tensors = {name: tensor.chunk(processes)[process] for name, tensor in whole.items()}
+            shards = [load_file(directory / _file_name(number)) for number in range(saved_processes)]
+            gathered = {name: torch.cat([shard[name] for shard in shards]) for name in shards[0]}
+            tensors = {name: tensor.chunk(processes)[process] for name, tensor in gathered.items()}
         for number in range(len(self._caches)):
-            found: dict[str, dict[str, torch.Tensor]] = {}
+            states: dict[str, dict[str, torch.Tensor]] = {}
             for full_name, tensor in tensors.items():
-                owner, name, place = full_name.split("|")
-                if int(owner) == number:
-                    found.setdefault(name, {})[place] = tensor
-            if _INDICES in found:
-                self._indices[number] = found.pop(_INDICES)[""].to(device)
+                micro_batch, name, key = full_name.split("|")
+                if int(micro_batch) == number:
+                    states.setdefault(name, {})[key] = tensor
+            if _INDICES in states:
+                self._indices[number] = states.pop(_INDICES)[""].to(device)
             self._caches[number] = {
-                name: RecurrentCache.from_state_dict(each).to(device) for name, each in found.items()
+                name: RecurrentCache.from_state_dict(state).to(device) for name, state in states.items()
             }
 
 
-def _tensors(cache: RecurrentCache) -> tuple[torch.Tensor, ...]:
-    """The tensors of all layers."""
-    return tuple(part for state in cache.states for part in state)
+def _layer_tensors(cache: RecurrentCache) -> tuple[torch.Tensor, ...]:
+    return tuple(tensor for state in cache.states for tensor in state)
 
 
 def _file_name(process: int | str) -> str:

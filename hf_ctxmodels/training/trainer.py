@@ -7,40 +7,63 @@ from transformers import Trainer
 
 from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.training.batches import count_targets
-from hf_ctxmodels.training.parallelism import inactive_parallelism_warnings
+from hf_ctxmodels.training.distributed import inactive_parallelism_warnings
+from hf_ctxmodels.training.training_step import LossFunction
 
-_TRAINER_COUNTS = ("labels",)
+_TRAINER_TARGETS = ("labels",)
 
 
 class CtxTrainer(Trainer):
-    """transformers' Trainer, exact under gradient accumulation and on several devices for every head of this package.
+    """transformers' Trainer, exact under gradient accumulation and on several devices for all heads of this package.
 
-    Trainer counts the targets of a step in `labels` alone and passes the model one number. That is exact for heads with
-    one term. Heads with other or several terms (`accepts_loss_kwargs = False`: masked language modeling with a sentence
-    task, replaced token detection, question answering, cross-view training, GenSen, the language models of lmseq2seq)
-    average the means of the micro-batches there, which is the mean over all targets only where every micro-batch has
-    equally many of each term. This class passes these heads the number of targets of each term in the whole step, as
-    this package's own loop does.
+    Trainer counts the targets of a step in `labels` alone and passes one number to the model, which is exact for heads
+    with one term. Heads with several terms, or with other targets (`accepts_loss_kwargs = False`: masked language
+    modeling with a sentence task, replaced token detection, question answering, cross-view training, GenSen, the
+    language models of lmseq2seq) average the means of the micro-batches there, which is the mean over all targets only
+    if each micro-batch has equally many of each term. This class passes these heads the number of targets of each term
+    in the whole step, as this package's training loop does.
 
-    Batches may lack some of a head's targets, as those of an objective with an option that leaves a term out:
-    evaluation needs `labels` alone. Trainer reports no loss there, unless TrainingArguments has label_names=["labels"].
+    Batches may lack some of a head's targets, for example those of an objective with an option that omits a term:
+    evaluation needs `labels` alone. Plain Trainer reports no loss for such batches, unless TrainingArguments has
+    label_names=["labels"].
 
-    `torch.nn.DataParallel` cannot split such a mapping: there, and for models of other packages, it is Trainer.
+    `torch.nn.DataParallel` cannot split a mapping of counts: under it, and for models of other packages, this class
+    behaves like Trainer.
+
+    Args:
+        args, kwargs: As for Trainer.
+        loss_function: The training loss, for example `finetuning.TaskLoss` with label smoothing; by default the loss of
+            the model's forward. Evaluation uses the latter.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, loss_function: LossFunction | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        state = self.accelerator
-        for line in inactive_parallelism_warnings(state.distributed_type, state.num_processes, state.device.type):
-            print_status(line, state.is_main_process)
-        targets = tuple(getattr(self.model, "loss_targets", ()))
-        exact_already = targets == _TRAINER_COUNTS and self.model_accepts_loss_kwargs  # type: ignore[has-type]
-        self._counted = () if exact_already or self.args.n_gpu > 1 else targets
-        if self._counted:
+        accelerator = self.accelerator
+        for line in inactive_parallelism_warnings(
+            accelerator.distributed_type, accelerator.num_processes, accelerator.device.type
+        ):
+            print_status(line, accelerator.is_main_process)
+        self._loss_function = loss_function
+        targets = tuple(getattr(self.model, "loss_targets", ())) if loss_function is None else loss_function.targets
+        is_exact = targets == _TRAINER_TARGETS and self.model_accepts_loss_kwargs  # type: ignore[has-type]
+        self._counted_targets = () if is_exact or self.args.n_gpu > 1 else targets
+        if self._counted_targets:
             self.model_accepts_loss_kwargs = True
 
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """Loss of a batch, see Trainer; from `loss_function` in training."""
+        if self._loss_function is None or not model.training:
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        outputs = self._loss_function(model, inputs, num_items_in_batch)
+        loss = outputs.loss
+        if self.args.average_tokens_across_devices and num_items_in_batch is not None:
+            loss = loss * self.accelerator.num_processes
+        return (loss, outputs) if return_outputs else loss
+
     def prediction_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """See Trainer; a batch with `labels` has a loss."""
+        """Prediction on a batch, see Trainer; the loss is computed if the batch has `labels`."""
         names = self.label_names  # type: ignore[has-type]
         if self.args.label_names is None and inputs.get("labels") is not None:
             self.label_names = [name for name in names if inputs.get(name) is not None]
@@ -50,12 +73,14 @@ class CtxTrainer(Trainer):
             self.label_names = names
 
     def _get_num_items_in_batch(self, batch_samples: list, device: torch.device) -> Any:
-        """Target -> its number over the micro-batches, and over the processes where Trainer would add them up."""
-        if not any(name in batch for batch in batch_samples for name in self._counted):
+        """Target -> its number over the micro-batches, and over the processes if Trainer averages over devices."""
+        if not any(name in batch for batch in batch_samples for name in self._counted_targets):
             return super()._get_num_items_in_batch(batch_samples, device)
-        counts = count_targets(batch_samples, self._counted).to(device)
+        counts = count_targets(batch_samples, self._counted_targets).to(device)
         if self.args.average_tokens_across_devices and self.args.world_size > 1:
             counts = self.accelerator.gather(counts[None]).sum(dim=0)
-        given = [any(name in batch for batch in batch_samples) for name in self._counted]
-        found = zip(self._counted, counts, given, strict=True)
-        return {name: count.clamp(min=1) for name, count, there in found if there or count > 0}
+        return {
+            name: count.clamp(min=1)
+            for name, count in zip(self._counted_targets, counts, strict=True)
+            if count > 0 or any(name in batch for batch in batch_samples)
+        }

@@ -22,7 +22,7 @@ from hf_ctxmodels.layers.cpu.allocator import retain_freed_memory
 from hf_ctxmodels.registry import get_family
 from hf_ctxmodels.training import pretraining
 from hf_ctxmodels.training.arguments import LoopArguments
-from hf_ctxmodels.training.batches import INDEX_KEY, count_items, take, training_batches
+from hf_ctxmodels.training.batches import INDEX_KEY, count_items, next_batches, training_batches
 from hf_ctxmodels.training.loop import make_accelerator
 from hf_ctxmodels.training.optim.optimizers import make_optimizer
 
@@ -141,7 +141,7 @@ def _bare_pace(
     _, objective = pretraining.make_objective(family, tokenizer, what, how.seed)
     model = pretraining.make_model(family, objective, tokenizer, what).to(device).train()
     examples, _ = pretraining.make_examples(what, objective)
-    batches = take(training_batches(accelerator, examples, objective.collate, how, 0), STEPS)
+    batches = next_batches(training_batches(accelerator, examples, objective.collate, how, 0), STEPS)
     tokens = int(count_items(batches[WARM_UP:], ())[-1])
     optimizer = make_optimizer(model, how)
     with StepClock(WARM_UP, STEPS, device) as clock, retain_freed_memory():

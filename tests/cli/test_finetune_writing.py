@@ -15,12 +15,12 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedConfig,
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.documents import TranslatedText
-from hf_ctxmodels.downstream.finetuning.label_smoothing import smooth_labels
 from hf_ctxmodels.downstream.finetuning.seq2seq_targets import (
     resolve_label_smoothing,
     set_generation_tokens,
     training_collator,
 )
+from hf_ctxmodels.downstream.finetuning.task_loss import TaskLoss
 from hf_ctxmodels.downstream.tasks import TaskArguments
 from hf_ctxmodels.downstream.tasks.seq2seq import Seq2Seq, SourceTarget
 from hf_ctxmodels.inference import generate_texts
@@ -219,7 +219,7 @@ def test_plain_targets_and_options_that_are_refused():
         config.label_smoothing, task.arguments.label_smoothing = 0.2, None
         assert resolve_label_smoothing(task, config) == 0.2, "the configuration's own"
         model = AutoModelForSeq2SeqLM.from_config(family.config(**family.sizes["tiny"], vocab_size=70))
-        smooth_labels(model, 0.3)
+        TaskLoss(model, ["labels"], 0.3)
         assert model.config.label_smoothing == 0.3, "the head smooths, all its terms"
         for options, says in (
             ({"target_options": ["share=1"]}, r"(?s)has no option 'share'.*--target_options.*max_target_length"),

@@ -20,8 +20,8 @@ from hf_ctxmodels.downstream.tasks.question_answering import read_squad
 from hf_ctxmodels.models.elmo.conversion_elmo import config_from_options
 from hf_ctxmodels.models.ulmfit.conversion_ulmfit import read_words
 from hf_ctxmodels.training.checkpoint.directory import MANIFEST_FILE, damaged_files
-from hf_ctxmodels.training.metrics.progress import LOG_FILE, read_log
 from hf_ctxmodels.training.metrics.summary import SUMMARY_FILE, TrainingSummary
+from hf_ctxmodels.training.metrics.training_log import LOG_FILE, read_log
 from hf_ctxmodels.training.recipe import recipe_flags
 
 RECORDS = [{"text": "The cat sat.\nA dog ran.", "label": 1}, {"text": "It was é.", "label": 0}]

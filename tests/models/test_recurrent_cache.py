@@ -163,7 +163,7 @@ def test_a_checkpoint_holds_what_is_carried(case: Case, tmp_path: Path) -> None:
     first, second = make_batch(case, (7, 7, 7, 7)), make_batch(case, (7, 7, 7, 7), seed=1)
     carrier = RecurrentStateCarrier(("past_key_values",), 1)
     indices = torch.tensor([0, 10, 20, 30])
-    carrier.take(0, indices, model(**first))
+    carrier.update(0, indices, model(**first))
     carrier.save(tmp_path, 0)
     following = torch.tensor([1, 11, 25, 31])
     expected = model(**second, **carrier.inputs(0, following)).logits

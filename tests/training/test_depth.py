@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from training_runs import CallbackRun
 from transformers import Trainer, TrainingArguments
 from zoo import ARCHETYPE_FAMILIES, HEADS, Case, learnable_batch
 
@@ -13,12 +14,11 @@ from hf_ctxmodels import CtxError
 from hf_ctxmodels.downstream.finetuning import (
     ChainThaw,
     GradualUnfreezing,
-    GradualUnfreezingCallback,
     ThreeStageUnfreezing,
 )
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.training.arguments import LoopArguments
-from hf_ctxmodels.training.callbacks import require_one_process
+from hf_ctxmodels.training.callbacks import require_single_process
 from hf_ctxmodels.training.optim.layer_groups import group_rates, layer_groups
 from hf_ctxmodels.training.optim.optimizers import make_optimizer, make_scheduler, slanted_triangle
 
@@ -163,16 +163,16 @@ def test_slanted_triangles_are_those_of_the_paper(tmp_path: Path) -> None:
 def test_layers_are_unfrozen_from_the_head_down(case: Case) -> None:
     model = case.model()
     groups, learning = layer_groups(model), trainable(model)
-    unfreezing = GradualUnfreezing(model, 3)
+    unfreezing, run = GradualUnfreezing(model, 3), CallbackRun()
     for step in range(3 * len(groups) + 4):
-        unfreezing.before_step(step)
+        run.step_begin(unfreezing, step)
         frozen = len(groups) - min(len(groups), 1 + step // 3)
         for depth, group in enumerate(groups):
             assert {parameter.requires_grad for parameter in group} == {depth >= frozen}
-    unfreezing.before_step(0)
-    unfreezing.finish()
+    run.step_begin(unfreezing, 0)
+    run.end(unfreezing)
     assert list(map(id, trainable(model))) == list(map(id, learning))
-    assert GradualUnfreezing(model, 0).trained(0) == len(groups)
+    assert GradualUnfreezing(model, 0).num_trained_groups(0) == len(groups)
     with pytest.raises(CtxError, match="negative"):
         GradualUnfreezing(model, -1)
 
@@ -194,7 +194,7 @@ def test_the_trainer_unfreezes(case: Case, tmp_path: Path) -> None:
         disable_tqdm=True,
         use_cpu=True,
     )
-    Trainer(model, training, train_dataset=rows, callbacks=[GradualUnfreezingCallback(4)]).train()  # type: ignore[arg-type]
+    Trainer(model, training, train_dataset=rows, callbacks=[GradualUnfreezing(model, 4)]).train()  # type: ignore[arg-type]
     for depth, (group, old) in enumerate(zip(groups, before)):
         changed = any(not torch.equal(parameter, value) for parameter, value in zip(group, old))
         assert changed == (depth == len(groups) - 1)
@@ -202,9 +202,9 @@ def test_the_trainer_unfreezes(case: Case, tmp_path: Path) -> None:
 
 
 def test_several_processes_are_refused() -> None:
-    require_one_process(1)
+    require_single_process(1)
     with pytest.raises(CtxError, match="one process"):
-        require_one_process(2)
+        require_single_process(2)
 
 
 def test_intervals(tmp_path: Path) -> None:

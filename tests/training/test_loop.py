@@ -9,17 +9,17 @@ from itertools import count
 import pytest
 import torch
 from safetensors.torch import load_file
-from small_run import arguments, new_model, run
+from training_runs import arguments, new_model, run
 from transformers import AutoModelForPreTraining
 
 from hf_ctxmodels import CtxBertForPreTraining, CtxError
 from hf_ctxmodels.training.batches import EpochIndexed, count_items
-from hf_ctxmodels.training.checkpoint.directory import checkpoints
-from hf_ctxmodels.training.interruption import InterruptionError, LostProcessError, detect_lost_processes
+from hf_ctxmodels.training.checkpoint.directory import list_checkpoints
+from hf_ctxmodels.training.distributed import InterruptionError, LostProcessError, detect_lost_processes
 from hf_ctxmodels.training.loop import make_accelerator
 from hf_ctxmodels.training.metrics.loss_evaluation import LossEvaluation
-from hf_ctxmodels.training.metrics.progress import read_log
 from hf_ctxmodels.training.metrics.step_metrics import NonFiniteError, StepMetrics
+from hf_ctxmodels.training.metrics.training_log import read_log
 from hf_ctxmodels.training.model_loading import load_tokenizer
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
@@ -236,7 +236,7 @@ def test_a_poisoned_example_is_named_and_the_checkpoint_before_it_kept(workspace
     with pytest.raises(NonFiniteError, match="loss of step 3 is nan") as caught:
         run(model, problem, options, collate=collate)
     assert ", ".join(map(str, drawn[2])) in str(caught.value)
-    assert [path.name for path in checkpoints(tmp_path)] == ["checkpoint-2"]
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["checkpoint-2"]
     assert all(w.isfinite().all() for w in load_file(tmp_path / "checkpoint-2/model.safetensors").values())
 
 

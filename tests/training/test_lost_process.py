@@ -11,14 +11,14 @@ KILLED = """
 import os, signal, sys
 sys.path.insert(0, "scripts")
 import pretrain
-from hf_ctxmodels.training.steps import Stepper
-step, steps = Stepper.step, []
+from hf_ctxmodels.training.training_step import TrainingStep
+step, steps = TrainingStep.__call__, []
 def killing_step(self, batches):
     steps.append(batches)
     if len(steps) == 3 and os.environ["RANK"] == "1":
         os.kill(os.getpid(), signal.SIGKILL)
     return step(self, batches)
-Stepper.step = killing_step
+TrainingStep.__call__ = killing_step
 from hf_ctxmodels.core.errors import run_script
 run_script(pretrain.main)
 """

@@ -9,8 +9,8 @@ from accelerate.utils import DistributedType, is_deepspeed_available
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.training.arguments import LoopArguments
+from hf_ctxmodels.training.distributed import inactive_parallelism_warnings
 from hf_ctxmodels.training.loop import make_accelerator
-from hf_ctxmodels.training.parallelism import inactive_parallelism_warnings
 
 # Each process trains on its own half of the batch; the weights are those of the mean gradient.
 PLAIN_TRAINER = """

@@ -6,19 +6,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import BertConfig, BertForTokenClassification
 
 from hf_ctxmodels import CtxBertConfig, CtxError
 from hf_ctxmodels.core.errors import run_script
-from hf_ctxmodels.downstream.finetuning.loss_normalization import count_loss_targets
 from hf_ctxmodels.registry import get_family
 from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model, record_tokenizer_digest
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.checkpoint import directory as checkpoint
-from hf_ctxmodels.training.checkpoint.optimizer_state import load_random_state, save_random_state
-from hf_ctxmodels.training.metrics.loss_plot import plot_losses
-from hf_ctxmodels.training.metrics.progress import read_log
+from hf_ctxmodels.training.checkpoint.training_state import load_random_state, save_random_state
 from hf_ctxmodels.training.metrics.summary import TrainingSummary
+from hf_ctxmodels.training.metrics.training_log import plot_losses, read_log
 from hf_ctxmodels.training.model_loading import (
     load_config,
     load_config_file,
@@ -157,24 +154,6 @@ def test_arguments_out_of_range(wrong):
         LoopArguments(output_dir="x", **wrong)
 
 
-def test_losses_of_transformers_add_up_over_micro_batches():
-    """Its heads return a batch's mean; here a row with one target comes before rows with all."""
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
-    model = BertForTokenClassification(BertConfig(vocab_size=20, num_labels=3, **sizes)).eval()
-    count_loss_targets(model, ("labels",))
-    ids, labels = torch.randint(5, 20, (4, 6)), torch.randint(3, (4, 6))
-    labels[0, 1:] = -100
-    whole = model(input_ids=ids, labels=labels).loss
-    numbers = {"labels": 19}
-    parts = [
-        model(input_ids=ids[rows], labels=labels[rows], num_items_in_batch=numbers).loss
-        for rows in (slice(0, 1), slice(1, 4))
-    ]
-    torch.testing.assert_close(sum(parts), whole)
-    assert model.loss_targets == ("labels",)
-
-
 def test_random_state_round_trip(tmp_path):
     import random
 
@@ -208,7 +187,7 @@ def make_checkpoint(folder: Path, step: int) -> Path:
     temporary = checkpoint.temporary_path(path)
     temporary.mkdir()
     (temporary / "a.bin").write_bytes(b"a" * 100)
-    checkpoint.commit(temporary, path)
+    checkpoint.commit_checkpoint(temporary, path)
     return path
 
 
@@ -221,8 +200,8 @@ def test_checkpoints_are_found_verified_and_pruned(tmp_path):
         with pytest.raises(CtxError, match=r"a\.bin") as caught:
             checkpoint.latest_checkpoint(tmp_path)
         assert str(good) in str(caught.value)
-    checkpoint.prune(tmp_path, keep=1)
-    assert checkpoint.checkpoints(tmp_path) == [newest]
+    checkpoint.delete_old_checkpoints(tmp_path, keep=1)
+    assert checkpoint.list_checkpoints(tmp_path) == [newest]
 
 
 def test_a_log_line_cut_off_is_left_out(tmp_path):

@@ -181,7 +181,7 @@ def test_the_memory_follows_its_lanes_to_another_number_of_processes(tmp_path):
     memory = [torch.randn(4, 3, 2), torch.randn(4, 2)]
     for process in range(2):
         state, part = RecurrentStateCarrier(("mems",), 1), slice(2 * process, 2 * process + 2)
-        state.take(0, indices[part], RememberingOutput(mems=[tensor[part] for tensor in memory]))
+        state.update(0, indices[part], RememberingOutput(mems=[tensor[part] for tensor in memory]))
         state.save(tmp_path, process)
     for processes in (1, 2, 4):
         size = 4 // processes
@@ -195,7 +195,7 @@ def test_the_memory_follows_its_lanes_to_another_number_of_processes(tmp_path):
 
 def test_many_layers_keep_their_order(tmp_path):
     state = RecurrentStateCarrier(("mems",), 1)
-    state.take(0, torch.tensor([4]), RememberingOutput(mems=[torch.full((1, 2), float(n)) for n in range(12)]))
+    state.update(0, torch.tensor([4]), RememberingOutput(mems=[torch.full((1, 2), float(n)) for n in range(12)]))
     state.save(tmp_path, 0)
     other = RecurrentStateCarrier(("mems",), 1)
     other.load(tmp_path, 0, 1, torch.device("cpu"))

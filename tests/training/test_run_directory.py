@@ -10,13 +10,18 @@ import resource
 import shutil
 
 import pytest
-from small_run import arguments, new_model, run
+from training_runs import arguments, new_model, run
 
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.training.arguments import LoopArguments
-from hf_ctxmodels.training.checkpoint.directory import MANIFEST_FILE, checkpoints, damaged_files, publish_files
+from hf_ctxmodels.training.checkpoint.directory import (
+    MANIFEST_FILE,
+    damaged_files,
+    list_checkpoints,
+    locked_output_dir,
+    publish_files,
+)
 from hf_ctxmodels.training.checkpoint.identity import FLAGS_THAT_MAY_CHANGE
-from hf_ctxmodels.training.checkpoint.output_dir import locked_output_dir
 from hf_ctxmodels.training.loop import make_accelerator
 from hf_ctxmodels.training.model_loading import load_tokenizer
 
@@ -29,7 +34,7 @@ def test_keeps_the_newest_checkpoints_and_removes_half_written_ones(workspace, p
     for directory in foreign:
         directory.mkdir()
     run(new_model(workspace), problem, arguments(tmp_path, max_steps=5, save_steps=1, save_total_limit=2))
-    assert [path.name for path in checkpoints(tmp_path)] == ["checkpoint-4", "checkpoint-5"]
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["checkpoint-4", "checkpoint-5"]
     assert not (tmp_path / "checkpoint-9.writing").exists()
     assert all(directory.exists() for directory in foreign)
 
@@ -87,7 +92,7 @@ def test_a_model_in_the_output_directory_is_replaced_only_when_told_so(workspace
         manifest["sha256"][name] = "0"
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     run(new_model(workspace), problem, arguments(tmp_path, max_steps=2, overwrite=True))
-    assert [path.name for path in checkpoints(tmp_path)] == ["checkpoint-2"]
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["checkpoint-2"]
     assert (tmp_path / "notes.txt").read_text() == "mine"
     assert not (tmp_path / "adapters").exists()
     assert not (tmp_path / "quantized").exists()
@@ -188,7 +193,7 @@ def test_a_full_disk_is_one_screen_and_keeps_the_last_good_checkpoint(workspace,
     options = arguments(tmp_path, save_steps=1, eval_steps=1, dataloader_workers=1)
     with disk, pytest.raises(CtxError, match=r"Writing failed: .*File too large.*\n.*\n  Fix: make room"):
         run(new_model(workspace), problem, options, evaluate=evaluate)
-    assert [path.name for path in checkpoints(tmp_path)] == ["checkpoint-1"]
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["checkpoint-1"]
     assert not damaged_files(tmp_path / "checkpoint-1")
     assert not list(tmp_path.glob("*.writing"))
     assert not multiprocessing.active_children()

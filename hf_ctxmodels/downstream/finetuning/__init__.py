@@ -1,22 +1,22 @@
-"""Fine-tuning: the run, and methods against forgetting for the Accelerate loop and for Trainer."""
+"""Fine-tuning: the run, and fine-tuning methods for the training loop and for Trainer."""
 
 from hf_ctxmodels.downstream.finetuning.anchoring import ElasticWeightConsolidation, L2SPPenalty, without_decay
 from hf_ctxmodels.downstream.finetuning.mixout import Mixout
 from hf_ctxmodels.downstream.finetuning.reinitialization import reinitialize_head, reinitialize_layers
+from hf_ctxmodels.downstream.finetuning.task_loss import TaskLoss
 from hf_ctxmodels.downstream.finetuning.unfreezing import ChainThaw, ThreeStageUnfreezing
-from hf_ctxmodels.training.callbacks import FinetuningCallback, MethodCallback
+from hf_ctxmodels.training.callbacks import FinetuningCallback
 from hf_ctxmodels.training.optim.freezing import freeze_encoder
-from hf_ctxmodels.training.optim.gradual_unfreezing import GradualUnfreezing, GradualUnfreezingCallback
+from hf_ctxmodels.training.optim.gradual_unfreezing import GradualUnfreezing
 
 __all__ = [
     "ChainThaw",
     "ElasticWeightConsolidation",
     "FinetuningCallback",
     "GradualUnfreezing",
-    "GradualUnfreezingCallback",
     "L2SPPenalty",
-    "MethodCallback",
     "Mixout",
+    "TaskLoss",
     "ThreeStageUnfreezing",
     "freeze_encoder",
     "reinitialize_head",

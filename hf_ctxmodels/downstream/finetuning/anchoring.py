@@ -1,4 +1,4 @@
-"""Penalties on the distance from the pretrained weights: L2 to the start, and elastic weight consolidation."""
+"""Penalties on the distance from the pretrained weights: L2-SP and elastic weight consolidation."""
 
 from pathlib import Path
 from typing import Any
@@ -9,50 +9,56 @@ from transformers import PreTrainedModel
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.downstream.finetuning.fisher import load_fisher, weights_digest
-from hf_ctxmodels.training.callbacks import FinetuningCallback, TrainingRun
+from hf_ctxmodels.training.callbacks import FinetuningCallback, unwrap_optimizer
 
 
 def pretrained_parameters(model: PreTrainedModel) -> dict[str, nn.Parameter]:
-    """The trainable parameters of the encoder that are those of the opened checkpoint, by their names in the encoder.
+    """The trainable encoder parameters that were loaded from the checkpoint, by their names in the encoder.
 
-    All others are new: the heads, what `newly_initialized_modules` names of the encoder, for example a pooler, and what was
-    `reinitialized_weights`.
+    All others are new: the heads, modules in `newly_initialized_modules` such as a pooler, and `reinitialized_weights`.
 
     Raises:
         CtxError: There are none.
     """
     prefix = "" if model.base_model is model else f"{model.base_model_prefix}."
-    new = tuple(f"{name}." for name in getattr(model, "newly_initialized_modules", ()))
-    drawn = set(getattr(model, "reinitialized_weights", ()))
-    found = {
+    new_modules = tuple(f"{name}." for name in getattr(model, "newly_initialized_modules", ()))
+    reinitialized = set(getattr(model, "reinitialized_weights", ()))
+    parameters = {
         name.removeprefix(prefix): parameter
         for name, parameter in model.named_parameters()
-        if name.startswith(prefix) and parameter.requires_grad and not name.startswith(new) and name not in drawn
+        if name.startswith(prefix)
+        and parameter.requires_grad
+        and not name.startswith(new_modules)
+        and name not in reinitialized
     }
-    if not found:
+    if not parameters:
         raise CtxError(
             f"{type(model).__name__} has no trainable weights of a pretrained encoder.",
-            hint="leave out --anchor and --mixout where the encoder is frozen or all of it is drawn anew.",
+            hint="leave out --anchor and --mixout if the encoder is frozen or completely re-initialised.",
         )
-    return found
+    return parameters
 
 
 class L2SPPenalty(FinetuningCallback):
     """Adds half the weighted squared distance of the encoder from its pretrained weights to the loss (Li et al. 2018,
-    arXiv 1802.01483, equation 2, L2-SP): weight / 2 * ||w - start||^2, and head_weight / 2 * ||v||^2 of the new
+    arXiv 1802.01483, equation 2, L2-SP): weight / 2 * ||w - w_0||^2, and head_weight / 2 * ||v||^2 for the new
     parameters v.
 
-    Its gradient is added once in a step, whatever the micro-batches and processes. Weight decay, which pulls towards
-    zero, is switched off for the anchored parameters, and stays as it is for the others. Rows of the table of words
-    that the checkpoint did not have (`model.num_new_tokens`) are not held.
+    The gradient is added once in a step, whatever the micro-batches and processes. Weight decay, which pulls towards
+    zero, is disabled for the anchored parameters and unchanged for the others. New rows of the word embeddings
+    (`model.num_new_tokens`) are not anchored.
 
     Args:
-        model: The model with its pretrained weights, which are copied here: before a checkpoint of the run is opened.
-        weight: Of the penalty.
-        head_weight: Of the plain L2 penalty on new parameters; 0 for none.
+        model: The model with its pretrained weights, which are copied here: before a checkpoint of the run is loaded.
+        weight: Weight of the penalty.
+        head_weight: Weight of the L2 penalty on new parameters; 0 for none.
+
+    Attributes:
+        anchored: The anchored parameters by their names in the encoder.
+        pretrained: Their pretrained values.
 
     Raises:
-        CtxError: A weight is negative, or nothing is anchored.
+        CtxError: A weight is negative, or there is no parameter to anchor.
     """
 
     requires_full_weights = True
@@ -60,67 +66,83 @@ class L2SPPenalty(FinetuningCallback):
     def __init__(self, model: PreTrainedModel, weight: float, head_weight: float = 0.0) -> None:
         if weight < 0 or head_weight < 0:
             raise CtxError(
-                "The weight of a penalty is 0 or more.",
+                "The weight of a penalty must be 0 or more.",
                 location=f"--anchor_weight {weight} --anchor_head_weight {head_weight}",
                 hint="give 0.01, for example.",
             )
         self._weight, self._head_weight = weight, head_weight
         self.anchored = pretrained_parameters(model)
-        self.starts = {name: value.detach().clone() for name, value in self.anchored.items()}
-        anchored = {id(parameter) for parameter in self.anchored.values()}
-        self._others = [each for each in model.parameters() if each.requires_grad and id(each) not in anchored]
-        self._importance = _known_rows(model, self.anchored)
+        self.pretrained = {name: parameter.detach().clone() for name, parameter in self.anchored.items()}
+        anchored_ids = {id(parameter) for parameter in self.anchored.values()}
+        self._new_parameters = [
+            parameter
+            for parameter in model.parameters()
+            if parameter.requires_grad and id(parameter) not in anchored_ids
+        ]
+        self._importance = _pretrained_row_mask(model, self.anchored)
 
     @property
     def identity(self) -> dict[str, Any]:
         """The digest of the pretrained weights."""
-        return {"start_weights": weights_digest(self.starts)}
+        return {"start_weights": weights_digest(self.pretrained)}
 
     def importance(self, name: str) -> Tensor | float:
-        """How much a parameter's squared distance counts, per weight, row or for all: 1, and 0 for new rows."""
+        """Factor of a parameter's squared distance, per weight, per row or for all: 1, and 0 for new rows."""
         return self._importance.get(name, 1.0)
 
-    def start(self, run: TrainingRun) -> None:
-        """Switch weight decay off for the anchored parameters, in groups of their own.
+    def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
+        """Disable weight decay for the anchored parameters.
 
         Raises:
-            CtxError: The schedule exists already, and an anchored parameter has weight decay, as under Trainer.
+            CtxError: The weights are sharded, or the schedule exists already and an anchored parameter has weight
+                decay, as under Trainer.
         """
-        without_decay(run.optimizer, list(self.anchored.values()))
+        super().on_train_begin(args, state, control, **kwargs)
+        without_decay(unwrap_optimizer(optimizer), list(self.anchored.values()))
 
     @torch.no_grad()
     def penalty(self) -> Tensor:
-        """The value, 0-dimensional."""
+        """The value of the penalty, 0-dimensional."""
         terms = [
-            (self.importance(name) * (parameter - self.starts[name]).float().square()).sum()
+            (self.importance(name) * (parameter - self.pretrained[name]).float().square()).sum()
             for name, parameter in self.anchored.items()
         ]
         total = self._weight / 2 * torch.stack(terms).sum()
-        if self._head_weight and self._others:
-            total += self._head_weight / 2 * torch.stack([each.float().square().sum() for each in self._others]).sum()
+        if self._head_weight and self._new_parameters:
+            squares = [parameter.float().square().sum() for parameter in self._new_parameters]
+            total += self._head_weight / 2 * torch.stack(squares).sum()
         return total
 
     @torch.no_grad()
-    def before_update(self, scale: float = 1.0) -> dict[str, Tensor]:
-        """Add the penalty's gradient, for parameters that are trained now; gives its value as "anchor_loss"."""
+    def on_pre_optimizer_step(
+        self,
+        args: Any,
+        state: Any,
+        control: Any,
+        gradient_scale: float = 1.0,
+        logs: dict[str, Tensor] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Add the gradient of the penalty for parameters that are not frozen; log its value as "anchor_loss"."""
         for name, parameter in self.anchored.items():
-            pull = (parameter - self.starts[name]) * self.importance(name)
-            _add_gradient(parameter, pull * (self._weight * scale))
-        for parameter in self._others if self._head_weight else ():
-            _add_gradient(parameter, parameter * (self._head_weight * scale))
-        return {"anchor_loss": self.penalty()}
+            distance = (parameter - self.pretrained[name]) * self.importance(name)
+            _add_gradient(parameter, distance * (self._weight * gradient_scale))
+        for parameter in self._new_parameters if self._head_weight else ():
+            _add_gradient(parameter, parameter * (self._head_weight * gradient_scale))
+        if logs is not None:
+            logs["anchor_loss"] = self.penalty()
 
 
 class ElasticWeightConsolidation(L2SPPenalty):
-    """`L2SPPenalty` with each weight's squared distance times its Fisher information in pretraining (Kirkpatrick et al.
-    2017, arXiv 1612.00796, equation 3): weight / 2 * sum of F * (w - start)^2.
+    """`L2SPPenalty` with each weight's squared distance multiplied by its Fisher information in pretraining
+    (Kirkpatrick et al. 2017, arXiv 1612.00796, equation 3): weight / 2 * sum of F * (w - w_0)^2.
 
     Args:
         model, weight, head_weight: As for `L2SPPenalty`.
-        fisher_file: Of `fisher.save_fisher`, for the same pretrained weights.
+        fisher_file: From `fisher.save_fisher`, for the same pretrained weights.
 
     Raises:
-        CtxError: The file is missing, damaged, or that of other weights.
+        CtxError: The file is missing or damaged, or was computed from other weights.
     """
 
     def __init__(
@@ -128,56 +150,57 @@ class ElasticWeightConsolidation(L2SPPenalty):
     ) -> None:
         super().__init__(model, weight, head_weight)
         fisher, digests = load_fisher(fisher_file)
-        known = [name for name in fisher if name in self.starts]  # a pooler, for example, may not be there
-        starts = {name: self.starts[name][: len(fisher[name])] for name in known}  # without the rows of new tokens
-        strange = [name for name in known if weights_digest({name: starts[name]}) != digests[name]]
-        if strange or not known:
+        names = [name for name in fisher if name in self.pretrained]  # the model may have no pooler, for example
+        pretrained = {name: self.pretrained[name][: len(fisher[name])] for name in names}  # without new tokens
+        mismatched = [name for name in names if weights_digest({name: pretrained[name]}) != digests[name]]
+        if mismatched or not names:
             raise CtxError(
-                "The Fisher information is that of other weights" + (f": of {strange[0]}." if strange else "."),
+                "The Fisher information was computed from other weights"
+                + (f": {mismatched[0]} differs." if mismatched else "."),
                 location=f"--fisher_file {fisher_file}",
                 hint="give the file that was computed from this --model, or the name of a new one and --fisher_text.",
             )
-        self._fisher = {name: _with_new_rows(fisher[name], self.starts[name]) for name in known}
+        self._fisher = {name: _pad_rows(fisher[name], self.pretrained[name]) for name in names}
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The digests of the pretrained weights and the Fisher information."""
+        """The digests of the pretrained weights and of the Fisher information."""
         return {**super().identity, "fisher": weights_digest(self._fisher)}
 
     def importance(self, name: str) -> Tensor | float:
-        """The parameter's Fisher information; 0 for one that pretraining does not use, and for new rows."""
+        """The parameter's Fisher information; 0 for parameters that pretraining does not use, and for new rows."""
         return self._fisher.get(name, 0.0)
 
 
-def _known_rows(model: PreTrainedModel, anchored: dict[str, nn.Parameter]) -> dict[str, Tensor]:
-    """For the table of words, if it has new rows: (rows, 1) of 1 for those of the checkpoint, and 0."""
-    new = getattr(model, "num_new_tokens", 0)
-    if not new:
+def _pretrained_row_mask(model: PreTrainedModel, anchored: dict[str, nn.Parameter]) -> dict[str, Tensor]:
+    """For word embeddings with new tokens: (vocabulary, 1), 1 for pretrained rows and 0 for new ones."""
+    new_tokens = getattr(model, "num_new_tokens", 0)
+    if not new_tokens:
         return {}
-    table: Any = model.get_input_embeddings().weight
-    known = torch.ones(len(table), 1, device=table.device)
-    known[-new:] = 0
-    return {name: known for name, each in anchored.items() if each is table}
+    embeddings: Any = model.get_input_embeddings().weight
+    mask = torch.ones(len(embeddings), 1, device=embeddings.device)
+    mask[-new_tokens:] = 0
+    return {name: mask for name, parameter in anchored.items() if parameter is embeddings}
 
 
-def _with_new_rows(fisher: Tensor, start: Tensor) -> Tensor:
-    """Fisher information with 0 for the rows that the parameter has beyond it, on the parameter's device."""
-    found = torch.zeros(start.shape, dtype=fisher.dtype, device=start.device)
-    found[: len(fisher)] = fisher
-    return found
+def _pad_rows(fisher: Tensor, parameter: Tensor) -> Tensor:
+    """Fisher information padded with 0 for rows that were added to the parameter, on the parameter's device."""
+    padded = torch.zeros(parameter.shape, dtype=fisher.dtype, device=parameter.device)
+    padded[: len(fisher)] = fisher
+    return padded
 
 
 def without_decay(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> None:
-    """Give parameters of an optimizer groups without weight decay.
+    """Move parameters of an optimizer to groups without weight decay.
 
     Raises:
-        CtxError: A schedule was made for the groups as they are.
+        CtxError: A schedule was already made for the optimizer's groups.
     """
-    spared = {id(parameter) for parameter in parameters}
+    spared_ids = {id(parameter) for parameter in parameters}
     groups = []
     for group in optimizer.param_groups:
-        moved = [each for each in group["params"] if id(each) in spared]
-        if not group.get("weight_decay") or not moved:
+        spared = [parameter for parameter in group["params"] if id(parameter) in spared_ids]
+        if not group.get("weight_decay") or not spared:
             groups.append(group)
             continue
         if "initial_lr" in group:
@@ -185,13 +208,13 @@ def without_decay(optimizer: torch.optim.Optimizer, parameters: list[nn.Paramete
                 "Weight decay pulls anchored weights towards zero.",
                 hint="give TrainingArguments(weight_decay=0), or an optimizer after `without_decay`.",
             )
-        if kept := [each for each in group["params"] if id(each) not in spared]:
-            groups.append({**group, "params": kept})
-        groups.append({**group, "params": moved, "weight_decay": 0.0})
+        if decayed := [parameter for parameter in group["params"] if id(parameter) not in spared_ids]:
+            groups.append({**group, "params": decayed})
+        groups.append({**group, "params": spared, "weight_decay": 0.0})
     optimizer.param_groups[:] = groups
 
 
 def _add_gradient(parameter: nn.Parameter, gradient: Tensor) -> None:
-    """Add to a parameter's gradient, which may be sparse; nothing for one that is frozen now."""
+    """Add to the gradient, which may be sparse, of a parameter that is not frozen."""
     if parameter.requires_grad:
         parameter.grad = gradient if parameter.grad is None else gradient.add_(parameter.grad)

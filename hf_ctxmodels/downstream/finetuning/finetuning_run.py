@@ -17,15 +17,14 @@ from hf_ctxmodels.core.flags import flag, reject_flag_conflicts
 from hf_ctxmodels.core.generation import check_can_generate
 from hf_ctxmodels.data import RoundRobinMixture, UnlabelledCollator, mark_unlabelled
 from hf_ctxmodels.downstream.finetuning.configuration import FinetuningConfig
-from hf_ctxmodels.downstream.finetuning.label_smoothing import smooth_labels
 from hf_ctxmodels.downstream.finetuning.language import set_language
-from hf_ctxmodels.downstream.finetuning.loss_normalization import count_loss_targets
 from hf_ctxmodels.downstream.finetuning.seq2seq_targets import (
     resolve_label_smoothing,
     set_generation_tokens,
     training_collator,
 )
 from hf_ctxmodels.downstream.finetuning.task_evaluation import TaskEvaluation
+from hf_ctxmodels.downstream.finetuning.task_loss import TaskLoss
 from hf_ctxmodels.downstream.multitask.checkpoint_loading import load_initial_model, open_config, require_task
 from hf_ctxmodels.downstream.tasks import TASKS, Encoded, Task, TaskArguments
 from hf_ctxmodels.downstream.tasks.base import Collator
@@ -346,8 +345,7 @@ def finetune(
 
     model = open_model(arguments, task, config, tokenizer)
     methods = how.prepare(model, arguments.model, loop_arguments, accelerator)
-    count_loss_targets(model, task.targets)
-    smooth_labels(model, resolve_label_smoothing(task, config))
+    loss_function = TaskLoss(model, task.targets, resolve_label_smoothing(task, config))
     collate = task.collator(tokenizer)
     examples, train_collate = training_set(arguments.unlabelled_file, task, encoded, train_collate, model, tokenizer)
     how.methods.cache(model, tokenizer, [*encoded.features, *held_out.features], collate, accelerator)
@@ -366,7 +364,8 @@ def finetune(
         accelerator,
         tokenizer=tokenizer,
         evaluate=evaluation,
-        methods=methods,
+        loss_function=loss_function if learn is None else None,
+        callbacks=methods,
         identity={
             **how.identity(model),
             **flags_identity(arguments, UNCOMPARED_FIELDS, files=("train_file", "validation_file", "unlabelled_file")),

@@ -1,4 +1,6 @@
-"""Mixout (Lee et al. 2020, arXiv 1909.11299): some inputs of each linear map meet the pretrained weights."""
+"""Mixout (Lee et al. 2020, arXiv 1909.11299): dropout towards the pretrained weights."""
+
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,24 +16,28 @@ from hf_ctxmodels.training.callbacks import FinetuningCallback
 
 
 class Mixout(FinetuningCallback):
-    """Trains with mixed weights: in the weights of every linear map of the encoder, a random share of the columns, the
-    inputs, is that of the pretrained weights, as in the released code.
+    """Replaces a random subset of the weight columns (inputs) of each linear layer of the encoder by the pretrained
+    ones during the passes of a step, as in the released code.
 
-    With a mask m of columns, 1 with probability p, the weights are (m * start + (1 - m) * w - p * start) / (1 - p),
-    whose expectation is w. Recurrent layers' weights are mixed alike.
+    With a mask m of columns, 1 with probability p, the mixed weights are
+    (m * w_0 + (1 - m) * w - p * w_0) / (1 - p), whose expectation is w. The weights of recurrent layers are mixed in
+    the same way.
 
-    The weights are mixed in place for the passes of an optimizer step, and are themselves again for the update: so
-    every implementation of a linear map acts on them, evaluation and checkpoints have the plain weights, and all
-    micro-batches and processes of a step share the mask, which is drawn by seed, step and parameter. The released code
-    draws one for each forward pass, and switches dropout off (here: `--config_options hidden_dropout_prob=0`).
+    The weights are mixed in place for the passes of an optimizer step and restored for the update. So every
+    implementation of a linear layer uses them, evaluation and checkpoints use the unmixed weights, and all
+    micro-batches and processes of a step share the mask, which is sampled by seed, step and parameter. The released
+    code samples a mask for each forward pass and disables dropout (here: `--config_options hidden_dropout_prob=0`).
 
     Args:
-        model: The model with its pretrained weights, which are copied here: before a checkpoint of the run is opened.
+        model: The model with its pretrained weights, which are copied here: before a checkpoint of the run is loaded.
         probability: p, from 0 to below 1.
-        seed: Of the masks.
+        seed: Seed of the masks.
+
+    Attributes:
+        mixed: The mixed parameters by their names in the encoder.
 
     Raises:
-        CtxError: p is out of range, or the encoder has no linear maps to mix.
+        CtxError: p is out of range, or the encoder has no linear layers to mix.
     """
 
     requires_full_weights = True
@@ -39,67 +45,69 @@ class Mixout(FinetuningCallback):
     def __init__(self, model: PreTrainedModel, probability: float, seed: int = 0) -> None:
         if not 0 <= probability < 1:
             raise CtxError(
-                "Mixout takes the pretrained weights with a probability from 0 to below 1.",
+                "The mixout probability must be from 0 to below 1.",
                 location=f"--mixout {probability:g}",
-                hint="use 0.9 or less; to keep the encoder as it is, use --freeze encoder.",
+                hint="use 0.9 or less; to keep the encoder unchanged, use --freeze encoder.",
             )
         self._probability, self._seed = probability, seed
-        self.mixed = _column_weights(model)
-        self._starts = [parameter.detach().clone() for parameter in self.mixed.values()]
-        self._kept: list[Tensor] = []
+        self.mixed = _mixable_weights(model)
+        self._pretrained = [parameter.detach().clone() for parameter in self.mixed.values()]
+        self._unmixed: list[Tensor] = []
         self._factors: list[Tensor] = []
 
     @property
     def identity(self) -> dict[str, str]:
         """The digest of the pretrained weights."""
-        return {"mixout_start": weights_digest(dict(zip(self.mixed, self._starts, strict=True)))}
+        return {"mixout_start": weights_digest(dict(zip(self.mixed, self._pretrained, strict=True)))}
 
-    def mask(self, step: int, number: int, columns: int) -> Tensor:
-        """(columns,) bool of the inputs that meet the pretrained weights in the step after `step` steps.
+    def mask(self, step: int, index: int, columns: int) -> Tensor:
+        """(columns,) bool: the columns with pretrained weights in the step after `step` steps.
 
         Args:
-            step: Optimizer steps so far.
-            number: The parameter's, in the order of `mixed`.
-            columns: The parameter's.
+            step: Completed optimizer steps.
+            index: The parameter's index in `mixed`.
+            columns: The parameter's number of columns.
         """
-        draws = np.random.Generator(np.random.Philox(np.random.SeedSequence((self._seed, step, number))))
-        return torch.from_numpy(draws.random(columns) < self._probability)
+        generator = np.random.Generator(np.random.Philox(np.random.SeedSequence((self._seed, step, index))))
+        return torch.from_numpy(generator.random(columns) < self._probability)
 
     @torch.no_grad()
-    def before_step(self, step: int) -> None:
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Mix the weights."""
-        self._kept, self._factors, share = [], [], 1 - self._probability
-        for number, (parameter, start) in enumerate(zip(self.mixed.values(), self._starts, strict=True)):
-            pretrained = self.mask(step, number, parameter.shape[-1]).to(parameter.device)
-            factor = (~pretrained).to(parameter.dtype) / share
-            self._kept.append(parameter.detach().clone())
+        self._unmixed, self._factors = [], []
+        for index, (parameter, pretrained) in enumerate(zip(self.mixed.values(), self._pretrained, strict=True)):
+            mask = self.mask(state.global_step, index, parameter.shape[-1]).to(parameter.device)
+            factor = (~mask).to(parameter.dtype) / (1 - self._probability)
+            self._unmixed.append(parameter.detach().clone())
             self._factors.append(factor)
-            parameter.copy_(start + factor * (parameter - start))
+            parameter.copy_(pretrained + factor * (parameter - pretrained))
 
     @torch.no_grad()
-    def before_update(self, scale: float = 1.0) -> dict[str, Tensor]:
-        """Restore the weights; their gradient is that of the mixed ones times the share they have in them."""
-        for parameter, kept, factor in zip(self.mixed.values(), self._kept, self._factors, strict=False):
-            parameter.copy_(kept)
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Restore the weights; their gradient is the gradient of the mixed weights times their factor in these."""
+        for parameter, unmixed, factor in zip(self.mixed.values(), self._unmixed, self._factors, strict=False):
+            parameter.copy_(unmixed)
             if parameter.grad is not None:
                 parameter.grad.mul_(factor)
-        self._kept, self._factors = [], []
-        return {}
+        self._unmixed, self._factors = [], []
 
 
-def _column_weights(model: PreTrainedModel) -> dict[str, nn.Parameter]:
-    """The pretrained weights of the encoder whose last axis is that of inputs: of linear maps and recurrent layers.
+def _mixable_weights(model: PreTrainedModel) -> dict[str, nn.Parameter]:
+    """The pretrained weights of the encoder's linear and recurrent layers, whose last axis is the inputs'.
 
     Raises:
         CtxError: There are none.
     """
-    encoder, pretrained = model.base_model, pretrained_parameters(model)
-    maps = [module for module in encoder.modules() if isinstance(module, nn.Linear | LSTM | GRU)]
-    wanted = {id(each) for module in maps for each in module.parameters(recurse=False) if each.ndim >= 2}
-    biases = {id(each) for module in maps for name, each in module.named_parameters(recurse=False) if "bias" in name}
-    found = {name: each for name, each in pretrained.items() if id(each) in wanted - biases}
-    if not found:
+    layers = [module for module in model.base_model.modules() if isinstance(module, nn.Linear | LSTM | GRU)]
+    weight_ids = {
+        id(parameter)
+        for layer in layers
+        for name, parameter in layer.named_parameters(recurse=False)
+        if parameter.ndim >= 2 and "bias" not in name
+    }
+    weights = {name: weight for name, weight in pretrained_parameters(model).items() if id(weight) in weight_ids}
+    if not weights:
         raise CtxError(
-            f"The encoder of {type(model).__name__} has no linear maps.", location="--mixout", hint="leave it out."
+            f"The encoder of {type(model).__name__} has no linear layers.", location="--mixout", hint="leave it out."
         )
-    return found
+    return weights

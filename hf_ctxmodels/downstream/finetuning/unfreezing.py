@@ -1,8 +1,9 @@
-"""Which layers are trained when: gradual unfreezing, chain-thaw, and unfreezing in three stages."""
+"""Unfreezing schedules in stages: chain-thaw, and unfreezing in three stages."""
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -11,7 +12,7 @@ from transformers import PreTrainedModel
 
 from hf_ctxmodels import heads
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.training.callbacks import TrainingRun
+from hf_ctxmodels.training.callbacks import checkpoint_directory, unwrap_optimizer
 from hf_ctxmodels.training.optim.gradual_unfreezing import LayerUnfreezing
 from hf_ctxmodels.training.optim.layer_groups import has_heads
 
@@ -20,21 +21,21 @@ _BEST_SCORE = "best_of_stage.json"
 
 
 class ChainThaw(LayerUnfreezing):
-    """Chain-thaw (Felbo et al. 2017, arXiv 1708.00524, section 3.2): the heads alone, each group of layers alone from
-    the embeddings up, and all together.
+    """Chain-thaw (Felbo et al. 2017, arXiv 1708.00524, section 3.2): trains the heads alone, then each group of layers
+    alone from the embeddings up, then all together.
 
-    Every stage has an equal share of the run. It begins with a new optimizer state, and ends with the weights of its
-    best evaluation; there is one at each stage's end. The released code has stages without a fixed length, each until
-    five evaluations in a row are no better.
+    Each stage has an equal share of the run. It begins with a new optimizer state and ends with the weights of its best
+    evaluation; there is an evaluation at the end of each stage. In the released code a stage has no fixed length and
+    lasts until five evaluations in a row are no better.
 
     Args:
-        model: As for `LayerUnfreezing`.
-        first_rate, rate: Learning rate of the first stage and of the others, constant within a stage; that of the
-            schedule is not used. Groups of parameters with rates of their own keep the ratio to the optimizer's.
-        metric: The metric of an evaluation by which the best is chosen, the lower the better.
+        model: The model, not wrapped.
+        first_rate, rate: Learning rate of the first stage and of the others, constant within a stage; the schedule's
+            rate is not used. The ratios between the rates of parameter groups are kept.
+        metric: The metric of an evaluation by which the best weights are chosen; lower is better.
 
     Raises:
-        CtxError: The model has no heads.
+        CtxError: The model has no heads, or its stack of layers is unknown.
     """
 
     def __init__(
@@ -46,98 +47,128 @@ class ChainThaw(LayerUnfreezing):
         last = len(self._groups) - 1
         self.stages = [[last], *([depth] for depth in range(last)), list(range(last + 1))]
         self._first_rate, self._rate, self._metric = first_rate, rate, metric
-        self._best: dict[str, torch.Tensor] = {}
-        self._score = float("inf")
+        self._reset_best()
 
-    def start(self, run: TrainingRun) -> None:
-        """Divide the run.
+    def on_train_begin(
+        self,
+        args: Any,
+        state: Any,
+        control: Any,
+        optimizer: Any = None,
+        has_evaluation: bool = True,
+        checkpoint: Path | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Divide the run into stages, and restore the best weights of a resumed stage.
 
         Raises:
-            CtxError: There is no validation data, the run is too short, or the optimizer's state cannot begin anew.
+            CtxError: There are several processes, no validation data or too few steps; the optimizer's state cannot be
+                reset; or the checkpoint lacks the best weights.
         """
-        if not run.evaluates:
+        super().on_train_begin(args, state, control, **kwargs)
+        if not has_evaluation:
             raise CtxError("Chain-thaw chooses weights by evaluations.", hint="give validation data.")
-        if run.total_steps < len(self.stages):
+        if state.max_steps < len(self.stages):
             raise CtxError(
-                f"Chain-thaw has {len(self.stages)} stages, but the run has {run.total_steps} steps.",
+                f"Chain-thaw has {len(self.stages)} stages, but the run has {state.max_steps} steps.",
                 hint=f"train for {len(self.stages)} steps or more.",
             )
-        if isinstance(run.optimizer, torch.optim.Adagrad | torch.optim.ASGD):
+        self._optimizer, self._total_steps = unwrap_optimizer(optimizer), state.max_steps
+        if isinstance(self._optimizer, torch.optim.Adagrad | torch.optim.ASGD):
             raise CtxError(
-                f"{type(run.optimizer).__name__} averages over the whole run, chain-thaw begins anew at every stage.",
+                f"{type(self._optimizer).__name__} averages over the whole run, but chain-thaw resets the optimizer "
+                "at each stage.",
                 hint="use --optimizer adamw.",
             )
-        self._optimizer, self._total = run.optimizer, run.total_steps
-        groups = run.optimizer.param_groups
-        self._ratios = [group["lr"] / groups[0]["lr"] for group in groups]
+        groups = self._optimizer.param_groups
+        self._lr_ratios = [group["lr"] / groups[0]["lr"] for group in groups]
+        if state.global_step:
+            self._load_best(checkpoint_directory(args, state, checkpoint))
 
     def stage(self, step: int) -> int:
-        """The number of the stage that the step after `step` steps belongs to."""
-        return min(step * len(self.stages) // self._total, len(self.stages) - 1)
+        """Index of the stage that contains the step after `step` steps."""
+        return min(step * len(self.stages) // self._total_steps, len(self.stages) - 1)
 
-    def _ends(self, step: int) -> bool:
+    def _is_stage_end(self, step: int) -> bool:
         """Whether a stage ends after `step` steps."""
-        return step == self._total or self.stage(step) != self.stage(step - 1)
+        return step == self._total_steps or self.stage(step) != self.stage(step - 1)
 
-    def before_step(self, step: int) -> None:
-        """Freeze and unfreeze; set the rates."""
-        number = self.stage(step)
-        if step == 0 or self._ends(step):
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Freeze and unfreeze groups, and set the learning rates."""
+        step = state.global_step
+        stage = self.stage(step)
+        if step == 0 or self._is_stage_end(step):
             self._optimizer.state.clear()
-            self._best, self._score = {}, float("inf")
-        self.train_groups(self.stages[number])
-        rate = self._rate if number else self._first_rate
-        for group, ratio in zip(self._optimizer.param_groups, self._ratios, strict=True):
+            self._reset_best()
+        self.train_groups(self.stages[stage])
+        rate = self._rate if stage else self._first_rate
+        for group, ratio in zip(self._optimizer.param_groups, self._lr_ratios, strict=True):
             group["lr"] = rate * ratio
 
-    def evaluates_after(self, step: int) -> bool:
-        """At the end of a stage."""
-        return self._ends(step)
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Request an evaluation at the end of a stage."""
+        if self._is_stage_end(state.global_step):
+            control.should_evaluate = True
 
     @torch.no_grad()
-    def after_evaluation(self, step: int, metrics: Mapping[str, float]) -> bool:
-        """Remember the best weights of the stage, and restore them at its end."""
-        if self._metric not in metrics:
+    def on_evaluate(
+        self, args: Any, state: Any, control: Any, metrics: Mapping[str, float] | None = None, **kwargs: Any
+    ) -> None:
+        """Store the best weights of the stage, and restore them at its end."""
+        if not state.global_step:  # Trainer can evaluate before training
+            return
+        if self._metric not in (metrics or {}):
             raise CtxError(
-                f"The evaluation has no {self._metric}.", hint=f"choose the best by one of {', '.join(metrics)}."
+                f"The evaluation has no metric {self._metric!r}.", hint=f"use one of {', '.join(metrics or {})}."
             )
-        if metrics[self._metric] < self._score or not self._best:
-            self._score = metrics[self._metric]
-            self._best = {name: value.detach().clone() for name, value in self._trained().items()}
-            return False
-        if not self._ends(step):
-            return False
-        for name, value in self._trained().items():
-            value.copy_(self._best[name])
-        return True
+        assert metrics is not None
+        if metrics[self._metric] < self._best_score or not self._best_weights:
+            self._best_score = metrics[self._metric]
+            self._best_weights = {name: weight.detach().clone() for name, weight in self._trained_weights().items()}
+        elif self._is_stage_end(state.global_step):
+            for name, weight in self._trained_weights().items():
+                weight.copy_(self._best_weights[name])
+            control.should_evaluate = True
 
-    def _trained(self) -> dict[str, nn.Parameter]:
-        return {name: value for name, value in self._model.named_parameters() if value.requires_grad}
+    def on_save(self, args: Any, state: Any, control: Any, checkpoint: Path | None = None, **kwargs: Any) -> None:
+        """Write the best weights of the stage into the checkpoint."""
+        if not state.is_world_process_zero:
+            return
+        directory = checkpoint_directory(args, state, checkpoint)
+        save_file(
+            {name: weight.cpu().contiguous() for name, weight in self._best_weights.items()}, directory / _BEST_WEIGHTS
+        )
+        (directory / _BEST_SCORE).write_text(json.dumps(self._best_score), encoding="utf-8")
 
-    def save(self, directory: Path) -> None:
-        """Write the best weights of the stage."""
-        best = {name: value.cpu().contiguous() for name, value in self._best.items()}
-        save_file(best, directory / _BEST_WEIGHTS)
-        (directory / _BEST_SCORE).write_text(json.dumps(self._score), encoding="utf-8")
+    def _load_best(self, directory: Path) -> None:
+        if not (directory / _BEST_WEIGHTS).is_file():
+            raise CtxError(
+                "The checkpoint lacks the best weights of the current chain-thaw stage.",
+                location=str(directory / _BEST_WEIGHTS),
+                hint="resume a run with chain-thaw from a checkpoint in its output directory, or train from the start.",
+            )
+        self._best_weights = load_file(directory / _BEST_WEIGHTS, str(self._model.device))
+        self._best_score = json.loads((directory / _BEST_SCORE).read_text(encoding="utf-8"))
 
-    def load(self, directory: Path) -> None:
-        """Restore them."""
-        device = self._model.device
-        self._best = {name: value.to(device) for name, value in load_file(directory / _BEST_WEIGHTS).items()}
-        self._score = json.loads((directory / _BEST_SCORE).read_text(encoding="utf-8"))
+    def _reset_best(self) -> None:
+        self._best_weights: dict[str, torch.Tensor] = {}
+        self._best_score = float("inf")
+
+    def _trained_weights(self) -> dict[str, nn.Parameter]:
+        return {name: parameter for name, parameter in self._model.named_parameters() if parameter.requires_grad}
 
 
 class ThreeStageUnfreezing(LayerUnfreezing):
-    """Unfreezing in three stages, with a language modelling loss that fades (Chronopoulou et al. 2019, arXiv
-    1902.10547): the new layers from the start, the encoder's layers later, and its embeddings last.
+    """Unfreezing in three stages with a fading language modelling loss (Chronopoulou et al. 2019, arXiv 1902.10547):
+    the new layers are trained from the start, the encoder's layers later, and its embeddings last.
 
     Args:
-        model: As for `LayerUnfreezing`; with `lm_weights` a head with an auxiliary language modelling loss
+        model: The model, not wrapped; with `lm_weights` a head with an auxiliary language modelling loss
             (`heads.WithLanguageModeling`).
         epochs: Passes over the data before the encoder's layers are trained, and before its embeddings are; 1 and 4 in
             the released configuration, which counts them from 1: epochs 2 and 5.
-        lm_weights: The weight of the auxiliary loss at the first and the last step, falling exponentially; exp(-1.6)
-            to exp(-2.3), 0.2 to 0.1, in the released configuration. None leaves `config.lm_loss_weight`.
+        lm_weights: Weight of the auxiliary loss at the first and the last step, decaying exponentially; exp(-1.6) to
+            exp(-2.3), 0.2 to 0.1, in the released configuration. None leaves `config.lm_loss_weight`.
 
     Raises:
         CtxError: The head has no such loss, the model no heads, or a value is out of range.
@@ -152,72 +183,74 @@ class ThreeStageUnfreezing(LayerUnfreezing):
         super().__init__(model)
         if not has_heads(model) or len(self._groups) < 3:
             raise CtxError(
-                f"{type(model).__name__} has no embeddings, layers and heads to be trained one after the other.",
+                f"{type(model).__name__} does not have embeddings, layers and heads to be unfrozen in turn.",
                 hint="leave out the three stages.",
             )
         if not 0 <= epochs[0] <= epochs[1]:
             raise CtxError(
-                "The layers are trained before the embeddings.",
+                "The layers must be unfrozen before the embeddings.",
                 location=f"--thaw_epochs {epochs[0]} {epochs[1]}",
                 hint="give two numbers of passes over the data, the lower one first.",
             )
         if lm_weights is not None:
             _check_lm_weights(model, lm_weights)
         self._epochs, self._lm_weights = epochs, lm_weights
-        self._own_weight = getattr(model.config, "lm_loss_weight", None)
+        self._config_lm_weight = getattr(model.config, "lm_loss_weight", None)
 
-    def start(self, run: TrainingRun) -> None:
-        """Count the steps.
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Convert epochs to steps.
 
         Raises:
-            CtxError: The run ends before the last stage, or the data is a stream.
+            CtxError: There are several processes, the run ends before the last stage, or the data is a stream.
         """
-        if run.steps_per_epoch is None:
-            raise CtxError("The passes over a stream are not known.", hint="train on a file that is read completely.")
-        self._starts = [round(epoch * run.steps_per_epoch) for epoch in self._epochs]
-        self._total = run.total_steps
-        if self._starts[1] >= run.total_steps:
+        super().on_train_begin(args, state, control, **kwargs)
+        if not state.num_train_epochs:
+            raise CtxError("The epochs of a stream are unknown.", hint="train on a file that is read completely.")
+        steps_per_epoch = round(state.max_steps / state.num_train_epochs, 9)  # without the quotient's rounding error
+        self._stage_starts = [round(epoch * steps_per_epoch) for epoch in self._epochs]
+        self._total_steps = state.max_steps
+        if self._stage_starts[1] >= state.max_steps:
             raise CtxError(
-                f"The run ends after {run.total_steps / run.steps_per_epoch:.3g} passes over the data, before the "
-                "embeddings are trained.",
+                f"The run ends after {state.num_train_epochs:.3g} passes over the data, before the embeddings are "
+                "trained.",
                 location=f"--thaw_epochs {self._epochs[0]:g} {self._epochs[1]:g}",
                 hint="train longer (--num_train_epochs), or unfreeze earlier (--thaw_epochs 1 2).",
             )
 
     def lm_weight(self, step: int) -> float | None:
-        """The weight of the auxiliary loss in the step after `step` steps."""
+        """Weight of the auxiliary loss in the step after `step` steps."""
         if self._lm_weights is None:
-            return self._own_weight
+            return self._config_lm_weight
         first, last = self._lm_weights
-        return first * (last / first) ** (step / max(1, self._total - 1))
+        return first * (last / first) ** (step / max(1, self._total_steps - 1))
 
-    def before_step(self, step: int) -> None:
-        """Freeze and unfreeze; set the weight of the auxiliary loss."""
-        lowest = sum(step < start for start in self._starts)  # 2: the heads alone; 1: the layers too; 0: all
-        first = (0, 1, len(self._groups) - 1)[lowest]
-        self.train_groups(range(first, len(self._groups)))
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Freeze and unfreeze groups, and set the weight of the auxiliary loss."""
+        frozen_stages = sum(state.global_step < start for start in self._stage_starts)
+        lowest_group = (0, 1, len(self._groups) - 1)[frozen_stages]
+        self.train_groups(range(lowest_group, len(self._groups)))
         if self._lm_weights is not None:
-            self._model.config.lm_loss_weight = self.lm_weight(step)
+            self._model.config.lm_loss_weight = self.lm_weight(state.global_step)
 
-    def finish(self) -> None:
-        """Unfreeze all; the configuration has its own weight again."""
-        super().finish()
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Unfreeze all groups and restore the configuration's weight of the auxiliary loss."""
+        super().on_train_end(args, state, control, **kwargs)
         if self._lm_weights is not None:
-            self._model.config.lm_loss_weight = self._own_weight
+            self._model.config.lm_loss_weight = self._config_lm_weight
 
 
 def _check_lm_weights(model: PreTrainedModel, weights: tuple[float, float]) -> None:
-    """Raise CtxError for a head without the loss, or weights that do not fall."""
+    """Raise CtxError for a head without the auxiliary loss, or weights that increase."""
     location = f"--lm_weights {weights[0]:g} {weights[1]:g}"
     if not isinstance(model, heads.WithLanguageModeling):
         raise CtxError(
             f"{type(model).__name__} has no auxiliary language modelling loss.",
             location=location,
-            hint="leave it out, or take a family whose heads have one: gpt, grover.",
+            hint="leave it out, or use a family whose heads have one: gpt, grover.",
         )
     if not 0 < weights[1] <= weights[0]:
         raise CtxError(
-            "The weight of the auxiliary loss falls from one number above 0 to another.",
+            "The weight of the auxiliary loss must be above 0 and must not increase.",
             location=location,
             hint="give two numbers, the larger one first, for example 0.2 0.1.",
         )

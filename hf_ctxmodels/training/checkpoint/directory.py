@@ -1,22 +1,130 @@
-"""Checkpoint directories, written atomically and verified before use.
+"""Checkpoint directories: written atomically, verified before use, and locked by one run at a time.
 
-`<output_dir>/checkpoint-<step>/` is renamed from a temporary name after all of its files are on disk; unfinished
-directories are removed at the next start (see `output_dir`). `manifest.json`, also beside the final model, has every
-file's SHA-256.
+`<output_dir>/checkpoint-<step>/` is renamed from a temporary name once all of its files are on disk. `manifest.json`,
+also in the directory of the final model, has the SHA-256 of every file. Unfinished directories are removed at the next
+start.
 """
 
 import hashlib
 import json
 import os
+import platform
 import re
 import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
+from filelock import FileLock, Timeout
+from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.json_parsing import matches_type, read_json
+from hf_ctxmodels.core.output_files import MODEL_FILES, TOKENIZER_FILES, check_output_directory
+from hf_ctxmodels.training.arguments import LoopArguments
 
+LOCK_FILE = ".lock"
 MANIFEST_FILE = "manifest.json"
-_COMPLETE = re.compile(r"checkpoint-(\d+)")
+_CHECKPOINT = re.compile(r"checkpoint-(\d+)")
+_UNFINISHED = re.compile(r"checkpoint-\d+\.(writing|deleting)|(model|training_log\.jsonl)\.writing")
+_RUN_OUTPUTS = ("quantized", "best.safetensors")  # that a run writes in addition to the final model
+
+
+@contextmanager
+def locked_output_dir(
+    accelerator: Accelerator, arguments: LoopArguments, tokenizer: PreTrainedTokenizerBase | None
+) -> Iterator[Path | None]:
+    """Lock the output directory for one run and remove unfinished files; yields the verified checkpoint to resume from.
+
+    Raises:
+        CtxError: The directory cannot be created, another run has locked it, it contains a run or a model that is
+            neither to be resumed nor to be overwritten, or the newest checkpoint is damaged. All processes raise the
+            same error.
+    """
+    output_dir = Path(arguments.output_dir)
+    # the operating system releases the lock when the process ends; file systems without locks are not locked
+    lock = FileLock(output_dir / LOCK_FILE, blocking=False, fallback_to_soft=False)
+
+    def prepare() -> None:
+        try:
+            output_dir.mkdir(parents=True, exist_ok=True)
+            (output_dir / LOCK_FILE).touch()
+        except OSError as error:
+            raise CtxError(
+                f"The output directory cannot be created or written to: {error.strerror}.",
+                location=f"--output_dir {output_dir}",
+                hint="give a writable directory.",
+            ) from error
+        _acquire(lock, output_dir)
+        _prepare_output_dir(output_dir, arguments, tokenizer)
+
+    try:
+        _on_main_process(accelerator, prepare)
+        yield latest_checkpoint(output_dir) if arguments.resume else None
+    finally:
+        lock.release()
+
+
+def _acquire(lock: FileLock, output_dir: Path) -> None:
+    try:
+        lock.acquire()
+    except Timeout as error:
+        owner = (output_dir / LOCK_FILE).read_text(encoding="utf-8", errors="replace").strip()
+        raise CtxError(
+            f"Another run is training into this directory{f' ({owner})' if owner else ''}.",
+            location=f"--output_dir {output_dir}",
+            hint="wait until it has ended, or give another --output_dir.",
+        ) from error
+    except OSError:  # a file system without locks
+        return
+    with suppress(OSError):
+        (output_dir / LOCK_FILE).write_text(f"process {os.getpid()} on {platform.node()}\n", encoding="utf-8")
+
+
+def _on_main_process(accelerator: Accelerator, action: Callable[[], None]) -> None:
+    """Call `action` on the main process and raise its CtxError on every process, which would otherwise wait forever."""
+    failure: list[tuple[str, str | None, str | None] | None] = [None]
+    if accelerator.is_main_process:
+        try:
+            action()
+        except CtxError as error:
+            failure = [(error.message, error.location, error.hint)]
+    broadcast_object_list(failure)
+    if failure[0] is not None:
+        message, location, hint = failure[0]
+        raise CtxError(message, location=location, hint=hint)
+
+
+def _prepare_output_dir(output_dir: Path, arguments: LoopArguments, tokenizer: PreTrainedTokenizerBase | None) -> None:
+    """Refuse to replace an existing run, or delete it if `overwrite` is set; remove unfinished files."""
+    existing = list_checkpoints(output_dir)
+    if existing and not (arguments.resume or arguments.overwrite):
+        raise CtxError(
+            f"The output directory already has a checkpoint, {existing[-1].name}.",
+            location=str(output_dir),
+            hint="continue that run with --resume, give another --output_dir, or delete that run with --overwrite.",
+        )
+    if not (existing and arguments.resume):
+        # the run's tokenizer may already be in its output directory
+        has_tokenizer = tokenizer is None or Path(tokenizer.name_or_path).resolve() == output_dir.resolve()
+        names = MODEL_FILES if has_tokenizer else (*MODEL_FILES, *TOKENIZER_FILES)
+        check_output_directory(output_dir, names, flag="--output_dir", overwrite=arguments.overwrite)
+    remove_unfinished(output_dir)
+    if arguments.overwrite:
+        delete_old_checkpoints(output_dir, keep=0)
+        for name in _RUN_OUTPUTS:
+            path = output_dir / name
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def remove_unfinished(output_dir: Path) -> list[Path]:
+    """Remove files that a killed run left half-written or half-deleted, and return their paths."""
+    unfinished = [path for path in output_dir.iterdir() if _UNFINISHED.fullmatch(path.name)]
+    for path in unfinished:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return unfinished
 
 
 def checkpoint_path(output_dir: str | Path, step: int) -> Path:
@@ -29,83 +137,12 @@ def temporary_path(path: Path) -> Path:
     return path.with_name(path.name + ".writing")
 
 
-def checkpoints(output_dir: str | Path) -> list[Path]:
+def list_checkpoints(output_dir: str | Path) -> list[Path]:
     """The complete checkpoints, oldest first."""
     directory = Path(output_dir)
-    found = [path for path in directory.iterdir() if path.is_dir()] if directory.is_dir() else []
-    matches = [(match, path) for path in found if (match := _COMPLETE.fullmatch(path.name))]
+    paths = [path for path in directory.iterdir() if path.is_dir()] if directory.is_dir() else []
+    matches = [(match, path) for path in paths if (match := _CHECKPOINT.fullmatch(path.name))]
     return [path for _, path in sorted((int(match.group(1)), path) for match, path in matches)]
-
-
-def commit(temporary: Path, final: Path) -> None:
-    """Write the manifest of `temporary` and rename it, durably."""
-    for path in [*_write_manifest(temporary), temporary]:
-        _fsync(path)
-    temporary.rename(final)
-    _fsync(final.parent)
-
-
-def publish_files(temporary: Path, directory: Path) -> None:
-    """Move all files of `temporary` and its folders into `directory`, each atomically, the manifest last. Weights and
-    folders of a model that was there before, by its manifest, are removed: adapters, for example."""
-    files = _write_manifest(temporary)
-    earlier = _listed(directory)
-    (directory / MANIFEST_FILE).unlink(missing_ok=True)  # it has the digests of the old files
-    for path in files:
-        _fsync(path)
-        target = directory / path.relative_to(temporary)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        path.replace(target)
-    shutil.rmtree(temporary)
-    for name in earlier - {str(path.relative_to(temporary)) for path in files}:
-        replaceable = ".." not in Path(name).parts and ("/" in name or name.endswith(".safetensors"))
-        if replaceable and os.path.isfile(directory / name):  # of a damaged manifest, `Path.is_file` would raise
-            (directory / name).unlink()
-            _remove_empty((directory / name).parent, directory)
-    _fsync(directory)
-
-
-def _listed(directory: Path) -> set[str]:
-    """The files that a directory's manifest names, if it has one that can be read."""
-    try:
-        return set(read_json(directory / MANIFEST_FILE)["sha256"])
-    except (CtxError, KeyError, TypeError):
-        return set()
-
-
-def _remove_empty(folder: Path, above: Path) -> None:
-    """Remove a folder below another, and those between, as far as they are empty."""
-    while folder != above and folder.is_dir() and not any(folder.iterdir()):
-        folder.rmdir()
-        folder = folder.parent
-
-
-def prune(output_dir: str | Path, keep: int) -> None:
-    """Delete all but the `keep` newest checkpoints."""
-    for path in checkpoints(output_dir)[: -keep or None]:
-        # renamed first: a partly deleted directory must not look like a checkpoint
-        doomed = path.with_name(path.name + ".deleting")
-        path.rename(doomed)
-        shutil.rmtree(doomed)
-
-
-def damaged_files(checkpoint: Path, ending: str = "") -> list[str]:
-    """The damages of the files with this ending, one line each; empty if there are none."""
-    try:
-        manifest: dict[str, str] = read_json(checkpoint / MANIFEST_FILE)["sha256"]
-    except (CtxError, KeyError, TypeError) as error:
-        return [f"{MANIFEST_FILE} cannot be read ({error.message if isinstance(error, CtxError) else error})"]
-    if not matches_type(manifest, dict[str, str]):
-        return [f"{MANIFEST_FILE} does not name files with their digests"]
-    damages = []
-    for name, digest in manifest.items():
-        if not name.endswith(ending):
-            continue
-        if not os.path.isfile(checkpoint / name):
-            damages.append(f"{name} is missing")
-        elif _sha256(checkpoint / name) != digest:
-            damages.append(f"{name} was truncated or changed after it was saved")
-    return damages
 
 
 def latest_checkpoint(output_dir: str | Path) -> Path | None:
@@ -114,28 +151,101 @@ def latest_checkpoint(output_dir: str | Path) -> Path | None:
     Raises:
         CtxError: It is damaged; the message names the files and the newest undamaged checkpoint.
     """
-    found = checkpoints(output_dir)
-    if not found:
+    checkpoints = list_checkpoints(output_dir)
+    if not checkpoints:
         return None
-    *older, newest = found
+    *older, newest = checkpoints
     damages = damaged_files(newest)
     if not damages:
         return newest
-    good = next((path for path in reversed(older) if not damaged_files(path)), None)
-    then = (
-        f"--resume then continues from the last good checkpoint, {good}"
-        if good
+    last_good = next((path for path in reversed(older) if not damaged_files(path)), None)
+    consequence = (
+        f"--resume then continues from the last good checkpoint, {last_good}"
+        if last_good
         else "training then starts from the beginning"
     )
     raise CtxError(
         f"The checkpoint is damaged: {'; '.join(damages)}.",
         location=str(newest),
-        hint=f"delete this directory (rm -r {newest}) and run the same command again: {then}.",
+        hint=f"delete this directory (rm -r {newest}) and run the same command again: {consequence}.",
     )
 
 
+def damaged_files(checkpoint: Path, suffix: str = "") -> list[str]:
+    """One line for each damaged file whose name has the suffix; empty if all are intact."""
+    try:
+        manifest: dict[str, str] = read_json(checkpoint / MANIFEST_FILE)["sha256"]
+    except (CtxError, KeyError, TypeError) as error:
+        return [f"{MANIFEST_FILE} cannot be read ({error.message if isinstance(error, CtxError) else error})"]
+    if not matches_type(manifest, dict[str, str]):
+        return [f"{MANIFEST_FILE} does not map file names to digests"]
+    damages = []
+    for name, digest in manifest.items():
+        if not name.endswith(suffix):
+            continue
+        if not os.path.isfile(checkpoint / name):
+            damages.append(f"{name} is missing")
+        elif _sha256(checkpoint / name) != digest:
+            damages.append(f"{name} was truncated or changed after it was saved")
+    return damages
+
+
+def commit_checkpoint(temporary: Path, final: Path) -> None:
+    """Write the manifest of `temporary`, flush all files to disk, and rename it."""
+    for path in [*_write_manifest(temporary), temporary]:
+        _fsync(path)
+    temporary.rename(final)
+    _fsync(final.parent)
+
+
+def publish_files(temporary: Path, directory: Path) -> None:
+    """Move all files of `temporary` and its folders into `directory`, each atomically, the manifest last.
+
+    Weights and folders (such as adapters) of an earlier model, listed in its manifest, are removed.
+    """
+    files = _write_manifest(temporary)
+    earlier_files = _listed_files(directory)
+    (directory / MANIFEST_FILE).unlink(missing_ok=True)  # it has the digests of the old files
+    for path in files:
+        _fsync(path)
+        target = directory / path.relative_to(temporary)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        path.replace(target)
+    shutil.rmtree(temporary)
+    for name in earlier_files - {str(path.relative_to(temporary)) for path in files}:
+        is_removable = ".." not in Path(name).parts and ("/" in name or name.endswith(".safetensors"))
+        if is_removable and os.path.isfile(directory / name):  # `Path.is_file` raises for names in damaged manifests
+            (directory / name).unlink()
+            _remove_empty_folders((directory / name).parent, directory)
+    _fsync(directory)
+
+
+def delete_old_checkpoints(output_dir: str | Path, keep: int) -> None:
+    """Delete all but the `keep` newest checkpoints."""
+    for path in list_checkpoints(output_dir)[: -keep or None]:
+        # renamed first: a partly deleted directory must not look like a checkpoint
+        renamed = path.with_name(path.name + ".deleting")
+        path.rename(renamed)
+        shutil.rmtree(renamed)
+
+
+def _listed_files(directory: Path) -> set[str]:
+    """The files that a directory's manifest lists, if it can be read."""
+    try:
+        return set(read_json(directory / MANIFEST_FILE)["sha256"])
+    except (CtxError, KeyError, TypeError):
+        return set()
+
+
+def _remove_empty_folders(folder: Path, stop: Path) -> None:
+    """Remove a folder and its parents below `stop` while they are empty."""
+    while folder != stop and folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()
+        folder = folder.parent
+
+
 def _write_manifest(directory: Path) -> list[Path]:
-    """Write the digests of all files to `manifest.json`; returns all files, this one last."""
+    """Write the digests of all files to `manifest.json`; returns all files, the manifest last."""
     files = sorted(path for path in directory.rglob("*") if path.is_file())
     digests = {str(path.relative_to(directory)): _sha256(path) for path in files}
     manifest = directory / MANIFEST_FILE

@@ -1,4 +1,4 @@
-"""What makes two starts one run: every flag and field but those that are known not to matter is compared on resume."""
+"""The identity of a run: on resume, all flags and fields are compared except those that do not change the weights."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -18,28 +18,28 @@ FLAGS_THAT_MAY_CHANGE = (
     *("output_dir", "resume", "overwrite", "logging_steps", "report_to"),
     *("save_steps", "save_total_limit", "eval_steps", "dataloader_workers"),
 )
-"""Flags of the loop that change no weight."""
+"""Flags of the loop that do not change the weights."""
 
-# Flags that are compared by what follows from them: a length in epochs and one in steps may be the same.
+# Flags that are compared through derived values: lengths in epochs and in steps may be equal.
 _DERIVED = ("max_steps", "num_train_epochs", "per_device_batch_size", "mixed_precision", "warmup_steps")
-# Of the configuration: where it was read from, by what, and what a forward pass returns.
-_NOT_THE_MODEL = (
+# Fields of the configuration that do not change the model.
+_UNCOMPARED_CONFIG_FIELDS = (
     *("_name_or_path", "architectures", "auto_map", "dtype", "torch_dtype", "transformers_version"),
     "return_logits_with_labels",
 )
 
 
 def loop_identity(arguments: LoopArguments, accelerator: Accelerator, total_steps: int) -> dict[str, Any]:
-    """What of the loop's flags decides the weights.
+    """The loop's flags that determine the weights.
 
-    The length may change where the learning rate does not depend on it: at a constant rate a run can be made longer.
-    The number of processes may change with the batch of each, and so may the way they share the work, except that
-    DeepSpeed keeps the moments in files of its own.
+    The number of steps may change if the learning rate does not depend on it: a run with a constant rate can be
+    extended. The number of processes may change if the global batch size does not, and so may the kind of parallelism,
+    except that DeepSpeed stores the optimizer state in its own format.
     """
     flags = {
         name: value for name, value in asdict(arguments).items() if name not in (*FLAGS_THAT_MAY_CHANGE, *_DERIVED)
     }
-    if arguments.optimizer == "nt-asgd":  # which averages from an evaluation on
+    if arguments.optimizer == "nt-asgd":  # averaging starts at an evaluation
         flags["eval_steps"] = arguments.eval_steps
     return {
         **flags,
@@ -53,44 +53,39 @@ def loop_identity(arguments: LoopArguments, accelerator: Accelerator, total_step
 
 
 def model_identity(model: PreTrainedModel) -> dict[str, Any]:
-    """The model's class, the precision of its weights and every field of its configuration, the tokenizer's digest one
-    of them."""
+    """The model's class, the precision of its weights and its configuration, which contains the tokenizer's digest."""
     fields = json.loads(model.config.to_json_string(use_diff=False))
     return {
         "model_class": type(model).__name__,
         "dtype": str(model.dtype).removeprefix("torch."),
-        **{f"config.{name}": value for name, value in fields.items() if name not in _NOT_THE_MODEL},
+        **{f"config.{name}": value for name, value in fields.items() if name not in _UNCOMPARED_CONFIG_FIELDS},
     }
 
 
 def flags_identity(arguments: Any, may_change: Iterable[str], files: Iterable[str] = ()) -> dict[str, Any]:
-    """What of a script's flags decides the weights: all that are not named.
+    """A command's flags that determine the weights.
 
     Args:
         arguments: A dataclass of flags.
-        may_change: Its fields that do not matter, or that are compared elsewhere by what follows from them.
-        files: Its fields that name data: they may lie elsewhere, but must hold the same.
+        may_change: Fields that do not change the weights, or that are compared through derived values.
+        files: Fields that name data files, which are compared by content: they may be moved.
     """
-    left_out, found = set(may_change), {}
+    identity, ignored = {}, set(may_change)
     for name, value in asdict(arguments).items():
         if name in files and value:
-            value = [describe_content(each) for each in value] if isinstance(value, list) else describe_content(value)
-        if name not in left_out:
-            found[name] = value
-    return found
+            value = [describe_content(file) for file in value] if isinstance(value, list) else describe_content(value)
+        if name not in ignored:
+            identity[name] = value
+    return identity
 
 
-def check_identity(checkpoint: Path, now: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
-    """Hold a start against the run that it resumes.
-
-    Raises:
-        CtxError: They differ.
-    """
+def check_identity(checkpoint: Path, current: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+    """Raise CtxError if the identity of a run differs from the identity in the checkpoint that it resumes."""
     absent = object()
     differing = [
-        f"{name} is {now.get(name)}, was {saved.get(name)}"
-        for name in sorted({*now, *saved})
-        if now.get(name, absent) != saved.get(name, absent)
+        f"{name} is {current.get(name)}, was {saved.get(name)}"
+        for name in sorted({*current, *saved})
+        if current.get(name, absent) != saved.get(name, absent)
     ]
     if not differing:
         return
@@ -98,6 +93,6 @@ def check_identity(checkpoint: Path, now: Mapping[str, Any], saved: Mapping[str,
         f"The checkpoint belongs to another run: {'; '.join(differing)}.",
         location=str(checkpoint),
         hint="resume with the values of that run, or give another --output_dir; to start a new run from these "
-        f"weights, give them as --model. What may change is {', '.join(FLAGS_THAT_MAY_CHANGE)} and where files lie; and the "
-        "length, at a constant rate.",
+        f"weights, give them as --model. Only {', '.join(FLAGS_THAT_MAY_CHANGE)}, the location of files, and the number "
+        "of steps at a constant learning rate may change.",
     )

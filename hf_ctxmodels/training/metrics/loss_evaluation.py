@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from hf_ctxmodels.core.console import progress_bar
 from hf_ctxmodels.training.batches import INDEX_KEY, Batch, Collate, IndexedCollator, count_items
-from hf_ctxmodels.training.steps import component_losses, loss_targets, metric_counts
+from hf_ctxmodels.training.training_step import component_losses, loss_targets, metric_counts
 
 
 class LossEvaluation:

@@ -14,8 +14,8 @@ from torch import nn
 from hf_ctxmodels.core.output_files import wrap_write_errors
 from hf_ctxmodels.downstream.finetuning.multitask.batches import mean
 from hf_ctxmodels.downstream.finetuning.task_evaluation import TaskEvaluation
-from hf_ctxmodels.training.checkpoint.directory import checkpoints, temporary_path
-from hf_ctxmodels.training.checkpoint.optimizer_state import full_state_dict
+from hf_ctxmodels.training.checkpoint.directory import list_checkpoints, temporary_path
+from hf_ctxmodels.training.checkpoint.training_state import full_state_dict
 
 BEST_FILE = "best.safetensors"
 MEAN = "eval_mean"
@@ -38,7 +38,7 @@ class BestModel:
     def __init__(self, output_dir: str | Path, resume: bool) -> None:
         self.file = Path(output_dir) / BEST_FILE
         self.metrics: dict[str, float] = {}
-        if resume and checkpoints(output_dir) and self.file.is_file():
+        if resume and list_checkpoints(output_dir) and self.file.is_file():
             with safe_open(self.file, framework="pt") as saved:
                 self.metrics = json.loads(saved.metadata()["metrics"])
 

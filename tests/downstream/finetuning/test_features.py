@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from small_run import arguments
+from training_runs import arguments
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification
 from zoo import HEADS, Case, assert_close, make_batch
 

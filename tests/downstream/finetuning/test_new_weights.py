@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from training_runs import CallbackRun
 from zoo import HEADS, Case, assert_close
 
 from hf_ctxmodels import CtxError
@@ -92,9 +93,9 @@ def test_what_is_new_is_not_held(tmp_path: Path) -> None:
     for way, method in methods.items():
         assert set(method.anchored) == set(encoder) - new
         model.zero_grad()
-        method.before_update()
+        CallbackRun().pre_optimizer_step(method)
         expected = {name: each / 2 for name, each in now.items() if name in new}  # the plain penalty on new weights
-        for name, start in method.starts.items():
+        for name, start in method.pretrained.items():
             rows = len(fisher[name])
             held = (fisher[name] if way == "ewc" else 1.0) * (now[name] - start)[:rows]
             expected[name] = torch.cat([held, torch.zeros_like(now[name][rows:])])

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from small_run import arguments, new_model, run
 from torch.nn import functional as F
+from training_runs import CallbackRun, arguments, new_model, run
 from transformers import Trainer, TrainingArguments
 from zoo import Case, assert_close, make_batch, make_targets
 
@@ -18,7 +18,6 @@ from hf_ctxmodels.downstream.finetuning import (
     ChainThaw,
     ElasticWeightConsolidation,
     L2SPPenalty,
-    MethodCallback,
     Mixout,
     ThreeStageUnfreezing,
     reinitialize_head,
@@ -27,7 +26,6 @@ from hf_ctxmodels.downstream.finetuning import (
 from hf_ctxmodels.downstream.finetuning.fisher import fisher_information, sampled_targets, save_fisher
 from hf_ctxmodels.downstream.finetuning.reinitialization import pretrained_head_modules
 from hf_ctxmodels.registry import FAMILIES
-from hf_ctxmodels.training.callbacks import TrainingRun
 from hf_ctxmodels.training.optim.layer_groups import layer_groups
 from hf_ctxmodels.training.optim.optimizers import make_optimizer
 
@@ -76,13 +74,13 @@ def test_penalties_are_those_written_out(tmp_path: Path) -> None:
         task = [torch.randn(each.shape, generator=generator) for each in wanted]
         for parameter, gradient in zip(model.parameters(), task):
             parameter.grad = gradient.clone()
-        terms = method.before_update(4.0)  # the gradients are scaled, the value is not
+        terms = CallbackRun().pre_optimizer_step(method, 4.0)  # the gradients are scaled, the value is not
         assert_close(terms["anchor_loss"], expected.detach(), name)
         for parameter, gradient, added in zip(model.parameters(), task, wanted):
             assert_close(parameter.grad, gradient + 4 * added, name)
     given = arguments(tmp_path, weight_decay=0.1)
     optimizer = make_optimizer(model, given)
-    methods["l2"][0].start(TrainingRun(model, optimizer, 10))
+    CallbackRun(optimizer).begin(methods["l2"][0])
     decayed = {id(each) for group in optimizer.param_groups if group["weight_decay"] for each in group["params"]}
     assert decayed == {id(model.classifier.weight)}
     assert sum(len(group["params"]) for group in optimizer.param_groups) == len(list(model.parameters()))
@@ -106,7 +104,7 @@ def test_the_penalty_counts_once_in_a_step(workspace: Any, problem: Any, tmp_pat
         methods = [Mixout(model, 0.4, seed=5), L2SPPenalty(model, 0.5)]
         moved(model)
         given = arguments(tmp_path / name, per_device_batch_size=size, gradient_accumulation_steps=accumulation)
-        result = run(model, problem, given, methods=methods)
+        result = run(model, problem, given, callbacks=methods)
         found[name] = weights_of(model), [record["loss"] for record in result.curve if "loss" in record]
         assert all(record["anchor_loss"] > 0.1 for record in result.curve if "loss" in record)
     assert found["one"][1] == pytest.approx(found["four"][1], rel=1e-5)
@@ -128,7 +126,7 @@ def test_a_resumed_run_has_the_weights_of_a_whole_one(
 
 
 def check_resuming(workspace: Any, problem: Any, folder: Path, way: str) -> None:
-    def methods(model: Any) -> list:
+    def callbacks(model: Any) -> list:
         return [Mixout(model, 0.3), L2SPPenalty(model, 0.5)] if way == "anchor" else [ChainThaw(model, 1e-2, 1e-2)]
 
     def evaluate(model: Any, accelerator: Any) -> dict[str, float]:
@@ -139,18 +137,24 @@ def check_resuming(workspace: Any, problem: Any, folder: Path, way: str) -> None
     folders = folder / "whole", folder / "stopped"
     for each in folders:
         model = new_model(workspace, "dropout.json")
-        run(model, problem, arguments(each, **given), methods=methods(model), evaluate=evaluate)
+        run(model, problem, arguments(each, **given), callbacks=callbacks(model), evaluate=evaluate)
     for step in (6, 8):
         (folders[1] / f"checkpoint-{step}").rename(folder / f"gone-{step}")
     model = new_model(workspace, "dropout.json")
-    run(model, problem, arguments(folders[1], resume=True, **given), methods=methods(model), evaluate=evaluate)
+    run(model, problem, arguments(folders[1], resume=True, **given), callbacks=callbacks(model), evaluate=evaluate)
     whole, resumed = (load_file(each / "model.safetensors") for each in folders)
     assert all(torch.equal(value, resumed[name]) for name, value in whole.items())
     if way == "anchor":
         (folders[1] / "checkpoint-8").rename(folder / "gone")
         model = moved(new_model(workspace, "dropout.json"))
         with pytest.raises(CtxError, match="start_weights is"):
-            run(model, problem, arguments(folders[1], resume=True, **given), methods=methods(model), evaluate=evaluate)
+            run(
+                model,
+                problem,
+                arguments(folders[1], resume=True, **given),
+                callbacks=callbacks(model),
+                evaluate=evaluate,
+            )
 
 
 def test_fisher_information_is_the_mean_of_squared_gradients(tmp_path: Path) -> None:
@@ -178,7 +182,7 @@ def test_fisher_information_is_the_mean_of_squared_gradients(tmp_path: Path) -> 
 
     save_fisher(tmp_path / "fisher.safetensors", fisher, model)
     head = BERT.model()
-    with pytest.raises(CtxError, match="that of other weights"):
+    with pytest.raises(CtxError, match="from other weights"):
         ElasticWeightConsolidation(head, 1.0, tmp_path / "fisher.safetensors")
     head.base_model.load_state_dict(model.base_model.state_dict(), strict=False)
     method = ElasticWeightConsolidation(head, 1.0, tmp_path / "fisher.safetensors")
@@ -214,20 +218,21 @@ def test_mixout_mixes_columns_without_bias() -> None:
     """Of the weights and their gradients, beside the formula written out; for the update the weights are themselves."""
     model = BERT.model(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     start, mixout, share = weights_of(model.base_model), Mixout(model, 0.3, seed=2), 0.3
+    training = CallbackRun()
     assert all(name.endswith("weight") and "embeddings" not in name and "norm" not in name for name in mixout.mixed)
     assert len(mixout.mixed) == 4 * len(model.base_model.layers) + 1  # with the pooler's
     moved(model)
     plain, batch = weights_of(model), batch_for(BERT)
     sums = {name: torch.zeros_like(each) for name, each in mixout.mixed.items()}
     for step in range(400):
-        mixout.before_step(step)
+        training.step_begin(mixout, step)
         for name, each in mixout.mixed.items():
             sums[name] += each.detach() / 400
         if step == 0:
             mixed = copy.deepcopy(model)
             (gradients,) = [torch.autograd.grad(model(**batch).loss, list(mixout.mixed.values()))]
             model(**batch).loss.backward()
-        mixout.before_update()
+        training.pre_optimizer_step(mixout)
         if step == 0:
             for number, (name, each) in enumerate(mixout.mixed.items()):
                 columns = mixout.mask(0, number, each.shape[-1])
@@ -262,7 +267,7 @@ def test_chain_thaw_trains_each_alone_and_goes_on_from_the_best(workspace: Any, 
 
     start, steps = weights_of(model), 3 * len(order)
     result = run(
-        model, problem, arguments(tmp_path, max_steps=steps, eval_steps=1), methods=[method], evaluate=evaluate
+        model, problem, arguments(tmp_path, max_steps=steps, eval_steps=1), callbacks=[method], evaluate=evaluate
     )
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     before = start
@@ -294,14 +299,15 @@ def test_three_stages_and_a_loss_that_fades() -> None:
     model = case.model(lm_loss_weight=0.5)
     groups = layer_groups(model)
     method = ThreeStageUnfreezing(model, (1.0, 3.0), (0.2, 0.1))
-    method.start(TrainingRun(model, None, 41, steps_per_epoch=10.0))  # type: ignore[arg-type]
+    training = CallbackRun(max_steps=41, epochs=4.1)
+    training.begin(method)
     for step in range(41):
-        method.before_step(step)
+        training.step_begin(method, step)
         trained = {depth for depth, group in enumerate(groups) if all(each.requires_grad for each in group)}
         lowest = len(groups) - 1 if step < 10 else 1 if step < 30 else 0
         assert trained == set(range(lowest, len(groups))), step
         assert model.config.lm_loss_weight == pytest.approx(0.2 * 0.5 ** (step / 40))
-    method.finish()
+    training.end(method)
     assert model.config.lm_loss_weight == 0.5
     assert all(each.requires_grad for group in groups for each in group)
 
@@ -309,19 +315,20 @@ def test_three_stages_and_a_loss_that_fades() -> None:
 def test_what_does_not_fit_is_said(tmp_path: Path) -> None:
     model, layers = BERT.model(), len(BERT.model().base_model.layers)
     optimizer = torch.optim.AdamW(model.parameters())
-    run_of = TrainingRun(model, optimizer, 3, 10.0, evaluates=True)
+    short = CallbackRun(optimizer, 3, 0.3)
+    stream, unevaluated = CallbackRun(optimizer, 3), CallbackRun(optimizer, 99, has_evaluation=False)
     for message, call in (
         (f"has {layers} layers", lambda: reinitialize_layers(model, layers + 1, 0)),
         ("no head", lambda: reinitialize_head(model.base_model, 0)),
         ("no auxiliary language modelling loss", lambda: ThreeStageUnfreezing(model, lm_weights=(0.2, 0.1))),
         ("before the embeddings", lambda: ThreeStageUnfreezing(model, (2.0, 1.0))),
-        ("before the embeddings are trained", lambda: ThreeStageUnfreezing(model).start(run_of)),
-        ("a stream", lambda: ThreeStageUnfreezing(model).start(TrainingRun(model, optimizer, 3))),
-        ("stages, but the run has 3 steps", lambda: ChainThaw(model).start(run_of)),
-        ("chooses weights by evaluations", lambda: ChainThaw(model).start(TrainingRun(model, optimizer, 99))),
+        ("before the embeddings are trained", lambda: short.begin(ThreeStageUnfreezing(model))),
+        ("a stream", lambda: stream.begin(ThreeStageUnfreezing(model))),
+        ("stages, but the run has 3 steps", lambda: short.begin(ChainThaw(model))),
+        ("chooses weights by evaluations", lambda: unevaluated.begin(ChainThaw(model))),
         ("no heads above", lambda: ChainThaw(Case(FAMILIES["gpt"], "AutoModel").model())),
         ("0 or more", lambda: L2SPPenalty(model, -1.0)),
-        ("no linear maps", lambda: Mixout(Case(FAMILIES["glove"], BERT.auto_name).model(), 0.1)),
+        ("no linear layers", lambda: Mixout(Case(FAMILIES["glove"], BERT.auto_name).model(), 0.1)),
         ("cannot be read", lambda: ElasticWeightConsolidation(model, 1.0, tmp_path / "none")),
     ):
         with pytest.raises(CtxError, match=message):
@@ -356,23 +363,21 @@ def test_trainer_calls_them(tmp_path: Path) -> None:
     by_hand = copy.deepcopy(model)
     by_hand(**batch).loss.backward()
     for name, parameter in by_hand.named_parameters():
-        start = method.starts.get(name.removeprefix("bert."))
+        start = method.pretrained.get(name.removeprefix("bert."))
         parameter.data -= 0.1 * (parameter.grad + (0 if start is None else 0.5 * (parameter.data - start)))
-    Trainer(
-        model, TrainingArguments(max_steps=1, **given), train_dataset=rows, callbacks=[MethodCallback(method)]
-    ).train()
+    Trainer(model, TrainingArguments(max_steps=1, **given), train_dataset=rows, callbacks=[method]).train()
     for name, parameter in by_hand.named_parameters():
         assert_close(model.get_parameter(name), parameter.detach(), name, 1e-5)
     decaying = TrainingArguments(max_steps=1, **{**given, "weight_decay": 0.1})
     with pytest.raises(CtxError, match="Weight decay"):
-        Trainer(model, decaying, train_dataset=rows, callbacks=[MethodCallback(method)]).train()
+        Trainer(model, decaying, train_dataset=rows, callbacks=[method]).train()
 
     model = BERT.model(**exact)
     chain = ChainThaw(model, 0.1, 0.1)
     before, steps = weights_of(model), len(chain.stages)
     training = TrainingArguments(max_steps=steps - 1, **given)
     chain.stages = chain.stages[:-1]
-    Trainer(model, training, train_dataset=rows, eval_dataset=rows, callbacks=[MethodCallback(chain)]).train()
+    Trainer(model, training, train_dataset=rows, eval_dataset=rows, callbacks=[chain]).train()
     assert not any(
         torch.equal(each, before[name]) for name, each in model.named_parameters() if name.endswith("proj.weight")
     )

@@ -1,0 +1,331 @@
+"""The complete state of a run: saving and exact restoring.
+
+The files are safetensors and JSON. `Accelerator.save_state` is not used, because it pickles the optimizer and the random
+states, and a run that it saved with FSDP cannot be resumed with another number of processes.
+"""
+
+import json
+import random
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import safetensors.torch
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedType
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.optim.lr_scheduler import LRScheduler
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging
+
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.output_files import wrap_write_errors
+from hf_ctxmodels.training.arguments import LoopArguments
+from hf_ctxmodels.training.checkpoint import directory
+from hf_ctxmodels.training.checkpoint.identity import check_identity
+from hf_ctxmodels.training.metrics.step_metrics import StepMetrics
+from hf_ctxmodels.training.optim.averaging import Averaging
+from hf_ctxmodels.training.recurrent_state import RecurrentStateCarrier
+
+_MODEL_FILE = "model.safetensors"
+_OPTIMIZER_FILE = "optimizer.safetensors"
+_DEEPSPEED_FOLDER = "deepspeed"
+_STATE_FILE = "trainer_state.json"
+
+
+class TrainingState:
+    """Step, weights, optimizer, schedule, recurrent states and random generators of a run.
+
+    The position in the data follows from the step.
+
+    Args:
+        accelerator, arguments: The run's.
+        tokenizer: Saved with the model.
+        identity: JSON values that must be equal when the run is resumed; see `checkpoint.identity`.
+
+    Attributes:
+        step: Completed optimizer steps.
+        tokens: Non-padding tokens of the logged steps.
+        metrics: The last evaluation.
+    """
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        arguments: LoopArguments,
+        tokenizer: PreTrainedTokenizerBase | None,
+        identity: Mapping[str, Any],
+    ) -> None:
+        self._accelerator = accelerator
+        self._arguments = arguments
+        self._tokenizer = tokenizer
+        self.step = self.tokens = 0
+        self.metrics: dict[str, float] = {}
+        # through JSON, for comparison with a checkpoint
+        self._identity = json.loads(json.dumps(identity))
+        self.model_class = ""
+
+    @property
+    def path(self) -> Path:
+        """The checkpoint of the current step."""
+        return directory.checkpoint_path(self._arguments.output_dir, self.step)
+
+    def load_weights(self, checkpoint: Path, model: PreTrainedModel) -> None:
+        """Load a checkpoint's step and weights into the model, before it is wrapped or sharded.
+
+        Raises:
+            CtxError: The checkpoint belongs to another run.
+        """
+        state = _read_state(checkpoint)
+        check_identity(checkpoint, self._identity, state["identity"])
+        self.step = state["step"]
+        if hasattr(model, "load_saved_weights"):  # it saves more than one model's weights, or fewer
+            model.load_saved_weights(checkpoint)
+        else:
+            safetensors.torch.load_model(model, checkpoint / _MODEL_FILE)
+
+    def attach(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        scheduler: LRScheduler,
+        step_metrics: StepMetrics,
+        recurrent_states: RecurrentStateCarrier,
+        averaging: Averaging,
+    ) -> None:
+        """Set the objects to save; the model is prepared by the Accelerator, the optimizer is not."""
+        self._model: Any = model  # under DeepSpeed its engine
+        self._optimizer, self._scheduler, self._step_metrics = optimizer, scheduler, step_metrics
+        self._recurrent_states, self._averaging = recurrent_states, averaging
+        self._unwrapped_model = self._accelerator.unwrap_model(model)
+        saved_class = getattr(self._unwrapped_model, "checkpoint_class", type(self._unwrapped_model))
+        self.model_class = saved_class.__name__.removeprefix("FSDP")  # sharding makes a subclass named FSDP<class>
+
+    def load(self, checkpoint: Path) -> None:
+        """Restore everything but the weights; the random states last, since restoring may use them."""
+        state, accelerator = _read_state(checkpoint), self._accelerator
+        self.step, self.tokens, self.metrics = state["step"], state["tokens"], state["metrics"]
+        self._step_metrics.load_state_dict(state["records"])
+        if self._uses_deepspeed:
+            self._model.load_checkpoint(str(checkpoint / _DEEPSPEED_FOLDER))
+        else:
+            load_optimizer_tensors(self._unwrapped_model, self._optimizer, checkpoint / _OPTIMIZER_FILE)
+        self._scheduler.load_state_dict(state["scheduler"])
+        if "averaging" in state:
+            self._averaging.load_state_dict(state["averaging"])
+        for group, learning_rate in zip(self._optimizer.param_groups, self._scheduler.get_last_lr(), strict=True):
+            group["lr"] = learning_rate
+        if accelerator.scaler is not None:
+            accelerator.scaler.load_state_dict(state["scaler"])
+        self._recurrent_states.load(
+            checkpoint, accelerator.process_index, accelerator.num_processes, accelerator.device
+        )
+        random_state = checkpoint / self._random_file
+        if random_state.exists():
+            load_random_state(random_state)
+        else:
+            accelerator.print(
+                f"warning: {checkpoint} was saved by fewer processes; dropout differs from an uninterrupted run."
+            )
+
+    @contextmanager
+    def saving(self) -> Iterator[Path | None]:
+        """Write the checkpoint of the current step and delete old ones; a collective context.
+
+        Yields:
+            The temporary directory, for further files of the main process; None if the checkpoint exists.
+        """
+        temporary, is_main_process = directory.temporary_path(self.path), self._accelerator.is_main_process
+        if is_main_process and not self.path.exists():
+            with self._clean_up_failed_write(temporary):
+                temporary.mkdir()
+        self._accelerator.wait_for_everyone()
+        if not temporary.exists():
+            yield None
+            return
+        with self._clean_up_failed_write(temporary):
+            self._save_model(temporary)
+            self._save_optimizer(temporary)
+            save_random_state(temporary / self._random_file)
+            self._recurrent_states.save(temporary, self._accelerator.process_index)
+            yield temporary
+            if is_main_process:
+                (temporary / _STATE_FILE).write_text(json.dumps(self._as_json(), indent=2) + "\n", encoding="utf-8")
+            self._accelerator.wait_for_everyone()
+            if is_main_process:
+                directory.commit_checkpoint(temporary, self.path)
+        if is_main_process:
+            directory.delete_old_checkpoints(self._arguments.output_dir, self._arguments.save_total_limit)
+        self._accelerator.wait_for_everyone()
+
+    def publish(self) -> None:
+        """Write the final model and tokenizer into the output directory, each file atomically; a collective call."""
+        output_dir = Path(self._arguments.output_dir)
+        temporary = directory.temporary_path(output_dir / "model")
+        if self._accelerator.is_main_process:
+            shutil.rmtree(temporary, ignore_errors=True)
+            with self._clean_up_failed_write(temporary):
+                temporary.mkdir()
+        self._accelerator.wait_for_everyone()
+        with self._clean_up_failed_write(temporary):
+            self._save_model(temporary)
+            self._accelerator.wait_for_everyone()
+            if self._accelerator.is_main_process:
+                directory.publish_files(temporary, output_dir)
+        self._accelerator.wait_for_everyone()
+
+    @contextmanager
+    def _clean_up_failed_write(self, temporary: Path) -> Iterator[None]:
+        """Context in which files are written to `temporary`, which is removed if writing fails."""
+        checkpoints = directory.list_checkpoints(self._arguments.output_dir)
+        last_good = f"the last good checkpoint is {checkpoints[-1]}" if checkpoints else "there is no checkpoint yet"
+        try:
+            hint = f"free disk space there and run the same command again with --resume; {last_good}."
+            with wrap_write_errors(temporary, hint):
+                yield
+        except CtxError:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+
+    @property
+    def _uses_deepspeed(self) -> bool:
+        return self._accelerator.distributed_type == DistributedType.DEEPSPEED
+
+    @property
+    def _random_file(self) -> str:
+        return f"random_state_{self._accelerator.process_index}.json"
+
+    def _save_optimizer(self, folder: Path) -> None:
+        if self._uses_deepspeed:
+            # every process writes its shard of the moments
+            self._model.save_checkpoint(str(folder / _DEEPSPEED_FOLDER))
+            return
+        tensors = optimizer_tensors(self._unwrapped_model, self._optimizer)
+        if self._accelerator.is_main_process:
+            safetensors.torch.save_file(tensors, folder / _OPTIMIZER_FILE)
+
+    def _save_model(self, folder: Path) -> None:
+        weights = full_state_dict(self._unwrapped_model)
+        if not self._accelerator.is_main_process:
+            return
+        with _hidden_progress_bar():
+            # always one file, for resuming
+            self._unwrapped_model.save_pretrained(folder, state_dict=weights, max_shard_size="1000GB")
+        if self._tokenizer is not None:
+            self._tokenizer.save_pretrained(folder)
+
+    def _as_json(self) -> dict[str, Any]:
+        scaler = self._accelerator.scaler
+        return {
+            "step": self.step,
+            "tokens": self.tokens,
+            "metrics": self.metrics,
+            "identity": self._identity,
+            "records": self._step_metrics.state_dict(),
+            "scheduler": self._scheduler.state_dict(),
+            "averaging": self._averaging.state_dict(),
+            "scaler": scaler.state_dict() if scaler is not None else None,
+        }
+
+
+def full_state_dict(model: nn.Module) -> dict[str, Tensor]:
+    """The model's state, gathered if sharded; tied weights stay tied. A collective call."""
+    gathered: dict[int, Tensor] = {}
+    weights = {}
+    # tied weights are one parameter; memory addresses do not show it, since shards may be empty
+    for name, parameter in model.state_dict(keep_vars=True).items():
+        weight = parameter.detach()
+        if isinstance(weight, DTensor):
+            if id(parameter) not in gathered:
+                gathered[id(parameter)] = weight.full_tensor().cpu()
+            weight = gathered[id(parameter)]
+        weights[name] = weight
+    return weights
+
+
+def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The optimizer's state as `{"<parameter name>|<moment>": tensor}` on the CPU, gathered if sharded. A collective
+    call."""
+    tensors = {}
+    for name, parameter in model.named_parameters():
+        for key, value in optimizer.state.get(parameter, {}).items():
+            # the step may be a number
+            tensor = value.full_tensor() if isinstance(value, DTensor) else torch.as_tensor(value)
+            tensors[f"{name}|{key}"] = tensor.detach().to("cpu").contiguous()
+    return tensors
+
+
+def load_optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer, file: Path) -> None:
+    """Restore `optimizer_tensors`, sharded like the parameters."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    moments_by_name: dict[str, dict[str, Tensor]] = {}
+    for full_name, tensor in safetensors.torch.load_file(file).items():
+        name, key = full_name.rsplit("|", 1)
+        moments_by_name.setdefault(name, {})[key] = tensor
+    state, parameters = {}, [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for index, parameter in enumerate(parameters):
+        moments = moments_by_name.get(names[parameter])
+        if moments is None:
+            continue
+        if isinstance(parameter, DTensor):
+            mesh, placements = parameter.device_mesh, parameter.placements
+            moments = {
+                key: distribute_tensor(value.to(mesh.device_type), mesh, placements) if value.ndim else value
+                for key, value in moments.items()
+            }
+        state[index] = moments
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def save_random_state(file: Path) -> None:
+    """Write this process's states of the global generators of Python, NumPy and torch (CPU and CUDA)."""
+    version, internal, gauss = random.getstate()
+    name, keys, position, has_gauss, cached = cast("tuple", np.random.get_state(legacy=True))
+    state = {
+        "python": [version, list(internal), gauss],
+        "numpy": [name, keys.tolist(), position, has_gauss, cached],
+        "torch": _to_hex(torch.get_rng_state()),
+        "cuda": [_to_hex(state) for state in torch.cuda.get_rng_state_all()] if torch.cuda.is_available() else [],
+    }
+    file.write_text(json.dumps(state), encoding="utf-8")
+
+
+def load_random_state(file: Path) -> None:
+    """Restore the states of `save_random_state`."""
+    state: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    name, keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state((name, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
+    torch.set_rng_state(_from_hex(state["torch"]))
+    if state["cuda"] and len(state["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all([_from_hex(cuda_state) for cuda_state in state["cuda"]])
+
+
+def _to_hex(state: Tensor) -> str:
+    return state.numpy().tobytes().hex()
+
+
+def _from_hex(text: str) -> Tensor:
+    return torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)
+
+
+def _read_state(checkpoint: Path) -> dict[str, Any]:
+    return json.loads((checkpoint / _STATE_FILE).read_text(encoding="utf-8"))
+
+
+@contextmanager
+def _hidden_progress_bar() -> Iterator[None]:
+    """Hide transformers' progress bar for weights."""
+    was_enabled = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            logging.enable_progress_bar()

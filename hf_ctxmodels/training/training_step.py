@@ -1,0 +1,217 @@
+"""One optimizer step: forward and backward passes over micro-batches, clipping, update."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any, Protocol
+
+import torch
+from accelerate import Accelerator
+from accelerate.optimizer import AcceleratedOptimizer
+from torch import Tensor, nn
+from transformers.utils import ModelOutput
+
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.training.batches import INDEX_KEY, Batch, count_items
+from hf_ctxmodels.training.optim.averaging import scaled_learning_rate
+from hf_ctxmodels.training.recurrent_state import RecurrentStateCarrier
+
+
+class LossFunction(Protocol):
+    """Computes the training loss of a micro-batch.
+
+    Attributes:
+        targets: Names of the batch entries that the terms of the loss are normalised by.
+    """
+
+    targets: tuple[str, ...]
+
+    def __call__(self, model: nn.Module, batch: Mapping[str, Any], num_items_in_batch: Any) -> ModelOutput:
+        """The model's output, whose `loss` is the sum over the micro-batch's targets divided by their number.
+
+        Args:
+            model: The model, possibly wrapped for several processes.
+            batch: Arguments of its forward.
+            num_items_in_batch: Target -> the number to divide by; None divides by the number in `batch`.
+        """
+
+
+class ModelLoss:
+    """The loss that a head of this package computes in its forward.
+
+    Args:
+        model: A model with `loss_targets`.
+
+    Raises:
+        CtxError: The model has no `loss_targets`.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.targets = loss_targets(model)
+
+    def __call__(self, model: nn.Module, batch: Mapping[str, Any], num_items_in_batch: Any) -> ModelOutput:
+        """The output of the model's forward."""
+        return model(**batch, num_items_in_batch=num_items_in_batch)
+
+
+def loss_targets(model: nn.Module) -> tuple[str, ...]:
+    """Names of the targets of a model's loss; raises CtxError if the model has no `loss_targets`."""
+    targets = getattr(model, "loss_targets", None)
+    if targets is None:
+        raise CtxError(
+            f"{type(model).__name__} has no `loss_targets`, so its loss cannot be normalised over an optimizer step.",
+            hint="train a head of this package, or use transformers.Trainer for other models.",
+        )
+    return targets
+
+
+def component_losses(output: ModelOutput) -> dict[str, Tensor]:
+    """The loss terms for the log: output fields named `..._loss`."""
+    return {name: value for name, value in output.items() if name.endswith("_loss") and value is not None}
+
+
+def metric_counts(output: ModelOutput) -> dict[str, Tensor]:
+    """Metrics for the log: a head's output field `metrics`, name -> (numerator, denominator).
+
+    Both are sums over the batch and can be summed over batches. Accuracy is (correct predictions, targets), precision
+    (true positives, predicted positives), F1 (2 x true positives, predicted positives + positives).
+    """
+    return dict(output.get("metrics") or {})
+
+
+class TrainingStep:
+    """Optimizer steps with the gradient of one large batch.
+
+    Each loss term is the sum over its targets divided by their number in the whole step, over all micro-batches and
+    processes, so the gradient is exact for any distribution of targets. Processes average their gradients, so each
+    divides by count / processes.
+
+    A head that `has_inplace_optimizer` receives the learning rate (and AdaGrad's sums of squares) and updates its
+    weights in its forward pass, in a single process.
+
+    Args:
+        accelerator, model, optimizer: Prepared by the Accelerator.
+        max_grad_norm: Clip the gradient to this norm; 0 does not clip.
+        recurrent_states: The model's states after the previous step.
+        loss_function: The training loss; by default the loss of the model's forward.
+        lr_reference_targets: Number of targets at which a step has the unscaled learning rate; 0 for no scaling.
+        on_pre_optimizer_step: Called with the gradients' scale and a dictionary for log entries before clipping, once
+            the gradients of the whole step are summed; see `callbacks.FinetuningCallback`.
+
+    Raises:
+        CtxError: The loss cannot be normalised, or an in-place optimizer is used on several processes.
+    """
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        model: nn.Module,
+        optimizer: AcceleratedOptimizer,
+        max_grad_norm: float,
+        recurrent_states: RecurrentStateCarrier,
+        loss_function: LossFunction | None = None,
+        lr_reference_targets: float = 0.0,
+        on_pre_optimizer_step: Callable[[float, dict[str, Tensor]], None] | None = None,
+    ) -> None:
+        self._accelerator = accelerator
+        self._model = model
+        self._optimizer = optimizer
+        self._max_grad_norm = max_grad_norm or float("inf")
+        self._recurrent_states = recurrent_states
+        self._lr_reference_targets = lr_reference_targets
+        self._on_pre_optimizer_step = on_pre_optimizer_step
+        unwrapped = accelerator.unwrap_model(model)
+        self._loss_function = ModelLoss(unwrapped) if loss_function is None else loss_function
+        self._is_inplace = hasattr(unwrapped, "has_inplace_optimizer") and unwrapped.has_inplace_optimizer(
+            optimizer.optimizer
+        )
+        if self._is_inplace and accelerator.num_processes > 1:
+            name = type(optimizer.optimizer).__name__
+            raise CtxError(
+                f"{name} updates {type(unwrapped).__name__} in place, which needs a single process.",
+                location=f"--optimizer {name.lower()} on {accelerator.num_processes} processes",
+                hint="start one process, which uses all threads, or use another --optimizer.",
+            )
+
+    def __call__(self, batches: Sequence[Batch]) -> tuple[dict[str, Tensor], list[Tensor]]:
+        """Train on the micro-batches of one step.
+
+        Returns:
+            0-dimensional tensors "loss", component losses, the loss of the batches' task, "grad_norm" (before clipping)
+            and "tokens" (of all processes), to be averaged over processes, and (2,) tensors of `metric_counts`; and the
+            example indices of every micro-batch.
+        """
+        indices = [batch.pop(INDEX_KEY) for batch in batches]
+        targets = self._loss_function.targets
+        counts = self._accelerator.reduce(count_items(batches, targets), reduction="sum")
+        # a step without targets has loss 0, not 0/0
+        num_items_in_batch = {
+            name: count.clamp(min=1) / self._accelerator.num_processes for name, count in zip(targets, counts)
+        }
+
+        scalars: dict[str, Tensor] = {}
+        for number, (batch, batch_indices) in enumerate(zip(batches, indices, strict=True)):
+            is_last = number == len(batches) - 1
+            self._accelerator.sync_gradients = is_last  # DeepSpeed's engine reads it
+            with nullcontext() if is_last else self._accelerator.no_sync(self._model):
+                inputs = {**batch, **self._recurrent_states.inputs(number, batch_indices), **self._inplace_inputs()}
+                output = self._loss_function(self._model, inputs, num_items_in_batch)
+                if not self._is_inplace:
+                    self._accelerator.backward(output.loss)
+            self._recurrent_states.update(number, batch_indices, output)
+            terms = {"loss": output.loss, **component_losses(output), **metric_counts(output)}
+            if isinstance(batch.get("task"), str):  # of `CtxMultiTaskModel`: all batches of a step have one task
+                terms[f"{batch['task']}_loss"] = output.loss
+            for name, value in terms.items():
+                scalars[name] = scalars[name] + value.detach() if name in scalars else value.detach()
+
+        if self._on_pre_optimizer_step is not None:
+            scaler, logs = self._accelerator.scaler, {}
+            self._on_pre_optimizer_step(1.0 if scaler is None else scaler.get_scale(), logs)
+            scalars |= logs
+            scalars["loss"] = sum((logs[name] for name in logs if name.endswith("_loss")), scalars["loss"])
+        scalars["grad_norm"] = self._clip_gradients()
+        scalars["tokens"] = counts[-1]
+
+        lr_factor = counts[0] / self._lr_reference_targets if self._lr_reference_targets else 1.0
+        with scaled_learning_rate(self._optimizer, lr_factor):
+            self._optimizer.step()
+        self._optimizer.zero_grad()
+        return scalars, indices
+
+    @property
+    def learning_rate(self) -> float:
+        """Current learning rate of the first parameter group."""
+        return self._optimizer.param_groups[0]["lr"]
+
+    def _inplace_inputs(self) -> dict[str, Any]:
+        """The learning rate and AdaGrad's state, for a head with in-place updates."""
+        if not self._is_inplace:
+            return {}
+        inputs: dict[str, Any] = {"learning_rate": self.learning_rate}
+        if isinstance(self._optimizer.optimizer, torch.optim.Adagrad):
+            state = self._optimizer.optimizer.state
+            inputs["squares"] = {name: state[parameter]["sum"] for name, parameter in self._model.named_parameters()}
+        return inputs
+
+    def _clip_gradients(self) -> Tensor:
+        """Clip the gradients and return their norm before."""
+        gradients = [parameter.grad for parameter in self._model.parameters() if parameter.grad is not None]
+        if any(gradient.is_sparse for gradient in gradients):
+            return self._clip_sparse_gradients()
+        norm = self._accelerator.clip_grad_norm_(self._model.parameters(), self._max_grad_norm)
+        return norm.full_tensor() if hasattr(norm, "full_tensor") else norm.detach()
+
+    def _clip_sparse_gradients(self) -> Tensor:
+        """Clipping as in torch, which does not support sparse gradients."""
+        gradients = []
+        for parameter in self._model.parameters():
+            if parameter.grad is not None:
+                parameter.grad = parameter.grad.coalesce() if parameter.grad.is_sparse else parameter.grad
+                gradients.append(parameter.grad._values() if parameter.grad.is_sparse else parameter.grad)
+        norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(values) for values in gradients]))
+        if math.isfinite(self._max_grad_norm):
+            factor = (self._max_grad_norm / (norm + 1e-6)).clamp(max=1)
+            for values in gradients:
+                values.mul_(factor)
+        return norm

@@ -1,0 +1,162 @@
+"""Smoothed labels: the loss of a plain loop, exact under accumulation, and evaluation as it was."""
+
+import math
+
+import pytest
+import torch
+from accelerate import Accelerator
+from transformers import (
+    BertConfig,
+    BertForTokenClassification,
+    T5Config,
+    T5ForConditionalGeneration,
+    TrainingArguments,
+)
+from zoo import Case, make_batch, make_targets
+
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.downstream.finetuning.task_loss import TaskLoss, smoothed_cross_entropy
+from hf_ctxmodels.registry import FAMILIES
+from hf_ctxmodels.training.batches import INDEX_KEY
+from hf_ctxmodels.training.recurrent_state import RecurrentStateCarrier
+from hf_ctxmodels.training.trainer import CtxTrainer
+from hf_ctxmodels.training.training_step import TrainingStep
+
+SMOOTHING = 0.2
+
+
+def ours(head="AutoModelForSeq2SeqLM"):
+    return Case(FAMILIES["cove"], head).model(hidden_dropout_prob=0.0)
+
+
+def peers():
+    torch.manual_seed(0)
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_decoder_layers": 1, "num_heads": 2}
+    config = T5Config(vocab_size=61, dropout_rate=0.0, decoder_start_token_id=0, **sizes)
+    return T5ForConditionalGeneration(config)
+
+
+def rows(lengths):
+    """A batch with as many targets in each row as `lengths` says."""
+    case = Case(FAMILIES["cove"], "AutoModelForSeq2SeqLM")
+    batch = make_batch(case, tuple(3 + number % 4 for number in range(len(lengths))))
+    batch |= make_targets(case, batch)
+    for row, length in enumerate(lengths):
+        batch["labels"][row, length:] = -100
+    return {name: batch[name] for name in ("input_ids", "attention_mask", "labels")}
+
+
+def by_hand(model, batch):
+    """The mean over targets of -sum of p log q, p with the label and all words."""
+    with torch.no_grad():
+        every = model.eval()(**batch, return_logits=True) if isinstance(model, type(ours())) else model.eval()(**batch)
+    total, count = 0.0, 0
+    for logits, labels in zip(every.logits.double(), batch["labels"], strict=True):
+        for row, label in zip(logits.tolist(), labels.tolist(), strict=True):
+            if label == -100:
+                continue
+            norm = math.log(sum(math.exp(each) for each in row))
+            share = [SMOOTHING / len(row) + (1 - SMOOTHING) * (word == label) for word in range(len(row))]
+            total += sum(part * (norm - each) for part, each in zip(share, row, strict=True))
+            count += 1
+    return total / count, float(every.loss)
+
+
+@pytest.mark.parametrize("make", [ours, peers])
+def test_training_loss_of_a_plain_loop_and_plain_evaluation(make):
+    batch = rows([4, 1, 3])
+    expected, plain = by_hand(make(), batch)
+    assert abs(expected - plain) > 1e-3
+    model = make().train()
+    loss_function = TaskLoss(model, ["labels"], SMOOTHING)
+    assert loss_function.targets == ("labels",)
+    loss, of_sixteen = loss_function(model, batch, None).loss, loss_function(model, batch, {"labels": 16}).loss
+    assert loss.item() == pytest.approx(expected, abs=1e-5)
+    count = int((batch["labels"] != -100).sum())
+    assert of_sixteen.item() == pytest.approx(expected * count / 16, abs=1e-5)
+    with torch.no_grad():
+        assert model.eval()(**batch).loss.item() == pytest.approx(plain, abs=1e-5)
+
+
+@pytest.mark.parametrize("make", [ours, peers])
+def test_one_batch_of_16_equals_four_of_4(make):
+    batch = rows([1, 4, 2, 4, 1, 1, 1, 2, 3, 4, 4, 4, 1, 2, 1, 1])
+    gradients = []
+    for accumulation in (1, 4):
+        model = make().train()
+        loss_function = TaskLoss(model, ["labels"], SMOOTHING)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+        accelerator = Accelerator(cpu=True)
+        states = RecurrentStateCarrier((), accumulation)
+        training_step = TrainingStep(accelerator, model, accelerator.prepare(optimizer), 0.0, states, loss_function)
+        chunks = {name: tensor.chunk(accumulation) for name, tensor in batch.items()}
+        training_step(
+            [
+                {
+                    **{name: tensors[number] for name, tensors in chunks.items()},
+                    INDEX_KEY: torch.arange(16 // accumulation),
+                }
+                for number in range(accumulation)
+            ]
+        )
+        gradients.append({name: before[name] - parameter.detach() for name, parameter in model.named_parameters()})
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], gradient, rtol=0, atol=1e-5, msg=name)
+    assert any(gradient.abs().max() > 1e-3 for gradient in gradients[0].values())
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_trainer_uses_the_same_loss(tmp_path):
+    """One SGD step of 2 x 2 examples equals the gradient of the smoothed loss of all 4."""
+    batch, model = rows([4, 1, 3, 2]), ours().train()
+    loss_function = TaskLoss(model, ["labels"], SMOOTHING)
+    loss_function(model, batch, None).loss.backward()
+    expected = {name: -parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+    model.zero_grad()
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path),
+        max_steps=1,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=2,
+        learning_rate=1.0,
+        lr_scheduler_type="constant",
+        optim="sgd",
+        max_grad_norm=0.0,
+        report_to="none",
+        save_strategy="no",
+        use_cpu=True,
+        disable_tqdm=True,
+    )
+    examples = [{name: tensor[row] for name, tensor in batch.items()} for row in range(4)]
+    CtxTrainer(model, arguments, train_dataset=examples, loss_function=loss_function).train()
+    for name, change in expected.items():
+        torch.testing.assert_close(model.get_parameter(name) - before[name], change, rtol=0, atol=1e-5, msg=name)
+
+
+def test_losses_of_transformers_add_up_over_micro_batches():
+    """Heads of transformers return the mean of a batch; here an example with one target precedes full ones."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    model = BertForTokenClassification(BertConfig(vocab_size=20, num_labels=3, **sizes)).eval()
+    loss_function = TaskLoss(model, ["labels"])
+    ids, labels = torch.randint(5, 20, (4, 6)), torch.randint(3, (4, 6))
+    labels[0, 1:] = -100
+    total = loss_function(model, {"input_ids": ids, "labels": labels}, None).loss
+    parts = [
+        loss_function(model, {"input_ids": ids[rows], "labels": labels[rows]}, {"labels": 19}).loss
+        for rows in (slice(0, 1), slice(1, 4))
+    ]
+    torch.testing.assert_close(sum(parts), total)
+
+
+def test_unsupported_models_and_values():
+    with pytest.raises(CtxError, match=r"(?s)0 to below 1.*--label_smoothing 1"):
+        TaskLoss(ours(), ["labels"], 1.0)
+    with pytest.raises(CtxError, match="several terms"):
+        TaskLoss(Case(FAMILIES["lmseq2seq"], "AutoModelForPreTraining").model(), ["labels"], 0.1)
+    with pytest.raises(CtxError, match="not an encoder-decoder"):
+        TaskLoss(Case(FAMILIES["gpt2"], "AutoModelForCausalLM").model(), ["labels"], 0.1)
+    with pytest.raises(CtxError, match="no logits at the positions"):
+        smoothed_cross_entropy(torch.zeros(2, 3, 5), torch.zeros(2, 4, dtype=torch.int64), 0.1)

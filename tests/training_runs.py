@@ -1,0 +1,175 @@
+"""A small training problem: text, tokenizer and configuration on disk and in memory, and runs of the loop on it."""
+
+import json
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate.state import AcceleratorState, GradientState
+from forked import ForkedProcess
+from transformers import TrainerCallback, TrainerControl, TrainerState
+
+from hf_ctxmodels import CtxBertConfig, CtxBertForPreTraining
+from hf_ctxmodels.data import build_training_set, load_documents
+from hf_ctxmodels.objectives import MaskedLMWithNextSentence
+from hf_ctxmodels.registry import FAMILIES
+from hf_ctxmodels.training.arguments import LoopArguments
+from hf_ctxmodels.training.loop import make_accelerator, train
+from hf_ctxmodels.training.model_loading import load_tokenizer
+
+ROOT = Path(__file__).resolve().parents[1]
+WORDS = ["the", "a", "cat", "dog", "bird", "sat", "ran", "saw", "on", "under", "by", "mat", "tree", "house", "red"]
+WORDS += ["old", "small", "it", "was", "and", "then"]
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """Paths of the problem, and how to run `scripts/pretrain.py` on it."""
+
+    folder: Path
+    family: str = "bert"
+    more: dict[str, object] = field(default_factory=dict)
+
+    def flags(self, output_dir: Path, *more: object, config: str = "dropout.json") -> list[str]:
+        fixed = {
+            "family": self.family,
+            "config": self.folder / config,
+            "tokenizer": self.folder / "tokenizer",
+            "dataset": self.folder / "text.txt",
+            "max_length": 32,
+            "learning_rate": 1e-3,
+            "lr_scheduler": "constant",
+            "logging_steps": 2,
+            "output_dir": output_dir,
+            **self.more,
+        }
+        return [str(part) for name, value in fixed.items() for part in (f"--{name}", value)] + [str(x) for x in more]
+
+    def start(self, *command: object) -> ForkedProcess:
+        """Start `python <command>` in a process of its own."""
+        return ForkedProcess(*command, cwd=ROOT, OMP_NUM_THREADS="1")
+
+    def pretrain(self, *flags: object) -> tuple[int, str]:
+        """Run `scripts/pretrain.py` to its end: exit code and stderr."""
+        process = self.start("scripts/pretrain.py", *flags)
+        _, errors = process.communicate()
+        return process.returncode, errors
+
+
+def make_workspace(folder: Path, family: str, **more: object) -> Workspace:
+    rng = random.Random(0)
+    documents = [
+        "\n".join(" ".join(rng.choices(WORDS, k=rng.randint(4, 9))) + "." for _ in range(rng.randint(3, 8)))
+        for _ in range(60)
+    ]
+    (folder / "text.txt").write_text("\n\n".join(documents) + "\n", encoding="utf-8")
+    options = {"min_frequency": 1} if family == "bert" else {}
+    tokenizer = FAMILIES[family].tokenizer.train(documents, vocab_size=80, **options)
+    tokenizer.save_pretrained(folder / "tokenizer")
+    for name, dropout in (("dropout.json", 0.1), ("exact.json", 0.0)):
+        config = {
+            "vocab_size": 80,
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "intermediate_size": 64,
+            "max_position_embeddings": 32,
+            "hidden_dropout_prob": dropout,
+            "attention_probs_dropout_prob": dropout,
+        }
+        known = FAMILIES[family].config.__dataclass_fields__
+        config = {name: value for name, value in config.items() if name in known}
+        (folder / name).write_text(json.dumps(config), encoding="utf-8")
+    return Workspace(folder, family, more)
+
+
+@pytest.fixture(scope="session")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    return make_workspace(tmp_path_factory.mktemp("problem"), "bert")
+
+
+@pytest.fixture(scope="session")
+def contiguous_workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    """A model with a memory, carried along contiguous rows of text."""
+    return make_workspace(tmp_path_factory.mktemp("contiguous"), "xlnet", objective_options="memory_length=20")
+
+
+@pytest.fixture(params=["workspace", "contiguous_workspace"])
+def any_workspace(request: pytest.FixtureRequest) -> Workspace:
+    """Rows on their own, and rows with a memory."""
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture(scope="session")
+def pair_workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    """Two encoders in one model, of which one reads what the other draws."""
+    return make_workspace(tmp_path_factory.mktemp("pair"), "electra")
+
+
+@pytest.fixture
+def fresh_accelerate() -> None:
+    """Let a test make an Accelerator with settings of its own."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+
+
+@pytest.fixture(scope="module")
+def problem(workspace):
+    """Tokenizer, objective, examples; a quarter of the batch rows have more than half of all masked tokens."""
+    tokenizer = load_tokenizer(workspace.folder / "tokenizer")
+    objective = MaskedLMWithNextSentence(tokenizer, max_length=32, seed=3)
+    examples = build_training_set(load_documents(str(workspace.folder / "text.txt")), objective)
+    return tokenizer, objective, examples
+
+
+def new_model(workspace, config: str = "exact.json") -> CtxBertForPreTraining:
+    torch.manual_seed(0)
+    return CtxBertForPreTraining(CtxBertConfig(**json.loads((workspace.folder / config).read_text())))
+
+
+def arguments(output_dir: Path, **more: object) -> LoopArguments:
+    fixed = {
+        "max_steps": 3,
+        "per_device_batch_size": 4,
+        "learning_rate": 1e-3,
+        "logging_steps": 1,
+        "save_steps": 0,
+        "dataloader_workers": 0,
+        "lr_scheduler": "constant",
+    }
+    return LoopArguments(output_dir=str(output_dir), **{**fixed, **more})
+
+
+def run(model, problem, options: LoopArguments, collate=None, **more):
+    tokenizer, objective, examples = problem
+    accelerator = make_accelerator(options)
+    return train(model, examples, collate or objective.collate, options, accelerator, tokenizer=tokenizer, **more)
+
+
+class CallbackRun:
+    """A run of some steps, without a model: `begin(callback)`, then `step_begin(callback, step)` and so on."""
+
+    def __init__(self, optimizer: Any = None, max_steps: int = 10, epochs: float = 0.0, **begin: Any) -> None:
+        self.state = TrainerState(max_steps=max_steps, num_train_epochs=epochs)  # type: ignore[arg-type]
+        self.control, self._optimizer, self._begin = TrainerControl(), optimizer, begin
+
+    def _call(self, callback: TrainerCallback, event: str, **arguments: Any) -> None:
+        getattr(callback, event)(None, self.state, self.control, **arguments)
+
+    def begin(self, callback: TrainerCallback) -> None:
+        self._call(callback, "on_train_begin", optimizer=self._optimizer, **self._begin)
+
+    def step_begin(self, callback: TrainerCallback, step: int) -> None:
+        self.state.global_step = step
+        self._call(callback, "on_step_begin")
+
+    def pre_optimizer_step(self, callback: TrainerCallback, gradient_scale: float = 1.0) -> dict[str, Any]:
+        logs: dict[str, Any] = {}
+        self._call(callback, "on_pre_optimizer_step", gradient_scale=gradient_scale, logs=logs)
+        return logs
+
+    def end(self, callback: TrainerCallback) -> None:
+        self._call(callback, "on_train_end")
