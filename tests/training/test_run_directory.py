@@ -191,7 +191,7 @@ def test_a_full_disk_is_one_screen_and_keeps_the_last_good_checkpoint(workspace,
         return {"eval_x": 1.0}
 
     options = arguments(tmp_path, save_steps=1, eval_steps=1, dataloader_workers=1)
-    with disk, pytest.raises(CtxError, match=r"Writing failed: .*File too large.*\n.*\n  Fix: make room"):
+    with disk, pytest.raises(CtxError, match=r"Writing failed: .*File too large"):
         run(new_model(workspace), problem, options, evaluate=evaluate)
     assert [path.name for path in list_checkpoints(tmp_path)] == ["checkpoint-1"]
     assert not damaged_files(tmp_path / "checkpoint-1")

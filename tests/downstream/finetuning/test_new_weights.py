@@ -103,5 +103,5 @@ def test_what_is_new_is_not_held(tmp_path: Path) -> None:
             assert_close(each.grad, expected[name].detach(), f"{way} {name}")
     assert expected[table][known:].shape[0] == 3
     model.base_model.embeddings.word_embeddings.weight.data[0] += 1
-    with pytest.raises(CtxError, match="that of other weights"):
+    with pytest.raises(CtxError, match="from other weights"):
         ElasticWeightConsolidation(model, 1.0, file)
