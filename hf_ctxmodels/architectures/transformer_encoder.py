@@ -153,7 +153,9 @@ class TransformerEncoder(CtxPreTrainedModel):
         outputs = self.run_layers(hidden_states, layout, output_mask, mask, **recorded)
         return BaseModelOutputWithPooling(
             last_hidden_state=outputs.last_hidden_state,
-            pooler_output=None if self.pooler is None else self.pooler(outputs.layout.first_tokens(outputs.rows)),
+            pooler_output=None
+            if self.pooler is None
+            else self.pooler(outputs.layout.first_tokens(outputs.computed_states)),
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )

@@ -1,1 +1,1 @@
-"""Building blocks: modules with explicit arguments, independent of families."""
+"""Building blocks: modules with explicit arguments, independent of model families."""

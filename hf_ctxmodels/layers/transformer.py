@@ -12,13 +12,17 @@ from transformers.utils.output_capturing import selected_hidden_states
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.layers.activations import get_activation
-from hf_ctxmodels.layers.attention.backends import AttentionMask, prepare_mask
 from hf_ctxmodels.layers.attention.layouts import Layout
-from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, MaskSpec
+from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, AttentionMask, MaskSpec, prepare_mask
 from hf_ctxmodels.layers.attention.modules import CrossAttention, SelfAttention
 from hf_ctxmodels.layers.cpu.dropout import Dropout
-from hf_ctxmodels.layers.cpu.linear import can_use_onednn, is_rowwise, linear
+from hf_ctxmodels.layers.cpu.linear import apply_in_chunks, linear
 from hf_ctxmodels.layers.hook_points import HookPoint, ResidualSum
+
+Norm = Literal["post", "pre"]
+
+HiddenStates = bool | int | Sequence[int] | None
+"""Hidden states to record: all, none, or those with these numbers (0 is the input of the first block)."""
 
 
 class TokenPositionTypeEmbeddings(nn.Module):
@@ -26,8 +30,8 @@ class TokenPositionTypeEmbeddings(nn.Module):
 
     Args:
         vocab_size: Number of tokens.
-        width: Width of each table.
-        max_positions: Longest sequence.
+        width: Width of the embeddings.
+        max_positions: Maximum length of a sequence.
         num_types: Number of segments; 0 for no segment embeddings (DistilBERT).
         layer_norm_eps: Epsilon of the LayerNorm.
         dropout: Dropout on the result.
@@ -66,19 +70,19 @@ class TokenPositionTypeEmbeddings(nn.Module):
         Args:
             words: (...) ids, or (..., width) word embeddings.
             position_ids: Same leading shape as `words`, or broadcastable to it.
-            token_type_ids: Likewise; None for the first segment. Not read without segment embeddings.
+            token_type_ids: Likewise; None for the first segment. Ignored without segment embeddings.
 
         Returns:
             (..., width), or (..., projected_size).
         """
-        embedded = words if words.is_floating_point() else self.word_embeddings(words)
-        embedded = embedded + self.position_embeddings(position_ids)
+        embeddings = words if words.is_floating_point() else self.word_embeddings(words)
+        embeddings = embeddings + self.position_embeddings(position_ids)
         if self.token_type_embeddings is not None:
             if token_type_ids is None:
                 token_type_ids = torch.zeros_like(position_ids)
-            embedded = embedded + self.token_type_embeddings(token_type_ids)
-        embedded = self.embedding_output(self.dropout(self.norm(embedded)))
-        return embedded if self.projection is None else linear(self.projection, embedded)
+            embeddings = embeddings + self.token_type_embeddings(token_type_ids)
+        embeddings = self.embedding_output(self.dropout(self.norm(embeddings)))
+        return embeddings if self.projection is None else linear(self.projection, embeddings)
 
 
 class ScaledEmbedding(nn.Embedding):
@@ -89,19 +93,17 @@ class ScaledEmbedding(nn.Embedding):
         return super().forward(input) * self.embedding_dim**0.5
 
 
-_CHUNK = 1024  # rows for which a CPU holds the wide states at once, where no gradient needs them
-
-
 class FeedForward(nn.Module):
-    """Two linear maps with an activation between them.
+    """The position-wise feed-forward network (Vaswani et al. 2017, section 3.3): two linear layers with an activation
+    between them.
 
     Args:
         hidden_size: Width of the input and output.
-        intermediate_size: Width between the two maps.
-        activation: Name of an activation known to transformers (`gelu`, `relu`, ...).
-        dropout: Dropout between the activation and the second map.
-        bias: Whether the maps have a bias.
-        clamp: Whether values that fp16 cannot hold become the largest that it can, before and after the second map.
+        intermediate_size: Width between the two layers.
+        activation: Name of an activation in transformers ("gelu", "relu", ...).
+        dropout: Dropout between the activation and the second layer.
+        bias: Whether the linear layers have a bias.
+        clamp: Clamp infinite float16 values to the largest finite ones, before and after the second layer.
     """
 
     def __init__(
@@ -121,47 +123,31 @@ class FeedForward(nn.Module):
         self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=bias)
         self.clamp = clamp
 
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """(..., hidden) -> (..., hidden)."""
+        return apply_in_chunks(self.transform, hidden_states, self)
+
+    def transform(self, hidden_states: Tensor) -> Tensor:
+        """`forward` of all rows at once."""
+        intermediate = self.dropout(self._clamp(self.activate(hidden_states)))
+        return self._clamp(linear(self.down_proj, intermediate))
+
     def activate(self, hidden_states: Tensor) -> Tensor:
         """(..., hidden) -> (..., intermediate), before dropout."""
         return self.activation(linear(self.up_proj, hidden_states))
 
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        """(..., hidden) -> (..., hidden)."""
-        if not self._may_chunk(hidden_states):
-            return self._compute(hidden_states)
-        rows = hidden_states.reshape(-1, hidden_states.shape[-1])
-        output = torch.empty_like(rows)
-        for start in range(0, len(rows), _CHUNK):
-            output[start : start + _CHUNK] = self._compute(rows[start : start + _CHUNK])
-        return output.view(hidden_states.shape)
-
-    def _compute(self, hidden_states: Tensor) -> Tensor:
-        between = self.dropout(self._finite(self.activate(hidden_states)))
-        return self._finite(linear(self.down_proj, between))
-
-    def _may_chunk(self, hidden_states: Tensor) -> bool:
-        """Whether there are many rows, nobody needs the wide states or the order of dropout, and a CPU computes now."""
-        if self.training or torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.jit.is_tracing():
-            return False
-        if hidden_states.numel() <= _CHUNK * hidden_states.shape[-1] or self.activation._forward_hooks:
-            return False
-        return can_use_onednn(hidden_states) and all(map(is_rowwise, self._maps()))
-
-    def _maps(self) -> list[nn.Module]:
-        return [self.up_proj, self.down_proj]
-
-    def _finite(self, tensor: Tensor) -> Tensor:
+    def _clamp(self, tensor: Tensor) -> Tensor:
         return clamp_to_float16(tensor) if self.clamp else tensor
 
 
 class GatedFeedForward(FeedForward):
-    """A feed-forward network whose activation gates a second map of its input (Shazeer 2020, arXiv 2002.05202,
-    equation 5): with "gelu_new" it is that of T5 v1.1.
+    """A feed-forward network with a gate, the activation of another linear layer (Shazeer 2020, arXiv 2002.05202,
+    equation 5); with "gelu_new" the feed-forward network of T5 v1.1.
 
-    Args: those of `FeedForward`.
+    Args: as in `FeedForward`.
 
     Attributes:
-        gate_proj: The map under the activation; `up_proj` is the linear one.
+        gate_proj: The linear layer before the activation; `up_proj` has no activation.
     """
 
     def __init__(
@@ -170,35 +156,29 @@ class GatedFeedForward(FeedForward):
         super().__init__(hidden_size, intermediate_size, activation, bias=bias, **kwargs)
         self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=bias)
 
-    def _maps(self) -> list[nn.Module]:
-        return [*super()._maps(), self.gate_proj]
-
     def activate(self, hidden_states: Tensor) -> Tensor:
         """(..., hidden) -> (..., intermediate), before dropout."""
-        gate = self._finite(self.activation(linear(self.gate_proj, hidden_states)))
-        return gate * self._finite(linear(self.up_proj, hidden_states))  # infinite times zero would be no number
+        gate = self._clamp(self.activation(linear(self.gate_proj, hidden_states)))
+        return gate * self._clamp(linear(self.up_proj, hidden_states))  # infinity times zero would be NaN
 
 
 def clamp_to_float16(tensor: Tensor) -> Tensor:
-    """The tensor, in fp16 with its infinite values replaced by the largest finite ones; other types are unchanged."""
+    """Clamp infinite values of a float16 tensor to the largest finite ones; other dtypes are unchanged."""
     if tensor.dtype is not torch.float16:
         return tensor
-    largest = torch.finfo(torch.float16).max
-    return tensor.clamp(-largest, largest)
-
-
-Norm = Literal["post", "pre"]
+    limit = torch.finfo(torch.float16).max
+    return tensor.clamp(-limit, limit)
 
 
 @dataclass(frozen=True, eq=False)
 class Memory:
-    """An encoder's output, for cross-attention.
+    """Encoder output for cross-attention.
 
     Attributes:
         states: (..., memory) as packed by `layout`.
         layout: The layout of its tokens.
         mask: The attention mask, prepared by the stack.
-        targets_per_source: Consecutive rows of a padded batch that attend to one row of these.
+        targets_per_source: Number of consecutive examples of a padded batch that attend to the same example of `states`.
     """
 
     states: Tensor
@@ -208,7 +188,7 @@ class Memory:
 
 
 class BlockOutput(NamedTuple):
-    """(..., hidden) at the computed rows, and the probabilities of both attentions, if any."""
+    """(..., hidden) at the computed tokens, and the attention probabilities, None if not available."""
 
     hidden_states: Tensor
     attention: Tensor | None
@@ -219,8 +199,8 @@ class TransformerBlock(GradientCheckpointingLayer):
     """Self-attention, optional cross-attention, and a feed-forward network, with dropout and residual connections.
 
     `norm="post"` normalises each sum (Vaswani et al. 2017), `norm="pre"` the input of each sub-layer; the last block's
-    output then needs another norm (Radford et al. 2019, section 2.3). Each sub-layer's output is added
-    by its `ResidualSum`, at which hooks may change it.
+    output then needs another norm (Radford et al. 2019, section 2.3). A `ResidualSum` adds the output of each
+    sub-layer; hooks on it may change the sum.
 
     Args:
         hidden_size: Width of the input and output.
@@ -267,79 +247,77 @@ class TransformerBlock(GradientCheckpointingLayer):
         past_key_values: Cache | None = None,
         layer_index: int = 0,
     ) -> BlockOutput:
-        """(..., hidden) as packed by `layout` -> the rows it computes.
+        """Run the block; (..., hidden) at all tokens of `layout` -> (..., hidden) at the tokens it computes.
 
         Args:
             hidden_states, layout, mask, past_key_values, layer_index: As in `SelfAttention`.
             memory: The encoder's output for cross-attention, or None.
         """
-        cache, cross_probabilities = past_key_values, None
-        own_cache = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
-        attended, probabilities = self.attention(
-            self._before(self.attention_norm, hidden_states),
+        self_attention_cache, cross_attention_cache = past_key_values, None
+        if isinstance(past_key_values, EncoderDecoderCache):
+            self_attention_cache, cross_attention_cache = past_key_values.self_attention_cache, past_key_values
+        attention_output, probabilities = self.attention(
+            self._pre_norm(self.attention_norm, hidden_states),
             layout,
             mask,
-            past_key_values=own_cache,
+            past_key_values=self_attention_cache,
             layer_index=layer_index,
         )
         hidden_states = self.attention_residual(
             layout.select_queries(hidden_states),
-            self.dropout(attended),
-            self.attention_norm if self.norm == "post" else None,
+            self.dropout(attention_output),
+            self._post_norm(self.attention_norm),
             layer_index,
         )
+        cross_probabilities = None
         if self.cross_attention is not None:
             if memory is None:
                 raise CtxError("This block has cross-attention, but memory is None.", hint="give memory.")
-            attended, cross_probabilities = self.cross_attention(
-                self._before(self.cross_attention_norm, hidden_states),
+            attention_output, cross_probabilities = self.cross_attention(
+                self._pre_norm(self.cross_attention_norm, hidden_states),
                 layout,
                 memory.states,
                 memory.layout,
                 memory.mask,
-                past_key_values=cache if isinstance(cache, EncoderDecoderCache) else None,
+                past_key_values=cross_attention_cache,
                 layer_index=layer_index,
                 targets_per_source=memory.targets_per_source,
             )
             hidden_states = self.cross_attention_residual(
-                hidden_states,
-                self.dropout(attended),
-                self.cross_attention_norm if self.norm == "post" else None,
-                layer_index,
+                hidden_states, self.dropout(attention_output), self._post_norm(self.cross_attention_norm), layer_index
             )
-        del attended  # without gradients its memory is free for the wide states
-        fed = self.feed_forward(self._before(self.feed_forward_norm, hidden_states))
+        del attention_output  # frees its memory before the feed-forward network if no gradient needs it
+        output = self.feed_forward(self._pre_norm(self.feed_forward_norm, hidden_states))
         hidden_states = self.feed_forward_residual(
-            hidden_states, self.dropout(fed), self.feed_forward_norm if self.norm == "post" else None, layer_index
+            hidden_states, self.dropout(output), self._post_norm(self.feed_forward_norm), layer_index
         )
         return BlockOutput(hidden_states, probabilities, cross_probabilities)
 
-    def _before(self, norm: nn.Module, states: Tensor) -> Tensor:
-        return norm(states) if self.norm == "pre" else states
+    def _pre_norm(self, norm: nn.Module, hidden_states: Tensor) -> Tensor:
+        return norm(hidden_states) if self.norm == "pre" else hidden_states
 
-
-HiddenStates = bool | int | Sequence[int] | None
-"""Which hidden states to record: all, none, or those with these numbers (0 is the input of the first block)."""
+    def _post_norm(self, norm: nn.Module) -> nn.Module | None:
+        return norm if self.norm == "post" else None
 
 
 @dataclass(frozen=True, eq=False)
 class StackOutput:
-    """What a stack gives.
+    """Output of a stack of blocks.
 
     Attributes:
         last_hidden_state: (batch, length, hidden), zeros at padding in a packed layout; with an output mask (targets,
             hidden) in row-major order.
-        rows: (..., hidden) all computed rows.
-        layout: Where these lie: `layout.first_tokens(rows)` is what a pooler reads.
-        hidden_states: The input of every block, (batch, length, hidden), and `last_hidden_state`, None in place of
-            those not chosen; None if none were asked for. What follows is computed from them, so that gradients with
-            respect to them can be taken.
-        attentions: (batch, heads, queries, keys) of every block; None if they were not asked for.
+        computed_states: (..., hidden) at all computed tokens.
+        layout: Their layout: `layout.first_tokens(computed_states)` is the input of a pooler.
+        hidden_states: (batch, length, hidden) inputs of all blocks, and `last_hidden_state`; None for those not
+            selected; None if none were requested. The later states are computed from these tensors, so that gradients
+            with respect to them are available.
+        attentions: (batch, heads, queries, keys) of every block; None if they were not requested.
         cross_attentions: Likewise; empty without cross-attention.
     """
 
     last_hidden_state: Tensor
-    rows: Tensor
+    computed_states: Tensor
     layout: Layout
     hidden_states: tuple[Tensor | None, ...] | None
     attentions: tuple[Tensor, ...] | None
@@ -361,128 +339,129 @@ def run_stack(
     output_hidden_states: HiddenStates = None,
     output_attentions: bool | None = None,
 ) -> StackOutput:
-    """Run blocks one after the other.
+    """Run blocks one after the other; the last one only at the tokens whose outputs are used.
 
     Args:
-        blocks: `TransformerBlock`s in the order they are applied; one object may stand at several depths.
+        blocks: `TransformerBlock`s in the order of application; one object may occur several times.
         hidden_states: (..., hidden) as packed by `layout`.
-        layout: Where the tokens lie.
-        masks: Who sees whom: one for all blocks, or one for each.
-        memory: What their cross-attention reads, or None.
+        layout: The layout of the batch.
+        masks: The attention mask of all blocks, or one for each.
+        memory: The encoder's output for cross-attention, or None.
         past_key_values: The cache that `layout` was built with, or None.
         final_norm: Applied to the last block's output: the norm of pre-norm models, with dropout if they have it.
         output_mask: (batch, length) bool, the positions whose outputs are used: the last block of a packed layout is
             computed only there. None for all.
-        include_first_tokens: Compute each row's first token as well.
-        zero_padding: Set padding positions to 0 before the first block and after each, where they are computed at all.
+        include_first_tokens: Also compute the first token of each example.
+        zero_padding: Set padding positions to 0 before the first block and after each block, if they are computed.
         output_hidden_states, output_attentions: What to record.
 
     Raises:
-        CtxError: Attention weights are asked for, and the implementation in use gives none.
+        CtxError: Attention weights are requested, but the attention implementation returns none.
     """
-    chain = list(blocks)
-    final = layout if output_mask is None else layout.select(output_mask, include_first_tokens=include_first_tokens)
-    views = _views(masks, len(chain), layout, final, memory, hidden_states)
-    padding = layout.padding_mask() if zero_padding else None
-    kept = recorded_layer_numbers(output_hidden_states, len(chain) + 1)
-    recorded: list[Tensor | None] = []
-    weights: list[tuple[Tensor, Tensor | None]] | None = [] if output_attentions else None
-    for number, (block, view) in enumerate(zip(chain, views, strict=True)):
-        hidden_states, state = _recorded(_zeroed(hidden_states, padding), layout, number in kept)
-        recorded.append(state)
-        hidden_states, *probabilities = block(
-            hidden_states, view.layout, view.mask, view.memory, past_key_values=past_key_values, layer_index=number
+    layers = list(blocks)
+    final_layout = layout
+    if output_mask is not None:
+        final_layout = layout.select(output_mask, include_first_tokens=include_first_tokens)
+    contexts = _prepare_contexts(masks, len(layers), layout, final_layout, memory, hidden_states)
+    padding_mask = layout.padding_mask() if zero_padding else None
+    recorded_numbers = recorded_layer_numbers(output_hidden_states, len(layers) + 1)
+    recorded_states: list[Tensor | None] = []
+    attentions: list[Tensor] = []
+    cross_attentions: list[Tensor] = []
+    for number, (block, context) in enumerate(zip(layers, contexts, strict=True)):
+        hidden_states = _zero_at(padding_mask, hidden_states)
+        recorded_states.append(None)
+        if number in recorded_numbers:
+            recorded_states[-1] = layout.unpack(hidden_states)
+            hidden_states = layout.pack(recorded_states[-1])  # for gradients with respect to the recorded states
+        hidden_states, attention, cross_attention = block(
+            hidden_states,
+            context.layout,
+            context.mask,
+            context.memory,
+            past_key_values=past_key_values,
+            layer_index=number,
         )
-        if weights is not None:
-            weights.append(_checked_weights(*probabilities))
-    hidden_states = _zeroed(hidden_states if final_norm is None else final_norm(hidden_states), padding)
-    output = final.select_outputs(hidden_states)
-    recorded.append(output if len(chain) in kept else None)
-    if recorded[-1] is not None and output_mask is None:
-        hidden_states = final.pack(output)
-    states = None if output_hidden_states is None or output_hidden_states is False else tuple(recorded)
-    return StackOutput(output, hidden_states, final, states, *_by_kind(weights))
+        if output_attentions:
+            attentions.append(_validate_attention(attention))
+            cross_attentions += [] if cross_attention is None else [cross_attention]
+    if final_norm is not None:
+        hidden_states = final_norm(hidden_states)
+    hidden_states = _zero_at(padding_mask, hidden_states)
+    output = final_layout.select_outputs(hidden_states)
+    recorded_states.append(output if len(layers) in recorded_numbers else None)
+    if recorded_states[-1] is not None and output_mask is None:
+        hidden_states = final_layout.pack(output)
+    return StackOutput(
+        output,
+        hidden_states,
+        final_layout,
+        hidden_states=None if output_hidden_states is None or output_hidden_states is False else tuple(recorded_states),
+        attentions=tuple(attentions) if output_attentions else None,
+        cross_attentions=tuple(cross_attentions) if output_attentions else None,
+    )
 
 
-def _zeroed(rows: Tensor, padding: Tensor | None) -> Tensor:
-    """The rows with 0 at padding; as they are where that is None."""
-    return rows if padding is None else rows.masked_fill(padding, 0.0)
+def _zero_at(padding_mask: Tensor | None, hidden_states: Tensor) -> Tensor:
+    return hidden_states if padding_mask is None else hidden_states.masked_fill(padding_mask, 0.0)
 
 
-def _recorded(rows: Tensor, layout: Layout, kept: bool) -> tuple[Tensor, Tensor | None]:
-    """The rows and, if they are kept, what is recorded of them. The rows are made from that, so that gradients with
-    respect to it pass through it."""
-    state = layout.unpack(rows) if kept else None
-    return (rows if state is None else layout.pack(state)), state
-
-
-def _by_kind(
-    weights: list[tuple[Tensor, Tensor | None]] | None,
-) -> tuple[tuple[Tensor, ...] | None, tuple[Tensor, ...] | None]:
-    """Attention weights of all blocks, and of cross-attention where there is any; None where none are recorded."""
-    if weights is None:
-        return None, None
-    return tuple(own for own, _ in weights), tuple(cross for _, cross in weights if cross is not None)
-
-
-class _View(NamedTuple):
-    """What one block attends by."""
+class _AttentionContext(NamedTuple):
+    """The arguments of a block that determine its attention."""
 
     layout: Layout
     mask: AttentionMask
     memory: Memory | None
 
 
-def _views(
+def _prepare_contexts(
     masks: MaskSpec | Sequence[MaskSpec],
-    count: int,
+    num_blocks: int,
     layout: Layout,
-    final: Layout,
+    final_layout: Layout,
     memory: Memory | None,
-    like: Tensor,
-) -> list[_View]:
-    """One for each block; blocks that attend alike share the prepared mask."""
-    specs = [masks] * count if isinstance(masks, MaskSpec) else list(masks)
-    if len(specs) != count:
-        raise CtxError(f"{len(specs)} masks for {count} blocks; give one for all, or one for each.")
-    made: list[tuple[MaskSpec, Layout, _View]] = []
-    views = []
-    for number, spec in enumerate(specs):
-        place = final if number + 1 == count else layout
-        known = next((view for key, where, view in made if key is spec and where is place), None)
-        if known is None:
-            seen = None if memory is None else _prepare_memory(memory, place, like)
-            known = _View(place, prepare_mask(spec, place, like), seen)
-            made.append((spec, place, known))
-        views.append(known)
-    return views
+    hidden_states: Tensor,
+) -> list[_AttentionContext]:
+    """The arguments of each block; blocks with the same mask and layout share the prepared mask."""
+    specs = [masks] * num_blocks if isinstance(masks, MaskSpec) else list(masks)
+    if len(specs) != num_blocks:
+        raise CtxError(f"{len(specs)} masks for {num_blocks} blocks; give one for all, or one for each.")
+    layouts = [layout] * (num_blocks - 1) + [final_layout] * min(num_blocks, 1)
+    prepared: dict[tuple[int, int], _AttentionContext] = {}
+    contexts = []
+    for spec, block_layout in zip(specs, layouts, strict=True):
+        key = id(spec), id(block_layout)
+        if key not in prepared:
+            block_memory = memory
+            if memory is not None:
+                queries = block_layout.share_source(memory.targets_per_source)
+                memory_mask = prepare_mask(memory.mask, queries, hidden_states, memory.layout)
+                block_memory = replace(memory, mask=memory_mask)
+            mask = prepare_mask(spec, block_layout, hidden_states)
+            prepared[key] = _AttentionContext(block_layout, mask, block_memory)
+        contexts.append(prepared[key])
+    return contexts
 
 
-def _prepare_memory(memory: Memory, layout: Layout, like: Tensor) -> Memory:
-    return replace(
-        memory, mask=prepare_mask(memory.mask, layout.share_source(memory.targets_per_source), like, memory.layout)
-    )
-
-
-def _checked_weights(probabilities: Tensor | None, cross_probabilities: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    if probabilities is None or probabilities.dim() != 4:  # flex attention may give the logarithms of sums
+def _validate_attention(probabilities: Tensor | None) -> Tensor:
+    if probabilities is None or probabilities.dim() != 4:  # flex attention may return log-sum-exp instead
         raise CtxError(
-            "The attention implementation in use gives no attention weights, which output_attentions asks for.",
+            "output_attentions=True, but the attention implementation in use returns no attention weights.",
             hint='use attn_implementation="eager": model.set_attn_implementation("eager").',
         )
-    return probabilities, cross_probabilities
+    return probabilities
 
 
-def recorded_layer_numbers(choice: HiddenStates, count: int) -> set[int]:
-    """Which of `count` hidden states to record, by their numbers from 0; a negative choice counts from the last."""
-    if choice is None or choice is False:
+def recorded_layer_numbers(selection: HiddenStates, count: int) -> set[int]:
+    """Numbers of the hidden states to record, out of `count`; negative numbers in the selection count from the last."""
+    if selection is None or selection is False:
         return set()
-    numbers = selected_hidden_states(choice)
+    numbers = selected_hidden_states(selection)
     return set(range(count)) if numbers is None else {number % count for number in numbers if -count <= number < count}
 
 
 class FirstTokenPooler(nn.Module):
-    """Dense and tanh on the first token's state."""
+    """Linear layer and tanh on the first token's state (Devlin et al. 2019)."""
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()

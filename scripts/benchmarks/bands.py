@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.measure import Measurement, measure
-from hf_ctxmodels.layers.attention.banded_attention import attend_to_band
-from hf_ctxmodels.layers.cpu.dropout import padded_attention
+from hf_ctxmodels.layers.attention.banded_attention import banded_attention
+from hf_ctxmodels.layers.cpu.dropout import scaled_dot_product_attention
 
 HEADS, HEAD_DIM, WINDOW = 12, 64, 256
 # Length -> expected minimum of the time with a mask, and of the time of dense causal attention, over the band's.
@@ -67,12 +67,16 @@ def steps(length: int, device: torch.device, dtype: torch.dtype) -> dict[str, Ca
         return run_step
 
     return {
-        "band": step(lambda: attend_to_band(query, key, value, WINDOW, scale=HEAD_DIM**-0.5, dropout=0.0)),
+        "band": step(lambda: banded_attention(query, key, value, WINDOW, scale=HEAD_DIM**-0.5, dropout=0.0)),
         "mask": step(
-            lambda: padded_attention(query, key, value, mask, is_causal=False, scale=HEAD_DIM**-0.5, dropout=0.0)
+            lambda: scaled_dot_product_attention(
+                query, key, value, mask, is_causal=False, scale=HEAD_DIM**-0.5, dropout=0.0
+            )
         ),
         "causal": step(
-            lambda: padded_attention(query, key, value, None, is_causal=True, scale=HEAD_DIM**-0.5, dropout=0.0)
+            lambda: scaled_dot_product_attention(
+                query, key, value, None, is_causal=True, scale=HEAD_DIM**-0.5, dropout=0.0
+            )
         ),
     }
 

@@ -9,9 +9,8 @@ from torch import Tensor, nn
 
 from hf_ctxmodels.data.demo_corpus import demo_documents
 from hf_ctxmodels.data.sentence_splitting import split_sentences
-from hf_ctxmodels.layers.recurrent import gru
-from hf_ctxmodels.layers.recurrent import lstm_recurrence as recurrence
 from hf_ctxmodels.layers.recurrent.gru import GRU
+from hf_ctxmodels.layers.recurrent.recurrence import GRU_GATES, LSTM_GATES
 
 
 @torch.no_grad()
@@ -26,7 +25,7 @@ def torch_layers(layers: Iterable[Any]) -> nn.RNNBase:
     """
     layers = list(layers)
     first = layers[0]
-    kind, gates = (nn.GRU, gru.GATES) if isinstance(first, GRU) else (nn.LSTM, recurrence.GATES)
+    kind, gates = (nn.GRU, GRU_GATES) if isinstance(first, GRU) else (nn.LSTM, LSTM_GATES)
     projection = getattr(first, "projection", None)
     directions, width, inputs = first.input_weight.shape
     sizes = {"proj_size": projection.shape[1]} if projection is not None else {}

@@ -27,7 +27,7 @@ from hf_ctxmodels.compression.low_bits.quantizer import (
 from hf_ctxmodels.downstream import loading_with_adapters as saved
 from hf_ctxmodels.downstream.adapters import add_adapter, delete_adapter, train_adapter
 from hf_ctxmodels.inference.model_inputs import inputs_for_texts
-from hf_ctxmodels.layers import transformer as feed_forward
+from hf_ctxmodels.layers.cpu import linear as cpu_linear
 from hf_ctxmodels.layers.cpu.linear import linear
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.training.model_loading import load_config, require_trainable
@@ -229,10 +229,10 @@ def test_many_rows_are_mapped_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
         quantize_model(model, CtxInt8Config(activations=activations))  # type: ignore[arg-type]
         network, parts = model.layers[0].feed_forward, list[int]()
         expected = network(states)
-        monkeypatch.setattr(feed_forward, "_CHUNK", 32)
-        compute = network._compute
+        monkeypatch.setattr(cpu_linear, "_CHUNK_ROWS", 32)
+        compute = network.transform
         monkeypatch.setattr(
-            network, "_compute", lambda rows, compute=compute, parts=parts: parts.append(len(rows)) or compute(rows)
+            network, "transform", lambda rows, compute=compute, parts=parts: parts.append(len(rows)) or compute(rows)
         )
         assert torch.equal(network(states), expected)
         assert parts == ([32, 32, 6] if in_parts else [70])

@@ -4,20 +4,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from hf_ctxmodels.layers.attention import backends as grouping
-from hf_ctxmodels.layers.attention import banded_attention as banded
-from hf_ctxmodels.layers.attention.banded_attention import attend_to_band
+from hf_ctxmodels.layers.attention import backends
+from hf_ctxmodels.layers.attention.banded_attention import _attend_all_blocks, banded_attention
 from hf_ctxmodels.layers.attention.layouts import PackedLayout, PaddedLayout
 from hf_ctxmodels.layers.attention.masks import MaskSpec
 from hf_ctxmodels.layers.attention.modules import SelfAttention
-from hf_ctxmodels.layers.cpu.dropout import padded_attention
+from hf_ctxmodels.layers.cpu.dropout import scaled_dot_product_attention
 
 
 def dense(query: Tensor, key: Tensor, value: Tensor, window: int) -> Tensor:
     order = torch.arange(query.shape[1])
     distance = order[:, None] - order[None]
     mask = torch.zeros(distance.shape).masked_fill((distance < 0) | (distance >= window), float("-inf"))
-    return padded_attention(query, key, value, mask, is_causal=False, scale=0.3, dropout=0.0)
+    return scaled_dot_product_attention(query, key, value, mask, is_causal=False, scale=0.3, dropout=0.0)
 
 
 @pytest.mark.parametrize(("length", "window"), [(1, 1), (37, 5), (200, 1), (64, 64), (129, 65), (300, 128), (500, 200)])
@@ -27,14 +26,14 @@ def test_equal_to_a_mask_over_all_pairs(length: int, window: int) -> None:
     expected = dense(*rows, window)
     weights = torch.randn_like(expected)
     gradients = torch.autograd.grad(expected, rows, weights)
-    one_call = banded._all_blocks(*rows, window, 64, scale=0.3, dropout=0.0)  # as on other devices
-    for found in (attend_to_band(*rows, window, scale=0.3, dropout=0.0), one_call):
+    one_call = _attend_all_blocks(*rows, window, 64, scale=0.3, dropout=0.0)  # as on other devices
+    for found in (banded_attention(*rows, window, scale=0.3, dropout=0.0), one_call):
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
         for got, wanted in zip(torch.autograd.grad(found, rows, weights), gradients, strict=True):
             torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-5)
-    assert type(one_call.grad_fn) is not type(attend_to_band(*rows, window, scale=0.3, dropout=0.0).grad_fn)
+    assert type(one_call.grad_fn) is not type(banded_attention(*rows, window, scale=0.3, dropout=0.0).grad_fn)
     halves = [each.detach().bfloat16() for each in rows]
-    half = attend_to_band(*halves, window, scale=0.3, dropout=0.0)
+    half = banded_attention(*halves, window, scale=0.3, dropout=0.0)
     assert half.dtype == torch.bfloat16
     torch.testing.assert_close(half.float(), expected, atol=3e-2, rtol=3e-2)
 
@@ -44,7 +43,7 @@ def test_a_layer_computes_the_band_alone(monkeypatch: pytest.MonkeyPatch) -> Non
     torch.manual_seed(0)
     used = []
     monkeypatch.setattr(
-        grouping, "attend_to_band", lambda *rows, **more: used.append(len(rows[0])) or attend_to_band(*rows, **more)
+        backends, "banded_attention", lambda *rows, **more: used.append(len(rows[0])) or banded_attention(*rows, **more)
     )
     layer, spec = SelfAttention(24, 3), MaskSpec(causal=True, window=10)
     lengths, width = (150, 12, 149, 70), 150

@@ -32,7 +32,7 @@ def test_equals_the_formula(rate: float, masked: bool) -> None:
     results = []
     for attend in (
         lambda: formula(query, key, value, added, rate),
-        lambda: attention_with_dropout(query, key, value, added, scaling=SCALING, rate=rate),
+        lambda: attention_with_dropout(query, key, value, added, scale=SCALING, dropout=rate),
     ):
         torch.manual_seed(3)
         context = attend()
@@ -48,7 +48,7 @@ def test_bias_has_its_gradient() -> None:
     for batch in (1, 2):
         bias = torch.randn(batch, 4, 7, 7, generator=torch.Generator().manual_seed(batch)).requires_grad_()
         gradients = []
-        for attend in (formula, lambda *args: attention_with_dropout(*args[:4], scaling=SCALING, rate=args[4])):
+        for attend in (formula, lambda *args: attention_with_dropout(*args[:4], scale=SCALING, dropout=args[4])):
             torch.manual_seed(3)
             context = attend(query, key, value, bias, 0.3)
             gradients.append(torch.autograd.grad((context * torch.arange(6)).sum(), bias)[0])
@@ -61,7 +61,7 @@ def test_bfloat16_is_near_single_precision() -> None:
     for dtype in (torch.float32, torch.bfloat16):
         fused, query, key, value = inputs(dtype)
         torch.manual_seed(3)
-        context = attention_with_dropout(query, key, value, None, scaling=SCALING, rate=0.1)
+        context = attention_with_dropout(query, key, value, None, scale=SCALING, dropout=0.1)
         assert context.dtype is dtype
         (gradient,) = torch.autograd.grad(context.float().square().sum(), fused)
         results.append((context.float(), gradient.float()))
@@ -71,5 +71,5 @@ def test_bfloat16_is_near_single_precision() -> None:
 
 def test_rows_leave_without_a_copy() -> None:
     _, query, key, value = inputs()
-    context = attention_with_dropout(query, key, value, None, scaling=SCALING, rate=0.1).transpose(1, 2)
+    context = attention_with_dropout(query, key, value, None, scale=SCALING, dropout=0.1).transpose(1, 2)
     assert context.is_contiguous()

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from zoo import assert_close
 
-from hf_ctxmodels.layers import transformer as feed_forward
+from hf_ctxmodels.layers.cpu import linear as cpu_linear
 from hf_ctxmodels.layers.transformer import FeedForward, GatedFeedForward
 
 
@@ -24,7 +24,7 @@ class Recording(nn.Module):
 @pytest.mark.parametrize("network", [FeedForward, GatedFeedForward])
 def test_parts_equal_the_whole(network: type[FeedForward], monkeypatch: pytest.MonkeyPatch) -> None:
     """Equal states, with no more rows at once than a part has; whole where dropout, gradients or a hook need them."""
-    monkeypatch.setattr(feed_forward, "_CHUNK", 8)
+    monkeypatch.setattr(cpu_linear, "_CHUNK_ROWS", 8)
     torch.manual_seed(0)
     layer = network(16, 32, "relu", dropout=0.5).eval()
     layer.activation = Recording()

@@ -8,9 +8,8 @@ from torch import Tensor
 from torch.nn import Linear
 from torch.nn import functional as F
 
-from hf_ctxmodels.layers.cpu import linear as module
-from hf_ctxmodels.layers.cpu import linear as onednn
-from hf_ctxmodels.layers.cpu.linear import LinearLayers, can_use_onednn, fast_linear, linear, product
+from hf_ctxmodels.layers.cpu import linear as cpu_linear
+from hf_ctxmodels.layers.cpu.linear import LinearLayers, fast_linear, linear, matmul_transposed
 
 SHAPES = {"rows": (33, 16), "batch": (3, 5, 16), "one row": (16,), "few rows": (2, 16), "no row": (0, 16)}
 
@@ -18,7 +17,7 @@ SHAPES = {"rows": (33, 16), "batch": (3, 5, 16), "one row": (16,), "few rows": (
 @pytest.fixture(autouse=True)
 def by_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
     """However little there is to multiply."""
-    monkeypatch.setattr(module, "_LEAST_WORK", 0)
+    monkeypatch.setattr(cpu_linear, "_MIN_MULTIPLICATIONS", 0)
 
 
 def results(apply: Callable[..., Tensor], *inputs: Tensor) -> list[Tensor]:
@@ -53,7 +52,7 @@ def test_gradients_only_where_asked_for(frozen: int) -> None:
 
 def test_views_and_transposes() -> None:
     left, right = torch.randn(16, 40).T, torch.randn(3, 9, 16)[1]
-    torch.testing.assert_close(product(left, right), left @ right.T, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(matmul_transposed(left, right), left @ right.T, atol=1e-5, rtol=1e-5)
     rows = torch.randn(4, 9, 16)[:, 2:7]
     torch.testing.assert_close(fast_linear(rows, right), F.linear(rows, right), atol=1e-5, rtol=1e-5)
 
@@ -85,18 +84,20 @@ def test_half_precision_and_autocast_are_torchs(monkeypatch: pytest.MonkeyPatch)
     assert torch.equal(fast_linear(batch.bfloat16(), weight.bfloat16()), F.linear(batch.bfloat16(), weight.bfloat16()))
     with torch.autocast("cpu", torch.bfloat16):
         assert fast_linear(batch, weight).dtype is torch.bfloat16
-    monkeypatch.setattr(onednn, "HAS_ONEDNN", False)
+    monkeypatch.setattr(cpu_linear, "HAS_ONEDNN", False)
     assert not can_use_onednn(weight)
     assert torch.equal(fast_linear(batch, weight), F.linear(batch, weight))
 
 
 def test_little_work_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     used = []
-    monkeypatch.setattr(module, "_multiply", lambda left, right, bias=None: used.append(len(left)) or left @ right.T)
-    monkeypatch.setattr(module, "_LEAST_WORK", 20 * 16 * 9)
+    monkeypatch.setattr(
+        cpu_linear, "_contiguous_linear", lambda left, right, bias=None: used.append(len(left)) or left @ right.T
+    )
+    monkeypatch.setattr(cpu_linear, "_MIN_MULTIPLICATIONS", 20 * 16 * 9)
     fast_linear(torch.randn(19, 16), torch.randn(9, 16))
     fast_linear(torch.randn(20, 16), torch.randn(9, 16))
-    assert used == ([20] if onednn.HAS_ONEDNN else [])
+    assert used == ([20] if cpu_linear.HAS_ONEDNN else [])
 
 
 def test_compiled() -> None:

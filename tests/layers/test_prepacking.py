@@ -8,13 +8,11 @@ import torch
 from torch import nn
 from torch.autograd import forward_ad
 
-from hf_ctxmodels.layers.cpu import linear as module
-from hf_ctxmodels.layers.cpu import linear as onednn
-from hf_ctxmodels.layers.cpu import linear as prepacking
+from hf_ctxmodels.layers.cpu import linear as cpu_linear
 from hf_ctxmodels.layers.cpu.linear import active_prepacked_weights, linear, prepacked_weights
 
-pytestmark = pytest.mark.skipif(not onednn.HAS_ONEDNN, reason="this torch has no oneDNN")
-USES = prepacking._PAYS_AFTER + 1
+pytestmark = pytest.mark.skipif(not cpu_linear.HAS_ONEDNN, reason="this torch has no oneDNN")
+USES = cpu_linear._PREPACK_AFTER + 1
 ROWS = 4
 
 
@@ -41,7 +39,7 @@ def _apply(
 
 def test_a_copy_is_made_when_it_pays(map_of: nn.Linear) -> None:
     with prepacked_weights():
-        _apply(map_of, prepacking._PAYS_AFTER)
+        _apply(map_of, cpu_linear._PREPACK_AFTER)
         assert _copies() == 0
         _apply(map_of, 2)
         assert _copies() == 1
@@ -51,7 +49,7 @@ def test_a_copy_is_made_when_it_pays(map_of: nn.Linear) -> None:
 def test_products_by_the_copy_are_those_of_the_weight(map_of: nn.Linear, monkeypatch: pytest.MonkeyPatch) -> None:
     with torch.no_grad(), prepacked_weights():
         _apply(map_of, USES)
-        monkeypatch.setattr(module, "linear", None)  # another way would fail
+        monkeypatch.setattr(cpu_linear, "linear", None)  # another way would fail
         given = torch.randn(2, 3, 24)
         torch.testing.assert_close(linear(map_of, given), map_of(given))
         without = nn.Linear(24, 40, bias=False)
@@ -77,13 +75,13 @@ def test_copies_have_a_limit(map_of: nn.Linear) -> None:
             map_of.weight.mul_(2.0)
         _apply(map_of, 1)  # its copy is of no use any more, and makes room
         _apply(other, 1)
-        assert active_prepacked_weights().of(other.weight, None, None, 1) is not None
-        assert active_prepacked_weights().of(map_of.weight, None, None, 1) is None
+        assert active_prepacked_weights().get(other.weight, None, None, 1) is not None
+        assert active_prepacked_weights().get(map_of.weight, None, None, 1) is None
 
 
 def test_many_rows_need_no_copy(map_of: nn.Linear) -> None:
     with prepacked_weights():
-        _apply(map_of, USES, rows=prepacking._MOST_ROWS + 1)
+        _apply(map_of, USES, rows=cpu_linear._MAX_PREPACKED_ROWS + 1)
         assert not active_prepacked_weights()._uses
 
 
@@ -117,7 +115,7 @@ def test_a_bias_alone_gets_its_gradient(map_of: nn.Linear) -> None:
     torch.testing.assert_close(map_of.bias.grad, torch.full((40,), float(ROWS)))
 
 
-@pytest.mark.skipif(not onednn.HAS_BFLOAT16_PRODUCT, reason="this CPU has no products in bfloat16")
+@pytest.mark.skipif(not cpu_linear.HAS_BFLOAT16_PRODUCT, reason="this CPU has no products in bfloat16")
 def test_half_precision_has_copies(map_of: nn.Linear) -> None:
     map_of.to(torch.bfloat16)
     with prepacked_weights():
@@ -162,7 +160,7 @@ def test_forward_derivatives_pass_by_the_copies(map_of: nn.Linear) -> None:
             torch.testing.assert_close(found, tangent @ each.weight.T)
 
 
-@pytest.mark.skipif(not onednn.HAS_BFLOAT16_PRODUCT, reason="this CPU has no products in bfloat16")
+@pytest.mark.skipif(not cpu_linear.HAS_BFLOAT16_PRODUCT, reason="this CPU has no products in bfloat16")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast_says_the_type_of_a_product(map_of: nn.Linear, dtype: torch.dtype) -> None:
     map_of.to(torch.bfloat16)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hf_ctxmodels.layers.lm_loss import sampling
-from hf_ctxmodels.layers.lm_loss.sampling import sample_batches, uniforms
+from hf_ctxmodels.layers.lm_loss.sampling import sample_categorical, uniforms
 
 COUNT = 1 << 16
 
@@ -52,7 +52,7 @@ def test_sampling_is_inversion_of_the_cumulative_sum(columns: int) -> None:
     exact = probabilities.double()
     level = numbers.double()[:, None] * exact.sum(1, keepdim=True)
     expected = (exact.cumsum(1) <= level).sum(1)
-    drawn = sample_batches(probabilities, numbers)
+    drawn = sample_categorical(probabilities, numbers)
     assert (drawn == expected).float().mean() > 0.99  # rounding decides where the level meets a step
     assert bool((probabilities.gather(1, drawn[:, None]) > 0).all())
 
@@ -62,12 +62,14 @@ def test_the_ends_never_hit_what_has_no_probability(number: float) -> None:
     probabilities = torch.zeros(1, 700)
     for place in (0, 3, 256, 300, 699):
         probabilities.zero_()[0, place] = 1e-3
-        assert sample_batches(probabilities, torch.tensor([number])).item() == place
+        assert sample_categorical(probabilities, torch.tensor([number])).item() == place
 
 
 def test_draws_follow_the_distribution() -> None:
     probabilities = torch.softmax(torch.randn(300, generator=torch.Generator().manual_seed(0)), 0)
-    draws = sample_batches(probabilities.expand(COUNT, -1), uniforms(torch.arange(COUNT), torch.zeros(COUNT).long()))
+    draws = sample_categorical(
+        probabilities.expand(COUNT, -1), uniforms(torch.arange(COUNT), torch.zeros(COUNT).long())
+    )
     counts = torch.bincount(draws, minlength=300)
     expected = probabilities * COUNT
     assert ((counts - expected) ** 2 / expected).sum() < 380  # 0.1% of a chi-square with 299 degrees of freedom

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.layers.attention.backends import group_sequences
+from hf_ctxmodels.layers.attention.backends import attend_in_groups
 from hf_ctxmodels.layers.attention.layouts import PackedLayout, PaddedLayout
-from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL
+from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, group_sequences
 from hf_ctxmodels.layers.attention.reference import eager_attention_forward
 
 HEADS, HEAD_DIM = 2, 4
@@ -147,50 +147,49 @@ def attend_eagerly(scaling: float, query: Tensor, key: Tensor, value: Tensor, se
     return eager_attention_forward(torch.nn.Module().eval(), *batch, bias, scaling)[0][0]
 
 
-def lengths_of(pairs: list[tuple[int, int]]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def min_and_max(pairs: list[tuple[int, int]]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """(queries, keys) of each sequence; never more queries than keys."""
     return tuple(min(pair) for pair in pairs), tuple(max(pair) for pair in pairs)
 
 
-def layout_of(lengths: tuple[int, ...], counts: tuple[int, ...] | None = None) -> PackedLayout:
-    """Sequences of these lengths, of which the first rows are computed, as many as `counts` says."""
+def packed_layout(lengths: tuple[int, ...], counts: tuple[int, ...] | None = None) -> PackedLayout:
+    """Sequences of these lengths, of which the first `counts` tokens are computed."""
     layout = PackedLayout(len(lengths), max(lengths), None, lengths, NO_ROWS)
     if counts is None:
         return layout
     starts = torch.tensor(lengths).cumsum(0) - torch.tensor(lengths)
-    rows = torch.cat([start + torch.arange(count) for start, count in zip(starts, counts, strict=True)])
-    return replace(layout, query=rows, query_lengths=counts)
+    tokens = torch.cat([start + torch.arange(count) for start, count in zip(starts, counts, strict=True)])
+    return replace(layout, query=tokens, query_lengths=counts)
 
 
 @given(
     st.lists(st.tuples(st.integers(0, 5), st.integers(1, 9)), min_size=1, max_size=5).filter(lambda p: any(map(min, p)))
 )
-@pytest.mark.parametrize("single", [False, True], ids=["groups", "one group"])
-def test_ways_to_attend_agree(single: bool, pairs: list[tuple[int, int]]) -> None:
-    """In groups (CPU) and padded (accelerators) equal the formula, in values and gradients, whatever the rows."""
-    query_lengths, key_lengths = lengths_of(pairs)
+@pytest.mark.parametrize("is_single", [False, True], ids=["groups", "one group"])
+def test_groups_equal_eager_attention(is_single: bool, pairs: list[tuple[int, int]]) -> None:
+    """In several groups (CPU) and in one (accelerators), in values and gradients."""
+    query_lengths, key_lengths = min_and_max(pairs)
     inputs = attention_inputs(sum(query_lengths), sum(key_lengths))
-    owners = [torch.repeat_interleave(torch.tensor(lengths)) for lengths in (query_lengths, key_lengths)]
-    expected = attend_eagerly(0.3, *inputs, owners[0][:, None] == owners[1][None, :])
-    layouts = layout_of(key_lengths, query_lengths), layout_of(key_lengths)
-    grouping = group_sequences(BIDIRECTIONAL, *layouts, dtype=torch.float32, device=CPU, single=single)
-    assert len(grouping.groups) == 1 or not single
-    got = grouping.attend(*inputs, scale=0.3, dropout=0.0)
-    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
-    weights = torch.linspace(-1, 1, got.numel()).view_as(got)
-    for one, other in zip(
-        torch.autograd.grad((got * weights).sum(), inputs), torch.autograd.grad((expected * weights).sum(), inputs)
-    ):
-        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+    sequences = [torch.repeat_interleave(torch.tensor(lengths)) for lengths in (query_lengths, key_lengths)]
+    expected = attend_eagerly(0.3, *inputs, sequences[0][:, None] == sequences[1][None, :])
+    layouts = packed_layout(key_lengths, query_lengths), packed_layout(key_lengths)
+    groups = group_sequences(BIDIRECTIONAL, *layouts, dtype=torch.float32, device=CPU, is_single=is_single)
+    assert len(groups) == 1 or not is_single
+    actual = attend_in_groups(*inputs, groups, query_lengths, key_lengths, scale=0.3, dropout=0.0)
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
+    weights = torch.linspace(-1, 1, actual.numel()).view_as(actual)
+    actual_gradients = torch.autograd.grad((actual * weights).sum(), inputs)
+    for gradient, reference in zip(actual_gradients, torch.autograd.grad((expected * weights).sum(), inputs)):
+        torch.testing.assert_close(gradient, reference, atol=1e-5, rtol=1e-5)
 
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=40))
-def test_groups_hold_every_sequence_once_and_little_padding(lengths: list[int]) -> None:
-    layout = layout_of(tuple(lengths))
-    grouping = group_sequences(BIDIRECTIONAL, layout, layout, dtype=torch.float32, device=CPU, single=False)
-    assert sorted(number for group in grouping.groups for number in group.members) == list(range(len(lengths)))
-    for group in grouping.groups:
-        assert group.keys == max(lengths[number] for number in group.members)
-        real = sum(lengths[number] ** 2 for number in group.members)
-        assert len(group.members) * group.keys * group.queries - real <= 500
-    assert len(grouping.groups) <= len(set(lengths))
+def test_groups_partition_the_sequences_with_little_padding(lengths: list[int]) -> None:
+    layout = packed_layout(tuple(lengths))
+    groups = group_sequences(BIDIRECTIONAL, layout, layout, dtype=torch.float32, device=CPU, is_single=False)
+    assert sorted(member for group in groups for member in group.members) == list(range(len(lengths)))
+    for group in groups:
+        assert group.num_keys == max(lengths[member] for member in group.members)
+        num_pairs = sum(lengths[member] ** 2 for member in group.members)
+        assert len(group.members) * group.num_keys * group.num_queries - num_pairs <= 500
+    assert len(groups) <= len(set(lengths))

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from hf_ctxmodels.layers.lm_loss import cross_entropy as prediction
 from hf_ctxmodels.layers.lm_loss.cross_entropy import MaskedLMHead
-from hf_ctxmodels.layers.lm_loss.sampling import sample_batches, uniforms
+from hf_ctxmodels.layers.lm_loss.sampling import sample_categorical, uniforms
 from hf_ctxmodels.models.electra import replaced_token_detection as replaced_token
 from hf_ctxmodels.models.electra.replaced_token_detection import (
     copy_or_predict_loss,
@@ -50,7 +50,7 @@ def test_fills_every_mask_with_a_draw_from_the_softmax(
     logits, targets = head(states), labels[labels != -100]
     torch.testing.assert_close(filled.loss, F.cross_entropy(logits, targets, reduction="sum"))
     numbers = uniforms(torch.tensor([11, 11, 11, 13, 13]), torch.tensor([0, 1, 2, 0, 1]))
-    drawn = sample_batches(logits.softmax(-1), numbers)
+    drawn = sample_categorical(logits.softmax(-1), numbers)
     assert torch.equal(filled.input_ids[labels != -100], drawn)
     assert torch.equal(filled.input_ids[labels == -100], input_ids[labels == -100])
     assert filled.correct == (logits.argmax(-1) == targets).sum()

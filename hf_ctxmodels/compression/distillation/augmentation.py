@@ -114,7 +114,7 @@ class Substitution:
         where &= where.cumsum(1) == 1
         with evaluation_mode(self.model):
             scores = run(self.model, dict(batch)).vocabulary(where)
-            best = scores.decoder(scores.rows).topk(min(self.number, len(self.tokenizer)), -1).indices.tolist()
+            best = scores.decoder(scores.hidden_states).topk(min(self.number, len(self.tokenizer)), -1).indices.tolist()
         kept = [place for place, there in zip(places, where.any(1).tolist()) if there]
         return {place: self._words(ids) for place, ids in zip(kept, best, strict=True)}
 

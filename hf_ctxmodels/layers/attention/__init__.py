@@ -1,1 +1,1 @@
-"""Attention: modules, layouts, masks and backends."""
+"""Attention: layouts of packed sequences, masks, backends, and multi-head attention modules."""

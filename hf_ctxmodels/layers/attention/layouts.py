@@ -1,10 +1,10 @@
-"""Where the tokens of a batch lie: padded rows, or packed without padding.
+"""Layouts: padded batches, or the tokens of all sequences packed without padding.
 
-A model asks its layout and never looks at masks itself: it packs (batch, length, ...) tensors into the rows it computes
-on, attends over them (`hf_ctxmodels.layers.attention.backends`), and unpacks the result. `PaddedLayout` computes on
-every position; `PackedLayout` holds the real tokens of all sequences end to end, as in Krell et al. 2021 (arXiv
-2107.02027) and Zeng et al. 2022 (ByteTransformer). Both count a token's position by the tokens before it in its
-sequence, so that masks and biases which depend on positions do not depend on the layout.
+A model converts (batch, length, ...) tensors with its layout (`pack`), attends over the result
+(`hf_ctxmodels.layers.attention.backends`), and converts the result back (`unpack`), without reading masks itself.
+`PaddedLayout` computes all positions; `PackedLayout` concatenates the tokens of all sequences, as in Krell et al. 2021
+(arXiv 2107.02027) and Zeng et al. 2022 (ByteTransformer). In both, the position of a token is the number of tokens
+before it in its sequence, so that masks and biases by position do not depend on the layout.
 """
 
 from dataclasses import dataclass, field, replace
@@ -26,26 +26,27 @@ from hf_ctxmodels.core.inputs import (
     sequence_starts,
 )
 
-_READS_NO_KEYWORDS = ("eager", "sdpa")
+_WITHOUT_KEYWORDS = ("eager", "sdpa")
 
 
 @dataclass(frozen=True, eq=False)
 class PaddedLayout:
-    """Every position of the batch is computed.
+    """All positions of a (batch, length) batch are computed.
 
-    With a cache the keys are those of the cache, of which the last ones written are of this batch.
+    With a cache, the keys are those of the cache, which ends with the keys of this batch.
 
     Attributes:
-        batch_size: Rows of the batch.
-        length: Columns of the batch.
-        tokens: (batch, keys) bool, False at padding; None when every position is a token.
-        sequences: (batch, length) numbers of the sequences within each row, counted from 1; None when each row is one.
-        custom_mask: What the caller made for the implementation in use, in place of all of the above; or None.
-        implementation: Which attention function of transformers is used: "eager", "sdpa", "flex_attention", ...
-        attention_kwargs: Keywords passed on to that function.
-        past_length: Tokens that the cache held before this batch.
-        cache_length: Keys that the cache returns; None without a cache.
-        output_mask: (batch, length) bool, the positions whose outputs leave the encoder; None for all.
+        batch_size, length: Shape of the batch.
+        tokens: (batch, keys) bool, False at padding; None without padding.
+        sequences: (batch, length) number of each token's sequence within its row, from 1; None for one sequence per
+            row.
+        custom_mask: A mask in the format of the attention implementation, given by the caller instead of the above; or
+            None.
+        implementation: Attention implementation of transformers: "eager", "sdpa", "flex_attention", ...
+        attention_kwargs: Keyword arguments of the attention function.
+        past_length: Number of tokens in the cache before this batch.
+        cache_length: Number of keys that the cache returns; None without a cache.
+        output_mask: (batch, length) bool, the positions whose outputs are returned; None for all.
     """
 
     batch_size: int
@@ -61,24 +62,29 @@ class PaddedLayout:
 
     @property
     def num_keys(self) -> int:
-        """Columns of the keys."""
+        """Length of the keys."""
         return self.length if self.cache_length is None else self.cache_length
+
+    @property
+    def is_flash(self) -> bool:
+        """Whether the implementation is a flash attention kernel of transformers."""
+        return "flash" in self.implementation
 
     def key_positions(self, device: torch.device) -> Tensor:
         """(batch or 1, keys) number of tokens before each column in its sequence."""
-        order = torch.arange(self.num_keys, device=device)[None]
+        positions = torch.arange(self.num_keys, device=device)[None]
         if self.tokens is not None:
-            order = self.tokens.cumsum(1) - self.tokens.long()
+            positions = self.tokens.cumsum(1) - self.tokens.long()
         if self.sequences is not None:
-            order = order - (order * sequence_starts(self.sequences)).cummax(1).values
-        return order
+            positions = positions - (positions * sequence_starts(self.sequences)).cummax(1).values
+        return positions
 
     def select_query_columns(self, columns: Tensor) -> Tensor:
         """(..., keys) -> (..., length), the columns of this batch."""
         if self.cache_length is None:
             return columns
-        own = torch.arange(self.length, device=columns.device) + self.past_length
-        return columns.index_select(-1, own)
+        queries = torch.arange(self.length, device=columns.device) + self.past_length
+        return columns.index_select(-1, queries)
 
     def pack(self, tensor: Tensor) -> Tensor:
         """(batch, length, ...) -> the same."""
@@ -88,53 +94,56 @@ class PaddedLayout:
     select_queries = pack
 
     def select(self, output_mask: Tensor, *, include_first_tokens: bool) -> "PaddedLayout":
-        """The same layout with outputs at some positions; all are computed, these are picked."""
+        """The same layout with outputs at some positions; all positions are computed."""
         return replace(self, output_mask=output_mask)
 
     def share_source(self, targets_per_source: int) -> "PaddedLayout":
-        """The layout of queries that see all of a source: those of `targets_per_source` consecutive rows in one row."""
+        """The layout of queries without a mask that combines `targets_per_source` consecutive rows into one."""
         if targets_per_source == 1:
             return self
-        options: Any = {"implementation": self.implementation, "attention_kwargs": self.attention_kwargs}
-        return PaddedLayout(self.batch_size // targets_per_source, self.length * targets_per_source, **options)
+        return PaddedLayout(
+            self.batch_size // targets_per_source,
+            self.length * targets_per_source,
+            implementation=self.implementation,
+            attention_kwargs=self.attention_kwargs,
+        )
 
     def first_tokens(self, hidden_states: Tensor) -> Tensor:
-        """(batch, length, hidden) -> (batch, hidden) of each row's first token."""
+        """(batch, length, hidden) -> (batch, hidden) at each row's first token."""
         if self.tokens is None:
             return hidden_states[:, 0]
         columns = self.tokens.int().argmax(1)
         return hidden_states[torch.arange(hidden_states.shape[0], device=hidden_states.device), columns]
 
     def select_outputs(self, hidden_states: Tensor) -> Tensor:
-        """What leaves the encoder: (batch, length, hidden), or (targets, hidden)."""
+        """(batch, length, hidden) -> the same, or (targets, hidden) with an output mask."""
         return hidden_states if self.output_mask is None else hidden_states[self.output_mask]
 
     def padding_mask(self) -> Tensor | None:
-        """(batch, length, 1) bool, True at padding; None where there is none. Before a cache is extended."""
+        """(batch, length, 1) bool, True at padding; None without padding. Call it before the cache is extended."""
         return None if self.tokens is None else ~self.select_query_columns(self.tokens)[..., None]
 
 
 @dataclass(frozen=True)
 class PackedLayout:
-    """The real tokens of a batch, end to end, in row-major order.
+    """The tokens of a batch without padding, concatenated in row-major order.
 
     Attributes:
-        batch_size: Rows of the padded batch.
-        length: Columns of the padded batch.
-        indices: (tokens,) positions of the tokens in the flattened (batch * length) batch; None when there is no
-            padding, so that packing is a view.
-        lengths: Tokens of each sequence; a row may hold several sequences (`sequence_ids`).
-        first_rows: (batch,) packed index of each row's first token.
-        query: (rows,) packed indices whose outputs are computed in the last layer, ascending; None for all of them.
-        query_lengths: How many of them each sequence has.
-        output_mask: (rows,) bool, which of `query` leave the encoder.
+        batch_size, length: Shape of the padded batch.
+        indices: (tokens,) positions of the tokens in the flattened (batch * length) batch; None without padding, so
+            that packing is a view.
+        lengths: Number of tokens of each sequence; a row may hold several sequences (`sequence_ids`).
+        first_indices: (batch,) packed index of each row's first token.
+        query: (queries,) ascending packed indices of the tokens that the last layer computes; None for all.
+        query_lengths: Number of them in each sequence.
+        output_mask: (queries,) bool, the computed tokens whose outputs are returned; None for all.
     """
 
     batch_size: int
     length: int
     indices: Tensor | None
     lengths: tuple[int, ...]
-    first_rows: Tensor
+    first_indices: Tensor
     query: Tensor | None = None
     query_lengths: tuple[int, ...] = ()
     output_mask: Tensor | None = None
@@ -148,19 +157,19 @@ class PackedLayout:
         sequence_ids: Tensor | None,
         device: torch.device,
     ) -> "PackedLayout":
-        """Lay out a (batch, length) batch.
+        """The layout of a batch.
 
         Args:
-            batch_size, length: Its shape.
-            attention_mask: (batch, length), non-zero at tokens; None when every position is a token.
-            sequence_ids: (batch, length), 0 at padding, one value per contiguous sequence of a row; None when each row
-                is one sequence.
-            device: Where the batch lies.
+            batch_size, length: Shape of the batch.
+            attention_mask: (batch, length), non-zero at tokens; None without padding.
+            sequence_ids: (batch, length), 0 at padding, one value per contiguous sequence of a row; None for one
+                sequence per row.
+            device: Device of the batch.
 
         Raises:
-            CtxError: A row without any token.
+            CtxError: A row without tokens.
         """
-        tokens = _tokens(attention_mask, sequence_ids)
+        tokens = _get_token_mask(attention_mask, sequence_ids)
         if tokens is None or bool(tokens.all()):
             indices = None
             row_lengths = torch.full((batch_size,), length)
@@ -168,31 +177,31 @@ class PackedLayout:
             indices = tokens.flatten().nonzero().squeeze(1)
             row_lengths = tokens.sum(1).cpu()
             check_row_lengths(row_lengths)
-        first_rows = (row_lengths.cumsum(0) - row_lengths).to(device)
-        layout = cls(batch_size, length, indices, tuple(row_lengths.tolist()), first_rows)
+        first_indices = (row_lengths.cumsum(0) - row_lengths).to(device)
+        layout = cls(batch_size, length, indices, tuple(row_lengths.tolist()), first_indices)
         if sequence_ids is None:
             return layout
-        return replace(layout, lengths=_run_lengths(layout.pack(sequence_numbers(sequence_ids)), first_rows))
+        return replace(layout, lengths=_run_lengths(layout.pack(sequence_numbers(sequence_ids)), first_indices))
 
     @property
     def num_tokens(self) -> int:
-        """Tokens the encoder computes on."""
+        """Number of tokens."""
         return sum(self.lengths)
 
     @cached_property
     def query_counts(self) -> tuple[int, ...]:
-        """Computed rows of each sequence."""
+        """Number of computed tokens of each sequence."""
         return self.lengths if self.query is None else self.query_lengths
 
     @cached_property
     def positions(self) -> Tensor:
-        """(tokens,) number of tokens before each in its sequence, on the CPU."""
+        """(tokens,) number of tokens before each token in its sequence, on the CPU."""
         lengths = torch.tensor(self.lengths)
         return torch.arange(self.num_tokens) - torch.repeat_interleave(lengths.cumsum(0) - lengths, lengths)
 
     @cached_property
     def query_positions(self) -> Tensor:
-        """(rows,) those of the computed rows."""
+        """(queries,) positions of the computed tokens, on the CPU."""
         return self.positions if self.query is None else self.positions[self.query.cpu()]
 
     def pack(self, tensor: Tensor) -> Tensor:
@@ -208,47 +217,49 @@ class PackedLayout:
         return packed.unflatten(0, (self.batch_size, self.length))
 
     def select(self, output_mask: Tensor, *, include_first_tokens: bool) -> "PackedLayout":
-        """The same layout for a last layer that is computed at some positions only.
+        """The same layout for a last layer that computes only some tokens.
 
         Args:
             output_mask: (batch, length) bool, False at padding.
-            include_first_tokens: Compute each row's first token as well, for a pooler.
+            include_first_tokens: Also compute each row's first token, for a pooler.
         """
-        rows = self.pack(output_mask)
-        computed = rows.index_fill(0, self.first_rows, True) if include_first_tokens else rows
-        query = computed.nonzero().squeeze(1)
-        if len(query) == len(rows):  # nothing to leave out: one product gives queries, keys and values as elsewhere
-            return replace(self, output_mask=rows)
+        is_output = self.pack(output_mask)
+        is_computed = is_output.index_fill(0, self.first_indices, True) if include_first_tokens else is_output
+        query = is_computed.nonzero().squeeze(1)
+        if len(query) == len(is_output):  # all tokens: one product for queries, keys and values, as in other layers
+            return replace(self, output_mask=is_output)
         ends = torch.tensor(self.lengths).cumsum(0)
         counts = torch.searchsorted(query.cpu(), ends).diff(prepend=ends.new_zeros(1))
-        return replace(self, query=query, query_lengths=tuple(counts.tolist()), output_mask=rows[query])
+        return replace(self, query=query, query_lengths=tuple(counts.tolist()), output_mask=is_output[query])
 
     def first_tokens(self, packed: Tensor) -> Tensor:
-        """(rows, hidden) -> (batch, hidden) of each row's first token."""
-        rows = self.first_rows if self.query is None else torch.searchsorted(self.query, self.first_rows)
-        return packed[rows]
+        """(queries, hidden) -> (batch, hidden) at each row's first token."""
+        if self.query is None:
+            return packed[self.first_indices]
+        return packed[torch.searchsorted(self.query, self.first_indices)]
 
     def select_outputs(self, packed: Tensor) -> Tensor:
-        """What leaves the encoder: (batch, length, hidden) with zeros at padding, or (targets, hidden)."""
+        """(queries, hidden) -> (batch, length, hidden) with zeros at padding, or (targets, hidden) with an output
+        mask."""
         return self.unpack(packed) if self.output_mask is None else packed[self.output_mask]
 
     def share_source(self, targets_per_source: int) -> "PackedLayout":
-        """Itself: only with a cache, for which batches are padded, do rows share a source."""
+        """Itself: rows share a source only with a cache, whose batches are padded."""
         return self
 
     def select_queries(self, packed: Tensor) -> Tensor:
-        """(tokens, ...) -> the computed rows."""
+        """(tokens, ...) -> (queries, ...), the computed tokens."""
         return packed if self.query is None else packed[self.query]
 
     def padding_mask(self) -> None:
-        """None: no padding is computed."""
+        """None: padding is not computed."""
 
 
 Layout = PaddedLayout | PackedLayout
 
 
 def build_layout(
-    given: Tensor,
+    inputs: Tensor,
     attention_mask: Tensor | BlockMask | None,
     sequence_ids: Tensor | None,
     config: PreTrainedConfig,
@@ -256,125 +267,124 @@ def build_layout(
     past_key_values: Cache | None = None,
     **attention_kwargs: Any,
 ) -> Layout:
-    """Choose how a model lays out its tokens: packed where that is exact, padded otherwise.
+    """Choose the layout of a batch: packed if the results are equal, otherwise padded.
 
-    Padded are: `config.unpad=False`, implementations other than sdpa, masks that are not (batch, keys), asked-for
-    attention weights, caches, and graphs being traced, where packed lengths would be data-dependent shapes. Attention
-    weights, which sdpa cannot give, are those of eager attention.
+    Padded layouts serve `config.unpad=False`, implementations other than sdpa, masks that are not (batch, keys),
+    `output_attentions`, caches, and graphs being traced, in which packed lengths would be data-dependent shapes. With
+    `output_attentions`, sdpa is replaced by eager attention, which returns the attention weights.
 
     Args:
-        given: (batch, length) ids or (batch, length, hidden) embeddings.
-        attention_mask: (batch, length), with a cache (batch, past + length); or a ready mask of the implementation in
-            use.
+        inputs: (batch, length) ids or (batch, length, hidden) embeddings.
+        attention_mask: (batch, length), with a cache (batch, past + length); or a custom mask in the format of the
+            attention implementation.
         sequence_ids: (batch, length), 0 at padding, or None.
-        config: The calling model's: how it attends.
-        past_key_values: The cache that this forward reads and extends, or None.
-        attention_kwargs: `output_attentions`, and what is passed on to the attention function.
+        config: The model's configuration.
+        past_key_values: The cache that this forward pass extends, or None.
+        attention_kwargs: `output_attentions`, and keyword arguments of the attention function.
 
     Raises:
-        CtxError: A row without any token, arguments that do not go together, or a tensor among the keywords that the
-            attention function does not read.
+        CtxError: A row without tokens, incompatible arguments, or a tensor among the keyword arguments that the
+            attention function does not use.
     """
-    batch_size, length = given.shape[:2]
-    padding = attention_mask if isinstance(attention_mask, Tensor) and attention_mask.dim() == 2 else None
-    ready = None if padding is not None else attention_mask
+    batch_size, length = inputs.shape[:2]
+    padding_mask = attention_mask if isinstance(attention_mask, Tensor) and attention_mask.dim() == 2 else None
+    custom_mask = None if padding_mask is not None else attention_mask
     implementation = config._attn_implementation
     if implementation == "sdpa" and attention_kwargs.get("output_attentions"):
         implementation = "eager"
-    if implementation in _READS_NO_KEYWORDS:
+    if implementation in _WITHOUT_KEYWORDS:
         reject_unused_tensors(**attention_kwargs)
-    exact = ready is None and implementation == "sdpa"
-    if config.unpad and exact and past_key_values is None and not is_traced(given):
-        return PackedLayout.build(batch_size, length, padding, sequence_ids, given.device)
-    if sequence_ids is not None and (ready is not None or past_key_values is not None):
+    is_packable = custom_mask is None and implementation == "sdpa" and past_key_values is None
+    if config.unpad and is_packable and not is_traced(inputs):
+        return PackedLayout.build(batch_size, length, padding_mask, sequence_ids, inputs.device)
+    if sequence_ids is not None and (custom_mask is not None or past_key_values is not None):
         raise CtxError(
-            "sequence_ids cannot go with past_key_values or a ready attention_mask: a cache belongs to one sequence, "
-            "and a ready mask says already who sees whom.",
-            hint="give one sequence in each row, or mask the sequences from each other yourself.",
+            "sequence_ids cannot be combined with past_key_values or a custom attention_mask.",
+            hint="give one sequence in each row, or mask the sequences from each other in the custom mask.",
         )
-    layout = _padded((batch_size, length), padding, sequence_ids, implementation, attention_kwargs)
-    layout = replace(layout, custom_mask=ready)
-    return layout if past_key_values is None else _with_cache(layout, past_key_values, given.device)
+    layout = _build_padded((batch_size, length), padding_mask, sequence_ids, implementation, attention_kwargs)
+    layout = replace(layout, custom_mask=custom_mask)
+    return layout if past_key_values is None else _extend_by_cache(layout, past_key_values, inputs.device)
 
 
 def build_memory_layout(
     layout: Layout, memory: Tensor, attention_mask: Tensor | None, sequence_ids: Tensor | None = None
 ) -> Layout:
-    """Lay out what another layout's rows attend to (an encoder's output) as that one is laid out.
+    """The layout of the keys of cross-attention (an encoder's output), of the same type as that of the queries.
 
     Args:
-        layout: That of the rows that attend.
+        layout: The layout of the queries.
         memory: (batch, length, ...).
-        attention_mask: (batch, length), 0 where it is not seen: at padding, for example.
-        sequence_ids: (batch, length), as in `build_layout`: each sequence is attended to by one of `layout`.
+        attention_mask: (batch, length), 0 at masked positions, for example padding.
+        sequence_ids: (batch, length), as in `build_layout`: one sequence of `layout` attends to each.
 
     Raises:
-        CtxError: A row of which nothing is seen.
+        CtxError: A row in which all positions are masked.
     """
     shape = (memory.shape[0], memory.shape[1])
     if isinstance(layout, PackedLayout):
         return PackedLayout.build(*shape, attention_mask, sequence_ids, memory.device)
-    return _padded(shape, attention_mask, sequence_ids, layout.implementation, layout.attention_kwargs)
+    return _build_padded(shape, attention_mask, sequence_ids, layout.implementation, layout.attention_kwargs)
 
 
-def _padded(
+def _build_padded(
     shape: tuple[int, int],
-    padding: Tensor | None,
+    padding_mask: Tensor | None,
     sequence_ids: Tensor | None,
     implementation: str,
     attention_kwargs: dict[str, Any],
 ) -> PaddedLayout:
-    """The layout of a (batch, length) batch without a cache; raises CtxError for a row without any token."""
-    tokens = _tokens(padding, sequence_ids)
+    """The layout of a (batch, length) batch without a cache; raises CtxError for a row without tokens."""
+    tokens = _get_token_mask(padding_mask, sequence_ids)
     if tokens is not None and not is_traced(tokens):
         check_row_lengths(tokens.sum(1))
     return PaddedLayout(
         *shape,
         tokens,
-        sequences=None if sequence_ids is None else _token_runs(sequence_ids),
+        sequences=None if sequence_ids is None else _number_sequences(sequence_ids),
         implementation=implementation,
         attention_kwargs=attention_kwargs,
     )
 
 
-def _with_cache(layout: PaddedLayout, cache: Cache, device: torch.device) -> PaddedLayout:
+def _extend_by_cache(layout: PaddedLayout, cache: Cache, device: torch.device) -> PaddedLayout:
     """The layout of a batch that extends a cache.
 
     Raises:
-        CtxError: An attention mask that is not as wide as what the cache will hold.
+        CtxError: An attention mask of another length than the cache and the batch together.
     """
-    num_keys, past = cache.get_mask_sizes(layout.length, 0)[0], cache.get_seq_length()
-    layout = replace(layout, past_length=past, cache_length=num_keys)
-    tokens, written = layout.tokens, past + layout.length
+    num_keys, past_length = cache.get_mask_sizes(layout.length, 0)[0], cache.get_seq_length()
+    layout = replace(layout, past_length=past_length, cache_length=num_keys)
+    tokens, total_length = layout.tokens, past_length + layout.length
     if tokens is not None:
-        if not is_traced(tokens) and tokens.shape[1] != int(written):
+        if not is_traced(tokens) and tokens.shape[1] != int(total_length):
             raise CtxError(
-                f"attention_mask is {tuple(tokens.shape)}, but past_key_values holds {int(past)} tokens and the input "
-                f"{layout.length}; it must be ({layout.batch_size}, {int(written)})."
+                f"attention_mask is {tuple(tokens.shape)}, expected ({layout.batch_size}, {int(total_length)}): "
+                f"past_key_values holds {int(past_length)} tokens and the input {layout.length}."
             )
         tokens = F.pad(tokens, (0, num_keys - tokens.shape[1]))
-    elif not isinstance(written, int) or written < num_keys:  # a cache of fixed length: the rest holds nothing yet
-        tokens = (torch.arange(num_keys, device=device) < written).expand(layout.batch_size, -1)
+    elif not isinstance(total_length, int) or total_length < num_keys:  # a static cache with free columns at its end
+        tokens = (torch.arange(num_keys, device=device) < total_length).expand(layout.batch_size, -1)
     return replace(layout, tokens=tokens)
 
 
-def _tokens(attention_mask: Tensor | None, sequence_ids: Tensor | None) -> Tensor | None:
-    """(batch, keys) bool, False at padding; None when neither is given."""
+def _get_token_mask(attention_mask: Tensor | None, sequence_ids: Tensor | None) -> Tensor | None:
+    """(batch, keys) bool, False at padding; None if both arguments are None."""
     tokens = None if sequence_ids is None else sequence_ids != 0
     if attention_mask is None:
         return tokens
     return attention_mask != 0 if tokens is None else tokens & (attention_mask != 0)
 
 
-def _token_runs(sequence_ids: Tensor) -> Tensor:
-    """(batch, length) ids -> the runs of tokens numbered from 1 within each row; padding goes with the run before."""
+def _number_sequences(sequence_ids: Tensor) -> Tensor:
+    """(batch, length) ids -> number of the sequence within its row, from 1; padding has that of the token before it."""
     return (sequence_starts(sequence_ids) & (sequence_ids != 0)).cumsum(1)
 
 
 def _run_lengths(numbers: Tensor, row_starts: Tensor) -> tuple[int, ...]:
-    """Lengths of the runs of equal numbers; a run also ends where a row of the batch starts."""
-    starts = torch.ones_like(numbers, dtype=torch.bool)
-    starts[1:] = numbers[1:] != numbers[:-1]
-    starts[row_starts] = True
-    bounds = starts.nonzero().squeeze(1).cpu()
-    return tuple(bounds.diff(append=bounds.new_tensor([numbers.numel()])).tolist())
+    """Lengths of the runs of equal numbers; a run also ends at the end of a row of the batch."""
+    is_start = torch.ones_like(numbers, dtype=torch.bool)
+    is_start[1:] = numbers[1:] != numbers[:-1]
+    is_start[row_starts] = True
+    starts = is_start.nonzero().squeeze(1).cpu()
+    return tuple(starts.diff(append=starts.new_tensor([numbers.numel()])).tolist())

@@ -1,37 +1,54 @@
-"""Which key each query sees, and what is added to their score: by positions, so that it holds under any layout."""
+"""Attention masks: which keys each query attends to, and the additive bias of the scores.
 
-from collections.abc import Callable
-from dataclasses import dataclass
+A `MaskSpec` describes the pattern within a sequence by token positions, so that it holds in any layout.
+`prepare_mask` converts it for a layout once per forward pass: for padded batches to a mask of transformers' attention
+functions, for packed ones to groups of sequences of similar length.
+"""
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.inputs import is_traced
+from hf_ctxmodels.layers.attention.layouts import Layout, PackedLayout, PaddedLayout
 
 PositionBias = Callable[[Tensor, Tensor], Tensor]
-"""(batch, queries) and (batch, keys) positions -> (batch, heads, queries, keys) what is added to the scores."""
+"""(batch, queries) and (batch, keys) positions -> (batch, heads, queries, keys) addend of the scores."""
+
+# Limits of the padding in a group, measured with 4 and 12 heads and lengths up to 32, 128 and 512: the number of
+# query-key pairs that take as long as a call, and, with several threads, a fraction of all pairs.
+_CALL_PAIRS = 500
+_MAX_PADDING = 1 / 32
+_MIN_BAND_RATIO = 2  # a band is computed alone in sequences longer than this many windows
 
 
 @dataclass(frozen=True, eq=False)
 class MaskSpec:
-    """Who sees whom within a sequence. Nobody sees padding or another sequence: that is the layout's part.
+    """Attention pattern within a sequence; padding and other sequences are masked by the layout.
 
-    Positions count the tokens of a sequence, so that a spec is right for any subset of queries (the output rows of a
-    last layer, the new tokens of a cached step), where a flag `is_causal` is not.
+    Positions count the tokens of a sequence, so that a spec is right for any subset of queries (the output positions of
+    a last layer, the new tokens of a cached step), unlike a flag `is_causal`.
 
     Attributes:
-        causal: A query sees its own position and those before it; else it sees all.
-        prefix_lengths: (sequences,) tokens at the start of each sequence that all its queries see, in a causal mask
-            (Dong et al. 2019, section 2.3, "sequence-to-sequence LM"; Raffel et al. 2020, section 3.2.1, "prefix LM").
-            Sequences count in row-major order.
-        window: Only keys less than this many positions away are seen, the query's own position included: causal, the
-            local band of Child et al. 2019 (arXiv 1904.10509); not causal, on both sides. None for no limit.
-        bias: What is added to the scaled scores, see `PositionBias`; it may have parameters.
-        ranges: (..., 3), a row for each token as packed by the layout, in place of all but `bias`: for masks that
-            differ from row to row of a batch. Of its sequence a token (first, start, stop) sees the positions below
-            `first`, and those from `start` to below `stop`. It must see one at least.
+        causal: Attend to the query's own position and those before it; otherwise to all positions.
+        prefix_lengths: (sequences,) number of tokens at the start of each sequence that all its queries attend to, in a
+            causal mask (Dong et al. 2019, section 2.3, "sequence-to-sequence LM"; Raffel et al. 2020, section 3.2.1,
+            "prefix LM"). Sequences are in row-major order.
+        window: Attend to keys less than this many positions away: causal, the local band of Child et al. 2019 (arXiv
+            1904.10509); not causal, on both sides. None for no limit.
+        bias: Addend of the scaled scores, see `PositionBias`; it may have parameters.
+        ranges: (..., 3) for each token as packed by the layout, instead of the other patterns, for masks that differ
+            between the tokens of a batch. A token with (first, start, stop) attends to the positions of its sequence
+            below `first`, and to those from `start` to below `stop`; to one position at least.
 
     Raises:
-        CtxError: Values that describe no mask.
+        CtxError: Inconsistent values.
     """
 
     causal: bool = False
@@ -42,48 +59,48 @@ class MaskSpec:
 
     def __post_init__(self) -> None:
         if self.ranges is not None and (self.causal or self.window is not None):
-            raise CtxError("ranges say who sees whom; leave causal, prefix_lengths and window out.")
+            raise CtxError("ranges cannot be combined with causal or window.", hint="give only ranges.")
         if self.prefix_lengths is not None and not self.causal:
-            raise CtxError("prefix_lengths without causal=True: everything is seen already. Leave it out.")
+            raise CtxError("prefix_lengths requires causal=True.", hint="give causal=True, or no prefix_lengths.")
         if self.window is not None and self.window < 1:
-            raise CtxError(f"window={self.window}; a query sees at least itself, so it must be 1 or more, or None.")
+            raise CtxError(f"window={self.window}, expected at least 1.", hint="give 1 or more, or None for no limit.")
 
     @property
     def is_full(self) -> bool:
-        """Whether every query sees every key of its sequence."""
+        """Whether every query attends to every key of its sequence."""
         return not self.causal and self.window is None and self.ranges is None
 
     @property
     def is_plain_causal(self) -> bool:
-        """Whether it is the plain causal mask."""
+        """Whether it is the causal mask without prefix and window."""
         return self.causal and self.prefix_lengths is None and self.window is None
 
     @property
     def is_banded(self) -> bool:
-        """Whether it is a causal mask with a window."""
+        """Whether it is the causal mask with a window."""
         return self.causal and self.prefix_lengths is None and self.window is not None
 
     def allows(self, queries: Tensor, keys: Tensor, prefix: Tensor | None) -> Tensor:
-        """Whether a query sees a key of its sequence.
+        """Whether queries attend to keys of the same sequence.
 
         Args:
             queries, keys: Positions, broadcastable to each other.
-            prefix: Length of the sequence's prefix, likewise; None where `prefix_lengths` is.
+            prefix: Length of the sequence's prefix, likewise; None if `prefix_lengths` is None.
         """
-        seen = keys <= queries if self.causal else keys == keys
+        allowed = keys <= queries if self.causal else keys == keys
         if prefix is not None:
-            seen = seen | (keys < prefix)
+            allowed = allowed | (keys < prefix)
         if self.window is not None:
-            seen = seen & ((queries - keys).abs() < self.window)
-        return seen
+            allowed = allowed & ((queries - keys).abs() < self.window)
+        return allowed
 
 
 def is_in_ranges(ranges: Tensor, keys: Tensor) -> Tensor:
-    """Whether tokens see keys of their sequence, see `MaskSpec.ranges`.
+    """Whether queries attend to keys of the same sequence, see `MaskSpec.ranges`.
 
     Args:
-        ranges: (..., 3) those of the queries.
-        keys: (...) positions, broadcastable to them without the last axis.
+        ranges: (..., 3) of the queries.
+        keys: (...) positions, broadcastable to the ranges without the last axis.
     """
     first, start, stop = ranges.unbind(-1)
     return (keys < first) | ((keys >= start) & (keys < stop))
@@ -91,3 +108,358 @@ def is_in_ranges(ranges: Tensor, keys: Tensor) -> Tensor:
 
 BIDIRECTIONAL = MaskSpec()
 CAUSAL = MaskSpec(causal=True)
+
+
+@dataclass(frozen=True, eq=False)
+class PaddedMask:
+    """A mask prepared for a padded layout.
+
+    Attributes:
+        spec: The original spec.
+        mask: The mask in transformers' format for the attention implementation, or None.
+        bias: (batch, heads, queries, keys) addend of the scores, or None.
+        is_causal: Whether `mask` is None because the implementation applies its own causal mask.
+    """
+
+    spec: MaskSpec
+    mask: Tensor | BlockMask | None
+    bias: Tensor | None
+    is_causal: bool
+
+
+@dataclass(frozen=True, eq=False)
+class PackedMask:
+    """A mask prepared for a packed layout.
+
+    Attributes:
+        spec: The original spec.
+        queries, keys: The layouts.
+        dtype, device: Dtype and device of the states.
+    """
+
+    spec: MaskSpec
+    queries: PackedLayout
+    keys: PackedLayout
+    dtype: torch.dtype
+    device: torch.device
+
+    @cached_property
+    def groups(self) -> "tuple[SequenceGroup, ...]":
+        """The sequences in groups: several on the CPU, one elsewhere."""
+        is_single = self.device.type != "cpu"
+        return group_sequences(
+            self.spec, self.queries, self.keys, dtype=self.dtype, device=self.device, is_single=is_single
+        )
+
+    @cached_property
+    def cumulative_lengths(self) -> tuple[Tensor, Tensor]:
+        """(sequences + 1,) int32 cumulative sequence lengths, starting with 0, of queries and of keys."""
+        queries, keys = (
+            torch.tensor((0, *lengths)).cumsum(0).to(self.device, torch.int32)
+            for lengths in (self.queries.query_counts, self.keys.lengths)
+        )
+        return queries, keys
+
+    @property
+    def varlen_window(self) -> tuple[int, int] | None:
+        """`window_size` of torch's `varlen_attn`, -1 for no limit; None if the kernel does not support the mask."""
+        if self.spec.bias is not None or self.spec.prefix_lengths is not None or self.spec.ranges is not None:
+            return None
+        # the kernel aligns the last query with the last key
+        if not self.spec.is_full and self.queries.query_counts != self.keys.lengths:
+            return None
+        distance = -1 if self.spec.window is None else self.spec.window - 1
+        return distance, 0 if self.spec.causal else distance
+
+
+AttentionMask = MaskSpec | PaddedMask | PackedMask
+
+
+def prepare_mask(
+    mask: AttentionMask, layout: Layout, like: Tensor, key_layout: Layout | None = None
+) -> PaddedMask | PackedMask:
+    """Convert a mask for a layout, once for all layers with the same mask.
+
+    Args:
+        mask: The spec; a prepared mask is returned unchanged.
+        layout: The layout of the queries.
+        like: A tensor with the dtype and device of the states.
+        key_layout: The layout of the keys in cross-attention; None for the layout of the queries.
+
+    Raises:
+        CtxError: Layouts of different types or numbers of sequences.
+    """
+    if not isinstance(mask, MaskSpec):
+        return mask
+    keys = layout if key_layout is None else key_layout
+    if isinstance(layout, PaddedLayout) and isinstance(keys, PaddedLayout):
+        return _prepare_padded(mask, layout, keys, like)
+    if not (isinstance(layout, PackedLayout) and isinstance(keys, PackedLayout)):
+        raise CtxError("Cross-attention between a padded and a packed layout.", hint="use the same layout for both.")
+    if len(layout.lengths) != len(keys.lengths):
+        raise CtxError(
+            f"Cross-attention from {len(layout.lengths)} sequences to {len(keys.lengths)}, expected equal numbers."
+        )
+    prepared = PackedMask(mask, layout, keys, like.dtype, like.device)
+    if mask.bias is not None:  # outside of checkpointed layers, whose recomputation must not change its gradient
+        _ = prepared.groups
+    return prepared
+
+
+# Masks of padded layouts
+
+
+def _prepare_padded(spec: MaskSpec, layout: PaddedLayout, keys: PaddedLayout, like: Tensor) -> PaddedMask:
+    if layout.is_flash and keys.custom_mask is None:
+        return _prepare_flash(spec, layout, keys)
+    bias = None if spec.bias is None else _padded_bias(spec.bias, layout, keys, like.device)
+    if keys.custom_mask is not None:
+        mask = _add_window(keys.custom_mask, spec, layout)
+        return _merge_sdpa_bias(PaddedMask(spec, mask, bias, False), layout, like)
+    if layout.implementation not in ALL_MASK_ATTENTION_FUNCTIONS:
+        return PaddedMask(spec, None, bias, spec.causal)
+    if _is_sdpa_causal(spec, layout, keys):
+        return PaddedMask(spec, None, None, True)
+    mask = ALL_MASK_ATTENTION_FUNCTIONS[layout.implementation](
+        batch_size=layout.batch_size,
+        q_length=layout.length,
+        kv_length=keys.num_keys,
+        mask_function=_mask_function(spec, layout, keys, like.device),
+        attention_mask=keys.tokens,
+        allow_is_causal_skip=False,
+        allow_is_bidirectional_skip=spec.is_full and keys.sequences is None,
+        dtype=like.dtype,
+        device=like.device,
+    )
+    return _merge_sdpa_bias(PaddedMask(spec, mask, bias, False), layout, like)
+
+
+def _merge_sdpa_bias(mask: PaddedMask, layout: PaddedLayout, like: Tensor) -> PaddedMask:
+    """Merge mask and bias into one tensor for sdpa; transformers' attention function would do so in each layer."""
+    if layout.implementation != "sdpa" or mask.bias is None or torch.is_autocast_enabled(like.device.type):
+        return mask  # autocast would turn the smallest float32 value into -inf
+    bias = mask.bias.to(like.dtype)
+    if isinstance(mask.mask, Tensor):
+        if mask.mask.dtype == torch.bool:
+            bias = torch.where(mask.mask, bias, torch.finfo(like.dtype).min)
+        else:
+            bias = bias + mask.mask
+    return replace(mask, mask=bias.contiguous(), bias=None)
+
+
+def _add_window(mask: Tensor | BlockMask, spec: MaskSpec, layout: PaddedLayout) -> Tensor | BlockMask:
+    """A custom mask restricted to the window of the spec, with distances in columns.
+
+    Raises:
+        CtxError: The mask cannot be changed.
+    """
+    if spec.window is None:
+        return mask
+    if isinstance(mask, BlockMask):
+        raise CtxError(
+            "A BlockMask is the same in all layers, but this model has layers with a window.",
+            hint="give attention_mask (batch, length), from which the mask of each layer is built.",
+        )
+    queries = torch.arange(layout.length, device=mask.device)[:, None] + layout.past_length
+    keys = torch.arange(mask.shape[-1], device=mask.device)[None]
+    outside = (queries - keys).abs() >= spec.window
+    return mask & ~outside if mask.dtype == torch.bool else mask.masked_fill(outside, torch.finfo(mask.dtype).min)
+
+
+def _is_sdpa_causal(spec: MaskSpec, layout: PaddedLayout, keys: PaddedLayout) -> bool:
+    """Whether sdpa's own causal mask is right: it aligns the first query and key, and supports no padding."""
+    is_single_causal = spec.is_plain_causal and spec.bias is None and keys.sequences is None and layout is keys
+    if layout.implementation != "sdpa" or not is_single_causal or layout.length not in (1, keys.num_keys):
+        return False
+    return keys.tokens is None or (not is_traced(keys.tokens) and bool(keys.tokens.all()))
+
+
+def _prepare_flash(spec: MaskSpec, layout: PaddedLayout, keys: PaddedLayout) -> PaddedMask:
+    """The padding mask; the kernel itself applies causal and window masks, and supports no others.
+
+    Raises:
+        CtxError: An unsupported mask.
+    """
+    has_bias_or_prefix = spec.bias is not None or spec.prefix_lengths is not None or spec.ranges is not None
+    if has_bias_or_prefix or keys.sequences is not None or (not spec.is_full and keys is not layout):
+        raise CtxError(
+            f"{layout.implementation} supports no position bias, no prefix and no packed sequences (sequence_ids).",
+            hint='model.set_attn_implementation("sdpa") supports them, and uses a varlen flash kernel on CUDA itself.',
+        )
+    return PaddedMask(spec, keys.tokens, None, spec.causal)
+
+
+def _mask_function(
+    spec: MaskSpec, layout: PaddedLayout, keys: PaddedLayout, device: torch.device
+) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    """The mask function of transformers and flex attention: (batch, head, query, key) indices -> bool."""
+    query_positions = layout.select_query_columns(layout.key_positions(device)).expand(layout.batch_size, -1)
+    key_positions = keys.key_positions(device).expand(layout.batch_size, -1)
+    prefixes = None if spec.prefix_lengths is None else _expand_prefix_lengths(spec.prefix_lengths, keys)
+
+    def mask_function(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        if spec.is_full:
+            allowed = key == key
+        elif spec.ranges is not None:
+            allowed = is_in_ranges(spec.ranges[batch, query], key_positions[batch, key])
+        else:
+            prefix = None if prefixes is None else prefixes[batch, key]
+            allowed = spec.allows(query_positions[batch, query], key_positions[batch, key], prefix)
+        if layout.sequences is None or keys.sequences is None:
+            return allowed
+        return allowed & (layout.sequences[batch, query] == keys.sequences[batch, key])
+
+    return mask_function
+
+
+def _expand_prefix_lengths(lengths: Tensor, keys: PaddedLayout) -> Tensor:
+    """(sequences,) -> (batch, keys) prefix length of the sequence of each column."""
+    if keys.sequences is None:
+        return lengths[:, None].expand(-1, keys.num_keys)
+    counts = keys.sequences[:, -1]
+    return lengths[(counts.cumsum(0) - counts)[:, None] + keys.sequences.clamp(min=1) - 1]
+
+
+def _padded_bias(bias: PositionBias, layout: PaddedLayout, keys: PaddedLayout, device: torch.device) -> Tensor:
+    """(batch, heads, queries, keys); shared by all examples if padding is only at their ends."""
+    query_positions, key_positions = _shared_positions(layout, device), _shared_positions(keys, device)
+    values = bias(layout.select_query_columns(query_positions), key_positions)
+    return values.expand(layout.batch_size, -1, -1, -1)
+
+
+def _shared_positions(layout: PaddedLayout, device: torch.device) -> Tensor:
+    """`key_positions`, as a single row if it is right for all tokens."""
+    positions, tokens = layout.key_positions(device), layout.tokens
+    if tokens is None or layout.sequences is not None or is_traced(tokens):
+        return positions
+    columns = torch.arange(layout.num_keys, device=device)[None]
+    return columns if bool(((positions == columns) | ~tokens).all()) else positions
+
+
+# Masks of packed layouts
+
+
+@dataclass(frozen=True, eq=False)
+class SequenceGroup:
+    """Sequences that are padded to the longest of them and attend in one call.
+
+    One call per sequence does the least arithmetic, but every call is a parallel region, at whose end all threads wait
+    for the slowest: if the cores have other work as well, these waits take longer than the arithmetic.
+
+    Attributes:
+        members: Indices of the sequences.
+        num_queries, num_keys: Length of each sequence with padding, which follows its tokens.
+        mask: Additive, broadcastable to (members, heads, queries, keys); None for no mask.
+        is_causal: Whether the mask is the plain causal one, for equal numbers of queries and keys.
+        window: Width of a causal band that is computed by `banded_attention`, without a mask; or None.
+    """
+
+    members: tuple[int, ...]
+    num_queries: int
+    num_keys: int
+    mask: Tensor | None
+    is_causal: bool
+    window: int | None = None
+
+
+def group_sequences(
+    spec: MaskSpec,
+    queries: PackedLayout,
+    keys: PackedLayout,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    is_single: bool,
+) -> tuple[SequenceGroup, ...]:
+    """Group the sequences that have a query, and build the masks of the groups.
+
+    Args:
+        spec: Attention pattern within a sequence.
+        queries, keys: The layouts; sequence i of `queries` attends to sequence i of `keys`.
+        dtype, device: Dtype and device of the masks.
+        is_single: Make one group, for devices that compute padding faster than they start calls.
+    """
+    lengths = list(zip(queries.query_counts, keys.lengths, strict=True))
+    max_padding = float("inf")
+    if not is_single:
+        fraction = _MAX_PADDING if torch.get_num_threads() > 1 else 0.0
+        max_padding = max(_CALL_PAIRS, fraction * sum(num_queries * num_keys for num_queries, num_keys in lengths))
+    is_square = spec.bias is None and queries.query is None and queries.lengths == keys.lengths
+    is_causal = is_square and spec.is_plain_causal  # padding follows all queries: this mask hides it as well
+    groups = []
+    for members in _group_by_length(lengths, max_padding):
+        num_queries = max(lengths[member][0] for member in members)
+        num_keys = max(lengths[member][1] for member in members)
+        is_banded = is_square and spec.is_banded and num_keys > _MIN_BAND_RATIO * (spec.window or 0)
+        mask = None
+        if not is_causal and not is_banded:
+            mask = _group_mask(spec, queries, keys, members, num_queries, num_keys, dtype, device)
+        groups.append(
+            SequenceGroup(members, num_queries, num_keys, mask, is_causal, spec.window if is_banded else None)
+        )
+    return tuple(groups)
+
+
+def _group_by_length(lengths: Sequence[tuple[int, int]], max_padding: float) -> list[tuple[int, ...]]:
+    """The members of each group, with the longest keys first.
+
+    Args:
+        lengths: (queries, keys) of each sequence; sequences without a query are in no group.
+        max_padding: Number of query-key pairs that each group may add by padding.
+    """
+    groups: list[list[int]] = []
+    num_queries = num_keys = num_pairs = 0
+    with_queries = [index for index, (queries, _) in enumerate(lengths) if queries]
+    for index in sorted(with_queries, key=lambda index: lengths[index][::-1], reverse=True):
+        queries, keys = lengths[index]
+        num_queries, num_pairs = max(num_queries, queries), num_pairs + queries * keys
+        if groups and (len(groups[-1]) + 1) * num_queries * num_keys - num_pairs <= max_padding:
+            groups[-1].append(index)
+        else:
+            groups.append([index])
+            num_queries, num_keys, num_pairs = queries, keys, queries * keys
+    return [tuple(sorted(group)) for group in groups]
+
+
+def _group_mask(
+    spec: MaskSpec,
+    query_layout: PackedLayout,
+    key_layout: PackedLayout,
+    members: Sequence[int],
+    num_queries: int,
+    num_keys: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Tensor | None:
+    """The additive mask of a group, broadcastable to (members, heads, queries, keys), or None."""
+    queries = torch.arange(num_queries)[None]
+    if query_layout.query is not None:
+        queries = query_layout.query_positions[_computed_queries(query_layout, members, num_queries)]
+    keys = torch.arange(num_keys)[None]
+    key_lengths = torch.tensor([key_layout.lengths[member] for member in members])[:, None]
+    allowed = None if bool((key_lengths == num_keys).all()) else (keys < key_lengths)[:, None, None, :]
+    if not spec.is_full:
+        if spec.ranges is not None:
+            tokens = _computed_queries(query_layout, members, num_queries)
+            if query_layout.query is not None:
+                tokens = query_layout.query.cpu()[tokens]
+            visible = is_in_ranges(spec.ranges.cpu()[tokens][:, :, None], keys[:, None, :])
+        else:
+            prefix = None if spec.prefix_lengths is None else spec.prefix_lengths.cpu()[list(members)][:, None, None]
+            visible = spec.allows(queries[:, :, None], keys[:, None, :], prefix)
+        allowed = visible[:, None] if allowed is None else visible[:, None] & allowed
+    masked = None if allowed is None or bool(allowed.all()) else ~allowed.to(device)
+    if spec.bias is not None:
+        bias = spec.bias(queries.to(device), keys.to(device)).to(dtype)
+        return bias if masked is None else bias.masked_fill(masked, float("-inf"))
+    if masked is None:
+        return None
+    return torch.zeros(masked.shape, dtype=dtype, device=device).masked_fill_(masked, float("-inf"))
+
+
+def _computed_queries(layout: PackedLayout, members: Sequence[int], num_queries: int) -> Tensor:
+    """(members, queries) indices of the queries among all computed ones; padding repeats the last query of a sequence,
+    so that it attends to a key."""
+    counts = torch.tensor(layout.query_counts)
+    starts = (counts.cumsum(0) - counts)[list(members), None]
+    return starts + torch.minimum(torch.arange(num_queries), counts[list(members), None] - 1)

@@ -1,6 +1,6 @@
 """Multi-head attention (Vaswani et al. 2017, section 3.2) within a sequence, and from one sequence to another.
 
-Both take transformers' caches: keys and values as (batch, heads, length, head_dim), by layer.
+Both modules accept transformers' caches, with keys and values (batch, heads, length, head_dim) of each layer.
 """
 
 from dataclasses import replace
@@ -8,14 +8,14 @@ from dataclasses import replace
 from torch import Tensor, nn
 from transformers import Cache, EncoderDecoderCache
 
-from hf_ctxmodels.layers.attention.backends import AttentionMask, attend
+from hf_ctxmodels.layers.attention.backends import attend
 from hf_ctxmodels.layers.attention.layouts import Layout
-from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, MaskSpec, PositionBias
+from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, AttentionMask, MaskSpec, PositionBias
 from hf_ctxmodels.layers.cpu.linear import linear
 
 
-class _Attention(nn.Module):
-    """What both kinds share: heads, scale, dropout and the map of the context."""
+class _MultiHeadAttention(nn.Module):
+    """Heads, scale, dropout and output projection of `SelfAttention` and `CrossAttention`."""
 
     def __init__(
         self,
@@ -55,26 +55,26 @@ class _Attention(nn.Module):
         dropout = self.attention_dropout if self.training else 0.0
         return attend(query, key, value, layout, mask, scale=self.scale, dropout=dropout, key_layout=key_layout)
 
-    def _project(self, context: Tensor) -> Tensor:
+    def _split_heads(self, projected: Tensor, number: int) -> tuple[Tensor, ...]:
+        """(..., number * inner) -> `number` tensors (..., heads, head_dim)."""
+        return projected.unflatten(-1, (number, self.num_heads, self.head_dim)).unbind(-3)
+
+    def _project_output(self, context: Tensor) -> Tensor:
         """(..., heads, head_dim) -> (..., hidden)."""
         return linear(self.out_proj, context.flatten(-2))
 
-    def _split_heads(self, projected: Tensor, parts: int) -> tuple[Tensor, ...]:
-        """(..., parts * inner) -> `parts` tensors (..., heads, head_dim)."""
-        return projected.unflatten(-1, (parts, self.num_heads, self.head_dim)).unbind(-3)
 
-
-class SelfAttention(_Attention):
-    """Multi-head self-attention: one matrix product gives queries, keys and values.
+class SelfAttention(_MultiHeadAttention):
+    """Multi-head self-attention, with one linear layer for queries, keys and values.
 
     Args:
         hidden_size: Width of the input and output.
         num_heads: Number of heads.
         head_dim: Width of a head; None for `hidden_size // num_heads`.
-        bias: Whether the projections have a bias.
+        bias: Whether the linear layers have a bias.
         dropout: Dropout on the attention probabilities.
         scale: Factor on the scores; None for 1 / sqrt(head_dim).
-        position_bias: This layer's own bias of the scores, in place of that of the mask, which all layers share.
+        position_bias: A bias of the scores of this layer, instead of the mask's bias, which all layers share.
     """
 
     def __init__(
@@ -104,14 +104,14 @@ class SelfAttention(_Attention):
 
         Args:
             hidden_states: (..., hidden) as packed by `layout`.
-            layout: Says which rows belong together, and which are computed.
-            mask: Who sees whom within a sequence; prepared where several layers share it.
-            past_key_values: Cache that is extended by these keys and values and then attended to; `layout` must have
-                been built with it.
-            layer_index: This layer's number in the cache.
+            layout: The layout, which also selects the computed tokens.
+            mask: Attention pattern within a sequence; prepare it if several layers share it.
+            past_key_values: Cache that is extended by these keys and values and then attended to; the argument of
+                `build_layout`.
+            layer_index: Number of this layer in the cache.
 
         Returns:
-            (..., hidden) at the computed rows, and the attention probabilities where the implementation gives them.
+            (..., hidden) at the computed tokens, and the attention probabilities if the implementation returns them.
         """
         queries, width = layout.select_queries(hidden_states), self.inner_size
         if queries is hidden_states:
@@ -120,20 +120,20 @@ class SelfAttention(_Attention):
             (query,) = self._split_heads(linear(self.qkv_proj, queries, 0, width), 1)
             key, value = self._split_heads(linear(self.qkv_proj, hidden_states, width, 3 * width), 2)
         if past_key_values is not None:
-            heads_first = (key.transpose(1, 2), value.transpose(1, 2))
-            key, value = (kept.transpose(1, 2) for kept in past_key_values.update(*heads_first, layer_index))
+            key, value = past_key_values.update(key.transpose(1, 2), value.transpose(1, 2), layer_index)
+            key, value = key.transpose(1, 2), value.transpose(1, 2)
         context, probabilities = self._attend(query, key, value, layout, mask)
-        del query, key, value  # without gradients their memory is free before the output is made
-        return self._project(context), probabilities
+        del query, key, value  # frees their memory before the output is allocated if no gradient needs them
+        return self._project_output(context), probabilities
 
 
-class CrossAttention(_Attention):
-    """Multi-head attention from the rows of one layout to those of another (a decoder to its encoder's output).
+class CrossAttention(_MultiHeadAttention):
+    """Multi-head attention from the tokens of one layout to those of another (a decoder to its encoder's output).
 
     Args:
-        hidden_size: Width of the rows that attend, and of the output.
+        hidden_size: Width of the input and output.
         num_heads: Number of heads.
-        memory_size: Width of the rows attended to; None for `hidden_size`.
+        memory_size: Width of the memory; None for `hidden_size`.
         head_dim, bias, dropout, scale, position_bias: As in `SelfAttention`.
     """
 
@@ -165,17 +165,18 @@ class CrossAttention(_Attention):
         layer_index: int = 0,
         targets_per_source: int = 1,
     ) -> tuple[Tensor, Tensor | None]:
-        """Attend from each sequence of `layout` to the same one of `memory_layout`.
+        """Attend from each sequence of `layout` to the sequence with the same index of `memory_layout`.
 
         Args:
-            hidden_states: (..., hidden), the computed rows of `layout`.
-            layout: Where they lie.
-            memory: (..., memory) the rows attended to.
-            memory_layout: Where these lie.
-            mask: Who sees whom; prepared where several layers share it.
+            hidden_states: (..., hidden) at the computed tokens of `layout`.
+            layout: The layout of the queries.
+            memory: (..., memory) states to attend to.
+            memory_layout: Their layout.
+            mask: Attention pattern; prepare it if several layers share it.
             past_key_values: Its cross-attention cache holds the keys and values of `memory` after the first step.
-            layer_index: This layer's number in the cache.
-            targets_per_source: Consecutive rows of a padded `layout` that attend to one row of `memory_layout`, see `SharedSourceCache`.
+            layer_index: Number of this layer in the cache.
+            targets_per_source: Number of consecutive rows of a padded `layout` that attend to the same row of
+                `memory_layout`, see `SharedSourceCache`.
 
         Returns:
             As `SelfAttention`.
@@ -184,11 +185,10 @@ class CrossAttention(_Attention):
         key, value = self._keys_and_values(memory, past_key_values, layer_index)
         if targets_per_source > 1:
             query = query.unflatten(0, (-1, targets_per_source)).flatten(1, 2)
-        context, probabilities = self._attend(
-            query, key, value, layout.share_source(targets_per_source), mask, memory_layout
-        )
+        query_layout = layout.share_source(targets_per_source)
+        context, probabilities = self._attend(query, key, value, query_layout, mask, memory_layout)
         del query, key, value  # as in `SelfAttention`
-        output = self._project(context)
+        output = self._project_output(context)
         if targets_per_source == 1:
             return output, probabilities
         if probabilities is not None:
@@ -198,17 +198,16 @@ class CrossAttention(_Attention):
     def _keys_and_values(
         self, memory: Tensor, past_key_values: EncoderDecoderCache | None, layer_index: int
     ) -> tuple[Tensor, Tensor]:
-        """(..., heads, head_dim) each; computed once for a cache."""
+        """(..., heads, head_dim) each; computed once per cache."""
         if past_key_values is None:
             key, value = self._split_heads(linear(self.kv_proj, memory), 2)
             return key, value
         cache = past_key_values.cross_attention_cache
         if past_key_values.is_updated.get(layer_index):
-            kept = cache.layers[layer_index].keys, cache.layers[layer_index].values
+            key, value = cache.layers[layer_index].keys, cache.layers[layer_index].values
         else:
             key, value = self._split_heads(linear(self.kv_proj, memory), 2)
-            kept = cache.update(key.transpose(1, 2), value.transpose(1, 2), layer_index)
+            key, value = cache.update(key.transpose(1, 2), value.transpose(1, 2), layer_index)
             past_key_values.is_updated[layer_index] = True
         length = memory.shape[1]  # a static cache may be longer
-        key, value = (tensor[:, :, :length].transpose(1, 2) for tensor in kept)
-        return key, value
+        return key[:, :, :length].transpose(1, 2), value[:, :, :length].transpose(1, 2)

@@ -1,4 +1,4 @@
-"""Attention as the formula says it: the oracle of every fast path, and the "eager" implementation."""
+"""Attention as the formula: the reference of all fast paths, and the "eager" implementation."""
 
 from typing import Any
 
@@ -18,16 +18,16 @@ def eager_attention_forward(
     position_bias: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Scaled dot-product attention (Vaswani et al. 2017, equation 1), in the signature of transformers' functions.
+    """Scaled dot-product attention (Vaswani et al. 2017, equation 1), with the signature of transformers' functions.
 
     Args:
         module: Its `training` flag switches dropout.
         query, key, value: (batch, heads, length, head_dim).
-        attention_mask: Broadcastable to (batch, heads, queries, keys): additive, or bool, False where a query does not
-            see a key; or None.
+        attention_mask: Broadcastable to (batch, heads, queries, keys): additive, or bool, False at masked keys; or
+            None.
         scaling: Factor on the scores.
         dropout: Dropout on the probabilities.
-        position_bias: Additive like the mask, or None.
+        position_bias: Additive, in the shape of the mask, or None.
 
     Returns:
         (batch, queries, heads, head_dim) context and (batch, heads, queries, keys) probabilities.

@@ -1,1 +1,1 @@
-"""Fast paths on CPUs: oneDNN products, prepacked weights, and the allocator."""
+"""Fast paths on CPUs: linear layers by oneDNN, dropout kernels, and the memory allocator."""

@@ -1,6 +1,12 @@
-"""Linear layers at full speed on a CPU: products by oneDNN, prepacked weights, and `linear`, which calls a module."""
+"""Linear layers at full speed on a CPU: `linear(module, input)`, and the oneDNN products and prepacked weights behind it.
 
-from collections.abc import Iterator, Sequence
+`torch.nn.functional.linear` multiplies float32 matrices with MKL on a CPU, which uses half the width of the vector
+units of processors that are not Intel's. torch also ships oneDNN, for half precision and compiled graphs; here it
+serves eager float32 as well. On other devices, and wherever oneDNN does not apply, all functions compute the same with
+torch's own operators.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -14,180 +20,26 @@ from torch.nn.modules.module import _has_any_global_hook
 
 HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 HAS_BFLOAT16_PRODUCT = HAS_ONEDNN and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-_ROWS = 32  # for one row oneDNN would keep the common order
-
-
-def can_use_onednn(*tensors: Tensor) -> bool:
-    """Whether oneDNN applies: ordinary tensors on a CPU, in single precision, outside of autocast and of whatever
-    records or transforms operators (compilation, export, `torch.func`, dispatch modes)."""
-    return HAS_ONEDNN and not torch.is_autocast_enabled("cpu") and _are_multiplied(tensors, torch.float32)
-
-
-def can_use_onednn_or_bfloat16(*tensors: Tensor) -> bool:
-    """Whether oneDNN applies as in `can_use_onednn`, or in bfloat16, which autocast to bfloat16 leaves as it is."""
-    if can_use_onednn(*tensors):
-        return True
-    if not HAS_BFLOAT16_PRODUCT or not _are_multiplied(tensors, torch.bfloat16):
-        return False
-    return not torch.is_autocast_enabled("cpu") or torch.get_autocast_dtype("cpu") is torch.bfloat16
-
-
-def _are_multiplied(tensors: Sequence[Tensor], dtype: torch.dtype) -> bool:
-    if operators_are_intercepted() or not are_plain_tensors(*tensors):
-        return False
-    return all(each.device.type == "cpu" and each.dtype is dtype and each.numel() > 0 for each in tensors)
-
-
-def operators_are_intercepted() -> bool:
-    """Whether something records or transforms operators: compilation, tracing, `torch.func`, a dispatch mode, forward
-    derivatives (which operators without them would leave out)."""
-    if torch.compiler.is_compiling() or torch.jit.is_tracing() or forward_ad._current_level >= 0:
-        return True
-    return torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack() > 0
-
-
-def are_plain_tensors(*tensors: Tensor | None) -> bool:
-    """Whether none is of a subclass, for example quantized or sharded."""
-    for each in tensors:
-        if each is not None and type(each) is not nn.Parameter and type(each) is not Tensor:
-            return False
-    return True
-
-
-def onednn_linear(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
-    """(rows, inner) times the transpose of (columns, inner), plus (columns,); without autograd.
-
-    Args:
-        left: The rows.
-        right: The weight, ordinary or prepacked.
-        bias: None for none.
-    """
-    return torch.ops.mkldnn._linear_pointwise(left, right, bias, "none", [], "")
-
-
-def prepack_weight(weight: Tensor) -> Tensor:
-    """A copy of (columns, inner) in the order that `onednn_linear` reads fastest; it is good for nothing else."""
-    return torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), _ROWS)
-
-
 MAX_PREPACKED_BYTES = 1 << 30
-_MOST_ROWS = 64  # with more, less than a tenth is gained
-_PAYS_AFTER = 6  # products: what a copy costs, with 8 rows
 
-
-@dataclass(eq=False)
-class _Use:
-    """Of a weight, or of a range of its rows.
-
-    Attributes:
-        weight: It is held, since its `id` is its key.
-        state: Where it lay and how often it had been changed in place.
-        count: Products so far.
-        prepacked: The copy, once it pays.
-    """
-
-    weight: Tensor
-    state: tuple[int, int]
-    count: int = 0
-    prepacked: Tensor | None = None
-
-
-class PrepackedWeights:
-    """Copies of weights, each made when as many products have been made without it as pay for it.
-
-    Args:
-        max_bytes: Of all copies together.
-    """
-
-    def __init__(self, max_bytes: int) -> None:
-        self._free = max_bytes
-        self._uses: dict[tuple[int, int | None, int | None], _Use] = {}
-
-    def of(self, weight: Tensor, start: int | None, stop: int | None, rows: int) -> Tensor | None:
-        """The copy for a product; None where there is none (yet).
-
-        Args:
-            weight: (out, in), a parameter. One that is changed is copied anew, if not by way of `.data`.
-            start, stop: The range of `out` that is computed; None for all.
-            rows: Of the other operand.
-        """
-        if rows > _MOST_ROWS or weight.is_inference():  # the latter do not tell that they were changed
-            return None
-        state = (weight.data_ptr(), weight._version)
-        use = self._uses.get((id(weight), start, stop))
-        if use is None or use.state != state:
-            if use is not None and use.prepacked is not None:
-                self._free += use.prepacked.nbytes
-            use = self._uses[id(weight), start, stop] = _Use(weight, state)
-        if use.prepacked is None:
-            use.count += 1
-            if use.count > _PAYS_AFTER and (used := weight[start:stop]).nbytes <= self._free:
-                use.prepacked = prepack_weight(used)
-                self._free -= use.prepacked.nbytes
-        return use.prepacked
-
-
-_active: ContextVar[PrepackedWeights | None] = ContextVar("prepacked_weights", default=None)
-
-
-def active_prepacked_weights() -> PrepackedWeights | None:
-    """Those of `prepacked_weights`; None outside of it."""
-    return _active.get()
-
-
-@contextmanager
-def prepacked_weights(max_bytes: int = MAX_PREPACKED_BYTES) -> Iterator[None]:
-    """Within, plain linear maps that are applied again and again to few rows without gradients copy their weights.
-
-    The copies are freed at the end. `generate` does this by itself; around several calls it keeps the copies from one
-    to the next. A weight that is changed in between is copied anew, unless it is changed by way of `.data`
-    (`weight.data.add_(1)`), of which torch keeps no account: end the block before.
-
-    Args:
-        max_bytes: Of all copies together, unless in another such block, whose number holds. 0 copies nothing anywhere.
-    """
-    if max_bytes and active_prepacked_weights() is not None:
-        yield
-        return
-    token = _active.set(PrepackedWeights(max_bytes) if max_bytes else None)
-    try:
-        yield
-    finally:
-        _active.reset(token)
-
-
-_LEAST_WORK = 1 << 21  # multiplications; with fewer, the overhead exceeds the gain
-
-
-def fast_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`torch.nn.functional.linear`, by oneDNN on a CPU in single precision.
-
-    Args:
-        input: (..., in).
-        weight: (out, in).
-        bias: (out,) or None.
-
-    Returns:
-        (..., out).
-    """
-    traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
-    if traced or input.numel() * weight.shape[0] < _LEAST_WORK or not can_use_onednn(input, weight):
-        return F.linear(input, weight, bias)
-    apply = _Product.apply if _differentiable(input, weight, bias) else _multiply
-    return apply(input.reshape(-1, input.shape[-1]), weight, bias).view(*input.shape[:-1], -1)
+_MIN_MULTIPLICATIONS = 1 << 21  # with fewer, the overhead of oneDNN exceeds the gain
+_PREPACKED_ROWS = 32  # the number of rows that oneDNN optimises for; for one row it would keep the ordinary layout
+_MAX_PREPACKED_ROWS = 64  # with more rows, a prepacked weight gains less than a tenth
+_PREPACK_AFTER = 6  # products with 8 rows that take as long as prepacking
+_CHUNK_ROWS = 1024
 
 
 def linear(module: nn.Module, input: Tensor, start: int | None = None, stop: int | None = None) -> Tensor:
-    """What a linear map makes of its input, by `linear`.
+    """Call a linear layer, with the fastest product on a CPU.
 
-    The fast product is a choice of this call, not of the module: the weights live in plain `torch.nn.Linear` modules,
-    where quantization, adapters and sharding look for them. What stands in the place of such a module (see
-    `is_plain_linear`) is called.
+    The weights live in plain `torch.nn.Linear` modules, where quantization, adapters and sharding find them. A module
+    that replaces one (see `is_plain_linear`) is called.
 
     Args:
-        module: The linear map, or its replacement.
+        module: The linear layer, or its replacement.
         input: (..., in).
-        start, stop: A range of the output features; a plain map, and one that says `accepts_output_range`, computes only these.
+        start, stop: A range of the output features; a plain layer, and one with `accepts_output_range`, computes only
+            this range.
 
     Returns:
         (..., out), or (..., stop - start).
@@ -199,16 +51,16 @@ def linear(module: nn.Module, input: Tensor, start: int | None = None, stop: int
         return output if start is None else output[..., start:stop]
     weight: Tensor = module.weight
     bias: Tensor | None = module.bias
-    prepacked = _prepacked(weight, input, start, stop)
+    prepacked = _get_prepacked(weight, input, start, stop)
     if start is not None:
         weight, bias = weight[start:stop], None if bias is None else bias[start:stop]
-    if prepacked is None or _differentiable(input, bias):
+    if prepacked is None or _requires_grad(input, bias):
         return fast_linear(input, weight, bias)
     return onednn_linear(input.reshape(-1, input.shape[-1]), prepacked, bias).view(*input.shape[:-1], -1)
 
 
 class LinearLayers(nn.Sequential):
-    """`torch.nn.Sequential` whose linear maps are applied by `linear`."""
+    """`torch.nn.Sequential` that calls its linear layers with `linear`."""
 
     def forward(self, input: Tensor) -> Tensor:
         """(..., in) -> (..., out)."""
@@ -217,11 +69,62 @@ class LinearLayers(nn.Sequential):
         return input
 
 
+def fast_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`torch.nn.functional.linear`, computed by oneDNN for float32 on a CPU.
+
+    Args:
+        input: (..., in).
+        weight: (out, in).
+        bias: (out,) or None.
+
+    Returns:
+        (..., out).
+    """
+    is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    if is_traced or input.numel() * weight.shape[0] < _MIN_MULTIPLICATIONS or not can_use_onednn(input, weight):
+        return F.linear(input, weight, bias)
+    product = _LinearProduct.apply if _requires_grad(input, weight, bias) else _contiguous_linear
+    return product(input.reshape(-1, input.shape[-1]), weight, bias).view(*input.shape[:-1], -1)
+
+
+def matmul_transposed(left: Tensor, right: Tensor) -> Tensor:
+    """(rows, inner) times the transpose of (columns, inner), without autograd."""
+    if not can_use_onednn(left, right):
+        return left @ right.T
+    if not left.is_contiguous() and right.numel() < left.numel():  # oneDNN would copy the left operand
+        return _contiguous_linear(right, left).T
+    return _contiguous_linear(left, right)
+
+
+def apply_in_chunks(function: Callable[[Tensor], Tensor], input: Tensor, module: nn.Module) -> Tensor:
+    """`function(input)`, computed for 1,024 rows at a time on a CPU without gradients, which needs less memory.
+
+    The input is processed as a whole in training, with gradients, in traced graphs, and if the children of `module`
+    have hooks or replacements that need all rows.
+
+    Args:
+        function: (rows, width) -> (rows, width), the forward pass of `module`.
+        input: (..., width).
+        module: The module whose children compute each row independently.
+    """
+    if module.training or torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return function(input)
+    if input.numel() <= _CHUNK_ROWS * input.shape[-1] or not can_use_onednn(input):
+        return function(input)
+    if not all(isinstance(child, nn.Dropout) or is_rowwise(child) for child in module.children()):
+        return function(input)
+    rows = input.reshape(-1, input.shape[-1])
+    output = torch.empty_like(rows)
+    for start in range(0, len(rows), _CHUNK_ROWS):
+        output[start : start + _CHUNK_ROWS] = function(rows[start : start + _CHUNK_ROWS])
+    return output.view(input.shape)
+
+
 def is_plain_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
     """Whether a call only multiplies by an ordinary weight.
 
-    False for an adapter, a quantized or parametrised map, a subclass, and a map with hooks, a replaced `forward` or a
-    tensor subclass for its weight: code that reads `.weight` would pass over what these do.
+    False for an adapter, a quantized or parametrised layer, a subclass, and a layer with hooks, a replaced `forward` or
+    a tensor subclass as its weight: code that reads `.weight` would skip what these do.
     """
     if type(module) is not nn.Linear or "forward" in module.__dict__ or _has_any_global_hook():
         return False
@@ -231,64 +134,198 @@ def is_plain_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
 
 
 def is_rowwise(module: nn.Module) -> bool:
-    """Whether a row of the output depends on the same row of the input alone: a plain map, or a replacement without
-    hooks that says so by `is_rowwise`."""
+    """Whether each row of the output depends only on the same row of the input, and no hook reads the whole tensors.
+
+    True for plain linear layers, activations without parameters, and modules with the attribute `is_rowwise`.
+    """
     if is_plain_linear(module):
         return True
-    hooked = module._forward_pre_hooks or module._forward_hooks or _has_any_global_hook()
-    return not hooked and getattr(module, "is_rowwise", False)
+    if module._forward_pre_hooks or module._forward_hooks or _has_any_global_hook():
+        return False
+    has_no_state = not (module._parameters or module._buffers or module._modules)
+    return getattr(module, "is_rowwise", has_no_state)
 
 
-def product(left: Tensor, right: Tensor) -> Tensor:
-    """(rows, inner) times the transpose of (columns, inner), without autograd."""
-    if not can_use_onednn(left, right):
-        return left @ right.T
-    if not left.is_contiguous() and right.numel() < left.numel():  # oneDNN would copy the left operand
-        return _multiply(right, left).T
-    return _multiply(left, right)
+def can_use_onednn(*tensors: Tensor) -> bool:
+    """Whether oneDNN applies: ordinary float32 tensors on a CPU, outside of autocast and of anything that records or
+    transforms operators (see `operators_are_intercepted`)."""
+    return HAS_ONEDNN and not torch.is_autocast_enabled("cpu") and _are_cpu_operands(tensors, torch.float32)
 
 
-def _multiply(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
+def can_use_onednn_or_bfloat16(*tensors: Tensor) -> bool:
+    """Whether oneDNN applies as in `can_use_onednn`, or in bfloat16, also under autocast to bfloat16."""
+    if can_use_onednn(*tensors):
+        return True
+    if not HAS_BFLOAT16_PRODUCT or not _are_cpu_operands(tensors, torch.bfloat16):
+        return False
+    return not torch.is_autocast_enabled("cpu") or torch.get_autocast_dtype("cpu") is torch.bfloat16
+
+
+def _are_cpu_operands(tensors: Sequence[Tensor], dtype: torch.dtype) -> bool:
+    if operators_are_intercepted() or not are_plain_tensors(*tensors):
+        return False
+    return all(tensor.device.type == "cpu" and tensor.dtype is dtype and tensor.numel() > 0 for tensor in tensors)
+
+
+def operators_are_intercepted() -> bool:
+    """Whether operators are recorded or transformed: compilation, tracing, `torch.func`, a dispatch mode, or
+    forward-mode derivatives (which the oneDNN operators do not define)."""
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or forward_ad._current_level >= 0:
+        return True
+    return torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack() > 0
+
+
+def are_plain_tensors(*tensors: Tensor | None) -> bool:
+    """Whether no tensor is of a subclass, for example quantized or sharded."""
+    for tensor in tensors:
+        if tensor is not None and type(tensor) is not nn.Parameter and type(tensor) is not Tensor:
+            return False
+    return True
+
+
+def onednn_linear(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
+    """(rows, inner) times the transpose of (columns, inner), plus (columns,), by oneDNN, without autograd.
+
+    Args:
+        left: The input.
+        right: The weight, ordinary or prepacked.
+        bias: None for no bias.
+    """
+    return torch.ops.mkldnn._linear_pointwise(left, right, bias, "none", [], "")
+
+
+def prepack_weight(weight: Tensor) -> Tensor:
+    """A copy of (columns, inner) in the memory layout that oneDNN reads fastest; only valid as the weight of
+    `onednn_linear`."""
+    return torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), _PREPACKED_ROWS)
+
+
+def _contiguous_linear(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
     if not (right.is_contiguous() or right.T.is_contiguous()):  # for example a slice of columns: slow in oneDNN
         right = right.contiguous()
     return onednn_linear(left, right, bias)
 
 
-def _prepacked(weight: Tensor, input: Tensor, start: int | None, stop: int | None) -> Tensor | None:
-    """The weight of a plain map, or a range of its rows, in oneDNN's order; None where there is no such copy."""
-    if (
-        torch.compiler.is_compiling()
-        or (weights := active_prepacked_weights()) is None
-        or _differentiable(input, weight)
-    ):
-        return None
-    if not can_use_onednn_or_bfloat16(input, weight):
-        return None
-    return weights.of(weight, start, stop, input.numel() // input.shape[-1])
+def _requires_grad(*tensors: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
 
-def _differentiable(*tensors: Tensor | None) -> bool:
-    return torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in tensors)
-
-
-class _Product(torch.autograd.Function):
+class _LinearProduct(torch.autograd.Function):
     """left @ right.T + bias, twice differentiable."""
 
     @staticmethod
     def forward(ctx: Any, left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(left, right)
-        return _multiply(left, right, bias)
+        return _contiguous_linear(left, right, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         left, right = ctx.saved_tensors
-        wants_left, wants_right, wants_bias = ctx.needs_input_grad
+        needs_left, needs_right, needs_bias = ctx.needs_input_grad
 
         def multiply(first: Tensor, second: Tensor) -> Tensor:
-            return _Product.apply(first, second, None) if _differentiable(first, second) else product(first, second)
+            if _requires_grad(first, second):
+                return _LinearProduct.apply(first, second, None)
+            return matmul_transposed(first, second)
 
         return (
-            multiply(grad, right.T) if wants_left else None,
-            multiply(grad.T, left.T) if wants_right else None,
-            grad.sum(0) if wants_bias else None,
+            multiply(grad, right.T) if needs_left else None,
+            multiply(grad.T, left.T) if needs_right else None,
+            grad.sum(0) if needs_bias else None,
         )
+
+
+# Prepacked weights. A product of few rows, for example of one token of each sequence, takes as long as reading its
+# weights, and oneDNN reads them up to twice as fast in blocks of its own layout ("prepacked"). A copy in that layout
+# costs as much as some products gain, and memory; so a weight is copied after several uses, and only within
+# `prepacked_weights`.
+
+
+@dataclass(eq=False)
+class _WeightUse:
+    """Use of a weight, or of a range of its rows.
+
+    Attributes:
+        weight: The weight, referenced because its `id` is the key.
+        state: Its data pointer and version at the first use.
+        count: Number of products.
+        prepacked: The copy, once it pays.
+    """
+
+    weight: Tensor
+    state: tuple[int, int]
+    count: int = 0
+    prepacked: Tensor | None = None
+
+
+class PrepackedWeights:
+    """Prepacked copies of weights, each made once enough products with the weight have been computed.
+
+    Args:
+        max_bytes: Limit of all copies together.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._free_bytes = max_bytes
+        self._uses: dict[tuple[int, int | None, int | None], _WeightUse] = {}
+
+    def get(self, weight: Tensor, start: int | None, stop: int | None, rows: int) -> Tensor | None:
+        """The copy for a product; None if there is none (yet).
+
+        Args:
+            weight: (out, in), a parameter. If it changes, except by `.data`, it is copied again.
+            start, stop: The range of `out` that is computed; None for all.
+            rows: Rows of the other operand.
+        """
+        if rows > _MAX_PREPACKED_ROWS or weight.is_inference():  # inference tensors have no version
+            return None
+        state = (weight.data_ptr(), weight._version)
+        use = self._uses.get((id(weight), start, stop))
+        if use is None or use.state != state:
+            if use is not None and use.prepacked is not None:
+                self._free_bytes += use.prepacked.nbytes
+            use = self._uses[id(weight), start, stop] = _WeightUse(weight, state)
+        if use.prepacked is None:
+            use.count += 1
+            if use.count > _PREPACK_AFTER and (selected := weight[start:stop]).nbytes <= self._free_bytes:
+                use.prepacked = prepack_weight(selected)
+                self._free_bytes -= use.prepacked.nbytes
+        return use.prepacked
+
+
+_active: ContextVar[PrepackedWeights | None] = ContextVar("prepacked_weights", default=None)
+
+
+def active_prepacked_weights() -> PrepackedWeights | None:
+    """The copies of the current `prepacked_weights` context; None outside of it."""
+    return _active.get()
+
+
+@contextmanager
+def prepacked_weights(max_bytes: int = MAX_PREPACKED_BYTES) -> Iterator[None]:
+    """Prepack the weights of plain linear layers that are applied repeatedly to few rows without gradients.
+
+    The copies are freed at the end. `generate` opens this context; around several calls it keeps the copies between
+    them. A weight that changes in the meantime is copied again, except after a change by `.data`
+    (`weight.data.add_(1)`), which torch does not track: leave the context before such a change.
+
+    Args:
+        max_bytes: Limit of all copies together; within another such context its limit applies. 0 disables copies.
+    """
+    if max_bytes and active_prepacked_weights() is not None:
+        yield
+        return
+    token = _active.set(PrepackedWeights(max_bytes) if max_bytes else None)
+    try:
+        yield
+    finally:
+        _active.reset(token)
+
+
+def _get_prepacked(weight: Tensor, input: Tensor, start: int | None, stop: int | None) -> Tensor | None:
+    """The prepacked weight of a plain linear layer, or of a range of its rows; None without one."""
+    if torch.compiler.is_compiling() or (weights := active_prepacked_weights()) is None:
+        return None
+    if _requires_grad(input, weight) or not can_use_onednn_or_bfloat16(input, weight):
+        return None
+    return weights.get(weight, start, stop, input.numel() // input.shape[-1])

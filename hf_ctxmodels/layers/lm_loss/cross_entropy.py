@@ -1,4 +1,4 @@
-"""Prediction over the vocabulary at the target positions, with the logits of one chunk of rows in memory at a time."""
+"""Prediction heads, and cross-entropy over the vocabulary with the logits of one chunk of rows in memory at a time."""
 
 import math
 from typing import Any, NamedTuple
@@ -9,35 +9,49 @@ from torch.nn import functional as F
 
 from hf_ctxmodels.layers.activations import get_activation
 from hf_ctxmodels.layers.cpu.dropout import Dropout
-from hf_ctxmodels.layers.cpu.linear import can_use_onednn, fast_linear, is_plain_linear, linear, product
+from hf_ctxmodels.layers.cpu.linear import can_use_onednn, fast_linear, is_plain_linear, linear, matmul_transposed
 from hf_ctxmodels.layers.hook_points import HookPoint
-from hf_ctxmodels.layers.lm_loss.sampling import sample_batches
+from hf_ctxmodels.layers.lm_loss.sampling import sample_categorical
 
 # Logits in memory at a time; larger chunks were not faster, smaller ones use the matrix units badly.
 CHUNK_ELEMENTS = 1 << 23
 
 
 class DeferredLogits(NamedTuple):
-    """Logits that are not computed yet: those of `decoder` for each row.
+    """The arguments of a linear layer to the vocabulary, whose logits are not computed yet.
 
     Attributes:
-        rows: (rows, width), the decoder's input.
-        decoder: The linear map to the vocabulary, or what stands in its place.
+        hidden_states: (rows, width), the decoder's input.
+        decoder: The linear layer, or its replacement.
     """
 
-    rows: Tensor
+    hidden_states: Tensor
     decoder: nn.Module
 
 
+class SampledPrediction(NamedTuple):
+    """Result of one pass over the vocabulary.
+
+    Attributes:
+        loss: Summed cross-entropy in nats.
+        samples: (rows,) a sample of each row's distribution, without a gradient.
+        correct: Number of targets with the largest logit.
+    """
+
+    loss: Tensor
+    samples: Tensor
+    correct: Tensor
+
+
 class MaskedLMHead(nn.Module):
-    """The masked-LM head: transform, normalise, decode (Devlin et al. 2019, section 3.1, task 1).
+    """The masked-LM head: linear layer, activation, LayerNorm, decoder (Devlin et al. 2019, section 3.1, task 1).
 
     Args:
         hidden_size: Width of the encoder.
         embedding_size: Width of the (possibly tied) decoder.
         vocab_size: Number of tokens.
-        activation: Activation of the transform.
-        layer_norm_eps: Epsilon of its LayerNorm.
+        activation: Activation after the first linear layer.
+        layer_norm_eps: Epsilon of the LayerNorm.
     """
 
     def __init__(
@@ -67,24 +81,26 @@ class MaskedLMHead(nn.Module):
         """(rows, hidden) -> their logits, not computed yet."""
         return DeferredLogits(self._transform(hidden_states), self.decoder)
 
-    def summed_loss_and_samples(self, hidden_states: Tensor, targets: Tensor, numbers: Tensor) -> "SampledPrediction":
+    def summed_loss_and_samples(
+        self, hidden_states: Tensor, targets: Tensor, uniform_numbers: Tensor
+    ) -> SampledPrediction:
         """Summed cross-entropy in nats, and a sample of each prediction, from one pass over the vocabulary.
 
         Args:
             hidden_states, targets: As in `summed_loss`.
-            numbers: (targets,) in [0, 1), see `sample_batches`.
+            uniform_numbers: (targets,) in [0, 1), see `sample_categorical`.
         """
-        return cross_entropy_and_samples(self.decoder, self._transform(hidden_states), targets, numbers)
+        return cross_entropy_and_samples(self.decoder, self._transform(hidden_states), targets, uniform_numbers)
 
     def _transform(self, hidden_states: Tensor) -> Tensor:
         return self.decoder_input(self.norm(self.activation(linear(self.dense, hidden_states))))
 
 
 class ProjectedHead(nn.Module):
-    """Dense, activation, dropout, and a linear map to scores.
+    """Linear layer, activation, dropout, and a linear layer to scores.
 
     Args:
-        hidden_size: Width of the input and of the dense map.
+        hidden_size: Width of the input and of the first linear layer.
         scores: Width of the output.
         activation: Name of the activation.
         dropout: Dropout after the activation.
@@ -102,38 +118,26 @@ class ProjectedHead(nn.Module):
         return self.out_proj(self.dropout(self.activation(linear(self.dense, hidden_states))))
 
 
-class SampledPrediction(NamedTuple):
-    """Result of one pass over the vocabulary.
-
-    Attributes:
-        loss: Summed cross-entropy in nats.
-        samples: (rows,) a sample of each row's distribution, without a gradient.
-        correct: Number of targets with the largest logit.
-    """
-
-    loss: Tensor
-    samples: Tensor
-    correct: Tensor
-
-
 def cross_entropy_and_samples(
-    decoder: nn.Module, hidden_states: Tensor, targets: Tensor, numbers: Tensor
+    decoder: nn.Module, hidden_states: Tensor, targets: Tensor, uniform_numbers: Tensor
 ) -> SampledPrediction:
     """Summed cross-entropy as `summed_cross_entropy`, and a sample of each row's distribution.
 
     Args:
-        decoder, hidden_states, targets: As there.
-        numbers: (rows,) float32 in [0, 1), see `sample_batches`.
+        decoder, hidden_states, targets: As in `summed_cross_entropy`.
+        uniform_numbers: (rows,) float32 in [0, 1), see `sample_categorical`.
     """
     if torch.compiler.is_compiling() or not is_plain_linear(decoder):
         logits = decoder(hidden_states).float()
         with torch.no_grad():
             correct = (logits.amax(1) == logits.gather(1, targets[:, None])[:, 0]).sum()
-            samples = sample_batches(logits.softmax(1), numbers)
+            samples = sample_categorical(logits.softmax(1), uniform_numbers)
         return SampledPrediction(F.cross_entropy(logits, targets, reduction="sum"), samples, correct)
-    trains = torch.is_grad_enabled()
-    weight, bias = decoder.weight, decoder.bias
-    return SampledPrediction(*_ChunkedCrossEntropy.apply(hidden_states, weight, bias, targets, numbers, trains))
+    return SampledPrediction(
+        *_ChunkedCrossEntropy.apply(
+            hidden_states, decoder.weight, decoder.bias, targets, uniform_numbers, torch.is_grad_enabled()
+        )
+    )
 
 
 def chunked_cross_entropy(
@@ -161,8 +165,9 @@ def chunked_cross_entropy(
     if torch.compiler.is_compiling():  # the number of chunks is data-dependent
         total = _weighted_cross_entropy(F.linear(hidden_states, weight, bias), targets, weights)
     else:
-        trains = torch.is_grad_enabled()
-        total = _ChunkedCrossEntropy.apply(hidden_states, weight, bias, targets, None, trains, weights)[0]
+        total, _, _ = _ChunkedCrossEntropy.apply(
+            hidden_states, weight, bias, targets, None, torch.is_grad_enabled(), weights
+        )
     return total / max(targets.numel(), 1) if reduction == "mean" else total
 
 
@@ -176,22 +181,21 @@ def _weighted_cross_entropy(logits: Tensor, targets: Tensor, weights: Tensor | N
 def summed_cross_entropy(
     decoder: nn.Module, hidden_states: Tensor, targets: Tensor, weights: Tensor | None = None
 ) -> Tensor:
-    """`chunked_cross_entropy` of a linear decoder, not divided.
+    """`chunked_cross_entropy` of a linear layer with reduction "sum".
 
     Args:
-        decoder: The linear map to the vocabulary. Its replacement (an adapter, a quantized map) is called.
-        hidden_states, targets, weights: As there.
+        decoder: The linear layer to the vocabulary. Its replacement (an adapter, a quantized layer) is called.
+        hidden_states, targets, weights: As in `chunked_cross_entropy`.
     """
     if not is_plain_linear(decoder):
         return _weighted_cross_entropy(decoder(hidden_states), targets, weights)
-    given = (hidden_states, decoder.weight, decoder.bias, targets)
-    return chunked_cross_entropy(*given, reduction="sum", weights=weights)
+    return chunked_cross_entropy(hidden_states, decoder.weight, decoder.bias, targets, reduction="sum", weights=weights)
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
-    """Summed cross-entropy whose forward also computes the gradients, chunk by chunk, and samples, if given numbers.
+    """Summed cross-entropy whose forward pass also computes the gradients, chunk by chunk, and samples, if requested.
 
-    The first backward returns these gradients without a copy; a second one over a retained graph recomputes them.
+    The first backward pass returns these gradients without a copy; a second one over a retained graph recomputes them.
     """
 
     @staticmethod
@@ -201,20 +205,20 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         targets: Tensor,
-        numbers: Tensor | None,
-        trains: bool,  # from outside: within the function gradients are disabled
+        uniform_numbers: Tensor | None,
+        is_grad_enabled: bool,  # an argument, since gradients are always disabled within the function
         weights: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         device = hidden_states.device.type
         ctx.dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_states.dtype
         ctx.save_for_backward(hidden_states, weight, bias, targets, weights)
         samples = correct = None
-        if numbers is not None:
+        if uniform_numbers is not None:
             samples, correct = torch.empty_like(targets), targets.new_zeros(())
             ctx.mark_non_differentiable(samples, correct)
-        needs_grad = ctx.needs_input_grad[:3] if trains else (False, False, False)
+        needs_grad = ctx.needs_input_grad[:3] if is_grad_enabled else (False, False, False)
         total, ctx.gradients = _loss_and_gradients(
-            hidden_states, weight, bias, targets, ctx.dtype, needs_grad, numbers, samples, correct, weights
+            hidden_states, weight, bias, targets, ctx.dtype, needs_grad, uniform_numbers, samples, correct, weights
         )
         return total, samples, correct
 
@@ -224,10 +228,11 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:
             hidden_states, weight, bias, targets, weights = ctx.saved_tensors
-            given = (hidden_states, weight, bias, targets, ctx.dtype, ctx.needs_input_grad[:3])
-            gradients = _loss_and_gradients(*given, weights=weights)[1]
-        factor = (None if each is None else each.mul_(grad.to(each.dtype)) for each in gradients)
-        return (*factor, None, None, None, None)
+            _, gradients = _loss_and_gradients(
+                hidden_states, weight, bias, targets, ctx.dtype, ctx.needs_input_grad[:3], weights=weights
+            )
+        scaled = (None if gradient is None else gradient.mul_(grad.to(gradient.dtype)) for gradient in gradients)
+        return (*scaled, None, None, None, None)
 
 
 def _loss_and_gradients(
@@ -237,42 +242,42 @@ def _loss_and_gradients(
     targets: Tensor,
     dtype: torch.dtype,
     needs_grad: tuple[bool, ...],
-    numbers: Tensor | None = None,
+    uniform_numbers: Tensor | None = None,
     samples: Tensor | None = None,
     correct: Tensor | None = None,
     weights: Tensor | None = None,
 ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
     """The summed cross-entropy, and its gradients with respect to the first three arguments if `needs_grad` is true.
 
-    With `numbers` it fills `samples` and adds to `correct`, see `SampledPrediction`. One buffer holds a chunk's logits and
-    then their gradient, unless oneDNN multiplies: on a CPU the allocation would take as long as the arithmetic.
+    With `uniform_numbers` it fills `samples` and adds to `correct`, see `SampledPrediction`. One buffer holds a chunk's
+    logits and then their gradient, except with oneDNN: on a CPU the allocation would take as long as the arithmetic.
     """
-    wants_hidden, wants_weight, wants_bias = needs_grad
-    hidden_grad = torch.empty_like(hidden_states) if wants_hidden else None
-    bias_grad = torch.zeros_like(bias) if bias is not None and wants_bias else None
+    hidden_needs_grad, weight_needs_grad, bias_needs_grad = needs_grad
+    hidden_grad = torch.empty_like(hidden_states) if hidden_needs_grad else None
+    bias_grad = torch.zeros_like(bias) if bias is not None and bias_needs_grad else None
     weight_grad = None
     total = torch.zeros((), dtype=torch.float32, device=hidden_states.device)
-    chunks = max(1, math.ceil(targets.numel() * weight.shape[0] / CHUNK_ELEMENTS))
-    size = max(1, math.ceil(targets.numel() / chunks))  # of equal size: a short last chunk uses the matrix units badly
+    num_chunks = max(1, math.ceil(targets.numel() * weight.shape[0] / CHUNK_ELEMENTS))
+    size = max(1, math.ceil(targets.numel() / num_chunks))  # equal sizes: a short chunk uses the matrix units badly
     with torch.autocast(hidden_states.device.type, enabled=False):
         cast_weight = weight.to(dtype)
         cast_bias = weight.new_zeros(weight.shape[0], dtype=dtype) if bias is None else bias.to(dtype)
-        buffer = None  # oneDNN allocates its output
-        if not can_use_onednn(cast_weight):
+        buffer = None
+        if not can_use_onednn(cast_weight):  # oneDNN allocates its output
             buffer = torch.empty(size, weight.shape[0], dtype=dtype, device=weight.device)
         for start in range(0, targets.numel(), size):
-            rows = hidden_states[start : start + size].to(dtype)
-            chunk_targets = targets[start : start + size, None]
-            values = _log_softmax(rows, cast_weight, cast_bias, buffer)
-            target_logs = values.gather(1, chunk_targets)
-            factors = None if weights is None else weights[start : start + size, None]
-            total -= target_logs.sum() if factors is None else (target_logs * factors).sum()
+            chunk = slice(start, start + size)
+            chunk_states, chunk_targets = hidden_states[chunk].to(dtype), targets[chunk, None]
+            values = _log_softmax(chunk_states, cast_weight, cast_bias, buffer)
+            target_values = values.gather(1, chunk_targets)
+            factors = None if weights is None else weights[chunk, None]
+            total -= target_values.sum() if factors is None else (target_values * factors).sum()
             if correct is not None:
-                correct += (values.amax(1, keepdim=True) == target_logs).sum()
-            if numbers is not None or any(needs_grad):
+                correct += (values.amax(1, keepdim=True) == target_values).sum()
+            if uniform_numbers is not None or any(needs_grad):
                 values.exp_()
-            if numbers is not None and samples is not None:
-                samples[start : start + size] = sample_batches(values, numbers[start : start + size])
+            if uniform_numbers is not None and samples is not None:
+                samples[chunk] = sample_categorical(values, uniform_numbers[chunk])
             if any(needs_grad):  # the gradient of the logits
                 values.scatter_add_(1, chunk_targets, values.new_full((1, 1), -1.0).expand_as(chunk_targets))
                 if factors is not None:
@@ -281,26 +286,28 @@ def _loss_and_gradients(
                 bias_grad += values.sum(0)
             values = values.to(dtype)
             if hidden_grad is not None:
-                hidden_grad[start : start + size] = product(values, cast_weight.T)
-            if wants_weight:
-                weight_grad = _add_product(weight_grad, values, rows, weight.dtype)
+                hidden_grad[chunk] = matmul_transposed(values, cast_weight.T)
+            if weight_needs_grad:
+                weight_grad = _add_product(weight_grad, values, chunk_states, weight.dtype)
             del values  # before the next chunk's allocation
-        if wants_weight and weight_grad is None:  # no targets
+        if weight_needs_grad and weight_grad is None:  # no targets
             weight_grad = torch.zeros_like(weight)
     return total, (hidden_grad, weight_grad, bias_grad)
 
 
-def _log_softmax(rows: Tensor, weight: Tensor, bias: Tensor, buffer: Tensor | None) -> Tensor:
-    """(rows, vocabulary) log-probabilities in single precision, in the buffer if its type allows."""
+def _log_softmax(hidden_states: Tensor, weight: Tensor, bias: Tensor, buffer: Tensor | None) -> Tensor:
+    """(rows, vocabulary) log-probabilities in float32, in the buffer if its dtype allows."""
     if buffer is None:
-        values = fast_linear(rows, weight, bias)
+        values = fast_linear(hidden_states, weight, bias)
     else:
-        values = torch.addmm(bias, rows, weight.T, out=buffer[: len(rows)]).float()
+        values = torch.addmm(bias, hidden_states, weight.T, out=buffer[: len(hidden_states)]).float()
     return torch.log_softmax(values, -1, out=values)
 
 
-def _add_product(total: Tensor | None, values: Tensor, rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """Add `values.T @ rows` to the total in place; a new tensor of this type without a total."""
+def _add_product(total: Tensor | None, values: Tensor, hidden_states: Tensor, dtype: torch.dtype) -> Tensor:
+    """Add `values.T @ hidden_states` to the total in place; without a total a new tensor of this dtype."""
     if total is None:
-        return product(values.T, rows.T).to(dtype)
-    return total.addmm_(values.T, rows) if total.dtype == values.dtype else total.add_(values.T @ rows)
+        return matmul_transposed(values.T, hidden_states.T).to(dtype)
+    if total.dtype == values.dtype:
+        return total.addmm_(values.T, hidden_states)
+    return total.add_(values.T @ hidden_states)

@@ -8,114 +8,111 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hf_ctxmodels.layers.cpu.linear import fast_linear, is_plain_linear, product
-from hf_ctxmodels.layers.lm_loss import cross_entropy as chunked
+from hf_ctxmodels.layers.cpu.linear import fast_linear, is_plain_linear, matmul_transposed
+from hf_ctxmodels.layers.lm_loss import cross_entropy
 from hf_ctxmodels.layers.lm_loss.cross_entropy import DeferredLogits
 
 
 def chunked_kl_divergence(student: DeferredLogits, teacher: DeferredLogits, temperature: float) -> Tensor:
-    """T^2 times the sum over rows of KL(teacher || student) in nats, both softmaxes at temperature T.
+    """T^2 times the sum over rows of KL(teacher || student) in nats, with both softmaxes at temperature T.
 
     Equal to `F.kl_div` of whole logits with reduction "sum", but both logits and their gradient are in memory for one
     chunk of rows only. The teacher gets no gradient.
 
     Args:
-        student, teacher: The same number of rows and one vocabulary.
+        student, teacher: Logits with the same number of rows and the same vocabulary.
         temperature: T; the logits are divided by it.
     """
     if torch.compiler.is_compiling() or not (is_plain_linear(student.decoder) and is_plain_linear(teacher.decoder)):
         with torch.no_grad():
-            targets = teacher.decoder(teacher.rows)
-        return kl_divergence(student.decoder(student.rows), targets, temperature)
-    target, decoder = teacher.decoder, student.decoder
-    weights = decoder.weight, decoder.bias, target.weight, target.bias
-    return _ChunkedDivergence.apply(student.rows, teacher.rows, *weights, temperature, torch.is_grad_enabled())
+            teacher_logits = teacher.decoder(teacher.hidden_states)
+        return kl_divergence(student.decoder(student.hidden_states), teacher_logits, temperature)
+    return _ChunkedKLDivergence.apply(
+        student.hidden_states,
+        teacher.hidden_states,
+        student.decoder.weight,
+        student.decoder.bias,
+        teacher.decoder.weight,
+        teacher.decoder.bias,
+        temperature,
+        torch.is_grad_enabled(),
+    )
 
 
 def kl_divergence(logits: Tensor, teacher_logits: Tensor, temperature: float) -> Tensor:
-    """`chunked_kl_divergence` of (..., classes) logits that are there."""
-    predicted = F.log_softmax(logits.float() / temperature, -1)
-    targets = F.log_softmax(teacher_logits.detach().float() / temperature, -1)
-    return F.kl_div(predicted, targets, reduction="sum", log_target=True) * temperature**2
+    """`chunked_kl_divergence` of (..., classes) logits."""
+    student = F.log_softmax(logits.float() / temperature, -1)
+    teacher = F.log_softmax(teacher_logits.detach().float() / temperature, -1)
+    return F.kl_div(student, teacher, reduction="sum", log_target=True) * temperature**2
 
 
-class _ChunkedDivergence(torch.autograd.Function):
-    """The divergence, whose forward also computes the gradients of the student's rows, weight and bias."""
+class _ChunkedKLDivergence(torch.autograd.Function):
+    """The divergence, whose forward pass also computes the gradients of the student's states, weight and bias."""
 
     @staticmethod
     def forward(
         ctx: Any,
-        rows: Tensor,
-        teacher_rows: Tensor,
+        hidden_states: Tensor,
+        teacher_states: Tensor,
         weight: Tensor,
         bias: Tensor | None,
         teacher_weight: Tensor,
         teacher_bias: Tensor | None,
         temperature: float,
-        trains: bool,  # from outside: within the function gradients are disabled
+        is_grad_enabled: bool,  # an argument, since gradients are always disabled within the function
     ) -> Tensor:
-        device = rows.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else rows.dtype
-        wants = [ctx.needs_input_grad[place] and trains for place in (0, 2, 3)]
-        total = rows.new_zeros((), dtype=torch.float32)
-        gradients: list[Tensor | None] = [
-            torch.zeros_like(each) if each is not None and wanted else None
-            for each, wanted in zip((rows, weight, bias), wants)
-        ]
+        device = hidden_states.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_states.dtype
+        needs_states, needs_weight, needs_bias = (ctx.needs_input_grad[i] and is_grad_enabled for i in (0, 2, 3))
+        states_grad = torch.zeros_like(hidden_states) if needs_states else None
+        weight_grad = torch.zeros_like(weight) if needs_weight else None
+        bias_grad = torch.zeros_like(bias) if bias is not None and needs_bias else None
+        total = hidden_states.new_zeros((), dtype=torch.float32)
         with torch.autocast(device, enabled=False):
             student = _Decoder(weight, bias, dtype, temperature)
             teacher = _Decoder(teacher_weight, teacher_bias, dtype, temperature)
-            for part in _chunks(len(rows), len(weight)):
-                own = rows[part].to(dtype)
-                predicted, targets = student.log_softmax(own), teacher.log_softmax(teacher_rows[part].to(dtype))
-                total += (targets.exp() * (targets - predicted)).sum()
-                if any(wants):  # the gradient of the logits, times T^2
-                    change = predicted.exp_().sub_(targets.exp_()).mul_(temperature)
-                    _add(gradients, part, change.to(dtype), own, student.weight)
-        ctx.gradients = gradients
+            for chunk in _chunks(len(hidden_states), len(weight)):
+                chunk_states = hidden_states[chunk].to(dtype)
+                student_log_probs = student.log_softmax(chunk_states)
+                teacher_log_probs = teacher.log_softmax(teacher_states[chunk].to(dtype))
+                total += (teacher_log_probs.exp() * (teacher_log_probs - student_log_probs)).sum()
+                if not (needs_states or needs_weight or needs_bias):
+                    continue
+                # the gradient of the logits, times T^2
+                logits_grad = student_log_probs.exp_().sub_(teacher_log_probs.exp_()).mul_(temperature).to(dtype)
+                if states_grad is not None:
+                    states_grad[chunk] = matmul_transposed(logits_grad, student.weight.T).to(states_grad.dtype)
+                if weight_grad is not None:
+                    weight_grad += matmul_transposed(logits_grad.T, chunk_states.T).to(weight_grad.dtype)
+                if bias_grad is not None:
+                    bias_grad += logits_grad.sum(0).to(bias_grad.dtype)
+        ctx.gradients = states_grad, weight_grad, bias_grad
         return total * temperature**2
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        rows, weight, bias = (None if each is None else each * grad.to(each.dtype) for each in ctx.gradients)
-        return rows, None, weight, bias, None, None, None, None
+        states_grad, weight_grad, bias_grad = (
+            None if gradient is None else gradient * grad.to(gradient.dtype) for gradient in ctx.gradients
+        )
+        return states_grad, None, weight_grad, bias_grad, None, None, None, None
 
 
 class _Decoder:
-    """A linear map to the vocabulary in the type of the computation, its logits divided by the temperature."""
+    """A linear layer to the vocabulary in the dtype of the computation, with logits divided by the temperature."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype, temperature: float) -> None:
         self.weight, self.temperature = weight.to(dtype), temperature
         self.bias = (weight.new_zeros(len(weight)) if bias is None else bias / temperature).to(dtype)
 
-    def log_softmax(self, rows: Tensor) -> Tensor:
-        """(rows, width) -> (rows, vocabulary) in single precision."""
-        logits = fast_linear(rows / self.temperature, self.weight, self.bias)
+    def log_softmax(self, hidden_states: Tensor) -> Tensor:
+        """(rows, width) -> (rows, vocabulary) in float32."""
+        logits = fast_linear(hidden_states / self.temperature, self.weight, self.bias)
         return torch.log_softmax(logits.float(), -1)
 
 
-def _chunks(rows: int, vocabulary: int) -> list[slice]:
-    """Of equal size, with the logits of two models in the memory of `chunked.CHUNK_ELEMENTS` each."""
-    number = max(1, math.ceil(rows * vocabulary / chunked.CHUNK_ELEMENTS))
+def _chunks(rows: int, vocab_size: int) -> list[slice]:
+    """Chunks of equal size, with `CHUNK_ELEMENTS` logits of each model in memory."""
+    number = max(1, math.ceil(rows * vocab_size / cross_entropy.CHUNK_ELEMENTS))
     size = max(1, math.ceil(rows / number))
     return [slice(start, start + size) for start in range(0, rows, size)]
-
-
-def _add(gradients: list[Tensor | None], part: slice, change: Tensor, rows: Tensor, weight: Tensor) -> None:
-    """Add a chunk's gradients of rows, weight and bias, where they are wanted.
-
-    Args:
-        gradients: Those three.
-        part: The chunk's rows.
-        change: (chunk, vocabulary) gradient of the logits.
-        rows: (chunk, width).
-        weight: (vocabulary, width).
-    """
-    of_rows, of_weight, of_bias = gradients
-    if of_rows is not None:
-        of_rows[part] = product(change, weight.T).to(of_rows.dtype)
-    if of_weight is not None:
-        of_weight += product(change.T, rows.T).to(of_weight.dtype)
-    if of_bias is not None:
-        of_bias += change.sum(0).to(of_bias.dtype)

@@ -8,8 +8,8 @@ from torch.nn import functional as F
 
 
 def log_uniform_probability(ids: Tensor, vocab_size: int) -> Tensor:
-    """Probability of each id, `log((id + 2) / (id + 1)) / log(vocabulary + 1)`, in double precision: close to word
-    frequencies for ids in the order of frequency."""
+    """Probability of each id, `log((id + 2) / (id + 1)) / log(vocabulary + 1)`, in float64: close to word frequencies
+    for ids in the order of frequency."""
     return (1 / (ids.double() + 1)).log1p() / math.log(vocab_size + 1)
 
 
@@ -18,9 +18,9 @@ def sampled_softmax_loss(
 ) -> Tensor:
     """Summed cross-entropy in nats of each target against the negatives.
 
-    Repeated negatives count once, and each logit is corrected by the log probability that its word was sampled at all;
-    with many negatives the loss approaches that of the full softmax. A negative equal to a row's target is excluded
-    there.
+    Repeated negatives count once, and each logit is corrected by the log probability that its word is among the
+    samples; with many negatives the loss approaches the full softmax. A negative equal to a row's target is excluded
+    in this row.
 
     Args:
         hidden_states: (rows, width).
@@ -28,14 +28,16 @@ def sampled_softmax_loss(
         targets: (rows,) ids.
         negatives: (k,) samples of `log_uniform_probability`, the same for all rows.
     """
-    vocab_size, tries = len(weight), len(negatives)
+    vocab_size, num_samples = len(weight), len(negatives)
 
-    def correction(ids: Tensor) -> Tensor:
-        return (-torch.expm1(tries * torch.log1p(-log_uniform_probability(ids, vocab_size)))).log().float()
+    def log_inclusion_probability(ids: Tensor) -> Tensor:
+        log_exclusion = num_samples * torch.log1p(-log_uniform_probability(ids, vocab_size))
+        return (-torch.expm1(log_exclusion)).log().float()
 
     negatives = negatives.unique()
-    true = (hidden_states * weight[targets]).sum(-1) + bias[targets]
-    true = true.float() - correction(targets)
-    others = F.linear(hidden_states, weight[negatives], bias[negatives]).float() - correction(negatives)
-    others = others.masked_fill(targets[:, None] == negatives, float("-inf"))
-    return (torch.cat([true[:, None], others], 1).logsumexp(1) - true).sum()
+    target_logits = ((hidden_states * weight[targets]).sum(-1) + bias[targets]).float()
+    target_logits = target_logits - log_inclusion_probability(targets)
+    negative_logits = F.linear(hidden_states, weight[negatives], bias[negatives]).float()
+    negative_logits = negative_logits - log_inclusion_probability(negatives)
+    negative_logits = negative_logits.masked_fill(targets[:, None] == negatives, float("-inf"))
+    return (torch.cat([target_logits[:, None], negative_logits], 1).logsumexp(1) - target_logits).sum()

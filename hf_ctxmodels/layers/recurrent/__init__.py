@@ -1,1 +1,1 @@
-"""LSTM and GRU layers over packed rows, and recurrent decoders."""
+"""LSTM and GRU layers over packed sequences, and recurrent decoders."""

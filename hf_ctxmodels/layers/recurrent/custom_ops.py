@@ -1,6 +1,6 @@
-"""The recurrences of LSTM and GRU as operations of a compiled graph.
+"""The recurrences of LSTM and GRU layers as custom operators, for compiled graphs that do not depend on the length.
 
-Defining an operation takes torch tens of milliseconds, so this module is imported where a graph is compiled.
+Defining an operator takes torch tens of milliseconds, so this module is imported when a graph is compiled.
 """
 
 from typing import Any
@@ -8,15 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_ctxmodels.layers.recurrent.gru_recurrence import gru_gradients, run_gru
-from hf_ctxmodels.layers.recurrent.lstm_recurrence import Rules, lstm_gradients, run_lstm
+from hf_ctxmodels.layers.recurrent.recurrence import StepOptions, gru_gradients, lstm_gradients, run_gru, run_lstm
 
 
-def _rules(gates: Tensor, hidden: Tensor, *others: Any) -> Rules:
-    """Rules of steps with all rows; `others` are `present`, `restarts` and both clips."""
-    present, restarts, cell_clip, projection_clip = others
+def _full_steps(gates: Tensor, hidden: Tensor) -> tuple[int, ...]:
+    """Steps that all have all rows."""
     rows = hidden.shape[1]
-    return Rules((rows,) * (gates.shape[1] // rows), cell_clip, projection_clip, present, restarts)
+    return (rows,) * (gates.shape[1] // rows)
 
 
 @torch.library.custom_op("hf_ctxmodels::recurrence", mutates_args=())
@@ -31,10 +29,10 @@ def lstm_custom_op(
     cell_clip: float | None,
     projection_clip: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`lstm_recurrence.recur` as one operation of a compiled graph, so that the graph does not depend on the length."""
-    rules = _rules(gates, hidden, present, restarts, cell_clip, projection_clip)
-    ran = run_lstm(gates.clone(), hidden, cell, state_weight, projection, rules)
-    return ran.outputs, ran.last_hidden, ran.last_cell
+    """`lstm_recurrence` with padding positions."""
+    options = StepOptions(_full_steps(gates, hidden), cell_clip, projection_clip, present, restarts)
+    result = run_lstm(gates.clone(), hidden, cell, state_weight, projection, options)
+    return result.outputs, result.last_hidden, result.last_cell
 
 
 @lstm_custom_op.register_fake
@@ -58,32 +56,32 @@ def _lstm_backward(
     cell_clip: float | None,
     projection_clip: float | None,
 ) -> list[Tensor]:
-    """Gradients of `lstm_custom_op` in its first four arguments and the projection, with recomputation."""
-    rules = _rules(gates, hidden, present, restarts, cell_clip, projection_clip)
-    ran = run_lstm(gates.clone(), hidden, cell, state_weight, projection, rules)
-    d_outputs, d_hidden, d_cell = gradients
-    ran = ran._replace(last_hidden=d_hidden, last_cell=d_cell)
-    found = lstm_gradients(ran, hidden, cell, state_weight, projection, rules, d_outputs)
-    return [each.contiguous() for each in found if each is not None]
+    """Gradients of the first four arguments of `lstm_custom_op` and the projection, with recomputation."""
+    options = StepOptions(_full_steps(gates, hidden), cell_clip, projection_clip, present, restarts)
+    result = run_lstm(gates.clone(), hidden, cell, state_weight, projection, options)
+    d_outputs, d_last_hidden, d_last_cell = gradients
+    result = result._replace(last_hidden=d_last_hidden, last_cell=d_last_cell)
+    input_gradients = lstm_gradients(result, hidden, cell, state_weight, projection, options, d_outputs)
+    return [gradient.contiguous() for gradient in input_gradients if gradient is not None]
 
 
 @_lstm_backward.register_fake
-def _lstm_gradient_shapes(gradients: list[Tensor], *given: Any) -> list[Tensor]:
-    return [each.new_empty(each.shape) for each in given[:5] if each is not None]
+def _lstm_gradient_shapes(gradients: list[Tensor], *inputs: Any) -> list[Tensor]:
+    return [tensor.new_empty(tensor.shape) for tensor in inputs[:5] if tensor is not None]
 
 
-def _keep_lstm(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+def _save_lstm_inputs(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     ctx.save_for_backward(*inputs[:7])
     ctx.clips = inputs[7:]
 
 
 def _differentiate_lstm(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-    parts = [each.contiguous() for each in gradients]
-    found = _lstm_backward(parts, *ctx.saved_tensors, *ctx.clips)
-    return (*found, *[None] * (9 - len(found)))
+    contiguous = [gradient.contiguous() for gradient in gradients]
+    input_gradients = _lstm_backward(contiguous, *ctx.saved_tensors, *ctx.clips)
+    return (*input_gradients, *[None] * (9 - len(input_gradients)))
 
 
-lstm_custom_op.register_autograd(_differentiate_lstm, setup_context=_keep_lstm)
+lstm_custom_op.register_autograd(_differentiate_lstm, setup_context=_save_lstm_inputs)
 
 
 @torch.library.custom_op("hf_ctxmodels::gru_recurrence", mutates_args=())
@@ -95,9 +93,10 @@ def gru_custom_op(
     present: Tensor,
     restarts: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """`gru_recurrence.recur` as one operation of a compiled graph, so that the graph does not depend on the length."""
-    rules = _rules(gates, hidden, present, restarts, None, None)
-    return run_gru(gates.clone(), hidden, state_weight, candidate_bias, rules)[2:]
+    """`gru_recurrence` with padding positions."""
+    options = StepOptions(_full_steps(gates, hidden), present=present, restarts=restarts)
+    result = run_gru(gates.clone(), hidden, state_weight, candidate_bias, options)
+    return result.outputs, result.last_hidden
 
 
 @gru_custom_op.register_fake
@@ -115,25 +114,27 @@ def _gru_backward(
     present: Tensor,
     restarts: Tensor | None,
 ) -> list[Tensor]:
-    """Gradients of `gru_custom_op` in its first four arguments, with recomputation."""
-    rules = _rules(gates, hidden, present, restarts, None, None)
-    values, shown, outputs, _ = run_gru(gates.clone(), hidden, state_weight, candidate_bias, rules)
-    found = gru_gradients((values, shown, outputs, hidden, state_weight), rules, *gradients)
-    return [each.contiguous() for each in found]
+    """Gradients of the first four arguments of `gru_custom_op`, with recomputation."""
+    options = StepOptions(_full_steps(gates, hidden), present=present, restarts=restarts)
+    result = run_gru(gates.clone(), hidden, state_weight, candidate_bias, options)
+    d_outputs, d_last_hidden = gradients
+    result = result._replace(last_hidden=d_last_hidden)
+    input_gradients = gru_gradients(result, hidden, state_weight, options, d_outputs)
+    return [gradient.contiguous() for gradient in input_gradients]
 
 
 @_gru_backward.register_fake
-def _gru_gradient_shapes(gradients: list[Tensor], *given: Any) -> list[Tensor]:
-    return [each.new_empty(each.shape) for each in given[:4]]
+def _gru_gradient_shapes(gradients: list[Tensor], *inputs: Any) -> list[Tensor]:
+    return [tensor.new_empty(tensor.shape) for tensor in inputs[:4]]
 
 
-def _keep_gru(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+def _save_gru_inputs(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     ctx.save_for_backward(*inputs)
 
 
 def _differentiate_gru(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-    found = _gru_backward([each.contiguous() for each in gradients], *ctx.saved_tensors)
-    return (*found, None, None)
+    input_gradients = _gru_backward([gradient.contiguous() for gradient in gradients], *ctx.saved_tensors)
+    return (*input_gradients, None, None)
 
 
-gru_custom_op.register_autograd(_differentiate_gru, setup_context=_keep_gru)
+gru_custom_op.register_autograd(_differentiate_gru, setup_context=_save_gru_inputs)

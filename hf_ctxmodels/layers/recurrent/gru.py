@@ -1,4 +1,4 @@
-"""GRU layers over packed rows, with one or two directions."""
+"""GRU layers over packed sequences, with one or two directions."""
 
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -7,10 +7,14 @@ import torch
 from torch import Tensor, nn
 from transformers import initialization as init
 
-from hf_ctxmodels.layers.recurrent.gru_recurrence import GATES, recur
-from hf_ctxmodels.layers.recurrent.inputs import multiply_inputs
 from hf_ctxmodels.layers.recurrent.packing import PackedSequences
-from hf_ctxmodels.layers.recurrent.precision import precision_of
+from hf_ctxmodels.layers.recurrent.recurrence import (
+    GRU_GATES,
+    StepOptions,
+    computation_dtype,
+    gru_recurrence,
+    input_gates,
+)
 from hf_ctxmodels.layers.recurrent.scan import scan_gru
 
 
@@ -18,7 +22,7 @@ class GRUState(NamedTuple):
     """The state of a layer.
 
     Attributes:
-        hidden: (directions, rows, hidden) hidden state: the last output.
+        hidden: (directions, sequences, hidden) hidden state: the last output.
     """
 
     hidden: Tensor
@@ -42,10 +46,10 @@ class GRU(nn.Module):
     def __init__(self, input_size: int, hidden_size: int, *, directions: int = 2) -> None:
         super().__init__()
         self.hidden_size = hidden_size
-        self.input_weight = nn.Parameter(torch.empty(directions, GATES * hidden_size, input_size))
-        self.state_weight = nn.Parameter(torch.empty(directions, GATES * hidden_size, hidden_size))
-        self.bias = nn.Parameter(torch.empty(directions, GATES * hidden_size))
-        self.state_bias = nn.Parameter(torch.empty(directions, GATES * hidden_size))
+        self.input_weight = nn.Parameter(torch.empty(directions, GRU_GATES * hidden_size, input_size))
+        self.state_weight = nn.Parameter(torch.empty(directions, GRU_GATES * hidden_size, hidden_size))
+        self.bias = nn.Parameter(torch.empty(directions, GRU_GATES * hidden_size))
+        self.state_bias = nn.Parameter(torch.empty(directions, GRU_GATES * hidden_size))
         self.reset_parameters()
 
     @torch.no_grad()
@@ -54,38 +58,40 @@ class GRU(nn.Module):
         for parameter in self.parameters():
             init.uniform_(parameter, -(self.hidden_size**-0.5), self.hidden_size**-0.5)
 
-    def zero_state(self, rows: int) -> GRUState:
+    def zero_state(self, num_sequences: int) -> GRUState:
         """The initial state, zeros."""
-        return GRUState(self.bias.new_zeros(len(self.bias), rows, self.hidden_size))
+        return GRUState(self.bias.new_zeros(len(self.bias), num_sequences, self.hidden_size))
 
     def forward(
-        self, packed: Tensor, rows: PackedSequences, state: Iterable[Tensor] | None = None
+        self, packed: Tensor, packing: PackedSequences, state: Iterable[Tensor] | None = None
     ) -> tuple[Tensor, GRUState]:
         """Run over all steps.
 
         Args:
-            packed: (directions, tokens, input) from `rows.pack`.
-            rows: The batch's tokens.
-            state: Initial hidden state from `rows.pack_state`; None for zeros.
+            packed: (directions, tokens, input) from `packing.pack`.
+            packing: The tokens of the batch.
+            state: Initial hidden state from `packing.pack_state`; None for zeros.
 
         Returns:
-            (directions, tokens, hidden), and the state after each row's last token.
+            (directions, tokens, hidden), and the state after the last token of each sequence.
         """
-        dtype, outside_autocast = precision_of(packed)
-        (start,) = self.zero_state(rows.order.shape[0]) if state is None else state
+        dtype, without_autocast = computation_dtype(packed)
+        (hidden,) = self.zero_state(packing.order.shape[0]) if state is None else state
         gated = 2 * self.hidden_size
-        with outside_autocast:
+        with without_autocast:
             bias = torch.cat([self.bias[:, :gated] + self.state_bias[:, :gated], self.bias[:, gated:]], 1)
-            gates = multiply_inputs(self, packed.to(dtype), bias.to(dtype))
-            weights = (self.state_weight.to(dtype), self.state_bias[:, gated:].to(dtype))
-            given = (gates, start.to(dtype), *weights)
+            gates = input_gates(self, packed.to(dtype), bias.to(dtype))
+            hidden, state_weight = hidden.to(dtype), self.state_weight.to(dtype)
+            candidate_bias = self.state_bias[:, gated:].to(dtype)
+            present, restarts = packing.present, packing.restarts
             if torch.compiler.is_compiling():
                 if torch.compiler.is_exporting():
                     recurrence: Any = scan_gru
                 else:
                     from hf_ctxmodels.layers.recurrent.custom_ops import gru_custom_op as recurrence
-                outputs, hidden = recurrence(*given, rows.present, rows.restarts)
+                outputs, hidden = recurrence(gates, hidden, state_weight, candidate_bias, present, restarts)
             else:
-                steps = rows.steps if rows.present is None else (rows.shape[0],) * rows.shape[1]
-                outputs, hidden = recur(*given, steps, rows.present, rows.restarts)
+                steps = packing.steps if present is None else (packing.shape[0],) * packing.shape[1]
+                options = StepOptions(steps, present=present, restarts=restarts)
+                outputs, hidden = gru_recurrence(gates, hidden, state_weight, candidate_bias, options)
         return outputs, GRUState(hidden)

@@ -1,7 +1,7 @@
-"""LSTM layers over packed rows, with one or two directions, projection, clipping and an initial state.
+"""LSTM layers over packed sequences, with one or two directions, projection, clipping and an initial state.
 
-A layer multiplies all its inputs in one product; the recurrence then runs on rows with remaining tokens, so padding
-positions are not computed.
+A layer multiplies all its inputs in one product; the recurrence then runs on the sequences with remaining tokens, so
+that padding positions are not computed.
 """
 
 from collections.abc import Iterable
@@ -12,10 +12,14 @@ from torch import Tensor, nn
 from transformers import initialization as init
 
 from hf_ctxmodels.layers.cpu.dropout import dropout
-from hf_ctxmodels.layers.recurrent.inputs import multiply_inputs
-from hf_ctxmodels.layers.recurrent.lstm_recurrence import GATES, recur
 from hf_ctxmodels.layers.recurrent.packing import PackedSequences
-from hf_ctxmodels.layers.recurrent.precision import precision_of
+from hf_ctxmodels.layers.recurrent.recurrence import (
+    LSTM_GATES,
+    StepOptions,
+    computation_dtype,
+    input_gates,
+    lstm_recurrence,
+)
 from hf_ctxmodels.layers.recurrent.scan import scan_lstm
 
 
@@ -23,8 +27,8 @@ class LSTMState(NamedTuple):
     """The state of a layer.
 
     Attributes:
-        hidden: (directions, rows, output) hidden state: the last output.
-        cell: (directions, rows, cell) cell state.
+        hidden: (directions, sequences, output) hidden state: the last output.
+        cell: (directions, sequences, cell) cell state.
     """
 
     hidden: Tensor
@@ -67,7 +71,7 @@ class LSTM(nn.Module):
         self.weight_dropout = weight_dropout
         self.cell_size, self.output_size = cell_size, projection_size or cell_size
         self.cell_clip, self.projection_clip = cell_clip, projection_clip
-        gates = GATES * cell_size
+        gates = LSTM_GATES * cell_size
         self.input_weight = nn.Parameter(torch.empty(directions, gates, input_size))
         self.state_weight = nn.Parameter(torch.empty(directions, gates, self.output_size))
         self.bias = nn.Parameter(torch.empty(directions, gates))
@@ -90,73 +94,88 @@ class LSTM(nn.Module):
         if self.state_bias is not None:
             init.zeros_(self.state_bias)
 
-    def zero_state(self, rows: int) -> LSTMState:
+    def zero_state(self, num_sequences: int) -> LSTMState:
         """The initial state, zeros."""
         directions = len(self.bias)
-        hidden = self.bias.new_zeros(directions, rows, self.output_size)
-        return LSTMState(hidden, self.bias.new_zeros(directions, rows, self.cell_size))
+        hidden = self.bias.new_zeros(directions, num_sequences, self.output_size)
+        return LSTMState(hidden, self.bias.new_zeros(directions, num_sequences, self.cell_size))
 
     def forward(
         self,
         packed: Tensor,
-        rows: PackedSequences,
+        packing: PackedSequences,
         state: Iterable[Tensor] | None = None,
         truncation: int | None = None,
     ) -> tuple[Tensor, LSTMState]:
         """Run over all steps.
 
         Args:
-            packed: (directions, tokens, input) from `rows.pack`.
-            rows: The batch's tokens.
-            state: Initial hidden and cell state from `rows.pack_state`; None for zeros.
+            packed: (directions, tokens, input) from `packing.pack`.
+            packing: The tokens of the batch.
+            state: Initial hidden and cell state from `packing.pack_state`; None for zeros.
             truncation: Number of steps after which the state is detached; None, or a compiled graph, never detaches it.
 
         Returns:
-            (directions, tokens, output), and the state after each row's last token.
+            (directions, tokens, output), and the state after the last token of each sequence.
         """
-        dtype, outside_autocast = precision_of(packed)
-        hidden, cell = self.zero_state(rows.order.shape[0]) if state is None else state
-        with outside_autocast:
+        dtype, without_autocast = computation_dtype(packed)
+        hidden, cell = self.zero_state(packing.order.shape[0]) if state is None else state
+        with without_autocast:
             state_weight = dropout(self.state_weight, self.weight_dropout, self.training).to(dtype)
             projection = None if self.projection is None else self.projection.to(dtype)
             bias = self.bias if self.state_bias is None else self.bias + self.state_bias
-            gates = multiply_inputs(self, packed.to(dtype), bias.to(dtype))
-            start = LSTMState(hidden.to(dtype), cell.to(dtype))
+            gates = input_gates(self, packed.to(dtype), bias.to(dtype))
+            initial = LSTMState(hidden.to(dtype), cell.to(dtype))
             if not torch.compiler.is_compiling():
-                return self._recur(gates, start, state_weight, projection, rows, truncation)
-            given = (gates, *start, state_weight, projection, rows.present, rows.restarts)
+                return self._run_truncated(gates, initial, state_weight, projection, packing, truncation)
             if torch.compiler.is_exporting():
                 recurrence: Any = scan_lstm
             else:
                 from hf_ctxmodels.layers.recurrent.custom_ops import lstm_custom_op as recurrence
-            outputs, hidden, cell = recurrence(*given, self.cell_clip, self.projection_clip)
+            outputs, hidden, cell = recurrence(
+                gates,
+                *initial,
+                state_weight,
+                projection,
+                packing.present,
+                packing.restarts,
+                self.cell_clip,
+                self.projection_clip,
+            )
         return outputs, LSTMState(hidden, cell)
 
-    def _recur(
+    def _run_truncated(
         self,
         gates: Tensor,
         state: LSTMState,
         state_weight: Tensor,
         projection: Tensor | None,
-        rows: PackedSequences,
+        packing: PackedSequences,
         truncation: int | None,
     ) -> tuple[Tensor, LSTMState]:
         """The recurrence in segments of `truncation` steps without gradients between them."""
-        clips = (self.cell_clip, self.projection_clip)
-        steps = rows.steps if rows.present is None else (rows.shape[0],) * rows.shape[1]
+        steps = packing.steps if packing.present is None else (packing.shape[0],) * packing.shape[1]
         size = truncation if truncation is not None and torch.is_grad_enabled() else max(1, len(steps))
-        outputs, ended, start = [], [], 0
-        for first in range(0, len(steps), size):
-            stretch = steps[first : first + size]
-            part = slice(start, start + sum(stretch))
-            if first:
-                ended.append(LSTMState(*(each[:, stretch[0] :] for each in state)))
-                state = LSTMState(*(each[:, : stretch[0]].detach() for each in state))
-            given = (gates[:, part], *state, state_weight, projection, stretch, *clips)
-            masks = (None if mask is None else mask[:, part] for mask in (rows.present, rows.restarts))
-            out, hidden, cell = recur(*given, *masks)
-            outputs.append(out)
-            state, start = LSTMState(hidden, cell), part.stop
+        outputs, last_states, start = [], [], 0
+        for first_step in range(0, len(steps), size):
+            segment_steps = steps[first_step : first_step + size]
+            segment = slice(start, start + sum(segment_steps))
+            if first_step:
+                rows = segment_steps[0]
+                last_states.append(LSTMState(state.hidden[:, rows:], state.cell[:, rows:]))
+                state = LSTMState(state.hidden[:, :rows].detach(), state.cell[:, :rows].detach())
+            options = StepOptions(
+                segment_steps,
+                self.cell_clip,
+                self.projection_clip,
+                present=None if packing.present is None else packing.present[:, segment],
+                restarts=None if packing.restarts is None else packing.restarts[:, segment],
+            )
+            output, hidden, cell = lstm_recurrence(gates[:, segment], *state, state_weight, projection, options)
+            outputs.append(output)
+            state, start = LSTMState(hidden, cell), segment.stop
         if len(outputs) == 1:
             return outputs[0], state
-        return torch.cat(outputs, 1), LSTMState(*(torch.cat(parts, 1) for parts in zip(state, *reversed(ended))))
+        return torch.cat(outputs, 1), LSTMState(
+            *(torch.cat(states, 1) for states in zip(state, *reversed(last_states)))
+        )

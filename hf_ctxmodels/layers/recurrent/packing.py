@@ -9,20 +9,21 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class PackedSequences:
-    """The tokens of a batch, step by step: the first token of every row, the second tokens, and so on.
+    """The tokens of a batch, step by step: the first token of every sequence, the second tokens, and so on.
 
-    Rows are sorted by length, longest first, so the rows of a step are the first ones. The second direction visits rows
-    from the last token to the first. Several sequences in a row of the batch are separate packed rows.
+    Sequences are sorted by length, longest first, so that the sequences of a step are the first ones. The second
+    direction visits a sequence from the last token to the first. Several sequences in a row of the batch are packed
+    separately.
 
     Attributes:
-        positions: (directions, tokens) index of each packed token among the batch's (rows * length) positions.
-        steps: Number of rows in each step; empty with `present`, where all steps have all rows.
-        order: (rows,) the batch's row (or sequence) of each packed row.
+        positions: (directions, tokens) index of each packed token in the flattened (rows * length) batch.
+        steps: Number of sequences in each step; empty with `present`, where all steps have all rows.
+        order: (sequences,) the batch's row (or sequence) of each packed sequence.
         shape: (rows, length) of the batch.
         present: None without padding positions. Otherwise they follow each row's tokens, and this, (directions, tokens,
             1) bool, is False there: the state is carried unchanged.
         restarts: With `present` and several sequences in a row: (directions, tokens, 1) bool, True at the first token
-            of every sequence but a row's first, where the state is zeroed.
+            of each sequence except a row's first, where the state is zeroed.
     """
 
     positions: Tensor
@@ -34,7 +35,7 @@ class PackedSequences:
 
     @classmethod
     def build(cls, tokens: Tensor, sequences: Tensor | None = None, directions: int = 2) -> "PackedSequences":
-        """Without padding positions.
+        """Pack without padding positions.
 
         Args:
             tokens: (rows, length) bool, True at tokens; padding positions may be anywhere.
@@ -43,42 +44,45 @@ class PackedSequences:
         """
         rows, length = tokens.shape
         positions = tokens.flatten().nonzero()[:, 0]
-        numbers = positions // length
+        keys = positions // length
         if sequences is not None:
-            numbers = numbers * (length + 1) + sequences.flatten()[positions]
-        _, number, lengths = numbers.unique(return_inverse=True, return_counts=True)
-        rank = torch.arange(len(positions), device=positions.device) - (lengths.cumsum(0) - lengths)[number]
+            keys = keys * (length + 1) + sequences.flatten()[positions]
+        _, sequence, lengths = keys.unique(return_inverse=True, return_counts=True)
+        rank = torch.arange(len(positions), device=positions.device) - (lengths.cumsum(0) - lengths)[sequence]
         order = lengths.argsort(descending=True, stable=True)
-        column = order.argsort()[number]
-        ranks = [rank, lengths[number] - 1 - rank][:directions]
-        both = torch.stack([positions[(each * len(order) + column).argsort()] for each in ranks])
-        return cls(both, tuple(torch.bincount(rank).tolist()), order, (rows, length))
+        column = order.argsort()[sequence]
+        ranks = [rank, lengths[sequence] - 1 - rank][:directions]
+        packed_positions = torch.stack([positions[(step * len(order) + column).argsort()] for step in ranks])
+        return cls(packed_positions, tuple(torch.bincount(rank).tolist()), order, (rows, length))
 
     @classmethod
     def with_padding(cls, tokens: Tensor, sequences: Tensor | None = None, directions: int = 2) -> "PackedSequences":
-        """With padding positions, which follow each row's tokens: slower, for graphs of static shape."""
+        """Pack with padding positions after each row's tokens: slower, for graphs of static shape."""
         rows, length = tokens.shape
         lengths = tokens.sum(1)[:, None]
-        number = torch.arange(length, device=tokens.device).expand(rows, -1)
-        seen = tokens.cumsum(1)
-        rank = torch.where(tokens, seen - 1, lengths + number - seen)
-        columns = torch.zeros_like(number).scatter(1, rank, number)  # sorted: tokens, then padding positions
-        present = number < lengths
-        both = [columns, columns.gather(1, torch.where(present, lengths - 1 - number, number))][:directions]
+        index = torch.arange(length, device=tokens.device).expand(rows, -1)
+        counts = tokens.cumsum(1)
+        rank = torch.where(tokens, counts - 1, lengths + index - counts)
+        columns = torch.zeros_like(index).scatter(1, rank, index)  # sorted: tokens, then padding positions
+        is_token = index < lengths
+        reversed_columns = columns.gather(1, torch.where(is_token, lengths - 1 - index, index))
+        columns_by_direction = [columns, reversed_columns][:directions]
         order = torch.arange(rows, device=tokens.device)
-        positions = torch.stack([(order[:, None] * length + each).T.flatten() for each in both])
+        positions = torch.stack([(order[:, None] * length + columns).T.flatten() for columns in columns_by_direction])
         restarts = None
         if sequences is not None:
-            numbers = torch.stack([sequences.gather(1, each).T for each in both])  # (directions, length, rows)
+            # (directions, length, rows)
+            numbers = torch.stack([sequences.gather(1, columns).T for columns in columns_by_direction])
             restarts = torch.zeros_like(numbers, dtype=torch.bool)
             restarts[:, 1:] = numbers[:, 1:] != numbers[:, :-1]
             restarts = restarts.flatten(1)[..., None]
-        present = present.T.reshape(1, -1, 1).expand(directions, -1, -1)
+        present = is_token.T.reshape(1, -1, 1).expand(directions, -1, -1)
         return cls(positions, (), order, (rows, length), present, restarts)
 
     def backward_only(self) -> "PackedSequences":
         """Only the second of two directions."""
-        present, restarts = (None if each is None else each[1:] for each in (self.present, self.restarts))
+        present = None if self.present is None else self.present[1:]
+        restarts = None if self.restarts is None else self.restarts[1:]
         return replace(self, positions=self.positions[1:], present=present, restarts=restarts)
 
     def pack(self, states: Tensor) -> Tensor:
@@ -107,21 +111,21 @@ class PackedSequences:
 
     @property
     def sequence_indices(self) -> Tensor:
-        """(tokens,) index of each packed token's packed row; the same in both directions."""
+        """(tokens,) index of each packed token's sequence; the same in both directions."""
         if self.present is not None:
             return torch.arange(self.shape[0], device=self.order.device).repeat(self.shape[1])
-        every = torch.arange(len(self.order), device=self.order.device)
-        return torch.cat([every[:number] for number in self.steps])
+        indices = torch.arange(len(self.order), device=self.order.device)
+        return torch.cat([indices[:number] for number in self.steps])
 
     def pack_state(self, state: Iterable[Tensor]) -> tuple[Tensor, ...]:
-        """(rows, directions, width) state of a layer in `RecurrentCache` -> (directions, packed rows, width)."""
-        return tuple(part.transpose(0, 1)[:, self.order] for part in state)
+        """(rows, directions, width) state of a layer in `RecurrentCache` -> (directions, sequences, width)."""
+        return tuple(tensor.transpose(0, 1)[:, self.order] for tensor in state)
 
     def unpack_state(self, state: Iterable[Tensor]) -> tuple[Tensor, ...]:
         """The inverse of `pack_state`."""
-        back = torch.zeros_like(self.order)
-        back = back.scatter(0, self.order, torch.arange(self.order.shape[0], device=self.order.device))
-        return tuple(part[:, back].transpose(0, 1) for part in state)
+        inverse = torch.zeros_like(self.order)
+        inverse = inverse.scatter(0, self.order, torch.arange(self.order.shape[0], device=self.order.device))
+        return tuple(tensor[:, inverse].transpose(0, 1) for tensor in state)
 
 
 def concat_directions(states: Tensor) -> Tensor:
@@ -129,29 +133,30 @@ def concat_directions(states: Tensor) -> Tensor:
     return torch.cat([states[0], states[1]], -1)
 
 
-def run_layer(layer: nn.Module, states: Tensor, rows: PackedSequences) -> Tensor:
+def run_layer(layer: nn.Module, states: Tensor, packing: PackedSequences) -> Tensor:
     """One bidirectional layer: (batch, length, width) -> (batch, length, 2 * output), zero at padding positions."""
-    return concat_directions(rows.unpack(layer(rows.pack(states), rows)[0]))
+    return concat_directions(packing.unpack(layer(packing.pack(states), packing)[0]))
 
 
 def run_bidirectional(
-    layers: Iterable[nn.Module], embeddings: Tensor, rows: PackedSequences, dropout: nn.Module
+    layers: Iterable[nn.Module], embeddings: Tensor, packing: PackedSequences, dropout: nn.Module
 ) -> tuple[list[Tensor], list[tuple[Tensor, ...]]]:
     """A stack of bidirectional layers.
 
     Args:
         layers: Bidirectional `LSTM` or `GRU` layers.
         embeddings: (batch, length, width) the input of the first layer.
-        rows: The batch's tokens.
-        dropout: Applied to the input of every layer but the first.
+        packing: The tokens of the batch.
+        dropout: Applied to the input of every layer except the first.
 
     Returns:
         `embeddings` and each layer's output (batch, length, 2 * width), zero at padding positions; and each layer's
-        state after a row's last token, tensors (batch, 2, width).
+        state after the last token of each sequence, tensors (batch, 2, width).
     """
-    states, final = [embeddings], []
+    states, final_states = [embeddings], []
     for depth, layer in enumerate(layers):
-        packed, state = layer(rows.pack(dropout(states[-1]) if depth else embeddings), rows)
-        states.append(concat_directions(rows.unpack(packed)))
-        final.append(rows.unpack_state(state))
-    return states, final
+        inputs = dropout(states[-1]) if depth else embeddings
+        packed, state = layer(packing.pack(inputs), packing)
+        states.append(concat_directions(packing.unpack(packed)))
+        final_states.append(packing.unpack_state(state))
+    return states, final_states

@@ -1,7 +1,7 @@
-"""The recurrences of LSTM and GRU layers in an exported graph: one `scan` of torch, whatever the length.
+"""The recurrences of LSTM and GRU layers in an exported graph: one `scan` of torch for any length.
 
-Unlike the operators of compiled graphs, an exported program then needs no code of this package, and ONNX has the
-operator. The equations are those of `lstm_recurrence` and `gru_recurrence`, for rows with padding positions (see
+Unlike with the custom operators of compiled graphs, an exported program then needs no code of this package, and ONNX
+has the operator. The equations are those of `recurrence`, for rows with padding positions (see
 `PackedSequences.with_padding`).
 """
 
@@ -26,19 +26,19 @@ def scan_lstm(
     cell_clip: float | None,
     projection_clip: float | None,
 ) -> tuple[Tensor, ...]:
-    """Outputs (directions, tokens, output), and the last hidden state and cell; arguments as in
-    `lstm_recurrence.recur`."""
-    gates, hidden, cell, state_weight = map(_as_exported, (gates, hidden, cell, state_weight))
-    projection = None if projection is None else _as_exported(projection)
+    """Outputs (directions, tokens, output), and the last hidden state and cell; arguments as in `lstm_recurrence` and
+    `StepOptions`."""
+    gates, hidden, cell, state_weight = map(_detach_for_onnx, (gates, hidden, cell, state_weight))
+    projection = None if projection is None else _detach_for_onnx(projection)
 
-    def step(state: State, given: Tensor) -> State:
+    def step(state: State, input_terms: Tensor) -> State:
         hidden, cell = state
-        in_gate, forget, candidate, out_gate = torch.baddbmm(given, hidden, state_weight.mT).chunk(4, -1)
-        cell = _clipped(forget.sigmoid() * cell + in_gate.sigmoid() * candidate.tanh(), cell_clip)
-        shown = out_gate.sigmoid() * cell.tanh()
-        return _clipped(shown if projection is None else shown @ projection.mT, projection_clip), cell
+        in_gate, forget, candidate, out_gate = torch.baddbmm(input_terms, hidden, state_weight.mT).chunk(4, -1)
+        cell = _clip(forget.sigmoid() * cell + in_gate.sigmoid() * candidate.tanh(), cell_clip)
+        unprojected = out_gate.sigmoid() * cell.tanh()
+        return _clip(unprojected if projection is None else unprojected @ projection.mT, projection_clip), cell
 
-    return _scanned(step, (hidden, cell), gates, present, restarts)
+    return _scan_steps(step, (hidden, cell), gates, present, restarts)
 
 
 def scan_gru(
@@ -49,51 +49,53 @@ def scan_gru(
     present: Tensor,
     restarts: Tensor | None,
 ) -> tuple[Tensor, ...]:
-    """Outputs (directions, tokens, hidden), and the last state; arguments as in `gru_recurrence.recur`."""
-    gates, hidden, state_weight, candidate_bias = map(_as_exported, (gates, hidden, state_weight, candidate_bias))
+    """Outputs (directions, tokens, hidden), and the last state; arguments as in `gru_recurrence` and `StepOptions`."""
+    gates, hidden, state_weight, candidate_bias = map(_detach_for_onnx, (gates, hidden, state_weight, candidate_bias))
 
-    def step(state: State, given: Tensor) -> State:
+    def step(state: State, input_terms: Tensor) -> State:
         (hidden,) = state
-        from_reset, from_update, from_candidate = given.chunk(3, -1)
+        reset_input, update_input, candidate_input = input_terms.chunk(3, -1)
         reset, update, candidate = torch.bmm(hidden, state_weight.mT).chunk(3, -1)
-        reset, update = (from_reset + reset).sigmoid(), (from_update + update).sigmoid()
-        candidate = (from_candidate + reset * (candidate + candidate_bias[:, None])).tanh()
+        reset, update = (reset_input + reset).sigmoid(), (update_input + update).sigmoid()
+        candidate = (candidate_input + reset * (candidate + candidate_bias[:, None])).tanh()
         return (candidate + update * (hidden - candidate),)
 
-    return _scanned(step, (hidden,), gates, present, restarts)
+    return _scan_steps(step, (hidden,), gates, present, restarts)
 
 
-def _scanned(step: Step, start: State, gates: Tensor, present: Tensor, restarts: Tensor | None) -> tuple[Tensor, ...]:
+def _scan_steps(
+    step: Step, initial: State, gates: Tensor, present: Tensor, restarts: Tensor | None
+) -> tuple[Tensor, ...]:
     """All steps of all rows.
 
     Args:
         step: The state and a step's (directions, rows, width) gates -> the next state.
-        start: (directions, rows, width) the state before the first step, whose first part is the output.
+        initial: Tensors (directions, rows, width), the state before the first step, which begins with the output.
         gates: (directions, tokens, width), all rows of the first step, all rows of the second, and so on.
         present: (directions, tokens, 1) bool, False where the state is carried unchanged.
         restarts: (directions, tokens, 1) bool, True where the state is zeroed before the step; or None.
 
     Returns:
-        (directions, tokens, width) outputs, and the parts of the last state.
+        (directions, tokens, width) outputs, and the tensors of the last state.
     """
 
-    def guarded(state: State, given: tuple[Tensor, ...]) -> tuple[State, Tensor]:
-        step_gates, there, *restarted = given
-        before = tuple(part * ~restarted[0] for part in state) if restarted else state
-        after = tuple(torch.where(there, new, old) for new, old in zip(step(before, step_gates), before))
+    def combine(state: State, inputs: tuple[Tensor, ...]) -> tuple[State, Tensor]:
+        step_gates, is_token, *restart = inputs
+        before = tuple(tensor * ~restart[0] for tensor in state) if restart else state
+        after = tuple(torch.where(is_token, new, old) for new, old in zip(step(before, step_gates), before))
         return after, after[0].clone()  # a scan's outputs must not share memory
 
-    rows = start[0].shape[1]
-    given = [each for each in (gates, present, restarts) if each is not None]
-    steps = tuple(each.unflatten(1, (-1, rows)).transpose(0, 1) for each in given)
-    last, outputs = scan(guarded, start, steps)
+    rows = initial[0].shape[1]
+    inputs = [tensor for tensor in (gates, present, restarts) if tensor is not None]
+    steps = tuple(tensor.unflatten(1, (-1, rows)).transpose(0, 1) for tensor in inputs)
+    last, outputs = scan(combine, initial, steps)
     return (outputs.transpose(0, 1).flatten(1, 2), *last)
 
 
-def _as_exported(tensor: Tensor) -> Tensor:
-    """The tensor, for an ONNX graph without gradient: torch takes no `scan` with one into it."""
+def _detach_for_onnx(tensor: Tensor) -> Tensor:
+    """The tensor, without its gradient in ONNX export, which does not support a `scan` with gradients."""
     return tensor.detach() if torch.onnx.is_in_onnx_export() else tensor
 
 
-def _clipped(values: Tensor, bound: float | None) -> Tensor:
+def _clip(values: Tensor, bound: float | None) -> Tensor:
     return values if bound is None else values.clamp(-bound, bound)
