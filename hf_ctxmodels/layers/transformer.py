@@ -178,7 +178,7 @@ class Memory:
         states: (..., memory) as packed by `layout`.
         layout: The layout of its tokens.
         mask: The attention mask, prepared by the stack.
-        targets_per_source: Number of consecutive examples of a padded batch that attend to the same example of `states`.
+        targets_per_source: Number of consecutive rows of a padded batch that attend to the same row of `states`.
     """
 
     states: Tensor

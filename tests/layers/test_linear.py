@@ -9,7 +9,7 @@ from torch.nn import Linear
 from torch.nn import functional as F
 
 from hf_ctxmodels.layers.cpu import linear as cpu_linear
-from hf_ctxmodels.layers.cpu.linear import LinearLayers, fast_linear, linear, matmul_transposed
+from hf_ctxmodels.layers.cpu.linear import LinearLayers, can_use_onednn, fast_linear, linear, matmul_transposed
 
 SHAPES = {"rows": (33, 16), "batch": (3, 5, 16), "one row": (16,), "few rows": (2, 16), "no row": (0, 16)}
 

@@ -1,4 +1,4 @@
-"""Linear layers at full speed on a CPU: `linear(module, input)`, and the oneDNN products and prepacked weights behind it.
+"""Linear layers at full speed on a CPU: `linear(module, input)`, the oneDNN products behind it, and prepacked weights.
 
 `torch.nn.functional.linear` multiplies float32 matrices with MKL on a CPU, which uses half the width of the vector
 units of processors that are not Intel's. torch also ships oneDNN, for half precision and compiled graphs; here it
