@@ -15,7 +15,7 @@ from hf_ctxmodels.downstream.adapters.saving import (
     FUSION_WEIGHTS_FILE,
     HEAD_WEIGHTS_FILE,
     WEIGHTS_FILE,
-    check_own_folder,
+    check_adapter_directory,
 )
 
 PICKLES = {
@@ -38,7 +38,7 @@ def convert_adapter(source: str | Path, output: str | Path) -> str:
         raise CtxError(
             "There is no pytorch_adapter.bin.", location=str(source), hint="give the folder or Hub id of an adapter."
         )
-    check_own_folder(target)
+    check_adapter_directory(target)
     read = {file: _tensors(folder / name) for name, file in found.items()}
     with wrap_write_errors(target):
         target.mkdir(parents=True, exist_ok=True)

@@ -20,8 +20,8 @@ _FEED_FORWARD = "feed_forward.down_proj"
 def register_peft_targets(model_type: str, target_modules: Collection[str]) -> None:
     """Register the default target modules of a model type with PEFT, if PEFT is imported.
 
-    Methods that adapt BERT's query and value by default (LoRA and its relatives) adapt `target_modules`; IA3 also adapts
-    the output of the feed-forward layers.
+    Methods that adapt BERT's query and value by default (LoRA and its relatives) adapt `target_modules`; IA3 also
+    adapts the output of the feed-forward layers.
 
     Args:
         model_type: The configuration's model type.
@@ -106,8 +106,8 @@ def save_new_modules_with_adapters(model: nn.Module, adapters: Mapping[str, Any]
         for name in unsaved:
             if any(hasattr(module, "base_layer") for module in model.get_submodule(name).modules()):
                 raise CtxError(
-                    f"The adapter targets a layer in {name!r}, which is newly initialised: its random weights are not in "
-                    "the checkpoint, and would not be saved.",
+                    f"The adapter targets a layer in {name!r}, which is newly initialised: its random weights are not "
+                    "in the checkpoint, and would not be saved.",
                     hint=f"set modules_to_save={unsaved!r} in the adapter's configuration.",
                 )
         adapter.modules_to_save = [*saved, *unsaved]

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.table_files import read_table
 from hf_ctxmodels.downstream.tasks.base import get_texts
-from hf_ctxmodels.downstream.tasks.metrics import pearsonr, spearmanr
+from hf_ctxmodels.downstream.tasks.metrics import pearson_correlation, spearman_correlation
 
 Encode = Callable[[Sequence[str]], Tensor]
 """Function from sentences to their vectors (sentences, width)."""
@@ -120,8 +120,9 @@ def _read_rated_pairs(file: str, columns: Sequence[str]) -> tuple[list[tuple[str
 
 
 def _correlation(predictions: Tensor, ratings: list[float]) -> SentenceSimilarity:
-    values = {"predictions": predictions.tolist(), "references": ratings}
-    return SentenceSimilarity(spearmanr(**values)["spearmanr"], pearsonr(**values)["pearsonr"], len(ratings))
+    values = predictions.tolist()
+    spearman, pearson = spearman_correlation(values, ratings), pearson_correlation(values, ratings)
+    return SentenceSimilarity(spearman, pearson, len(ratings))
 
 
 def classification(encode: Encode, train_file: str, test_file: str, columns: Sequence[str], seed: int = 0) -> Probe:

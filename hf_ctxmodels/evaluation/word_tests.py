@@ -9,7 +9,7 @@ import torch
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.text_files import read_lines
-from hf_ctxmodels.downstream.tasks.metrics import spearmanr
+from hf_ctxmodels.downstream.tasks.metrics import spearman_correlation
 from hf_ctxmodels.evaluation.word_relations import WordSpace
 
 RatedPair = tuple[str, str, float]
@@ -103,8 +103,8 @@ def evaluate_similarity(space: WordSpace, pairs: Sequence[RatedPair]) -> Similar
     if len(covered) < 2:
         return SimilarityResult(float("nan"), len(covered), len(pairs))
     cosines = [space.similarity(first, second) for first, second, _ in covered]
-    result = spearmanr(predictions=cosines, references=[rating for _, _, rating in covered])
-    return SimilarityResult(result["spearmanr"], len(covered), len(pairs))
+    correlation = spearman_correlation(cosines, [rating for _, _, rating in covered])
+    return SimilarityResult(correlation, len(covered), len(pairs))
 
 
 def evaluate_analogies(space: WordSpace, sections: Mapping[str, Sequence[Question]]) -> AnalogyResult:

@@ -17,8 +17,8 @@ class BottleneckConfig:
     Attributes:
         mh_adapter, cross_adapter, output_adapter: Whether there is an adapter after self-attention, after
             cross-attention, and after the feed-forward network.
-        reduction_factor: Width of the model divided by the width of the bottleneck; or a mapping from the layer's index,
-            as a string, to the factor, with the key "default" for other layers.
+        reduction_factor: Width of the model divided by the width of the bottleneck; or a mapping from the layer's
+            index, as a string, to the factor, with the key "default" for other layers.
         non_linearity: Name of the activation in transformers; "linear" for none.
         original_ln_before: Whether the bottleneck reads the layer's norm of the sum of the sub-layer's output and
             input, instead of the output.

@@ -16,7 +16,7 @@ from hf_ctxmodels.data.table_files import Row
 Feature = dict[str, Any]
 Collator = Callable[[list[Feature]], dict[str, Any]]
 Logits = dict[str, np.ndarray]
-"""The outputs for one feature, by name: (labels,), (length, labels), (length,) or (choices,)."""
+"""Outputs of the model for one feature by name: (labels,), (length, labels), (length,) or (choices,)."""
 
 
 @dataclass
@@ -101,7 +101,7 @@ class Encoded:
 
     Attributes:
         features: Arguments of the head's forward.
-        origins: For each feature, the task's reference to its example.
+        origins: The task's reference to the example of each feature.
     """
 
     features: list[Feature]
@@ -109,15 +109,18 @@ class Encoded:
 
 
 class FeatureCollator:
-    """A collator of transformers, without the columns that the training loop adds to the examples."""
+    """Wraps a collator of transformers, and removes the columns that the training loop adds to the examples."""
 
     def __init__(self, collate: Collator) -> None:
         self._collate = collate
 
     def __call__(self, features: list[Feature]) -> dict[str, Any]:
         """A padded batch of arguments of the head's forward."""
-        added = ("epoch", "example_index")
-        return dict(self._collate([{k: v for k, v in feature.items() if k not in added} for feature in features]))
+        loop_columns = ("epoch", "example_index")
+        features = [
+            {name: value for name, value in feature.items() if name not in loop_columns} for feature in features
+        ]
+        return dict(self._collate(features))
 
 
 Example = TypeVar("Example")
@@ -131,32 +134,33 @@ def refuse_unread_flags(arguments: TaskArguments, read: Collection[str], what: s
 
 
 class Task(ABC, Generic[Example]):
-    """A kind of fine-tuning, for any model family.
+    """A fine-tuning task, for any model family.
 
-    The order of calls: `read` both files, `configure` the config, `encode`, train and predict, `decode`, `score`.
+    Methods are called in this order: `read` both files, `configure` the config, `encode`, train and predict, `decode`,
+    `score`.
     """
 
     name: ClassVar[str]
     auto_class: ClassVar[str]
     """Name of the Auto class of the task's heads."""
     targets: ClassVar[tuple[str, ...]] = ("labels",)
-    """The entries of a feature that are targets of the loss."""
+    """Entries of a feature that are targets of the loss."""
     output_names: ClassVar[tuple[str, ...]] = ("logits",)
-    """The fields of the head's output for `decode`."""
+    """Fields of the head's output that `decode` reads."""
     split_words: ClassVar[bool] = False
-    """Whether the tokenizer's inputs are lists of words instead of texts."""
+    """Whether the tokenizer's inputs are lists of words."""
     has_token_outputs: ClassVar[bool] = False
-    """Whether the outputs have a row for each token; `decode` gets them without padding."""
+    """Whether there is an output for each token; `decode` receives them without padding."""
     is_percentage: ClassVar[bool] = False
-    """Whether the main metric is at most 100, not 1."""
+    """Whether the main metric is in percent."""
     is_generative: ClassVar[bool] = False
-    """Whether `decode` gets what `generate` writes, in place of fields of the head's output."""
+    """Whether `decode` reads the output of `generate`, instead of fields of the head's output."""
     required_inputs: ClassVar[tuple[str, ...]] = ()
-    """Arguments of the head's forward that not every head of this Auto class has, and without which it is wrong."""
+    """Arguments that the head's forward must have; not all heads of the Auto class have them."""
     reads: ClassVar[tuple[str, ...]] = ("text_columns", "label_column", "max_length")
     """The fields of `TaskArguments` that this task reads."""
     baseline_name: str = ""
-    """What `baseline` is, where the task has several, once it was called."""
+    """Name of the baseline that `baseline` chose, if the task has several."""
 
     def __init__(self, arguments: TaskArguments) -> None:
         self.arguments = arguments
@@ -167,18 +171,18 @@ class Task(ABC, Generic[Example]):
 
     @abstractmethod
     def read_file(self, file: str) -> list[Example]:
-        """The examples of a file; raises CtxError where it cannot be read."""
+        """The examples of a file; raises CtxError if it cannot be read."""
 
     def read_demo(self, split: str) -> list[Example]:
-        """The examples of the "train" or "validation" part of the demo data; raises CtxError where there are none."""
+        """The examples of the "train" or "validation" split of the demo data; raises CtxError if there are none."""
         raise CtxError("This task has no demo data.", location=self.name, hint="give a file, see --train_file.")
 
     def read(self, file: str, split: str) -> list[Example]:
-        """The examples of a file, or of a part of `demo`; raises CtxError where they cannot be read."""
+        """The examples of a file, or of a split of `demo`; raises CtxError if they cannot be read."""
         return self.read_demo(split) if file == "demo" else self.read_file(file)
 
     def read_unlabelled(self, file: str) -> list[Example]:
-        """Examples of a file without labels, each with a label to be ignored; called after `configure`.
+        """Examples of a file without labels, each with a placeholder label; called after `configure`.
 
         Raises:
             CtxError: The task has no unlabelled examples, or the file cannot be read.
@@ -186,7 +190,7 @@ class Task(ABC, Generic[Example]):
         raise CtxError(f"The task {self.name} has no unlabelled examples.", hint="leave out --unlabelled_file.")
 
     def config_fields(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-        """Fields of a new model's configuration that follow from the tokenizer, beside those of every model."""
+        """Task-specific fields of a new model's configuration that depend on the tokenizer."""
         return {}
 
     @abstractmethod
@@ -202,12 +206,12 @@ class Task(ABC, Generic[Example]):
         return FeatureCollator(DataCollatorWithPadding(tokenizer))
 
     def generate(self, model: PreTrainedModel, batch: dict[str, Any]) -> list[Logits]:
-        """What the model writes for each feature of a batch; only for tasks that `is_generative`."""
+        """The generated output for each feature of a batch; only if `is_generative`."""
         raise NotImplementedError
 
     @abstractmethod
     def decode(self, examples: Sequence[Example], encoded: Encoded, outputs: Sequence[Logits]) -> list[Any]:
-        """The prediction for each example, from the `Logits` of each feature."""
+        """Predictions for the examples, from the outputs for the features."""
 
     @abstractmethod
     def score(self, examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, float]:
@@ -215,33 +219,36 @@ class Task(ABC, Generic[Example]):
 
     @abstractmethod
     def baseline(self, train: Sequence[Example], validation: Sequence[Example]) -> list[Any]:
-        """Predictions for the validation examples from the training labels only, to be surpassed by a model."""
+        """Predictions for the validation examples from the training labels alone, which a model should surpass."""
 
     def ceiling(self, examples: Sequence[Example]) -> dict[str, float]:
-        """What each metric is at most, where no prediction could be fully right; empty where one could."""
+        """Upper bound of each metric, if no prediction can be fully correct; otherwise empty."""
         return {}
 
     def record(self, example: Any, prediction: Any) -> dict[str, Any]:
-        """The JSON object of an example in the predictions file."""
+        """JSON object of an example for the predictions file."""
         return {"where": example.where, "label": example.label, "prediction": prediction}
 
-    def _columns(self, given: str | None, default: str) -> list[str]:
-        columns = [column.strip() for column in (given or default).split(",")]
+    def _columns(self, names: str | None, default: str) -> list[str]:
+        columns = [column.strip() for column in (names or default).split(",")]
         if not all(columns) or len(set(columns)) < len(columns):
-            raise CtxError(f"{given!r} is not a list of columns.", hint="give distinct names separated by commas: a,b.")
+            raise CtxError(
+                f"{names!r} is not a list of columns.", hint="give unique names separated by commas, for example a,b."
+            )
         return columns
 
 
 class LabelledTask(Task[Example]):
-    """A task with a closed set of labels, saved in the model's config."""
+    """A task with a closed set of labels, which the model's config saves."""
 
     labels: list[str]
 
     def _set_labels(self, config: PreTrainedConfig, labels: Sequence[str]) -> None:
-        """Set new labels, unless those of an already fine-tuned model contain all of them."""
-        known = config.id2label or {}
-        if set(labels) <= set(known.values()) and not all(name == f"LABEL_{i}" for i, name in known.items()):
-            self.labels = [known[i] for i in range(len(known))]
+        """Set new labels, unless the labels of a fine-tuned model contain all of them."""
+        id2label = config.id2label or {}
+        is_default = all(name == f"LABEL_{i}" for i, name in id2label.items())
+        if set(labels) <= set(id2label.values()) and not is_default:
+            self.labels = [id2label[i] for i in range(len(id2label))]
         else:
             self.labels = list(labels)
             config.id2label = dict(enumerate(self.labels))
@@ -253,13 +260,13 @@ class LabelledTask(Task[Example]):
                 f"The label {label!r} does not occur in the training file, whose labels are: "
                 f"{', '.join(map(repr, self.labels))}.",
                 location=where,
-                hint="correct the label, or add training examples of it.",
+                hint="correct the label, or add training examples with it.",
             )
         return self.labels.index(label)
 
 
 def sorted_labels(labels: set[str]) -> list[str]:
-    """Labels in the order of their ids: integers by value, else by name."""
+    """Labels in the order of their ids: integers by value, other labels by name."""
     try:
         return sorted(labels, key=int)
     except ValueError:
@@ -267,13 +274,13 @@ def sorted_labels(labels: set[str]) -> list[str]:
 
 
 def get_texts(row: Row, columns: Sequence[str]) -> tuple[str, ...]:
-    """The texts of a row; raises CtxError unless all are strings, and one is not blank."""
+    """The texts of a row; raises CtxError if a value is not a string, or all are blank."""
     for column in columns:
         if not isinstance(row.values[column], str):
             raise CtxError(
                 f"Expected a text in column {column!r}, got {row.values[column]!r}.",
                 location=row.where,
-                hint="correct the line, or choose other columns with --text_columns.",
+                hint="correct the line, or give other --text_columns.",
             )
     if not any(row.values[column].strip() for column in columns):
         raise CtxError(

@@ -1,4 +1,4 @@
-"""Files of a task in several languages, by the names that Universal Dependencies and WikiANN give them."""
+"""Files of a task in several languages, named as in Universal Dependencies and WikiANN."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -7,36 +7,38 @@ from typing import Self
 
 from hf_ctxmodels.core.errors import CtxError
 
-# Task -> the file name of a language and split, and the splits of the same data.
+# Task -> pattern of the file name of a language and split.
 NAMES = {"pos": "{language}_*-ud-{split}.conllu*", "ner": "{language}.{split}.txt*"}
 
 
-def directories_of_languages(given: str | None, languages: Iterable[str], what: str, location: str) -> dict[str, str]:
-    """Language -> directory, from `de=DIR,fr=DIR`; none without it.
+def directories_of_languages(
+    entries_text: str | None, languages: Iterable[str], content: str, location: str
+) -> dict[str, str]:
+    """Language -> directory, from `de=DIR,fr=DIR`; empty if not given.
 
     Args:
-        given: The flag's value.
-        languages: Those that must have one.
-        what: What lies in a directory, for the error.
-        location: The flag, likewise.
+        entries_text: The flag's value.
+        languages: Languages that must have a directory.
+        content: Content of a directory, for the error message.
+        location: Name of the flag, for the error message.
 
     Raises:
-        CtxError: One of the languages has none, or an entry has another form.
+        CtxError: A language has no directory, or an entry has another form.
     """
-    if not given:
+    if not entries_text:
         return {}
-    entries = [entry.strip().partition("=")[::2] for entry in given.split(",")]
-    found = {language: directory for language, directory in entries if directory}
-    missing = [language for language in languages if language not in found]
-    if missing or len(found) < len(entries):
+    entries = [entry.strip().partition("=")[::2] for entry in entries_text.split(",")]
+    directories = {language: directory for language, directory in entries if directory}
+    missing = [language for language in languages if language not in directories]
+    if missing or len(directories) < len(entries):
         raise CtxError(
-            f"There is no {what} of the language {missing[0]!r}."
+            f"There is no {content} of the language {missing[0]!r}."
             if missing
-            else f"An entry is not LANGUAGE=DIR, or stands twice: {given}.",
+            else f"An entry is not LANGUAGE=DIR, or occurs twice: {entries_text}.",
             location=location,
-            hint=f"give LANGUAGE=DIR for each language, separated by commas; given are {', '.join(found) or 'none'}.",
+            hint=f"give LANGUAGE=DIR for each language, separated by commas; found {', '.join(directories) or 'none'}.",
         )
-    return found
+    return directories
 
 
 @dataclass(frozen=True)
@@ -47,44 +49,44 @@ class LanguageFile:
     file: Path
 
     @classmethod
-    def find(cls, given: str, task: str, split: str, folder: str | None) -> Self:
-        """`de=FILE`, or the file of `de` in a folder or a folder of it.
+    def find(cls, entry: str, task: str, split: str, folder: str | None) -> Self:
+        """The file in an entry `de=FILE`, or the file of language `de` in a directory or its subdirectories.
 
         Args:
-            given: A language code, or a code, `=` and a file.
+            entry: LANGUAGE or LANGUAGE=FILE.
             task: A key of `NAMES`.
             split: "train", "dev" or "test".
-            folder: Where to look for a file of which the language alone is given.
+            folder: Directory to search for the file of a language.
 
         Raises:
-            CtxError: There is no such file, or several.
+            CtxError: There is no such file, or more than one.
         """
-        language, equals, file = given.partition("=")
-        if equals:
+        language, separator, file = entry.partition("=")
+        if separator:
             return cls(language, Path(file))
         pattern = NAMES[task].format(language=language, split=split)
-        found = sorted(Path(folder).rglob(pattern)) if folder and language.isalpha() else []
-        if len(found) != 1:
+        paths = sorted(Path(folder).rglob(pattern)) if folder and language.isalpha() else []
+        if len(paths) != 1:
             raise CtxError(
-                f"{len(found) or 'No'} file{'s' if len(found) != 1 else ''} {pattern} in {folder or '--data_dir'}"
-                + "".join(f"\n  {each}" for each in found),
-                location=given,
+                f"{len(paths) or 'No'} file{'s' if len(paths) != 1 else ''} {pattern} in {folder or '--data_dir'}"
+                + "".join(f"\n  {path}" for path in paths),
+                location=entry,
                 hint=f"give the file: {language}=FILE.",
             )
-        return cls(language, found[0])
+        return cls(language, paths[0])
 
     def split(self, name: str) -> Self:
-        """The file of another split beside a training file, `-train` or `.train` being part of its name.
+        """The file of another split in the training file's directory, whose name has `-train` or `.train`.
 
         Raises:
-            CtxError: There is none.
+            CtxError: There is no such file.
         """
         for mark in ("-train", ".train"):
             path = self.file.with_name(self.file.name.replace(mark, mark.replace("train", name)))
             if path != self.file and path.is_file():
                 return type(self)(self.language, path)
         raise CtxError(
-            f"There is no {name} file beside the training file.",
+            f"There is no {name} file in the directory of the training file.",
             location=str(self.file),
             hint="give --validation_file.",
         )

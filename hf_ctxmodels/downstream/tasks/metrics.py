@@ -1,202 +1,124 @@
-"""Metrics of fine-tuning, with the names, arguments and result keys of the `evaluate` library, in NumPy.
+"""Metrics of the fine-tuning tasks: scikit-learn's, SciPy's and seqeval's scores, ranking metrics, and SQuAD's.
 
-`evaluate.load` downloads a script from the Hub and needs scikit-learn. The tests compare with scikit-learn, SciPy and
-seqeval.
+Result keys follow the `evaluate` library. scikit-learn, SciPy and seqeval are imported at the first use, since their
+import takes about a second.
 
->>> accuracy(predictions=[0, 1, 1, 1], references=[0, 1, 1, 0])
-{'accuracy': 0.75}
-
-`METRICS` maps the names of `evaluate.load` to the functions.
+>>> accuracy([0, 1, 1, 1], [0, 1, 1, 0])
+0.75
 """
 
 import math
 import re
 import string
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-
-Answer = Mapping[str, Any]  # {"id": str, "answers": {"text": list[str], "answer_start": list[int]}}
-Prediction = Mapping[str, Any]  # {"id": str, "prediction_text": str, "no_answer_probability": float (SQuAD 2.0 only)}
-Entity = tuple[int, int, str]  # first word, word after the last, type
-
-
-def _check_lengths(predictions: Sequence, references: Sequence) -> None:
-    """Raise ValueError unless there is a prediction for each reference, and at least one."""
-    if len(predictions) != len(references):
-        raise ValueError(f"{len(predictions)} predictions for {len(references)} references; give one for each.")
-    if len(references) == 0:
-        raise ValueError("No predictions and no references; a metric needs at least one of each.")
-
-
-def _ratio(numerator: float, denominator: float) -> float:
-    """The quotient, 0.0 for 0 / 0."""
-    return numerator / denominator if denominator else 0.0
-
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Classification and regression
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def accuracy(*, predictions: Sequence[Any], references: Sequence[Any]) -> dict[str, float]:
+def accuracy(predictions: Sequence[Any], references: Sequence[Any]) -> float:
     """Share of predictions equal to their reference, 0 to 1."""
-    _check_lengths(predictions, references)
-    right = sum(predicted == expected for predicted, expected in zip(predictions, references))
-    return {"accuracy": float(right / len(references))}
+    from sklearn.metrics import accuracy_score
+
+    return float(accuracy_score(references, predictions))
 
 
-def ranking(*, predictions: Sequence[Sequence[float]], references: Sequence[Sequence[bool]]) -> dict[str, float]:
-    """`mrr` and `accuracy_at_1` of scores of candidates, 0 to 1, means over the queries.
-
-    They are the reciprocal of the best relevant candidate's rank, and whether that is 1. Of equal scores the relevant
-    candidate has the lowest rank, so that equal scores for all earn nothing.
+def macro_f1(predictions: Sequence[int], references: Sequence[int], labels: Sequence[int] | None = None) -> float:
+    """Mean F1 of the labels, 0 to 1; a label that is never predicted has F1 0.
 
     Args:
-        predictions: A query's scores, one for each candidate.
-        references: Whether each is relevant; some of a query's are, some are not.
+        predictions, references: Label ids.
+        labels: The averaged labels; None for all labels of the predictions and references.
     """
-    _check_lengths(predictions, references)
-    ranks = []
-    for scores, relevant in zip(predictions, references):
-        best = max(score for score, own in zip(scores, relevant, strict=True) if own)
-        ranks.append(1 + sum(score >= best for score, own in zip(scores, relevant, strict=True) if not own))
-    count = len(ranks)
-    return {"mrr": sum(1 / rank for rank in ranks) / count, "accuracy_at_1": ranks.count(1) / count}
+    from sklearn.metrics import f1_score
+
+    return float(f1_score(references, predictions, labels=labels, average="macro", zero_division=0))
 
 
-def f1(
-    *, predictions: Sequence[Any], references: Sequence[Any], average: str = "binary", pos_label: Any = 1
-) -> dict[str, float]:
-    """Harmonic mean of precision and recall, 0 to 1; 0 for a label that is never predicted.
+def classification_scores(predictions: Sequence[int], references: Sequence[int], num_labels: int) -> dict[str, float]:
+    """Accuracy, F1 of label 1 for two labels, macro F1, and the Matthews correlation (Gorodkin 2004).
 
-    Args:
-        predictions, references: Labels.
-        average: "binary" for the score of `pos_label`; "macro" for the mean over all labels of predictions and
-            references.
-        pos_label: See `average`.
+    The Matthews correlation is 0 when the predictions or the references all have one label.
     """
-    _check_lengths(predictions, references)
-    if average not in ("binary", "macro"):
-        raise ValueError(f"average={average!r}; expected 'binary' or 'macro'.")
-    shared = Counter(predicted for predicted, expected in zip(predictions, references) if predicted == expected)
-    size = Counter(predictions) + Counter(references)
-    labels = [pos_label] if average == "binary" else list(size)
-    return {"f1": sum(_ratio(2 * shared[label], size[label]) for label in labels) / len(labels)}
+    from sklearn.metrics import matthews_corrcoef
+
+    scores = {"accuracy": accuracy(predictions, references)}
+    if num_labels == 2:
+        scores["f1"] = macro_f1(predictions, references, [1])
+    scores["f1_macro"] = macro_f1(predictions, references)
+    is_constant = len(set(predictions)) == 1 or len(set(references)) == 1
+    scores["matthews_correlation"] = 0.0 if is_constant else float(matthews_corrcoef(references, predictions))
+    return scores
 
 
-def matthews_correlation(*, predictions: Sequence[Any], references: Sequence[Any]) -> dict[str, float]:
-    """Matthews correlation of two labellings, -1 to 1, for any number of labels (Gorodkin 2004).
+def pearson_correlation(predictions: Sequence[float], references: Sequence[float]) -> float:
+    """Pearson correlation, -1 to 1; nan if either side is constant."""
+    from scipy.stats import pearsonr
 
-    0 when the predictions or the references are all of one label.
-    """
-    _check_lengths(predictions, references)
-    total = len(references)
-    right = sum(predicted == expected for predicted, expected in zip(predictions, references))
-    predicted_counts, expected_counts = Counter(predictions), Counter(references)
-    by_chance = sum(count * expected_counts[label] for label, count in predicted_counts.items())
-    spread = [total**2 - sum(count**2 for count in counts.values()) for counts in (predicted_counts, expected_counts)]
-    return {"matthews_correlation": float(_ratio(right * total - by_chance, math.sqrt(spread[0] * spread[1])))}
+    return math.nan if _has_constant(predictions, references) else float(pearsonr(predictions, references).statistic)
 
 
-def pearsonr(*, predictions: Sequence[float], references: Sequence[float]) -> dict[str, float]:
-    """Linear correlation, -1 to 1; nan where either side is constant."""
-    _check_lengths(predictions, references)
-    return {"pearsonr": _correlation(np.asarray(predictions, np.float64), np.asarray(references, np.float64))}
+def spearman_correlation(predictions: Sequence[float], references: Sequence[float]) -> float:
+    """Spearman rank correlation, -1 to 1; nan if either side is constant."""
+    from scipy.stats import spearmanr
+
+    return math.nan if _has_constant(predictions, references) else float(spearmanr(predictions, references).statistic)
 
 
-def spearmanr(*, predictions: Sequence[float], references: Sequence[float]) -> dict[str, float]:
-    """Linear correlation of the ranks (equal numbers share their mean rank), -1 to 1; nan where a side is constant."""
-    _check_lengths(predictions, references)
-    return {"spearmanr": _correlation(_ranks(predictions), _ranks(references))}
+def _has_constant(*sequences: Sequence[float]) -> bool:
+    return any(np.ptp(np.asarray(values, np.float64)) == 0 for values in sequences)
 
 
-def _ranks(values: Sequence[float]) -> np.ndarray:
-    _, inverse, counts = np.unique(np.asarray(values, np.float64), return_inverse=True, return_counts=True)
-    return (np.cumsum(counts) - (counts - 1) / 2)[inverse]
+def regression_scores(predictions: Sequence[float], references: Sequence[float]) -> dict[str, float]:
+    """Pearson and Spearman correlation, 0 for constant predictions, and the mean squared error."""
+    from sklearn.metrics import mean_squared_error
 
-
-def _correlation(predictions: np.ndarray, references: np.ndarray) -> float:
-    # The computed variance of equal floats can be a little above zero.
-    if np.ptp(predictions) == 0 or np.ptp(references) == 0:
-        return math.nan
-    predictions, references = predictions - predictions.mean(), references - references.mean()
-    correlation = np.dot(predictions / np.linalg.norm(predictions), references / np.linalg.norm(references))
-    return float(np.clip(correlation, -1.0, 1.0))
-
-
-def mse(*, predictions: Sequence[float], references: Sequence[float]) -> dict[str, float]:
-    """Mean squared error, in the square of the target's unit."""
-    _check_lengths(predictions, references)
-    return {"mse": float(np.mean((np.asarray(predictions, np.float64) - np.asarray(references, np.float64)) ** 2))}
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Tagging
-# ----------------------------------------------------------------------------------------------------------------------
-
-
-def entities(tags: Sequence[str]) -> set[Entity]:
-    """The entities of a sentence's BIO tags.
-
-    An `I-X` that continues no entity of type X begins one, as in the scorer of the CoNLL-2003 shared task.
-
-    >>> sorted(entities(["B-PER", "I-PER", "O", "I-LOC"]))
-    [(0, 2, 'PER'), (3, 4, 'LOC')]
-    """
-    found = set()
-    begin, kind = 0, ""
-    for position, tag in enumerate([*tags, "O"]):
-        if kind and tag != f"I-{kind}":
-            found.add((begin, position, kind))
-            kind = ""
-        if tag != "O" and not kind:
-            begin, kind = position, tag[2:]
-    return found
-
-
-def seqeval(*, predictions: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> dict[str, Any]:
-    """Entity-level precision, recall and F1 over sentences of BIO tags, as in the CoNLL-2003 shared task.
-
-    An entity is correct when its type and both its ends are. Returns `overall_precision`, `overall_recall`,
-    `overall_f1`, the accuracy of tags `overall_accuracy`, and for every entity type a dictionary with "precision",
-    "recall", "f1" (0 to 1) and "number" (of references).
-
-    Raises:
-        ValueError: The two sides differ in the number of sentences or of tags in a sentence, or a tag is not BIO.
-    """
-    _check_lengths(predictions, references)
-    predicted_counts, expected_counts, shared = Counter[str](), Counter[str](), Counter[str]()
-    right = total = 0
-    for index, (predicted, expected) in enumerate(zip(predictions, references)):
-        if len(predicted) != len(expected):
-            raise ValueError(f"Sentence {index}: {len(predicted)} predicted tags for {len(expected)} reference tags.")
-        for tag in (*predicted, *expected):
-            if not re.fullmatch(r"O|[BI]-.+", tag):
-                raise ValueError(f"Sentence {index}: the tag {tag!r} is not BIO; expected O, B-TYPE or I-TYPE.")
-        right += sum(tag == gold_tag for tag, gold_tag in zip(predicted, expected))
-        total += len(expected)
-        ours, gold = entities(predicted), entities(expected)
-        for counts, items in ((predicted_counts, ours), (expected_counts, gold), (shared, ours & gold)):
-            counts.update(kind for _, _, kind in items)
-
-    scores: dict[str, Any] = {}
-    for kind in sorted(predicted_counts.keys() | expected_counts.keys()):
-        scores[kind] = _precision_recall_f1(shared[kind], predicted_counts[kind], expected_counts[kind])
-        scores[kind]["number"] = expected_counts[kind]
-    overall = _precision_recall_f1(shared.total(), predicted_counts.total(), expected_counts.total())
-    scores |= {f"overall_{name}": value for name, value in overall.items()}
-    return scores | {"overall_accuracy": _ratio(right, total)}
-
-
-def _precision_recall_f1(shared: int, predicted: int, expected: int) -> dict[str, Any]:
     return {
-        "precision": _ratio(shared, predicted),
-        "recall": _ratio(shared, expected),
-        "f1": _ratio(2 * shared, predicted + expected),
+        "pearsonr": float(np.nan_to_num(pearson_correlation(predictions, references))),
+        "spearmanr": float(np.nan_to_num(spearman_correlation(predictions, references))),
+        "mse": float(mean_squared_error(references, predictions)),
     }
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Ranking and tagging
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def ranking_scores(predictions: Sequence[Sequence[float]], references: Sequence[Sequence[bool]]) -> dict[str, float]:
+    """Mean reciprocal rank (`mrr`) and precision of the first rank (`accuracy_at_1`), 0 to 1, over queries.
+
+    The rank is that of the best relevant candidate; of equal scores the relevant candidate has the lowest rank, so that
+    a constant score earns nothing.
+
+    Args:
+        predictions: The scores of each query's candidates.
+        references: Whether each candidate is relevant; at least one of a query's candidates is, at least one is not.
+    """
+    ranks = []
+    for scores, relevance in zip(predictions, references, strict=True):
+        best = max(score for score, is_relevant in zip(scores, relevance, strict=True) if is_relevant)
+        ranks.append(1 + sum(score >= best for score, is_relevant in zip(scores, relevance) if not is_relevant))
+    return {"mrr": sum(1 / rank for rank in ranks) / len(ranks), "accuracy_at_1": ranks.count(1) / len(ranks)}
+
+
+def entity_scores(predictions: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> dict[str, float]:
+    """Micro-averaged `f1`, `precision` and `recall` of the entities of BIO tags, and the tags' `accuracy`, by seqeval.
+
+    An entity is correct if its type and both ends are, as in the CoNLL-2003 shared task.
+    """
+    from seqeval.metrics import accuracy_score
+    from seqeval.metrics.sequence_labeling import precision_recall_fscore_support
+
+    sides = [list(references), list(predictions)]
+    precision, recall, f1, _ = precision_recall_fscore_support(*sides, average="micro", zero_division=0)
+    scores = {"f1": f1, "precision": precision, "recall": recall, "accuracy": accuracy_score(*sides)}
+    return {name: float(score) for name, score in scores.items()}
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -208,119 +130,65 @@ _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 
 
 def normalize_answer(text: str) -> str:
-    """An answer as SQuAD compares it: in lower case, without ASCII punctuation and English articles, single spaces."""
+    """SQuAD's normalised answer: lower case, no ASCII punctuation, no English articles, single spaces."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
-def answer_exact(prediction: str, answer: str) -> float:
-    """1.0 if both texts are equal after normalisation, else 0.0."""
+def answer_exact_match(prediction: str, answer: str) -> float:
+    """1.0 if the normalised texts are equal, else 0.0."""
     return float(normalize_answer(prediction) == normalize_answer(answer))
 
 
 def answer_f1(prediction: str, answer: str) -> float:
-    """F1 over the two bags of normalised words."""
-    predicted, expected = normalize_answer(prediction).split(), normalize_answer(answer).split()
-    shared = sum((Counter(predicted) & Counter(expected)).values())
-    return 2 * shared / (len(predicted) + len(expected)) if shared else 0.0
+    """F1 of the two bags of normalised words, 0 to 1."""
+    predicted_words, answer_words = normalize_answer(prediction).split(), normalize_answer(answer).split()
+    shared = sum((Counter(predicted_words) & Counter(answer_words)).values())
+    return 2 * shared / (len(predicted_words) + len(answer_words)) if shared else 0.0
 
 
-def _texts_by_id(predictions: Sequence[Prediction], references: Sequence[Answer]) -> dict[str, str]:
-    """Predicted text by question id; raises ValueError unless the questions of both sides are the same."""
-    texts = {prediction["id"]: prediction["prediction_text"] for prediction in predictions}
-    expected = {reference["id"] for reference in references}
-    if not expected:
-        raise ValueError("No references; a metric needs at least one.")
-    if texts.keys() != expected:
-        missing, foreign = sorted(expected - texts.keys()), sorted(texts.keys() - expected)
-        raise ValueError(
-            f"Predictions and references are about different questions: {len(missing)} without a prediction "
-            f"(first: {missing[:3]}), {len(foreign)} without a reference (first: {foreign[:3]})."
-        )
-    return texts
+def squad_scores(predictions: Sequence[str], answers: Sequence[Sequence[str]]) -> dict[str, float]:
+    """SQuAD 1.1: `f1` and `exact_match` in percent, the best of a question's answers, averaged over questions.
 
-
-def squad(*, predictions: Sequence[Prediction], references: Sequence[Answer]) -> dict[str, float]:
-    """SQuAD 1.1: `exact_match` and `f1` in percent, the best over a question's answers, averaged over questions."""
-    texts = _texts_by_id(predictions, references)
-    exact = overlap = 0.0
-    for reference in references:
-        text, answers = texts[reference["id"]], reference["answers"]["text"]
-        if not answers:
-            raise ValueError(f"Question {reference['id']!r} has no answer; squad_v2 scores unanswerable questions.")
-        exact += max(answer_exact(text, answer) for answer in answers)
-        overlap += max(answer_f1(text, answer) for answer in answers)
-    return {"exact_match": 100 * exact / len(references), "f1": 100 * overlap / len(references)}
-
-
-def squad_v2(
-    *, predictions: Sequence[Prediction], references: Sequence[Answer], no_answer_threshold: float = 1.0
-) -> dict[str, float]:
-    """SQuAD 2.0: `exact` and `f1` in percent over all questions, with "" as answer of an unanswerable one.
-
-    A prediction with a `no_answer_probability` above `no_answer_threshold` counts as "". Also returned: the number of
-    questions `total`, the same three for answerable (`HasAns_`) and unanswerable (`NoAns_`) questions, and the best
-    score of any threshold, with that threshold (`best_exact`, `best_exact_thresh`, `best_f1`, `best_f1_thresh`).
+    Args:
+        predictions: The predicted answer of each question.
+        answers: The answers of each question, at least one.
     """
-    texts = _texts_by_id(predictions, references)
-    null_probability = {prediction["id"]: float(prediction["no_answer_probability"]) for prediction in predictions}
-    answerable: dict[str, bool] = {}
-    raw: dict[str, dict[str, float]] = {"exact": {}, "f1": {}}
-    for reference in references:
-        key, text = reference["id"], texts[reference["id"]]
-        # No prediction can equal an answer of articles and punctuation only, so it does not count as one.
-        answers = [answer for answer in reference["answers"]["text"] if normalize_answer(answer)]
-        answerable[key] = bool(reference["answers"]["text"])
-        raw["exact"][key] = max(answer_exact(text, answer) for answer in answers or [""])
-        empty = not normalize_answer(text)
-        raw["f1"][key] = max((answer_f1(text, answer) for answer in answers), default=float(empty))
+    pairs = list(zip(predictions, answers, strict=True))
+    return {
+        "f1": 100 * sum(max(answer_f1(text, answer) for answer in texts) for text, texts in pairs) / len(pairs),
+        "exact_match": 100
+        * sum(max(answer_exact_match(text, answer) for answer in texts) for text, texts in pairs)
+        / len(pairs),
+    }
 
+
+def squad_v2_scores(predictions: Sequence[str], answers: Sequence[Sequence[str]]) -> dict[str, float]:
+    """SQuAD 2.0: `exact` and `f1` in percent over all questions, where "" answers an unanswerable question.
+
+    Also returned: the number of questions `total`, and the same three values of answerable (`HasAns_`) and unanswerable
+    (`NoAns_`) questions.
+
+    Args:
+        predictions: The predicted answer of each question, "" for none.
+        answers: The answers of each question; empty for an unanswerable one.
+    """
+    values: dict[str, list[float]] = {"exact": [], "f1": []}
+    for prediction, texts in zip(predictions, answers, strict=True):
+        # No prediction can equal an answer of articles and punctuation only, so it does not count as an answer.
+        texts = [text for text in texts if normalize_answer(text)]
+        values["exact"].append(max(answer_exact_match(prediction, text) for text in texts or [""]))
+        is_empty = float(not normalize_answer(prediction))
+        values["f1"].append(max((answer_f1(prediction, text) for text in texts), default=is_empty))
+    is_answerable = [bool(texts) for texts in answers]
+    subsets: Mapping[str, list[int]] = {
+        "": list(range(len(answers))),
+        "HasAns_": [index for index, answerable in enumerate(is_answerable) if answerable],
+        "NoAns_": [index for index, answerable in enumerate(is_answerable) if not answerable],
+    }
     scores: dict[str, float] = {}
-    best: dict[str, float] = {}
-    for name, values in raw.items():
-        thresholded = {
-            key: value if null_probability[key] <= no_answer_threshold else float(not answerable[key])
-            for key, value in values.items()
-        }
-        for prefix, keys in (
-            ("", list(answerable)),
-            ("HasAns_", [key for key, has in answerable.items() if has]),
-            ("NoAns_", [key for key, has in answerable.items() if not has]),
-        ):
-            if keys:
-                scores[f"{prefix}{name}"] = 100 * sum(thresholded[key] for key in keys) / len(keys)
-                scores[f"{prefix}total"] = len(keys)
-        best[f"best_{name}"], best[f"best_{name}_thresh"] = _best_threshold(values, texts, null_probability, answerable)
-    return scores | best
-
-
-def _best_threshold(
-    values: Mapping[str, float],
-    texts: Mapping[str, str],
-    null_probability: Mapping[str, float],
-    answerable: Mapping[str, bool],
-) -> tuple[float, float]:
-    """The best score over all thresholds on the no-answer probability, in percent, and the smallest such threshold.
-
-    At first no question is answered. Each is then answered in order of rising probability: an answerable one adds its
-    score, an unanswerable one loses its point if there is a text.
-    """
-    score = best = float(sum(not has for has in answerable.values()))
-    threshold = 0.0
-    for key in sorted(null_probability, key=null_probability.__getitem__):
-        score += values[key] if answerable[key] else -float(bool(texts[key]))
-        if score > best:
-            best, threshold = score, null_probability[key]
-    return 100 * best / len(values), threshold
-
-
-METRICS: dict[str, Callable[..., dict[str, Any]]] = {
-    "accuracy": accuracy,
-    "f1": f1,
-    "matthews_correlation": matthews_correlation,
-    "pearsonr": pearsonr,
-    "spearmanr": spearmanr,
-    "mse": mse,
-    "seqeval": seqeval,
-    "squad": squad,
-    "squad_v2": squad_v2,
-}
+    for name in values:
+        for prefix, indices in subsets.items():
+            if indices:
+                scores[f"{prefix}{name}"] = 100 * sum(values[name][index] for index in indices) / len(indices)
+                scores[f"{prefix}total"] = len(indices)
+    return scores

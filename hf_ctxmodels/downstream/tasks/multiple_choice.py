@@ -22,7 +22,7 @@ from hf_ctxmodels.downstream.tasks.base import (
 
 
 @dataclass(frozen=True)
-class Choice:
+class MultipleChoiceExample:
     """A context, the choices, their common beginning (or ""), and the index of the correct choice."""
 
     context: str
@@ -32,10 +32,10 @@ class Choice:
     where: str
 
 
-class MultipleChoice(Task[Choice]):
-    """Every choice is encoded as the pair (context, beginning + choice); the head scores each.
+class MultipleChoice(Task[MultipleChoiceExample]):
+    """Choices of an answer or continuation; the head scores each pair (context, beginning + choice).
 
-    `text_columns` are the context and, where the choices continue a sentence, its beginning (SWAG: `sent1,sent2`). The
+    `text_columns` are the context and, if the choices continue a sentence, its beginning (SWAG: `sent1,sent2`). The
     label is the index of the correct choice, from 0.
     """
 
@@ -43,14 +43,18 @@ class MultipleChoice(Task[Choice]):
     auto_class: ClassVar[str] = "AutoModelForMultipleChoice"
     reads: ClassVar[tuple[str, ...]] = (*Task.reads, "choice_columns")
 
-    def read_file(self, file: str) -> list[Choice]:
+    def read_file(self, file: str) -> list[MultipleChoiceExample]:
         """See `Task.read_file`."""
         text_columns = self._columns(self.arguments.text_columns, "text")
         choice_columns = self._columns(self.arguments.choice_columns, "choices")
         label_column = self.arguments.label_column or "label"
         if len(text_columns) > 2:
-            raise CtxError(f"{len(text_columns)} text columns.", location="--text_columns", hint="give one or two.")
-        examples: list[Choice] = []
+            raise CtxError(
+                f"Expected one or two text columns, got {len(text_columns)}.",
+                location="--text_columns",
+                hint="give one or two columns.",
+            )
+        examples: list[MultipleChoiceExample] = []
         for row in read_table(file, [*text_columns, *choice_columns, label_column]):
             texts = get_texts(row, text_columns)
             values = [row.values[column] for column in choice_columns]
@@ -58,42 +62,53 @@ class MultipleChoice(Task[Choice]):
             expected = len(examples[0].choices) if examples else max(len(choices), 2)
             if len(choices) != expected or not all(isinstance(choice, str) for choice in choices):
                 raise CtxError(
-                    f"Expected {expected} choices, each a text, as in the first line; got {choices!r}.",
+                    f"Expected {expected} strings as choices, as in the first line; got {choices!r}.",
                     location=row.where,
-                    hint="give the columns with --choice_columns a,b,..., or one .jsonl column of lists.",
+                    hint="give --choice_columns a,b,..., or one .jsonl column of lists.",
                 )
             label = _label(row.values[label_column], len(choices), row.where)
-            examples.append(Choice(texts[0], texts[1] if len(texts) == 2 else "", choices, label, row.where))
+            examples.append(
+                MultipleChoiceExample(texts[0], texts[1] if len(texts) == 2 else "", choices, label, row.where)
+            )
         return examples
 
-    def configure(self, config: PreTrainedConfig, train: Sequence[Choice], validation: Sequence[Choice]) -> None:
-        """The head scores any number of choices, so there is nothing to set."""
+    def configure(
+        self,
+        config: PreTrainedConfig,
+        train: Sequence[MultipleChoiceExample],
+        validation: Sequence[MultipleChoiceExample],
+    ) -> None:
+        """Nothing to set: the head scores any number of choices."""
 
-    def encode(self, examples: Sequence[Choice], tokenizer: PreTrainedTokenizerBase) -> Encoded:
+    def encode(self, examples: Sequence[MultipleChoiceExample], tokenizer: PreTrainedTokenizerBase) -> Encoded:
         """Features are (choices, length) lists; origins are example indices."""
         contexts = [example.context for example in examples for _ in example.choices]
         answers = [f"{example.beginning} {choice}".strip() for example in examples for choice in example.choices]
         encoding = tokenizer(contexts, answers, truncation="longest_first", max_length=self.arguments.max_length)
-        features, first = [], 0
+        features, start = [], 0
         for example in examples:
-            rows = slice(first, first + len(example.choices))
-            features.append({name: encoding[name][rows] for name in encoding} | {"labels": example.label})
-            first = rows.stop
+            stop = start + len(example.choices)
+            features.append({name: encoding[name][start:stop] for name in encoding} | {"labels": example.label})
+            start = stop
         return Encoded(features, list(range(len(examples))))
 
     def collator(self, tokenizer: PreTrainedTokenizerBase) -> Collator:
         """See `Task.collator`."""
         return FeatureCollator(DataCollatorForMultipleChoice(tokenizer))
 
-    def decode(self, examples: Sequence[Choice], encoded: Encoded, outputs: Sequence[Logits]) -> list[int]:
+    def decode(
+        self, examples: Sequence[MultipleChoiceExample], encoded: Encoded, outputs: Sequence[Logits]
+    ) -> list[int]:
         """See `Task.decode`."""
         return [int(np.asarray(output["logits"]).argmax()) for output in outputs]
 
-    def score(self, examples: Sequence[Choice], predictions: Sequence[int]) -> dict[str, float]:
-        """Share of the questions whose correct choice has the highest score."""
-        return metrics.accuracy(predictions=predictions, references=[example.label for example in examples])
+    def score(self, examples: Sequence[MultipleChoiceExample], predictions: Sequence[int]) -> dict[str, float]:
+        """Accuracy: share of the examples whose correct choice has the highest score."""
+        return {"accuracy": metrics.accuracy(predictions, [example.label for example in examples])}
 
-    def baseline(self, train: Sequence[Choice], validation: Sequence[Choice]) -> list[int]:
+    def baseline(
+        self, train: Sequence[MultipleChoiceExample], validation: Sequence[MultipleChoiceExample]
+    ) -> list[int]:
         """The most frequent index of the training file."""
         return [most_frequent(example.label for example in train)] * len(validation)
 
@@ -105,8 +120,8 @@ def _label(value: Any, choices: int, where: str) -> int:
         label = -1
     if not 0 <= label < choices:
         raise CtxError(
-            f"The label {value!r} is not the index of one of {choices} choices.",
+            f"The label {value!r} is not an index of the {choices} choices.",
             location=where,
-            hint=f"give an integer from 0 to {choices - 1}, or choose another column with --label_column.",
+            hint=f"give an integer from 0 to {choices - 1}, or give another --label_column.",
         )
     return label

@@ -1,8 +1,7 @@
-"""References as a tokenizer writes them: the best that a model of it can do.
+"""References after encoding and decoding by a tokenizer: the best possible output of a model with this tokenizer.
 
-A tokenizer that lower-cases, drops accents, sets spaces around punctuation or lacks words cannot give a text back, so
-that even a model without errors does not reach a full score against the references as they are. What it gets is the
-ceiling.
+A tokenizer that lower-cases, drops accents, sets spaces around punctuation or lacks words does not reproduce a text, so
+that even a perfect model does not reach the full score against the original references. Its score is the ceiling.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,16 +11,16 @@ from transformers import PreTrainedTokenizerBase
 from hf_ctxmodels.core.generation import decode_generated
 from hf_ctxmodels.downstream.tasks.text_metrics import score_texts
 
-CEILING = "ceiling: what the references get when the tokenizer writes them; NAME_normalized is against those texts"
+CEILING = "ceiling: score of references that the tokenizer encoded and decoded; NAME_normalized: score against these"
 
 
 class NormalizedReferences:
-    """References decoded from their own ids, each once.
+    """References decoded from their own token ids; each reference is encoded once.
 
     Args:
-        tokenizer: Of the targets.
+        tokenizer: The tokenizer of the targets.
         metrics: Names of `TEXT_METRICS`.
-        lower_case: Whether the metrics leave case out of regard.
+        lower_case: Whether the metrics ignore case.
         tokenizer_arguments: Keywords by which the tokenizer is told the language, see `LanguagePair.tokenizer_arguments`.
     """
 
@@ -35,30 +34,30 @@ class NormalizedReferences:
     ) -> None:
         self._encoded_in = tokenizer_arguments or {}
         self._tokenizer, self._metrics, self._lower_case = tokenizer, metrics, lower_case
-        self._known: dict[str, str] = {}
+        self._decoded: dict[str, str] = {}
 
     def texts(self, references: Sequence[str]) -> list[str]:
-        """The references as the tokenizer writes them, without special tokens."""
-        if new := [each for each in dict.fromkeys(references) if each not in self._known]:
+        """The references encoded and decoded by the tokenizer, without special tokens."""
+        if new := [reference for reference in dict.fromkeys(references) if reference not in self._decoded]:
             ids = self._tokenizer(text_target=new, verbose=False, **self._encoded_in)["input_ids"]
-            self._known |= zip(new, decode_generated(self._tokenizer, ids), strict=True)
-        return [self._known[each] for each in references]
+            self._decoded |= zip(new, decode_generated(self._tokenizer, ids), strict=True)
+        return [self._decoded[reference] for reference in references]
 
     def differ(self, references: Sequence[str]) -> bool:
-        """Whether one is not given back, but for white space and, where it does not count, case."""
+        """Whether a reference differs after decoding, except in whitespace and, if ignored, case."""
         sides = (self.texts(references), references)
         words = ([(text.lower() if self._lower_case else text).split() for text in side] for side in sides)
-        return any(one != two for one, two in zip(*words, strict=True))
+        return any(decoded != original for decoded, original in zip(*words, strict=True))
 
     def ceiling(self, references: Sequence[str]) -> dict[str, float]:
-        """The metrics of `texts` against the references; empty where they do not differ."""
+        """The metrics of `texts` against the references; empty if they do not differ."""
         if not self.differ(references):
             return {}
         return score_texts(self._metrics, self.texts(references), references, lower_case=self._lower_case)
 
     def scores(self, predictions: Sequence[str], references: Sequence[str]) -> dict[str, float]:
-        """The metrics of predictions against `texts`, as `NAME_normalized`; empty where they do not differ."""
+        """The metrics of predictions against `texts`, as `NAME_normalized`; empty if no reference differs."""
         if not self.differ(references):
             return {}
-        found = score_texts(self._metrics, predictions, self.texts(references), lower_case=self._lower_case)
-        return {f"{name}_normalized": value for name, value in found.items()}
+        scores = score_texts(self._metrics, predictions, self.texts(references), lower_case=self._lower_case)
+        return {f"{name}_normalized": score for name, score in scores.items()}

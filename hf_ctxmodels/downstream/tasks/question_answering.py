@@ -14,7 +14,7 @@ from hf_ctxmodels.data.text_files import file_suffix, read_text
 from hf_ctxmodels.downstream.tasks import metrics
 from hf_ctxmodels.downstream.tasks.base import Collator, Encoded, Feature, FeatureCollator, Logits, Task
 
-MAX_QUESTION_TOKENS = 64  # longer questions are cut, as in BERT's own SQuAD runs (Devlin et al. 2019, released code)
+MAX_QUESTION_TOKENS = 64  # longer questions are truncated, as in BERT's SQuAD runs (Devlin et al. 2019, released code)
 _SQUAD_HINT = (
     'write {"data": [{"paragraphs": [{"context": ..., "qas": [{"id": ..., "question": ..., "answers": '
     '[{"text": ..., "answer_start": ...}]}]}]}]}.'
@@ -23,7 +23,7 @@ _SQUAD_HINT = (
 
 @dataclass(frozen=True)
 class Question:
-    """A question about a context; `answers` are (offset in characters, text), none if it is unanswerable."""
+    """A question about a context; `answers` are (offset in characters, text), empty if it is unanswerable."""
 
     id: str
     question: str
@@ -34,7 +34,7 @@ class Question:
 
 @dataclass(frozen=True)
 class AnswerSpan:
-    """A predicted answer ("" for none), and the predicted probability that there is none."""
+    """A predicted answer ("" for none), and the predicted probability that there is no answer."""
 
     text: str
     no_answer_probability: float = 0.0
@@ -42,7 +42,7 @@ class AnswerSpan:
 
 @dataclass(frozen=True)
 class Window:
-    """The part of a context in one feature.
+    """The part of a context that one feature contains.
 
     Attributes:
         example: Index of the example.
@@ -58,12 +58,13 @@ class Window:
 def read_squad(file: str) -> list[Question]:
     """The questions of a SQuAD 1.1 or 2.0 JSON file.
 
-    Raises CtxError for other files, two questions with the same id, or an answer that is not at its offset.
+    Raises:
+        CtxError: The file has another format, two questions have the same id, or an answer is not at its offset.
     """
     questions: list[Question] = []
-    whole = parse_json(read_text(file), location=file, hint=_SQUAD_HINT)
+    content = parse_json(read_text(file), location=file, hint=_SQUAD_HINT)
     with wrap_errors("Not SQuAD's JSON", location=file, hint=_SQUAD_HINT):
-        for article in whole["data"]:
+        for article in content["data"]:
             for paragraph in article["paragraphs"]:
                 for entry in paragraph["qas"]:
                     answers = () if entry.get("is_impossible") else entry["answers"]
@@ -72,8 +73,8 @@ def read_squad(file: str) -> list[Question]:
                     question, context = _text(entry["question"]), _text(paragraph["context"])
                     questions.append(Question(str(entry["id"]), question, context, spans, where))
     if not questions:
-        raise CtxError("No questions.", location=file, hint="give a file with at least one question.")
-    _check(questions)
+        raise CtxError("The file has no questions.", location=file, hint="give a file with at least one question.")
+    _check_questions(questions)
     return questions
 
 
@@ -83,26 +84,26 @@ def _text(value: Any) -> str:
     return value
 
 
-def _check(questions: list[Question]) -> None:
-    seen: set[str] = set()
+def _check_questions(questions: list[Question]) -> None:
+    ids: set[str] = set()
     for question in questions:
-        if question.id in seen:
+        if question.id in ids:
             raise CtxError(
-                "Two questions have this id.", location=question.where, hint="give every question a different id."
+                "Two questions have this id.", location=question.where, hint="give each question a unique id."
             )
-        seen.add(question.id)
+        ids.add(question.id)
         for start, text in question.answers:
             actual = question.context[max(start, 0) : start + len(text)]
             if actual != text or not text:
                 raise CtxError(
-                    f"The answer {text!r} is not at character {start} of its context, which has {actual!r} there.",
+                    f"The answer {text!r} is not at character {start} of its context; found {actual!r}.",
                     location=question.where,
-                    hint="correct answer_start (it counts characters, not bytes), or remove the question.",
+                    hint="correct answer_start (in characters, not bytes), or remove the question.",
                 )
 
 
 class _SpanCollator(DataCollatorWithPadding):
-    """Pads features, and shifts the positions of answers by padding on the left."""
+    """Pads features, and shifts the answer positions by left padding."""
 
     def __call__(self, features: list[Feature]) -> dict[str, Any]:
         if self.tokenizer.padding_side == "left":
@@ -121,9 +122,9 @@ class _SpanCollator(DataCollatorWithPadding):
 class QuestionAnswering(Task[Question]):
     """Spans of a context; long contexts are split into windows that share `doc_stride` tokens.
 
-    The target of a window without the whole answer is the null position (the classification token), as in Devlin et
-    al. 2019, sections 4.2 and 4.3. The predicted answer is the best span of all windows; if the data have unanswerable
-    questions, it is "" where the null score of every window exceeds that of this span.
+    The target of a window that lacks a part of the answer is the null position (the classification token), as in Devlin
+    et al. 2019, sections 4.2 and 4.3. The predicted answer is the best span of all windows; if the data have
+    unanswerable questions, it is "" if the null score of each window exceeds the score of this span.
     """
 
     name: ClassVar[str] = "question-answering"
@@ -139,7 +140,7 @@ class QuestionAnswering(Task[Question]):
     def read_file(self, file: str) -> list[Question]:
         """See `Task.read_file`."""
         if file_suffix(Path(file)) != ".json":
-            raise CtxError("Not a .json file.", location=file, hint="give a .json file in the format of SQuAD.")
+            raise CtxError("Expected a .json file.", location=file, hint="give a .json file in SQuAD's format.")
         return read_squad(file)
 
     def configure(self, config: PreTrainedConfig, train: Sequence[Question], validation: Sequence[Question]) -> None:
@@ -152,13 +153,13 @@ class QuestionAnswering(Task[Question]):
         stride = max_length // 3 if self.arguments.doc_stride is None else self.arguments.doc_stride
         questions = _truncated_questions(examples, tokenizer)
         longest = max(len(ids) for ids in tokenizer(questions, add_special_tokens=False)["input_ids"])
-        room = max_length - tokenizer.num_special_tokens_to_add(pair=True) - longest
-        if stride >= room or stride < 0:
+        context_length = max_length - tokenizer.num_special_tokens_to_add(pair=True) - longest
+        if stride >= context_length or stride < 0:
             raise CtxError(
-                f"Windows of {max_length} tokens leave {room} for the context beside the longest question ({longest}), "
-                f"which is not more than the {stride} they share.",
+                f"Windows of {max_length} tokens have {context_length} for the context next to the longest question "
+                f"({longest}), but consecutive windows share {stride}.",
                 location="--max_length, --doc_stride",
-                hint=f"raise --max_length, or give a --doc_stride from 0 to {room - 1}.",
+                hint=f"raise --max_length, or give a --doc_stride from 0 to {context_length - 1}.",
             )
         encoding = tokenizer(
             questions,
@@ -171,14 +172,14 @@ class QuestionAnswering(Task[Question]):
         )
         example_indices, offsets = encoding.pop("overflow_to_sample_mapping"), encoding.pop("offset_mapping")
         features, origins = [], []
-        for i, example_index in enumerate(example_indices):
-            in_context = np.array([part == 1 for part in encoding.sequence_ids(i)])
-            spans = np.where(in_context[:, None], np.array(offsets[i]), -1)
-            ids = encoding["input_ids"][i]
+        for index, example_index in enumerate(example_indices):
+            is_context = np.array([sequence_id == 1 for sequence_id in encoding.sequence_ids(index)])
+            spans = np.where(is_context[:, None], np.array(offsets[index]), -1)
+            ids = encoding["input_ids"][index]
             null = ids.index(tokenizer.cls_token_id) if tokenizer.cls_token_id in ids else 0
             window = Window(example_index, null, spans)
             start, end = _target(examples[example_index], window)
-            feature = {name: encoding[name][i] for name in encoding}
+            feature = {name: encoding[name][index] for name in encoding}
             features.append(feature | {"start_positions": start, "end_positions": end})
             origins.append(window)
         return Encoded(features, origins)
@@ -201,28 +202,17 @@ class QuestionAnswering(Task[Question]):
         predictions = []
         for (score, text), null_score in zip(best, null, strict=True):
             probability = float(1 / (1 + np.exp(np.clip(score - null_score, -500, 500))))
-            none = self.has_unanswerable and null_score > score
-            predictions.append(AnswerSpan("" if none else text, probability))
+            is_unanswerable = self.has_unanswerable and null_score > score
+            predictions.append(AnswerSpan("" if is_unanswerable else text, probability))
         return predictions
 
     def score(self, examples: Sequence[Question], predictions: Sequence[AnswerSpan]) -> dict[str, float]:
         """Exact match and F1 in percent: SQuAD 2.0's if the data have unanswerable questions, else SQuAD 1.1's."""
-        # Numbered again, because ids are unique only within a file.
-        answers = [{"text": [text for _, text in example.answers]} for example in examples]
-        references = [{"id": str(i), "answers": answer} for i, answer in enumerate(answers)]
-        answered: list[dict[str, Any]] = [
-            {
-                "id": str(i),
-                "prediction_text": prediction.text,
-                "no_answer_probability": prediction.no_answer_probability,
-            }
-            for i, prediction in enumerate(predictions)
-        ]
-        if self.has_unanswerable:
-            scores = metrics.squad_v2(predictions=answered, references=references)
-            return {name: value for name, value in scores.items() if not name.startswith("best_")}
-        scores = metrics.squad(predictions=answered, references=references)
-        return {name: scores[name] for name in ("f1", "exact_match")}
+        texts = [prediction.text for prediction in predictions]
+        answers = [[text for _, text in example.answers] for example in examples]
+        return (
+            metrics.squad_v2_scores(texts, answers) if self.has_unanswerable else metrics.squad_scores(texts, answers)
+        )
 
     def baseline(self, train: Sequence[Question], validation: Sequence[Question]) -> list[AnswerSpan]:
         """The first sentence of the context; no answer if most training questions have none."""
@@ -253,7 +243,7 @@ def best_span(start: np.ndarray, end: np.ndarray, allowed: np.ndarray, max_lengt
 
 
 def _truncated_questions(examples: Sequence[Question], tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """The questions without leading spaces, each of at most MAX_QUESTION_TOKENS tokens."""
+    """The questions without leading spaces, truncated to MAX_QUESTION_TOKENS tokens."""
     questions = [example.question.lstrip() for example in examples]
     encoding = tokenizer(questions, add_special_tokens=False, return_offsets_mapping=True)
     return [
@@ -263,20 +253,22 @@ def _truncated_questions(examples: Sequence[Question], tokenizer: PreTrainedToke
 
 
 def _target(question: Question, window: Window) -> tuple[int, int]:
-    """First and last token of the first answer; the null position twice if the window lacks a part of it."""
+    """First and last token of the first answer; the null position for both if the window lacks a part of it."""
     null = window.null_position
     if not question.answers:
         return null, null
     begin, text = question.answers[0]
     finish = begin + len(text)
-    # Spaces at the ends of the answer belong to no token, so its ends need not be ends of tokens.
-    touched = np.flatnonzero((window.spans[:, 0] < finish) & (window.spans[:, 1] > begin) & (window.spans[:, 0] >= 0))
+    # Spaces at the ends of the answer belong to no token, so the ends of the answer may not be ends of tokens.
+    overlapping = np.flatnonzero(
+        (window.spans[:, 0] < finish) & (window.spans[:, 1] > begin) & (window.spans[:, 0] >= 0)
+    )
     in_context = np.flatnonzero(window.spans[:, 0] >= 0)
-    if not len(touched):
+    if not len(overlapping):
         return null, null
     covered_from, covered_to = window.spans[in_context[0], 0], window.spans[in_context[-1], 1]
     stripped_begin = begin + len(text) - len(text.lstrip())
     stripped_finish = begin + len(text.rstrip())
     if stripped_begin < covered_from or stripped_finish > covered_to:
         return null, null
-    return int(touched[0]), int(touched[-1])
+    return int(overlapping[0]), int(overlapping[-1])

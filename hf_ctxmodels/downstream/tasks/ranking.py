@@ -16,7 +16,7 @@ from hf_ctxmodels.downstream.tasks.base import Collator, Encoded, Feature, Featu
 
 @dataclass(frozen=True)
 class RankingExample:
-    """A query, its candidates, and which of them are relevant."""
+    """A query, its candidates, and whether each candidate is relevant."""
 
     query: str
     candidates: tuple[str, ...]
@@ -25,15 +25,18 @@ class RankingExample:
 
 
 class Ranking(Task[RankingExample]):
-    """The head scores each pair (query, candidate); the loss is the negative log probability of a relevant candidate
-    in the softmax over it and the query's candidates that are not relevant (Liu et al. 2019, arXiv 1901.11504,
-    equations 5 and 6, with a score that is not squashed, as in their code).
+    """Relevance ranking of the candidates of a query.
 
-    Files are tables with a row for each candidate: query, candidate (`--text_columns query,candidate`) and label, 1 if
-    it is relevant and else 0. The rows of a query stand together, in any number. A query with several relevant
-    candidates is an example with each of them; one without a relevant candidate, or with no other, is an error.
+    The head scores each pair (query, candidate). The loss is the negative log probability of a relevant candidate in
+    the softmax over this candidate and the irrelevant candidates of the query (Liu et al. 2019, arXiv 1901.11504,
+    equations 5 and 6; scores are not squashed, as in the released code).
 
-    Predictions are scores. The baseline scores a candidate by how often the one at its place is relevant in training.
+    Files are tables with one row for each candidate: query, candidate (`--text_columns query,candidate`) and label, 1
+    if it is relevant, else 0. The rows of a query must be consecutive. A query with several relevant candidates gives
+    one feature for each of them; a query without a relevant or without an irrelevant candidate is an error.
+
+    Predictions are scores. The baseline scores a candidate by the share of relevant training candidates at its
+    position.
     """
 
     name: ClassVar[str] = "ranking"
@@ -46,9 +49,9 @@ class Ranking(Task[RankingExample]):
         label = self.arguments.label_column or "label"
         if len(columns) != 2:
             raise CtxError(
-                f"{len(columns)} text columns.",
+                f"Expected two text columns, got {len(columns)}.",
                 location="--text_columns",
-                hint="give two: that of the query and that of the candidate.",
+                hint="give the columns of the query and of the candidate.",
             )
         groups: dict[str, list[Row]] = {}
         previous = None
@@ -56,21 +59,21 @@ class Ranking(Task[RankingExample]):
             query = get_texts(row, columns)[0]
             if query != previous and query in groups:
                 raise CtxError(
-                    f"The query stands in two places: {query[:60]!r}.",
+                    f"The rows of a query are not consecutive: {query[:60]!r}.",
                     location=f"{row.where}, first at {groups[query][0].where}",
-                    hint="sort the rows, so that those of a query stand together.",
+                    hint="sort the rows by query.",
                 )
             groups.setdefault(query, []).append(row)
             previous = query
-        return [_ranked(query, rows, columns[1], label) for query, rows in groups.items()]
+        return [_make_example(query, rows, columns[1], label) for query, rows in groups.items()]
 
     def configure(
         self, config: PreTrainedConfig, train: Sequence[RankingExample], validation: Sequence[RankingExample]
     ) -> None:
-        """The head scores any number of candidates, so there is nothing to set."""
+        """Nothing to set: the head scores any number of candidates."""
 
     def encode(self, examples: Sequence[RankingExample], tokenizer: PreTrainedTokenizerBase) -> Encoded:
-        """Features are (choices, length) lists, a relevant candidate first, `labels` 0; an example has one for each.
+        """Features are (choices, length) lists: a relevant candidate (`labels` is 0), then the irrelevant candidates.
 
         Origins are (example index, indices of the choices among its candidates).
         """
@@ -78,19 +81,19 @@ class Ranking(Task[RankingExample]):
         encoding = tokenizer(*map(list, zip(*pairs)), truncation="longest_first", max_length=self.arguments.max_length)
         features: list[Feature] = []
         origins = []
-        first = 0
-        for number, example in enumerate(examples):
-            others = [place for place, relevant in enumerate(example.relevant) if not relevant]
-            for place in (place for place, relevant in enumerate(example.relevant) if relevant):
-                chosen = [place, *others]
-                rows = {name: [encoding[name][first + each] for each in chosen] for name in encoding}
-                features.append({**rows, "labels": 0})
-                origins.append((number, chosen))
-            first += len(example.candidates)
+        offset = 0
+        for example_index, example in enumerate(examples):
+            irrelevant = [index for index, is_relevant in enumerate(example.relevant) if not is_relevant]
+            for relevant in (index for index, is_relevant in enumerate(example.relevant) if is_relevant):
+                choices = [relevant, *irrelevant]
+                columns = {name: [encoding[name][offset + index] for index in choices] for name in encoding}
+                features.append({**columns, "labels": 0})
+                origins.append((example_index, choices))
+            offset += len(example.candidates)
         return Encoded(features, origins)
 
     def collator(self, tokenizer: PreTrainedTokenizerBase) -> Collator:
-        """See `Task.collator`; `choice_mask` (batch, choices) is 0 behind a row's last candidate."""
+        """A collator whose `choice_mask` (batch, choices) is 0 at padding choices."""
         return FeatureCollator(PaddedChoiceCollator(tokenizer))
 
     def decode(
@@ -98,23 +101,23 @@ class Ranking(Task[RankingExample]):
     ) -> list[list[float]]:
         """The scores of each example's candidates."""
         scores = [[0.0] * len(example.candidates) for example in examples]
-        for (number, chosen), output in zip(encoded.origins, outputs, strict=True):
-            for place, score in zip(chosen, np.asarray(output["logits"]).tolist()):  # the others are padding
-                scores[number][place] = score
+        for (example_index, choices), output in zip(encoded.origins, outputs, strict=True):
+            for index, score in zip(choices, np.asarray(output["logits"]).tolist()):  # further scores are padding
+                scores[example_index][index] = score
         return scores
 
     def score(self, examples: Sequence[RankingExample], predictions: Sequence[Sequence[float]]) -> dict[str, float]:
-        """Mean reciprocal rank of the first relevant candidate, and the share of queries that have it at rank 1."""
-        return metrics.ranking(predictions=predictions, references=[example.relevant for example in examples])
+        """Mean reciprocal rank of the first relevant candidate, and the share of queries with rank 1."""
+        return metrics.ranking_scores(predictions, [example.relevant for example in examples])
 
     def baseline(self, train: Sequence[RankingExample], validation: Sequence[RankingExample]) -> list[list[float]]:
-        """Scores by place, see the class."""
-        widest = max(len(example.candidates) for example in [*train, *validation])
-        relevant, number = np.zeros(widest), np.zeros(widest)
+        """Share of relevant training candidates at each position."""
+        max_candidates = max(len(example.candidates) for example in [*train, *validation])
+        num_relevant, num_candidates = np.zeros(max_candidates), np.zeros(max_candidates)
         for example in train:
-            relevant[: len(example.relevant)] += example.relevant
-            number[: len(example.relevant)] += 1
-        shares = (relevant / np.maximum(number, 1)).tolist()
+            num_relevant[: len(example.relevant)] += example.relevant
+            num_candidates[: len(example.relevant)] += 1
+        shares = (num_relevant / np.maximum(num_candidates, 1)).tolist()
         return [shares[: len(example.candidates)] for example in validation]
 
     def record(self, example: RankingExample, prediction: list[float]) -> dict[str, Any]:
@@ -129,31 +132,32 @@ class Ranking(Task[RankingExample]):
 
 
 class PaddedChoiceCollator:
-    """Batches of rows with different numbers of choices: short ones repeat their first choice, which is not read.
+    """Batches of features with different numbers of choices, padded with copies of the first choice.
 
     Args:
-        tokenizer: It pads the choices' tokens.
+        tokenizer: Pads the tokens of the choices.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._collate = DataCollatorForMultipleChoice(tokenizer)
 
     def __call__(self, features: list[Feature]) -> dict[str, Any]:
-        """`DataCollatorForMultipleChoice`'s batch, and `choice_mask` (batch, choices), 0 at the repeated ones."""
-        sizes = torch.tensor([len(feature["input_ids"]) for feature in features])
-        widest = int(sizes.max())
-        filled = [
+        """The batch of `DataCollatorForMultipleChoice`, and `choice_mask` (batch, choices), 0 at padding choices."""
+        num_choices = torch.tensor([len(feature["input_ids"]) for feature in features])
+        max_choices = int(num_choices.max())
+        padded = [
             {
-                name: value if name == "labels" else [*value, *[value[0]] * (widest - len(value))]
+                name: value if name == "labels" else [*value, *[value[0]] * (max_choices - len(value))]
                 for name, value in feature.items()
             }
             for feature in features
         ]
-        return {**self._collate(filled), "choice_mask": (torch.arange(widest) < sizes[:, None]).long()}
+        choice_mask = (torch.arange(max_choices) < num_choices[:, None]).long()
+        return {**self._collate(padded), "choice_mask": choice_mask}
 
 
-def _ranked(query: str, rows: list[Row], candidate: str, label: str) -> RankingExample:
-    """A query of its rows; raises CtxError for a wrong label, or labels that rank nothing."""
+def _make_example(query: str, rows: list[Row], candidate: str, label: str) -> RankingExample:
+    """The example of a query; raises CtxError for an invalid label, or if all labels are equal."""
     labels = []
     for row in rows:
         value = str(row.values[label]).strip()
@@ -161,14 +165,14 @@ def _ranked(query: str, rows: list[Row], candidate: str, label: str) -> RankingE
             raise CtxError(
                 f"The label {row.values[label]!r} is neither 1, for a relevant candidate, nor 0.",
                 location=row.where,
-                hint="correct it, or choose another column with --label_column.",
+                hint="correct the label, or give another --label_column.",
             )
         labels.append(value == "1")
     if not any(labels) or all(labels):
         raise CtxError(
-            f"Of the {len(rows)} candidates of a query {'all are' if any(labels) else 'none is'} relevant: "
+            f"{'All' if any(labels) else 'None'} of the {len(rows)} candidates of a query are relevant: "
             f"{query[:60]!r}.",
             location=rows[0].where,
-            hint="leave the query out: a ranking needs a relevant candidate and another one.",
+            hint="remove the query: ranking needs a relevant and an irrelevant candidate.",
         )
     return RankingExample(query, tuple(row.values[candidate] for row in rows), tuple(labels), rows[0].where)

@@ -1,27 +1,24 @@
-"""Sources and targets for `seq2seq` made from other data: summaries from articles, questions from SQuAD's form.
+"""Sources and targets for `seq2seq` from other data: summaries from articles, questions from SQuAD files.
 
-Both are exercises for comparing models, not benchmarks: a first sentence is no written summary.
+Both are meant for comparing models, not as benchmarks: the first sentence of an article is not a written summary.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.sentence_splitting import split_sentences
 from hf_ctxmodels.downstream.tasks.question_answering import Question
 
-Item = TypeVar("Item")
-
 
 @dataclass(frozen=True)
 class PairLimits:
-    """Lengths in words, split at white space, beyond which pairs are left out or sources cut.
+    """Limits in words, split at whitespace, beyond which pairs are skipped or sources truncated.
 
     Attributes:
         min_target, max_target: Shortest and longest target.
         min_source: Shortest source.
-        max_source: Longest source; it ends with the last sentence that fits.
+        max_source: Longest source; truncated after the last sentence that fits.
     """
 
     min_target: int = 4
@@ -31,86 +28,87 @@ class PairLimits:
 
 
 def summary_pairs(documents: Iterable[Sequence[str]], limits: PairLimits) -> Iterator[tuple[str, str]]:
-    """(source, target) of each article: the sentences after the first one, and the first, which may be a title.
+    """(source, target) of each article: the sentences after the first, and the first sentence, which may be a title.
 
-    Articles without enough words are left out, and so are those whose first sentence is too long or stands in the rest.
+    Articles are skipped if they are too short, or if their first sentence is too long or occurs again.
 
     Args:
         documents: Lists of sentences.
-        limits: The lengths.
+        limits: The length limits.
     """
     for document in documents:
-        first, *rest = map(_one_line, document)
-        source = _beginning(rest, limits.max_source)
-        fits = limits.min_target <= _words(first) <= limits.max_target
-        if fits and _words(source) >= limits.min_source and first not in source:
-            yield source, first
+        target, *sentences = map(_normalize_whitespace, document)
+        source = _truncate(sentences, limits.max_source)
+        has_valid_target = limits.min_target <= _count_words(target) <= limits.max_target
+        if has_valid_target and _count_words(source) >= limits.min_source and target not in source:
+            yield source, target
 
 
 def question_pairs(questions: Iterable[Question], limits: PairLimits) -> Iterator[tuple[str, str]]:
     """(source, target) of each question with an answer: `answer: ... context: ...`, and the question.
 
-    The context is the sentences that the first answer lies in. Pairs that are too long, or whose question is too short,
-    are left out.
+    The context consists of the sentences that contain the first answer. Pairs are skipped if they are too long, or if
+    the question is too short.
     """
     for question in questions:
         if not question.answers:
             continue
         start, answer = question.answers[0]
         context = _sentences_around(question.context, start, start + len(answer))
-        source, target = f"answer: {_one_line(answer)} context: {context}", _one_line(question.question)
-        if _words(source) <= limits.max_source and limits.min_target <= _words(target) <= limits.max_target:
+        source = f"answer: {_normalize_whitespace(answer)} context: {context}"
+        target = _normalize_whitespace(question.question)
+        has_valid_target = limits.min_target <= _count_words(target) <= limits.max_target
+        if has_valid_target and _count_words(source) <= limits.max_source:
             yield source, target
 
 
 def split_questions(questions: Sequence[Question], validation_fraction: float) -> tuple[list[Question], list[Question]]:
-    """Training questions, and those about the last contexts of the file, so that no context is in both parts.
+    """Training questions, and validation questions about the last contexts of the file; no context is in both.
 
     Raises:
-        CtxError: The share is out of range, or one of the parts is empty.
+        CtxError: The fraction is out of range, or one of the splits is empty.
     """
     contexts = list(dict.fromkeys(question.context for question in questions))
-    kept = len(contexts) - round(validation_fraction * len(contexts))
-    if not 0 < kept < len(contexts):
+    num_training = len(contexts) - round(validation_fraction * len(contexts))
+    if not 0 < num_training < len(contexts):
         raise CtxError(
-            f"A share of {validation_fraction} of {len(contexts)} contexts leaves one part empty.",
+            f"A fraction of {validation_fraction} of {len(contexts)} contexts leaves one split empty.",
             location="--validation_fraction",
             hint="use a value such as 0.1, and a file of more contexts.",
         )
-    training = set(contexts[:kept])
-    parts: tuple[list[Question], list[Question]] = [], []
-    for question in questions:
-        parts[question.context not in training].append(question)
-    return parts
+    training_contexts = set(contexts[:num_training])
+    training = [question for question in questions if question.context in training_contexts]
+    validation = [question for question in questions if question.context not in training_contexts]
+    return training, validation
 
 
-def _one_line(text: str) -> str:
+def _normalize_whitespace(text: str) -> str:
     return " ".join(text.split())
 
 
-def _words(text: str) -> int:
+def _count_words(text: str) -> int:
     return len(text.split())
 
 
-def _beginning(sentences: Sequence[str], most: int) -> str:
-    """The first sentences with at most so many words together."""
-    taken: list[str] = []
+def _truncate(sentences: Sequence[str], max_words: int) -> str:
+    """The first sentences with at most `max_words` words in total."""
+    selected: list[str] = []
     for sentence in sentences:
-        if _words(" ".join([*taken, sentence])) > most:
+        if _count_words(" ".join([*selected, sentence])) > max_words:
             break
-        taken.append(sentence)
-    return " ".join(taken)
+        selected.append(sentence)
+    return " ".join(selected)
 
 
 def _sentences_around(text: str, start: int, end: int) -> str:
-    """The sentences of a text in which the characters from `start` to `end` lie, as one line."""
-    found, place = [], 0
+    """The sentences of a text that contain the characters from `start` to `end`, on one line."""
+    sentences, paragraph_start = [], 0
     for paragraph in text.splitlines(keepends=True):
-        offset = place
+        offset = paragraph_start
         for sentence in split_sentences(paragraph):
-            begins = text.index(sentence, offset)
-            offset = begins + len(sentence)
-            if begins < end and start < offset:
-                found.append(sentence)
-        place += len(paragraph)
-    return _one_line(" ".join(found))
+            sentence_start = text.index(sentence, offset)
+            offset = sentence_start + len(sentence)
+            if sentence_start < end and start < offset:
+                sentences.append(sentence)
+        paragraph_start += len(paragraph)
+    return _normalize_whitespace(" ".join(sentences))

@@ -27,7 +27,7 @@ from hf_ctxmodels.downstream.tasks.demo_data import demo_rows
 
 @dataclass(frozen=True)
 class SequenceExample:
-    """One text or two, and the label: a name or a number."""
+    """One text or a pair of texts, and the label: a name or a number."""
 
     texts: tuple[str, ...]
     label: Any
@@ -35,14 +35,14 @@ class SequenceExample:
 
 
 class _SequenceTask(Task[SequenceExample]):
-    """Texts or pairs with a label of any kind."""
+    """Single texts or pairs of texts with a label."""
 
     auto_class: ClassVar[str] = "AutoModelForSequenceClassification"
     reads: ClassVar[tuple[str, ...]] = (*Task.reads, "both_orders")
 
     @abstractmethod
     def _parse_label(self, value: Any, where: str) -> Any:
-        """The label of a row; raises CtxError."""
+        """The label in a row of the file; raises CtxError for an invalid value."""
 
     def _examples(self, rows: Sequence[Row]) -> list[SequenceExample]:
         text_columns, label_column = self._text_columns(), self.arguments.label_column or "label"
@@ -57,11 +57,13 @@ class _SequenceTask(Task[SequenceExample]):
         columns = self._columns(self.arguments.text_columns, "text")
         if len(columns) > 2:
             raise CtxError(
-                f"{len(columns)} text columns.", location="--text_columns", hint="give one, or two for a pair."
+                f"Expected one or two text columns, got {len(columns)}.",
+                location="--text_columns",
+                hint="give one column, or two for pairs.",
             )
         if self.arguments.both_orders and len(columns) != 2:
             raise CtxError(
-                "Single texts have one order.",
+                "Only pairs of texts have two orders.",
                 location="--both_orders",
                 hint="give two --text_columns, or leave it out.",
             )
@@ -78,28 +80,31 @@ class _SequenceTask(Task[SequenceExample]):
     def _encode(
         self, examples: Sequence[SequenceExample], targets: list[Any], tokenizer: PreTrainedTokenizerBase
     ) -> Encoded:
-        """Features of texts or pairs (the longer one of a pair is truncated first); origins are example indices.
+        """Features of texts or pairs (the longer text of a pair is truncated first); origins are example indices.
 
-        With `both_orders` the tokens of a feature are two lists, of the pair and of the pair exchanged.
+        With `both_orders` the tokens of a feature are two lists: the pair, and the pair in reverse order.
         """
         columns = [list(column) for column in zip(*(example.texts for example in examples), strict=True)]
-        encoding = self._tokens(columns, tokenizer)
+        encoding = self._tokenize(columns, tokenizer)
         if self.arguments.both_orders:
-            exchanged = self._tokens(columns[::-1], tokenizer)
-            encoding = {name: list(zip(encoding[name], exchanged[name], strict=True)) for name in encoding}
+            reversed_encoding = self._tokenize(columns[::-1], tokenizer)
+            encoding = {name: list(zip(encoding[name], reversed_encoding[name], strict=True)) for name in encoding}
         features = [
-            {name: encoding[name][i] for name in encoding} | {"labels": target} for i, target in enumerate(targets)
+            {name: encoding[name][index] for name in encoding} | {"labels": target}
+            for index, target in enumerate(targets)
         ]
         return Encoded(features, list(range(len(examples))))
 
-    def _tokens(self, columns: list[list[str]], tokenizer: PreTrainedTokenizerBase) -> Mapping[str, Any]:
+    def _tokenize(self, columns: list[list[str]], tokenizer: PreTrainedTokenizerBase) -> Mapping[str, Any]:
         return tokenizer(*columns, truncation="longest_first", max_length=self.arguments.max_length)
 
     def collator(self, tokenizer: PreTrainedTokenizerBase) -> Collator:
         """See `Task.collator`."""
         if not self.arguments.both_orders:
             return super().collator(tokenizer)
-        return FeatureCollator(DataCollatorForMultipleChoice(tokenizer))  # likewise several rows in a feature
+        return FeatureCollator(
+            DataCollatorForMultipleChoice(tokenizer)
+        )  # a feature with both orders has the form of a multiple-choice feature
 
 
 class SequenceClassification(_SequenceTask, LabelledTask[SequenceExample]):
@@ -112,12 +117,12 @@ class SequenceClassification(_SequenceTask, LabelledTask[SequenceExample]):
             raise CtxError(
                 f"{value!r} is not a label; expected a name or a number.",
                 location=where,
-                hint="correct the line, or choose another column with --label_column.",
+                hint="correct the line, or give another --label_column.",
             )
         return str(value)
 
     def read_unlabelled(self, file: str) -> list[SequenceExample]:
-        """See `Task.read_unlabelled`: a table with the columns of texts."""
+        """A table with the text columns."""
         columns = self._text_columns()
         return [
             SequenceExample(get_texts(row, columns), self.labels[0], row.where) for row in read_table(file, columns)
@@ -132,7 +137,7 @@ class SequenceClassification(_SequenceTask, LabelledTask[SequenceExample]):
             raise CtxError(
                 f"All training examples have the label {labels[0]!r}; a classifier needs two labels or more.",
                 location="--train_file",
-                hint="add examples of another label, or choose another column with --label_column.",
+                hint="add examples of another label, or give another --label_column.",
             )
         self._set_labels(config, labels)
         config.problem_type = "single_label_classification"
@@ -147,16 +152,10 @@ class SequenceClassification(_SequenceTask, LabelledTask[SequenceExample]):
         return [self.labels[int(output["logits"].argmax())] for output in outputs]
 
     def score(self, examples: Sequence[SequenceExample], predictions: Sequence[str]) -> dict[str, float]:
-        """Accuracy, F1 (of the second one of two labels; and the mean over labels) and Matthews correlation."""
-        sides: dict[str, Any] = {
-            "predictions": [self.labels.index(prediction) for prediction in predictions],
-            "references": [self.labels.index(example.label) for example in examples],
-        }
-        scores = metrics.accuracy(**sides)
-        if len(self.labels) == 2:
-            scores |= metrics.f1(**sides)
-        scores["f1_macro"] = metrics.f1(**sides, average="macro")["f1"]
-        return scores | metrics.matthews_correlation(**sides)
+        """Accuracy, F1 of the second of two labels, macro F1 and Matthews correlation."""
+        predicted_ids = [self.labels.index(prediction) for prediction in predictions]
+        label_ids = [self.labels.index(example.label) for example in examples]
+        return metrics.classification_scores(predicted_ids, label_ids, len(self.labels))
 
     def baseline(self, train: Sequence[SequenceExample], validation: Sequence[SequenceExample]) -> list[str]:
         """The most frequent label of the training file."""
@@ -177,7 +176,7 @@ class Regression(_SequenceTask):
             raise CtxError(
                 f"{value!r} is not a finite number.",
                 location=where,
-                hint="correct the line, choose another --label_column, or use --task sequence-classification.",
+                hint="correct the line, give another --label_column, or use --task sequence-classification.",
             )
         return number
 
@@ -198,9 +197,7 @@ class Regression(_SequenceTask):
 
     def score(self, examples: Sequence[SequenceExample], predictions: Sequence[float]) -> dict[str, float]:
         """Pearson and Spearman correlation (0 for constant predictions), mean squared error."""
-        sides = {"predictions": predictions, "references": [example.label for example in examples]}
-        scores = metrics.pearsonr(**sides) | metrics.spearmanr(**sides)
-        return {name: float(np.nan_to_num(value)) for name, value in scores.items()} | metrics.mse(**sides)
+        return metrics.regression_scores(predictions, [example.label for example in examples])
 
     def baseline(self, train: Sequence[SequenceExample], validation: Sequence[SequenceExample]) -> list[float]:
         """The mean of the training targets."""

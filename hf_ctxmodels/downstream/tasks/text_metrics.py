@@ -1,7 +1,7 @@
-"""Metrics of written text beside one reference each: ROUGE, BLEU and exact match.
+"""Metrics of generated text with one reference for each text: ROUGE, BLEU and exact match.
 
-ROUGE is that of `rouge_score`, BLEU that of sacreBLEU, both in the extra `generation`. Result keys and ranges are those
-of the `evaluate` library, except for the key `bleu`. `TEXT_METRICS` maps names to functions.
+ROUGE is computed by `rouge_score`, BLEU by sacreBLEU, both in the extra `generation`. Result keys and ranges follow the
+`evaluate` library, except the key `bleu`. `TEXT_METRICS` maps names to functions.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,11 +17,11 @@ _MODULES = {"rouge": "rouge_score.rouge_scorer", "bleu": "sacrebleu.metrics"}
 
 @dataclass(frozen=True)
 class Bleu:
-    """BLEU of a corpus.
+    """Corpus BLEU.
 
     Attributes:
         score: 0 to 100.
-        signature: sacreBLEU's signature of the metric.
+        signature: sacreBLEU's signature.
     """
 
     score: float
@@ -29,13 +29,13 @@ class Bleu:
 
 
 def corpus_bleu(predictions: Sequence[str], references: Sequence[str], *, lower_case: bool = False) -> Bleu:
-    """sacreBLEU (Post 2018, arXiv 1804.08771) of a corpus with one reference for each text.
+    """sacreBLEU (Post 2018, arXiv 1804.08771) of a corpus with one reference per text.
 
     Raises:
         CtxError: The numbers of texts and references differ or are 0, or sacreBLEU is not installed.
     """
     _check_lengths(predictions, references)
-    metric = _imported("bleu").BLEU(lowercase=lower_case)
+    metric = _import_package("bleu").BLEU(lowercase=lower_case)
     score = metric.corpus_score(list(predictions), [list(references)]).score
     return Bleu(float(score), str(metric.get_signature()))
 
@@ -46,22 +46,23 @@ def bleu(predictions: Sequence[str], references: Sequence[str], *, lower_case: b
 
 
 def rouge(predictions: Sequence[str], references: Sequence[str], *, lower_case: bool = False) -> dict[str, float]:
-    """`rouge1`, `rouge2`, `rougeL` (Lin 2004): F1 of the shared words, pairs of words and longest subsequence, 0 to 1.
+    """`rouge1`, `rouge2`, `rougeL` (Lin 2004): F1 of unigrams, bigrams and the longest common subsequence, 0
+    to 1.
 
-    Each is the mean over the texts, without stemming. Case never counts, and a word is a run of the letters a to z and
-    digits: for other alphabets use BLEU.
+    Means over the texts, without stemming. Case is ignored, and a word consists of the letters a to z and digits: use
+    BLEU for other alphabets.
 
     Raises:
         CtxError: The numbers of texts and references differ or are 0, or rouge_score is not installed.
     """
     _check_lengths(predictions, references)
-    scorer = _imported("rouge").RougeScorer(list(_ROUGES), use_stemmer=False)
-    scores = [scorer.score(target, written) for target, written in zip(references, predictions, strict=True)]
+    scorer = _import_package("rouge").RougeScorer(list(_ROUGES), use_stemmer=False)
+    scores = [scorer.score(target, prediction) for target, prediction in zip(references, predictions, strict=True)]
     return {name: sum(score[name].fmeasure for score in scores) / len(scores) for name in _ROUGES}
 
 
 def exact_match(predictions: Sequence[str], references: Sequence[str], *, lower_case: bool = False) -> dict[str, float]:
-    """`exact_match`: share of texts that equal their reference but for white space, 0 to 1.
+    """`exact_match`: share of texts equal to their reference up to whitespace, 0 to 1.
 
     Raises:
         CtxError: The numbers of texts and references differ or are 0.
@@ -77,23 +78,23 @@ def exact_match(predictions: Sequence[str], references: Sequence[str], *, lower_
 TEXT_METRICS: dict[str, Callable[..., dict[str, float]]] = {"rouge": rouge, "bleu": bleu, "exact_match": exact_match}
 
 
-def metric_names(given: str) -> list[str]:
-    """The names in a list separated by commas, once what they need is found to be installed.
+def metric_names(names_text: str) -> list[str]:
+    """The metrics in a list separated by commas, whose packages are installed.
 
     Raises:
         CtxError: A name is unknown or given twice, or a package is missing.
     """
-    names = [name.strip() for name in given.split(",")]
+    names = [name.strip() for name in names_text.split(",")]
     if unknown := [name for name in names if name not in TEXT_METRICS]:
         raise CtxError(
             f"There is no metric {unknown[0]!r}.",
-            location=f"--metrics {given}",
-            hint=f"give some of {', '.join(TEXT_METRICS)}, separated by commas.",
+            location=f"--metrics {names_text}",
+            hint=f"use {', '.join(TEXT_METRICS)}, separated by commas.",
         )
     if len(set(names)) < len(names):
-        raise CtxError("A metric is named twice.", location=f"--metrics {given}", hint="name each once.")
+        raise CtxError("A metric occurs twice.", location=f"--metrics {names_text}", hint="name each metric once.")
     for name in names:
-        _imported(name)
+        _import_package(name)
     return names
 
 
@@ -101,19 +102,21 @@ def score_texts(
     names: Sequence[str], predictions: Sequence[str], references: Sequence[str], *, lower_case: bool = False
 ) -> dict[str, float]:
     """The results of several of the `TEXT_METRICS`."""
-    found: dict[str, float] = {}
+    scores: dict[str, float] = {}
     for name in names:
-        found |= TEXT_METRICS[name](predictions, references, lower_case=lower_case)
-    return found
+        scores |= TEXT_METRICS[name](predictions, references, lower_case=lower_case)
+    return scores
 
 
 def _check_lengths(predictions: Sequence[str], references: Sequence[str]) -> None:
     if len(predictions) != len(references) or not references:
-        raise CtxError(f"{len(predictions)} texts, {len(references)} references.", hint="give one for each.")
+        raise CtxError(
+            f"{len(predictions)} texts, {len(references)} references.", hint="give one reference for each text."
+        )
 
 
-def _imported(name: str) -> Any:
-    """The module that computes a metric; None for one that needs none."""
+def _import_package(name: str) -> Any:
+    """The module that computes a metric; None if no package is needed."""
     if name not in _MODULES:
         return None
     try:

@@ -19,9 +19,9 @@ from hf_ctxmodels.downstream.tasks.base import Collator, Encoded, FeatureCollato
 class TokenClassification(LabelledTask[TaggedSentence]):
     """One tag per word, from CoNLL columns, CoNLL-U, or JSONL with a list of words and a list of tags.
 
-    The tag of a word is the target of its first sub-word; the others are not targets. A sentence over `max_length` is
-    continued in further features. A word without sub-words (control characters, for example) is predicted `O`, or the
-    first label if there is no `O`.
+    The tag of a word is the target of its first sub-word; other sub-words have no target. A sentence longer than
+    `max_length` continues in further features. The prediction for a word without sub-words (for example, control
+    characters) is `O`, or the first label if there is no `O`.
     """
 
     name: ClassVar[str] = "token-classification"
@@ -48,12 +48,14 @@ class TokenClassification(LabelledTask[TaggedSentence]):
             ) from error
 
     def read_unlabelled(self, file: str) -> list[TaggedSentence]:
-        """See `Task.read_unlabelled`: a file as for `read_file`, whose tags are ignored, or JSONL without tags."""
+        """A file as for `read_file`, whose tags are ignored, or JSONL without tags."""
         if file_suffix(Path(file)) == ".jsonl":
             column = self.arguments.text_columns or "tokens"
             rows = [(row.values[column], row.where) for row in read_table(file, [column])]
-            if bad := [where for words, where in rows if not isinstance(words, list) or not words]:
-                raise CtxError(f"Expected a list of words in {column!r}.", location=bad[0], hint="correct the line.")
+            if invalid := [where for words, where in rows if not isinstance(words, list) or not words]:
+                raise CtxError(
+                    f"Expected a list of words in {column!r}.", location=invalid[0], hint="correct the line."
+                )
             unlabelled = [([str(word) for word in words], where) for words, where in rows]
         else:
             unlabelled = [(sentence.words, sentence.where) for sentence in self.read_file(file)]
@@ -78,16 +80,16 @@ class TokenClassification(LabelledTask[TaggedSentence]):
         """See `Task.configure`."""
         tags = {tag for sentence in train for tag in sentence.tags}
         if is_bio(sorted(tags)):
-            # Both prefixes of every type: a small training file may lack the `I-` of a type.
-            kinds = sorted({tag[2:] for tag in tags if tag != "O"})
-            self._set_labels(config, ["O", *(f"{prefix}-{kind}" for kind in kinds for prefix in "BI")])
+            # Both prefixes of all types: a small training file may lack the `I-` of a type.
+            types = sorted({tag[2:] for tag in tags if tag != "O"})
+            self._set_labels(config, ["O", *(f"{prefix}-{type_}" for type_ in types for prefix in "BI")])
         else:
             self._set_labels(config, sorted(tags))
         if len(self.labels) < 2:
             raise CtxError(
                 f"All training words have the tag {self.labels[0]!r}; a tagger needs two tags or more.",
                 location="--train_file",
-                hint="add sentences with other tags, or choose another column with --label_column.",
+                hint="add sentences with other tags, or give another --label_column.",
             )
 
     def encode(self, examples: Sequence[TaggedSentence], tokenizer: PreTrainedTokenizerBase) -> Encoded:
@@ -102,14 +104,14 @@ class TokenClassification(LabelledTask[TaggedSentence]):
         )
         example_indices = encoding.pop("overflow_to_sample_mapping")
         features, origins = [], []
-        seen: dict[int, int] = defaultdict(lambda: -1)  # example -> the last word whose first sub-word was seen
+        last_words: dict[int, int] = defaultdict(lambda: -1)  # example -> the last word with a target so far
         for i, example_index in enumerate(example_indices):
             positions: dict[int, int] = {}
             for position, word in enumerate(encoding.word_ids(i)):
-                if word is not None and word > seen[example_index]:
-                    positions[position] = seen[example_index] = word
+                if word is not None and word > last_words[example_index]:
+                    positions[position] = last_words[example_index] = word
             if not positions:
-                continue  # the inside of a word longer than a window
+                continue  # within a word that is longer than a window
             labels = [IGNORE_INDEX] * len(encoding["input_ids"][i])
             for position, word in positions.items():
                 labels[position] = targets[example_index][word]
@@ -125,8 +127,8 @@ class TokenClassification(LabelledTask[TaggedSentence]):
         self, examples: Sequence[TaggedSentence], encoded: Encoded, outputs: Sequence[Logits]
     ) -> list[list[str]]:
         """See `Task.decode`."""
-        absent = "O" if "O" in self.labels else self.labels[0]
-        predictions = [[absent] * len(sentence.words) for sentence in examples]
+        default_tag = "O" if "O" in self.labels else self.labels[0]
+        predictions = [[default_tag] * len(sentence.words) for sentence in examples]
         for (example_index, positions), output in zip(encoded.origins, outputs, strict=True):
             best = np.asarray(output["logits"]).argmax(axis=-1)
             for position, word in positions.items():
@@ -134,16 +136,16 @@ class TokenClassification(LabelledTask[TaggedSentence]):
         return predictions
 
     def score(self, examples: Sequence[TaggedSentence], predictions: Sequence[list[str]]) -> dict[str, float]:
-        """Precision, recall and F1 of entities for BIO tags; accuracy and the mean F1 over tags for others."""
+        """F1, precision and recall of entities and accuracy of BIO tags; accuracy and macro F1 of other tags."""
         references = [sentence.tags for sentence in examples]
         if is_bio(self.labels):
-            report = metrics.seqeval(predictions=predictions, references=references)
-            return {name: report[f"overall_{name}"] for name in ("f1", "precision", "recall", "accuracy")}
-        sides: dict[str, Any] = {
-            "predictions": [self.labels.index(tag) for tags in predictions for tag in tags],
-            "references": [self.labels.index(tag) for tags in references for tag in tags],
+            return metrics.entity_scores(predictions, references)
+        predicted_ids = [self.labels.index(tag) for tags in predictions for tag in tags]
+        tag_ids = [self.labels.index(tag) for tags in references for tag in tags]
+        return {
+            "accuracy": metrics.accuracy(predicted_ids, tag_ids),
+            "f1_macro": metrics.macro_f1(predicted_ids, tag_ids),
         }
-        return metrics.accuracy(**sides) | {"f1_macro": metrics.f1(**sides, average="macro")["f1"]}
 
     def baseline(self, train: Sequence[TaggedSentence], validation: Sequence[TaggedSentence]) -> list[list[str]]:
         """The most frequent tag of each word in the training file; for unknown words, of all words."""

@@ -230,27 +230,27 @@ def test_candidates_of_a_query_are_ranked(tmp_path, tokenizer):
     assert task.baseline(examples, examples) == [[0.5, 0.5, 0.5], [0.5, 0.5, 0.5, 0.0]]
     assert task.record(examples[0], scores[0])["relevant"] == [False, True, True]
     for lines, says in (
-        ([*RANKED, "the cat,no,0"], r"(?s)stands in two places: 'the cat'.*csv:9, first at .*csv:2"),
+        ([*RANKED, "the cat,no,0"], r"(?s)not consecutive: 'the cat'.*csv:9, first at .*csv:2"),
         (["query,candidate,label", "the cat,a,2"], r"(?s)label '2' is neither 1.*csv:2"),
         (
             ["query,candidate,label", "the cat,a,1", "the cat,b,1"],
-            r"(?s)Of the 2 candidates .* all are relevant.*csv:2",
+            r"(?s)All of the 2 candidates .*csv:2",
         ),
-        (["query,candidate,label", "the cat,a,0"], r"(?s)Of the 1 candidates of a query none is relevant"),
+        (["query,candidate,label", "the cat,a,0"], r"(?s)None of the 1 candidates"),
     ):
         with pytest.raises(CtxError, match=says):
             task.read(written(tmp_path / "b.csv", "\n".join(lines)), "train")
-    with pytest.raises(CtxError, match="1 text columns"):
+    with pytest.raises(CtxError, match="two text columns, got 1"):
         make_task("ranking", text_columns="query").read(str(tmp_path / "a.csv"), "train")
 
 
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ('{"text": "x", "choices": ["a", "b"], "label": 2}', "label 2 is not the index of one of 2 choices"),
-        ('{"text": "x", "choices": ["a", "b"], "label": "A"}', "label 'A' is not the index"),
-        ('{"text": "x", "choices": ["a"], "label": 0}', "Expected 2 choices"),
-        ('{"text": "x", "choices": "ab", "label": 0}', "Expected 2 choices"),
+        ('{"text": "x", "choices": ["a", "b"], "label": 2}', "label 2 is not an index of the 2 choices"),
+        ('{"text": "x", "choices": ["a", "b"], "label": "A"}', "label 'A' is not an index"),
+        ('{"text": "x", "choices": ["a"], "label": 0}', "Expected 2 strings"),
+        ('{"text": "x", "choices": "ab", "label": 0}', "Expected 2 strings"),
     ],
 )
 def test_bad_choices_say_what_and_where(tmp_path, line, says):

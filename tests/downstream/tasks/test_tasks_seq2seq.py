@@ -132,7 +132,7 @@ def test_the_language_is_given_to_the_model(tmp_path):
         ((5 * "A cat. ", "Katze"), {}, r"(?s)1 of 4 sources have more than 9 tokens, the longest \d+.*--max_length 9"),
         (("A cat.", 9 * "Katze "), {}, r"(?s)1 of 4 targets have more than 8 tokens, the longest 10.*--max_target_l"),
         (("A cat.", "Katze"), {"metrics": "bleu,blue"}, r"(?s)no metric 'blue'.*rouge, bleu, exact_match"),
-        (("A cat.", "Katze"), {"metrics": "bleu,bleu"}, "named twice"),
+        (("A cat.", "Katze"), {"metrics": "bleu,bleu"}, "occurs twice"),
         (("A cat.", "Katze"), {"num_beams": 0}, "--num_beams must be at least 1"),
         (("A cat.", "Katze"), {"text_columns": "source,target"}, "2 columns of sources"),
     ],
@@ -249,7 +249,7 @@ def test_real_questions_are_split_by_context(shared_data):
         answer, context = source.removeprefix("answer: ").split(" context: ")
         assert answer in context
         assert target
-    with pytest.raises(CtxError, match="leaves one part empty"):
+    with pytest.raises(CtxError, match="leaves one split empty"):
         split_questions(questions[:1], 0.1)
 
 
