@@ -1,6 +1,7 @@
-"""Opening of models and tokenizers for the scripts, with helpful errors.
+"""Loading of configurations, tokenizers and models for the commands, with helpful errors.
 
-A script opens the configuration and the tokenizer, checks them with `check_tokenizer_matches_model`, and only then loads the weights.
+A command loads the configuration and the tokenizer, checks them with `check_tokenizer_matches_model`, and only then
+loads the weights.
 """
 
 import json
@@ -27,9 +28,9 @@ from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.spec import FamilySpec
 from hf_ctxmodels.training.checkpoint.directory import MANIFEST_FILE, damaged_files
 
-_GET_AGAIN = "copy or download the file again; a checkpoint-<step> directory beside it may hold good weights."
-# Any of these holds a vocabulary.
-_TOKENIZER_FILES = tuple(name for name in TOKENIZER_FILES if name not in ("tokenizer_config.json", "merges.txt"))
+_COPY_AGAIN = "copy or download the file again, or use the weights of a checkpoint-<step> directory next to it."
+# Each of these files contains a vocabulary.
+_VOCABULARY_FILES = tuple(name for name in TOKENIZER_FILES if name not in ("tokenizer_config.json", "merges.txt"))
 
 
 def load_config(
@@ -51,7 +52,7 @@ def load_config(
         return change_config(config_class.from_pretrained(source), changes, source)
     except CtxError:
         raise
-    except Exception as error:  # whatever a file holds, down to lists that are nested too deeply
+    except Exception as error:  # any content of the file, for example lists that are nested too deeply
         raise CtxError(
             f"No usable model configuration: {_first_line(error)}",
             location=str(source),
@@ -60,8 +61,8 @@ def load_config(
 
 
 def change_config(config: PreTrainedConfig, changes: Mapping[str, Any], source: str | Path) -> PreTrainedConfig:
-    """The configuration with some fields replaced; raises CtxError if there is no such field, or ValueError if a value
-    does not fit."""
+    """The configuration with some fields replaced; raises CtxError for an unknown field, ValueError for an invalid
+    value."""
     for name, value in changes.items():
         if not hasattr(config, name):
             raise CtxError(
@@ -76,19 +77,22 @@ def change_config(config: PreTrainedConfig, changes: Mapping[str, Any], source: 
 
 
 def load_family_config(source: str | Path, changes: Mapping[str, Any] = MappingProxyType({})) -> PreTrainedConfig:
-    """`load_config` of a family here: a reference checkpoint is opened by the family whose peer it is.
+    """The configuration of a checkpoint as a family's class; reference checkpoints are opened by their family.
 
     Raises:
-        CtxError: As there, or no family opens it.
+        CtxError: As `load_config`, or the model belongs to no family.
     """
     config = load_config(source)
     if any(type(config) is family.config for family in FAMILIES.values()):
         return load_config(source, changes=changes)
-    kind = config.model_type
-    families = (
-        each for each in FAMILIES.values() if kind in (each.reference, *each.config.extra_reference_model_types)
+    family = next(
+        (
+            family
+            for family in FAMILIES.values()
+            if config.model_type in (family.reference, *family.config.extra_reference_model_types)
+        ),
+        None,
     )
-    family = next(families, None)
     if family is None:
         raise CtxError(
             f"A model with a {type(config).__name__} belongs to no family.",
@@ -111,22 +115,22 @@ def load_config_file(
         fields = {name: value for name, value in fields.items() if name != "architectures"}
     except FileNotFoundError as error:
         raise CtxError("No such configuration file.", location=str(file), hint="check --config.") from error
-    except Exception as error:  # no JSON, no object, or one that is nested too deeply
-        raise _no_configuration(config_class, file, error) from error
+    except Exception as error:  # not JSON, not an object, or nested too deeply
+        raise _invalid_configuration(config_class, file, error) from error
     return make_config(config_class, {**fields, **changes}, location=str(file))
 
 
-def parse_config_options(texts: list[str]) -> dict[str, Any]:
+def parse_config_options(assignments: Sequence[str]) -> dict[str, Any]:
     """`["hidden_dropout_prob=0", "hidden_act=relu"]` as `{"hidden_dropout_prob": 0, "hidden_act": "relu"}`.
 
     Raises:
-        CtxError: A text has another form.
+        CtxError: An assignment is not `key=value`.
     """
     fields = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
+    for assignment in assignments:
+        name, equals, value = assignment.partition("=")
         if not (name and equals):
-            raise CtxError(f"{text!r} is not key=value.", location="--config_options", hint="give key=value.")
+            raise CtxError(f"{assignment!r} is not key=value.", location="--config_options", hint="give key=value.")
         try:
             fields[name] = json.loads(value)
         except ValueError:
@@ -135,7 +139,12 @@ def parse_config_options(texts: list[str]) -> dict[str, Any]:
 
 
 def make_config(config_class: type[PreTrainedConfig], fields: Mapping[str, Any], *, location: str) -> PreTrainedConfig:
-    """A configuration with these fields.
+    """A configuration with the given fields.
+
+    Args:
+        config_class: The configuration's class.
+        fields: Field -> value.
+        location: File or flags with the fields, for the error.
 
     Raises:
         CtxError: A field is unknown, or values are invalid.
@@ -145,7 +154,7 @@ def make_config(config_class: type[PreTrainedConfig], fields: Mapping[str, Any],
     except CtxError:
         raise
     except Exception as error:
-        raise _no_configuration(config_class, location, error) from error
+        raise _invalid_configuration(config_class, location, error) from error
 
 
 def new_config(
@@ -154,13 +163,15 @@ def new_config(
     """The configuration of a new model.
 
     Args:
-        size: A size of the family, or a JSON file; None for the family's tiny one.
+        family: The model's family.
+        tokenizer: The model's tokenizer, which determines vocabulary size and special token ids.
+        size: A size of the family, or a JSON file of fields; None for the size "tiny".
         options: Fields to change, as key=value.
 
     Raises:
         CtxError: The size or a field is unknown, or values are invalid.
     """
-    changes, size = parse_config_options(list(options)), size or "tiny"
+    changes, size = parse_config_options(options), size or "tiny"
     if size.endswith(".json"):
         return load_config_file(family.config, size, changes)
     if size not in family.sizes:
@@ -171,21 +182,19 @@ def new_config(
         )
     defaults = family.config()
     multiple = defaults.vocab_size_multiple  # type: ignore[attr-defined]
-    own = {"vocab_size": -(-len(tokenizer) // multiple) * multiple, "pad_token_id": tokenizer.pad_token_id}
-    # where the family's models begin or end texts by them; BERT's tokenizer does so by others
-    for name, other in (("bos_token_id", "cls_token_id"), ("eos_token_id", "sep_token_id")):
+    vocabulary = {"vocab_size": -(-len(tokenizer) // multiple) * multiple, "pad_token_id": tokenizer.pad_token_id}
+    # BERT's tokenizer has [CLS] and [SEP] instead of tokens for the begin and the end of a sequence
+    for name, substitute in (("bos_token_id", "cls_token_id"), ("eos_token_id", "sep_token_id")):
         if getattr(defaults, name) is not None:
-            found = getattr(tokenizer, name)
-            own[name] = getattr(tokenizer, other) if found is None else found
-    fields = {**family.sizes[size], **own, **_writing_tokens(family, tokenizer), **changes}
+            token_id = getattr(tokenizer, name)
+            vocabulary[name] = getattr(tokenizer, substitute) if token_id is None else token_id
+    fields = {**family.sizes[size], **vocabulary, **_generation_tokens(family, tokenizer), **changes}
     return make_config(family.config, fields, location=" ".join([size, *options]))
 
 
-def _writing_tokens(family: FamilySpec, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    """The tokens by which the family's head writes, which otherwise were numbers in the released vocabulary.
-
-    Nothing for a tokenizer that lacks one, with which the head refuses to write.
-    """
+def _generation_tokens(family: FamilySpec, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """Configuration fields with the token ids that the family's head generates with; the defaults are ids of the
+    released vocabulary. Empty for a tokenizer that lacks one of the tokens: the head then refuses to generate."""
     if family.seq2seq_finetuning is None:
         return {}
     try:
@@ -195,7 +204,7 @@ def _writing_tokens(family: FamilySpec, tokenizer: PreTrainedTokenizerBase) -> d
 
 
 def set_embedding_fields(config: PreTrainedConfig) -> None:
-    """Set the configuration fields that depend on its `pretrained_embeddings`, if any.
+    """Set the configuration fields that follow from its `pretrained_embeddings`, if any.
 
     Raises:
         CtxError: The embeddings cannot be opened.
@@ -206,10 +215,10 @@ def set_embedding_fields(config: PreTrainedConfig) -> None:
 
 
 def new_model(auto_class: str, config: PreTrainedConfig) -> PreTrainedModel:
-    """A new model with the head of an Auto class, and the pretrained parts of its configuration.
+    """A new model with the head of an Auto class, and the pretrained components that its configuration names.
 
     Raises:
-        CtxError: The family has no such head, or a pretrained part cannot be opened or does not fit.
+        CtxError: The family has no such head, or a pretrained component cannot be opened or does not fit.
     """
     set_embedding_fields(config)
     model = getattr(transformers, auto_class).from_config(config)
@@ -218,7 +227,7 @@ def new_model(auto_class: str, config: PreTrainedConfig) -> PreTrainedModel:
     return model
 
 
-def _no_configuration(config_class: type, location: str | Path, error: Exception) -> CtxError:
+def _invalid_configuration(config_class: type, location: str | Path, error: Exception) -> CtxError:
     return CtxError(
         f"Not a configuration of {config_class.__name__}: {_first_line(error)}",
         location=str(location),
@@ -231,16 +240,17 @@ def load_tokenizer(source: str | Path, split_words: bool = False) -> PreTrainedT
 
     Args:
         source: Directory or Hub id.
-        split_words: For input of single words: byte-level tokenizers then add a space before each, also when saved.
+        split_words: Whether inputs are lists of words: byte-level tokenizers then add a space before each word, also
+            after saving.
 
     Raises:
         CtxError: There is no such tokenizer, its files are missing or damaged, or it does not use the tokenizers
             library.
     """
     directory = Path(source)
-    if directory.is_dir() and not any((directory / name).is_file() for name in _TOKENIZER_FILES):
+    if directory.is_dir() and not any((directory / name).is_file() for name in _VOCABULARY_FILES):
         raise CtxError(
-            f"The directory holds no tokenizer: none of {', '.join(_TOKENIZER_FILES)}.",
+            f"The directory contains no tokenizer: it has none of {', '.join(_VOCABULARY_FILES)}.",
             location=str(source),
             hint="train one with `hf-ctxmodels train-tokenizer`, or copy the missing file from the model's source.",
         )
@@ -268,33 +278,33 @@ def load_tokenizer(source: str | Path, split_words: bool = False) -> PreTrainedT
 def _omits_prefix_space(tokenizer: PreTrainedTokenizerBase) -> bool:
     if not tokenizer.is_fast:
         return False
-    splitting = json.loads(tokenizer.backend_tokenizer.to_str())["pre_tokenizer"]
-    return '"add_prefix_space": false' in json.dumps(splitting)
+    pre_tokenizer = json.loads(tokenizer.backend_tokenizer.to_str())["pre_tokenizer"]
+    return '"add_prefix_space": false' in json.dumps(pre_tokenizer)
 
 
 def require_single_task(config: PreTrainedConfig, source: str) -> None:
-    """Raise CtxError for the configuration of a multi-task model, where a plain one is needed."""
+    """Raise CtxError for the configuration of a multi-task model, where a single-task one is needed."""
     if config.model_type == MULTITASK_MODEL_TYPE:
         names = [*(getattr(config, "tasks", None) or {})] or ["NAME"]
         raise CtxError(
             f"The model has several tasks: {', '.join(names)}.",
             location=source,
-            hint=f'save one by model.task("{names[0]}").save_pretrained(DIR), the tokenizer beside it, and give DIR.',
+            hint=f'save one task with model.task("{names[0]}").save_pretrained(DIR) and its tokenizer, and give DIR.',
         )
 
 
 def verify_weights(directory: Path) -> None:
-    """Verify the weights against the digests that training saved, if any.
+    """Compare the weights with the digests in the manifest that training saved, if any.
 
     Raises:
-        CtxError: The file was changed.
+        CtxError: The file is missing or was changed.
     """
     damages = damaged_files(directory, "model.safetensors") if (directory / MANIFEST_FILE).is_file() else []
     if damages:
         raise CtxError(
             f"The weights are damaged: {'; '.join(damages)}.",
             location=str(directory / "model.safetensors"),
-            hint=f"{_GET_AGAIN} If you replaced the weights yourself, delete {directory / MANIFEST_FILE}.",
+            hint=f"{_COPY_AGAIN} If you replaced the weights yourself, delete {directory / MANIFEST_FILE}.",
         )
 
 
@@ -302,9 +312,9 @@ def require_trainable(model: PreTrainedModel) -> None:
     """Raise CtxError for a quantized model, which has no gradients."""
     if is_quantized(model):
         raise CtxError(
-            "A quantized model cannot be trained: its weights are codes.",
+            "A quantized model cannot be trained: its integer weights have no gradients.",
             location=model.config.name_or_path or None,
-            hint="train the model in single precision, and quantize it afterwards.",
+            hint="train the model in float32 and quantize it afterwards.",
         )
 
 
@@ -313,14 +323,14 @@ def load_model(
 ) -> PreTrainedModel:
     """A model with the head of an Auto class, and the encoder of a directory or Hub id.
 
-    A head that the checkpoint lacks, or has in another shape, is newly initialised; unknown weights are ignored. Both
-    are reported on stderr.
+    A head that is missing in the checkpoint, or has another shape there, is newly initialised; unknown weights are
+    ignored. Both are reported on stderr.
 
     Args:
         source: Directory or Hub id.
         auto_class: For example "AutoModelForSequenceClassification".
         config: The checkpoint's configuration, with changes.
-        weights: Weights of the family's class by name, in place of those of the source's files.
+        weights: Weights by name to load instead of the source's files.
 
     Raises:
         CtxError: There is no such model or head, the weights are damaged, or the encoder's weights are missing or have
@@ -328,24 +338,24 @@ def load_model(
     """
     verify_weights(Path(source))
     try:
-        given: dict[str, Any] = {"pretrained_model_name_or_path": source}
-        opener = getattr(transformers, auto_class)
+        model_class = getattr(transformers, auto_class)
+        arguments: dict[str, Any] = {"pretrained_model_name_or_path": source}
         if weights is not None:
-            opener = opener._model_mapping[type(config)]
-            given = {"pretrained_model_name_or_path": None, "state_dict": dict(weights)}
+            model_class = model_class._model_mapping[type(config)]
+            arguments = {"pretrained_model_name_or_path": None, "state_dict": dict(weights)}
         # transformers reports missing and unexpected weights without raising
-        model, report = opener.from_pretrained(
-            **given, config=config, output_loading_info=True, ignore_mismatched_sizes=True
+        model, report = model_class.from_pretrained(
+            **arguments, config=config, output_loading_info=True, ignore_mismatched_sizes=True
         )
     except SafetensorError as error:
         raise CtxError(
             f"The weights are damaged: {error}.",
             location=str(Path(source) / "model.safetensors"),
-            hint=_GET_AGAIN,
+            hint=_COPY_AGAIN,
         ) from error
     except CtxError:
         raise
-    except Exception as error:  # of weights that are no pickle of tensors, of sizes that do not go together, ...
+    except Exception as error:  # for example unsafe pickles or sizes that do not match
         raise CtxError(
             f"The model cannot be opened with {auto_class}: {_first_line(error)}",
             location=str(source),
@@ -357,7 +367,7 @@ def load_model(
     mismatched = {name for name, *_ in report["mismatched_keys"]}
     for names, meaning in (
         (sorted(mismatched | set(report["missing_keys"])), "newly initialised"),
-        (sorted(report["unexpected_keys"]), "left out"),
+        (sorted(report["unexpected_keys"]), "ignored"),
     ):
         if names:
             shown = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
@@ -369,25 +379,25 @@ def _check_encoder(model: PreTrainedModel, report: dict[str, Any], source: str |
     """Raise CtxError if weights of the encoder are missing or have another shape; a head may be new."""
     prefix = f"{model.base_model_prefix}."
     # checkpoints of token-level heads have no pooler
-    encoder = {name for name in model.state_dict() if name.startswith(prefix) and ".pooler." not in name}
+    encoder_names = {name for name in model.state_dict() if name.startswith(prefix) and ".pooler." not in name}
     mismatched = [entry for entry in report["mismatched_keys"] if entry[0].startswith(prefix)]
-    missing = sorted(encoder & set(report["missing_keys"]))
+    missing = sorted(encoder_names & set(report["missing_keys"]))
     if not mismatched and not missing:
         return
-    what = (
-        f"{mismatched[0][0]} is {tuple(mismatched[0][1])} in the file and {tuple(mismatched[0][2])} by the config.json"
-        if mismatched
-        else f"{len(missing)} of {len(encoder)} weights of the encoder are missing, for example {missing[0]}"
-    )
+    if mismatched:
+        name, file_shape, config_shape = mismatched[0]
+        problem = f"{name} is {tuple(file_shape)} in the file and {tuple(config_shape)} by the config.json"
+    else:
+        problem = f"{len(missing)} of {len(encoder_names)} weights of the encoder are missing, for example {missing[0]}"
     raise CtxError(
-        f"The weights do not match the configuration: {what}.",
+        f"The weights do not match the configuration: {problem}.",
         location=str(source),
         hint="use the model.safetensors and the config.json of the same model.",
     )
 
 
 def _first_line(error: BaseException) -> str:
-    """The first line of an error's message, or of the cause of a configuration's error."""
+    """The first line of an error's message, or of its cause for configuration errors."""
     if isinstance(error, StrictDataclassError) and error.__cause__ is not None:
         error = error.__cause__
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

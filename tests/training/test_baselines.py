@@ -14,7 +14,7 @@ TARGETS = ["labels", "order_label"]
 
 def test_tokens_are_predicted_by_their_smoothed_frequency_among_non_special_tokens():
     baseline = FrequencyBaseline(BaselinePolicy(5, [PAD, MASK]))
-    baseline.cumulative_token_counts(
+    baseline.count_tokens(
         [{"input_ids": torch.tensor(ids).numpy()} for ids in ([2, 2, 3, PAD], [2, MASK, PAD])]
     )
     batches = [
@@ -76,7 +76,7 @@ def test_a_detector_is_compared_with_flagging_everything():
 
 def test_classes_of_tokens_are_counted_in_batches():
     baseline = FrequencyBaseline(BaselinePolicy(5, [], token_classes=("capital_labels",)))
-    baseline.cumulative_token_counts([{"input_ids": torch.tensor([2, 2, 3]).numpy()}])
+    baseline.count_tokens([{"input_ids": torch.tensor([2, 2, 3]).numpy()}])
     baseline.count_classes({"capital_labels": torch.tensor([[0, 0, 1], [0, -100, -100]])}, ["capital_labels"])
     score = baseline.scores([{"capital_labels": torch.tensor([[0, 1, -100]])}], ["capital_labels"])["capital_labels"]
     assert score.loss == pytest.approx(-(math.log(4 / 6) + math.log(2 / 6)) / 2)

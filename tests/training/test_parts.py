@@ -224,7 +224,7 @@ def test_a_missing_summary_is_explained(tmp_path):
 
 
 def test_loading_guards(workspace, tmp_path):
-    with pytest.raises(CtxError, match="holds no tokenizer"):
+    with pytest.raises(CtxError, match="no tokenizer"):
         load_tokenizer(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{", encoding="utf-8")
     with pytest.raises(CtxError, match="tokenizer cannot be opened"):

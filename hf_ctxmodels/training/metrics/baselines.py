@@ -1,4 +1,4 @@
-"""The frequency baseline on held-out text."""
+"""Frequency baselines on held-out text."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,16 +17,16 @@ from hf_ctxmodels.training.batches import Batch, count_items
 
 Examples = ExampleSet | ExampleStream | Mixture
 _BATCHES_FOR_CLASSES = 50
-_ROWS_FOR_FREQUENCIES = 100_000
+_EXAMPLES_FOR_FREQUENCIES = 100_000
 
 
 @dataclass(frozen=True)
 class BaselineScore:
-    """The score of predicting every target by its frequency in the training text.
+    """The score of predicting each target with its frequency in the training text.
 
     Attributes:
         loss: Mean cross-entropy of the held-out targets under the training frequencies, in nats.
-        accuracy: Share of held-out targets equal to the most frequent one of training.
+        accuracy: Share of held-out targets equal to the most frequent training target.
     """
 
     loss: float
@@ -34,11 +34,11 @@ class BaselineScore:
 
 
 class FrequencyBaseline:
-    """Counts targets in training rows, then scores this baseline on held-out batches.
+    """Counts targets in training examples, then scores the baseline on held-out batches.
 
-    Targets with one value per row, and the policy's `token_classes`, are classes, counted in collated training batches.
-    Other targets with several values per row are tokens, counted in the uncorrupted training rows, except the policy's
-    `excluded_ids`. Counts are smoothed by adding 1.
+    Targets with one value per example, and the policy's `token_classes`, are classes, counted in collated training
+    batches. Other targets with several values per example are tokens, counted in the uncorrupted training examples,
+    except the policy's `excluded_ids`. Counts are smoothed by adding 1.
 
     Args:
         policy: The objective's policy.
@@ -50,10 +50,10 @@ class FrequencyBaseline:
         """(num_tokens,) counts of the tokens."""
         self._classes: dict[str, np.ndarray] = {}
 
-    def cumulative_token_counts(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Count the tokens of training rows, before collation."""
-        for row in rows:
-            self.tokens += np.bincount(row[self._policy.column], minlength=len(self.tokens))
+    def count_tokens(self, examples: Iterable[Mapping[str, Any]]) -> None:
+        """Count the tokens of training examples, before collation."""
+        for example in examples:
+            self.tokens += np.bincount(example[self._policy.column], minlength=len(self.tokens))
 
     def count_classes(self, batch: Batch, targets: Sequence[str]) -> None:
         """Count the `targets` that are classes in a collated training batch."""
@@ -66,7 +66,7 @@ class FrequencyBaseline:
         return target.ndim == 1 or name in self._policy.token_classes
 
     def scores(self, batches: Iterable[Batch], targets: Sequence[str]) -> dict[str, BaselineScore]:
-        """Scores of those `targets` (names in a batch) that occur in the held-out batches."""
+        """Scores of the `targets` (names in a batch) that occur in the held-out batches."""
         totals: dict[str, np.ndarray] = {}
         per_token: set[str] = set()
         for batch in batches:
@@ -91,19 +91,27 @@ def frequency_baselines(
     metrics: Mapping[str, float],
     batch_size: int,
 ) -> dict[str, float]:
-    """The frequency baseline on the held-out examples: `{"baseline_<term>": ...}` for the `metrics` of a model."""
+    """Frequency baselines on the held-out examples: `{"baseline_<term>": ...}` for the `metrics` of a model.
+
+    Args:
+        objective: The pretraining objective.
+        examples, held_out: Training and held-out examples.
+        model: The model, for its `loss_targets`.
+        metrics: The model's evaluation.
+        batch_size: Examples per batch.
+    """
     policy, targets = objective.baseline, model.loss_targets
     baseline = FrequencyBaseline(policy)
-    for rows in sample_batches(examples, _ROWS_FOR_FREQUENCIES, batch_size):
-        baseline.cumulative_token_counts(rows)
-    batches = (objective.collate(rows) for rows in sample_batches(held_out, len(held_out), batch_size))
+    for batch in sample_batches(examples, _EXAMPLES_FOR_FREQUENCIES, batch_size):
+        baseline.count_tokens(batch)
+    batches = (objective.collate(batch) for batch in sample_batches(held_out, len(held_out), batch_size))
     if policy.scores is not None:
         scores = torch.from_numpy(policy.scores(baseline.tokens)).float()
         return {"baseline_loss": _loss_by_scores(model, scores, batches)}
-    for rows in sample_batches(examples, _BATCHES_FOR_CLASSES * batch_size, batch_size):
-        baseline.count_classes(objective.collate(rows), targets)
-    scored = baseline.scores(batches, targets if policy.targets is None else policy.targets)
-    return named_baselines(scored, targets, metrics, getattr(model, "loss_terms", None))
+    for batch in sample_batches(examples, _BATCHES_FOR_CLASSES * batch_size, batch_size):
+        baseline.count_classes(objective.collate(batch), targets)
+    scores_by_target = baseline.scores(batches, targets if policy.targets is None else policy.targets)
+    return named_baselines(scores_by_target, targets, metrics, getattr(model, "loss_terms", None))
 
 
 @torch.no_grad()
@@ -118,14 +126,14 @@ def _loss_by_scores(model: Any, scores: torch.Tensor, batches: Iterable[Batch]) 
 
 
 def sample_batches(examples: Examples, number: int, batch_size: int) -> Iterator[list[dict[str, Any]]]:
-    """At most `number` rows of epoch 0 in batches: evenly spaced in a set, the first ones of a stream."""
-    rows: Iterator[dict[str, Any]]
+    """At most `number` examples of epoch 0 in batches: evenly spaced in a set, the first ones of a stream."""
+    sample: Iterator[dict[str, Any]]
     if isinstance(examples, ExampleStream):
-        rows = islice(examples.one_pass(0), number)
+        sample = islice(examples.one_pass(0), number)
     else:
-        places = np.linspace(0, len(examples) - 1, min(number, len(examples))).astype(int)
-        rows = (examples[0, place] for place in places.tolist())
-    while batch := list(islice(rows, batch_size)):
+        indices = np.linspace(0, len(examples) - 1, min(number, len(examples))).astype(int)
+        sample = (examples[0, index] for index in indices.tolist())
+    while batch := list(islice(sample, batch_size)):
         yield batch
 
 
@@ -135,16 +143,16 @@ def named_baselines(
     metrics: Mapping[str, float],
     terms: Sequence[str] | None = None,
 ) -> dict[str, float]:
-    """The scores under the names of their metrics: `eval_mlm_loss` -> `baseline_mlm_loss`.
+    """The scores by the names of the metrics: `eval_mlm_loss` -> `baseline_mlm_loss`.
 
-    Terms with an F1 are those of a detector, whose positives are not in the batches. With their share p
-    (`eval_..._share`), the baseline of the loss predicts p everywhere, and that of F1 predicts positives everywhere.
+    A term with an F1 detects positives, which are not in the batches. With their share p (`eval_..._share`), the
+    baseline of the loss predicts p everywhere, and the baseline of F1 predicts positives everywhere.
 
     Args:
         scores: Scores by target.
         targets: The head's `loss_targets`, in the order of the loss terms.
         metrics: From `LossEvaluation`.
-        terms: Names of the loss terms, for heads whose batches may lack targets; None for those in the metrics.
+        terms: Names of the loss terms, for heads whose batches may lack targets; None for the terms in `metrics`.
     """
     if terms is None:
         terms = [name.removeprefix("eval_") for name in metrics if name.endswith("_loss") and name != "eval_loss"]
@@ -156,7 +164,7 @@ def named_baselines(
         accuracy = f"{stem}accuracy"
         if f"eval_{stem}f1" in metrics:
             share = metrics[f"eval_{stem}share"]
-            named[f"baseline_{term}"] = -sum(part * math.log(part) for part in (share, 1 - share) if part)
+            named[f"baseline_{term}"] = -sum(p * math.log(p) for p in (share, 1 - share) if p)
             named[f"baseline_{stem}f1"] = 2 * share / (1 + share)
         elif target in scores:
             named[f"baseline_{term}"] = scores[target].loss
@@ -170,13 +178,14 @@ def _score(training: np.ndarray, held_out: np.ndarray) -> BaselineScore:
     (present,) = held_out.nonzero()
     share = held_out / held_out.sum()
     with np.errstate(divide="ignore"):  # an excluded token as a target has an infinite loss
-        nats = -np.log(training / training.sum())
-    best = int(training.argmax())
-    return BaselineScore(float(share[present] @ nats[present]), float(share[best]) if best < len(share) else 0.0)
+        losses = -np.log(training / training.sum())
+    most_frequent = int(training.argmax())
+    accuracy = float(share[most_frequent]) if most_frequent < len(share) else 0.0
+    return BaselineScore(loss=float(share[present] @ losses[present]), accuracy=accuracy)
 
 
-def _sum(counts: np.ndarray | None, more: np.ndarray) -> np.ndarray:
+def _sum(counts: np.ndarray | None, new_counts: np.ndarray) -> np.ndarray:
     """The sum of counts of different lengths."""
     counts = np.zeros(0) if counts is None else counts
-    size = max(len(counts), len(more))
-    return np.pad(counts, (0, size - len(counts))) + np.pad(more, (0, size - len(more)))
+    size = max(len(counts), len(new_counts))
+    return np.pad(counts, (0, size - len(counts))) + np.pad(new_counts, (0, size - len(new_counts)))

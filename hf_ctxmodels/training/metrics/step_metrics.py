@@ -1,4 +1,4 @@
-"""Scalars of every step (loss, gradient norm, tokens), read from the device in groups."""
+"""Scalars of each step (loss, gradient norm, tokens), read from the device in groups."""
 
 import math
 from typing import Any
@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 
 from hf_ctxmodels.core.errors import CtxError
 
-_SHOWN_INDICES = 64
+_MAX_SHOWN_INDICES = 64
 _NUMERATOR, _DENOMINATOR = "|numerator", "|denominator"
 
 
@@ -27,11 +27,12 @@ def require_finite_weights(model: nn.Module, step: int) -> None:
     with torch.no_grad():
         finite = torch.stack([parameter.isfinite().all() for parameter in parameters.values()]).tolist()
     if not all(finite):
-        bad = [name for name, good in zip(parameters, finite, strict=True) if not good]
+        non_finite = [name for name, is_finite in zip(parameters, finite, strict=True) if not is_finite]
         raise NonFiniteError(
-            f"{len(bad)} weights are not finite after step {step}, {bad[0]} first; the last good checkpoint is kept.",
+            f"{len(non_finite)} weights are not finite after step {step}, the first is {non_finite[0]}; the last good "
+            "checkpoint is kept.",
             location=f"step {step}",
-            hint="start again with a lower --learning_rate or longer --warmup_steps.",
+            hint="restart with a lower --learning_rate or longer --warmup_steps.",
         )
 
 
@@ -51,8 +52,14 @@ class StepMetrics:
         self._settled: list[dict[str, float]] = []
 
     def add(self, step: int, scalars: dict[str, torch.Tensor], example_indices: list[torch.Tensor]) -> None:
-        """Add the scalars of a step and its examples: 0-dimensional tensors, or numerator and denominator of a metric.
-        Names may differ between steps, but not between processes."""
+        """Add the scalars of a step and the indices of its examples.
+
+        Args:
+            step: Number of the step.
+            scalars: 0-dimensional tensors, or (2,) numerator and denominator of a metric. Names may differ between
+                steps, but not between processes.
+            example_indices: Indices of the examples in each micro-batch.
+        """
         flat: dict[str, torch.Tensor] = {}
         for name, value in scalars.items():
             flat |= {name: value} if value.ndim == 0 else {name + _NUMERATOR: value[0], name + _DENOMINATOR: value[1]}
@@ -60,7 +67,7 @@ class StepMetrics:
 
     @property
     def full(self) -> bool:
-        """Whether the values must be settled."""
+        """Whether the values must be read (`settle`)."""
         return len(self._pending) >= self.capacity
 
     @property
@@ -69,22 +76,23 @@ class StepMetrics:
         return math.fsum(row["tokens"] for row in self._settled)
 
     def settle(self) -> None:
-        """Read the collected scalars.
+        """Read the collected scalars from the device.
 
         Raises:
             NonFiniteError: The loss of a step, or its gradient norm without fp16, is not finite.
         """
         if not self._pending:
             return
-        names = list(dict.fromkeys(name for _, row, _ in self._pending for name in row))
-        absent = torch.full((), float("nan"), device=self._pending[0][1]["loss"].device)
-        rows = [[row.get(name, absent).float() for name in names] for _, row, _ in self._pending]
-        table = torch.stack([torch.stack(row) for row in rows])
+        names = list(dict.fromkeys(name for _, scalars, _ in self._pending for name in scalars))
+        missing = torch.full((), float("nan"), device=self._pending[0][1]["loss"].device)
+        table = torch.stack(
+            [torch.stack([scalars.get(name, missing).float() for name in names]) for _, scalars, _ in self._pending]
+        )
         # fp16 loss scaling skips steps whose gradients overflow
-        watched = ["loss"] if self._accelerator.mixed_precision == "fp16" else ["loss", "grad_norm"]
+        checked = ["loss"] if self._accelerator.mixed_precision == "fp16" else ["loss", "grad_norm"]
         for (step, _, indices), row in zip(self._pending, table.tolist(), strict=True):
             values = dict(zip(names, row, strict=True))
-            for name in watched:
+            for name in checked:
                 if not math.isfinite(values[name]):
                     raise self._non_finite(step, name, values[name], indices)
         table = self._accelerator.reduce(table, reduction="mean")
@@ -93,9 +101,9 @@ class StepMetrics:
         self._pending.clear()
 
     def flush(self) -> dict[str, float]:
-        """Settle, return the mean of every scalar over the steps (the sum for "tokens"), and clear.
+        """Read pending scalars, return the mean of each scalar over the steps (the sum for "tokens"), and clear.
 
-        A metric is the ratio of summed numerators and denominators, omitted if the latter is 0.
+        A metric is the ratio of the summed numerators and denominators; it is omitted if the denominators are 0.
         """
         self.settle()
         summary = {}
@@ -118,13 +126,14 @@ class StepMetrics:
         self._settled = list(state)
 
     def _non_finite(self, step: int, name: str, value: float, indices: list[torch.Tensor]) -> NonFiniteError:
-        numbers = torch.cat(indices).tolist()
-        shown = ", ".join(str(number) for number in numbers[:_SHOWN_INDICES])
-        more = f" and {len(numbers) - _SHOWN_INDICES} more" if len(numbers) > _SHOWN_INDICES else ""
-        what = "loss" if name == "loss" else "gradient norm"
+        example_indices = torch.cat(indices).tolist()
+        shown = ", ".join(str(index) for index in example_indices[:_MAX_SHOWN_INDICES])
+        hidden = len(example_indices) - _MAX_SHOWN_INDICES
+        more = f" and {hidden} more" if hidden > 0 else ""
+        quantity = "loss" if name == "loss" else "gradient norm"
         return NonFiniteError(
-            f"The {what} of step {step} is {value}; training stopped, and the last good checkpoint is kept.",
+            f"The {quantity} of step {step} is {value}; training stopped, and the last good checkpoint is kept.",
             location=f"step {step}, process {self._accelerator.process_index}, examples {shown}{more}",
-            hint="check these examples; if they are valid, start again with a lower --learning_rate, longer "
+            hint="check these examples; if they are valid, restart with a lower --learning_rate, longer "
             f"--warmup_steps, or --mixed_precision bf16 or no. Earlier checkpoints are in {self._output_dir}.",
         )

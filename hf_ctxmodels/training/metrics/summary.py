@@ -1,4 +1,4 @@
-"""The record of a training run, a JSON file beside the model."""
+"""The record of a training run, a JSON file in the model's directory."""
 
 import dataclasses
 import json
@@ -19,7 +19,7 @@ _PACKAGES = ("hf_ctxmodels", "torch", "transformers", "accelerate", "datasets", 
 
 
 def installed_versions() -> dict[str, str]:
-    """Versions of Python and of the installed packages that influence results."""
+    """Versions of Python and of installed packages that influence results."""
     versions = {"python": sys.version.split()[0]}
     for package in _PACKAGES:
         try:
@@ -30,7 +30,7 @@ def installed_versions() -> dict[str, str]:
 
 
 def command_line() -> str:
-    """The command that started this process, quoted for a shell."""
+    """The command that started this process, quoted for the shell."""
     return shlex.join([*Path(sys.argv[0]).name.split(), *sys.argv[1:]])  # "hf-ctxmodels pretrain", "pretrain.py"
 
 
@@ -47,13 +47,13 @@ class TrainingSummary:
         steps: Optimizer steps.
         global_batch_size: Examples per optimizer step, over all processes and accumulated micro-batches.
         max_length: Longest input in tokens, or None.
-        tokens: Non-padding input tokens of training.
+        tokens: Non-padding input tokens in training.
         tokens_per_second: Training speed without evaluation and saving, over all processes.
         objective, objective_options: Name and options of the pretraining objective.
         rates: Realised rates of the objective (masked share, ...).
         hyperparameters: Arguments of the training loop.
-        metrics: The last evaluation, "eval_<name>", frequency baselines, "baseline_<name>", and what a
-            metric is at most, "ceiling_<name>", where the tokenizer cannot give the targets back.
+        metrics: The last evaluation ("eval_<name>"), frequency baselines ("baseline_<name>"), and the maximum of a
+            metric ("ceiling_<name>") if the tokenizer cannot reproduce the targets.
         curve: The records of `training_log.jsonl`.
         versions: Versions of Python and packages.
         command: The command line.
@@ -93,7 +93,7 @@ class TrainingSummary:
         return path
 
     def as_json(self) -> str:
-        """The content of `training_summary.json`."""
+        """The summary as JSON text."""
         return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
 
     @classmethod
@@ -101,7 +101,7 @@ class TrainingSummary:
         """Read `training_summary.json` of `directory`.
 
         Raises:
-            CtxError: The file is missing, or no summary.
+            CtxError: The file is missing, or not a training summary.
         """
         path = Path(directory) / SUMMARY_FILE
         if not path.exists():

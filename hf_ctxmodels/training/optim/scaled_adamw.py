@@ -14,15 +14,15 @@ class ScaledAdamW(torch.optim.Optimizer):
     """AdamW (Loshchilov & Hutter 2019) whose step for each parameter is multiplied by the parameter's root mean square
     (Shazeer & Stern 2018, section 8), at least `SMALLEST_SCALE`.
 
-    T5's weights are of very different sizes: its scores are not divided by the root of the head's width, so that those
-    of queries are small, and its embeddings are large. One step for all makes plain AdamW diverge, and with this
-    scaling it is as good as Adafactor, which has it (PiotrNawrot/nanoT5, which publishes the comparison). Weight decay
-    is not scaled.
+    T5's weights have very different sizes: query weights are small, because attention scores are not divided by the
+    square root of the head dimension, and embeddings are large. With equal steps for all parameters plain AdamW
+    diverges; with this scaling it is as good as Adafactor, which also scales (comparison in PiotrNawrot/nanoT5). Weight
+    decay is not scaled.
 
     Args:
         params: Parameters or groups.
         lr: Learning rate, relative to a parameter's root mean square.
-        betas: Decay of the two moments, whose bias is corrected.
+        betas: Decay of the two moments, which are bias-corrected.
         eps: Added to the denominator.
         weight_decay: Decoupled weight decay.
     """
@@ -39,7 +39,7 @@ class ScaledAdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        """Make a step; returns what `closure`, if given, computes with gradients before it."""
+        """Update the parameters; returns the loss of `closure`, if given, which is called first."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
