@@ -14,9 +14,7 @@ TARGETS = ["labels", "order_label"]
 
 def test_tokens_are_predicted_by_their_smoothed_frequency_among_non_special_tokens():
     baseline = FrequencyBaseline(BaselinePolicy(5, [PAD, MASK]))
-    baseline.count_tokens(
-        [{"input_ids": torch.tensor(ids).numpy()} for ids in ([2, 2, 3, PAD], [2, MASK, PAD])]
-    )
+    baseline.count_tokens([{"input_ids": torch.tensor(ids).numpy()} for ids in ([2, 2, 3, PAD], [2, MASK, PAD])])
     batches = [
         {"labels": torch.tensor([[2, -100], [4, -100]])},
         {"labels": torch.tensor([[3, 2]])},
