@@ -1,4 +1,4 @@
-"""Publishing: what belongs into a repository (`files`), the push (`publish`), the card (`card`), the stub (`stub`)."""
+"""Publishing on the Hub: the files of a repository, the model card and the stub for `trust_remote_code=True`."""
 
 from hf_ctxmodels.hub.card import loss_curve_png, model_card
 from hf_ctxmodels.hub.publish import publish

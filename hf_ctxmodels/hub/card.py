@@ -1,5 +1,6 @@
-"""Model cards: the template filled from a saved model and the record of its training run."""
+"""Model cards: a template filled from a saved model and the summary of its training run."""
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,7 +19,7 @@ from hf_ctxmodels.training.metrics.training_log import plot_losses
 CURVE_FILE = "training_curve.png"
 _TABLE_ROWS = 10
 
-# Auto class -> the pipeline the Hub offers for it.
+# Auto class -> pipeline tag on the Hub
 _PIPELINES = {
     "AutoModelForMaskedLM": "fill-mask",
     "AutoModelForCausalLM": "text-generation",
@@ -32,14 +33,14 @@ _PIPELINES = {
 def model_card(
     directory: Path, repo_id: str, summary: TrainingSummary | None = None, *, curve_image: str | None = None
 ) -> ModelCard:
-    """The card of the model in `directory`.
+    """Fill the card of a saved model.
 
     Args:
-        directory: a saved model.
-        repo_id: where the card will stand, "org/name".
-        summary: how it was trained; by default what its `training_summary.json` says, if there is one. Absolute paths
-            are left out of the card.
-        curve_image: file name of the loss curve in the repository; without one the card has a table.
+        directory: Directory of the saved model.
+        repo_id: Repository of the card, "org/name".
+        summary: Summary of the training run; by default the `training_summary.json` of the directory, if any. Absolute
+            paths are removed.
+        curve_image: File name of the loss curve in the repository; None for a table of losses.
 
     Returns:
         A card that `ModelCard.validate` accepts.
@@ -65,23 +66,23 @@ def model_card(
         stub=f"{stub_name(family)}.py",
         tasks=list(config.tasks or {}) if isinstance(config, CtxMultiTaskConfig) else [],
         summary=summary,
-        curve=_thinned(_losses(summary)) if summary else [],
+        curve=_subsample(_losses(summary)) if summary else [],
         curve_image=curve_image,
-        pairs=_pairs,
-        number=_number,
+        pairs=_format_pairs,
+        number=_format_number,
     )
 
 
 def auto_class_of(family: FamilySpec, config: PreTrainedConfig) -> tuple[str, str]:
-    """The saved model's class and the Auto class that opens it; AutoModel opens every class."""
+    """Names of the saved model's class and of the Auto class that opens it; AutoModel by default."""
     model_class = (config.architectures or [family.models["AutoModel"].__name__])[0]
-    # One class may stand for several Auto classes: the first is what it is for.
+    # A class may be registered with several Auto classes; the first one is its task.
     names = {model.__name__: auto_class for auto_class, model in reversed(family.models.items())}
     return model_class, names.get(model_class, "AutoModel")
 
 
 def loss_curve_png(summary: TrainingSummary) -> bytes | None:
-    """The losses by step as a PNG, or None where matplotlib is not installed or nothing was logged."""
+    """PNG of the loss curve; None if matplotlib is not installed or no loss was logged."""
     if not _losses(summary):
         return None
     with TemporaryDirectory() as directory:
@@ -91,7 +92,7 @@ def loss_curve_png(summary: TrainingSummary) -> bytes | None:
 
 def _card_data(name: str, family: FamilySpec, auto_class: str, summary: TrainingSummary | None) -> ModelCardData:
     pipeline = _PIPELINES.get(auto_class)
-    if auto_class == "AutoModelForPreTraining":  # which these heads open as well
+    if auto_class == "AutoModelForPreTraining":  # the pipeline loads the language modeling head from it
         heads = [name for name in ("AutoModelForMaskedLM", "AutoModelForCausalLM") if name in family.models]
         pipeline = _PIPELINES[heads[0]] if heads else None
     data = ModelCardData(
@@ -115,21 +116,18 @@ def _card_data(name: str, family: FamilySpec, auto_class: str, summary: Training
 
 
 def _template_path() -> Path:
-    """The template: inside an installed package, else in the source tree."""
+    """Path of the template in the installed package, or in the source tree."""
     installed = Path(__file__).with_name("template.md")
     return installed if installed.exists() else Path(__file__).parents[2] / "model_cards" / "template.md"
 
 
 def _stored_elements(directory: Path) -> int:
-    """Number of elements of all weights on disk, where a tied weight is stored once."""
+    """Number of elements of the saved weights; tied weights are saved once."""
     total = 0
     for path in directory.glob("*.safetensors"):
         with safe_open(path, framework="pt") as weights:
             for key in weights.keys():  # noqa: SIM118 - not a mapping
-                size = 1
-                for extent in weights.get_slice(key).get_shape():
-                    size *= extent
-                total += size
+                total += math.prod(weights.get_slice(key).get_shape())
     return total
 
 
@@ -137,16 +135,16 @@ def _losses(summary: TrainingSummary) -> list[tuple[int, float]]:
     return [(int(row["step"]), row["loss"]) for row in summary.curve if "loss" in row]
 
 
-def _thinned(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
-    """At most `_TABLE_ROWS` points, evenly spread, first and last among them."""
+def _subsample(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
+    """At most `_TABLE_ROWS` evenly spaced points, including the first and the last one."""
     if len(points) <= _TABLE_ROWS:
         return points
     return [points[round(row * (len(points) - 1) / (_TABLE_ROWS - 1))] for row in range(_TABLE_ROWS)]
 
 
-def _pairs(values: Mapping[str, object]) -> str:
+def _format_pairs(values: Mapping[str, object]) -> str:
     return ", ".join(f"{key} {value}" for key, value in values.items())
 
 
-def _number(value: float) -> str:
+def _format_number(value: float) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"

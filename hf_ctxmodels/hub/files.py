@@ -1,4 +1,4 @@
-"""The files of a model's repository on the Hub: those of one directory that `from_pretrained` reads, each checked."""
+"""Files of a model repository on the Hub: the checked files of one directory that `from_pretrained` reads."""
 
 import json
 import shutil
@@ -24,12 +24,12 @@ from hf_ctxmodels.training.model_loading import load_config, load_model, load_to
 
 CARD_FILE = "README.md"
 _PICKLES = {".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt"}
-_TRAINER_ARGUMENTS = "training_args.bin"  # transformers' Trainer leaves it beside the weights; it is never pushed
+_TRAINER_ARGUMENTS = "training_args.bin"  # written by transformers' Trainer; never published
 _OPTIONAL = ("generation_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.json")
 
 
 def describe_files(files: Mapping[str, str | bytes]) -> str:
-    """One line per file of `repository_files`: its size in bytes, its path in the repository, and its source."""
+    """List `repository_files`, one per line: size in bytes, path in the repository, and source."""
     lines = []
     for name, content in sorted(files.items()):
         size = len(content) if isinstance(content, bytes) else Path(content).stat().st_size
@@ -38,15 +38,17 @@ def describe_files(files: Mapping[str, str | bytes]) -> str:
 
 
 def write_files(files: Mapping[str, str | bytes], output_dir: str, model: str, *, overwrite: bool = False) -> None:
-    """Write what `repository_files` gave for `model` to a directory.
+    """Write `repository_files` of a model to a directory.
 
     Raises:
-        CtxError: The directory is that of the model, holds some of the files, or cannot be written.
+        CtxError: The directory is the model's directory, contains one of the files, or cannot be written.
     """
     directory = Path(output_dir)
     if directory.resolve() == Path(model).resolve():
         raise CtxError(
-            "The output directory is the model's own.", location=f"--output_dir {output_dir}", hint="give another one."
+            "The output directory is the model's directory.",
+            location=f"--output_dir {output_dir}",
+            hint="use another directory.",
         )
     check_output_directory(directory, files, flag="--output_dir", overwrite=overwrite)
     with wrap_write_errors(directory):
@@ -60,33 +62,36 @@ def write_files(files: Mapping[str, str | bytes], output_dir: str, model: str, *
 
 
 def repository_files(directory: Path, repo_id: str) -> dict[str, str | bytes]:
-    """The repository's files: path in the repository -> path of a local file, or content of a generated file.
+    """Collect the files of a repository.
 
-    The weights are those that `from_pretrained` reads. No file lies outside `directory`; links are followed.
+    The weights are the files that `from_pretrained` reads. Files outside the directory are refused, also behind links.
+
+    Returns:
+        Path in the repository -> path of a local file, or content of a generated file.
 
     Raises:
-        CtxError: `directory` does not hold one complete model in safetensors with its tokenizer.
+        CtxError: The directory does not contain a complete model in safetensors with its tokenizer.
     """
     _refuse_incomplete(directory)
     _refuse_pickles(directory)
     for name in ("config.json", "tokenizer_config.json", SUMMARY_FILE, CARD_FILE):
         if (directory / name).exists():
-            _inside(directory, name)
-    weights = _weights(directory)
+            _resolve_inside(directory, name)
+    weights = _weight_files(directory)
     config = load_config(directory)
     family = get_spec(config)
-    _open_all(directory, family, config)
+    _check_opens(directory, family, config)
     optional = [
         name for name in (*_OPTIONAL, *family.tokenizer.vocab_files_names.values()) if (directory / name).exists()
     ]
-    named = (*weights, *optional, *_adapters(directory))
-    files: dict[str, str | bytes] = {name: str(_inside(directory, name)) for name in named}
+    names = (*weights, *optional, *_adapter_files(directory))
+    files: dict[str, str | bytes] = {name: str(_resolve_inside(directory, name)) for name in names}
     files |= stub_files(directory, family)
     summary = published_summary(TrainingSummary.load(directory)) if (directory / SUMMARY_FILE).exists() else None
     if summary is not None:
         files[SUMMARY_FILE] = summary.as_json().encode()
     if (directory / CARD_FILE).exists():
-        card = _own_card(directory / CARD_FILE)
+        card = _load_card(directory / CARD_FILE)
     else:
         curve = loss_curve_png(summary) if summary is not None else None
         if curve is not None:
@@ -96,21 +101,20 @@ def repository_files(directory: Path, repo_id: str) -> dict[str, str | bytes]:
     return files
 
 
-def _adapters(directory: Path) -> list[str]:
-    """The files of the adapters that lie in folders beside the model."""
-    found = [
-        path for kind in ("*.json", "*/*.json", "*/*.safetensors") for path in (directory / ADAPTERS_FOLDER).glob(kind)
-    ]
-    return sorted(path.relative_to(directory).as_posix() for path in found)
+def _adapter_files(directory: Path) -> list[str]:
+    """Files of the adapters saved with the model."""
+    patterns = ("*.json", "*/*.json", "*/*.safetensors")
+    paths = [path for pattern in patterns for path in (directory / ADAPTERS_FOLDER).glob(pattern)]
+    return sorted(path.relative_to(directory).as_posix() for path in paths)
 
 
 def _refuse_incomplete(directory: Path) -> None:
-    for name, call in (("config.json", "model"), ("tokenizer_config.json", "tokenizer")):
+    for name, saved_object in (("config.json", "model"), ("tokenizer_config.json", "tokenizer")):
         if not (directory / name).is_file():
             raise CtxError(
-                f"{name} is missing, so this is no saved {call}.",
+                f"{name} is missing; the directory has no saved {saved_object}.",
                 location=str(directory),
-                hint=f"write it with {call}.save_pretrained({str(directory)!r}).",
+                hint=f"run {saved_object}.save_pretrained({str(directory)!r}).",
             )
 
 
@@ -118,71 +122,71 @@ def _refuse_pickles(directory: Path) -> None:
     pickles = [path.name for path in directory.iterdir() if path.suffix in _PICKLES and path.name != _TRAINER_ARGUMENTS]
     if pickles:
         raise CtxError(
-            f"Pickles are never published, since opening one runs its code: {', '.join(sorted(pickles))}.",
+            f"Pickle files are not published, because loading one runs its code: {', '.join(sorted(pickles))}.",
             location=str(directory),
-            hint="save the weights as safetensors (model.save_pretrained does) and remove these files.",
+            hint="save the weights with model.save_pretrained (safetensors) and remove these files.",
         )
 
 
-def _open_all(directory: Path, family: FamilySpec, config: PreTrainedConfig) -> None:
-    """Open tokenizer and model once, so that nothing damaged is pushed."""
+def _check_opens(directory: Path, family: FamilySpec, config: PreTrainedConfig) -> None:
+    """Open the tokenizer and the model, so that no damaged file is published."""
     check_tokenizer_matches_model(load_tokenizer(directory), config, location=str(directory))
     load_model(directory, auto_class_of(family, config)[1], config)
 
 
-def _weights(directory: Path) -> list[str]:
+def _weight_files(directory: Path) -> list[str]:
     """Names of the weight files that `from_pretrained` reads: one file, or an index and its shards."""
     if (directory / SAFE_WEIGHTS_NAME).exists():
         return [SAFE_WEIGHTS_NAME]
     index = directory / SAFE_WEIGHTS_INDEX_NAME
     if not index.exists():
         raise CtxError(
-            f"Neither {SAFE_WEIGHTS_NAME} nor {SAFE_WEIGHTS_INDEX_NAME} is there, so this is no saved model.",
+            f"{SAFE_WEIGHTS_NAME} and {SAFE_WEIGHTS_INDEX_NAME} are missing; the directory has no saved model.",
             location=str(directory),
-            hint=f"write it with model.save_pretrained({str(directory)!r}).",
+            hint=f"run model.save_pretrained({str(directory)!r}).",
         )
     try:
-        named = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        strange = [name for name in named if Path(name).name != name or not name.endswith(".safetensors")]
+        shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        invalid = [name for name in shards if Path(name).name != name or not name.endswith(".safetensors")]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CtxError(
-            f"Not an index of weights: {error}.", location=str(index), hint="write the model again by save_pretrained."
-        ) from error
-    missing = [name for name in named if name not in strange and not (directory / name).is_file()]
-    if strange or missing or not named:
-        what = (
-            f"{strange[0]!r}, which is no safetensors file beside it" if strange else f"{missing}, which is not there"
-        )
-        raise CtxError(
-            f"The index names {what if named else 'no file'}.",
+            f"Not an index of sharded weights: {error}.",
             location=str(index),
-            hint="write the model again by save_pretrained; only files of its directory are published.",
-        )
-    return [*sorted(named), SAFE_WEIGHTS_INDEX_NAME]
+            hint="save the model again with save_pretrained.",
+        ) from error
+    missing = [name for name in shards if name not in invalid and not (directory / name).is_file()]
+    if invalid or missing or not shards:
+        problem = "names no file"
+        if invalid:
+            problem = f"names {invalid[0]!r}, which is not a safetensors file of its directory"
+        elif missing:
+            problem = f"names missing files: {', '.join(missing)}"
+        raise CtxError(f"The index {problem}.", location=str(index), hint="save the model again with save_pretrained.")
+    return [*sorted(shards), SAFE_WEIGHTS_INDEX_NAME]
 
 
-def _inside(directory: Path, name: str) -> Path:
-    """A file of the directory, or one that the Hub's cache keeps for it.
+def _resolve_inside(directory: Path, name: str) -> Path:
+    """Path of a file in the directory, which may be a link into the blobs of the Hub's cache.
 
     Raises:
-        CtxError: The file is a link to another place.
+        CtxError: The file is a link out of the directory.
     """
-    real, here = (directory / name).resolve(), directory.resolve()
-    blobs = here.parent.parent / "blobs"  # <cache>/models--org--name/snapshots/<commit>/ links there
-    if not real.is_file() or not (real.is_relative_to(here) or real.parent == blobs):
+    target, root = (directory / name).resolve(), directory.resolve()
+    blobs = root.parent.parent / "blobs"  # links of <cache>/models--org--name/snapshots/<commit>/ lead there
+    if not target.is_file() or not (target.is_relative_to(root) or target.parent == blobs):
         raise CtxError(
-            f"{name} is a link out of the directory, or no file.",
-            location=f"{directory / name} -> {real}",
-            hint="copy the file into the directory if it is to be published.",
+            f"{name} is not a file, or is a link out of the directory.",
+            location=f"{directory / name} -> {target}",
+            hint="copy the file into the directory to publish it.",
         )
     return directory / name
 
 
-def _own_card(path: Path) -> ModelCard:
-    """The card that somebody has written.
+def _load_card(path: Path) -> ModelCard:
+    """Load the README.md of the directory.
 
     Raises:
-        CtxError: it is not UTF-8, or its metadata are no YAML.
+        CtxError: The file is not UTF-8, or its metadata is not YAML.
     """
     try:
         return ModelCard.load(path)
@@ -190,5 +194,5 @@ def _own_card(path: Path) -> ModelCard:
         raise CtxError(
             f"The card cannot be read: {error}.",
             location=str(path),
-            hint="save it in UTF-8, with YAML between two lines of three dashes, or remove it: a card is then made.",
+            hint="save it as UTF-8 with YAML metadata, or remove it to publish a generated card.",
         ) from error

@@ -1,4 +1,4 @@
-"""Removal of local absolute paths from published records: of each path only the last part stays."""
+"""Removal of local absolute paths from published records; only the file name remains."""
 
 import dataclasses
 import shlex
@@ -11,30 +11,30 @@ _FILE_SCHEME = "file://"
 
 
 def without_local_paths(value: Any) -> Any:
-    """Replace every absolute path in a JSON value's strings by its last part: "/home/me/text.txt" -> "text.txt".
+    """Replace absolute paths in the strings of a JSON value by their file names: "/home/me/text.txt" -> "text.txt".
 
-    A string may hold several paths, separated by ", " or "=".
+    A string may contain several paths separated by ", " or "=".
     """
     if isinstance(value, dict):
-        return {name: without_local_paths(each) for name, each in value.items()}
+        return {name: without_local_paths(item) for name, item in value.items()}
     if isinstance(value, list):
-        return [without_local_paths(each) for each in value]
+        return [without_local_paths(item) for item in value]
     if not isinstance(value, str):
         return value
-    return ", ".join("=".join(map(_last_part, item.split("="))) for item in value.split(", "))
+    return ", ".join("=".join(map(_file_name, item.split("="))) for item in value.split(", "))
 
 
 def published_summary(summary: TrainingSummary) -> TrainingSummary:
-    """The summary of a training run without local paths."""
+    """Summary of a training run without local paths."""
     try:
         words = shlex.split(summary.command)
-    except ValueError:  # a quotation without an end, which somebody has written there
+    except ValueError:  # an unbalanced quotation mark
         words = summary.command.split()
-    fields = without_local_paths({each.name: getattr(summary, each.name) for each in dataclasses.fields(summary)})
+    fields = without_local_paths({field.name: getattr(summary, field.name) for field in dataclasses.fields(summary)})
     return TrainingSummary(**{**fields, "command": shlex.join(map(without_local_paths, words))})
 
 
-def _last_part(text: str) -> str:
+def _file_name(text: str) -> str:
     path = text.removeprefix(_FILE_SCHEME)
     if PureWindowsPath(path).drive:
         return PureWindowsPath(path).name or text

@@ -1,4 +1,4 @@
-"""Models as a module of sentence-transformers (extra `sentences`)."""
+"""Module for sentence-transformers (extra `sentences`)."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,24 +15,22 @@ from hf_ctxmodels.layers.pooling import Pooling
 
 try:
     from sentence_transformers.base.modules import InputModule
-except ImportError as missing:
-    raise CtxError(
-        "sentence-transformers is not installed.", hint="pip install 'hf_ctxmodels[sentences]'."
-    ) from missing
+except ImportError as error:
+    raise CtxError("sentence-transformers is not installed.", hint="pip install 'hf_ctxmodels[sentences]'.") from error
 
 
 class CtxSentenceEncoder(InputModule):
-    """The only module of a `SentenceTransformer`: a base model with its pooling.
+    """Base model with pooling, as the only module of a `SentenceTransformer`.
 
-    Its files are saved in the directory itself, so `AutoModel` and `AutoTokenizer` can open it. sentence-transformers
-    needs `trust_remote_code=True` to open it, since the class is not its own.
+    The files are saved in the top-level directory, so that `AutoModel` and `AutoTokenizer` can open it.
+    sentence-transformers needs `trust_remote_code=True` to open modules of other packages.
 
     Args:
         model: A base model of `AutoModel`.
-        tokenizer: Its tokenizer.
-        pooling: Pooling of the tokens' states; None for the pooling of the model.
-        normalize: Scale every vector to length 1.
-        max_seq_length: Maximum length in tokens; None for the limit of the model, if any.
+        tokenizer: The model's tokenizer.
+        pooling: Pooling of the hidden states; None for the pooling of the model.
+        normalize: Whether to scale vectors to unit length.
+        max_seq_length: Maximum length in tokens; None for the limit of the model.
 
     Example:
         >>> from sentence_transformers import SentenceTransformer
@@ -62,11 +60,11 @@ class CtxSentenceEncoder(InputModule):
 
     @classmethod
     def from_pretrained(cls, source: str | Path, **settings: Any) -> Self:
-        """The module of a saved model.
+        """Create the module from a saved model.
 
         Args:
             source: Directory or Hub id of the model and its tokenizer.
-            settings: Arguments of the class; by default the saved ones, if any.
+            settings: Arguments of the class; the saved ones by default.
         """
         return cls.load(str(source), **settings)
 
@@ -81,36 +79,44 @@ class CtxSentenceEncoder(InputModule):
         local_files_only: bool = False,
         **kwargs: Any,
     ) -> Self:
-        """See `InputModule.load`."""
-        where: dict[str, Any] = {
+        """Load a saved module, called by `SentenceTransformer`."""
+        location: dict[str, Any] = {
             "revision": revision,
             "local_files_only": local_files_only,
             "token": token,
             "subfolder": subfolder,
         }
-        saved = cls.load_config(model_name_or_path, cache_folder=cache_folder, **where)
-        settings = saved | {name: kwargs[name] for name in cls.config_keys if name in kwargs}
-        options = {"cache_dir": cache_folder, **where}
+        saved_settings = cls.load_config(model_name_or_path, cache_folder=cache_folder, **location)
+        settings = saved_settings | {name: kwargs[name] for name in cls.config_keys if name in kwargs}
+        options = {"cache_dir": cache_folder, **location}
         model = AutoModel.from_pretrained(model_name_or_path, **options, **(kwargs.get("model_kwargs") or {}))
         tokenizer = AutoTokenizer.from_pretrained(model_name_or_path, **options)
         return cls(model, tokenizer, **settings)
 
     def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
-        """Save weights, tokenizer and settings; raises CtxError for `safe_serialization=False`."""
+        """Save weights, tokenizer and settings.
+
+        Raises:
+            CtxError: `safe_serialization` is False.
+        """
         if not safe_serialization:
-            raise CtxError("Weights are saved as safetensors only.", hint="omit safe_serialization.")
+            raise CtxError("Weights can only be saved as safetensors.", hint="omit safe_serialization.")
         self.model.save_pretrained(output_path)
         self.tokenizer.save_pretrained(output_path)
         self.save_config(output_path)
 
     def preprocess(self, inputs: Sequence[Any], prompt: str | None = None, **kwargs: Any) -> dict[str, Tensor]:
-        """The padded model inputs of texts; raises CtxError for a text without tokens."""
+        """Encode and pad texts.
+
+        Raises:
+            CtxError: A text has no tokens.
+        """
         texts = [f"{prompt or ''}{text}" for text in inputs]
         encoded = tokenise(self.tokenizer, texts, self.max_seq_length or max_input_length(self.model, self.tokenizer))
         return dict(self.tokenizer.pad(encoded, return_tensors="pt"))
 
     def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        """Add `sentence_embedding` (batch, width)."""
+        """Add the `sentence_embedding` (batch, width) to the features."""
         names = {*self.tokenizer.model_input_names, "input_ids", "attention_mask"}
         inputs = {name: value for name, value in features.items() if name in names and torch.is_tensor(value)}
         vectors = sentence_vectors(self.model, inputs, self.pooling)
@@ -118,5 +124,5 @@ class CtxSentenceEncoder(InputModule):
         return features
 
     def get_embedding_dimension(self) -> int:
-        """Width of a vector."""
+        """Width of the sentence vectors."""
         return self.width

@@ -1,4 +1,4 @@
-"""The stub for `trust_remote_code=True` in a directory that was saved without one."""
+"""Stub for `trust_remote_code=True` in the published directory."""
 
 import json
 from pathlib import Path
@@ -9,31 +9,31 @@ from hf_ctxmodels.spec import FamilySpec
 
 
 def stub_name(family: FamilySpec) -> str:
-    """The stub's module name, for example "ctx_bert_auto"."""
+    """Module name of the stub, for example "ctx_bert_auto"."""
     return family.stub.module
 
 
 def stub_files(directory: Path, family: FamilySpec) -> dict[str, bytes]:
-    """The stub and the two configuration files that point at it.
+    """The stub and the two configuration files that refer to it.
 
     Args:
-        directory: of a saved model and tokenizer; it is only read.
-        family: the model's registry row.
+        directory: Directory of a saved model and tokenizer, which is not changed.
+        family: The model's family.
 
     Returns:
         File name -> content for the stub, config.json and tokenizer_config.json.
     """
     stub: RemoteCodeStub = family.stub
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-    # A field may name another model, by its local directory.
+    # a field may contain the local directory of another model
     config = {name: without_local_paths(value) if isinstance(value, str) else value for name, value in config.items()}
     tokenizer = json.loads((directory / "tokenizer_config.json").read_text(encoding="utf-8"))
     return {
         f"{stub.module}.py": stub.source.encode(),
-        "config.json": _as_json(config | {"auto_map": stub.auto_map}),
-        "tokenizer_config.json": _as_json(tokenizer | {"auto_map": stub.tokenizer_auto_map}),
+        "config.json": _to_json(config | {"auto_map": stub.auto_map}),
+        "tokenizer_config.json": _to_json(tokenizer | {"auto_map": stub.tokenizer_auto_map}),
     }
 
 
-def _as_json(value: object) -> bytes:
+def _to_json(value: object) -> bytes:
     return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
