@@ -1,4 +1,4 @@
-"""MASS's released checkpoints, of both code bases: logits are those of plain loops over their weights."""
+"""MASS's released checkpoints of both code bases: logits against loops over their weights."""
 
 import argparse
 import runpy
@@ -24,7 +24,7 @@ BERT = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "##s"]
 SOURCE, TARGET = torch.tensor([[1, 15, 17, 20, 1]]), torch.tensor([[1, 21, 16]])
 
 
-def drawn(shapes: dict[str, tuple[int, ...]], seed: int) -> dict[str, Tensor]:
+def random_weights(shapes: dict[str, tuple[int, ...]], seed: int) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return {name: torch.randn(shape, generator=generator) * 0.3 for name, shape in shapes.items()}
 
@@ -38,35 +38,35 @@ def norm(name: str, width: int) -> dict[str, tuple[int, ...]]:
 
 
 def translation(setting: str, layers: int = 2, width: int = 8, same_words: bool = False) -> dict[str, Any]:
-    """A checkpoint of the translation code; by its settings the cross-attention has an output map, or all of its maps,
-    for each language."""
-    parts: dict[str, Any] = {}
+    """A checkpoint of the translation code. With "v1" the output projection of the cross-attention, with "v2" all its
+    projections are separate for each language."""
+    sides: dict[str, Any] = {}
     for side in ("encoder", "decoder"):
         shapes = {"embeddings.weight": (22, width), "position_embeddings.weight": (12, width)}
         shapes |= {"lang_embeddings.weight": (2, width), **norm("layer_norm_emb", width)}
         for n in range(layers):
-            names = [f"attentions.{n}.{part}_lin" for part in ("q", "k", "v", "out")]
+            names = [f"attentions.{n}.{name}_lin" for name in ("q", "k", "v", "out")]
             if side == "decoder":
                 shapes |= norm(f"layer_norm15.{n}", width)
                 inner = f"encoder_attn.{n}"
                 names += {
-                    "plain": [f"{inner}.{part}_lin" for part in ("q", "k", "v", "out")],
-                    "v1": [f"{inner}.{part}" for part in ("q_lin", "k_lin", "v_lin", "out_lin.0", "out_lin.1")],
-                    "v2": [f"{inner}.{lang}.{part}_lin" for lang in range(2) for part in ("q", "k", "v", "out")],
+                    "plain": [f"{inner}.{name}_lin" for name in ("q", "k", "v", "out")],
+                    "v1": [f"{inner}.{name}" for name in ("q_lin", "k_lin", "v_lin", "out_lin.0", "out_lin.1")],
+                    "v2": [f"{inner}.{lang}.{name}_lin" for lang in range(2) for name in ("q", "k", "v", "out")],
                 }[setting]
             for name in names:
                 shapes |= linear(name, width, width)
             shapes |= linear(f"ffns.{n}.lin1", 4 * width, width) | linear(f"ffns.{n}.lin2", width, 4 * width)
             shapes |= norm(f"layer_norm1.{n}", width) | norm(f"layer_norm2.{n}", width)
-        weights = drawn(shapes | {"pred_layer.proj.bias": (22,)}, len(side) + (side == "decoder"))
-        if same_words and parts:
-            weights["embeddings.weight"] = parts["encoder"]["embeddings.weight"]
+        weights = random_weights(shapes | {"pred_layer.proj.bias": (22,)}, len(side) + (side == "decoder"))
+        if same_words and sides:
+            weights["embeddings.weight"] = sides["encoder"]["embeddings.weight"]
         weights["pred_layer.proj.weight"] = weights["embeddings.weight"]
-        parts[side] = weights
+        sides[side] = weights
     params = {"n_heads": 2, "emb_dim": width, "gelu_activation": True, "lang2id": LANGUAGES, "asm": False}
     params |= {"pad_index": 2, "bos_index": 0, "eos_index": 1, "dropout": 0.1, "attention_dropout": 0.1}
     words = dict(enumerate([*SPECIAL, *SUBWORDS]))
-    return {**parts, "params": params, "dico_id2word": words, "epoch": 3, "encoder_optimizer": {"state": {}}}
+    return {**sides, "params": params, "dico_id2word": words, "epoch": 3, "encoder_optimizer": {"state": {}}}
 
 
 def summaries(joined: bool, fields: dict[str, Any]) -> dict[str, Any]:
@@ -81,45 +81,42 @@ def summaries(joined: bool, fields: dict[str, Any]) -> dict[str, Any]:
             shapes |= {f"{inner}.in_proj_weight": (3 * width, width), f"{inner}.in_proj_bias": (3 * width,)}
         shapes |= linear(f"{side}.layers.0.fc1", 32, width) | linear(f"{side}.layers.0.fc2", width, 32)
         shapes |= norm(f"{side}.layers.0.final_layer_norm", width)
-    weights = drawn(shapes | {"encoder.embed_tokens.weight": (len(BERT), width)}, 3)
+    weights = random_weights(shapes | {"encoder.embed_tokens.weight": (len(BERT), width)}, 3)
     weights["decoder.embed_tokens.weight"] = weights["encoder.embed_tokens.weight"]
     if not joined:
         for name in [name for name in weights if ".in_proj_" in name]:
-            start, _, kind = name.partition(".in_proj_")
-            weights |= dict(zip([f"{start}.{part}_proj.{kind}" for part in "qkv"], weights.pop(name).chunk(3)))
+            layer, _, suffix = name.partition(".in_proj_")
+            weights |= dict(zip([f"{layer}.{letter}_proj.{suffix}" for letter in "qkv"], weights.pop(name).chunk(3)))
     return {"model": weights, **fields}
 
 
-def attend(states: Tensor, memory: Tensor, maps: list[tuple[Tensor, Tensor]], heads: int, causal: bool) -> Tensor:
-    """Head by head and token by token."""
-    (query, key, value), (weight, bias) = ((F.linear(x, *m) for x, m in zip((states, memory, memory), maps)), maps[3])
-    size, rows = states.shape[1] // heads, []
+def attend(states: Tensor, memory: Tensor, layers: list[tuple[Tensor, Tensor]], heads: int, causal: bool) -> Tensor:
+    """Attention by loops over tokens and heads; `layers` are weight and bias of q, k, v and output."""
+    query, key, value = (F.linear(x, *layer) for x, layer in zip((states, memory, memory), layers))
+    head_dim, context = states.shape[1] // heads, []
     for step in range(len(states)):
-        seen, parts = slice(0, step + 1 if causal else None), []
+        visible, head_contexts = slice(0, step + 1 if causal else None), []
         for head in range(heads):
-            part = slice(head * size, (head + 1) * size)
-            scores = key[seen, part] @ query[step, part] / size**0.5
-            parts.append(scores.softmax(0) @ value[seen, part])
-        rows.append(torch.cat(parts))
-    return F.linear(torch.stack(rows), weight, bias)
+            dims = slice(head * head_dim, (head + 1) * head_dim)
+            scores = key[visible, dims] @ query[step, dims] / head_dim**0.5
+            head_contexts.append(scores.softmax(0) @ value[visible, dims])
+        context.append(torch.cat(head_contexts))
+    return F.linear(torch.stack(context), *layers[3])
 
 
-def translated(found: dict[str, Any], language: int) -> Tensor:
-    """(steps, words) logits of `TARGET` for `SOURCE`, written in a language."""
+def translation_logits(checkpoint: dict[str, Any], language: int) -> Tensor:
+    """(steps, vocabulary) logits of `TARGET` in a language, given `SOURCE`."""
 
     def run(side: str, ids: Tensor, lang: int, memory: Tensor | None) -> Tensor:
-        weights = found[side]
+        weights = checkpoint[side]
 
-        def maps(name: str) -> list[tuple[Tensor, Tensor]]:
-            kinds = []
-            for part in ("q", "k", "v", "out"):
-                own = next(
-                    known
-                    for known in (f"{name}.{part}_lin", f"{name}.{part}_lin.{lang}", f"{name}.{lang}.{part}_lin")
-                    if f"{known}.weight" in weights
-                )
-                kinds.append((weights[f"{own}.weight"], weights[f"{own}.bias"]))
-            return kinds
+        def projections(name: str) -> list[tuple[Tensor, Tensor]]:
+            layers = []
+            for letter in ("q", "k", "v", "out"):
+                candidates = (f"{name}.{letter}_lin", f"{name}.{letter}_lin.{lang}", f"{name}.{lang}.{letter}_lin")
+                layer = next(candidate for candidate in candidates if f"{candidate}.weight" in weights)
+                layers.append((weights[f"{layer}.weight"], weights[f"{layer}.bias"]))
+            return layers
 
         def normed(states: Tensor, name: str) -> Tensor:
             return F.layer_norm(states, states.shape[1:], weights[f"{name}.weight"], weights[f"{name}.bias"], 1e-12)
@@ -127,44 +124,44 @@ def translated(found: dict[str, Any], language: int) -> Tensor:
         states = weights["embeddings.weight"][ids] + weights["position_embeddings.weight"][: len(ids)]
         states = normed(states + weights["lang_embeddings.weight"][lang], "layer_norm_emb")
         for n in range(2):
-            own = attend(states, states, maps(f"attentions.{n}"), 2, memory is not None)
-            states = normed(states + own, f"layer_norm1.{n}")
+            context = attend(states, states, projections(f"attentions.{n}"), 2, memory is not None)
+            states = normed(states + context, f"layer_norm1.{n}")
             if memory is not None:
-                own = attend(states, memory, maps(f"encoder_attn.{n}"), 2, False)
-                states = normed(states + own, f"layer_norm15.{n}")
+                context = attend(states, memory, projections(f"encoder_attn.{n}"), 2, False)
+                states = normed(states + context, f"layer_norm15.{n}")
             inner = F.gelu(F.linear(states, weights[f"ffns.{n}.lin1.weight"], weights[f"ffns.{n}.lin1.bias"]))
-            fed = F.linear(inner, weights[f"ffns.{n}.lin2.weight"], weights[f"ffns.{n}.lin2.bias"])
-            states = normed(states + fed, f"layer_norm2.{n}")
+            output = F.linear(inner, weights[f"ffns.{n}.lin2.weight"], weights[f"ffns.{n}.lin2.bias"])
+            states = normed(states + output, f"layer_norm2.{n}")
         return states
 
     states = run("decoder", TARGET[0], language, run("encoder", SOURCE[0], 0, None))
-    output = found["decoder"]
-    return F.linear(states, output["pred_layer.proj.weight"], output["pred_layer.proj.bias"])
+    decoder = checkpoint["decoder"]
+    return F.linear(states, decoder["pred_layer.proj.weight"], decoder["pred_layer.proj.bias"])
 
 
-def summarised(weights: dict[str, Tensor], source: Tensor, target: Tensor, heads: int) -> Tensor:
-    """(steps, words) logits; weights with joined maps. Positions begin with row 1: that of padding is before them."""
+def summarization_logits(weights: dict[str, Tensor], source: Tensor, target: Tensor, heads: int) -> Tensor:
+    """(steps, vocabulary) logits, with fused projections. Positions start at row 1, after that of padding."""
 
     def normed(states: Tensor, name: str) -> Tensor:
         return F.layer_norm(states, states.shape[1:], weights[f"{name}.weight"], weights[f"{name}.bias"], 1e-5)
 
-    def mapped(states: Tensor, name: str) -> Tensor:
+    def linear(states: Tensor, name: str) -> Tensor:
         return F.linear(states, weights[f"{name}.weight"], weights[f"{name}.bias"])
 
     memory = None
     for side, ids in (("encoder", source), ("decoder", target)):
-        layer, places = f"{side}.layers.0", weights[f"{side}.embed_positions.weight"][1:]
-        states = 128**0.5 * weights[f"{side}.embed_tokens.weight"][ids] + places[: len(ids)]
+        layer, positions = f"{side}.layers.0", weights[f"{side}.embed_positions.weight"][1:]
+        states = 128**0.5 * weights[f"{side}.embed_tokens.weight"][ids] + positions[: len(ids)]
         states = normed(states, f"{side}.emb_layer_norm")
         for name in ("self_attn", "encoder_attn")[: 1 + (side == "decoder")]:
             inner = f"{layer}.{name}"
-            parts = zip(weights[f"{inner}.in_proj_weight"].chunk(3), weights[f"{inner}.in_proj_bias"].chunk(3))
-            maps = [*parts, (weights[f"{inner}.out_proj.weight"], weights[f"{inner}.out_proj.bias"])]
-            read = memory if name == "encoder_attn" else states
-            own = attend(states, read, maps, heads, side == "decoder" and name == "self_attn")
-            states = normed(states + own, f"{inner}_layer_norm")
-        fed = mapped(F.gelu(mapped(states, f"{layer}.fc1")), f"{layer}.fc2")
-        memory = states = normed(states + fed, f"{layer}.final_layer_norm")
+            qkv = zip(weights[f"{inner}.in_proj_weight"].chunk(3), weights[f"{inner}.in_proj_bias"].chunk(3))
+            layers = [*qkv, (weights[f"{inner}.out_proj.weight"], weights[f"{inner}.out_proj.bias"])]
+            attended = memory if name == "encoder_attn" else states
+            context = attend(states, attended, layers, heads, side == "decoder" and name == "self_attn")
+            states = normed(states + context, f"{inner}_layer_norm")
+        output = linear(F.gelu(linear(states, f"{layer}.fc1")), f"{layer}.fc2")
+        memory = states = normed(states + output, f"{layer}.final_layer_norm")
     return states @ weights["decoder.embed_tokens.weight"].T
 
 
@@ -180,13 +177,17 @@ def test_translation(subtests, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     (tmp_path / "codes").write_text(CODES)
     for setting, same in (("plain", True), ("plain", False), ("v1", False), ("v2", False)):
         with subtests.test(setting=setting, same_words=same):
-            found, file, out = translation(setting, same_words=same), tmp_path / f"{setting}.pth", tmp_path / setting
-            torch.save(found, file)
+            checkpoint, file, out = (
+                translation(setting, same_words=same),
+                tmp_path / f"{setting}.pth",
+                tmp_path / setting,
+            )
+            torch.save(checkpoint, file)
             flags = ["--checkpoint", file, "--codes", tmp_path / "codes", "--output", out, "--overwrite", "true"]
             flags += ["--word_splitting", "whitespace"]
             if setting != "plain":
                 assert convert(monkeypatch, *flags, "--language", "de") == 2
-                assert "no 'de'" in capsys.readouterr().err
+                assert "'de'" in capsys.readouterr().err
                 flags += ["--language", "fr"]
             assert convert(monkeypatch, *flags) == 0, capsys.readouterr().err
             model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(out), AutoTokenizer.from_pretrained(out)
@@ -194,7 +195,7 @@ def test_translation(subtests, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
             assert model.config.share_word_embeddings == model.config.tie_word_embeddings == same
             langs = {"langs": torch.zeros_like(SOURCE), "decoder_langs": torch.ones_like(TARGET)}
             logits = model(SOURCE, decoder_input_ids=TARGET, **langs).logits[0]
-            torch.testing.assert_close(logits, translated(found, 1), rtol=0, atol=2e-5)
+            torch.testing.assert_close(logits, translation_logits(checkpoint, 1), rtol=0, atol=2e-5)
             assert model.config.lang2id == tokenizer.lang2id == LANGUAGES
 
 
@@ -203,7 +204,7 @@ def test_summaries(subtests, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
     (tmp_path / "dict.txt").write_text("".join(f"{token} 1\n" for token in BERT))
     fine_tuned = argparse.Namespace(encoder_attention_heads=4, decoder_attention_heads=4, activation_fn="gelu")
     source, target = torch.tensor([5, 6, 7, 3]), torch.tensor([3, 6, 7])
-    expected = {heads: summarised(summaries(True, {})["model"], source, target, heads) for heads in (2, 4)}
+    expected = {heads: summarization_logits(summaries(True, {})["model"], source, target, heads) for heads in (2, 4)}
     for name, joined, fields in (
         ("pretrained", True, None),
         ("fine-tuned", True, {"args": fine_tuned, "best_loss": 1.0}),
@@ -211,8 +212,8 @@ def test_summaries(subtests, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
     ):
         with subtests.test(name):
             file, out = tmp_path / f"{name}.pt", tmp_path / name
-            found = summaries(joined, fields or {})
-            torch.save(found if fields else found["model"], file)
+            checkpoint = summaries(joined, fields or {})
+            torch.save(checkpoint if fields else checkpoint["model"], file)
             flags = ["--checkpoint", file, "--vocabulary", tmp_path / "dict.txt", "--output", out]
             assert convert(monkeypatch, *flags) == 0, capsys.readouterr().err
             model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(out), AutoTokenizer.from_pretrained(out)
@@ -223,36 +224,34 @@ def test_summaries(subtests, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
             assert model.config.max_position_embeddings == 10
 
 
-def test_other_files_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
-    """Weights that no MASS has, that are missing or of another shape; other files; flags of the other kind."""
-    found = translation("plain")
+def test_invalid_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    """Unknown and missing weights, wrong shapes, other files, and flags of the other model."""
+    checkpoint = translation("plain")
     changes = (
-        ({"memory.values.weight": torch.ones(2)}, r"1 weights that no MASS has: decoder.memory.values.weight"),
-        ({"layer_norm15.1.bias": None}, r"lacks 1 weights: mass.decoder.layers.1.cross_attention_norm.bias"),
-        ({"position_embeddings.weight": None}, r"lacks 1 weights: mass.decoder.position_embeddings"),
+        ({"memory.values.weight": torch.ones(2)}, r"1 unknown weights: decoder.memory.values.weight"),
+        ({"layer_norm15.1.bias": None}, r"lacks 1 weights.*: mass.decoder.layers.1.cross_attention_norm.bias"),
+        ({"position_embeddings.weight": None}, r"lacks 1 weights.*: mass.decoder.position_embeddings"),
         ({"attentions.0.v_lin.weight": None}, r"qkv_proj.weight is \(16, 8\), expected \(24, 8\)"),
     )
-    for change, says in changes:
-        decoder = {name: value for name, value in {**found["decoder"], **change}.items() if value is not None}
-        with pytest.raises(CtxError, match=says):
-            build_translation_model({**found, "decoder": decoder}, "f")
-    for params, says in (({"asm": True}, "adaptive softmax"), ({"lang2id": LANGUAGES}, "params lack n_heads")):
-        with pytest.raises(CtxError, match=says):
-            build_translation_model({**found, "params": params}, "f")
-    with pytest.raises(CtxError, match=r"(?s)none is named.*en, fr"):
+    for change, message in changes:
+        decoder = {name: value for name, value in {**checkpoint["decoder"], **change}.items() if value is not None}
+        with pytest.raises(CtxError, match=message):
+            build_translation_model({**checkpoint, "decoder": decoder}, "f")
+    for params, message in (({"asm": True}, "adaptive softmax"), ({"lang2id": LANGUAGES}, "params lack n_heads")):
+        with pytest.raises(CtxError, match=message):
+            build_translation_model({**checkpoint, "params": params}, "f")
+    with pytest.raises(CtxError, match=r"(?s)no language is given.*en, fr"):
         build_translation_model(translation("v1"), "f")
     weights = summaries(True, {})["model"]
     for name in ("head.weight", "decoder.layers.0.fc3.weight"):
-        with pytest.raises(CtxError, match=rf"no MASS has: {name}"):
+        with pytest.raises(CtxError, match=rf"unknown weights: {name}"):
             build_summarization_model({"model": weights | {name: torch.ones(1)}}, "f")
     files = {"other": {"a": torch.ones(1)}, "code": {"model": {}, "args": Path("x")}}
     for name, content in files.items():
         torch.save(content, tmp_path / name)
-        with pytest.raises(CtxError, match="no MASS" if name == "other" else "Cannot read the weights"):
+        with pytest.raises(CtxError, match="not a MASS checkpoint" if name == "other" else "Cannot read the weights"):
             read_checkpoint(tmp_path / name)
-    torch.save(found, tmp_path / "a.pth")
+    torch.save(checkpoint, tmp_path / "a.pth")
     (tmp_path / "dict.txt").write_text("[PAD] 1\n")
     flags = ["--checkpoint", tmp_path / "a.pth", "--vocabulary", tmp_path / "dict.txt", "--output", tmp_path / "out"]
     assert convert(monkeypatch, *flags) == 2

@@ -24,7 +24,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "large": seq2seq_size(1024, 12, 16),
 }
 
-# Counted with the reference classes of transformers 5.23.
+# parameter counts of the classes of transformers 5.23
 PUBLISHED = {
     size: PublishedCount(SIZES[size], dict.fromkeys(("AutoModel", "AutoModelForSeq2SeqLM"), count))
     for size, count in {"base": 139_420_416, "large": 406_291_456}.items()

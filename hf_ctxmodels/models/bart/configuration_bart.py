@@ -9,18 +9,18 @@ from hf_ctxmodels.architectures.configuration_seq2seq import CtxSeq2SeqConfig
 
 @strict
 class CtxBartConfig(CtxSeq2SeqConfig):
-    """Shape and regularisation of BART; the defaults are the released BART-large.
+    """Configuration of BART; the defaults are the released BART-large.
 
-    The reference's names (`d_model`, `encoder_layers`, `encoder_ffn_dim`, `dropout`, `init_std`, ...) are read as well.
+    The names of transformers (`d_model`, `encoder_layers`, `encoder_ffn_dim`, `dropout`, `init_std`, ...) are accepted.
+    See `CtxSeq2SeqConfig` for the other arguments.
 
-    Args: those of `CtxSeq2SeqConfig`, of which differ
-        layer_norm_eps: Epsilon of every LayerNorm; the reference's is 1e-5.
-        classifier_dropout: Dropout before the head on a sequence.
-        and
+    Args:
+        layer_norm_eps: Epsilon of the LayerNorms; transformers supports only 1e-5.
+        classifier_dropout: Dropout before the sequence classifier.
         activation_dropout: Dropout after the activation of the feed-forward layer.
         scale_embedding: Multiply the word embeddings by sqrt(hidden_size).
-        forced_bos_token_id, forced_eos_token_id: Tokens that `generate` writes first and last. None forces none, where
-            transformers forces </s> at the greatest length.
+        forced_bos_token_id, forced_eos_token_id: First and last token that `generate` forces. None forces no token;
+            transformers forces </s> at the maximum length by default.
     """
 
     model_type = "ctx-bart"
@@ -42,7 +42,7 @@ class CtxBartConfig(CtxSeq2SeqConfig):
     forced_eos_token_id: int | list[int] | None = None
 
     non_reference_fields: ClassVar[tuple[str, ...]] = (*CtxSeq2SeqConfig.non_reference_fields, "layer_norm_eps")
-    # of old files: pre-norm, sinusoids and layers that are left out at random
+    # fields of old checkpoints: pre-norm, sinusoidal positions and LayerDrop
     supported_reference_values: ClassVar[dict[str, tuple[Any, ...]]] = {
         "normalize_before": (False,),
         "normalize_embedding": (True,),

@@ -1,4 +1,4 @@
-"""BART weight names: the reference layout of transformers -> the native layout here."""
+"""Weight conversion of BART between the layout of transformers and the native layout."""
 
 from transformers.core_model_loading import Concatenate, WeightConverter, WeightRenaming, WeightTransform
 
@@ -19,14 +19,16 @@ _LAYERS: list[WeightTransform] = [
     WeightRenaming(r"^classification_head\.", r"classifier\."),
     *(
         converter
-        for kind in ("weight", "bias")
+        for suffix in ("weight", "bias")
         for converter in (
             WeightConverter(
-                [f"self_attn.{part}_proj.{kind}" for part in "qkv"], f"attention.qkv_proj.{kind}", [Concatenate(dim=0)]
+                [f"self_attn.{name}_proj.{suffix}" for name in "qkv"],
+                f"attention.qkv_proj.{suffix}",
+                [Concatenate(dim=0)],
             ),
             WeightConverter(
-                [f"encoder_attn.{part}_proj.{kind}" for part in "kv"],
-                f"cross_attention.kv_proj.{kind}",
+                [f"encoder_attn.{name}_proj.{suffix}" for name in "kv"],
+                f"cross_attention.kv_proj.{suffix}",
                 [Concatenate(dim=0)],
             ),
         )
@@ -37,16 +39,17 @@ _LAYERS: list[WeightTransform] = [
         [RearrangeHeads(lambda tensor, heads: tensor[0], lambda tensor, heads: tensor[None])],
     ),
 ]
-_TABLES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "shared.weight")  # of the reference
-# One table of words for all; one for encoder and decoder, beside that of the output layer; one for each, beside which
-# the reference's `shared` is not used.
+# the embedding matrices in transformers
+_EMBEDDINGS = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "shared.weight")
+# For word embeddings tied to the output layer (BART_EXPORT), shared by encoder and decoder only (BART_UNTIED_EXPORT),
+# and separate for encoder and decoder, where `shared` of transformers is unused (BART_CONVERSION).
 BART_EXPORT: list[WeightTransform] = [*_LAYERS, WeightRenaming(r"shared\.", r"encoder\.word_embeddings\.")]
 BART_UNTIED_EXPORT: list[WeightTransform] = [
     *_LAYERS,
-    WeightConverter([*_TABLES], "encoder.word_embeddings.weight", [FirstAvailable()]),
+    WeightConverter([*_EMBEDDINGS], "encoder.word_embeddings.weight", [FirstAvailable()]),
 ]
 BART_CONVERSION: list[WeightTransform] = [
     *_LAYERS,
     WeightRenaming(r"decoder\.embed_tokens\.", r"decoder\.word_embeddings\."),
-    WeightConverter([_TABLES[0], _TABLES[2]], "encoder.word_embeddings.weight", [FirstAvailable()]),
+    WeightConverter([_EMBEDDINGS[0], _EMBEDDINGS[2]], "encoder.word_embeddings.weight", [FirstAvailable()]),
 ]

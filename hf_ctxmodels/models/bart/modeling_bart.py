@@ -1,8 +1,7 @@
-"""BART (Lewis et al. 2020, arXiv 1910.13461): an encoder-decoder pretrained to restore corrupted text."""
+"""BART (Lewis et al. 2020, arXiv 1910.13461): an encoder-decoder pretrained to reconstruct corrupted text."""
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from transformers import GenerationMixin
 from transformers.core_model_loading import WeightTransform
@@ -21,54 +20,56 @@ from hf_ctxmodels.layers.transformer import ScaledEmbedding
 from hf_ctxmodels.models.bart.configuration_bart import CtxBartConfig
 from hf_ctxmodels.models.bart.conversion_bart import BART_CONVERSION, BART_EXPORT, BART_UNTIED_EXPORT
 
-_FIRST_ROW = 2  # of the position table that is used: the released code counts from padding_idx + 1
-_NORM_EPS = 1e-5  # of the reference, which has no field for it
+_POSITION_OFFSET = 2  # positions start at padding_idx + 1 in the released code
+_LAYER_NORM_EPS = 1e-5  # in transformers, which has no field for it
 
 
 class CtxBartPreTrainedModel(CtxPreTrainedModel):
-    """BART's part of the model base."""
+    """Base class of the BART models."""
 
     config: CtxBartConfig
     base_model_prefix = "bart"
     reference_model_type = "bart"
     _no_split_modules = ["TransformerBlock"]
-    _keys_to_ignore_on_load_missing = [r"^lm_head\.bias$"]  # zero, as in the reference
-    # The output layer, copies of the shared table, and buffers of old checkpoints.
+    _keys_to_ignore_on_load_missing = [r"^lm_head\.bias$"]  # zero, as in transformers
+    # the output layer, copies of the shared word embeddings, and buffers of old checkpoints
     _keys_to_ignore_on_load_unexpected = [r"^lm_head\.", r"decoder\.word_embeddings\.", r"\.version$"]
 
     @property
     def export_conversion(self) -> list[WeightTransform]:  # type: ignore[override]
-        """The table for the model's tables of words."""
+        """The weight conversion for the tying of the word embeddings."""
         if self.config.tie_word_embeddings:
             return BART_EXPORT
         return BART_UNTIED_EXPORT if self.config.shares_word_embeddings else BART_CONVERSION
 
     def reference_config(self) -> dict[str, Any]:
-        """The reference class's configuration; raises CtxError for another epsilon than its own."""
-        if self.config.layer_norm_eps != _NORM_EPS:
+        """The configuration of the class of transformers; raises CtxError for an unsupported `layer_norm_eps`."""
+        if self.config.layer_norm_eps != _LAYER_NORM_EPS:
             raise CtxError(
-                f"transformers' BART has layer_norm_eps={_NORM_EPS}, this one {self.config.layer_norm_eps}.",
+                f"transformers' BART has layer_norm_eps={_LAYER_NORM_EPS}, this model {self.config.layer_norm_eps}.",
                 hint="use save_pretrained.",
             )
-        labels = {name: getattr(self.config, name) for name in ("id2label", "label2id")}  # the reference has three
+        labels = {
+            name: getattr(self.config, name) for name in ("id2label", "label2id")
+        }  # transformers has three labels by default
         return super().reference_config() | labels
 
 
 class BartStack(TransformerStack):
-    """BART's encoder or decoder."""
+    """Encoder or decoder of BART."""
 
     def build_words(self, config: CtxBartConfig) -> nn.Embedding:
-        """Create the table of words."""
-        kind = ScaledEmbedding if config.scale_embedding else nn.Embedding
-        return kind(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
+        """Create the word embeddings."""
+        embedding_class = ScaledEmbedding if config.scale_embedding else nn.Embedding
+        return embedding_class(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
 
     def build_embeddings(self, config: CtxBartConfig) -> None:
-        """Create the table of positions, whose first rows are not used."""
-        self.position_embeddings = nn.Embedding(config.max_position_embeddings + _FIRST_ROW, config.hidden_size)
+        """Create the position embeddings, of which the first are unused."""
+        self.position_embeddings = nn.Embedding(config.max_position_embeddings + _POSITION_OFFSET, config.hidden_size)
 
     def embed(self, words: Tensor, position_ids: Tensor, **beside: Tensor) -> Tensor:
         """(..., hidden) word embeddings and (...) positions -> (..., hidden)."""
-        return super().embed(words, position_ids + _FIRST_ROW, **beside)
+        return super().embed(words, position_ids + _POSITION_OFFSET, **beside)
 
 
 class CtxBartModel(EncoderDecoder, CtxBartPreTrainedModel):
@@ -78,36 +79,33 @@ class CtxBartModel(EncoderDecoder, CtxBartPreTrainedModel):
 
 
 class CtxBartHeadModel(EncoderDecoderHeadModel, CtxBartPreTrainedModel):
-    """Binds the generic heads to BART."""
+    """Base class of the BART models with a head."""
 
     encoder_class = CtxBartModel
 
 
 class CtxBartForConditionalGeneration(TransformerForConditionalGeneration, CtxBartHeadModel, GenerationMixin):
-    """The language model of the restored text, or of summaries, answers and translations.
+    """BART with a language modelling head, for pretraining and for summaries, answers and translations.
 
-    The output layer is tied to the word embeddings. Its bias is the reference's `final_logits_bias`: a buffer of zeros
-    in new and released models, which is not trained.
+    The output layer is tied to the word embeddings. Its bias is `final_logits_bias` of transformers: a buffer of zeros
+    in new and released models that is not trained.
     """
 
     _tied_weights_keys = {"lm_head.weight": "bart.encoder.word_embeddings.weight"}
 
     def build_head(self, config: CtxBartConfig) -> None:
-        """The output layer."""
+        """Create the output layer."""
         super().build_head(config)
         self.set_output_embeddings(self.lm_head)
 
     def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
-        """Replace the output layer, whose bias becomes a buffer."""
+        """Replace the output layer and convert its bias to a buffer."""
         super().set_output_embeddings(new_embeddings)
         layer: Any = new_embeddings
         bias = layer._parameters.pop("bias", None)
         if bias is not None or "bias" not in layer._buffers:
-            weight = layer.weight
-            values = (
-                torch.zeros(len(weight), dtype=weight.dtype, device=weight.device) if bias is None else bias.detach()
-            )
-            layer.register_buffer("bias", values)
+            buffer = layer.weight.new_zeros(len(layer.weight)) if bias is None else bias.detach()
+            layer.register_buffer("bias", buffer)
 
 
 class CtxBartForSequenceClassification(EndTokenHead, heads.ForSequenceClassification, CtxBartHeadModel):
@@ -117,4 +115,4 @@ class CtxBartForSequenceClassification(EndTokenHead, heads.ForSequenceClassifica
 
 
 class CtxBartForQuestionAnswering(heads.ForQuestionAnswering, CtxBartHeadModel):
-    """BART with start and end logits of an answer span, of the decoder's states."""
+    """BART with a span classifier on the decoder's states for extractive question answering."""

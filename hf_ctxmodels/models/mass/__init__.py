@@ -1,4 +1,4 @@
-"""MASS (Song et al. 2019): an encoder-decoder pretrained to write a segment that its source lacks."""
+"""MASS (Song et al. 2019): an encoder-decoder pretrained to generate a masked segment of its source."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from hf_ctxmodels.models.mass.tokenization_mass import CtxMassTokenizer
 from hf_ctxmodels.objectives import MaskedSegment, MaskedTranslation
 from hf_ctxmodels.spec import FamilySpec, PublishedCount, ShortTraining, Traits
 
-# The model for summaries, with BERT's uncased vocabulary; the LayerNorms are those of its library.
+# the summarization model, with BERT's uncased vocabulary and the LayerNorm epsilon of fairseq
 _SUMMARIES = {
     "vocab_size": 30522,
     "pad_token_id": 0,
@@ -23,7 +23,7 @@ _SUMMARIES = {
     "layer_norm_eps": 1e-5,
 }
 
-# base: translation (section 4.1); summaries, summaries-middle: the released models for them
+# base: translation (section 4.1); summaries, summaries-middle: released summarization models
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": seq2seq_size(128, 2, 2),
     "mini": seq2seq_size(256, 3, 4),
@@ -33,7 +33,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "summaries-middle": {**seq2seq_size(1024, 6, 16), **_SUMMARIES},
 }
 
-# Counted here: no reference class has them. The release says 123 million and 208 million.
+# counts of this implementation (transformers has no such class); 123 and 208 million according to the release
 PUBLISHED = {
     "summaries": PublishedCount(SIZES["summaries"], dict.fromkeys(("AutoModel", "AutoModelForSeq2SeqLM"), 123_468_288)),
     "summaries-middle": PublishedCount(SIZES["summaries-middle"], {"AutoModel": 208_664_576}),

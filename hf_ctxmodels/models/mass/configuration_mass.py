@@ -3,22 +3,24 @@
 from huggingface_hub.dataclasses import strict
 
 from hf_ctxmodels.architectures.configuration_seq2seq import CtxSeq2SeqConfig
+from hf_ctxmodels.models.xlm.configuration_xlm import validate_languages
 
 
 @strict
 class CtxMassConfig(CtxSeq2SeqConfig):
-    """Shape, languages and regularisation of MASS; the defaults are the translation model of two languages.
+    """Configuration of MASS; the defaults are the translation model of two languages.
 
-    The model for summaries has `scale_embedding`, one language and no `output_bias`.
+    The summarization model has `scale_embedding`, one language and no `output_bias`. See `CtxSeq2SeqConfig` for the
+    other arguments.
 
-    Args: those of `CtxSeq2SeqConfig`, and
+    Args:
         activation_dropout: Dropout after the activation of the feed-forward layer.
         scale_embedding: Multiply the word embeddings by sqrt(hidden_size).
         output_bias: Whether the output layer has a bias.
         n_langs: Number of languages.
-        use_lang_emb: Whether several languages have embeddings, so that `langs` must be given.
-        lang2id: Name of each language -> its number; None where they have no names.
-        default_lang: Number of the language of inputs without `langs`; None makes them an error.
+        use_lang_emb: Whether to embed the languages if there are several; `langs` is then required.
+        lang2id: Language name -> id, or None.
+        default_lang: Language id of inputs without `langs`; None makes `langs` required.
     """
 
     model_type = "ctx-mass"
@@ -44,14 +46,10 @@ class CtxMassConfig(CtxSeq2SeqConfig):
     decoder_start_token_id: int | None = 1
 
     def validate_languages(self) -> None:
-        """Check that the languages are numbered from 0 to `n_langs` - 1 (called at construction)."""
-        self.require_positive("n_langs")
-        if self.default_lang is not None and not 0 <= self.default_lang < self.n_langs:
-            raise ValueError(f"default_lang={self.default_lang} is outside [0, n_langs={self.n_langs}).")
-        if self.lang2id is not None and sorted(self.lang2id.values()) != list(range(self.n_langs)):
-            raise ValueError(f"lang2id={self.lang2id} must number the n_langs={self.n_langs} languages from 0 on.")
+        """Check the languages (called at construction)."""
+        validate_languages(self)
 
     @property
     def embeds_languages(self) -> bool:
-        """Whether there are language embeddings."""
+        """Whether the model has language embeddings."""
         return self.use_lang_emb and self.n_langs > 1

@@ -1,4 +1,5 @@
-"""The released checkpoints -> a model: translation (XLM's code base) and summaries (fairseq's)."""
+"""Weight conversion from the released checkpoints of MASS: translation (XLM's code base) and summarization
+(fairseq)."""
 
 import re
 from argparse import Namespace
@@ -16,59 +17,62 @@ from hf_ctxmodels.models.mass.configuration_mass import CtxMassConfig
 from hf_ctxmodels.models.mass.modeling_mass import CtxMassForConditionalGeneration
 from hf_ctxmodels.models.mass.tokenization_mass import CtxMassTokenizer
 
-_HEAD_SIZE = 64  # of the released models for summaries
+_HEAD_DIM = 64  # in the released summarization models
 
-Rules = Sequence[tuple[str, str, int | None]]
-"""Pattern of a released name, native name, and the place of the weight where several make one map."""
+RenamingRules = Sequence[tuple[str, str, int | None]]
+"""(pattern of a released name, native name, index of the weight within a fused projection or None)."""
 
-_KIND = r"\.(weight|bias)"
-_XLM: Rules = (
+_SUFFIX = r"\.(weight|bias)"
+_XLM_RULES: RenamingRules = (
     (r"embeddings\.weight", "word_embeddings.weight", None),
     (r"position_embeddings\.weight", "position_embeddings.weight", None),
     (r"lang_embeddings\.weight", "language_embeddings.weight", None),
-    (rf"layer_norm_emb{_KIND}", r"embedding_norm.\1", None),
-    *((rf"attentions\.(\d+)\.{x}_lin{_KIND}", r"layers.\1.attention.qkv_proj.\2", i) for i, x in enumerate("qkv")),
-    (rf"attentions\.(\d+)\.out_lin{_KIND}", r"layers.\1.attention.out_proj.\2", None),
-    (rf"layer_norm1\.(\d+){_KIND}", r"layers.\1.attention_norm.\2", None),
-    (rf"encoder_attn\.(\d+)\.q_lin{_KIND}", r"layers.\1.cross_attention.q_proj.\2", None),
+    (rf"layer_norm_emb{_SUFFIX}", r"embedding_norm.\1", None),
+    *((rf"attentions\.(\d+)\.{x}_lin{_SUFFIX}", r"layers.\1.attention.qkv_proj.\2", i) for i, x in enumerate("qkv")),
+    (rf"attentions\.(\d+)\.out_lin{_SUFFIX}", r"layers.\1.attention.out_proj.\2", None),
+    (rf"layer_norm1\.(\d+){_SUFFIX}", r"layers.\1.attention_norm.\2", None),
+    (rf"encoder_attn\.(\d+)\.q_lin{_SUFFIX}", r"layers.\1.cross_attention.q_proj.\2", None),
     *(
-        (rf"encoder_attn\.(\d+)\.{x}_lin{_KIND}", r"layers.\1.cross_attention.kv_proj.\2", i)
+        (rf"encoder_attn\.(\d+)\.{x}_lin{_SUFFIX}", r"layers.\1.cross_attention.kv_proj.\2", i)
         for i, x in enumerate("kv")
     ),
-    (rf"encoder_attn\.(\d+)\.out_lin{_KIND}", r"layers.\1.cross_attention.out_proj.\2", None),
-    (rf"layer_norm15\.(\d+){_KIND}", r"layers.\1.cross_attention_norm.\2", None),
-    (rf"ffns\.(\d+)\.lin1{_KIND}", r"layers.\1.feed_forward.up_proj.\2", None),
-    (rf"ffns\.(\d+)\.lin2{_KIND}", r"layers.\1.feed_forward.down_proj.\2", None),
-    (rf"layer_norm2\.(\d+){_KIND}", r"layers.\1.feed_forward_norm.\2", None),
-    (rf"pred_layer\.proj{_KIND}", r"lm_head.\1", None),
+    (rf"encoder_attn\.(\d+)\.out_lin{_SUFFIX}", r"layers.\1.cross_attention.out_proj.\2", None),
+    (rf"layer_norm15\.(\d+){_SUFFIX}", r"layers.\1.cross_attention_norm.\2", None),
+    (rf"ffns\.(\d+)\.lin1{_SUFFIX}", r"layers.\1.feed_forward.up_proj.\2", None),
+    (rf"ffns\.(\d+)\.lin2{_SUFFIX}", r"layers.\1.feed_forward.down_proj.\2", None),
+    (rf"layer_norm2\.(\d+){_SUFFIX}", r"layers.\1.feed_forward_norm.\2", None),
+    (rf"pred_layer\.proj{_SUFFIX}", r"lm_head.\1", None),
 )
 _LAYER = r"layers\.(\d+)\."
-_FAIRSEQ: Rules = (
+_FAIRSEQ_RULES: RenamingRules = (
     (r"embed_tokens\.weight", "word_embeddings.weight", None),
     (r"embed_positions\.weight", "position_embeddings.weight", None),
-    (rf"emb_layer_norm{_KIND}", r"embedding_norm.\1", None),
+    (rf"emb_layer_norm{_SUFFIX}", r"embedding_norm.\1", None),
     (rf"{_LAYER}self_attn\.in_proj_(weight|bias)", r"layers.\1.attention.qkv_proj.\2", None),
-    *((rf"{_LAYER}self_attn\.{x}_proj{_KIND}", r"layers.\1.attention.qkv_proj.\2", i) for i, x in enumerate("qkv")),
-    (rf"{_LAYER}self_attn\.out_proj{_KIND}", r"layers.\1.attention.out_proj.\2", None),
-    (rf"{_LAYER}self_attn_layer_norm{_KIND}", r"layers.\1.attention_norm.\2", None),
-    (rf"{_LAYER}encoder_attn\.q_proj{_KIND}", r"layers.\1.cross_attention.q_proj.\2", None),
+    *((rf"{_LAYER}self_attn\.{x}_proj{_SUFFIX}", r"layers.\1.attention.qkv_proj.\2", i) for i, x in enumerate("qkv")),
+    (rf"{_LAYER}self_attn\.out_proj{_SUFFIX}", r"layers.\1.attention.out_proj.\2", None),
+    (rf"{_LAYER}self_attn_layer_norm{_SUFFIX}", r"layers.\1.attention_norm.\2", None),
+    (rf"{_LAYER}encoder_attn\.q_proj{_SUFFIX}", r"layers.\1.cross_attention.q_proj.\2", None),
     *(
-        (rf"{_LAYER}encoder_attn\.{x}_proj{_KIND}", r"layers.\1.cross_attention.kv_proj.\2", i)
+        (rf"{_LAYER}encoder_attn\.{x}_proj{_SUFFIX}", r"layers.\1.cross_attention.kv_proj.\2", i)
         for i, x in enumerate("kv")
     ),
-    (rf"{_LAYER}encoder_attn\.out_proj{_KIND}", r"layers.\1.cross_attention.out_proj.\2", None),
-    (rf"{_LAYER}encoder_attn_layer_norm{_KIND}", r"layers.\1.cross_attention_norm.\2", None),
-    (rf"{_LAYER}fc1{_KIND}", r"layers.\1.feed_forward.up_proj.\2", None),
-    (rf"{_LAYER}fc2{_KIND}", r"layers.\1.feed_forward.down_proj.\2", None),
-    (rf"{_LAYER}final_layer_norm{_KIND}", r"layers.\1.feed_forward_norm.\2", None),
+    (rf"{_LAYER}encoder_attn\.out_proj{_SUFFIX}", r"layers.\1.cross_attention.out_proj.\2", None),
+    (rf"{_LAYER}encoder_attn_layer_norm{_SUFFIX}", r"layers.\1.cross_attention_norm.\2", None),
+    (rf"{_LAYER}fc1{_SUFFIX}", r"layers.\1.feed_forward.up_proj.\2", None),
+    (rf"{_LAYER}fc2{_SUFFIX}", r"layers.\1.feed_forward.down_proj.\2", None),
+    (rf"{_LAYER}final_layer_norm{_SUFFIX}", r"layers.\1.feed_forward_norm.\2", None),
     (r"embed_out", "lm_head.weight", None),
 )
-_OF_A_LANGUAGE = re.compile(r"(encoder_attn\.\d+)\.(?:(out_lin)\.(\d+)|(\d+)\.([qkv]_lin|out_lin))\.(weight|bias)")
-_CHECKPOINT = "give a checkpoint of github.com/microsoft/MASS."
+# cross-attention with separate projections for each target language
+_LANGUAGE_PROJECTION = re.compile(
+    r"(encoder_attn\.\d+)\.(?:(out_lin)\.(\d+)|(\d+)\.([qkv]_lin|out_lin))\.(weight|bias)"
+)
+_CHECKPOINT_HINT = "give a checkpoint of github.com/microsoft/MASS."
 
 
 class SpecialTokenIds(NamedTuple):
-    """Ids of special tokens in the vocabulary of the model for summaries; the defaults are BERT's."""
+    """Ids of special tokens in the vocabulary of a summarization model; the defaults are BERT's."""
 
     pad: int = 0
     cls: int = 101
@@ -79,270 +83,282 @@ BERT_IDS = SpecialTokenIds()
 
 
 def read_checkpoint(file: str | Path) -> dict[str, Any]:
-    """The content of a released file; a state dict alone, as the pretrained models for summaries are, as its "model".
+    """Read a released file; a state dict alone (a pretrained summarization model) is returned as {"model": state dict}.
 
     Raises:
-        CtxError: It cannot be read, or is no MASS.
+        CtxError: The file cannot be read, or is not a MASS checkpoint.
     """
-    found = read_torch_file(file, (Namespace,))
-    if isinstance(found, Mapping):
-        if isinstance(found.get("model"), Mapping) or isinstance(found.get("encoder"), Mapping):
-            return dict(found)
-        if "encoder.embed_tokens.weight" in found:
-            return {"model": found}
-    raise CtxError("The file holds no MASS.", location=str(file), hint=_CHECKPOINT)
+    content = read_torch_file(file, (Namespace,))
+    if isinstance(content, Mapping):
+        if isinstance(content.get("model"), Mapping) or isinstance(content.get("encoder"), Mapping):
+            return dict(content)
+        if "encoder.embed_tokens.weight" in content:
+            return {"model": content}
+    raise CtxError("The file is not a MASS checkpoint.", location=str(file), hint=_CHECKPOINT_HINT)
 
 
 def build_translation_model(
     checkpoint: Mapping[str, Any], location: str, language: str | None = None
 ) -> CtxMassForConditionalGeneration:
-    """The model for translation.
+    """Build a translation model.
 
-    Its decoder may attend to the source by maps of its own for each language. Of these the model has one language's: it
-    is exact where it writes that one. The encoder's output layer has no use in it.
+    The decoder of a checkpoint may have separate cross-attention projections for each target language. The model keeps
+    those of one language, and is exact for this target language. The encoder's output layer is unused.
 
     Args:
         checkpoint: From `read_checkpoint`.
-        location: The file, for errors.
-        language: The language that is written, for such checkpoints.
+        location: Path of the file, for errors.
+        language: The target language, for such checkpoints.
 
     Raises:
-        CtxError: A part or weight is missing or unknown, or the language.
+        CtxError: A weight is missing or unknown, or the language is unknown.
     """
     params = checkpoint.get("params")
     if not isinstance(params, Mapping) or not isinstance(checkpoint.get("decoder"), Mapping):
-        raise CtxError("The checkpoint lacks params or decoder.", location=location, hint=_CHECKPOINT)
+        raise CtxError("The checkpoint lacks params or decoder.", location=location, hint=_CHECKPOINT_HINT)
     if params.get("asm"):
-        raise CtxError("The model has an adaptive softmax, which is not supported.", location=location)
-    numbers = dict(params.get("lang2id") or {})
-    native: dict[str, Tensor] = {}
+        raise CtxError(
+            "The checkpoint has an adaptive softmax, which is not supported.",
+            location=location,
+            hint="give a checkpoint without it.",
+        )
+    lang2id = dict(params.get("lang2id") or {})
+    state_dict: dict[str, Tensor] = {}
     for side in ("encoder", "decoder"):
         weights = {name.removeprefix("module."): value for name, value in checkpoint[side].items()}
-        weights = _of_language(weights, numbers, language, location)
+        weights = _select_language(weights, lang2id, language, location)
         if side == "encoder":
             weights = {name: value for name, value in weights.items() if not name.startswith("pred_layer.")}
-        native |= _renamed(weights, side, _XLM, location)
-    embeds = "mass.encoder.language_embeddings.weight" in native
-    bias = "lm_head.bias" in native
-    return _model(
-        native,
+        state_dict |= _rename_weights(weights, side, _XLM_RULES, location)
+    embeds_languages = "mass.encoder.language_embeddings.weight" in state_dict
+    num_heads = int(_get_param(params, "n_heads", location))
+    return _build_model(
+        state_dict,
         location,
-        **_heads(int(_param(params, "n_heads", location))),
-        n_langs=len(numbers) if embeds else 1,
-        use_lang_emb=embeds,
-        lang2id=numbers if embeds else None,
+        num_attention_heads=num_heads,
+        decoder_attention_heads=num_heads,
+        n_langs=len(lang2id) if embeds_languages else 1,
+        use_lang_emb=embeds_languages,
+        lang2id=lang2id if embeds_languages else None,
         hidden_act="gelu" if params.get("gelu_activation") else "relu",
         hidden_dropout_prob=params.get("dropout", 0.1),
         attention_probs_dropout_prob=params.get("attention_dropout", 0.1),
         layer_norm_eps=1e-12,
-        output_bias=bias,
+        output_bias="lm_head.bias" in state_dict,
         scale_embedding=False,
-        pad_token_id=int(_param(params, "pad_index", location)),
-        bos_token_id=int(_param(params, "bos_index", location)),
-        eos_token_id=int(_param(params, "eos_index", location)),
-        decoder_start_token_id=int(_param(params, "eos_index", location)),
+        pad_token_id=int(_get_param(params, "pad_index", location)),
+        bos_token_id=int(_get_param(params, "bos_index", location)),
+        eos_token_id=int(_get_param(params, "eos_index", location)),
+        decoder_start_token_id=int(_get_param(params, "eos_index", location)),
     )
 
 
 def build_summarization_model(
-    checkpoint: Mapping[str, Any], location: str, special: SpecialTokenIds = BERT_IDS
+    checkpoint: Mapping[str, Any], location: str, special_token_ids: SpecialTokenIds = BERT_IDS
 ) -> CtxMassForConditionalGeneration:
-    """The model for summaries, pretrained or fine-tuned; its heads have a width of 64 unless the checkpoint says other.
+    """Build a summarization model, pretrained or fine-tuned.
 
-    A text ends with the separator, which a target also begins with.
+    Texts end with the separator, which is also the decoder's first input. Heads have a width of 64 unless the
+    checkpoint specifies their number.
 
     Args:
         checkpoint: From `read_checkpoint`.
-        location: The file, for errors.
-        special: Of the vocabulary. Positions are counted from the padding's id + 1 on, as in fairseq.
+        location: Path of the file, for errors.
+        special_token_ids: Ids in the vocabulary. As in fairseq, positions start at the padding id + 1.
 
     Raises:
         CtxError: A weight is missing or unknown.
     """
     weights: Mapping[str, Tensor] = checkpoint["model"]
-    native: dict[str, Tensor] = {}
+    state_dict: dict[str, Tensor] = {}
     for side in ("encoder", "decoder"):
-        own = {name[8:]: value for name, value in weights.items() if name.startswith(f"{side}.")}
-        own.pop("version", None)
-        native |= _renamed(_split_cross_attention(own), side, _FAIRSEQ, location)
-        name = f"mass.{side}.position_embeddings.weight"
-        if name in native:
-            native[name] = native[name][special.pad + 1 :]
-    if foreign := sorted(name for name in weights if not name.startswith(("encoder.", "decoder."))):
-        raise _unknown(foreign, location)
+        side_weights = {
+            name.removeprefix(f"{side}."): value for name, value in weights.items() if name.startswith(f"{side}.")
+        }
+        side_weights.pop("version", None)
+        state_dict |= _rename_weights(_split_cross_attention(side_weights), side, _FAIRSEQ_RULES, location)
+        positions = f"mass.{side}.position_embeddings.weight"
+        if positions in state_dict:
+            state_dict[positions] = state_dict[positions][special_token_ids.pad + 1 :]
+    if unknown := sorted(name for name in weights if not name.startswith(("encoder.", "decoder."))):
+        raise _unknown_weights_error(unknown, location)
     arguments = vars(checkpoint["args"]) if isinstance(checkpoint.get("args"), Namespace) else {}
-    width = native.get("mass.encoder.word_embeddings.weight", torch.zeros(1, _HEAD_SIZE)).shape[1]
-    heads = _heads(arguments.get("encoder_attention_heads", max(1, width // _HEAD_SIZE)))
-    if "decoder_attention_heads" in arguments:
-        heads["decoder_attention_heads"] = arguments["decoder_attention_heads"]
-    return _model(
-        native,
+    width = state_dict.get("mass.encoder.word_embeddings.weight", torch.zeros(1, _HEAD_DIM)).shape[1]
+    num_heads = arguments.get("encoder_attention_heads", max(1, width // _HEAD_DIM))
+    return _build_model(
+        state_dict,
         location,
-        **heads,
+        num_attention_heads=num_heads,
+        decoder_attention_heads=arguments.get("decoder_attention_heads", num_heads),
         n_langs=1,
         hidden_act=arguments.get("activation_fn", "gelu"),
         layer_norm_eps=1e-5,
         output_bias=False,
         scale_embedding=True,
-        pad_token_id=special.pad,
-        bos_token_id=special.cls,
-        eos_token_id=special.sep,
-        decoder_start_token_id=special.sep,
+        pad_token_id=special_token_ids.pad,
+        bos_token_id=special_token_ids.cls,
+        eos_token_id=special_token_ids.sep,
+        decoder_start_token_id=special_token_ids.sep,
     )
 
 
 def build_translation_tokenizer(
     checkpoint: Mapping[str, Any], merges: Sequence[tuple[str, str]], location: str, word_splitting: str = "moses"
 ) -> CtxMassTokenizer:
-    """The tokenizer of a model for translation, which keeps case.
+    """Build the cased tokenizer of a translation model.
 
     Args:
         checkpoint: From `read_checkpoint`.
-        merges: Of the BPE codes, see `read_codes`.
-        location: The file, for errors.
-        word_splitting: See the class.
+        merges: The merges of the BPE codes, see `read_codes`.
+        location: Path of the file, for errors.
+        word_splitting: See `CtxMassTokenizer`.
 
     Raises:
-        CtxError: The checkpoint has no dictionary, or one whose numbers are not 0, 1, 2, ...
+        CtxError: The checkpoint has no dictionary, or its ids are not 0, 1, 2, ...
     """
     words = checkpoint.get("dico_id2word")
     if not isinstance(words, Mapping) or sorted(words) != list(range(len(words))):
-        raise CtxError("The checkpoint's dico_id2word does not number its words from 0 on.", location=location)
-    special = set(CtxMassTokenizer.first_tokens)
-    vocab = {word if word in special else to_native_subword(word): number for number, word in words.items()}
-    numbers = dict(checkpoint["params"].get("lang2id") or {})
+        raise CtxError(
+            "dico_id2word of the checkpoint is not a mapping of consecutive ids from 0.",
+            location=location,
+            hint=_CHECKPOINT_HINT,
+        )
+    special_tokens = set(CtxMassTokenizer.first_tokens)
+    vocab = {word if word in special_tokens else to_native_subword(word): index for index, word in words.items()}
+    lang2id = dict(checkpoint["params"].get("lang2id") or {})
     return CtxMassTokenizer(
-        vocab=vocab, merges=list(merges), do_lower_case=False, word_splitting=word_splitting, lang2id=numbers or None
+        vocab=vocab, merges=list(merges), do_lower_case=False, word_splitting=word_splitting, lang2id=lang2id or None
     )
 
 
-def _heads(count: int) -> dict[str, int]:
-    return {"num_attention_heads": count, "decoder_attention_heads": count}
-
-
-def _param(params: Mapping[str, Any], name: str, location: str) -> Any:
+def _get_param(params: Mapping[str, Any], name: str, location: str) -> Any:
     if name not in params:
-        raise CtxError(f"The checkpoint's params lack {name}.", location=location, hint=_CHECKPOINT)
+        raise CtxError(f"The checkpoint's params lack {name}.", location=location, hint=_CHECKPOINT_HINT)
     return params[name]
 
 
-def _of_language(
-    weights: Mapping[str, Tensor], numbers: Mapping[str, int], language: str | None, location: str
+def _select_language(
+    weights: Mapping[str, Tensor], lang2id: Mapping[str, int], language: str | None, location: str
 ) -> dict[str, Tensor]:
-    """Weights without those of other languages' cross-attention, and without the language in their names."""
-    found = {}
+    """Keep the cross-attention projections of one language and remove the language from their names."""
+    selected = {}
     for name, value in weights.items():
-        match = _OF_A_LANGUAGE.fullmatch(name)
+        match = _LANGUAGE_PROJECTION.fullmatch(name)
         if match is None:
-            found[name] = value
+            selected[name] = value
             continue
-        if language is None or language not in numbers:
+        if language is None or language not in lang2id:
+            problem = "no language is given" if language is None else f"there is no {language!r}"
             raise CtxError(
-                "The decoder attends to the source by maps of its own for each language, of which a model here has "
-                "one: " + ("none is named." if language is None else f"there is no {language!r}."),
+                f"The decoder has separate cross-attention projections for each target language, but {problem}.",
                 location=location,
-                hint=f"give the language that the model is to write: {', '.join(sorted(numbers))}.",
+                hint=f"give the target language: {', '.join(sorted(lang2id))}.",
             )
-        layer, output, first, second, part, kind = match.groups()
-        if int(first or second) == numbers[language]:
-            found[f"{layer}.{output or part}.{kind}"] = value
-    return found
+        layer, output_projection, output_language, input_language, projection, suffix = match.groups()
+        if int(output_language or input_language) == lang2id[language]:
+            selected[f"{layer}.{output_projection or projection}.{suffix}"] = value
+    return selected
 
 
 def _split_cross_attention(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights with queries, keys and values of the cross-attention apart, which old releases of fairseq join."""
-    found: dict[str, Tensor] = {}
+    """Split the cross-attention projections that old releases of fairseq fuse."""
+    split: dict[str, Tensor] = {}
     for name, value in weights.items():
-        layer, joined, kind = name.partition(".encoder_attn.in_proj_")
-        if joined and not len(value) % 3:
-            parts = zip("qkv", value.chunk(3), strict=True)
-            found |= {f"{layer}.encoder_attn.{letter}_proj.{kind}": part for letter, part in parts}
+        layer, is_fused, suffix = name.partition(".encoder_attn.in_proj_")
+        if is_fused and not len(value) % 3:
+            for letter, chunk in zip("qkv", value.chunk(3), strict=True):
+                split[f"{layer}.encoder_attn.{letter}_proj.{suffix}"] = chunk
         else:
-            found[name] = value
-    return found
+            split[name] = value
+    return split
 
 
-def _renamed(weights: Mapping[str, Tensor], side: str, rules: Rules, location: str) -> dict[str, Tensor]:
-    """Native name -> weight of an encoder or decoder; raises CtxError for a name that no rule knows."""
-    found: dict[str, dict[int, Tensor]] = {}
+def _rename_weights(weights: Mapping[str, Tensor], side: str, rules: RenamingRules, location: str) -> dict[str, Tensor]:
+    """Native name -> weight of an encoder or decoder; raises CtxError for an unknown name."""
+    chunks: dict[str, dict[int, Tensor]] = {}
     unknown = []
     for name, value in weights.items():
-        for pattern, native, place in rules:
-            match = re.fullmatch(pattern, name)
-            if match:
-                own = match.expand(native)
-                own = own if own.startswith("lm_head.") else f"mass.{side}.{own}"
-                found.setdefault(own, {})[place or 0] = value.float()
+        for pattern, native_pattern, index in rules:
+            if match := re.fullmatch(pattern, name):
+                native_name = match.expand(native_pattern)
+                if not native_name.startswith("lm_head."):
+                    native_name = f"mass.{side}.{native_name}"
+                chunks.setdefault(native_name, {})[index or 0] = value.float()
                 break
         else:
             unknown.append(f"{side}.{name}")
     if unknown:
-        raise _unknown(unknown, location)
-    return {name: torch.cat([parts[place] for place in sorted(parts)]) for name, parts in found.items()}
+        raise _unknown_weights_error(unknown, location)
+    return {name: torch.cat([fused[index] for index in sorted(fused)]) for name, fused in chunks.items()}
 
 
-def _unknown(names: Sequence[str], location: str) -> CtxError:
-    more = ", ..." if len(names) > 4 else ""
+def _unknown_weights_error(names: Sequence[str], location: str) -> CtxError:
+    ellipsis = ", ..." if len(names) > 4 else ""
     return CtxError(
-        f"The checkpoint has {len(names)} weights that no MASS has: {', '.join(names[:4])}{more}.",
+        f"The checkpoint has {len(names)} unknown weights: {', '.join(names[:4])}{ellipsis}.",
         location=location,
-        hint=_CHECKPOINT,
+        hint=_CHECKPOINT_HINT,
     )
 
 
-def _model(native: dict[str, Tensor], location: str, **fields: Any) -> CtxMassForConditionalGeneration:
-    """A model of these weights, whose configuration's sizes are theirs."""
-    needed = [
-        f"mass.{side}.{part}_embeddings.weight" for side in ("encoder", "decoder") for part in ("word", "position")
-    ]
-    needed += [f"mass.{side}.layers.0.feed_forward.up_proj.weight" for side in ("encoder", "decoder")]
-    _check_missing([name for name in needed if name not in native], location)
-    words, width = native[needed[0]].shape
-    sizes = {
-        "vocab_size": words,
-        "hidden_size": width,
-        "num_hidden_layers": _layers(native, "encoder"),
-        "decoder_layers": _layers(native, "decoder"),
-        "intermediate_size": len(native[needed[4]]),
-        "decoder_ffn_dim": len(native[needed[5]]),
-        "max_position_embeddings": min(len(native[needed[1]]), len(native[needed[3]])),
-    }
-    for name in (needed[1], needed[3]):
-        native[name] = native[name][: sizes["max_position_embeddings"]]
-    output = native.setdefault("lm_head.weight", native[needed[2]])
-    shared = torch.equal(native[needed[0]], native[needed[2]])
-    tied = shared and torch.equal(output, native[needed[0]])
-    model = CtxMassForConditionalGeneration(
-        CtxMassConfig(**sizes, **fields, tie_word_embeddings=tied, share_word_embeddings=shared)
+def _build_model(state_dict: dict[str, Tensor], location: str, **fields: Any) -> CtxMassForConditionalGeneration:
+    """A model with these weights; the sizes of its configuration follow from them."""
+    encoder_words, decoder_words = (f"mass.{side}.word_embeddings.weight" for side in ("encoder", "decoder"))
+    encoder_positions, decoder_positions = (
+        f"mass.{side}.position_embeddings.weight" for side in ("encoder", "decoder")
     )
-    if shared:
-        del native[needed[2]]
+    encoder_feed_forward, decoder_feed_forward = (
+        f"mass.{side}.layers.0.feed_forward.up_proj.weight" for side in ("encoder", "decoder")
+    )
+    required = (encoder_words, encoder_positions, decoder_words, decoder_positions)
+    required += (encoder_feed_forward, decoder_feed_forward)
+    _check_missing([name for name in required if name not in state_dict], location)
+    vocab_size, width = state_dict[encoder_words].shape
+    num_positions = min(len(state_dict[encoder_positions]), len(state_dict[decoder_positions]))
+    for name in (encoder_positions, decoder_positions):
+        state_dict[name] = state_dict[name][:num_positions]
+    output_weight = state_dict.setdefault("lm_head.weight", state_dict[decoder_words])
+    is_shared = torch.equal(state_dict[encoder_words], state_dict[decoder_words])
+    config = CtxMassConfig(
+        vocab_size=vocab_size,
+        hidden_size=width,
+        num_hidden_layers=_number_of_layers(state_dict, "encoder"),
+        decoder_layers=_number_of_layers(state_dict, "decoder"),
+        intermediate_size=len(state_dict[encoder_feed_forward]),
+        decoder_ffn_dim=len(state_dict[decoder_feed_forward]),
+        max_position_embeddings=num_positions,
+        tie_word_embeddings=is_shared and torch.equal(output_weight, state_dict[encoder_words]),
+        share_word_embeddings=is_shared,
+        **fields,
+    )
+    model = CtxMassForConditionalGeneration(config)
+    if is_shared:
+        del state_dict[decoder_words]
     expected = model.state_dict()
-    _check_missing([name for name in expected if name not in native], location)
-    if more := [name for name in native if name not in expected]:
-        raise _unknown(more, location)
+    _check_missing([name for name in expected if name not in state_dict], location)
+    if unknown := [name for name in state_dict if name not in expected]:
+        raise _unknown_weights_error(unknown, location)
     for name, weight in expected.items():
-        if native[name].shape != weight.shape:
+        if state_dict[name].shape != weight.shape:
             raise CtxError(
-                f"{name} is {tuple(native[name].shape)}, expected {tuple(weight.shape)}.",
+                f"{name} is {tuple(state_dict[name].shape)}, expected {tuple(weight.shape)}.",
                 location=location,
-                hint="give the weights of one model, all of them.",
+                hint="give all weights of one model.",
             )
-    model.load_state_dict(native)
+    model.load_state_dict(state_dict)
     return model.eval()
 
 
 def _check_missing(names: Sequence[str], location: str) -> None:
     if names:
-        more = ", ..." if len(names) > 4 else ""
+        ellipsis = ", ..." if len(names) > 4 else ""
         raise CtxError(
-            f"The checkpoint lacks {len(names)} weights: {', '.join(names[:4])}{more} (by their names here).",
+            f"The checkpoint lacks {len(names)} weights (native names): {', '.join(names[:4])}{ellipsis}.",
             location=location,
-            hint=_CHECKPOINT,
+            hint=_CHECKPOINT_HINT,
         )
 
 
-def _layers(native: Mapping[str, Tensor], side: str) -> int:
-    """Number of layers."""
-    found = re.compile(rf"mass\.{side}\.layers\.(\d+)\.")
-    return 1 + max(int(match[1]) for match in map(found.match, native) if match)
+def _number_of_layers(state_dict: Mapping[str, Tensor], side: str) -> int:
+    pattern = re.compile(rf"mass\.{side}\.layers\.(\d+)\.")
+    return 1 + max(int(match[1]) for match in map(pattern.match, state_dict) if match)

@@ -1,5 +1,5 @@
-"""MASS (Song et al. 2019, arXiv 1905.02450): an encoder-decoder of one or several languages, pretrained to write a
-segment that its source lacks."""
+"""MASS (Song et al. 2019, arXiv 1905.02450): an encoder-decoder for one or several languages, pretrained to generate a
+masked segment of its source."""
 
 from typing import Any, ClassVar
 
@@ -21,7 +21,7 @@ from hf_ctxmodels.models.xlm.languages import extend_languages, language_ids
 
 
 class CtxMassPreTrainedModel(CtxPreTrainedModel):
-    """MASS's part of the model base."""
+    """Base class of the MASS models."""
 
     config: CtxMassConfig
     base_model_prefix = "mass"
@@ -30,21 +30,21 @@ class CtxMassPreTrainedModel(CtxPreTrainedModel):
 
 
 class MassStack(TransformerStack):
-    """MASS's encoder or decoder: BART's layers, with embeddings of the tokens' languages."""
+    """Encoder or decoder of MASS: post-norm layers, and embeddings of words, positions and languages."""
 
     def build_words(self, config: CtxMassConfig) -> nn.Embedding:
-        """Create the table of words."""
-        kind = ScaledEmbedding if config.scale_embedding else nn.Embedding
-        return kind(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
+        """Create the word embeddings."""
+        embedding_class = ScaledEmbedding if config.scale_embedding else nn.Embedding
+        return embedding_class(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
 
     def build_embeddings(self, config: CtxMassConfig) -> None:
-        """Create the tables of positions and languages."""
+        """Create the position and language embeddings."""
         super().build_embeddings(config)
         if config.embeds_languages:
             self.language_embeddings = nn.Embedding(config.n_langs, config.hidden_size)
 
     def extra_embedding_ids(self, words: Tensor, given: dict[str, Any]) -> dict[str, Tensor]:
-        """The tokens' languages, if the model has embeddings of them."""
+        """The language ids, if the model has language embeddings."""
         name = "decoder_langs" if self.is_decoder else "langs"
         langs = language_ids(self.config, words, given.pop("langs", None), name)
         return {} if langs is None else {"langs": langs}
@@ -57,8 +57,8 @@ class MassStack(TransformerStack):
 class CtxMassModel(EncoderDecoder, CtxMassPreTrainedModel):
     """The encoder-decoder.
 
-    `forward` takes `langs` and `decoder_langs`, (batch, length) and (batch, steps) numbers of the tokens' languages;
-    the latter are the former where the decoder's input is made of the encoder's.
+    `forward` takes the language ids `langs` (batch, length) and `decoder_langs` (batch, steps), which defaults to
+    `langs`.
     """
 
     stack_class = MassStack
@@ -72,18 +72,18 @@ class CtxMassModel(EncoderDecoder, CtxMassPreTrainedModel):
 
 
 class CtxMassHeadModel(EncoderDecoderHeadModel, CtxMassPreTrainedModel):
-    """Binds the generic heads to MASS."""
+    """Base class of the MASS models with a head."""
 
     encoder_class = CtxMassModel
 
 
 class CtxMassForConditionalGeneration(TransformerForConditionalGeneration, CtxMassHeadModel, GenerationMixin):
-    """The language model of the segment, or of translations and summaries; the output layer is tied to the word
-    embeddings.
+    """MASS with a language modelling head, for pretraining, translation and summarization; the output layer is tied to
+    the word embeddings.
 
-    In pretraining the decoder is given the segment alone: `decoder_input_ids` are the tokens before each of its tokens,
-    `decoder_position_ids` their positions in the text, and `cross_attention_mask` (batch, length) is 0 at mask
-    tokens, which the decoder of the translation model does not see (section 3.1).
+    In pretraining the decoder's input is the segment, shifted by one token: `decoder_input_ids` with their positions in
+    the text, `decoder_position_ids`. `cross_attention_mask` (batch, length) is 0 at mask tokens, to which the decoder
+    of the translation model does not attend (section 3.1).
     """
 
     _tied_weights_keys = {"lm_head.weight": "mass.encoder.word_embeddings.weight"}
@@ -94,7 +94,7 @@ class CtxMassForConditionalGeneration(TransformerForConditionalGeneration, CtxMa
     )
 
     def build_head(self, config: CtxMassConfig) -> None:
-        """The output layer."""
+        """Create the output layer."""
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=config.output_bias)
 
     def source(self, given: heads.DecoderInputs) -> Source:
@@ -111,7 +111,7 @@ class CtxMassForConditionalGeneration(TransformerForConditionalGeneration, CtxMa
     def prepare_inputs_for_generation(
         self, input_ids: Tensor, *args: Any, decoder_langs: Tensor | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        """As in transformers; new tokens are in the language of the last one of `decoder_langs`."""
+        """As in transformers; new tokens have the last language of `decoder_langs`."""
         inputs = super().prepare_inputs_for_generation(input_ids, *args, **kwargs)
         if decoder_langs is not None:
             end, steps = input_ids.shape[1], inputs["decoder_input_ids"].shape[1]

@@ -1,7 +1,7 @@
-"""Tokenizer of MASS for translation; the model for summaries has BERT's."""
+"""BPE tokenizer of MASS for translation; the summarization model has BERT's."""
 
 from hf_ctxmodels.models.xlm.tokenization_xlm import CtxXLMTokenizer
 
 
 class CtxMassTokenizer(CtxXLMTokenizer):
-    """XLM's tokenizer: the joint BPE of all languages."""
+    """Tokenizer of MASS: the joint BPE of all languages. See `CtxXLMTokenizer` for arguments, training and errors."""

@@ -18,7 +18,7 @@ from hf_ctxmodels.spec import FamilySpec, PublishedCount, Traits
 
 
 def t5_size(width: int, layers: int, heads: int, inner: int, head_dim: int = 64) -> dict[str, Any]:
-    """Configuration fields of a model of version 1.0."""
+    """Configuration fields of a T5 of version 1.0."""
     return {
         "hidden_size": width,
         "num_hidden_layers": layers,
@@ -30,11 +30,11 @@ def t5_size(width: int, layers: int, heads: int, inner: int, head_dim: int = 64)
 
 
 def t5_v1_1_size(width: int, layers: int, heads: int, inner: int) -> dict[str, Any]:
-    """Configuration fields of a model of version 1.1."""
+    """Configuration fields of a T5 of version 1.1."""
     return t5_size(width, layers, heads, inner) | {"hidden_act": "gated-gelu", "tie_word_embeddings": False}
 
 
-# small ... 11b: Raffel et al. 2020, section 3.7, table 14; v1_1: the release's gin files, t5.1.1.*
+# small to 11b: Raffel et al. 2020, section 3.7, table 14; v1_1: the gin files t5.1.1.* of the release
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": t5_size(128, 2, 2, 512),
     "mini": t5_size(256, 4, 4, 1024),
@@ -52,11 +52,11 @@ SIZES: dict[str, dict[str, Any]] = {
     "v1_1_xxl": t5_v1_1_size(4096, 24, 64, 10240),
 }
 
-# Without and with the output layer, which version 1.0 ties. Counted with the reference classes of transformers 5.23,
-# which cannot untie that of version 1.1: its 32,128 rows are added.
+# Parameter counts of the classes of transformers 5.23 without and with the output layer, which version 1.0 ties. For
+# version 1.1 its 32,128 rows are added, since these classes cannot untie it.
 PUBLISHED = {
-    size: PublishedCount(SIZES[size], {"AutoModel": bare, "AutoModelForSeq2SeqLM": whole})
-    for size, (bare, whole) in {
+    size: PublishedCount(SIZES[size], {"AutoModel": base_count, "AutoModelForSeq2SeqLM": head_count})
+    for size, (base_count, head_count) in {
         "small": (60_506_624, 60_506_624),
         "base": (222_903_552, 222_903_552),
         "large": (737_668_096, 737_668_096),

@@ -11,34 +11,34 @@ _GATED = "gated-"
 
 @strict
 class CtxT5Config(CtxTransformerConfig):
-    """Shape and regularisation of T5; the defaults are the released T5-small (v1.0).
+    """Configuration of T5; the defaults are the released T5-small (v1.0).
 
-    The reference's names (`d_model`, `d_kv`, `d_ff`, `num_layers`, `num_decoder_layers`, `num_heads`, `dropout_rate`,
-    `feed_forward_proj`, `layer_norm_epsilon`) are read as well. Version 1.1 has `hidden_act="gated-gelu"`,
-    `tie_word_embeddings=False`, and was pretrained without dropout.
+    The names of transformers (`d_model`, `d_kv`, `d_ff`, `num_layers`, `num_decoder_layers`, `num_heads`,
+    `dropout_rate`, `feed_forward_proj`, `layer_norm_epsilon`) are accepted. Version 1.1 has `hidden_act="gated-gelu"`
+    and `tie_word_embeddings=False`, and was pretrained without dropout. See `CtxTransformerConfig` for the other
+    arguments.
 
-    Args: those of `CtxTransformerConfig`, and
-        vocab_size: Number of embeddings, the tokenizer's vocabulary rounded up to a multiple of 128.
+    Args:
+        vocab_size: Number of word embeddings, the size of the tokenizer rounded up to a multiple of 128.
         hidden_size: Width of the residual stream.
-        num_hidden_layers: Layers of the encoder.
-        decoder_layers: Layers of the decoder; None for `num_hidden_layers`.
+        num_hidden_layers: Number of encoder layers.
+        decoder_layers: Number of decoder layers; None for `num_hidden_layers`.
         num_attention_heads: Attention heads per layer.
-        head_dim: Width of a head, whatever `hidden_size` is.
+        head_dim: Width of a head, independent of `hidden_size`.
         intermediate_size: Width of the feed-forward layer.
-        hidden_act: Activation of the feed-forward layer. After "gated-" it gates a second map of the input, and "gelu"
-            is then the tanh approximation, as in the release (section 2.1 of Shazeer 2020).
-        clamp_half_precision: In fp16, replace infinite values of the feed-forward layers and of the residual stream by
-            the largest finite ones. The released weights overflow there; bf16 needs no clamp.
-        hidden_dropout_prob: Dropout after the embeddings, after the activation, after each sub-layer, and after the
-            final norms.
+        hidden_act: Activation of the feed-forward layer. With the prefix "gated-" it gates a second linear layer, and
+            "gelu" is the tanh approximation, as in the release (section 2.1 of Shazeer 2020).
+        clamp_half_precision: In float16, clamp infinite values of the feed-forward layers and of the residual stream to
+            the largest finite value. The released weights overflow there; bfloat16 needs no clamp.
+        hidden_dropout_prob: Dropout after the embeddings, the activation, each sub-layer and the final norms.
         attention_probs_dropout_prob: Dropout on attention probabilities; None for `hidden_dropout_prob`, as released.
         classifier_dropout: Dropout before and in the task heads.
         relative_attention_num_buckets, relative_attention_max_distance: See `BucketedPositionBias`.
-        initializer_factor: Factor on the standard deviations of the initial weights.
-        layer_norm_eps: Epsilon of every norm.
+        initializer_factor: Factor applied to the standard deviations of the initialisation.
+        layer_norm_eps: Epsilon of the norms.
         pad_token_id, eos_token_id: Ids of the padding and end tokens.
-        decoder_start_token_id: Id before a target's first token; None for `pad_token_id`.
-        tie_word_embeddings: Share the output layer with the word embeddings.
+        decoder_start_token_id: Id of the decoder's first input; None for `pad_token_id`.
+        tie_word_embeddings: Tie the output layer to the word embeddings.
         scale_decoder_outputs: Multiply the decoder's output by `hidden_size ** -0.5` before the output layer; None for
             `tie_word_embeddings`.
     """
@@ -97,7 +97,7 @@ class CtxT5Config(CtxTransformerConfig):
             self.scale_decoder_outputs = self.tie_word_embeddings
 
     def validate_buckets(self) -> None:
-        """Check that buckets and distances make a table (called at construction)."""
+        """Check the buckets of the position bias (called at construction)."""
         half = self.relative_attention_num_buckets // 2
         if self.relative_attention_num_buckets % 4 or self.relative_attention_max_distance <= half:
             raise ValueError(
@@ -117,16 +117,16 @@ class CtxT5Config(CtxTransformerConfig):
 
     @property
     def attention_dropout(self) -> float | int:
-        """Rate of the dropout on attention probabilities."""
+        """Dropout rate on attention probabilities."""
         rate = self.attention_probs_dropout_prob
         return self.hidden_dropout_prob if rate is None else rate
 
     @property
     def target_vocab_size(self) -> int:
-        """Number of tokens of targets."""
+        """Size of the target vocabulary."""
         return self.vocab_size
 
     @property
     def shares_word_embeddings(self) -> bool:
-        """Encoder and decoder have one table of word embeddings, whatever the output layer is."""
+        """Whether encoder and decoder share the word embeddings: always, also with an untied output layer."""
         return True

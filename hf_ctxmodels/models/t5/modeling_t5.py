@@ -1,5 +1,7 @@
-"""T5 (Raffel et al. 2020, arXiv 1910.10683): an encoder-decoder pretrained to predict the spans that were cut out of a
-text. Pre-norm without means and biases, unscaled attention scores, and distances in buckets in place of positions."""
+"""T5 (Raffel et al. 2020, arXiv 1910.10683): an encoder-decoder pretrained by span corruption.
+
+Pre-norm with RMSNorm, linear layers without biases, unscaled attention scores, and a bucketed relative position bias.
+"""
 
 from functools import partial
 from typing import Any, ClassVar
@@ -28,21 +30,23 @@ from hf_ctxmodels.layers.attention.modules import CrossAttention, SelfAttention
 from hf_ctxmodels.layers.attention.position_bias import BucketedPositionBias
 from hf_ctxmodels.layers.cpu.dropout import Dropout
 from hf_ctxmodels.layers.decoder_output import DecoderOutput
+from hf_ctxmodels.layers.hook_points import ResidualSum
 from hf_ctxmodels.layers.norm import RMSNorm
 from hf_ctxmodels.layers.transformer import FeedForward, GatedFeedForward, TransformerBlock, clamp_to_float16
 from hf_ctxmodels.models.t5.configuration_t5 import CtxT5Config
 from hf_ctxmodels.models.t5.conversion_t5 import build_export_conversion
 
 
-class ClampedBlock(TransformerBlock):
-    """A block whose residual stream stays finite in fp16."""
+class ClampedResidualSum(ResidualSum):
+    """Residual sum that is clamped to finite values in float16."""
 
-    def _add(self, place: str, states: Tensor, output: Tensor, depth: int) -> Tensor:
-        return clamp_to_float16(super()._add(place, states, output, depth))
+    def forward(self, hidden_states: Tensor, output: Tensor, norm: nn.Module | None, layer_index: int) -> Tensor:
+        """Sum as in `ResidualSum`, (..., hidden)."""
+        return clamp_to_float16(super().forward(hidden_states, output, norm, layer_index))
 
 
 class DroppedRMSNorm(RMSNorm):
-    """The norm of a stack's output, with dropout after it. By "RMSNorm" in the name transformers initialises it."""
+    """Final norm followed by dropout. transformers initialises it because its name contains "RMSNorm"."""
 
     def __init__(self, width: int, *, eps: float, dropout: float) -> None:
         super().__init__(width, eps=eps)
@@ -54,20 +58,20 @@ class DroppedRMSNorm(RMSNorm):
 
 
 class T5Stack(TransformerStack):
-    """T5's encoder or decoder.
+    """Encoder or decoder of T5.
 
     Attributes:
-        position_bias: Added to the scores of self-attention in all layers; one-sided in a decoder.
+        position_bias: Added to the self-attention scores of all layers; unidirectional in the decoder.
     """
 
     config: CtxT5Config
 
     def build_words(self, config: CtxT5Config) -> nn.Embedding:
-        """Create the table of words. The padding token, with which targets begin, has an embedding."""
+        """Create the word embeddings. The padding token, the decoder's first input, has an embedding."""
         return nn.Embedding(config.vocab_size, config.hidden_size)
 
     def build_embeddings(self, config: CtxT5Config) -> None:
-        """Create the bias by distance."""
+        """Create the relative position bias."""
         self.position_bias = BucketedPositionBias(
             config.num_attention_heads,
             num_buckets=config.relative_attention_num_buckets,
@@ -76,35 +80,45 @@ class T5Stack(TransformerStack):
         )
 
     def build_embedding_norm(self, config: CtxT5Config) -> nn.Module:
-        """There is none."""
+        """No embedding norm."""
         return nn.Identity()
 
     def build_layer(self, config: CtxT5Config) -> TransformerBlock:
-        """Create a layer: pre-norm, without biases, with unscaled scores."""
-        width, rate, clamp = config.hidden_size, config.hidden_dropout_prob, config.clamp_half_precision
-        shape = {"num_heads": config.num_attention_heads, "head_dim": config.head_dim}
-        attention: dict[str, Any] = {**shape, "bias": False, "dropout": config.attention_dropout, "scale": 1.0}
+        """Create a pre-norm layer without biases, with unscaled scores."""
+        width, dropout, clamp = config.hidden_size, config.hidden_dropout_prob, config.clamp_half_precision
+        attention: dict[str, Any] = {
+            "num_heads": config.num_attention_heads,
+            "head_dim": config.head_dim,
+            "bias": False,
+            "dropout": config.attention_dropout,
+            "scale": 1.0,
+        }
         feed_forward = GatedFeedForward if config.is_gated else FeedForward
-        return (ClampedBlock if clamp else TransformerBlock)(
+        block = TransformerBlock(
             width,
             SelfAttention(width, **attention),
-            feed_forward(width, config.intermediate_size, config.activation, dropout=rate, bias=False, clamp=clamp),
+            feed_forward(width, config.intermediate_size, config.activation, dropout=dropout, bias=False, clamp=clamp),
             norm="pre",
             norm_cls=partial(RMSNorm, eps=config.layer_norm_eps),
-            dropout=rate,
+            dropout=dropout,
             cross_attention=CrossAttention(width, **attention) if self.is_decoder else None,
         )
+        if clamp:
+            block.attention_residual, block.feed_forward_residual = ClampedResidualSum(), ClampedResidualSum()
+            if self.is_decoder:
+                block.cross_attention_residual = ClampedResidualSum()
+        return block
 
     def build_final_norm(self, config: CtxT5Config) -> nn.Module:
-        """Create the norm of the last layer's output."""
+        """Create the final norm."""
         return DroppedRMSNorm(config.hidden_size, eps=config.layer_norm_eps, dropout=config.hidden_dropout_prob)
 
     def mask(self) -> MaskSpec:
-        """Causal in a decoder; with the bias by distance."""
+        """The relative position bias; causal in the decoder."""
         return MaskSpec(causal=self.is_decoder, bias=self.position_bias)
 
     def embed(self, words: Tensor, position_ids: Tensor, **beside: Tensor) -> Tensor:
-        """(..., hidden) word embeddings -> (..., hidden); positions enter by the bias alone."""
+        """(..., hidden) word embeddings -> (..., hidden); positions enter only through the bias."""
         return self.dropout(words)
 
     def forward(
@@ -114,20 +128,20 @@ class T5Stack(TransformerStack):
         position_ids: Tensor | None = None,
         **kwargs: Any,
     ) -> Any:
-        """As in `TransformerStack`; raises CtxError for `position_ids`, since distances are those of the tokens."""
+        """Run the stack; see `TransformerStack.forward`. Raises CtxError for `position_ids`."""
         if position_ids is not None:
             raise CtxError(
-                "T5 has no position_ids: it counts the tokens between two, wherever the padding is.",
-                hint="leave position_ids out; sequence_ids tell several sequences of a row apart.",
+                "T5 has relative positions and takes no position_ids.",
+                hint="remove position_ids; separate packed sequences by sequence_ids.",
             )
         return super().forward(input_ids, attention_mask, **kwargs)
 
 
 class CtxT5PreTrainedModel(CtxPreTrainedModel):
-    """T5's part of the model base.
+    """Base class of the T5 models.
 
     Attributes:
-        prefixed_reference: Whether encoder and decoder are a part of the reference's class.
+        prefixed_reference: Whether encoder and decoder are in a submodule of the class of transformers.
     """
 
     config: CtxT5Config
@@ -135,9 +149,9 @@ class CtxT5PreTrainedModel(CtxPreTrainedModel):
     reference_model_type = "t5"
     prefixed_reference: ClassVar[bool] = False
     supports_reentrant_checkpointing = False
-    _supports_flash_attn = False  # it knows no bias
-    _no_split_modules = ["TransformerBlock", "ClampedBlock"]
-    # The output layer, copies of the table of words, and a bias of cross-attention in old files, which nothing reads.
+    _supports_flash_attn = False  # does not support a bias
+    _no_split_modules = ["TransformerBlock"]
+    # the output layer, copies of the word embeddings, and an unused bias of cross-attention in old checkpoints
     _keys_to_ignore_on_load_unexpected = [
         r"^lm_head\.",
         r"embed_tokens\.",
@@ -146,28 +160,30 @@ class CtxT5PreTrainedModel(CtxPreTrainedModel):
 
     @property
     def export_conversion(self) -> list[WeightTransform]:  # type: ignore[override]
-        """The table of this class and version."""
+        """The weight conversion of this class and version."""
         return build_export_conversion(gated=self.config.is_gated, prefixed=self.prefixed_reference)
 
     def reference_config(self) -> dict[str, Any]:
-        """The reference class's configuration, with both of its fields that say how logits are made."""
+        """The configuration of the class of transformers, with all fields that affect the logits."""
         names = ("tie_word_embeddings", "scale_decoder_outputs", "decoder_start_token_id")
         return super().reference_config() | {name: getattr(self.config, name) for name in names}
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Standard deviations of the release (mesh-tensorflow): of maps 1 / sqrt(inputs), of those of queries
-        1 / sqrt(inputs * head_dim) in place of the scale of the scores, of embeddings 1."""
+        """Initialise as in the release (mesh-tensorflow), with the standard deviations 1 / sqrt(in_features) for linear
+        layers, 1 / sqrt(in_features * head_dim) for query projections (the scores are unscaled), and 1 for
+        embeddings."""
         super()._init_weights(module)
-        factor, width, head = self.config.initializer_factor, self.config.hidden_size, self.config.head_dim
+        factor, width, head_dim = self.config.initializer_factor, self.config.hidden_size, self.config.head_dim
         if isinstance(module, nn.Linear):
             init.normal_(module.weight, std=factor * module.in_features**-0.5)
         elif isinstance(module, SelfAttention):
-            spread = torch.ones(len(module.qkv_proj.weight), 1, device=module.qkv_proj.weight.device)
-            spread[: module.inner_size] = head**-0.5
-            init.copy_(module.qkv_proj.weight, torch.randn_like(module.qkv_proj.weight) * spread * factor * width**-0.5)
+            weight = module.qkv_proj.weight
+            query_factor = torch.ones(len(weight), 1, device=weight.device)
+            query_factor[: module.inner_size] = head_dim**-0.5
+            init.copy_(weight, torch.randn_like(weight) * query_factor * factor * width**-0.5)
         elif isinstance(module, CrossAttention):
-            init.normal_(module.q_proj.weight, std=factor * (width * head) ** -0.5)
+            init.normal_(module.q_proj.weight, std=factor * (width * head_dim) ** -0.5)
         elif isinstance(module, T5Stack):
             init.normal_(module.position_bias.buckets.weight, std=factor * width**-0.5)
             if module.word_embeddings is not None:
@@ -181,11 +197,7 @@ class CtxT5Model(EncoderDecoder, CtxT5PreTrainedModel):
 
 
 class CtxT5EncoderModel(CtxT5PreTrainedModel):
-    """The encoder alone.
-
-    Attributes:
-        encoder: The stack.
-    """
+    """The encoder without a decoder."""
 
     _keys_to_ignore_on_load_unexpected = [
         *CtxT5PreTrainedModel._keys_to_ignore_on_load_unexpected,
@@ -198,11 +210,11 @@ class CtxT5EncoderModel(CtxT5PreTrainedModel):
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
-        """The table of words."""
+        """The encoder's word embeddings."""
         return self.encoder.word_embeddings  # type: ignore[return-value]
 
     def set_input_embeddings(self, value: nn.Module) -> None:
-        """Replace the table of words."""
+        """Replace the encoder's word embeddings."""
         self.encoder.word_embeddings = value  # type: ignore[assignment]
 
     @can_return_tuple
@@ -233,13 +245,13 @@ class CtxT5EncoderModel(CtxT5PreTrainedModel):
 
 
 class CtxT5HeadModel(EncoderDecoderHeadModel, CtxT5PreTrainedModel):
-    """Binds the generic heads to T5."""
+    """Base class of the T5 models with a head."""
 
     encoder_class = CtxT5Model
 
 
 class CtxT5ForConditionalGeneration(TransformerForConditionalGeneration, CtxT5HeadModel, GenerationMixin):
-    """The language model of targets. Version 1.0 ties the output layer to the word embeddings and scales its input;
+    """T5 with a language modelling head. Version 1.0 ties the output layer to the word embeddings and scales its input;
     version 1.1 does neither."""
 
     _tied_weights_keys = {"lm_head.weight": "t5.encoder.word_embeddings.weight"}
@@ -260,11 +272,11 @@ class CtxT5ForSequenceClassification(EndTokenHead, heads.ForSequenceClassificati
 
 
 class CtxT5ForQuestionAnswering(heads.ForQuestionAnswering, CtxT5HeadModel):
-    """T5 with start and end logits of an answer span, of the decoder's states."""
+    """T5 with a span classifier on the decoder's states for extractive question answering."""
 
 
 class CtxT5ForTokenClassification(heads.ForTokenClassification, CtxT5PreTrainedModel):
-    """T5's encoder with a classifier of each token."""
+    """T5's encoder with a token classifier."""
 
     prefixed_reference = True
     encoder_class = CtxT5EncoderModel

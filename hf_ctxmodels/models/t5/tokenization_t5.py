@@ -12,18 +12,18 @@ NUM_SENTINELS = 100
 
 
 class CtxT5Tokenizer(CtxUnigramTokenizer):
-    """T5's tokenizer: cased SentencePiece unigram, A </s>, pairs A </s> B </s>, and a hundred sentinels.
+    """Tokenizer of T5: cased SentencePiece unigram, A </s>, pairs A </s> B </s>, and a hundred sentinel tokens.
 
-    Gives the ids of `transformers.T5Tokenizer` on the same files (`spiece.model` or `tokenizer.json`): <pad> 0, </s> 1,
-    <unk> 2, then the pieces, then the sentinels in reverse, so that <extra_id_0> has the highest id. The models'
-    `vocab_size` is larger, a multiple of 128 (32128 for 32100 tokens). The sentinels are the last tokens of a newly
-    trained vocabulary as well, and count towards its size. See `CtxUnigramTokenizer` for training and errors.
+    The ids equal those of `transformers.T5Tokenizer` on the same files (`spiece.model` or `tokenizer.json`): <pad> 0,
+    </s> 1, <unk> 2, then the other tokens, then the sentinels in reverse order, so that <extra_id_0> has the highest
+    id. The models' `vocab_size` is a multiple of 128 (32128 for 32100 tokens). The sentinels are also the last tokens
+    of a newly trained vocabulary and count towards its size. See `CtxUnigramTokenizer` for training and errors.
 
     Args:
-        vocab: (piece, log probability) in the order of the ids.
-        extra_special_tokens, additional_special_tokens: More special tokens (the latter is the older name); the
-            sentinels of the vocabulary are always among them.
-        **kwargs: As in `CtxUnigramTokenizer`.
+        vocab: (token, log probability) in the order of the ids.
+        extra_special_tokens, additional_special_tokens: Additional special tokens (the latter is the former name); the
+            sentinels of the vocabulary are always included.
+        **kwargs: See `CtxUnigramTokenizer`.
 
     Example:
         >>> tokenizer = CtxT5Tokenizer.train(["A cat sat on a mat.", "A cat ran."], vocab_size=130)
@@ -61,7 +61,7 @@ class CtxT5Tokenizer(CtxUnigramTokenizer):
 
     @classmethod
     def reorder_vocabulary(cls, pieces: Pieces) -> Pieces:
-        """SentencePiece's order, and the sentinels after it in reverse, unless the file holds them."""
+        """Append the sentinels in reverse order, unless the vocabulary has them."""
         if any(piece == SENTINEL_TOKEN.format(0) for piece, _ in pieces):
             return pieces
         return [*pieces, *((SENTINEL_TOKEN.format(number), 0.0) for number in reversed(range(NUM_SENTINELS)))]

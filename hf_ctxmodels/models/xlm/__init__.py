@@ -1,4 +1,4 @@
-"""XLM (Lample & Conneau 2019): one Transformer for several languages, pretrained on text and on translations."""
+"""XLM (Lample & Conneau 2019): a Transformer for several languages, pretrained on text and on translations."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from hf_ctxmodels.models.xlm.tokenization_xlm import CtxXLMTokenizer
 from hf_ctxmodels.objectives import CrossLingualLM, StreamCausalLM, StreamMaskedLM, TranslationLM
 from hf_ctxmodels.spec import FamilySpec, PublishedCount, Traits, encoder_size
 
-# base: XNLI-15 (section 5.1); translation: the models of two languages; large: those of 17 and 100 languages;
+# base: XNLI-15 (section 5.1); translation: the models of two languages; large: the models of 17 and 100 languages;
 # english: xlm-mlm-en-2048
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": encoder_size(128, 2, 2),
@@ -29,7 +29,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "english": encoder_size(2048, 12, 16),
 }
 
-# Counted with the reference classes of transformers 5.23.
+# parameter counts of the classes of transformers 5.23
 PUBLISHED = {
     "base": PublishedCount(
         {**SIZES["base"], "vocab_size": 95000, "n_langs": 15},

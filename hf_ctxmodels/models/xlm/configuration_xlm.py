@@ -6,8 +6,8 @@ from huggingface_hub.dataclasses import strict
 
 from hf_ctxmodels.core.config import CtxTransformerConfig
 
-# The reference's first names of fields, which released files have beside the present ones -> the names here.
-_EARLIER_NAMES = {
+# former name of a field, which released files have in addition to the present name -> name
+_FORMER_NAMES = {
     "n_words": "vocab_size",
     "bos_index": "bos_token_id",
     "eos_index": "eos_token_id",
@@ -17,12 +17,13 @@ _EARLIER_NAMES = {
 
 @strict
 class CtxXLMConfig(CtxTransformerConfig):
-    """Shape, languages and regularisation of XLM; the defaults are the released English model.
+    """Configuration of XLM; the defaults are the released English model.
 
-    The reference's names (`emb_dim`, `n_layers`, `n_heads`, `dropout`, `attention_dropout`, `embed_init_std`, ...) are
-    read as well, and `gelu_activation` as `hidden_act`. Its `lang_id` is not: transformers writes 0 to every file.
+    The names of transformers (`emb_dim`, `n_layers`, `n_heads`, `dropout`, `attention_dropout`, `embed_init_std`, ...)
+    are accepted, and `gelu_activation` as `hidden_act`. `lang_id` is ignored, since transformers writes 0 to all files.
+    See `CtxTransformerConfig` for the other arguments.
 
-    Args: those of `CtxTransformerConfig`, and
+    Args:
         vocab_size: Number of tokens of the tokenizer.
         hidden_size: Width of the residual stream; a multiple of `num_attention_heads`.
         num_hidden_layers: Number of layers.
@@ -31,18 +32,18 @@ class CtxXLMConfig(CtxTransformerConfig):
         hidden_act: Activation of the feed-forward layer.
         hidden_dropout_prob: Dropout after the embeddings and after each sub-layer.
         attention_probs_dropout_prob: Dropout on attention probabilities.
-        classifier_dropout: Dropout before the heads on a sequence; None for `hidden_dropout_prob`.
-        max_position_embeddings: Longest sequence, in tokens.
-        sinusoidal_embeddings: Fixed sinusoids in place of learned positions.
-        causal: A token sees those before it only. `CtxXLMForCausalLM` sets it.
+        classifier_dropout: Dropout before the sequence classifier; None for `hidden_dropout_prob`.
+        max_position_embeddings: Maximum sequence length in tokens.
+        sinusoidal_embeddings: Fixed sinusoidal instead of learned positions.
+        causal: Causal attention; set by `CtxXLMForCausalLM`.
         n_langs: Number of languages.
-        use_lang_emb: Whether several languages have embeddings, so that `langs` must be given.
-        lang2id: Name of each language -> its number; None where they have no names.
-        default_lang: Number of the language of inputs without `langs`; None makes them an error.
-        initializer_range: Standard deviation of the embeddings; None for hidden_size ** -0.5. Linear maps keep the
+        use_lang_emb: Whether to embed the languages if there are several; `langs` is then required.
+        lang2id: Language name -> id, or None.
+        default_lang: Language id of inputs without `langs`; None makes `langs` required.
+        initializer_range: Standard deviation of the embeddings; None for hidden_size ** -0.5. Linear layers keep the
             initialisation of torch, as in the released code.
-        layer_norm_eps: Epsilon of every LayerNorm.
-        tie_word_embeddings: Share the output layer with the word embeddings.
+        layer_norm_eps: Epsilon of the LayerNorms.
+        tie_word_embeddings: Tie the output layer to the word embeddings.
     """
 
     model_type = "ctx-xlm"
@@ -95,25 +96,23 @@ class CtxXLMConfig(CtxTransformerConfig):
     }
 
     def __post_init__(self, **kwargs: Any) -> None:
-        for name, own in _EARLIER_NAMES.items():
-            if (value := kwargs.pop(name, None)) is not None:
-                setattr(self, own, value)
-        if (gelu := kwargs.pop("gelu_activation", None)) is not None:
-            self.hidden_act = "gelu" if gelu else "relu"
+        for former_name, name in _FORMER_NAMES.items():
+            if (value := kwargs.pop(former_name, None)) is not None:
+                setattr(self, name, value)
+        if (uses_gelu := kwargs.pop("gelu_activation", None)) is not None:
+            self.hidden_act = "gelu" if uses_gelu else "relu"
         super().__post_init__(**kwargs)
 
     def validate_languages(self) -> None:
-        """Check that the languages are numbered from 0 to `n_langs` - 1 (called at construction)."""
-        self.require_positive("n_langs")
-        if self.default_lang is not None and not 0 <= self.default_lang < self.n_langs:
-            raise ValueError(f"default_lang={self.default_lang} is outside [0, n_langs={self.n_langs}).")
-        if self.lang2id is not None and sorted(self.lang2id.values()) != list(range(self.n_langs)):
-            raise ValueError(f"lang2id={self.lang2id} must number the n_langs={self.n_langs} languages from 0 on.")
+        """Check the languages (called at construction)."""
+        validate_languages(self)
 
     def validate_positions(self) -> None:
-        """Check that sinusoids come in pairs (called at construction)."""
+        """Check that the width is even with sinusoidal positions (called at construction)."""
         if self.sinusoidal_embeddings and self.hidden_size % 2:
-            raise ValueError(f"hidden_size={self.hidden_size} is odd; sinusoids are pairs of a sine and a cosine.")
+            raise ValueError(
+                f"hidden_size={self.hidden_size} is odd; sinusoidal positions are pairs of a sine and a cosine."
+            )
 
     @property
     def feed_forward_size(self) -> int:
@@ -127,10 +126,19 @@ class CtxXLMConfig(CtxTransformerConfig):
 
     @property
     def embedding_std(self) -> float:
-        """Standard deviation of new embeddings."""
+        """Standard deviation of the initial embeddings."""
         return self.hidden_size**-0.5 if self.initializer_range is None else float(self.initializer_range)
 
     @property
     def embeds_languages(self) -> bool:
-        """Whether there are language embeddings."""
+        """Whether the model has language embeddings."""
         return self.use_lang_emb and self.n_langs > 1
+
+
+def validate_languages(config: Any) -> None:
+    """Raise ValueError unless the language ids of a configuration are 0 to `n_langs` - 1."""
+    config.require_positive("n_langs")
+    if config.default_lang is not None and not 0 <= config.default_lang < config.n_langs:
+        raise ValueError(f"default_lang={config.default_lang} is outside [0, n_langs={config.n_langs}).")
+    if config.lang2id is not None and sorted(config.lang2id.values()) != list(range(config.n_langs)):
+        raise ValueError(f"lang2id={config.lang2id} must have the ids 0 to n_langs - 1 = {config.n_langs - 1}.")

@@ -1,4 +1,4 @@
-"""XLM weight names: the reference layout of transformers -> the native layout here."""
+"""Weight conversion of XLM between the layout of transformers and the native layout."""
 
 from transformers.core_model_loading import WeightRenaming, WeightTransform
 
@@ -18,7 +18,7 @@ XLM_EXPORT: list[WeightTransform] = [
     WeightRenaming(r"pred_layer\.proj\.", r"lm_head\."),
     *fused_projections("attention", ("q_lin", "k_lin", "v_lin")),
 ]
-# Of the heads on a sequence alone: their first map has another name than that of the token head.
+# only for the sequence heads: their classifier is `sequence_summary.summary` in transformers
 XLM_SUMMARY_EXPORT: list[WeightTransform] = [
     WeightRenaming(r"^sequence_summary\.summary\.", r"classifier\."),
     *XLM_EXPORT,

@@ -1,4 +1,4 @@
-"""Languages and positions of XLM: what stands beside the words."""
+"""Language ids and sinusoidal positions of XLM."""
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,7 @@ from hf_ctxmodels.models.xlm.configuration_xlm import CtxXLMConfig
 
 
 class SinusoidalPositions(nn.Embedding):
-    """Fixed positions: sines in the even columns and cosines in the odd ones (Vaswani et al. 2017, section 3.5)."""
+    """Fixed positions: sines in the even columns, cosines in the odd columns (Vaswani et al. 2017, section 3.5)."""
 
     fixed_parameters = ("weight",)
 
@@ -19,7 +19,7 @@ class SinusoidalPositions(nn.Embedding):
         self.weight.requires_grad_(False)
 
     def fill(self) -> None:
-        """Write the table, unless it was loaded."""
+        """Initialise the weights, unless they were loaded."""
         positions, width = self.weight.shape
         pairs = torch.arange(width, dtype=torch.float64) // 2
         angles = torch.arange(positions, dtype=torch.float64)[:, None] / 10000 ** (2 * pairs / width)
@@ -28,36 +28,35 @@ class SinusoidalPositions(nn.Embedding):
 
 
 def language_ids(config: CtxXLMConfig, words: Tensor, langs: Tensor | None, name: str = "langs") -> Tensor | None:
-    """(batch, length) number of each token's language; None for a model without language embeddings.
+    """(batch, length) language id of each token; None for a model without language embeddings.
 
     Args:
-        config: The model's.
-        words: (batch, length, ...) ids or embeddings.
+        config: The model's configuration.
+        words: (batch, length, ...) token ids or embeddings.
         langs: (batch, length), or None for `config.default_lang`.
-        name: The argument that they are given by.
+        name: Name of the argument, for errors.
 
     Raises:
         CtxError: The languages are missing, of another shape or outside [0, n_langs).
     """
-    rows, length = words.shape[:2]
-    check_aligned({name: langs}, rows, length)
+    batch_size, length = words.shape[:2]
+    check_aligned({name: langs}, batch_size, length)
     check_ids(name, langs, config.n_langs, "n_langs")
     if not config.embeds_languages:
         return None
     if langs is not None:
         return langs
     if config.default_lang is None:
-        names = config.lang2id or {}
-        known = ", ".join(f"{number} {each}" for each, number in sorted(names.items(), key=lambda item: item[1]))
-        made = "; a tokenizer with a `language` makes them" if name == "langs" else ""
+        names = sorted((config.lang2id or {}).items(), key=lambda item: item[1])
+        ids = ", ".join(f"{number} {language}" for language, number in names) or f"0 to {config.n_langs - 1}"
         raise CtxError(
             f"The model has embeddings of {config.n_langs} languages, but {name} is missing.",
-            hint=f"give {name} (batch, length), the number of each token's language "
-            f"({known or f'0 to {config.n_langs - 1}'}){made}. Or set config.default_lang for inputs of one language.",
+            hint=f"give {name} (batch, length), the language id of each token ({ids}), for example by setting the "
+            "tokenizer's `language`; or set config.default_lang.",
         )
-    return torch.full((rows, length), config.default_lang, device=words.device)
+    return torch.full((batch_size, length), config.default_lang, device=words.device)
 
 
 def extend_languages(langs: Tensor, length: int) -> Tensor:
-    """(batch, given) languages for `length` tokens: further ones are in the language of the last."""
+    """Truncate or extend (batch, steps) language ids to (batch, length); new tokens have the last language."""
     return torch.nn.functional.pad(langs, (0, max(0, length - langs.shape[1])), mode="replicate")[:, :length]

@@ -1,4 +1,4 @@
-"""Words of running text as XLM's models read them: the Moses rules, by the package sacremoses, then lower-casing."""
+"""Word splitting of XLM: the Moses rules (package sacremoses), then lower-casing."""
 
 import re
 import unicodedata
@@ -7,7 +7,7 @@ from typing import Any
 
 from hf_ctxmodels.core.errors import CtxError
 
-SEGMENTED = ("ja", "th", "zh")  # written without spaces: Moses does not split them
+UNSEGMENTED_LANGUAGES = ("ja", "th", "zh")  # written without spaces, which Moses does not split
 
 _FULL_WIDTH = {chr(0xFF10 + digit): str(digit) for digit in range(10)}
 _PUNCTUATION = str.maketrans(
@@ -33,22 +33,22 @@ _PUNCTUATION = str.maketrans(
     }
 )
 _FULL_STOP = re.compile("[\u3002\uff0e]\\s*")
-# Romanian letters with a comma, a cedilla, a breve or a circumflex, as their plain ones
+# Romanian letters with diacritics -> without
 _ROMANIAN = str.maketrans(
     "\u015e\u015f\u0162\u0163\u0218\u0219\u021a\u021b\u0102\u0103\u00c2\u00e2\u00ce\u00ee", "SsTtSsTtAaAaIi"
 )
 
 
 def split_words(text: str, language: str, do_lower_case: bool) -> list[str]:
-    """The words of a text: punctuation made plain, split by the rules of Moses, lower-cased without accents.
+    """Split a text into words: normalise punctuation, split by the Moses rules, lower-case and remove accents.
 
     Args:
         text: Running text.
-        language: Its language, which has its own abbreviations; English for those that Moses does not know.
-        do_lower_case: Lower-case, and take accents off.
+        language: Language of the text, for its abbreviations; Moses uses the English ones for unknown languages.
+        do_lower_case: Lower-case and remove accents.
 
     Raises:
-        CtxError: sacremoses is not installed, or the language is one of `SEGMENTED`.
+        CtxError: sacremoses is not installed, or the language is one of `UNSEGMENTED_LANGUAGES`.
     """
     normalizer, tokenizer = _moses(language)
     text = normalizer.normalize(_FULL_STOP.sub(". ", text).translate(_PUNCTUATION))
@@ -60,25 +60,25 @@ def split_words(text: str, language: str, do_lower_case: bool) -> list[str]:
 
 
 def without_accents(text: str) -> str:
-    """The text in lower case, decomposed, without combining marks."""
+    """Lower-case a text and remove combining marks."""
     decomposed = unicodedata.normalize("NFD", text.lower())
     return "".join(character for character in decomposed if unicodedata.category(character) != "Mn").lower()
 
 
 @lru_cache
 def _moses(language: str) -> tuple[Any, Any]:
-    """The normaliser of punctuation and the splitter of a language."""
-    if language in SEGMENTED:
+    """The punctuation normaliser and the tokenizer of a language."""
+    if language in UNSEGMENTED_LANGUAGES:
         raise CtxError(
-            f"The Moses rules do not split {language!r}, which is written without spaces between words.",
-            hint="split the words yourself and open the tokenizer with word_splitting='whitespace'.",
+            f"Moses does not support {language!r}, which is written without spaces between words.",
+            hint="split the words beforehand and use word_splitting='whitespace'.",
         )
     try:
         import sacremoses
     except ImportError as error:
         raise CtxError(
-            "The released XLM tokenizers split words by the Moses rules, for which sacremoses is not installed.",
-            hint="pip install hf_ctxmodels[moses]; or open it with word_splitting='punctuation', whose ids differ "
-            "where Moses splits otherwise.",
+            "The released XLM tokenizers require sacremoses, which is not installed.",
+            hint="pip install hf_ctxmodels[moses], or use word_splitting='punctuation', which splits some words "
+            "differently.",
         ) from error
     return sacremoses.MosesPunctNormalizer(lang=language), sacremoses.MosesTokenizer(lang=language)

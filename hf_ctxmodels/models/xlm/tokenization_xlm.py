@@ -1,4 +1,4 @@
-"""Tokenizer of XLM (Lample & Conneau 2019, section 3.1): words, split by the joint BPE of all languages."""
+"""BPE tokenizer of XLM, trained jointly on all languages (Lample & Conneau 2019, section 3.1)."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,31 +16,31 @@ from hf_ctxmodels.tokenizers.bpe import Merges
 from hf_ctxmodels.tokenizers.translation import TRANSLATION_SEPARATOR
 from hf_ctxmodels.tokenizers.word_bpe import WordBPETokenizer
 
-_SPLITTINGS = ("moses", "punctuation", "whitespace")
-_TEXTS_AT_ONCE = 1000
+_WORD_SPLITTINGS = ("moses", "punctuation", "whitespace")
+_BATCH_SIZE = 1000
 
 
 class CtxXLMTokenizer(WordBPETokenizer):
-    """XLM's tokenizer: lower-cased words without accents in subwords, of which a word's last one ends with "</w>".
+    """Tokenizer of XLM: BPE of lower-cased words without accents; the last subword of a word ends with "</w>".
 
-    A text is `</s> A </s>`, a pair `</s> A </s></s> B </s>`, as in the released code. On the same files (`vocab.json`
-    with `merges.txt`) the ids of a text are those of `transformers.XLMTokenizer`, which begins it with <s>, a token
-    that no released model was trained on.
+    A text is encoded as `</s> A </s>`, a pair as `</s> A </s></s> B </s>`, as in the released code. On the same files
+    (`vocab.json` with `merges.txt`) the ids equal those of `transformers.XLMTokenizer` except for the first token: <s>
+    there, on which no released model was trained.
 
-    With `language` set, or given in a call, the encoding has `langs`, the language's number at every token.
+    If `language` is set, or passed in a call, the encoding has `langs`, the language id at each token.
 
     Args:
-        vocab, merges, do_lower_case: As in `WordBPETokenizer`. Merges may have results outside the vocabulary, as in
-            released files; where such a subword remains it is unknown.
-        word_splitting: "moses", as for the released models, which needs sacremoses; "punctuation", at white space and
-            punctuation; or "whitespace", for text that is split already.
-        lang2id: Name of each language -> its number; None for one language.
-        language: Name of the language of all texts; None gives no `langs`.
-        token_counts: How often each token occurs in the training text, for objectives that prefer rare tokens.
-        **kwargs: As in `WordBPETokenizer`.
+        vocab, merges, do_lower_case: See `WordBPETokenizer`. As in released files, merges may result in tokens outside
+            the vocabulary, which are encoded as unknown.
+        word_splitting: "moses", as for the released models, requires sacremoses; "punctuation" splits at white space
+            and punctuation; "whitespace" is for text that is already split into words.
+        lang2id: Language name -> id; None for a single language.
+        language: Language of all texts; None returns no `langs`.
+        token_counts: Frequency of each token in the training text, for objectives that sample by frequency.
+        **kwargs: See `WordBPETokenizer`.
 
     Raises:
-        CtxError: As there, or the languages or the way of splitting are not known.
+        CtxError: `word_splitting` or `language` is unknown, or as in `WordBPETokenizer`.
 
     Example:
         >>> texts = ["<de> Eine Katze.", "<en> A cat."]
@@ -74,18 +74,28 @@ class CtxXLMTokenizer(WordBPETokenizer):
         listed_tokens: int | None = None,
         **kwargs: Any,
     ) -> None:
-        if word_splitting not in _SPLITTINGS:
-            raise CtxError(f"word_splitting={word_splitting!r}.", hint=f"use one of {', '.join(_SPLITTINGS)}.")
+        if word_splitting not in _WORD_SPLITTINGS:
+            raise CtxError(
+                f"word_splitting={word_splitting!r} is unknown.", hint=f"use one of {', '.join(_WORD_SPLITTINGS)}."
+            )
         do_lower_case = kwargs.pop("do_lowercase_and_remove_accent", do_lower_case)  # the name in released files
         kwargs.pop("id2lang", None)
-        self._listed: int | None = None
+        self._num_listed: int | None = None
         self.word_splitting = word_splitting
         self.lang2id = dict(lang2id or {})
         self._language: str | None = None
         self.token_counts = None if token_counts is None else list(token_counts)
-        own = {"lang2id": lang2id, "token_counts": self.token_counts, "word_splitting": word_splitting}
-        super().__init__(vocab, merges, do_lower_case, **own, listed_tokens=listed_tokens, **kwargs)
-        self._listed = self.init_kwargs.get("listed_tokens")
+        super().__init__(
+            vocab,
+            merges,
+            do_lower_case,
+            lang2id=lang2id,
+            token_counts=self.token_counts,
+            word_splitting=word_splitting,
+            listed_tokens=listed_tokens,
+            **kwargs,
+        )
+        self._num_listed = self.init_kwargs.get("listed_tokens")
         self.lower_cases = do_lower_case
         if word_splitting != "punctuation":
             self._tokenizer.normalizer = None
@@ -94,35 +104,37 @@ class CtxXLMTokenizer(WordBPETokenizer):
 
     @property
     def vocab_size(self) -> int:
-        """Number of tokens, without those that merges make and the vocabulary lacks."""
-        return super().vocab_size if self._listed is None else self._listed
+        """Number of tokens, without the results of merges that the vocabulary lacks."""
+        return super().vocab_size if self._num_listed is None else self._num_listed
 
     def __len__(self) -> int:
-        return super().__len__() if self._listed is None else self._listed
+        return super().__len__() if self._num_listed is None else self._num_listed
 
     def get_vocab(self) -> dict[str, int]:
         """Token -> id."""
         vocab = super().get_vocab()
-        return vocab if self._listed is None else {token: n for token, n in vocab.items() if n < self._listed}
+        if self._num_listed is None:
+            return vocab
+        return {token: index for token, index in vocab.items() if index < self._num_listed}
 
     def _add_tokens(self, new_tokens: Any, special_tokens: bool = False) -> int:
         unknown = [str(token) for token in new_tokens if str(token) not in self.get_vocab()]
-        if unknown and self._listed is not None:
+        if unknown and self._num_listed is not None:
             raise CtxError(
-                f"{', '.join(unknown)} cannot be added: merges of this released vocabulary make tokens outside of it, "
-                "which have the ids after it.",
-                hint="use one of <special2> to <special9>, which no model was trained on.",
+                f"{', '.join(unknown)} cannot be added: the ids after this released vocabulary belong to results of "
+                "merges.",
+                hint="use one of <special2> to <special9>, on which no model was trained.",
             )
         return super()._add_tokens(new_tokens, special_tokens)
 
     @property
     def languages(self) -> list[str]:
-        """Names of the languages in the order of their numbers."""
+        """Names of the languages in the order of their ids."""
         return sorted(self.lang2id, key=self.lang2id.__getitem__)
 
     @property
     def language(self) -> str | None:
-        """Name of the language of all texts; None gives no `langs`."""
+        """Language of all texts; None returns no `langs`."""
         return self._language
 
     @language.setter
@@ -134,16 +146,16 @@ class CtxXLMTokenizer(WordBPETokenizer):
 
     @property
     def splits_by_language(self) -> bool:
-        """Whether words are split by the rules of their language, English ones where none is given."""
+        """Whether words are split by the rules of their language (English without a language)."""
         return self.word_splitting == "moses"
 
     def language_id(self, name: str) -> int:
-        """The number of a language; raises CtxError for one that is not known."""
+        """The id of a language; raises CtxError for an unknown language."""
         if name not in self.lang2id:
             raise CtxError(
                 f"The tokenizer has no language {name!r}.",
-                hint=f"it has {', '.join(self.languages) or 'none'}; train it on texts with tags of their languages: "
-                "--language_tags '<de>' ...",
+                hint=f"use one of {', '.join(self.languages) or 'none'}, or train a tokenizer on texts with language "
+                "tags: --language_tags '<de>' ...",
             )
         return self.lang2id[name]
 
@@ -152,21 +164,23 @@ class CtxXLMTokenizer(WordBPETokenizer):
     ) -> BatchEncoding:
         language = self._language if language is None else language
         if self.splits_by_language or (self.word_splitting == "whitespace" and self.lower_cases):
-            text, text_pair = (self._split(given, language or "en") for given in (text, text_pair))
+            text, text_pair = (self._split_into_words(texts, language or "en") for texts in (text, text_pair))
         encoded = super()._encode_plus(text, text_pair, *args, **kwargs)
-        if self._listed is not None:
-            encoded["input_ids"] = _replaced(encoded["input_ids"], self._listed, self.unk_token_id)
+        if self._num_listed is not None:
+            encoded["input_ids"] = _mask_unlisted(encoded["input_ids"], self._num_listed, self.unk_token_id)
         if language is not None and self.lang2id:
-            encoded["langs"] = _filled(encoded["input_ids"], self.language_id(language))
+            encoded["langs"] = _fill_like(encoded["input_ids"], self.language_id(language))
         return encoded
 
-    def _split(self, given: Any, language: str) -> Any:
-        """Texts, however nested, as words with spaces between them; special tokens stay."""
-        if not isinstance(given, str):
-            return given if given is None else [self._split(each, language) for each in given]
+    def _split_into_words(self, texts: Any, language: str) -> Any:
+        """Separate the words of (nested lists of) texts by spaces; special tokens are unchanged."""
+        if not isinstance(texts, str):
+            return texts if texts is None else [self._split_into_words(text, language) for text in texts]
         special = "|".join(map(re.escape, sorted(self.all_special_tokens, key=len, reverse=True)))
-        parts = re.split(f"({special})", given)
-        return " ".join(part if number % 2 else self._words(part, language) for number, part in enumerate(parts))
+        segments = re.split(f"({special})", texts)
+        return " ".join(
+            segment if index % 2 else self._words(segment, language) for index, segment in enumerate(segments)
+        )
 
     def _words(self, text: str, language: str) -> str:
         if self.splits_by_language:
@@ -183,12 +197,13 @@ class CtxXLMTokenizer(WordBPETokenizer):
     def read(
         cls, vocab: str | dict[str, int] | None, merges: str | list[Any] | None, kwargs: dict[str, Any]
     ) -> tuple[dict[str, int], Merges, str | None]:
-        """As in `BPETokenizer`; what merges make and the vocabulary lacks gets ids after it, see `listed_tokens`."""
-        table, pairs, file = super().read(vocab, merges, kwargs)
-        made = dict.fromkeys(token for pair in pairs for token in (*pair, "".join(pair)) if token not in table)
-        if kwargs.get("listed_tokens") is None and made:
-            kwargs["listed_tokens"] = len(table)
-        return table | {token: len(table) + number for number, token in enumerate(made)}, pairs, file
+        """Read as in `BPETokenizer`; merge results that the vocabulary lacks get the ids after it, and `listed_tokens`
+        is the size of the vocabulary without them."""
+        token_ids, pairs, file = super().read(vocab, merges, kwargs)
+        unlisted = dict.fromkeys(token for pair in pairs for token in (*pair, "".join(pair)) if token not in token_ids)
+        if kwargs.get("listed_tokens") is None and unlisted:
+            kwargs["listed_tokens"] = len(token_ids)
+        return token_ids | {token: len(token_ids) + index for index, token in enumerate(unlisted)}, pairs, file
 
     @classmethod
     def train(
@@ -201,44 +216,49 @@ class CtxXLMTokenizer(WordBPETokenizer):
         model_max_length: int = 512,
         language: str = "",
     ) -> Self:
-        """Learn the merges of all languages together, their names, and how often each token occurs.
+        """Learn joint merges, the names of the languages, and the frequency of each token.
 
         Args:
-            texts: Of sentences, one a line, of which each may begin with the tag of its language, such as <de>; after a
-                tab, a translation.
-            vocab_size: Number of tokens, characters and special ones included.
-            do_lower_case, min_frequency, model_max_length: As in `WordBPETokenizer.train`.
-            language: Name of the language of texts without a tag; "" where these are in no language of their own.
+            texts: Texts with one sentence per line; a line may begin with a language tag such as <de>, and a
+                translation may follow after a tab.
+            vocab_size: Number of tokens, including characters and special tokens.
+            do_lower_case, min_frequency, model_max_length: See `WordBPETokenizer.train`.
+            language: Language of lines without a tag; "" for none.
 
         Raises:
-            CtxError: As there.
+            CtxError: As in `WordBPETokenizer.train`.
         """
         texts = list(texts) if isinstance(texts, Iterator) else texts
         sentences = _Sentences(texts)
-        options: dict[str, Any] = {"do_lower_case": do_lower_case, "min_frequency": min_frequency}
-        tokenizer = super().train(sentences, vocab_size, model_max_length=model_max_length, **options)
+        tokenizer = super().train(
+            sentences,
+            vocab_size,
+            do_lower_case=do_lower_case,
+            min_frequency=min_frequency,
+            model_max_length=model_max_length,
+        )
         names = sorted(name for name in {*sentences.languages, language} if name)
         counts = np.zeros(len(tokenizer), dtype=np.int64)
         batch: list[str] = []
         for sentence in sentences:
             batch.append(sentence)
-            if len(batch) == _TEXTS_AT_ONCE:
-                counts += tokenizer._count(batch)
+            if len(batch) == _BATCH_SIZE:
+                counts += tokenizer._count_tokens(batch)
                 batch = []
-        counts += tokenizer._count(batch)
+        counts += tokenizer._count_tokens(batch)
         tokenizer.lang2id = {name: number for number, name in enumerate(names)}
         tokenizer.token_counts = counts.tolist()
         tokenizer.init_kwargs |= {"lang2id": tokenizer.lang2id, "token_counts": tokenizer.token_counts}
         return tokenizer
 
-    def _count(self, texts: list[str]) -> np.ndarray:
-        """(tokens,) occurrences in some texts, without special tokens."""
-        rows = self(texts, add_special_tokens=False, verbose=False).input_ids if texts else []
-        return np.bincount([token for row in rows for token in row], minlength=len(self))
+    def _count_tokens(self, texts: list[str]) -> np.ndarray:
+        """(vocabulary,) frequencies, without special tokens."""
+        sequences = self(texts, add_special_tokens=False, verbose=False).input_ids if texts else []
+        return np.bincount([token for sequence in sequences for token in sequence], minlength=len(self))
 
 
 class _Sentences:
-    """The sentences of texts, without tags; `languages` are those of the last iteration."""
+    """The sentences of texts without language tags; `languages` are the tags of the last iteration."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         self.texts, self.languages = texts, set[str]()
@@ -252,18 +272,18 @@ class _Sentences:
                 yield sentence
 
 
-def _replaced(ids: Any, limit: int, unknown: int) -> Any:
-    """Ids, a tensor or however nested, with `unknown` in place of those from `limit` on."""
+def _mask_unlisted(ids: Any, vocab_size: int, unk_token_id: int) -> Any:
+    """Replace ids from `vocab_size` on by `unk_token_id`, in a tensor, array or nested list."""
     if isinstance(ids, torch.Tensor | np.ndarray):
-        ids[ids >= limit] = unknown
+        ids[ids >= vocab_size] = unk_token_id
         return ids
     if isinstance(ids, list):
-        return [_replaced(each, limit, unknown) for each in ids]
-    return unknown if ids >= limit else ids
+        return [_mask_unlisted(element, vocab_size, unk_token_id) for element in ids]
+    return unk_token_id if ids >= vocab_size else ids
 
 
-def _filled(ids: Any, value: int) -> Any:
-    """The value in the shape of ids, a tensor or however nested."""
+def _fill_like(ids: Any, value: int) -> Any:
+    """A tensor or nested list of the shape of `ids`, filled with `value`."""
     if isinstance(ids, torch.Tensor):
         return torch.full_like(ids, value)
-    return [_filled(each, value) for each in ids] if isinstance(ids, list) else value
+    return [_fill_like(element, value) for element in ids] if isinstance(ids, list) else value
