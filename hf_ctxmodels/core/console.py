@@ -11,7 +11,7 @@ Item = TypeVar("Item")
 
 
 def print_status(line: str, enabled: bool = True) -> None:
-    """Show a line; a bar that is drawn stays below it."""
+    """Print a line above any active progress bar."""
     if enabled:
         tqdm.write(line, file=sys.stderr)
         sys.stderr.flush()
@@ -20,18 +20,18 @@ def print_status(line: str, enabled: bool = True) -> None:
 def progress_bar(
     items: Iterable[Item], description: str, *, unit: str, total: int | None = None, enabled: bool = True
 ) -> Iterable[Item]:
-    """The items, with a bar while they are read, if stderr is a terminal.
+    """Iterate over items with a progress bar, if stderr is a terminal.
 
     Args:
-        items: Of any number.
-        description: Before the bar.
+        items: Any iterable.
+        description: Text before the bar.
         unit: Name of an item in the plural.
-        total: Their number; by default that of `items` where it has one.
-        enabled: False for no bar, as on all processes but the main one.
+        total: Number of items; None for `len(items)`, if defined.
+        enabled: False to hide the bar, as on all processes but the main one.
     """
     return tqdm(items, desc=description, unit=f" {unit}", total=total, leave=False, disable=None if enabled else True)
 
 
 def format_next_commands(*commands: Sequence[object]) -> str:
-    """Lines with commands to run next, each given as its name and flags."""
+    """Lines with commands to run next, each a sequence of a name and its flags."""
     return "next:\n" + "\n".join(f"  {shlex.join(['hf-ctxmodels', *map(str, command)])}" for command in commands)

@@ -1,4 +1,4 @@
-"""Errors that users can fix, the boundaries that raise them, and the wrapper that prints them."""
+"""Errors that a user can fix, context managers that raise them, and the entry point that prints them."""
 
 import gc
 import sys
@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
-_HEAD, _TAIL = 1000, 2000  # characters of a message that are kept: what was read may be a file of one line
+# characters that are kept of the beginning and the end of a message, which may quote a file without line breaks
+_HEAD_LENGTH, _TAIL_LENGTH = 1000, 2000
 
 
 class CtxError(ValueError):
@@ -15,7 +16,7 @@ class CtxError(ValueError):
     Args:
         message: What was wrong, and what was expected.
         location: The file, line, step or argument.
-        hint: How to fix it.
+        hint: How to fix it, an imperative sentence; printed after `Fix:`.
     """
 
     exit_code: int = 2
@@ -33,10 +34,10 @@ class CtxError(ValueError):
 
 @contextmanager
 def wrap_errors(message: str, *, location: str | None = None, hint: str | None = None) -> Iterator[None]:
-    """Within, something foreign is read: a file, a configuration, weights. Any error there is the fault of that.
+    """Convert any error of the `with` body, which reads a file, a configuration or weights, to a `CtxError`.
 
     Raises:
-        CtxError: In place of any error of another class: `message`, and what the error says.
+        CtxError: `message`, followed by the first line of the original error. A `CtxError` is passed on.
     """
     try:
         yield
@@ -47,54 +48,55 @@ def wrap_errors(message: str, *, location: str | None = None, hint: str | None =
 
 
 def describe_error(error: BaseException) -> str:
-    """The first line of what an error says, with its class where that is part of the meaning."""
+    """First line of an error's message, preceded by the class name unless the class adds no information."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    said = (str(error).strip().splitlines() or [""])[0].rstrip(".")
-    plain = isinstance(error, ValueError | RuntimeError) and not isinstance(error, UnicodeError | RecursionError)
-    return said if said and plain else f"{type(error).__name__}{': ' if said else ''}{said}"
+    message = (str(error).strip().splitlines() or [""])[0].rstrip(".")
+    is_generic = isinstance(error, ValueError | RuntimeError) and not isinstance(error, UnicodeError | RecursionError)
+    if message and is_generic:
+        return message
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
 def run_script(main: Callable[[], object]) -> NoReturn:
-    """Run a script's `main` and exit: 0 when it returns, the error's `exit_code` (2 by default) after a `CtxError`.
+    """Run a script's `main` and exit: with 0 when it returns, with `exit_code` (2 by default) after a `CtxError`.
 
-    A `CtxError` is printed on stderr without a traceback, and so is what the system refuses: a file, memory. An
+    A `CtxError`, a failed system call and an exhausted memory are printed to stderr without a traceback. An
     interruption exits with 130. Other exceptions are defects of the program and keep their tracebacks.
     """
     code = 0
     try:
         main()
     except CtxError as error:
-        code = _report(error)
+        code = _print_error(error)
     except KeyboardInterrupt:
         print("\nInterrupted.", file=sys.stderr, flush=True)
         code = 130
     except Exception as error:
-        refused = _refusal(error)
-        if refused is None:
+        system_error = _system_error(error)
+        if system_error is None:
             raise
-        code = _report(refused)
-    gc.collect()  # the traceback may refer to a loader, whose workers would delay the exit
+        code = _print_error(system_error)
+    gc.collect()  # the traceback may refer to a data loader, whose workers would delay the exit
     sys.exit(code)
 
 
-def _report(error: CtxError) -> int:
+def _print_error(error: CtxError) -> int:
     print(f"\n{type(error).__name__}: {error}", file=sys.stderr, flush=True)
     return error.exit_code
 
 
-def _refusal(error: Exception) -> CtxError | None:
-    """What the system refused; None for a defect of the program."""
+def _system_error(error: Exception) -> CtxError | None:
+    """A failed system call or allocation as a `CtxError`; None for a defect of the program."""
     if isinstance(error, OSError):
         names = [str(name) for name in (error.filename, error.filename2) if name is not None]
         location = " -> ".join(names) or None
+        hint = "check the path, its permissions and the free disk space."
+        return CtxError(f"{describe_error(error)}.", location=location, hint=hint)
+    is_out_of_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    if is_out_of_memory or "can't allocate memory" in str(error):
         return CtxError(
-            f"{describe_error(error)}.", location=location, hint="see to the file, its rights and the disk."
-        )
-    out_of_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-    if out_of_memory or "can't allocate memory" in str(error):
-        return CtxError(
-            f"The memory is full: {describe_error(error)}.",
+            f"Out of memory: {describe_error(error)}.",
             hint="use a smaller batch (--per_device_batch_size, with more --gradient_accumulation_steps), a smaller "
             "model or shorter inputs.",
         )
@@ -102,7 +104,7 @@ def _refusal(error: Exception) -> CtxError | None:
 
 
 def _printable(text: str) -> str:
-    """Of bounded length, and without halves of surrogate pairs, which no terminal and no log takes."""
-    if len(text) > _HEAD + _TAIL:
-        text = f"{text[:_HEAD]} [...] {text[-_TAIL:]}"
+    """Text of bounded length without lone surrogates, which terminals and logs reject."""
+    if len(text) > _HEAD_LENGTH + _TAIL_LENGTH:
+        text = f"{text[:_HEAD_LENGTH]} [...] {text[-_TAIL_LENGTH:]}"
     return text.encode("utf-8", "backslashreplace").decode()

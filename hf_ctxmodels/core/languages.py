@@ -12,7 +12,7 @@ _TAG = re.compile(r"<([^<>\s]+)> ?")
 
 
 def split_language_tag(text: str) -> tuple[str | None, str]:
-    """The language of a text that begins with its tag ("<de> Ein Satz."), or None, and the text without the tag."""
+    """Split a text with a leading language tag ("<de> Ein Satz.") into language, or None, and text."""
     tag = _TAG.match(text)
     return (None, text) if tag is None else (tag[1], text[tag.end() :])
 
@@ -20,36 +20,32 @@ def split_language_tag(text: str) -> tuple[str | None, str]:
 def target_language_id(
     tokenizer: PreTrainedTokenizerBase, language: str | None, config: PreTrainedConfig
 ) -> int | None:
-    """The number of a target language, or None for none.
+    """Id of a target language; None if `language` is None.
 
     Args:
-        tokenizer: With `languages`, if the model writes several.
-        language: One of them, as `<de>`.
-        config: The model's, with `num_languages` if it writes several.
+        tokenizer: Has `languages` if the model generates several.
+        language: A tag such as `<de>`.
+        config: The model's configuration; has `num_languages` if it generates several.
 
     Raises:
-        CtxError: The model does not write this language.
+        CtxError: The model does not generate this language.
     """
     if language is None:
         return None
     languages = list(getattr(tokenizer, "languages", ())) if hasattr(config, "num_languages") else []
     if language not in languages:
-        raise CtxError(
-            f"The model does not write {language!r}.",
-            hint=f"use one of {', '.join(languages)}."
-            if languages
-            else "leave the language out: the model writes one.",
-        )
+        hint = f"use one of {', '.join(languages)}." if languages else "leave the language out: the model has only one."
+        raise CtxError(f"The model does not generate {language!r}.", hint=hint)
     return languages.index(language)
 
 
 @dataclass(frozen=True)
 class LanguagePair:
-    """The languages of what is read and of what is written, for a model with embeddings of both (MASS, XLM).
+    """Source and target language of a model with language embeddings (MASS, XLM).
 
     Attributes:
         source, target: Names.
-        numbers: Their numbers in the model, in this order.
+        numbers: Ids of source and target.
     """
 
     source: str
@@ -64,47 +60,46 @@ class LanguagePair:
         target: str | None,
         flags: tuple[str, str] = ("source_language", "language"),
     ) -> Self | None:
-        """Those of a model; None if it need not be told any.
+        """Resolve the languages for a model; None if it needs none.
 
         Args:
-            config: The model's.
-            source: Name of the language that is read; None for that of `config.default_lang`. A decoder continues a
-                prompt in the language that is written.
-            target: Name of the language that is written.
-            flags: How both are given, for errors.
+            config: The model's configuration.
+            source: Name of the source language; None for `config.default_lang`. A decoder continues a prompt in its
+                target language.
+            target: Name of the target language.
+            flags: Names of both arguments, for error messages.
 
         Raises:
-            CtxError: One is missing or unknown, or the model's languages have no names.
+            CtxError: A language is missing or unknown, or the model's languages have no names.
         """
         if not getattr(config, "embeds_languages", False):
             return None
-        known: dict[str, int] = config.lang2id or {}
-        untold = source is None and target is None and config.default_lang is not None
-        if untold and not known and not config.is_encoder_decoder:
-            return None  # the model gives its default to all tokens
-        if not known:
+        ids: dict[str, int] = config.lang2id or {}
+        uses_default = source is None and target is None and config.default_lang is not None
+        if uses_default and not ids and not config.is_encoder_decoder:
+            return None  # the model uses its default for all tokens
+        if not ids:
             raise CtxError(
-                f"The model has embeddings of {config.n_langs} languages, which have no names.",
-                hint="name them by config.lang2id, each with its number; a new model of one language has n_langs=1.",
+                f"The model has embeddings of {config.n_langs} languages without names.",
+                hint="set config.lang2id, language name -> id; a new model of one language has n_langs=1.",
             )
-        names = {number: name for name, number in known.items()}
+        names = {number: name for name, number in ids.items()}
         default = names.get(config.default_lang)
         if not config.is_encoder_decoder:
             target = default if target is None else target
             source = target if source is None else source
-        given = (default if source is None else source, target)
-        for name, flag, what in zip(given, flags, ("texts that are read", "texts that are written"), strict=True):
-            if name not in known:
+        source = default if source is None else source
+        for name, flag, role in ((source, flags[0], "source"), (target, flags[1], "target")):
+            if name not in ids:
                 raise CtxError(
-                    f"The language of {what} is missing." if name is None else f"The model has no language {name!r}.",
+                    f"The {role} language is missing." if name is None else f"The model has no language {name!r}.",
                     location=flag,
-                    hint=f"use one of {', '.join(known)}.",
+                    hint=f"use one of {', '.join(ids)}.",
                 )
-        read, written = (str(name) for name in given)
-        return cls(read, written, (known[read], known[written]))
+        return cls(str(source), str(target), (ids[str(source)], ids[str(target)]))
 
     @staticmethod
     def tokenizer_arguments(tokenizer: PreTrainedTokenizerBase, name: str | None) -> dict[str, str]:
-        """Keywords with which a tokenizer encodes texts of a language: nothing if it does not ask for it."""
-        asks = hasattr(tokenizer, "language_id") and name in tokenizer.languages
-        return {"language": str(name)} if asks else {}
+        """Arguments for encoding text in a language; empty for a tokenizer that takes none."""
+        takes_language = hasattr(tokenizer, "language_id") and name in tokenizer.languages
+        return {"language": str(name)} if takes_language else {}

@@ -1,4 +1,4 @@
-"""Opening of saved models, configurations and tokenizers."""
+"""Loading of models, configurations and tokenizers."""
 
 from os import PathLike
 from typing import Any
@@ -7,15 +7,15 @@ from hf_ctxmodels.core.errors import CtxError
 
 
 def load_pretrained(auto_class: Any, source: str | PathLike[str] | None, what: str) -> Any:
-    """`auto_class.from_pretrained(source)`.
+    """`auto_class.from_pretrained(source)` with a `CtxError` for every failure.
 
     Args:
         auto_class: An Auto class of transformers.
-        source: Directory or Hub id; None or empty if there is none.
-        what: The object's name in the error message.
+        source: Directory or Hub id; None or empty if missing.
+        what: Description of the object for the error message.
 
     Raises:
-        CtxError: It cannot be opened.
+        CtxError: It cannot be loaded.
     """
     try:
         if not source:
@@ -23,7 +23,7 @@ def load_pretrained(auto_class: Any, source: str | PathLike[str] | None, what: s
         return auto_class.from_pretrained(source)
     except CtxError:
         raise
-    except Exception as error:  # whatever the files hold
+    except Exception as error:  # damaged files raise errors of any class
         raise CtxError(
             f"Cannot open {what}: {error}",
             location=str(source) if source else None,

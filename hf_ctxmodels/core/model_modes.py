@@ -10,12 +10,12 @@ from torch import nn
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 
-_PLAIN = {"unpad": False, "_attn_implementation": "eager", "return_logits_with_labels": True}
+_INSPECTION_FIELDS = {"unpad": False, "_attn_implementation": "eager", "return_logits_with_labels": True}
 
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Without dropout and without gradients; afterwards every module has its own mode again, also after an error.
+    """Disable dropout and gradients; on exit, also after an error, every module returns to its previous mode.
 
     Example:
         >>> with evaluation_mode(model):
@@ -33,18 +33,18 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def inspection_mode(model: nn.Module) -> Iterator[None]:
-    """Within, hooks and explainers see what they know from transformers.
+    """Compute every position with eager attention, so that hooks and explainers work as with transformers' models.
 
-    The layers of Transformers compute on padded (batch, length, hidden) states, by eager attention: forward hooks see
-    and may change these, `hidden_states[i].retain_grad()` works for the loss too, and attention weights are there. The
-    outputs are the same, and are computed more slowly. Recurrent layers compute every position too, but hooks on them
-    see (rows, width), and only their last hidden state has a gradient. Afterwards everything is as before.
+    The layers of Transformers compute padded (batch, length, hidden) states: forward hooks can read and change them,
+    `hidden_states[i].retain_grad()` also works for the loss, and attention weights are returned. The outputs are equal,
+    but take longer. Recurrent layers compute every position too, but hooks on them receive (rows, width) states, and
+    only their last hidden state has a gradient.
 
     Args:
-        model: A model of this package, or one that holds such models (an adapter's, for example).
+        model: A model of this package, or a module that contains such models.
 
     Raises:
-        CtxError: There is no such model, or a forward was asked for attention weights and gives none.
+        CtxError: There is no such model; or attention weights are requested from a model without attention.
 
     Example:
         >>> import torch
@@ -60,22 +60,22 @@ def inspection_mode(model: nn.Module) -> Iterator[None]:
     """
     models = [module for module in model.modules() if isinstance(module, CtxPreTrainedModel)]
     if not models:
-        raise CtxError(f"{type(model).__name__} holds no model of this package.")
-    configs = {id(each.config): each.config for each in models}.values()
-    before = [(config, {name: getattr(config, name) for name in _PLAIN}) for config in configs]
-    with ExitStack() as stack:
-        for each in models:
-            stack.enter_context(each.register_forward_hook(_check_attentions, with_kwargs=True))
+        raise CtxError(f"{type(model).__name__} contains no model of this package.")
+    configs = list({id(submodel.config): submodel.config for submodel in models}.values())
+    previous = [{name: getattr(config, name) for name in _INSPECTION_FIELDS} for config in configs]
+    with ExitStack() as hooks:
+        for submodel in models:
+            hooks.enter_context(submodel.register_forward_hook(_check_attentions, with_kwargs=True))
         try:
             for config in configs:
-                _set(config, _PLAIN)
+                _set_fields(config, _INSPECTION_FIELDS)
             yield
         finally:
-            for config, values in before:
-                _set(config, values)
+            for config, values in zip(configs, previous, strict=True):
+                _set_fields(config, values)
 
 
-def _set(config: Any, values: dict[str, Any]) -> None:
+def _set_fields(config: Any, values: dict[str, Any]) -> None:
     for name, value in values.items():
         setattr(config, name, value)
 
@@ -85,6 +85,6 @@ def _check_attentions(model: CtxPreTrainedModel, args: Any, kwargs: dict[str, An
         return
     if not any(value for name, value in output.items() if name.endswith("attentions")):
         raise CtxError(
-            f"{type(model).__name__} gives no attention weights, which output_attentions asks for.",
-            hint="leave output_attentions out: a recurrent network has none.",
+            f"{type(model).__name__} returns no attention weights, but output_attentions is set.",
+            hint="omit output_attentions: recurrent networks have no attention.",
         )

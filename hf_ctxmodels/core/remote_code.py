@@ -1,8 +1,7 @@
-"""The stub that lets `trust_remote_code=True` open what this package saved, where the package is installed.
+"""Support of `trust_remote_code=True`: checkpoints contain a module (stub) that imports the installed package.
 
-A directory's `auto_map` may only name modules that lie in the directory itself. The stub is such a module: it imports
-the classes from the installed package. Before running it, transformers checks that every package it imports can be
-imported, and answers with "Run `pip install hf_ctxmodels`" where it cannot.
+A checkpoint's `auto_map` can only name modules in the same directory. The stub is such a module. Before running it,
+transformers checks that the packages it imports are installed, and suggests `pip install hf_ctxmodels` if not.
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,16 +25,16 @@ __all__ = [
 
 
 class InstalledCode:
-    """A class that is always imported from the installed package.
+    """A class whose code is never copied into checkpoints.
 
-    transformers registers classes opened with `trust_remote_code=True` as code of that repository, and then
-    `save_pretrained` copies their modules beside the weights. Such a copy would still need this package, so these
-    classes are not registered; `RemoteCodeStub` imports the package instead.
+    transformers registers classes loaded with `trust_remote_code=True` as code of their repository, and
+    `save_pretrained` then copies their modules. A copy would still need this package, so these classes are not
+    registered; the stub imports the package instead.
     """
 
     @classmethod
     def register_for_auto_class(cls, auto_class: Any = None) -> None:
-        """Do not register the class."""
+        """Do nothing: the class is not registered."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +42,8 @@ class RemoteCodeStub:
     """The stub of a family.
 
     Attributes:
-        model_type: Of its configuration.
-        config, tokenizer: Its classes; no tokenizer where that is another family's, which has a stub of its own.
+        model_type: The configuration's `model_type`.
+        config, tokenizer: Classes; None for a tokenizer class of another family, which has its own stub.
         models: Auto class -> model class.
     """
 
@@ -55,12 +54,12 @@ class RemoteCodeStub:
 
     @property
     def module(self) -> str:
-        """Name of the module, for example "ctx_bert_auto"."""
+        """Module name, for example "ctx_bert_auto"."""
         return self.model_type.replace("-", "_") + "_auto"
 
     @property
     def source(self) -> str:
-        """What the module holds."""
+        """Source code of the module."""
         classes = (self.config, self.tokenizer, *self.models.values())
         names = sorted({cls.__name__ for cls in classes if cls is not None})
         return _SOURCE.format(
@@ -69,42 +68,42 @@ class RemoteCodeStub:
 
     @property
     def auto_map(self) -> dict[str, str]:
-        """The entry of config.json: Auto class -> class."""
+        """`auto_map` of config.json: Auto class -> class."""
         classes = {"AutoConfig": self.config, **self.models}
         return {auto_class: f"{self.module}.{cls.__name__}" for auto_class, cls in classes.items()}
 
     @property
     def tokenizer_auto_map(self) -> dict[str, list[str | None]]:
-        """The entry of tokenizer_config.json; AutoTokenizer expects the pair (slow, fast)."""
+        """`auto_map` of tokenizer_config.json; AutoTokenizer expects a pair (slow, fast)."""
         return {} if self.tokenizer is None else {"AutoTokenizer": [None, f"{self.module}.{self.tokenizer.__name__}"]}
 
     def write(self, directory: str | PathLike[str]) -> None:
-        """Write the module into a directory, which is made where it is missing."""
-        if _is_written.get():
+        """Write the module to a directory, which is created if it does not exist."""
+        if _writes_stubs.get():
             path = Path(directory) / f"{self.module}.py"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(self.source, encoding="utf-8")
 
 
 _stubs: dict[type, RemoteCodeStub] = {}
-_is_written: ContextVar[bool] = ContextVar("_is_written", default=True)
+_writes_stubs: ContextVar[bool] = ContextVar("writes_stubs", default=True)
 
 
 def register_remote_code(stub: RemoteCodeStub) -> None:
-    """Let configurations and tokenizers of exactly these classes be saved with the stub."""
+    """Save configurations and tokenizers of exactly these classes with the stub."""
     _stubs.update(dict.fromkeys((cls for cls in (stub.config, stub.tokenizer) if cls is not None), stub))
 
 
-def get_remote_code_stub(saved: object) -> RemoteCodeStub | None:
-    """The stub to save a configuration or tokenizer with; None for a class that is registered by nobody."""
-    return _stubs.get(type(saved))
+def get_remote_code_stub(config_or_tokenizer: object) -> RemoteCodeStub | None:
+    """The stub of a configuration or tokenizer; None for an unregistered class."""
+    return _stubs.get(type(config_or_tokenizer))
 
 
 @contextmanager
 def without_remote_code() -> Iterator[None]:
-    """Inside, what is saved gets no module: it is for readers without this package."""
-    token = _is_written.set(False)
+    """Save without stubs, for readers without this package."""
+    token = _writes_stubs.set(False)
     try:
         yield
     finally:
-        _is_written.reset(token)
+        _writes_stubs.reset(token)

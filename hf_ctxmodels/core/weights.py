@@ -1,4 +1,4 @@
-"""Shared parts of the families' weight conversions, and conversion operations that transformers lacks."""
+"""Weight conversions shared by several families, and conversion operations that transformers lacks."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Self
@@ -18,59 +18,59 @@ from transformers.core_model_loading import (
 
 from hf_ctxmodels.core.errors import CtxError
 
-# names of the first releases, for loading only
+# parameter names of the first releases, for loading only
 LEGACY_NORM_RENAMINGS = [
     WeightRenaming(r"LayerNorm\.gamma", r"LayerNorm.weight"),
     WeightRenaming(r"LayerNorm\.beta", r"LayerNorm.bias"),
 ]
 
-_waiting: dict[str, list[WeightTransform]] = {}
+_pending: dict[str, list[WeightTransform]] = {}
 
 
 def register_conversion(model_type: str, conversion: list[WeightTransform]) -> None:
-    """Register a family's table with transformers when the first model is made.
+    """Register a family's conversion with transformers when the first model is created.
 
-    Registering makes transformers build the tables of all its own models, which takes a fifth of this package's import
-    and which a process that opens no model does without.
+    Registration makes transformers build the conversions of all its models. Deferring it saves a fifth of the time to
+    import this package in processes that create no model.
     """
-    _waiting[model_type] = conversion
+    _pending[model_type] = conversion
 
 
 def register_pending_conversions() -> None:
-    """Register what waits for it; called by every model that is made."""
-    while _waiting:
-        register_checkpoint_conversion_mapping(*_waiting.popitem())
+    """Register all deferred conversions; called at every model's construction."""
+    while _pending:
+        register_checkpoint_conversion_mapping(*_pending.popitem())
 
 
 class FirstAvailable(ConversionOps):
-    """Several reference names of one parameter: the first one in a file is loaded; all are saved."""
+    """One parameter with several names in the reference: the first available is loaded, and all are saved."""
 
     def convert(
         self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **kwargs: Any
     ) -> dict[str, Tensor]:
         """The tensor of the first source in the file."""
-        found = next(input_dict[source] for source in source_patterns if source in input_dict)
-        return {target_patterns[0]: single_tensor(found)}
+        tensor = next(input_dict[source] for source in source_patterns if source in input_dict)
+        return {target_patterns[0]: single_tensor(tensor)}
 
     @property
     def reverse_op(self) -> ConversionOps:
         """Save the tensor under every name."""
-        return _Repeated()
+        return _Repeat()
 
 
-class _Repeated(ConversionOps):
+class _Repeat(ConversionOps):
     """One tensor under several names."""
 
     def convert(
         self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **kwargs: Any
     ) -> dict[str, Tensor]:
-        """A copy for every target: safetensors refuses shared memory."""
-        (found,) = input_dict.values()
-        return {target: single_tensor(found).clone() for target in target_patterns}
+        """A copy for every target, since safetensors rejects shared memory."""
+        (tensor,) = input_dict.values()
+        return {target: single_tensor(tensor).clone() for target in target_patterns}
 
     @property
     def reverse_op(self) -> ConversionOps:
-        """Load the first."""
+        """Load the tensor of the first name."""
         return FirstAvailable()
 
 
@@ -83,60 +83,63 @@ POST_NORM_RENAMINGS = [
     WeightRenaming(r"output\.dense\.", r"feed_forward.down_proj."),
     WeightRenaming(r"output\.LayerNorm\.", r"feed_forward_norm."),
 ]
-"""Names in BERT-like encoders, reference layout -> `hf_ctxmodels.architectures.transformer_encoder`."""
+"""Parameter names of BERT-like encoders: transformers -> `hf_ctxmodels.architectures.transformer_encoder`."""
 
 
-_REPLACED = {"base_layer", "modules_to_save", "original_module", "parametrizations"}  # in names of what wraps a map
+_WRAPPER_NAMES = {"base_layer", "modules_to_save", "original_module", "parametrizations"}  # modules that wrap a layer
 
 
 def is_quantized(model: nn.Module) -> bool:
-    """Whether a model is quantized by this package (a module sets `has_quantized_weights`) or by another one."""
-    holds_codes = any(getattr(module, "has_quantized_weights", False) for module in model.modules())
-    return holds_codes or bool(getattr(model, "is_quantized", False))
+    """Whether a model is quantized, by this package (a module sets `has_quantized_weights`) or by another one."""
+    has_codes = any(getattr(module, "has_quantized_weights", False) for module in model.modules())
+    return has_codes or bool(getattr(model, "is_quantized", False))
 
 
 def check_savable(model: nn.Module) -> None:
-    """Raise CtxError if a file cannot hold the weights, as after `quantize_dynamic`."""
+    """Raise CtxError if the weights cannot be saved, as after `quantize_dynamic`."""
     if any(not isinstance(value, Tensor) for value in model.state_dict().values()):
         raise CtxError(
-            "The weights of this quantized model are packed for the machine it runs on, and cannot be saved.",
-            hint="save the model before it is quantized, or quantize by torchao or bitsandbytes.",
+            "The weights of this quantized model are packed for this machine's processor, and cannot be saved.",
+            hint="save the model before quantizing it, or quantize it with torchao or bitsandbytes.",
         )
 
 
 def check_exportable(model: nn.Module) -> None:
-    """Raise CtxError if the weights are not the model's own: quantized, sharded, or beside an adapter."""
+    """Raise CtxError unless all weights are plain tensors: not quantized, sharded or wrapped by an adapter."""
     for name, value in model.state_dict().items():
-        own = type(value) in (Tensor, nn.Parameter) and (value.is_floating_point() or value.dtype is torch.long)
-        if not own or not _REPLACED.isdisjoint(name.split(".")):
+        is_plain = type(value) in (Tensor, nn.Parameter) and (value.is_floating_point() or value.dtype is torch.long)
+        if not is_plain or not _WRAPPER_NAMES.isdisjoint(name.split(".")):
             raise CtxError(
-                f"The reference layout holds plain weights, and {name} is none.",
+                f"Only plain weights can be exported, and {name} is not plain.",
                 hint="merge an adapter (merge_and_unload), gather a sharded model, export before quantizing.",
             )
 
 
 def decoder_bias(prefix: str) -> WeightConverter:
-    """The bias of a masked-LM decoder, which has two names in the reference; files of tied models may have only one."""
+    """The bias of a masked-LM decoder, which has two names in transformers; files of tied models may have only one."""
     return WeightConverter([f"{prefix}.decoder.bias", f"{prefix}.bias"], "mlm_head.decoder.bias", [FirstAvailable()])
 
 
 def fused_projections(attention: str, names: Sequence[str] = ("query", "key", "value")) -> list[WeightConverter]:
-    """Three matrices of queries, keys and values in the reference -> one here; `attention` is their prefix there, and
-    `names` follow it."""
+    """Conversion of separate query, key and value projections to one fused projection.
+
+    Args:
+        attention: Prefix of the projections in the reference.
+        names: Their names after the prefix.
+    """
     return [
         WeightConverter(
-            [f"{attention}.{part}.{kind}" for part in names],
-            f"attention.qkv_proj.{kind}",
+            [f"{attention}.{name}.{parameter}" for name in names],
+            f"attention.qkv_proj.{parameter}",
             [Concatenate(dim=0)],
         )
-        for kind in ("weight", "bias")
+        for parameter in ("weight", "bias")
     ]
 
 
 def decoder_layers() -> list[WeightTransform]:
-    """The layers of GPT and GPT-2 in the reference, which keeps the weights of linear maps as (in, out) -> the native
-    layout."""
-    maps = {
+    """Conversion of the layers of GPT and GPT-2, whose linear layers have (in, out) weights in the reference."""
+    linear_layers = {
         "attn.c_attn": "attention.qkv_proj",
         "attn.c_proj": "attention.out_proj",
         "mlp.c_fc": "feed_forward.up_proj",
@@ -146,18 +149,18 @@ def decoder_layers() -> list[WeightTransform]:
         WeightRenaming(r"h\.", r"layers."),
         WeightRenaming(r"ln_1\.", r"attention_norm."),
         WeightRenaming(r"ln_2\.", r"feed_forward_norm."),
-        *(WeightConverter(f"{old}.weight", f"{new}.weight", [Transpose()]) for old, new in maps.items()),
-        *(WeightRenaming(f"{old}.bias", f"{new}.bias") for old, new in maps.items()),
+        *(WeightConverter(f"{old}.weight", f"{new}.weight", [Transpose()]) for old, new in linear_layers.items()),
+        *(WeightRenaming(f"{old}.bias", f"{new}.bias") for old, new in linear_layers.items()),
     ]
 
 
 class GPTConversions(NamedTuple):
-    """Tables of GPT and GPT-2, whose heads in the reference have several names for what is `classifier` here.
+    """Conversions of GPT and GPT-2, where this package's `classifier` has a different name in each head.
 
     Attributes:
-        sequence: Of the head for sequences; invertible.
-        choice: Of the head for choices; invertible.
-        conversion: Reads all heads.
+        sequence: For the sequence classification head; invertible.
+        choice: For the multiple choice head; invertible.
+        conversion: Loads all heads.
     """
 
     sequence: list[WeightTransform]
@@ -166,14 +169,14 @@ class GPTConversions(NamedTuple):
 
     @classmethod
     def of(cls, export: list[WeightTransform]) -> Self:
-        """The tables of the heads from that of all other weights."""
+        """Conversions of the heads, given the conversion of all other weights."""
         score = WeightRenaming(r"^score\.", r"classifier.")
         summary = WeightRenaming(r"^multiple_choice_head\.summary\.", r"classifier.")
         return cls([score, *export], [summary, *export], [summary, score, *export])
 
 
 class RearrangeHeads(ConversionOps):
-    """Rearranges every tensor separately, under its own name or the only target's.
+    """Rearranges every tensor separately; a single tensor takes the target's name.
 
     Args:
         load, save: Inverse functions of a tensor and the number of attention heads.
@@ -191,21 +194,21 @@ class RearrangeHeads(ConversionOps):
         config: PreTrainedConfig,
         **kwargs: Any,
     ) -> dict[str, Tensor]:
-        """Rearrange each tensor; several keep their names for a following operation."""
+        """Rearrange each tensor; several tensors keep their names for the next operation."""
         heads = config.num_attention_heads
-        tensors = {name: self.load(single_tensor(found), heads) for name, found in input_dict.items()}
+        tensors = {name: self.load(single_tensor(tensor), heads) for name, tensor in input_dict.items()}
         if len(tensors) == 1 and len(target_patterns) == 1:
             return dict.fromkeys(target_patterns, next(iter(tensors.values())))
         return tensors
 
     @property
     def reverse_op(self) -> ConversionOps:
-        """The inverse."""
+        """The inverse operation."""
         return RearrangeHeads(self.save, self.load)
 
 
 class MergeOutputHeads(RearrangeHeads):
-    """(in, heads, head_dim) -> (heads * head_dim, in), the weight of a linear map."""
+    """(in, heads, head_dim) -> (heads * head_dim, in), the weight of a linear layer."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -215,7 +218,7 @@ class MergeOutputHeads(RearrangeHeads):
 
 
 class MergeInputHeads(RearrangeHeads):
-    """(out, heads, head_dim) -> (out, heads * head_dim), the weight of a linear map."""
+    """(out, heads, head_dim) -> (out, heads * head_dim), the weight of a linear layer."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -223,6 +226,6 @@ class MergeInputHeads(RearrangeHeads):
         )
 
 
-def single_tensor(found: Any) -> Tensor:
-    """The tensor that a conversion is given for a name, alone or in a list."""
-    return found[0] if isinstance(found, list) else found
+def single_tensor(value: Any) -> Tensor:
+    """A tensor, or the only tensor of a list."""
+    return value[0] if isinstance(value, list) else value

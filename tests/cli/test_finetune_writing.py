@@ -112,8 +112,8 @@ def test_a_model_of_several_languages_is_told_both(tmp_path, monkeypatch, capsys
     loop = ["--save_steps", 0, "--per_device_batch_size", 32, "--eval_steps", 0, "--max_steps", 40]
     command = [*start, *files, *lengths, *loop, "--output_dir", out, "--predictions_file", tmp_path / "predicted"]
     for flags, says in (
-        ((), r"language of texts that are read is missing(.|\n)*--language(.|\n)*one of de, en"),
-        (("--language", "en"), r"texts that are written is missing(.|\n)*--target_language"),
+        ((), r"source language is missing(.|\n)*--language(.|\n)*one of de, en"),
+        (("--language", "en"), r"target language is missing(.|\n)*--target_language"),
         (("--language", "en", "--target_language", "<de>"), r"no language '<de>'(.|\n)*one of de, en"),
     ):
         assert finetune(monkeypatch, *command, *flags) == 2

@@ -172,7 +172,7 @@ def test_samples_depend_on_the_seed_alone(
         ({"temperature": 0.5}, r"--temperature needs --do_sample"),
         ({"length_penalty": 0.5}, r"--length_penalty needs --num_beams 2 or more"),
         ({"max_new_tokens": 15}, r"Text 0 .*has \d+ tokens; the model has 16 positions"),
-        ({"language": "<de>"}, r"does not write '<de>'(.|\n)*leave the language out"),
+        ({"language": "<de>"}, r"does not generate '<de>'(.|\n)*leave the language out"),
         ({"references": "{tmp}/one.txt"}, r"2 texts, 1 references"),
         ({"references": "{tmp}/in.txt", "metrics": "f1"}, r"no metric 'f1'"),
         ({"input": "{tmp}/none.txt"}, r"The file is empty"),
@@ -220,7 +220,7 @@ def test_an_encoder_does_not_write(
     (tmp_path / "in.txt").write_text("a red cat\n")
     assert run(monkeypatch, "generate.py", model=tmp_path / "bert", input=tmp_path / "in.txt") == 2
     assert "CtxBertConfig has no head that writes text" in capsys.readouterr().err
-    with pytest.raises(CtxError, match="CtxBertModel does not write text"):
+    with pytest.raises(CtxError, match="CtxBertModel does not generate text"):
         generate_texts(model, tokenizer, ["a red cat"])
 
 

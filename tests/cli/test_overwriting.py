@@ -75,5 +75,5 @@ def test_an_input_stays_whatever_is_said(script, flags, tmp_path, monkeypatch, c
     (tmp_path / "other").hardlink_to(tmp_path / "text")
     flags = flags.replace("{file}", str(tmp_path / "text"), 1).replace("{file}", str(tmp_path / "other"))
     assert run(monkeypatch, script, flags) == 2
-    assert "one of the files that are read" in capsys.readouterr().err
+    assert "one of the input files" in capsys.readouterr().err
     assert (tmp_path / "text").read_text() == NOTES

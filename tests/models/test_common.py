@@ -86,7 +86,7 @@ class TestConfig:
         again = family.config.from_pretrained(tmp_path)
         assert again.hiden_size == 3
         assert again.hidden_size == config.hidden_size
-        assert "'hiden_size' beside 'hidden_size'" in caplog.text
+        assert "'hiden_size' in addition to 'hidden_size'" in caplog.text
 
     @pytest.mark.parametrize("name", ["to_dict", "head_input_size", "from_pretrained"])
     def test_file_cannot_replace_a_method(self, name: str, tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ class TestConfig:
         tiny_config(family).save_pretrained(tmp_path)
         path = tmp_path / "config.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | {name: 3}))
-        with pytest.raises(ValueError, match=f"uses the name '{name}' itself"):
+        with pytest.raises(ValueError, match=f"method named '{name}'"):
             family.config.from_pretrained(tmp_path)
 
     def test_every_size_is_a_valid_configuration(self) -> None:

@@ -159,7 +159,7 @@ def test_generation_in_a_language() -> None:
             generate_texts(model, tokenizer, ["wa wd", "wa"], **text_options)[0]
             == decode_generated(tokenizer, [generated])[0]
         )
-    with pytest.raises(CtxError, match=r"(?s)language of texts that are \w+ is missing.*one of fr, en, de"):
+    with pytest.raises(CtxError, match=r"(?s)(source|target) language is missing.*one of fr, en, de"):
         generate_texts(model, tokenizer, ["wa"])
 
 

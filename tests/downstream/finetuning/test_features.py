@@ -169,7 +169,7 @@ def test_a_cache_is_whole_or_not_there(tmp_path: Path, monkeypatch: Any) -> None
         cache_features(model, tmp_path / "cache", rows, {})
     writer = Case(FAMILIES["bart"], "AutoModelForSeq2SeqLM").model(tie_word_embeddings=False)
     freeze_encoder(writer)
-    with pytest.raises(CtxError, match="does not write text"):
+    with pytest.raises(CtxError, match="does not generate text"):
         cache_features(writer, tmp_path / "cache", rows, {})
     freeze_encoder(model)
     monkeypatch.setattr("hf_ctxmodels.downstream.finetuning.feature_cache._SHARD_TOKENS", 8)

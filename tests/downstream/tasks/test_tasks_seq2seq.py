@@ -116,11 +116,11 @@ def test_the_language_is_given_to_the_model(tmp_path):
     assert batch["target_languages"].tolist() == [tokenizer.languages.index("<en>")] * 3
     assert task.config_fields(tokenizer)["num_languages"] == 2
     task, examples = prepared(tmp_path, tokenizer, target_language="<fr>")
-    with pytest.raises(CtxError, match=r"(?s)does not write '<fr>'.*<de>, <en>"):
+    with pytest.raises(CtxError, match=r"(?s)does not generate '<fr>'.*<de>, <en>"):
         task.encode(examples, tokenizer)
     tokenizer = CtxMassTokenizer.train(["<de> eine Katze", "<en> a cat"], vocab_size=60)
     task.configure(CtxMassConfig(n_langs=1, lang2id={"de": 0}), examples, examples)
-    with pytest.raises(CtxError, match=r"(?s)does not write '<fr>'.*the model writes one"):
+    with pytest.raises(CtxError, match=r"(?s)does not generate '<fr>'.*leave the language out"):
         task.encode(examples, tokenizer)
 
 

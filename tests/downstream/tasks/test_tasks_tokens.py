@@ -222,7 +222,7 @@ def test_best_span_is_the_best_of_all(length, longest, random):
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ("{]", "Not JSON that can be read"),
+        ("{]", "Invalid JSON"),
         ('{"data": [{"paragraphs": [{"qas": []}]}]}', "no questions"),
         ('{"data": [{"paragraphs": [{"qas": [{"id": 1}]}]}]}', "KeyError: 'answers'"),
         (None, r"(?s)'cat' is not at character 3.*found ' ca'.*question 'q0'"),
