@@ -1,4 +1,4 @@
-"""The base of byte-pair encodings (Sennrich et al. 2016, arXiv 1508.07909) with `vocab.json` and `merges.txt`."""
+"""Base class of byte-pair encodings (Sennrich et al. 2016, arXiv 1508.07909) with `vocab.json` and `merges.txt`."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -28,8 +28,8 @@ class BPETokenizer(CtxTokenizer):
 
     @classmethod
     def convert_to_native_format(cls, trust_remote_code: bool = False, **kwargs: Any) -> dict[str, Any]:
-        """The arguments of `__init__`, from the files. Never runs code of a repository, and never guesses merges from
-        a vocabulary, as transformers does."""
+        """Arguments of `__init__` from files. Unlike transformers, it never runs code of a repository, and never
+        derives merges from a vocabulary."""
         if kwargs.get("tokenizer_file") is not None:
             return super().convert_to_native_format(**kwargs)
         files = {"vocab": kwargs.get("vocab_file"), "merges": kwargs.get("merges_file")}
@@ -37,19 +37,19 @@ class BPETokenizer(CtxTokenizer):
 
     @classmethod
     def remap_vocabulary(cls, vocab: dict[str, int]) -> dict[str, int]:
-        """This tokenizer's ids for those of a file; a family may open another's files."""
+        """Map a file's ids to this tokenizer's, for families that load the files of another tokenizer."""
         return vocab
 
     @classmethod
-    def read(
+    def read_vocabulary_and_merges(
         cls, vocab: str | dict[str, int] | None, merges: str | list[Any] | None, kwargs: dict[str, Any]
     ) -> tuple[dict[str, int], Merges, str | None]:
-        """Vocabulary, merges and the vocabulary's file, from the arguments of `__init__`.
+        """Vocabulary, merges and the vocabulary's file from the arguments of `__init__`.
 
         Args:
             vocab: Token -> id, or the path of a `vocab.json`.
             merges: Pairs in the order in which they are merged, or the path of a `merges.txt`.
-            kwargs: The other arguments; what was read is removed.
+            kwargs: The remaining arguments; `tokenizer_file` is removed.
 
         Raises:
             CtxError: A file is missing or damaged, or a special token of `kwargs` is not in the vocabulary.
@@ -66,47 +66,48 @@ class BPETokenizer(CtxTokenizer):
 
 
 def build_bpe(vocab: dict[str, int], merges: Merges, file: str | None, **options: Any) -> BPE:
-    """The encoding of a vocabulary and its merges.
+    """Create a BPE model.
 
     Args:
-        vocab, merges: Token -> id, and pairs.
-        file: The vocabulary's, for the message.
+        vocab: Token -> id.
+        merges: Pairs.
+        file: File of the vocabulary, for the message.
         options: Arguments of `tokenizers.models.BPE`.
 
     Raises:
-        CtxError: They are of different tokenizers.
+        CtxError: The merges do not belong to the vocabulary.
     """
     try:
         return BPE(vocab, merges, fuse_unk=False, **options)
-    except Exception as error:  # the library raises no narrower one
+    except Exception as error:  # the library raises no subclass
         raise CtxError(
             f"The merges do not belong to the vocabulary: {error}.",
             location=file,
-            hint="copy vocab.json and merges.txt (or tokenizer.json) of one tokenizer again.",
+            hint="copy vocab.json and merges.txt (or tokenizer.json) of the same tokenizer.",
         ) from error
 
 
 def require_text(texts: Iterable[str]) -> Iterator[str]:
-    """The texts; raises in the end if none of them has a character that is no white space."""
-    found = False
+    """Yield the texts; afterwards, raise CtxError if all are white space."""
+    has_text = False
     for text in texts:
-        found = found or bool(text.strip())
+        has_text = has_text or bool(text.strip())
         yield text
-    if not found:
+    if not has_text:
         raise empty_text_error()
 
 
 def _read(
     cls: type, vocab: str | dict[str, int] | None, merges: str | list[Any] | None, kwargs: dict[str, Any]
 ) -> tuple[dict[str, int], Merges]:
-    """Vocabulary and merges, given as they are or as paths."""
+    """Vocabulary and merges from values or paths."""
     if not vocab:
         raise missing_vocabulary_error(cls, kwargs)
     if merges is None:
         raise CtxError(
-            "The vocabulary has no merges: text would be split into single bytes.",
+            "The merges are missing: text would be split into single bytes.",
             location=vocab if isinstance(vocab, str) else kwargs.get("name_or_path") or None,
-            hint="put merges.txt beside vocab.json, or use the tokenizer.json, which holds both.",
+            hint="copy merges.txt to the directory of vocab.json, or use tokenizer.json, which contains both.",
         )
     table = _read_vocabulary(vocab) if isinstance(vocab, str) else vocab
     pairs = _read_merges(merges) if isinstance(merges, str) else merges
@@ -115,7 +116,7 @@ def _read(
 
 
 def _read_vocabulary(path: str) -> dict[str, int]:
-    """Token -> id of a `vocab.json`."""
+    """Token -> id from a `vocab.json`."""
     try:
         vocab = json.loads(read_text(path))
     except json.JSONDecodeError as error:
@@ -126,9 +127,11 @@ def _read_vocabulary(path: str) -> dict[str, int]:
 
 
 def _read_merges(path: str) -> list[str]:
-    """Lines of a `merges.txt`, without the version and empty lines."""
+    """Lines of a `merges.txt` without the version and empty lines."""
     lines = [line for line in read_text(path).split("\n") if line and not line.startswith("#version")]
     for line in lines:
         if line.count(" ") != 1:
-            raise CtxError(f"merges.txt holds {line!r}, which is not two tokens.", location=path, hint="copy it again.")
+            raise CtxError(
+                f"merges.txt has the line {line!r}, which is not two tokens.", location=path, hint="copy it again."
+            )
     return lines

@@ -13,19 +13,19 @@ from hf_ctxmodels.tokenizers.bpe import BPETokenizer, build_bpe, require_text
 
 
 class CtxByteBPETokenizer(BPETokenizer):
-    """GPT-2's byte-level BPE: no character is unknown, and `decode` returns the text byte by byte.
+    """GPT-2's byte-level BPE: no character is unknown, and `decode` restores the text exactly.
 
-    Text is split by GPT-2's pattern into words, numbers and punctuation, each with the space before it; their UTF-8
-    bytes, written as 256 printable characters, are merged in the order of the merge list.
+    GPT-2's pattern splits text into words, numbers and punctuation, each with the space before it; their UTF-8 bytes,
+    represented as 256 printable characters, are merged in the order of the merge list.
 
-    Gives the ids of the byte-level tokenizers of transformers on the same files (`vocab.json` with `merges.txt`, or
-    `tokenizer.json`). Unlike them it raises an error for a missing vocabulary, merge list or special token, and with
-    `is_split_into_words` it keeps the given words apart without `add_prefix_space`.
+    The ids equal those of transformers' byte-level tokenizers with the same files (`vocab.json` and `merges.txt`, or
+    `tokenizer.json`). Unlike these, it raises an error for a missing vocabulary, merge list or special token, and with
+    `is_split_into_words` it keeps words separate even without `add_prefix_space`.
 
     Args:
         vocab: Token -> id, or the path of a `vocab.json`.
         merges: Pairs in the order in which they are merged, or the path of a `merges.txt`.
-        errors: How `decode` handles invalid UTF-8, see `bytes.decode`.
+        errors: Handling of invalid UTF-8 by `decode`, see `bytes.decode`.
         add_prefix_space: Treat a text's first word as if a space preceded it.
         trim_offsets: Exclude the space from a token's offsets.
         **kwargs: Passed on to `TokenizersBackend`: special tokens, `model_max_length`, `padding_side`, ...
@@ -36,10 +36,10 @@ class CtxByteBPETokenizer(BPETokenizer):
     """
 
     first_tokens: ClassVar[tuple[str, ...]] = ()
-    """The special tokens of a newly trained vocabulary before the bytes, in the order of their ids from 0 on."""
+    """Special tokens of a trained vocabulary before the bytes, by id from 0."""
 
     last_tokens: ClassVar[tuple[str, ...]]
-    """The special tokens after the last merge."""
+    """Special tokens of a trained vocabulary after the last merge."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class CtxByteBPETokenizer(BPETokenizer):
         **kwargs: Any,
     ) -> None:
         kwargs = {**self.defaults, **kwargs}
-        table, pairs, file = self.read(vocab, merges, kwargs)
+        table, pairs, file = self.read_vocabulary_and_merges(vocab, merges, kwargs)
         self._tokenizer = Tokenizer(build_bpe(table, pairs, file, unk_token=str(kwargs["unk_token"])))
         self._tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
         self._tokenizer.decoder = decoders.ByteLevel()
@@ -60,7 +60,7 @@ class CtxByteBPETokenizer(BPETokenizer):
         self._tokenizer.post_processor = self.build_post_processor(add_prefix_space)
 
     def build_post_processor(self, add_prefix_space: bool) -> processors.PostProcessor:
-        """The processor that adds special tokens and trims offsets; the base only trims."""
+        """Create the processor that trims offsets; subclasses also add special tokens."""
         return processors.ByteLevel(trim_offsets=self.trim_offsets, add_prefix_space=add_prefix_space)
 
     def _encode_plus(self, *args: Any, is_split_into_words: bool = False, **kwargs: Any) -> BatchEncoding:
@@ -85,25 +85,25 @@ class CtxByteBPETokenizer(BPETokenizer):
         min_frequency: int = 2,
         model_max_length: int = 512,
     ) -> Self:
-        """Learn merges. The same texts, in whatever order, give the same vocabulary.
+        """Learn merges. The vocabulary does not depend on the order of the texts.
 
         Args:
-            texts: Strings of any length; read once.
-            vocab_size: Number of tokens, the 256 bytes and the special ones included; a small corpus may give fewer.
+            texts: Strings of any length, iterated once.
+            vocab_size: Number of tokens including the 256 bytes and special tokens; smaller for a small corpus.
             add_prefix_space: See the class.
-            min_frequency: A pair seen fewer times is not merged.
-            model_max_length: Longest input of the model in tokens, special tokens included.
+            min_frequency: Minimum frequency of a merged pair.
+            model_max_length: Maximum input length in tokens, including special tokens.
 
         Raises:
             CtxError: There is no text, or `vocab_size` is too small for the bytes.
         """
         alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-        needed = len(cls.first_tokens) + len(alphabet) + len(cls.last_tokens)
-        if vocab_size < needed:
+        minimum = len(cls.first_tokens) + len(alphabet) + len(cls.last_tokens)
+        if vocab_size < minimum:
             raise CtxError(
-                f"A vocabulary of {vocab_size} tokens cannot hold the 256 bytes and {needed - len(alphabet)} special "
-                "tokens.",
-                hint=f"ask for at least {needed} tokens.",
+                f"A vocabulary of {vocab_size} tokens is too small for the 256 bytes and "
+                f"{minimum - len(alphabet)} special tokens.",
+                hint=f"ask for at least {minimum} tokens.",
             )
         backend = Tokenizer(BPE())
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)

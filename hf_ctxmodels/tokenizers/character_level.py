@@ -1,4 +1,4 @@
-"""Words as sequences of characters: the tokenizer of character-based families."""
+"""Tokenizer of character-based families: words as sequences of characters."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,40 +13,41 @@ from hf_ctxmodels.tokenizers.word_level import CtxWordTokenizer
 
 BYTES = 256
 SENTENCE_START, SENTENCE_END, WORD_START, WORD_END, WORD_PADDING = range(BYTES + 1, BYTES + 6)
-"""Character ids after those of bytes; byte b has the id b + 1, and 0 is padding. Languages have the ids after these."""
+"""Character ids: 0 is padding, byte b has the id b + 1, then these, then one id per language."""
 _TAG = "<{}>"
 
 
 @lru_cache(maxsize=1 << 17)
 def encode_characters(word: str, width: int) -> tuple[int, ...]:
-    """Ids of a word's bytes between those of its beginning and end, padded or cut to `width`."""
-    return _filled([byte + 1 for byte in word.encode("utf-8", "surrogatepass")[: width - 2]], width)
+    """Ids of a word's bytes between start and end ids, padded or truncated to `width`."""
+    return _word_characters([byte + 1 for byte in word.encode("utf-8", "surrogatepass")[: width - 2]], width)
 
 
-def _filled(inside: list[int], width: int) -> tuple[int, ...]:
-    ids = [WORD_START, *inside, WORD_END]
+def _word_characters(characters: list[int], width: int) -> tuple[int, ...]:
+    ids = [WORD_START, *characters, WORD_END]
     return (*ids, *[WORD_PADDING] * (width - len(ids)))
 
 
 class CtxCharacterTokenizer(CtxWordTokenizer):
-    """Splits text into words, and these into characters: `input_ids` are (batch, words, characters).
+    """Splits text into words, and words into characters: `input_ids` are (batch, words, characters).
 
     Each text begins with `<S>` and ends with `</S>`. Lists of words (`is_split_into_words=True`) are not split further.
-    Offsets and word ids are those of words. The vocabulary is the language model's output vocabulary;
-    `encodings[row].ids` are the words' ids in it. Words outside it keep their characters.
+    Offsets and word ids refer to words. The vocabulary is the language model's output vocabulary, and
+    `encodings[i].ids` are ids in it. Words outside the vocabulary keep their characters.
 
-    With `languages`, a special token such as `<de>` tags the words up to the next one or the end of the text: each
-    begins with a character of that language (polyglot models: Mulcaire et al. 2019, arXiv 1902.09697).
+    With `languages`, a special token such as `<de>` sets the language of the following words, up to the next tag or the
+    end of the text: their first character is an id of the language (polyglot models: Mulcaire et al. 2019, arXiv
+    1902.09697).
 
     Args:
-        max_characters: Characters of a word, its beginning and end included.
+        max_characters: Characters per word, including its start and end.
         languages: Names of languages, such as "de".
-        language: That of texts without a tag; None for none.
+        language: Language of texts without a tag, or None.
         *args, **kwargs: See `CtxWordTokenizer`. `do_lower_case` lower-cases the vocabulary, not the characters.
 
     Raises:
-        CtxError: As in `CtxWordTokenizer`; `max_characters` is too small; or the name of a language is empty, holds
-            white space, or occurs twice.
+        CtxError: As in `CtxWordTokenizer`; `max_characters` is too small; or the name of a language is empty, contains
+            white space, or is repeated.
 
     Example:
         >>> tokenizer = CtxCharacterTokenizer.from_words([])
@@ -74,37 +75,37 @@ class CtxCharacterTokenizer(CtxWordTokenizer):
     ) -> None:
         if max_characters < 3:
             raise CtxError(
-                f"max_characters={max_characters} leaves no character between a word's ends.", hint="use 50."
+                f"max_characters={max_characters} leaves no character between a word's start and end.", hint="use 50."
             )
         if len(set(languages)) < len(languages) or any(name.split() != [name] for name in languages):
-            raise CtxError(f"languages={list(languages)} are no different names.", hint="give names such as en, de.")
+            raise CtxError(f"languages={list(languages)} are not distinct names.", hint="give names such as en, de.")
         super().__init__(*args, max_characters=max_characters, languages=list(languages), language=language, **kwargs)
         self.max_characters, self.languages = max_characters, list(languages)
         tags = [_TAG.format(name) for name in languages]
         self.add_tokens([AddedToken(tag, special=True, normalized=False) for tag in tags])
         self._special_characters = {
             self.pad_token_id: (0,) * max_characters,
-            self.bos_token_id: _filled([SENTENCE_START], max_characters),
-            self.eos_token_id: _filled([SENTENCE_END], max_characters),
+            self.bos_token_id: _word_characters([SENTENCE_START], max_characters),
+            self.eos_token_id: _word_characters([SENTENCE_END], max_characters),
         }
-        self._special_characters.pop(None, None)  # of a token that there is none of
-        self._language_of = np.zeros(len(self), dtype=np.int64)  # a tag's language number; 0 for other words
+        self._special_characters.pop(None, None)  # of an undefined special token
+        self._language_of = np.zeros(len(self), dtype=np.int64)  # number of a tag's language; 0 for other words
         for number, tag in enumerate(tags, start=1):
-            place = self.convert_tokens_to_ids(tag)
-            self._special_characters[place] = _filled([WORD_PADDING + number], max_characters)
-            self._language_of[place] = number
+            tag_id = self.convert_tokens_to_ids(tag)
+            self._special_characters[tag_id] = _word_characters([WORD_PADDING + number], max_characters)
+            self._language_of[tag_id] = number
         self.language = language
 
     @property
     def language(self) -> str | None:
-        """That of texts without a tag, one of `languages`; None for none. It is saved with the tokenizer."""
+        """Language of texts without a tag, one of `languages` or None. It is saved with the tokenizer."""
         return self._language
 
     @language.setter
     def language(self, name: str | None) -> None:
         if name is not None and name not in self.languages:
             raise CtxError(
-                f"The tokenizer has no mark of the language {name!r}.",
+                f"The tokenizer has no language {name!r}.",
                 hint=f"use one of {', '.join(self.languages) or 'none'}.",
             )
         self._language = self.init_kwargs["language"] = name
@@ -120,8 +121,10 @@ class CtxCharacterTokenizer(CtxWordTokenizer):
         languages: Sequence[str] = (),
         **kwargs: Any,
     ) -> Self:
-        """Count words and keep the most frequent as the output vocabulary; see `CtxWordTokenizer.train`. The tags of
-        `languages` are not counted."""
+        """Learn the output vocabulary, the most frequent words; see `CtxWordTokenizer.train`.
+
+        Tags of `languages` are not counted.
+        """
         tags = re.compile("|".join(re.escape(_TAG.format(name)) for name in languages) or "(?!)")
         return super().train(
             (tags.sub(" ", text) for text in texts),
@@ -138,107 +141,114 @@ class CtxCharacterTokenizer(CtxWordTokenizer):
         return WORD_PADDING + 1 + len(self.languages)
 
     def vocabulary_ids(self, texts: Sequence[str]) -> Iterator[tuple[np.ndarray, list[str]]]:
-        """For every text: its words' vocabulary ids (words,) int32, special tokens included, and its unknown words."""
+        """Yield the vocabulary ids of each text, (words,) int32 with special tokens, and its unknown words."""
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         for text, encoding in zip(texts, self._tokenizer.encode_batch(list(texts)), strict=True):
             ids = np.array(encoding.ids, dtype=np.int32)
-            places = [encoding.offsets[place] for place in np.flatnonzero(ids == self.unk_token_id)]
-            yield ids, [text[start:stop] for start, stop in places]
+            spans = [encoding.offsets[index] for index in np.flatnonzero(ids == self.unk_token_id)]
+            yield ids, [text[start:stop] for start, stop in spans]
 
     def character_ids(self, ids: Iterable[int], words: Iterable[str]) -> np.ndarray:
-        """(words, characters) int64 of words with these vocabulary ids; special tokens have characters of their own."""
+        """(words, characters) int64 ids of words, or of special tokens, with these vocabulary ids."""
         width, special = self.max_characters, self._special_characters
-        rows = [special.get(number) or encode_characters(word, width) for number, word in zip(ids, words, strict=True)]
-        return np.array(rows, dtype=np.int64).reshape(-1, width)
+        characters = [
+            special.get(word_id) or encode_characters(word, width) for word_id, word in zip(ids, words, strict=True)
+        ]
+        return np.array(characters, dtype=np.int64).reshape(-1, width)
 
     def apply_language_tags(self, ids: Sequence[int] | np.ndarray, characters: np.ndarray) -> np.ndarray:
-        """Tag words by language, in place: after a language's tag and up to the next beginning of a sentence, each
-        word begins with that language's character; elsewhere with that of `language`, if there is one.
+        """Set the first character of each word to the id of its language, in place.
+
+        The language is given by the last tag since the beginning of the sentence, otherwise by `language`, if any.
 
         Args:
             ids: (words,) vocabulary ids.
-            characters: (words, characters).
+            characters: (words, characters) ids, modified and returned.
         """
-        numbers = np.asarray(ids, dtype=np.int64)
-        if not self.languages or not len(numbers):
+        word_ids = np.asarray(ids, dtype=np.int64)
+        if not self.languages or not len(word_ids):
             return characters
-        languages = self._language_of[numbers]
-        changes = (languages > 0) | (numbers == self.bos_token_id)
-        current = languages[np.maximum.accumulate(np.where(changes, np.arange(len(numbers)), 0))]
+        languages = self._language_of[word_ids]
+        changes = (languages > 0) | (word_ids == self.bos_token_id)
+        current = languages[np.maximum.accumulate(np.where(changes, np.arange(len(word_ids)), 0))]
         if self.language is not None:
             current = np.where(current > 0, current, self.languages.index(self.language) + 1)
-        words = (current > 0) & ~np.isin(numbers, list(self._special_characters))
+        words = (current > 0) & ~np.isin(word_ids, list(self._special_characters))
         characters[words, 0] = WORD_PADDING + current[words]
         return characters
 
     def first_language_tag(self, ids: np.ndarray) -> np.ndarray:
-        """The first language tag among vocabulary ids: (1,), or (0,) if there is none."""
+        """The first language tag among vocabulary ids: (1,), or (0,) without a tag."""
         return ids[self._language_of[ids] > 0][:1]
 
     def character_ids_to_words(self, character_ids: Sequence[Sequence[int]] | np.ndarray) -> list[str]:
-        """(words, characters) ids -> the words, without padding."""
-        rows = [tuple(int(number) for number in row) for row in character_ids]
-        names = {ids: self.convert_ids_to_tokens(number) for number, ids in self._special_characters.items()}
-        names.pop((0,) * self.max_characters)
+        """Convert (words, characters) ids to words, without padding."""
+        special = {ids: self.convert_ids_to_tokens(token_id) for token_id, ids in self._special_characters.items()}
+        special.pop((0,) * self.max_characters)
         words = []
-        for row in rows:
-            inside = bytes(number - 1 for number in row if 0 < number <= BYTES)
-            if any(row):
-                words.append(names.get(row) or inside.decode("utf-8", "replace"))
+        for row in character_ids:
+            ids = tuple(int(character) for character in row)
+            if any(ids):
+                encoded = bytes(character - 1 for character in ids if 0 < character <= BYTES)
+                words.append(special.get(ids) or encoded.decode("utf-8", "replace"))
         return words
 
     def decode(self, token_ids: Any, skip_special_tokens: bool = False, **kwargs: Any) -> Any:
-        """(words, characters) ids -> words joined by spaces; a list for several texts. Also takes vocabulary ids."""
+        """Decode (words, characters) ids of one text or a batch, or vocabulary ids, to words joined by spaces."""
         token_ids = token_ids.tolist() if hasattr(token_ids, "tolist") else token_ids
         first: Any = token_ids[0] if hasattr(token_ids, "__len__") and len(token_ids) else 0
         if not hasattr(first, "__len__"):
             return super().decode(token_ids, skip_special_tokens=skip_special_tokens, **kwargs)
         if len(first) and hasattr(first[0], "__len__"):
             return [self.decode(row, skip_special_tokens, **kwargs) for row in token_ids]
-        left_out = self.all_special_tokens if skip_special_tokens else []
-        return " ".join(word for word in self.character_ids_to_words(token_ids) if word not in left_out)
+        skipped = self.all_special_tokens if skip_special_tokens else []
+        return " ".join(word for word in self.character_ids_to_words(token_ids) if word not in skipped)
 
     def _encode_plus(
         self, text: Any, text_pair: Any = None, *, return_tensors: Any = None, **kwargs: Any
     ) -> BatchEncoding:
-        """Split into words by the backend, then each word into characters."""
-        split = bool(kwargs.get("is_split_into_words"))
-        splitter = self._tokenizer.pre_tokenizer
-        if split:
-            self._tokenizer.pre_tokenizer = None  # given words are not split
+        """Split text into words by the backend, and words into characters."""
+        is_split = bool(kwargs.get("is_split_into_words"))
+        pre_tokenizer = self._tokenizer.pre_tokenizer
+        if is_split:
+            self._tokenizer.pre_tokenizer = None
         try:
             encoded = super()._encode_plus(text, text_pair, **kwargs)
         finally:
-            self._tokenizer.pre_tokenizer = splitter
-        rows = isinstance(text, list | tuple) and (not split or (bool(text) and isinstance(text[0], list | tuple)))
-        texts = list(text) if rows else [text]
-        pairs = [None] * len(texts) if text_pair is None else list(text_pair) if rows else [text_pair]
+            self._tokenizer.pre_tokenizer = pre_tokenizer
+        is_batch = isinstance(text, list | tuple) and (
+            not is_split or (bool(text) and isinstance(text[0], list | tuple))
+        )
+        texts = list(text) if is_batch else [text]
+        pairs = [None] * len(texts) if text_pair is None else list(text_pair) if is_batch else [text_pair]
         sources = encoded.get("overflow_to_sample_mapping", range(len(encoded.encodings or [])))
         characters = [
-            self._characters(encoding, _sequences(texts[source], pairs[source], split))
+            self._characters(encoding, _sequences(texts[source], pairs[source], is_split))
             for encoding, source in zip(encoded.encodings or [], sources, strict=True)
         ]
-        batched = rows or "overflow_to_sample_mapping" in encoded
+        is_batch = is_batch or "overflow_to_sample_mapping" in encoded
         if return_tensors is None:
-            encoded["input_ids"] = [each.tolist() for each in characters] if batched else characters[0].tolist()
+            encoded["input_ids"] = [ids.tolist() for ids in characters] if is_batch else characters[0].tolist()
             return encoded
-        encoded["input_ids"] = characters if batched else characters[0]
-        return encoded.convert_to_tensors(return_tensors, prepend_batch_axis=not batched)
+        encoded["input_ids"] = characters if is_batch else characters[0]
+        return encoded.convert_to_tensors(return_tensors, prepend_batch_axis=not is_batch)
 
     def _characters(self, encoding: Any, sequences: Sequence[str | Sequence[str]]) -> np.ndarray:
-        """(words, characters) of one row of the backend."""
+        """(words, characters) ids of one encoding of the backend."""
         words = []
-        for place, sequence, (start, stop) in zip(encoding.word_ids, encoding.sequence_ids, encoding.offsets):
-            whole = "" if sequence is None else sequences[sequence]
-            words.append((whole if isinstance(whole, str) else whole[place])[start:stop])
+        for word_index, sequence_index, (start, stop) in zip(
+            encoding.word_ids, encoding.sequence_ids, encoding.offsets
+        ):
+            sequence = "" if sequence_index is None else sequences[sequence_index]
+            words.append((sequence if isinstance(sequence, str) else sequence[word_index])[start:stop])
         return self.apply_language_tags(encoding.ids, self.character_ids(encoding.ids, words))
 
     def pad(self, encoded_inputs: Any, *arguments: Any, **kwargs: Any) -> BatchEncoding:
         """Pad texts to the same number of words; see `PreTrainedTokenizerBase.pad`."""
         if isinstance(encoded_inputs, list | tuple):
             names = encoded_inputs[0].keys()
-            encoded_inputs = {name: [each[name] for each in encoded_inputs] for name in names}
+            encoded_inputs = {name: [example[name] for example in encoded_inputs] for name in names}
         ids = encoded_inputs[self.model_input_names[0]]
         if not len(ids) or not isinstance(ids[0][0], int | np.integer):
             return super().pad(encoded_inputs, *arguments, **kwargs)
@@ -247,17 +257,17 @@ class CtxCharacterTokenizer(CtxWordTokenizer):
 
     def _pad(self, encoded_inputs: Any, *arguments: Any, **kwargs: Any) -> dict[str, Any]:
         padded = super()._pad(encoded_inputs, *arguments, **kwargs)
-        nothing = [0] * self.max_characters
+        padding = [0] * self.max_characters
         name = self.model_input_names[0]
-        padded[name] = [nothing if isinstance(ids, int) else ids for ids in padded[name]]
+        padded[name] = [padding if isinstance(ids, int) else ids for ids in padded[name]]
         return padded
 
 
-def _sequences(text: Any, pair: Any, split: bool) -> tuple[Any, ...]:
-    """The one or two texts of a row: strings, or lists of words."""
+def _sequences(text: Any, pair: Any, is_split: bool) -> tuple[Any, ...]:
+    """One or two texts of an example: strings, or lists of words."""
     if pair is not None:
         return text, pair
     is_pair = isinstance(text, list | tuple) and bool(text)
-    if split:  # into words, which are strings
+    if is_split:
         is_pair = is_pair and not isinstance(text[0], str)
     return tuple(text) if is_pair else (text,)

@@ -1,4 +1,4 @@
-"""Byte-pair encodings of all languages together (Sennrich et al. 2016, arXiv 1508.07909)."""
+"""Joint byte-pair encoding of several languages (Sennrich et al. 2016, arXiv 1508.07909)."""
 
 import json
 import re
@@ -25,15 +25,16 @@ _TAG = re.compile(r"<[^<>\s]+>")
 
 
 class JointBPETokenizer(CtxTokenizer):
-    """Joint byte-pair encodings of words and runs of other characters; every text ends with </s>. A translation
-    (`text_target`) begins with the tag of its language, such as <de>.
+    """Joint BPE of words and sequences of other characters in several languages; every text ends with </s>.
+
+    A translation (`text_target`) begins with the tag of its language, such as <de>.
 
     Args:
-        vocab: Subword -> id; a subword that ends a word ends with "</w>".
-        merges: Pairs of subwords in the order in which they are merged.
-        languages: Tags of the target languages, in the order of their numbers.
+        vocab: Token -> id; a word's last token ends with "</w>".
+        merges: Pairs of tokens in the order of merging.
+        languages: Tags of the target languages by id.
         do_lower_case: Lower-case the text.
-        split_punctuation: Split runs of letters and digits from runs of other characters, not only at white space.
+        split_punctuation: Split between letters or digits and other characters, in addition to white space.
         **kwargs: Passed on to `TokenizersBackend`.
 
     Raises:
@@ -93,40 +94,39 @@ class JointBPETokenizer(CtxTokenizer):
         model_max_length: int = 1_000_000,
         **kwargs: Any,
     ) -> Self:
-        """Learn the subwords of all languages from texts and translations alike.
-
-        The same texts, in whatever order, give the same vocabulary.
+        """Learn merges from texts and translations. The vocabulary does not depend on the order of the texts.
 
         Args:
-            texts: Each a text, or a text, a tab, and its translation, which may begin with the tag of its language.
-            vocab_size: Maximum number of tokens, special ones and tags included.
+            texts: Source texts, each optionally followed by a tab and its translation, which may begin with the tag of
+                its language.
+            vocab_size: Maximum number of tokens, including special tokens and tags.
             do_lower_case, split_punctuation: See the class.
-            min_frequency: A pair seen fewer times is not merged.
-            model_max_length: Longest input in tokens.
+            min_frequency: Minimum frequency of a merged pair.
+            model_max_length: Maximum input length in tokens.
             kwargs: Arguments of the class.
 
         Raises:
-            CtxError: There is no text, or no room for any subword.
+            CtxError: There is no text, or `vocab_size` is too small for its characters.
         """
-        texts = list(texts) if isinstance(texts, Iterator) else texts  # they are read several times
-        tags = sorted({tag for _, tag, _ in map(_sides, texts) if tag})
-        if not any(map(str.strip, _all_sides(texts))):
+        texts = list(texts) if isinstance(texts, Iterator) else texts  # iterated several times
+        tags = sorted({tag for _, tag, _ in map(_split_example, texts) if tag})
+        if not any(map(str.strip, _sources_and_translations(texts))):
             raise empty_text_error()
         rules = {"do_lower_case": do_lower_case, "split_punctuation": split_punctuation}
         backend = _backend(BPE(unk_token="<unk>", end_of_word_suffix=END_OF_WORD), **rules)
         trainer = BpeTrainer(
             vocab_size=vocab_size,
             min_frequency=min_frequency,
-            # else the library numbers ends of words in no fixed order
-            special_tokens=[*SPECIAL_TOKENS, *tags, *_characters(_all_sides(texts), backend)],
+            # otherwise the ids of word-final characters are random
+            special_tokens=[*SPECIAL_TOKENS, *tags, *_characters(_sources_and_translations(texts), backend)],
             end_of_word_suffix=END_OF_WORD,
             show_progress=False,
         )
-        backend.train_from_iterator(_all_sides(texts), trainer)
+        backend.train_from_iterator(_sources_and_translations(texts), trainer)
         learned = json.loads(backend.to_str())["model"]
         if len(learned["vocab"]) > vocab_size:
             raise CtxError(
-                f"The texts have {len(learned['vocab'])} different characters, special tokens and tags included, but "
+                f"The texts have {len(learned['vocab'])} characters, special tokens and tags, but "
                 f"vocab_size={vocab_size}.",
                 hint="give a larger vocab_size.",
             )
@@ -135,32 +135,32 @@ class JointBPETokenizer(CtxTokenizer):
 
     @property
     def target_words(self) -> list[str]:
-        """All tokens in the order of their ids."""
+        """All tokens by id."""
         return self.convert_ids_to_tokens(list(range(len(self))))
 
     @property
     def target_pad_token_id(self) -> int:
-        """Padding of targets."""
+        """Id of padding in targets."""
         return self.pad_token_id
 
     @property
     def target_start_id(self) -> int:
-        """The decoder's first input."""
+        """Id of the decoder's first input."""
         return self.bos_token_id
 
     @property
     def target_end_id(self) -> int:
-        """The end of a target."""
+        """Id of the end of a target."""
         return self.eos_token_id
 
     @property
     def target_unknown_id(self) -> int:
-        """Stands for characters outside the vocabulary."""
+        """Id of characters outside the vocabulary."""
         return self.unk_token_id
 
     def decode_target(self, sequences: Iterable[Iterable[int]]) -> list[str]:
-        """Texts of target ids, as a model generates them, without special tokens."""
-        return self.batch_decode([[int(each) for each in row] for row in sequences], skip_special_tokens=True)
+        """Decode sequences of target ids, without special tokens."""
+        return self.batch_decode([[int(token_id) for token_id in ids] for ids in sequences], skip_special_tokens=True)
 
 
 def _backend(model: BPE, do_lower_case: bool, split_punctuation: bool) -> Tokenizer:
@@ -172,22 +172,24 @@ def _backend(model: BPE, do_lower_case: bool, split_punctuation: bool) -> Tokeni
     return backend
 
 
-def _sides(text: str) -> tuple[str, str, str]:
-    """A text, the tag of its translation's language (empty without one), and the translation."""
+def _split_example(text: str) -> tuple[str, str, str]:
+    """Source text, language tag of the translation (empty if missing), and translation."""
     source, _, translation = text.partition(TRANSLATION_SEPARATOR)
-    first, _, rest = translation.partition(" ")
-    return (source, first, rest) if _TAG.fullmatch(first) else (source, "", translation)
+    tag, _, tagged_text = translation.partition(" ")
+    return (source, tag, tagged_text) if _TAG.fullmatch(tag) else (source, "", translation)
 
 
-def _all_sides(texts: Iterable[str]) -> Iterator[str]:
-    """Texts and translations."""
-    return (side for text in texts for side in _sides(text)[::2])
+def _sources_and_translations(texts: Iterable[str]) -> Iterator[str]:
+    for text in texts:
+        source, _, translation = _split_example(text)
+        yield source
+        yield translation
 
 
 def _characters(texts: Iterable[str], backend: Tokenizer) -> list[str]:
-    """The characters within words and at their ends, sorted."""
-    found: set[str] = set()
+    """Sorted characters, those at the end of a word with the suffix."""
+    characters: set[str] = set()
     for text in texts:
         for word, _ in backend.pre_tokenizer.pre_tokenize_str(backend.normalizer.normalize_str(text)):
-            found.update(word[:-1], [word[-1] + END_OF_WORD])
-    return sorted(found)
+            characters.update(word[:-1], [word[-1] + END_OF_WORD])
+    return sorted(characters)

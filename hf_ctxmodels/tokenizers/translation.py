@@ -1,4 +1,4 @@
-"""Words of two languages: the tokenizer of families that translate, with a vocabulary for each."""
+"""Word tokenizer of translation models, with separate source and target vocabularies."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,26 +9,26 @@ from tokenizers import Tokenizer, processors
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.tokenizers.word_level import CtxWordTokenizer, build_reversible_backend, check_unique_words
 
-TRANSLATION_SEPARATOR = "\t"  # a text and its translation
+TRANSLATION_SEPARATOR = "\t"  # between a text and its translation
 
 
 class CtxTranslationTokenizer(CtxWordTokenizer):
-    r"""Source text as `CtxWordTokenizer` splits it; `text_target` as words that decode to the exact text.
+    r"""Splits source text like `CtxWordTokenizer`, and `text_target` reversibly into words.
 
-    A target word that follows white space begins with U+2581. Targets end with [EOS]. `decode` is for source ids,
-    `decode_target` for target ids.
+    Target words after white space begin with U+2581. Targets end with [EOS]. `decode` decodes source ids,
+    `decode_target` target ids.
 
     Args:
-        target_words: The target language's words in the order of their ids, special tokens first; None for none.
+        target_words: Words of the target language by id, special tokens first; None for only special tokens.
         target_lower_case: Lower-case targets.
-        **kwargs: Of `CtxWordTokenizer`.
+        **kwargs: Arguments of `CtxWordTokenizer`.
 
     Attributes:
-        target_tokens: The first tokens of every target vocabulary.
+        target_tokens: First tokens of every target vocabulary.
         target_start: The decoder's first input.
 
     Raises:
-        CtxError: As there, or the target's special tokens are not its first words.
+        CtxError: As in `CtxWordTokenizer`, or the target vocabulary does not begin with the special tokens.
 
     Example:
         >>> pairs = ["a cat\teine Katze."]
@@ -52,9 +52,9 @@ class CtxTranslationTokenizer(CtxWordTokenizer):
         check_unique_words(self.target_words)
         if tuple(self.target_words[: len(special)]) != special:
             raise CtxError(
-                f"The target vocabulary begins with {self.target_words[: len(special)]}.",
+                f"The target vocabulary begins with {self.target_words[: len(special)]}, expected {list(special)}.",
                 location=kwargs.get("name_or_path") or None,
-                hint=f"put {', '.join(special)} before all others.",
+                hint="put these special tokens first.",
             )
         self.target_lower_case = target_lower_case
         self._target = self._target_backend(self.target_words, target_lower_case)
@@ -69,29 +69,29 @@ class CtxTranslationTokenizer(CtxWordTokenizer):
 
     @property
     def target_pad_token_id(self) -> int:
-        """Padding of targets."""
+        """Id of padding in targets."""
         return self.target_tokens.index("[PAD]")
 
     @property
     def target_start_id(self) -> int:
-        """The decoder's first input."""
+        """Id of the decoder's first input."""
         return self.target_tokens.index(self.target_start)
 
     @property
     def target_end_id(self) -> int:
-        """The end of a target."""
+        """Id of the end of a target."""
         return self.target_tokens.index("[EOS]")
 
     @property
     def target_unknown_id(self) -> int:
-        """Stands for words outside the vocabulary."""
+        """Id of words outside the target vocabulary."""
         return self.target_tokens.index("[UNK]")
 
     def decode_target(self, sequences: Iterable[Iterable[int]]) -> list[str]:
-        """Texts of target ids, as a model generates them, without special tokens but [UNK]."""
-        left_out = {self.target_pad_token_id, self.target_start_id, self.target_end_id}
-        rows = [[int(each) for each in row if int(each) not in left_out] for row in sequences]
-        return self._target.decode_batch(rows, skip_special_tokens=False)
+        """Decode sequences of target ids, without special tokens except [UNK]."""
+        skipped = {self.target_pad_token_id, self.target_start_id, self.target_end_id}
+        sequences = [[int(token_id) for token_id in ids if int(token_id) not in skipped] for ids in sequences]
+        return self._target.decode_batch(sequences, skip_special_tokens=False)
 
     @classmethod
     def train(
@@ -104,20 +104,20 @@ class CtxTranslationTokenizer(CtxWordTokenizer):
         target_lower_case: bool = False,
         **kwargs: Any,
     ) -> Self:
-        """Count the words of both languages, or take the source language's from a model of word vectors.
+        """Learn both vocabularies, or take the source vocabulary from a word embedding model.
 
         Args:
-            texts: Each a text, or a text, a tab, and its translation.
-            vocab_size: Maximum number of source tokens, the special ones included.
+            texts: Source texts, each optionally followed by a tab and its translation.
+            vocab_size: Maximum number of source tokens, including special tokens.
             target_vocab_size: Maximum number of target tokens; 0 for `vocab_size`.
-            min_target_count: A target word seen fewer times is left out.
+            min_target_count: Minimum frequency of a target word.
             target_lower_case: Lower-case targets.
-            kwargs: For the source language, see `CtxWordTokenizer.train`.
+            kwargs: Arguments for the source language, see `CtxWordTokenizer.train`.
 
         Raises:
-            CtxError: As there, or `pretrained_embeddings` cannot be opened.
+            CtxError: As in `CtxWordTokenizer.train`.
         """
-        texts = list(texts) if isinstance(texts, Iterator) else texts  # they are read twice
+        texts = list(texts) if isinstance(texts, Iterator) else texts  # iterated twice
         kwargs["target_words"] = cls.count_target_words(
             texts, target_vocab_size or vocab_size, min_target_count, target_lower_case
         )
@@ -130,15 +130,15 @@ class CtxTranslationTokenizer(CtxWordTokenizer):
 
     @classmethod
     def count_target_words(cls, texts: Iterable[str], size: int, min_count: int, lower_case: bool) -> list[str]:
-        """The most frequent words after the tabs, at most `size` with the special tokens."""
+        """The special tokens and the most frequent words of the translations, at most `size`."""
         backend = cls._target_backend(cls.target_tokens, lower_case)
         counts: Counter[str] = Counter()
         for text in texts:
             if (translation := text.partition(TRANSLATION_SEPARATOR)[2]).strip():
                 words = backend.pre_tokenizer.pre_tokenize_str(backend.normalizer.normalize_str(translation))
                 counts.update(word for word, _ in words)
-        kept = sorted((-count, word) for word, count in counts.items() if count >= min_count)
-        return [*cls.target_tokens, *(word for _, word in kept[: max(0, size - len(cls.target_tokens))])]
+        by_frequency = sorted((-count, word) for word, count in counts.items() if count >= min_count)
+        return [*cls.target_tokens, *(word for _, word in by_frequency[: max(0, size - len(cls.target_tokens))])]
 
     @classmethod
     def _target_backend(cls, words: Sequence[str], lower_case: bool) -> Tokenizer:

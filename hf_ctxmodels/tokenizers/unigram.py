@@ -1,4 +1,4 @@
-"""SentencePiece-unigram tokenizers (Kudo 2018, "Subword Regularization"; Kudo & Richardson 2018, "SentencePiece")."""
+"""SentencePiece unigram tokenizers (Kudo 2018, "Subword Regularization"; Kudo & Richardson 2018, "SentencePiece")."""
 
 import json
 from collections import Counter
@@ -25,35 +25,34 @@ Pieces = list[tuple[str, float]]
 """Pieces with their log probabilities, in the order of the ids."""
 
 UNIGRAM = 1  # `TrainerSpec.model_type` in sentencepiece_model.proto
-TRAINING_THREADS = 4  # a part of the result: sums are made per thread, so another number rounds otherwise
+TRAINING_THREADS = 4  # fixed, since the rounding of sums depends on it
 
 
 class CtxUnigramTokenizer(CtxTokenizer):
-    """Normalises text, splits it at white space, and takes the likeliest segmentation into pieces.
+    """Normalises text, splits it at white space, and chooses the most probable segmentation into pieces.
 
-    The common part of the SentencePiece families' tokenizers; a family sets `defaults`, `templates` and
-    `first_tokens`. Opens a `tokenizer.json`, or else SentencePiece's own file, for which the package `sentencepiece` is
-    needed.
+    Base class of the SentencePiece families; a family sets `defaults`, `templates` and `first_tokens`. It loads
+    `tokenizer.json` or, with the package `sentencepiece`, a SentencePiece model file.
 
     Args:
-        vocab: (piece, log probability) in the order of the ids.
-        add_prefix_space: Mark the beginning of the text's first word, as that of all others.
-        _spm_precompiled_charsmap: SentencePiece's table of character normalisation, under the name of transformers.
-        **kwargs: `do_lower_case`, `keep_accents` (combining accents stay in the text), special tokens, and what
-            `TokenizersBackend` takes: `model_max_length`, `padding_side`, ...
+        vocab: (piece, log probability) by id.
+        add_prefix_space: Mark the beginning of the first word too.
+        _spm_precompiled_charsmap: SentencePiece's table of character normalisation; transformers sets this name.
+        **kwargs: `do_lower_case`, `keep_accents` (keep combining accents), special tokens, and arguments of
+            `TokenizersBackend`: `model_max_length`, `padding_side`, ...
 
     Raises:
-        CtxError: The vocabulary is missing, damaged, of another kind, or without one of the special tokens.
+        CtxError: The vocabulary is missing, damaged or no unigram model, or lacks a special token.
     """
 
     vocab_files_names = {"vocab_file": "spiece.model", "tokenizer_file": "tokenizer.json"}
     model = Unigram
 
     first_tokens: ClassVar[tuple[str, ...]]
-    """The first tokens in SentencePiece's file of a newly trained vocabulary."""
+    """First tokens in the SentencePiece file of a trained vocabulary."""
 
     normalizes_quotes: ClassVar[bool] = True
-    """Whether `` and '' become "."""
+    """Whether `` and '' are replaced by "."""
 
     def __init__(
         self,
@@ -69,8 +68,8 @@ class CtxUnigramTokenizer(CtxTokenizer):
         if vocab is None:
             raise missing_vocabulary_error(type(self), kwargs)
         pieces = [piece for piece, _ in vocab]
-        named = get_special_tokens(kwargs, [f"{name}_token" for name in ("unk", "pad", "cls", "sep", "mask")])
-        check_special_tokens(pieces, named, kwargs, kwargs.get("name_or_path") or None)
+        special = get_special_tokens(kwargs, [f"{name}_token" for name in ("unk", "pad", "cls", "sep", "mask")])
+        check_special_tokens(pieces, special, kwargs, kwargs.get("name_or_path") or None)
         kwargs["unk_id"] = pieces.index(str(kwargs["unk_token"]))
         self.do_lower_case, self.keep_accents = kwargs["do_lower_case"], kwargs["keep_accents"]
         self._tokenizer = Tokenizer(Unigram(vocab, unk_id=kwargs["unk_id"], byte_fallback=False))
@@ -86,17 +85,17 @@ class CtxUnigramTokenizer(CtxTokenizer):
 
     @classmethod
     def reorder_vocabulary(cls, pieces: Pieces) -> Pieces:
-        """Reorder the vocabulary of SentencePiece's file to this family's ids; the same order by default."""
+        """Reorder the vocabulary of a SentencePiece file to this family's ids; by default the same order."""
         return pieces
 
     @classmethod
     def convert_to_native_format(cls, trust_remote_code: bool = False, **kwargs: Any) -> dict[str, Any]:
-        """The arguments of `__init__`, from the files. Never runs code of a repository."""
+        """Arguments of `__init__` from files. Unlike transformers, it never runs code of a repository."""
         vocab_file = kwargs.get("vocab_file")
         if kwargs.get("tokenizer_file") is None and vocab_file is not None:
-            read = read_sentencepiece(vocab_file, cls.reorder_vocabulary)
-            read["added_tokens_decoder"] |= kwargs.get("added_tokens_decoder", {})
-            return {**kwargs, **read}
+            arguments = read_sentencepiece(vocab_file, cls.reorder_vocabulary)
+            arguments["added_tokens_decoder"] |= kwargs.get("added_tokens_decoder", {})
+            return {**kwargs, **arguments}
         return super().convert_to_native_format(**kwargs)
 
     @classmethod
@@ -110,23 +109,23 @@ class CtxUnigramTokenizer(CtxTokenizer):
         character_coverage: float = 0.99995,
         model_max_length: int = 512,
     ) -> Self:
-        """Learn a vocabulary with SentencePiece. The same texts, in whatever order, give the same vocabulary.
+        """Learn a vocabulary with SentencePiece. It does not depend on the order of the texts.
 
-        SentencePiece learns from the words and their counts, after this tokenizer's own normalisation and with its
-        "nmt_nfkc" table, which becomes a part of the tokenizer. Words over 4192 bytes are left out.
+        SentencePiece is trained on words and their counts, after this tokenizer's normalisation and with its "nmt_nfkc"
+        table, which is saved in the tokenizer. Words of more than 4192 bytes are ignored.
 
         Args:
-            texts: Strings of any length; read once.
-            vocab_size: Number of tokens, the special ones included; a small corpus may give fewer.
-            do_lower_case, keep_accents: See the class; None for the family's published choice.
-            character_coverage: Share of the text's characters that the vocabulary covers; the rarest are left out.
-            model_max_length: Longest input of the model in tokens, special tokens included.
+            texts: Strings of any length, iterated once.
+            vocab_size: Number of tokens including special tokens; smaller for a small corpus.
+            do_lower_case, keep_accents: See the class; None for the family's default.
+            character_coverage: Share of the characters in the texts that the vocabulary covers.
+            model_max_length: Maximum input length in tokens, including special tokens.
 
         Raises:
             CtxError: There is no text, `vocab_size` is too small for its characters, or `sentencepiece` is missing.
         """
-        given = {"do_lower_case": do_lower_case, "keep_accents": keep_accents}
-        options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        rules = {"do_lower_case": do_lower_case, "keep_accents": keep_accents}
+        options: dict[str, Any] = {name: value for name, value in rules.items() if value is not None}
         options["model_max_length"] = model_max_length
         specials = cls.reorder_vocabulary([(token, 0.0) for token in cls.first_tokens])
         untrained = cls(vocab=specials, **options)
@@ -144,7 +143,7 @@ class CtxUnigramTokenizer(CtxTokenizer):
 def _normalizer(
     normalizes_quotes: bool, lower_case: bool, keep_accents: bool, charsmap: bytes | None
 ) -> normalizers.Normalizer:
-    """The normalisation of the released ALBERT and XLNet, in their order."""
+    """The normalisation steps of ALBERT and XLNet."""
     steps: list[normalizers.Normalizer] = []
     if normalizes_quotes:
         steps += [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
@@ -158,18 +157,18 @@ def _normalizer(
 
 
 def read_sentencepiece(path: str, reorder_vocabulary: Callable[[Pieces], Pieces]) -> dict[str, Any]:
-    """Vocabulary, character table and added tokens of SentencePiece's file, as keyword arguments of the tokenizer.
+    """Vocabulary, character table and added tokens of a SentencePiece file, as keyword arguments of the tokenizer.
 
-    Control symbols become special tokens. User-defined symbols (the released models have "(", "." and others) become
-    added tokens that are not special, so that they are masked and decoded like any text; transformers 5.23 makes them
-    special. The ids are the same.
+    Control symbols become special tokens. User-defined symbols (such as "(" and "." in the released models) become
+    added tokens that are not special, so that they are masked and decoded like other text; transformers 5.23 makes them
+    special. The ids are equal.
 
     Args:
         path: The file.
         reorder_vocabulary: Puts the vocabulary into the order of the ids.
 
     Raises:
-        CtxError: The file is damaged or no unigram model, or a package for reading it is missing.
+        CtxError: The file is damaged or no unigram model, or `sentencepiece` or `protobuf` is not installed.
     """
     try:
         from google.protobuf.message import DecodeError
@@ -179,15 +178,15 @@ def read_sentencepiece(path: str, reorder_vocabulary: Callable[[Pieces], Pieces]
         raise _sentencepiece_missing(f"Reading {path}") from error
     except DecodeError as error:
         raise CtxError(
-            f"{Path(path).name} is damaged; it is no SentencePiece model: {error}.",
+            f"{Path(path).name} is damaged or no SentencePiece model: {error}.",
             location=path,
             hint="copy the file again from its source, or train the tokenizer again.",
         ) from error
     if extractor.proto.trainer_spec.model_type != UNIGRAM or not extractor.proto.pieces:
         raise CtxError(
-            f"{Path(path).name} holds no unigram model.",
+            f"{Path(path).name} is not a unigram model.",
             location=path,
-            hint="open it with the tokenizer of its own family.",
+            hint="load it with the tokenizer of its family.",
         )
     extracted = extractor.extract(Unigram)
     symbols: list[AddedToken] = extracted.pop("additional_special_tokens")
@@ -200,7 +199,7 @@ def read_sentencepiece(path: str, reorder_vocabulary: Callable[[Pieces], Pieces]
 def _sentencepiece_model(
     words: Counter[str], vocab_size: int, first_tokens: tuple[str, ...], character_coverage: float
 ) -> bytes:
-    """Content of the `spiece.model` that SentencePiece learns from words and their counts."""
+    """Train SentencePiece on words and their counts; returns the content of `spiece.model`."""
     try:
         from sentencepiece import SentencePieceTrainer
     except ImportError as error:
@@ -216,7 +215,7 @@ def _sentencepiece_model(
             hard_vocab_limit=False,
             character_coverage=character_coverage,
             unk_id=first_tokens.index("<unk>"),
-            bos_id=-1,  # these three are control symbols, which take the remaining ids in order
+            bos_id=-1,  # these three are control symbols, which get the remaining ids in order
             eos_id=-1,
             pad_id=-1,
             control_symbols=[token for token in first_tokens if token != "<unk>"],
@@ -226,8 +225,7 @@ def _sentencepiece_model(
     except (RuntimeError, OSError) as error:
         reason = str(error).rpartition("] ")[2]
         raise CtxError(
-            f"SentencePiece learned no vocabulary of {vocab_size} tokens, {len(first_tokens)} special ones among them: "
-            f"{reason}",
+            f"SentencePiece cannot learn {vocab_size} tokens, including {len(first_tokens)} special tokens: {reason}",
             hint="ask for more tokens, or keep fewer characters with character_coverage (0.98 to 1).",
         ) from error
     return model.getvalue()
@@ -236,8 +234,8 @@ def _sentencepiece_model(
 def _counted_lines(words: Counter[str]) -> Iterator[str]:
     """Lines of words with their counts, in a fixed order.
 
-    SentencePiece takes a string as a candidate only if two different things follow it. A word written twice in one line
-    is followed by itself and by the end of the line. Without that, no word of a small text would become a piece.
+    A candidate piece of SentencePiece must have two different successors. A word that occurs twice in a line is
+    followed by itself and by the end of the line. Otherwise, no word of a small text would become a piece.
     """
     for word, count in sorted(words.items()):
         if count > 1:
@@ -248,6 +246,6 @@ def _counted_lines(words: Counter[str]) -> Iterator[str]:
 
 def _sentencepiece_missing(what: str) -> CtxError:
     return CtxError(
-        f"{what} needs the packages sentencepiece and protobuf; a tokenizer.json needs neither.",
+        f"{what} requires the packages sentencepiece and protobuf.",
         hint="pip install 'hf_ctxmodels[sentencepiece]'.",
     )

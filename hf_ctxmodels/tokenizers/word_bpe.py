@@ -1,4 +1,4 @@
-"""Byte-pair encoding of lower-cased words, whose last subword ends with "</w>" (Radford et al. 2018, section 4.1)."""
+"""Byte-pair encoding of lower-cased words; a word's last token ends with "</w>" (Radford et al. 2018, section 4.1)."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -15,9 +15,9 @@ END_OF_WORD = "</w>"
 
 
 class WordBPETokenizer(BPETokenizer):
-    """BPE within words: BERT's normalisation and splitting at white space and punctuation, then merges.
+    """BPE within words: BERT's normalisation, splitting at white space and punctuation, and merges.
 
-    Characters outside the vocabulary are `unk_token`.
+    Characters outside the vocabulary become `unk_token`.
 
     Args:
         vocab: Token -> id, or the path of a `vocab.json`; a token that ends a word ends with "</w>".
@@ -31,10 +31,10 @@ class WordBPETokenizer(BPETokenizer):
     """
 
     first_tokens: ClassVar[tuple[str, ...]]
-    """The special tokens of a newly trained vocabulary, in the order of their ids from 0 on."""
+    """Special tokens of a trained vocabulary, by id from 0."""
 
-    trained: ClassVar[dict[str, Any]] = {}
-    """Special tokens of newly trained tokenizers only, beside `defaults`."""
+    trained_defaults: ClassVar[dict[str, Any]] = {}
+    """Special tokens of trained tokenizers in addition to `defaults`."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class WordBPETokenizer(BPETokenizer):
         **kwargs: Any,
     ) -> None:
         kwargs = {**self.defaults, **kwargs}
-        table, pairs, file = self.read(vocab, merges, kwargs)
+        table, pairs, file = self.read_vocabulary_and_merges(vocab, merges, kwargs)
         self._tokenizer = Tokenizer(
             build_bpe(table, pairs, file, unk_token=str(kwargs["unk_token"]), end_of_word_suffix=END_OF_WORD)
         )
@@ -62,16 +62,16 @@ class WordBPETokenizer(BPETokenizer):
         min_frequency: int = 2,
         model_max_length: int = 512,
     ) -> Self:
-        """Learn merges. The same texts, in whatever order, give the same vocabulary.
+        """Learn merges. The vocabulary does not depend on the order of the texts.
 
-        Every character has two tokens, within a word and at its end, as in the released vocabulary.
+        Every character has two tokens, one for the end of a word, as in the released vocabulary.
 
         Args:
-            texts: Strings of any length; read twice, and an iterator is kept in memory.
-            vocab_size: Number of tokens, characters and special ones included; a small corpus may give fewer.
+            texts: Strings of any length, iterated twice; an iterator is converted to a list.
+            vocab_size: Number of tokens including characters and special tokens; smaller for a small corpus.
             do_lower_case: See the class.
-            min_frequency: A pair seen fewer times is not merged.
-            model_max_length: Longest input of the model in tokens, special tokens included.
+            min_frequency: Minimum frequency of a merged pair.
+            model_max_length: Maximum input length in tokens, including special tokens.
 
         Raises:
             CtxError: There is no text, or `vocab_size` is too small for its characters.
@@ -80,23 +80,23 @@ class WordBPETokenizer(BPETokenizer):
         backend = Tokenizer(BPE(unk_token=cls.first_tokens[0], end_of_word_suffix=END_OF_WORD))
         _set_splitting(backend, do_lower_case)
         alphabet = _alphabet(require_text(texts), backend.normalizer)
-        needed = [*cls.first_tokens, *alphabet, *(character + END_OF_WORD for character in alphabet)]
-        if len(needed) > vocab_size:
+        initial_tokens = [*cls.first_tokens, *alphabet, *(character + END_OF_WORD for character in alphabet)]
+        if len(initial_tokens) > vocab_size:
             raise CtxError(
-                f"The texts have {len(alphabet)} different characters, each with a token within a word and one at its "
-                f"end, but vocab_size={vocab_size}.",
-                hint=f"ask for at least {len(needed)} tokens.",
+                f"The texts have {len(alphabet)} different characters with two tokens each, but "
+                f"vocab_size={vocab_size}.",
+                hint=f"ask for at least {len(initial_tokens)} tokens.",
             )
         trainer = BpeTrainer(
             vocab_size=vocab_size,
             min_frequency=min_frequency,
-            special_tokens=needed,  # else the library numbers ends of words in no fixed order
+            special_tokens=initial_tokens,  # otherwise the ids of word-final characters are random
             end_of_word_suffix=END_OF_WORD,
             show_progress=False,
         )
         backend.train_from_iterator(texts, trainer)
         learned = json.loads(backend.to_str())["model"]
-        options = {"do_lower_case": do_lower_case, "model_max_length": model_max_length, **cls.trained}
+        options = {"do_lower_case": do_lower_case, "model_max_length": model_max_length, **cls.trained_defaults}
         return cls(vocab=learned["vocab"], merges=learned["merges"], **options)
 
 
@@ -106,9 +106,9 @@ def _set_splitting(backend: Tokenizer, do_lower_case: bool) -> None:
 
 
 def _alphabet(texts: Iterable[str], normalizer: normalizers.Normalizer) -> list[str]:
-    """The characters of the normalised texts, sorted, without white space."""
+    """Sorted characters of the normalised texts, without white space."""
     raw: set[str] = set()
     for text in texts:
         raw.update(text)
-    found = {character for each in raw for character in normalizer.normalize_str(each)}
-    return sorted(character for character in found if not character.isspace())
+    normalized = {character for raw_character in raw for character in normalizer.normalize_str(raw_character)}
+    return sorted(character for character in normalized if not character.isspace())

@@ -1,4 +1,4 @@
-"""Whole words, most frequent first: the tokenizer of families with a vocabulary of words."""
+"""Word-level tokenizers, whose vocabulary is ordered by decreasing frequency."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -16,16 +16,16 @@ SPECIAL_TOKENS = ("[PAD]", "[UNK]")
 
 
 class CtxWordTokenizer(CtxTokenizer):
-    """Splits text into words, and holds their frequencies. No special tokens are added around a text.
+    """Splits text into words and stores their frequencies. It adds no special tokens.
 
     Args:
         vocab: Word -> id.
-        counts: Frequency of each id's word in the training text, 0 for special tokens; None if unknown.
-        **kwargs: `do_lower_case`; `split_punctuation`, which splits runs of letters and digits from runs of other
-            characters, where otherwise only white space splits; special tokens, and what `TokenizersBackend` takes.
+        counts: Frequency of each word in the training text by id, 0 for special tokens; None if unknown.
+        **kwargs: `do_lower_case`; `split_punctuation`, to split between letters or digits and other characters in
+            addition to white space; special tokens, and arguments of `TokenizersBackend`.
 
     Raises:
-        CtxError: The vocabulary is missing or lacks a special token, or the counts are not one for each word.
+        CtxError: The vocabulary is missing or lacks a special token, or the number of counts differs.
 
     Example:
         >>> tokenizer = CtxWordTokenizer.train(["a cat sat, a cat ran"], vocab_size=10, min_count=2)
@@ -36,7 +36,7 @@ class CtxWordTokenizer(CtxTokenizer):
     vocab_files_names = {"tokenizer_file": "tokenizer.json"}
     model_input_names = ["input_ids", "attention_mask"]
     model = WordLevel
-    special_tokens: ClassVar[tuple[str, ...]] = SPECIAL_TOKENS  # the first of every vocabulary
+    special_tokens: ClassVar[tuple[str, ...]] = SPECIAL_TOKENS  # first tokens of every vocabulary
     defaults: ClassVar[dict[str, Any]] = {
         "do_lower_case": True,
         "split_punctuation": True,
@@ -48,7 +48,10 @@ class CtxWordTokenizer(CtxTokenizer):
         kwargs = {**self.defaults, **kwargs}
         unk_token, pad_token = str(kwargs["unk_token"]), str(kwargs["pad_token"])
         if vocab is None and "tokenizer_object" in kwargs:  # how `train_new_from_iterator` builds its result
-            vocab, counts = kwargs["tokenizer_object"].get_vocab(with_added_tokens=False), None  # not the old words'
+            vocab, counts = (
+                kwargs["tokenizer_object"].get_vocab(with_added_tokens=False),
+                None,
+            )  # the counts of other words
         if vocab is None:
             raise missing_vocabulary_error(type(self), kwargs)
         check_special_tokens(vocab, [pad_token, unk_token], kwargs, kwargs.get("name_or_path") or None)
@@ -56,7 +59,7 @@ class CtxWordTokenizer(CtxTokenizer):
             raise CtxError(
                 f"{len(counts)} counts for {len(vocab)} words.",
                 location=kwargs.get("name_or_path") or None,
-                hint="copy tokenizer.json and tokenizer_config.json from one place, or train the tokenizer again.",
+                hint="copy tokenizer.json and tokenizer_config.json of the same tokenizer, or train it again.",
             )
         self.do_lower_case, self.split_punctuation = kwargs["do_lower_case"], kwargs["split_punctuation"]
         self.counts = None if counts is None else list(counts)
@@ -76,44 +79,44 @@ class CtxWordTokenizer(CtxTokenizer):
         model_max_length: int = 1_000_000,
         **kwargs: Any,
     ) -> Self:
-        """Count words and keep the most frequent. Ties go by the alphabet: the same texts give the same vocabulary.
+        """Learn a vocabulary of the most frequent words. Ties are broken alphabetically.
 
         Args:
             texts: Strings of any length.
-            vocab_size: Maximum number of tokens, the special ones included.
-            min_count: A word seen fewer times is left out.
+            vocab_size: Maximum number of tokens, including special tokens.
+            min_count: Minimum frequency of a word.
             do_lower_case, split_punctuation: See the class.
-            pretrained_embeddings: Directory or Hub id of a model of word vectors, whose tokenizer's words and rules are
-                then taken in place of counted ones.
-            model_max_length: Longest input in words.
+            pretrained_embeddings: Directory or Hub id of a word embedding model; its tokenizer's vocabulary and rules
+                are used instead.
+            model_max_length: Maximum input length in words.
             kwargs: Arguments of the class.
 
         Raises:
-            CtxError: There is no text, no word is frequent enough, there is no room for any, or
-                `pretrained_embeddings` has no tokenizer of words.
+            CtxError: There is no text, no word reaches `min_count`, `vocab_size` is too small, or
+                `pretrained_embeddings` has no word tokenizer.
         """
         if pretrained_embeddings:
             return cls.from_pretrained_embeddings(pretrained_embeddings, model_max_length=model_max_length, **kwargs)
         backend = cls._backend({"[UNK]": 0}, "[UNK]", do_lower_case, split_punctuation)
         split, normalize = backend.pre_tokenizer.pre_tokenize_str, backend.normalizer.normalize_str
-        seen: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
         for text in texts:
-            seen.update(word for word, _ in split(normalize(text)))
-        if not seen:
+            counts.update(word for word, _ in split(normalize(text)))
+        if not counts:
             raise empty_text_error()
         for token in cls.special_tokens:
-            del seen[token]
-        kept = sorted(((-count, word) for word, count in seen.items() if count >= min_count))
-        kept = kept[: max(0, vocab_size - len(cls.special_tokens))]
-        if not kept:
+            del counts[token]
+        by_frequency = sorted((-count, word) for word, count in counts.items() if count >= min_count)
+        by_frequency = by_frequency[: max(0, vocab_size - len(cls.special_tokens))]
+        if not by_frequency:
             raise CtxError(
-                f"No word is kept: {len(seen)} different ones, the most frequent seen {max(seen.values())} times, "
-                f"min_count={min_count}, vocab_size={vocab_size}.",
+                f"The vocabulary would be empty: {len(counts)} different words, the most frequent occurs "
+                f"{max(counts.values())} times, min_count={min_count}, vocab_size={vocab_size}.",
                 hint=f"give more text, a smaller min_count, or a vocab_size above {len(cls.special_tokens)}.",
             )
         return cls.from_words(
-            [word for _, word in kept],
-            [-count for count, _ in kept],
+            [word for _, word in by_frequency],
+            [-count for count, _ in by_frequency],
             do_lower_case=do_lower_case,
             split_punctuation=split_punctuation,
             model_max_length=model_max_length,
@@ -122,18 +125,18 @@ class CtxWordTokenizer(CtxTokenizer):
 
     @classmethod
     def from_pretrained_embeddings(cls, source: str, **kwargs: Any) -> Self:
-        """A tokenizer with the words and rules of the tokenizer of a model of word vectors.
+        """Create a tokenizer with the vocabulary and rules of a word embedding model's tokenizer.
 
         Args:
             source: Directory or Hub id.
             kwargs: Arguments of the class.
 
         Raises:
-            CtxError: That tokenizer cannot be opened, or is not one of whole words.
+            CtxError: That tokenizer cannot be loaded, or is not a word tokenizer.
         """
-        static = load_pretrained(AutoTokenizer, source, "the tokenizer of the word vectors")
+        static = load_pretrained(AutoTokenizer, source, "the tokenizer of the word embeddings")
         if not isinstance(static, CtxWordTokenizer):
-            raise CtxError(f"{type(static).__name__} is no tokenizer of whole words.", location=source)
+            raise CtxError(f"{type(static).__name__} is not a word tokenizer.", location=source)
         return cls(
             vocab={word: number for number, word in enumerate(static.words)},
             counts=static.counts,
@@ -144,22 +147,23 @@ class CtxWordTokenizer(CtxTokenizer):
 
     @classmethod
     def from_words(cls, words: Sequence[str], counts: Sequence[int] | None = None, **kwargs: Any) -> Self:
-        """A tokenizer of these words, numbered after the special tokens in their order.
+        """Create a tokenizer of these words, with ids after the special tokens.
 
         Args:
-            words: All different, and none a special token.
+            words: Distinct words, without special tokens.
             counts: Frequency of each word; None if unknown.
             kwargs: Arguments of the class.
         """
-        every = [*cls.special_tokens, *words]
-        check_unique_words(every)
-        vocab = {word: number for number, word in enumerate(every)}
-        numbers = None if counts is None else [0] * len(cls.special_tokens) + [int(count) for count in counts]
-        return cls(vocab=vocab, counts=numbers, **kwargs)
+        tokens = [*cls.special_tokens, *words]
+        check_unique_words(tokens)
+        vocab = {token: number for number, token in enumerate(tokens)}
+        if counts is not None:
+            counts = [0] * len(cls.special_tokens) + [int(count) for count in counts]
+        return cls(vocab=vocab, counts=counts, **kwargs)
 
     @classmethod
     def normalizers(cls, do_lower_case: bool) -> list[normalizers.Normalizer]:
-        """The normalisation of a text before it is split into words."""
+        """Normalisation steps before text is split into words."""
         return [normalizers.NFC(), *([normalizers.Lowercase()] if do_lower_case else [])]
 
     @classmethod
@@ -171,15 +175,15 @@ class CtxWordTokenizer(CtxTokenizer):
 
     @property
     def words(self) -> list[str]:
-        """The words in the order of their ids, special tokens included."""
+        """Words by id, including special tokens."""
         return sorted(self._tokenizer.get_vocab(), key=self._tokenizer.get_vocab().__getitem__)
 
 
 def build_reversible_backend(vocab: dict[str, int], lower_case: bool, split_punctuation: bool = True) -> Tokenizer:
-    """A backend that splits text reversibly into words: one that follows white space begins with U+2581.
+    """Create a backend that splits text reversibly into words; words after white space begin with U+2581.
 
     Args:
-        vocab: Word -> id, with [UNK].
+        vocab: Word -> id, including [UNK].
         lower_case: Lower-case the text.
         split_punctuation: See `CtxWordTokenizer`.
     """
@@ -198,9 +202,9 @@ def build_reversible_backend(vocab: dict[str, int], lower_case: bool, split_punc
 
 
 class CtxReversibleWordTokenizer(CtxWordTokenizer):
-    """Splits text into words that `decode` joins again; each text ends with [EOS]. For families that generate text.
+    """Splits text reversibly into words; each text ends with [EOS]. For families that generate text.
 
-    A word that follows white space begins with U+2581. See `CtxWordTokenizer` for arguments, training and errors.
+    Words after white space begin with U+2581. See `CtxWordTokenizer` for arguments, training and errors.
 
     Example:
         >>> tokenizer = CtxReversibleWordTokenizer.train(["a cat, a dog."], vocab_size=20, min_count=1)
@@ -218,7 +222,7 @@ class CtxReversibleWordTokenizer(CtxWordTokenizer):
 
 
 def check_unique_words(words: Sequence[str]) -> None:
-    """Raise CtxError if a word occurs twice."""
+    """Raise CtxError if a word is repeated."""
     if len(set(words)) != len(words):
-        twice = next(word for word, times in Counter(words).items() if times > 1)
-        raise CtxError(f"The word {twice!r} occurs twice in the vocabulary.", hint="leave one of the two out.")
+        repeated = next(word for word, count in Counter(words).items() if count > 1)
+        raise CtxError(f"The word {repeated!r} occurs twice in the vocabulary.", hint="remove one of the two.")

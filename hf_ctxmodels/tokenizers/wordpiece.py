@@ -1,4 +1,4 @@
-"""WordPiece (Wu et al. 2016, section 4.1) as BERT prepares text for it (Devlin et al. 2019, section 3)."""
+"""WordPiece (Wu et al. 2016, section 4.1) with BERT's pre-tokenisation (Devlin et al. 2019, section 3)."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -21,20 +21,20 @@ SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
 class WordPieceTokenizer(CtxTokenizer):
-    """Cleans text, splits it at spaces, punctuation and Chinese characters, then into word pieces.
+    """Cleans text, splits it at spaces, punctuation and Chinese characters, then into WordPiece tokens.
 
-    Gives the ids of `transformers.BertTokenizer` on the same files (`vocab.txt` or `tokenizer.json`). That class
-    silently builds a vocabulary of five tokens when a directory holds no tokenizer file; this one raises an error.
+    The ids equal those of `transformers.BertTokenizer` with the same files (`vocab.txt` or `tokenizer.json`). For a
+    directory without tokenizer files, it raises an error, where that class builds a vocabulary of five tokens.
 
     Args:
-        vocab: Token -> id, or the path of a `vocab.txt` with one token a line (its line number is its id).
+        vocab: Token -> id, or the path of a `vocab.txt` with one token per line, in the order of their ids.
         do_lower_case: Lower-case the text (the "uncased" models).
-        tokenize_chinese_chars: Make every CJK ideograph a word of its own.
-        strip_accents: Remove combining accents; `None` does so if `do_lower_case` is set, as BERT did.
+        tokenize_chinese_chars: Split every CJK ideograph off as a word.
+        strip_accents: Remove combining accents; None for the value of `do_lower_case`, as in BERT.
         **kwargs: Passed on to `TokenizersBackend`: special tokens, `model_max_length`, `padding_side`, ...
 
     Raises:
-        CtxError: The vocabulary is missing, unreadable, empty, or without one of the special tokens.
+        CtxError: The vocabulary is missing, unreadable or empty, or lacks a special token.
 
     Example:
         >>> texts = ["a cat sat on a mat", "a cat ran"]
@@ -66,7 +66,7 @@ class WordPieceTokenizer(CtxTokenizer):
         special_tokens = get_special_tokens(kwargs, self.defaults)
         if vocab is None and "tokenizer_object" in kwargs:  # how `train_new_from_iterator` builds its result
             vocab = kwargs["tokenizer_object"].get_vocab(with_added_tokens=False)
-        self._vocab = _checked_vocabulary(type(self), vocab, special_tokens, kwargs)
+        self._vocab = _load_vocabulary(type(self), vocab, special_tokens, kwargs)
         case = (do_lower_case, tokenize_chinese_chars, strip_accents)
         self._tokenizer = _build_backend(self._vocab, str(kwargs["unk_token"]), *case)
         super().__init__(
@@ -89,33 +89,33 @@ class WordPieceTokenizer(CtxTokenizer):
         limit_alphabet: int = 1000,
         model_max_length: int = 512,
     ) -> Self:
-        """Learn a WordPiece vocabulary. The same texts in the same order always give the same vocabulary.
+        """Learn a WordPiece vocabulary. The result is deterministic for texts in the same order.
 
         Args:
-            texts: Strings of any length; read twice, so an iterator is first turned into a list.
-            vocab_size: Number of tokens, the special ones included; a small corpus may give fewer.
+            texts: Strings of any length, iterated twice; an iterator is converted to a list.
+            vocab_size: Number of tokens including special tokens; smaller for a small corpus.
             do_lower_case, tokenize_chinese_chars, strip_accents: See the class.
-            min_frequency: A pair seen fewer times is not merged.
-            limit_alphabet: Number of different characters to keep, the most frequent first.
-            model_max_length: Longest input of the model in tokens, special tokens included.
+            min_frequency: Minimum frequency of a merged pair.
+            limit_alphabet: Maximum number of different characters; the most frequent are kept.
+            model_max_length: Maximum input length in tokens, including special tokens.
 
         Raises:
-            CtxError: There is no text, or `vocab_size` is too small for the characters of the text.
+            CtxError: There is no text, or `vocab_size` is too small for its characters.
         """
         if isinstance(texts, Iterator):
             texts = list(texts)
         case = (do_lower_case, tokenize_chinese_chars, strip_accents)
         backend = _build_backend({"[UNK]": 0}, "[UNK]", *case)
         alphabet = _frequent_characters(texts, backend.normalizer, limit_alphabet)
-        # The trainer numbers "##x" pieces in the order of a randomly seeded hash map and breaks ties between merges
-        # by number. Declaring those pieces first, in code point order, makes its result a function of its input.
+        # The trainer numbers "##x" tokens in the order of a randomly seeded hash map and breaks ties between merges by
+        # number. Declaring these tokens first, in code point order, makes the result deterministic.
         continuations = [f"##{character}" for character in alphabet]
-        needed = len(cls.first_tokens) + 2 * len(alphabet)
-        if vocab_size < needed:
+        minimum = len(cls.first_tokens) + 2 * len(alphabet)
+        if vocab_size < minimum:
             raise CtxError(
-                f"A vocabulary of {vocab_size} tokens cannot hold the {len(alphabet)} different characters of the text "
-                f"(each alone and as a continuation) and {len(cls.first_tokens)} special tokens.",
-                hint=f"ask for at least {needed} tokens, or keep fewer characters with limit_alphabet.",
+                f"A vocabulary of {vocab_size} tokens is too small for {len(alphabet)} different characters with two "
+                f"tokens each and {len(cls.first_tokens)} special tokens.",
+                hint=f"ask for at least {minimum} tokens, or keep fewer characters with limit_alphabet.",
             )
         trainer = trainers.WordPieceTrainer(
             vocab_size=vocab_size,
@@ -138,7 +138,7 @@ class WordPieceTokenizer(CtxTokenizer):
 def _build_backend(
     vocab: dict[str, int], unk_token: str, lower_case: bool, chinese_characters: bool, strip_accents: bool | None
 ) -> Tokenizer:
-    """The `tokenizers` pipeline without its post-processor, which needs the ids of the special tokens."""
+    """The `tokenizers` pipeline without the post-processor."""
     backend = Tokenizer(WordPiece(vocab, unk_token=unk_token))
     backend.normalizer = normalizers.BertNormalizer(
         clean_text=True,
@@ -152,7 +152,7 @@ def _build_backend(
 
 
 def _frequent_characters(texts: Iterable[str], normalizer: normalizers.Normalizer, limit: int) -> list[str]:
-    """The `limit` most frequent characters after normalisation, in code point order; ties go to the lower one."""
+    """The `limit` most frequent characters after normalisation, in code point order; ties go to lower code points."""
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(normalizer.normalize_str(text))
@@ -162,10 +162,10 @@ def _frequent_characters(texts: Iterable[str], normalizer: normalizers.Normalize
     return sorted(character for _, character in sorted(visible)[:limit])
 
 
-def _checked_vocabulary(
+def _load_vocabulary(
     cls: type, vocab: str | dict[str, int] | None, special_tokens: list[str], kwargs: dict[str, Any]
 ) -> dict[str, int]:
-    """The vocabulary as a dictionary, or a `CtxError` that says what is wrong with it."""
+    """Token -> id from a dictionary or a file; raises CtxError if it is missing or lacks a special token."""
     if vocab is None:
         raise missing_vocabulary_error(cls, kwargs)
     file = vocab if isinstance(vocab, str) else None
@@ -176,6 +176,6 @@ def _checked_vocabulary(
 
 
 def _read_vocabulary_file(path: str) -> dict[str, int]:
-    """token -> line number of a `vocab.txt`."""
+    """Token -> line number from a `vocab.txt`."""
     lines = read_text(path).removesuffix("\n").split("\n")
     return {line.rstrip(): number for number, line in enumerate(lines)}

@@ -176,7 +176,7 @@ def pass_over(folder: Path) -> None:
         (grow_the_vocabulary, (), "The vocabulary does not fit the model"),
         (exchange_the_tokenizer, (), "not the tokenizer that the model was trained with"),
         (number_a_token_too_high, (), "is 5000, outside [0, vocab_size="),
-        (pass_over, ("--max_length", 65), "over the model's limit of 64 positions"),
+        (pass_over, ("--max_length", 65), "the model's limit of 64 positions"),
         (empty_the_text, (), "The data set is empty"),
         (spoil_the_encoding, (), "Not UTF-8: byte 7 is 0xe9"),
         (pass_over, ("--learning_rate", 1e30), "The loss of step 2 is nan"),

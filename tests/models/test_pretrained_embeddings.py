@@ -71,7 +71,7 @@ def test_of_what_has_none(family: FamilySpec, tmp_path: Path) -> None:
     bert = FAMILIES["bert"].tokenizer.train(["a cat sat"] * 5, vocab_size=40)
     for part in (bert, FAMILIES["bert"].models["AutoModel"](tiny_config(FAMILIES["bert"]))):
         part.save_pretrained(tmp_path)
-    with pytest.raises(CtxError, match="no tokenizer of whole words"):
+    with pytest.raises(CtxError, match="not a word tokenizer"):
         family.tokenizer.train(["a cat"], 9, pretrained_embeddings=str(tmp_path))
     with pytest.raises(CtxError, match="is no static word embedding"):
         model.load_pretrained_embeddings(str(tmp_path))

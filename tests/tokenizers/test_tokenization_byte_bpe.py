@@ -188,7 +188,7 @@ def test_a_byte_that_the_vocabulary_lacks_is_unknown_and_does_not_vanish(tmp_pat
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"merges": None}, "has no merges"),
+        ({"merges": None}, "merges are missing"),
         ({"merges": "a b c\n"}, r"'a b c', which is not two tokens(.|\n)*merges.txt"),
         ({"merges": "a x\n"}, r"do not belong to the vocabulary(.|\n)*vocab.json"),
         ({"changed": ["<s>", "<pad>", "</s>", "<unk>", "a", "b", "ab"]}, r"7 tokens lacks <mask>(.|\n)*vocab.json"),

@@ -144,7 +144,7 @@ class TestLanguages:
 
     @pytest.mark.parametrize("names", [["en", "en"], [""], ["a b"]])
     def test_names_that_are_none(self, names: list[str]) -> None:
-        with pytest.raises(CtxError, match="no different names"):
+        with pytest.raises(CtxError, match="not distinct names"):
             CtxElmoTokenizer.from_words([], languages=names)
 
 

@@ -30,8 +30,8 @@ def test_vocabulary_size_and_case() -> None:
     ("texts", "options", "message"),
     [
         ([" "], {}, "No text"),
-        (TEXTS, {"min_count": 50}, "No word is kept"),
-        (TEXTS, {"vocab_size": 2}, "No word is kept"),
+        (TEXTS, {"min_count": 50}, "vocabulary would be empty"),
+        (TEXTS, {"vocab_size": 2}, "vocabulary would be empty"),
     ],
 )
 def test_nothing_to_keep(texts: list[str], options: dict, message: str) -> None:

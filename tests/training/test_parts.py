@@ -233,7 +233,7 @@ def test_loading_guards(workspace, tmp_path):
     config = load_config_file(CtxBertConfig, workspace.folder / "exact.json")
     tokenizer = load_tokenizer(workspace.folder / "tokenizer")
     check_tokenizer_matches_model(tokenizer, config, 32, location="here")
-    with pytest.raises(CtxError, match="Inputs of 33 tokens are over the model's limit of 32"):
+    with pytest.raises(CtxError, match="Inputs of 33 tokens exceed the model's limit of 32"):
         check_tokenizer_matches_model(tokenizer, config, 33, location="here")
     with pytest.raises(CtxError, match="Inputs of 2 tokens leave no room"):
         check_tokenizer_matches_model(tokenizer, config, 2, location="here")

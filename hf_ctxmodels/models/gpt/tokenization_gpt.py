@@ -26,7 +26,7 @@ class CtxGptTokenizer(WordBPETokenizer):
     """
 
     first_tokens = ("<unk>", "</s>")
-    trained: ClassVar[dict[str, Any]] = {"eos_token": "</s>"}
+    trained_defaults: ClassVar[dict[str, Any]] = {"eos_token": "</s>"}
     defaults: ClassVar[dict[str, Any]] = {"unk_token": "<unk>", "pad_token": "<unk>"}
 
     def __init__(

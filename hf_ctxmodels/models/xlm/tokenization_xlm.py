@@ -50,7 +50,7 @@ class CtxXLMTokenizer(WordBPETokenizer):
     """
 
     first_tokens = ("<s>", "</s>", "<pad>", "<unk>", *(f"<special{number}>" for number in range(10)))
-    trained: ClassVar[dict[str, Any]] = {"word_splitting": "punctuation"}
+    trained_defaults: ClassVar[dict[str, Any]] = {"word_splitting": "punctuation"}
     defaults: ClassVar[dict[str, Any]] = {
         "bos_token": "<s>",
         "eos_token": "</s>",
@@ -194,12 +194,12 @@ class CtxXLMTokenizer(WordBPETokenizer):
         return padded
 
     @classmethod
-    def read(
+    def read_vocabulary_and_merges(
         cls, vocab: str | dict[str, int] | None, merges: str | list[Any] | None, kwargs: dict[str, Any]
     ) -> tuple[dict[str, int], Merges, str | None]:
         """Read as in `BPETokenizer`; merge results that the vocabulary lacks get the ids after it, and `listed_tokens`
         is the size of the vocabulary without them."""
-        token_ids, pairs, file = super().read(vocab, merges, kwargs)
+        token_ids, pairs, file = super().read_vocabulary_and_merges(vocab, merges, kwargs)
         unlisted = dict.fromkeys(token for pair in pairs for token in (*pair, "".join(pair)) if token not in token_ids)
         if kwargs.get("listed_tokens") is None and unlisted:
             kwargs["listed_tokens"] = len(token_ids)
