@@ -47,10 +47,10 @@ def tables() -> tuple[Tensor, Tensor]:
 def grid(batch: dict[str, Tensor], output: str, average: bool) -> Blocks:
     given = [batch["negatives"]] if output == "negatives" else [batch["paths"], batch["codes"]]
     four = (batch[name] for name in ("input_ids", "attention_mask", "labels", "windows"))
-    centres = window_prediction.cut(*four, WINDOW, given, torch.float64)
+    centers = window_prediction.split_into_blocks(*four, WINDOW, given, torch.float64)
     if output == "negatives":
-        return window_prediction.negative_sampling_grid(centres, NEGATIVE, average)
-    return window_prediction.hierarchical_grid(centres, average)
+        return window_prediction.negative_sampling_grid(centers, NEGATIVE, average)
+    return window_prediction.hierarchical_grid(centers, average)
 
 
 def log_sigmoid(score: Tensor) -> float:
@@ -114,8 +114,8 @@ def test_gradient_of_a_mean_goes_whole_to_each_word(tables) -> None:
     """As in the released code: the same as for the sum, at the mean's score."""
     ids = torch.tensor([[3, 7, 4]])
     labels = torch.tensor([[-100, 7, -100]])
-    centres = window_prediction.cut(ids, None, labels, None, 1, [torch.tensor([[[5]]])], torch.float64)
-    blocks = window_prediction.negative_sampling_grid(centres, 1, True)
+    centers = window_prediction.split_into_blocks(ids, None, labels, None, 1, [torch.tensor([[[5]]])], torch.float64)
+    blocks = window_prediction.negative_sampling_grid(centers, 1, True)
     words = tables[0].clone().requires_grad_()
     window_prediction.summed_loss(blocks, words, tables[1]).backward()
     mean = tables[0][[3, 4]].mean(0)
@@ -131,7 +131,7 @@ def test_blocks_without_labels_are_left_out(batch, tables) -> None:
 
 def test_blocks_that_do_not_divide_a_row(batch) -> None:
     batch["negatives"] = draw(VOCABULARY, (3, 5, 2))
-    with pytest.raises(CtxError, match="12 columns cannot be cut into 5"):
+    with pytest.raises(CtxError, match="12 columns cannot be split into 5"):
         grid(batch, "negatives", False)
 
 
@@ -177,7 +177,7 @@ def test_word_by_word_is_descent_word_by_word(batch, tables, output: str, averag
     wanted = one_by_one(batch, *expected, output, average)
     got = [table.float() for table in tables]
     given = [batch["negatives"]] if output == "negatives" else [batch["paths"], batch["codes"]]
-    text = window_prediction.Text(
+    text = window_prediction.TextBatch(
         *(batch[name] for name in ("input_ids", "attention_mask", "labels", "windows")), given
     )
     loss = window_prediction.sgd_step_by_words(text, *got, 0.1, WINDOW, NEGATIVE, average)
@@ -190,7 +190,7 @@ def test_word_by_word_is_descent_word_by_word(batch, tables, output: str, averag
 def test_word_by_word_takes_any_number_of_negatives(batch, tables, average: bool) -> None:
     pytest.importorskip("numba")
     batch["negatives"] = draw(VOCABULARY, (3, 3, 3000), seed=2)
-    text = window_prediction.Text(
+    text = window_prediction.TextBatch(
         *(
             batch[n]
             for n in (
@@ -212,5 +212,5 @@ def test_word_by_word_takes_any_number_of_negatives(batch, tables, average: bool
 def test_word_by_word_has_a_finite_loss(batch, tables) -> None:
     pytest.importorskip("numba")
     huge = [(table * 1e4).float() for table in tables]
-    text = window_prediction.Text(batch["input_ids"], None, batch["labels"], None, [batch["negatives"]])
+    text = window_prediction.TextBatch(batch["input_ids"], None, batch["labels"], None, [batch["negatives"]])
     assert math.isfinite(window_prediction.sgd_step_by_words(text, *huge, 0.0, WINDOW, NEGATIVE, False))

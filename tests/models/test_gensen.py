@@ -158,7 +158,7 @@ def test_one_task_alone() -> None:
     writes = small(relations=[])
     assert writes(**given, labels=targets["labels"]).loss > 0
     assert writes(**batch).relation_logits is None
-    with pytest.raises(CtxError, match="relation_labels are given without"):
+    with pytest.raises(CtxError, match="relation_labels require config.relations"):
         writes(**given, relation_labels=targets["relation_labels"])
     with pytest.raises(CtxError, match=r"target_languages\[1\] is 3, outside \[0, num_languages=3\)"):
         writes(**batch | {"target_languages": torch.tensor([0, 3, 1, 1])})

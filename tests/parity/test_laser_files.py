@@ -95,7 +95,7 @@ def test_files_that_are_something_else(tmp_path: Path) -> None:
     with pytest.raises(CtxError, match="Cannot read the weights"):
         read_encoder(tmp_path / "module.pt")
     torch.save(encoder["model"], tmp_path / "weights.pt")
-    with pytest.raises(CtxError, match="no LASER encoder"):
+    with pytest.raises(CtxError, match="not a LASER encoder"):
         read_encoder(tmp_path / "weights.pt")
     (tmp_path / "codes").write_text("a b 3\nabc\n")
     with pytest.raises(CtxError, match=r"Not two subwords[\s\S]*line 2"):

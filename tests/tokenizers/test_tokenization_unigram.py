@@ -240,7 +240,7 @@ def test_training_anew_from_a_trained_tokenizer(kind, trained):
     [
         (([], 100), "No text to learn"),
         (([" \n"], 100), "No text to learn"),
-        ((["abcdefgh"], 12), r"no vocabulary of 12 tokens(.|\n)*required_chars. 12 vs"),
+        ((["abcdefgh"], 12), r"cannot learn 12 tokens(.|\n)*required_chars. 12 vs"),
     ],
     ids=["empty", "white space", "too small"],
 )
@@ -272,7 +272,7 @@ def test_a_damaged_model_file_is_refused(kind, folders, tmp_path):
 
 def test_a_model_of_another_kind_is_refused(kind, tmp_path):
     kind.vocabulary(tmp_path, model_type="bpe")
-    with pytest.raises(CtxError, match="no unigram model"):
+    with pytest.raises(CtxError, match="not a unigram model"):
         kind.ours.from_pretrained(tmp_path)
 
 

@@ -19,7 +19,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "base": {"embedding_size": 300, "hidden_size": 600},
 }
 
-# The released encoder has 3,609,600 parameters; the vectors of its words are those of GloVe.
+# The released encoder has 3,609,600 parameters without its GloVe vectors.
 PUBLISHED = {"released": PublishedCount({"vocab_size": 1000}, {"AutoModel": 3_609_600 + 1000 * 300})}
 
 SPEC = FamilySpec(

@@ -14,16 +14,16 @@ from hf_ctxmodels.layers.recurrent.packing import PackedSequences, run_layer
 
 
 class Biattention(nn.Module):
-    """Attention between the two texts of a row, and pooling of each. A single text attends to itself.
+    """Attention between two texts of an example, and pooling of each. A single text attends to itself.
 
-    A ReLU layer and a bidirectional LSTM encode both texts, X and Y. A softmax of the affinities A = X Y^T gives each
+    A ReLU layer and a bidirectional LSTM encode both texts, X and Y. The softmax of the affinities A = X Y^T gives each
     word a summary C of the other text. A bidirectional LSTM for each text integrates [X; X - C; X * C]. Each text is
     pooled by maximum, mean, minimum and self-attention.
 
     Args:
         input_size: Width of the input.
-        width: Width of each direction of the LSTMs.
-        dropout: Rate on the input and on the input of each LSTM.
+        width: Width per direction of the LSTMs.
+        dropout: Dropout rate of the input and of the input of each LSTM.
     """
 
     def __init__(self, input_size: int, width: int, dropout: float) -> None:
@@ -35,43 +35,45 @@ class Biattention(nn.Module):
         self.selectors = nn.ModuleList(nn.Linear(2 * width, 1, bias=False) for _ in range(2))
         self.dropout = Dropout(dropout)
 
-    def forward(self, states: Tensor, tokens: Tensor, second: Tensor, unpad: bool) -> Tensor:
+    def forward(self, states: Tensor, tokens: Tensor, is_second_text: Tensor, unpad: bool) -> Tensor:
         """Pool both texts.
 
         Args:
-            states: (rows, length, input).
-            tokens: (rows, length) bool, False at padding positions.
-            second: (rows, length) bool, True at words of the second text and at padding positions within it.
-            unpad: Compute the LSTMs without padding positions; False is equal, but slower.
+            states: (batch, length, input).
+            tokens: (batch, length) bool, False at padding positions.
+            is_second_text: (batch, length) bool, True at words of the second text and at padding within it.
+            unpad: Skip padding positions in the LSTMs; False is equal, but slower.
 
         Returns:
-            (rows, 16 * width): maximum, mean, minimum and self-attentive sum of 2 * width features of each text.
+            (batch, 16 * width): maximum, mean, minimum and self-attentive sum of 2 * width features of each text.
         """
-        parts = [tokens & ~second, tokens & second]
-        parts = [part | (tokens & ~part.any(1, keepdim=True)) for part in parts]  # a single text is used twice
+        texts = [tokens & ~is_second_text, tokens & is_second_text]
+        texts = [text | (tokens & ~text.any(1, keepdim=True)) for text in texts]  # a single text is used twice
         build = PackedSequences.build if unpad else PackedSequences.with_padding
         inputs = linear(self.project, self.dropout(states)).relu()
-        encoded = run_layer(self.encoder, self.dropout(inputs), build(tokens, sequence_numbers(second)))
+        encoded = run_layer(self.encoder, self.dropout(inputs), build(tokens, sequence_numbers(is_second_text)))
         affinities = (encoded @ encoded.transpose(1, 2)).float()
         pooled = []
-        for number, (own, other) in enumerate((parts, parts[::-1])):
-            weights = affinities.masked_fill(~other[:, None], float("-inf")).softmax(-1).to(encoded.dtype)
+        for text, other_text, integrator, selector in zip(
+            texts, reversed(texts), self.integrators, self.selectors, strict=True
+        ):
+            weights = affinities.masked_fill(~other_text[:, None], float("-inf")).softmax(-1).to(encoded.dtype)
             summary = weights @ encoded
-            joined = torch.cat([encoded, encoded - summary, encoded * summary], -1)
-            integrated = run_layer(self.integrators[number], self.dropout(joined), build(own))
-            pooled.append(self._pool(integrated, own, self.selectors[number]))
+            features = torch.cat([encoded, encoded - summary, encoded * summary], -1)
+            integrated = run_layer(integrator, self.dropout(features), build(text))
+            pooled.append(self._pool(integrated, text, selector))
         return torch.cat(pooled, -1)
 
     def _pool(self, states: Tensor, tokens: Tensor, selector: nn.Module) -> Tensor:
         tokens = tokens[..., None]
-        extreme = torch.finfo(states.dtype).max
+        largest = torch.finfo(states.dtype).max
         scores = selector(states).float().masked_fill(~tokens, float("-inf"))
         mean = (states.float() * tokens).sum(1) / tokens.sum(1)
         return torch.cat(
             [
-                states.masked_fill(~tokens, -extreme).amax(1),
+                states.masked_fill(~tokens, -largest).amax(1),
                 mean.to(states.dtype),
-                states.masked_fill(~tokens, extreme).amin(1),
+                states.masked_fill(~tokens, largest).amin(1),
                 (scores.softmax(1).to(states.dtype) * states).sum(1),
             ],
             -1,
@@ -79,11 +81,11 @@ class Biattention(nn.Module):
 
 
 class Maxout(nn.Module):
-    """The maximum of several linear maps, feature by feature (Goodfellow et al. 2013).
+    """Elementwise maximum of several linear layers (Goodfellow et al. 2013).
 
     Args:
         input_size, output_size: Widths.
-        pieces: Number of linear maps.
+        pieces: Number of linear layers.
     """
 
     def __init__(self, input_size: int, output_size: int, pieces: int) -> None:
@@ -92,7 +94,7 @@ class Maxout(nn.Module):
         self.maps = nn.Linear(input_size, output_size * pieces)
 
     def forward(self, states: Tensor) -> Tensor:
-        """(rows, input) -> (rows, output)."""
+        """(batch, input) -> (batch, output)."""
         return linear(self.maps, states).unflatten(-1, (-1, self.pieces)).amax(-1)
 
 
@@ -101,14 +103,16 @@ class MaxoutClassifier(nn.Sequential):
 
     Args:
         input_size: Width of the input.
-        width: Width of the second layer; the first has twice as much.
+        width: Width of the second layer; the first is twice as wide.
         classes: Width of the output.
-        pieces, dropout: Parameters of every layer.
+        pieces, dropout: Parameters of each layer.
     """
 
     def __init__(self, input_size: int, width: int, classes: int, *, pieces: int, dropout: float) -> None:
         sizes = [input_size, 2 * width, width, classes]
         layers: list[nn.Module] = []
-        for before, after in pairwise(sizes):  # dropout before a normalisation would change its statistics
-            layers += [SafeBatchNorm1d(before), Dropout(dropout), Maxout(before, after, pieces)]
+        for layer_input, layer_output in pairwise(
+            sizes
+        ):  # dropout before the normalisation would change its statistics
+            layers += [SafeBatchNorm1d(layer_input), Dropout(dropout), Maxout(layer_input, layer_output, pieces)]
         super().__init__(*layers)

@@ -13,23 +13,23 @@ class CtxCoveConfig(CtxConfig):
         vocab_size: Size of the source vocabulary, special tokens included.
         target_vocab_size: Size of the target vocabulary.
         embedding_size: Width of the pretrained embeddings, and of the decoder's embeddings.
-        hidden_size: Width of the encoder's (both directions concatenated) and the decoder's hidden states.
+        hidden_size: Width of the hidden states, in the encoder of both directions concatenated.
         num_hidden_layers: Number of LSTM layers of the encoder, and of the decoder.
         pretrained_embeddings: Directory or Hub id of static word embeddings with the source vocabulary.
-            `load_pretrained_embeddings` copies the vectors into a new model; they are saved with it.
-        train_pretrained_embeddings: Train the vectors too.
-        decoder_attention: Attend to the encoder's states; False for a plain sequence-to-sequence model as a baseline,
-            whose decoder starts from the encoder's final states.
-        hidden_dropout_prob: Dropout on the input of every LSTM layer but the encoder's first, and before the decoder's
-            prediction.
+            `load_pretrained_embeddings` copies the vectors into a new model, which saves them.
+        train_pretrained_embeddings: Whether the vectors are trained.
+        decoder_attention: Whether the decoder attends to the encoder's states; False for a baseline whose decoder only
+            starts from the encoder's final states.
+        hidden_dropout_prob: Dropout on the input of every LSTM layer except the encoder's first, and before the
+            decoder's output layer.
         initializer_range: Standard deviation of the initialisation of embeddings and linear layers.
-        task_context: Task heads take the embeddings concatenated with the encoder's states; False for the embeddings.
-        freeze_context: Task heads do not train the encoder.
-        biattention_size: Width of the classification network's LSTM states per direction.
-        maxout_pieces: Number of linear maps in a maxout layer.
+        task_context: Whether task heads take the encoder's states in addition to the embeddings.
+        freeze_context: Whether the encoder is frozen in task heads.
+        biattention_size: Width per direction of the classification network's LSTM states.
+        maxout_pieces: Number of linear layers in a maxout layer.
         classifier_dropout: Dropout on a task head's input, and before its output.
         pad_token_id: Id of padding in both vocabularies.
-        unk_token_id: Id of unknown source words, which have a zero vector.
+        unk_token_id: Id of unknown source words, whose vector is zero.
         decoder_start_token_id, eos_token_id: Ids in the target vocabulary.
     """
 
@@ -59,23 +59,24 @@ class CtxCoveConfig(CtxConfig):
     def validate_shape(self) -> None:
         """Check the shape (called at construction)."""
         self.require_even_hidden_size()
-        sizes = ("vocab_size", "target_vocab_size", "embedding_size", "num_hidden_layers", "biattention_size")
-        self.require_positive(*sizes)
+        self.require_positive(
+            "vocab_size", "target_vocab_size", "embedding_size", "num_hidden_layers", "biattention_size"
+        )
         if self.maxout_pieces < 2:
             raise ValueError(f"maxout_pieces={self.maxout_pieces} must be 2 or more.")
 
     @property
     def layer_sizes(self) -> list[int]:
-        """Widths of all hidden states: the embeddings, the layers, and the encoder's output."""
+        """Widths of all hidden states: the embeddings, the lower layers, and the encoder's output."""
         layers = [self.hidden_size] * (self.num_hidden_layers - 1)
         return [self.embedding_size, *layers, self.embedding_size + self.hidden_size]
 
     @property
     def head_input_size(self) -> int:
-        """Width of a word's representation for task heads."""
+        """Width of a word's representation in task heads."""
         return self.embedding_size + (self.hidden_size if self.task_context else 0)
 
     @property
     def pooler_size(self) -> int:
-        """Width of the classification network's pooled vector: two texts, four poolings, two directions."""
+        """Width of the pooled vector of the classification network: two texts, four poolings, two directions."""
         return 2 * 4 * 2 * self.biattention_size

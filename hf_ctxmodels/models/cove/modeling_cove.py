@@ -1,5 +1,5 @@
-"""CoVe (McCann et al. 2017, arXiv 1708.00107): each token's frozen GloVe vector concatenated with the hidden state of a
-bidirectional LSTM pretrained on translation. The translation model is in `translation_cove`."""
+"""CoVe (McCann et al. 2017, arXiv 1708.00107): frozen GloVe vectors, concatenated with the states of a bidirectional
+LSTM that is pretrained on translation. The translation model is in `translation_cove`."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -27,7 +27,7 @@ from hf_ctxmodels.models.cove.configuration_cove import CtxCoveConfig
 
 
 class CtxCovePreTrainedModel(PretrainedEmbeddingPreTrainedModel):
-    """CoVe's part of the model base."""
+    """Base class of the CoVe models."""
 
     config: CtxCoveConfig
     base_model_prefix = "cove"
@@ -45,7 +45,7 @@ class CtxCoveModelOutput(BaseModelOutputWithPooling):
     """Output of `CtxCoveModel`.
 
     Attributes:
-        last_hidden_state: (batch, length, embedding + hidden): the word vector concatenated with the top layer's state.
+        last_hidden_state: (batch, length, embedding + hidden): word vector and top layer's state, concatenated.
         hidden_states: The word vectors, the outputs of the lower layers, and `last_hidden_state`.
         final_hidden, final_cell: (batch, layers, hidden) final hidden and cell states, both directions concatenated.
     """
@@ -55,7 +55,7 @@ class CtxCoveModelOutput(BaseModelOutputWithPooling):
 
 
 class CtxCoveModel(PretrainedEmbeddingEncoder, CtxCovePreTrainedModel):
-    """Pretrained word vectors and the MT-LSTM; its output is [GloVe(w); MT-LSTM(GloVe(w))] (section 4).
+    """Pretrained word vectors and the MT-LSTM; the output is [GloVe(w); MT-LSTM(GloVe(w))] (section 4).
 
     Attributes:
         returns_final_states: Whether `forward` returns the final states for a decoder by default.
@@ -86,40 +86,54 @@ class CtxCoveModel(PretrainedEmbeddingEncoder, CtxCovePreTrainedModel):
     ) -> CtxCoveModelOutput:
         """Encode a batch.
 
-        Args: those of `prepare_inputs`, whose errors it raises, and
-            token_type_ids: (batch, length), checked only: heads use them to separate two texts.
+        Args: as in `prepare_inputs`, whose errors it raises, and
+            token_type_ids: (batch, length), only validated: heads use them to separate two texts.
             output_final_states: Return `final_hidden` and `final_cell`; None for `returns_final_states`.
             output_hidden_states: Return `hidden_states`.
             kwargs: Ignored arguments of other families' models.
         """
-        given = (input_ids, inputs_embeds, attention_mask, sequence_ids)
-        aligned = {"output_mask": output_mask, "token_type_ids": token_type_ids}
-        inputs = prepare_inputs(self, *given, width=self.config.embedding_size, **aligned)
+        inputs = prepare_inputs(
+            self,
+            input_ids,
+            inputs_embeds,
+            attention_mask,
+            sequence_ids,
+            width=self.config.embedding_size,
+            output_mask=output_mask,
+            token_type_ids=token_type_ids,
+        )
         embeddings = inputs.embed(self.word_embeddings)
-        states, final = run_bidirectional(self.layers, embeddings, inputs.pack(2), self.dropout)
+        states, final_states = run_bidirectional(self.layers, embeddings, inputs.pack(2), self.dropout)
         vectors = zero_padding(embeddings, inputs.tokens).to(states[-1].dtype)
         last = torch.cat([vectors, states[-1]], -1)
-        wants = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        returns_final = self.returns_final_states if output_final_states is None else output_final_states
-        if returns_final and sequence_ids is not None:
-            raise CtxError("Final states cannot be combined with sequence_ids: a row has one.")
-        hidden, cell = _by_part(final) if returns_final else (None, None)
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
+        if output_final_states is None:
+            output_final_states = self.returns_final_states
+        if output_final_states and sequence_ids is not None:
+            raise CtxError("Final states cannot be combined with sequence_ids, which has several sequences per row.")
+        hidden, cell = _stack_layers(final_states) if output_final_states else (None, None)
         return CtxCoveModelOutput(
             last_hidden_state=last if output_mask is None else last[output_mask],
-            hidden_states=(vectors, *states[1:-1], last) if wants else None,
+            hidden_states=(vectors, *states[1:-1], last) if output_hidden_states else None,
             final_hidden=hidden,
             final_cell=cell,
         )
 
 
-def _by_part(final: list[tuple[Tensor, ...]]) -> tuple[Tensor, Tensor]:
-    """(rows, 2, width) states of every layer -> (rows, layers, 2 * width) hidden and cell states."""
-    hidden, cell = (torch.stack([part.flatten(1) for part in parts], 1) for parts in zip(*final, strict=True))
+def _stack_layers(final_states: list[tuple[Tensor, ...]]) -> tuple[Tensor, Tensor]:
+    """Stack (batch, 2, width) hidden and cell states of each layer to (batch, layers, 2 * width)."""
+    hidden = torch.stack([layer_hidden.flatten(1) for layer_hidden, _ in final_states], 1)
+    cell = torch.stack([layer_cell.flatten(1) for _, layer_cell in final_states], 1)
     return hidden, cell
 
 
 class CtxCoveHeadModel(heads.HeadModel, CtxCovePreTrainedModel):
-    """Binds the generic heads to the word vectors, concatenated with the encoder's states or not."""
+    """Base class of the heads on word vectors, which the encoder's states extend with `config.task_context`.
+
+    Attributes:
+        is_task_head: Whether `config.task_context` and `config.freeze_context` apply.
+    """
 
     encoder_class = CtxCoveModel
     is_task_head: ClassVar[bool] = True
@@ -132,7 +146,7 @@ class CtxCoveHeadModel(heads.HeadModel, CtxCovePreTrainedModel):
         return self
 
     def encode(self, **kwargs: Any) -> Any:
-        """Run the encoder; without `config.task_context`, `last_hidden_state` holds the word vectors only."""
+        """Run the encoder; without `config.task_context`, `last_hidden_state` holds only the word vectors."""
         if not self.is_task_head:
             return super().encode(**kwargs)
         if self.config.freeze_context:
@@ -149,12 +163,12 @@ class CtxCoveForSequenceClassification(heads.ForSequenceClassification, CtxCoveH
     """The biattentive classification network (section 5), for one text or two."""
 
     def build_encoder(self, config: CtxCoveConfig) -> CtxCoveModel:
-        """Create the encoder and the biattention, which pools."""
+        """Create the encoder and the biattention, which pools its states."""
         self.biattention = Biattention(config.head_input_size, config.biattention_size, config.head_dropout)
         return CtxCoveModel(config)
 
     def build_head(self, config: CtxCoveConfig) -> None:
-        """Maxout layers."""
+        """Create the maxout layers."""
         self.dropout = nn.Identity()  # dropout follows the normalisations
         self.classifier = MaxoutClassifier(
             config.pooler_size,
@@ -173,21 +187,27 @@ class CtxCoveForSequenceClassification(heads.ForSequenceClassification, CtxCoveH
         **kwargs: Any,
     ) -> Any:
         """Run the encoder on each text separately; `pooler_output` is from the biattention."""
-        given = (kwargs.get("input_ids"), kwargs.get("inputs_embeds"), attention_mask)
-        words = self.check_word_input(*given, sequence_ids=sequence_ids, token_type_ids=token_type_ids)
+        words = self.check_word_input(
+            kwargs.get("input_ids"),
+            kwargs.get("inputs_embeds"),
+            attention_mask,
+            sequence_ids=sequence_ids,
+            token_type_ids=token_type_ids,
+        )
         tokens = token_mask(words, attention_mask, sequence_ids)
         if token_type_ids is None:
-            second, texts = torch.zeros_like(tokens), sequence_ids
+            is_second_text = torch.zeros_like(tokens)
         else:
-            second = forward_fill_padding(token_type_ids != 0, tokens)
-            texts = 1 + second.long() if sequence_ids is None else sequence_ids
+            is_second_text = forward_fill_padding(token_type_ids != 0, tokens)
+            sequence_ids = 1 + is_second_text.long() if sequence_ids is None else sequence_ids
         outputs = super().encode(
-            attention_mask=attention_mask, token_type_ids=token_type_ids, sequence_ids=texts, **kwargs
+            attention_mask=attention_mask, token_type_ids=token_type_ids, sequence_ids=sequence_ids, **kwargs
         )
         states = outputs.last_hidden_state
-        outputs.pooler_output = self.biattention(states, tokens, second, self.config.unpad and not is_traced(states))
+        unpad = self.config.unpad and not is_traced(states)
+        outputs.pooler_output = self.biattention(states, tokens, is_second_text, unpad)
         return outputs
 
 
 class CtxCoveForTokenClassification(heads.ForTokenClassification, CtxCoveHeadModel):
-    """A linear classifier on each word's embedding and hidden state."""
+    """A linear classifier of each word's embedding and hidden state."""

@@ -1,9 +1,9 @@
-"""Tokenizer of CoVe: words of the source and the target language in separate vocabularies."""
+"""Word tokenizer of CoVe, with separate source and target vocabularies."""
 
 from hf_ctxmodels.tokenizers.translation import CtxTranslationTokenizer
 
 
 class CtxCoveTokenizer(CtxTranslationTokenizer):
-    """Words of two languages, see `CtxTranslationTokenizer`."""
+    """Source and target words, see `CtxTranslationTokenizer`."""
 
     model_input_names = ["input_ids", "token_type_ids", "attention_mask"]

@@ -13,7 +13,7 @@ from hf_ctxmodels.models.cove.modeling_cove import CtxCoveHeadModel, CtxCoveMode
 
 
 class CtxCoveForConditionalGeneration(heads.ForConditionalGeneration, CtxCoveHeadModel, GenerationMixin):
-    """The translation model (section 3). The decoder's initial states are the encoder's final ones."""
+    """The translation model (section 3). The decoder starts from the encoder's final states."""
 
     is_task_head = False
     required_encoder_outputs = ("last_hidden_state", "final_hidden", "final_cell")
@@ -26,7 +26,7 @@ class CtxCoveForConditionalGeneration(heads.ForConditionalGeneration, CtxCoveHea
         return encoder
 
     def build_head(self, config: CtxCoveConfig) -> None:
-        """The decoder, and the linear map to logits."""
+        """Create the decoder and the output layer."""
         self.decoder = AttentionalDecoder(
             config.target_vocab_size,
             config.embedding_size,
@@ -39,15 +39,15 @@ class CtxCoveForConditionalGeneration(heads.ForConditionalGeneration, CtxCoveHea
         self.prediction = nn.Linear(config.hidden_size, config.target_vocab_size)
 
     def start(self, encoded: CtxCoveModelOutput) -> RecurrentCache:
-        """The encoder's final states."""
-        assert encoded.final_hidden is not None  # both are of `required_encoder_outputs`
+        """The decoder's initial state: the encoder's final states."""
+        assert encoded.final_hidden is not None  # both are in `required_encoder_outputs`
         assert encoded.final_cell is not None
         return self.decoder.start(encoded.final_hidden, encoded.final_cell)
 
-    def decode(self, ids: Tensor, target_mask: Tensor | None, given: heads.DecoderInputs) -> DecoderOutput:
-        """See `ForConditionalGeneration.decode`."""
-        states = given.encoded.last_hidden_state
-        memory, tokens = states[..., self.config.embedding_size :], token_mask(states, given.attention_mask)
+    def decode(self, ids: Tensor, target_mask: Tensor | None, inputs: heads.DecoderInputs) -> DecoderOutput:
+        """Run the decoder on target ids, see `ForConditionalGeneration.decode`."""
+        encoded = inputs.encoded.last_hidden_state
+        memory, tokens = encoded[..., self.config.embedding_size :], token_mask(encoded, inputs.attention_mask)
         if target_mask is None:
-            return self.decoder(ids, memory, tokens, given.cache, given.record)
-        return DecoderOutput(self.decoder.target_states(ids, target_mask, memory, tokens, given.cache))
+            return self.decoder(ids, memory, tokens, inputs.cache, inputs.record)
+        return DecoderOutput(self.decoder.target_states(ids, target_mask, memory, tokens, inputs.cache))

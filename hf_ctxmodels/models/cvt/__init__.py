@@ -1,4 +1,4 @@
-"""Cross-view training (Clark et al. 2018): auxiliary predictions from partial views agree with the full one."""
+"""Cross-view training (Clark et al. 2018): auxiliary predictions from partial views match the full prediction."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "base": {},
 }
 
-# No count is published: the arithmetic of section 4.1. Characters 262 * 50; filters 100 * (50 * 9 + 3), 300 to 1024;
+# No count is published; it follows from section 4.1. Characters 262 * 50; filters 100 * (50 * 9 + 3), 300 to 1024;
 # each layer and direction 4 * 1024 * (1024 + 512 + 1) + 1024 * 512.
 PUBLISHED = {"section 4.1": PublishedCount({}, {"AutoModel": 13_100 + 45_300 + 308_224 + 4 * 6_819_840})}
 

@@ -12,19 +12,19 @@ _FILTERS = [[2, 100], [3, 100], [4, 100]]
 
 @strict
 class CtxCvtConfig(CtxCharacterConfig):
-    """Shape and regularisation of a model for cross-view training; the defaults are the paper's.
+    """Shape and regularisation of a model for cross-view training; the defaults follow the paper.
 
-    Args: those of `CtxCharacterConfig`, and
-        pretrained_embeddings: Vectors concatenated with those of the character encoder, `hidden_size` in total.
+    Args: as in `CtxCharacterConfig`, and
+        pretrained_embeddings: Vectors concatenated with the character encoder's output, `hidden_size` in total.
         prediction_size: Width of the hidden layer of predictions.
-        word_dropout: Dropout on the words.
+        word_dropout: Dropout on the word representations.
         hidden_dropout_prob: Dropout on the output of every LSTM layer.
-        view_dropout: Dropout in place of these two in a batch without labels, as in the authors' code.
-        views: Auxiliary predictions; None for all: of words forward, backward, future and past (section 3.2), of texts
-            forward, backward, beginning and end.
-        view_weight: Weight of their loss, relative to the supervised loss.
-        pooling: Pooling of a text: "mean" of its words' states, or "mean+max", twice as wide.
-        tasks: Name -> labels, for several tagging tasks (section 3.4); None for one with the labels `id2label`.
+        view_dropout: Replaces these two rates in a batch without labels, as in the authors' code.
+        views: Names of the auxiliary predictions; None for all: "forward", "backward", "future" and "past" of words
+            (section 3.2), or "forward", "backward", "beginning" and "end" of texts.
+        view_weight: Weight of their loss relative to the supervised loss.
+        pooling: Pooling of a text: "mean" of its states, or "mean+max", twice as wide.
+        tasks: Name -> labels of several tagging tasks (section 3.4); None for one task with the labels `id2label`.
     """
 
     model_type = "ctx-cvt"
@@ -53,18 +53,18 @@ class CtxCvtConfig(CtxCharacterConfig):
 
     def validate_views(self) -> None:
         """Check views and tasks (called at construction)."""
-        known = {*WORD_VIEWS, *TEXT_VIEWS}
-        if unknown := sorted({*(self.views or ())} - known):
-            raise ValueError(f"views={unknown} are not among {sorted(known)}.")
+        available = {*WORD_VIEWS, *TEXT_VIEWS}
+        if unknown := sorted({*(self.views or ())} - available):
+            raise ValueError(f"views={unknown} are not among {sorted(available)}.")
         if self.view_weight < 0:
             raise ValueError(f"view_weight={self.view_weight} must be 0 or more.")
         if self.pretrained_embedding_size >= self.hidden_size:
             raise ValueError(
                 f"pretrained_embedding_size={self.pretrained_embedding_size} must be below "
-                f"hidden_size={self.hidden_size}: the rest is the character encoder's."
+                f"hidden_size={self.hidden_size}, which includes the character encoder's output."
             )
         if self.tasks is not None and (not self.tasks or any(len(labels) < 2 for labels in self.tasks.values())):
-            raise ValueError(f"tasks={self.tasks} must hold one or more tasks with two or more labels each.")
+            raise ValueError(f"tasks={self.tasks} must have one or more tasks with two or more labels each.")
 
     @property
     def head_input_size(self) -> int:

@@ -1,4 +1,4 @@
-"""CVT (Clark et al. 2018, arXiv 1809.08370): predictions from partial views of a text learn from the full view's."""
+"""CVT (Clark et al. 2018, arXiv 1809.08370): predictions from partial views are trained to match the full view."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -27,14 +27,14 @@ from hf_ctxmodels.models.cvt.cross_view import TextPredictors, WordPredictors, s
 
 
 class CtxCvtPreTrainedModel(CharacterPreTrainedModel):
-    """CVT's part of the model base."""
+    """Base class of the CVT models."""
 
     config: CtxCvtConfig
     base_model_prefix = "cvt"
 
 
 class CtxCvtModel(CharacterModel, CtxCvtPreTrainedModel):
-    """Words from characters and pretrained vectors, and bidirectional LSTM layers."""
+    """Word representations from characters and pretrained vectors, with bidirectional LSTM layers."""
 
     def __init__(self, config: CtxCvtConfig, add_pooling_layer: bool = False) -> None:
         super().__init__(config)
@@ -63,41 +63,50 @@ class CtxCvtModel(CharacterModel, CtxCvtPreTrainedModel):
     ) -> BaseModelOutputWithPooling:
         """Encode a batch.
 
-        Args: those of `prepare_inputs`, whose errors it raises, and
+        Args: as in `prepare_inputs`, whose errors it raises, and
             output_hidden_states: Return `hidden_states`: the word representations and the layers' outputs.
             layers: Number of layers to run; None for all.
-            dropout_rate: In training, replaces `config.word_dropout` and `config.hidden_dropout_prob`.
+            dropout_rate: In training mode, replaces `config.word_dropout` and `config.hidden_dropout_prob`.
             kwargs: Ignored arguments of other families' models.
         """
-        given, config = (input_ids, inputs_embeds, attention_mask, sequence_ids), self.config
-        inputs = prepare_inputs(self, *given, width=config.hidden_size, output_mask=output_mask)
+        config = self.config
+        inputs = prepare_inputs(
+            self,
+            input_ids,
+            inputs_embeds,
+            attention_mask,
+            sequence_ids,
+            width=config.hidden_size,
+            output_mask=output_mask,
+        )
         rows = inputs.pack(2)
         words = zero_padding(inputs.embed(self.embed_ids), inputs.tokens)
-        rates = (config.word_dropout, config.hidden_dropout_prob)
-        word_rate, rate = rates if dropout_rate is None else (dropout_rate, dropout_rate)
+        word_rate = config.word_dropout if dropout_rate is None else dropout_rate
+        rate = config.hidden_dropout_prob if dropout_rate is None else dropout_rate
         states = [words]
         for number, layer in enumerate(self.layers[:layers]):
-            below = states[-1] if number else dropout(words, word_rate, self.training)
-            states.append(dropout(run_layer(layer, below, rows), rate, self.training))
-        wants = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+            layer_input = states[-1] if number else dropout(words, word_rate, self.training)
+            states.append(dropout(run_layer(layer, layer_input, rows), rate, self.training))
+        if output_hidden_states is None:
+            output_hidden_states = config.output_hidden_states
         return BaseModelOutputWithPooling(
             last_hidden_state=states[-1] if output_mask is None else states[-1][output_mask],
-            hidden_states=tuple(states) if wants else None,
+            hidden_states=tuple(states) if output_hidden_states else None,
         )
 
 
 @dataclass
 class CtxCvtOutput(ModelOutput):
-    """Output of a head.
+    """Output of the heads.
 
     Attributes:
-        loss: The supervised loss plus the weighted loss of the views.
+        loss: Sum of the supervised loss and the weighted loss of the views.
         logits: (batch, words, labels) or (batch, labels) of the primary prediction.
         hidden_states: See `CtxCvtModel.forward`.
         supervised_loss: Cross-entropy of the primary prediction, in nats per label; None without labels.
         cross_view_loss: `view_weight` times the summed Kullback-Leibler divergence of the auxiliary predictions, in
             nats per prediction; None without `views`.
-        metrics: The accuracy of the primary prediction of classes, see `heads.accuracy_counts`.
+        metrics: Accuracy of the primary prediction of classes, see `heads.accuracy_counts`.
     """
 
     loss: Tensor | None = None
@@ -109,11 +118,14 @@ class CtxCvtOutput(ModelOutput):
 
 
 class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
-    """Semi-supervised learning: on unlabelled text auxiliary predictions from partial views are trained to match the
-    primary prediction, made without dropout. They share the encoder (section 3).
+    """Base class of the semi-supervised heads (section 3).
+
+    On unlabelled text, auxiliary predictions from partial views are trained to match the primary prediction, which is
+    computed without dropout. All share the encoder.
 
     Attributes:
-        predictors: Task -> predictions, see `cross_view`.
+        has_word_views: Whether predictions are made for words, otherwise for texts.
+        predictors: Task -> primary and auxiliary predictors, see `cross_view`.
     """
 
     encoder_class = CtxCvtModel
@@ -123,11 +135,11 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
     predictors: nn.ModuleDict
 
     def build_predictor(self, labels: int) -> nn.Module:
-        """The predictions of a task with this number of labels."""
+        """Create the predictors of a task with this number of labels."""
         raise NotImplementedError
 
     def problem_type(self, labels: Tensor | None) -> str:
-        """ "regression", "single_label_classification" or "multi_label_classification"."""
+        """Problem type: "regression", "single_label_classification" or "multi_label_classification"."""
         return self.config.problem_type or "single_label_classification"
 
     def supervised_loss(self, logits: Tensor, labels: Tensor, counts: ItemCounts) -> Tensor:
@@ -135,7 +147,7 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
         return cross_entropy_over_targets(logits, labels, "labels", counts)
 
     def build_head(self, config: CtxCvtConfig) -> None:
-        """The predictions of every task."""
+        """Create the predictors of all tasks."""
         tasks = config.tasks or {"task": [""] * config.num_labels}
         self.predictors = nn.ModuleDict({name: self.build_predictor(len(labels)) for name, labels in tasks.items()})
 
@@ -153,92 +165,107 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
         num_items_in_batch: ItemCounts = None,
         **kwargs: Any,
     ) -> CtxCvtOutput:
-        """Logits, and the loss with `labels` or `views`. Other arguments as in `CtxCvtModel.forward`.
+        """Compute logits, and the loss with `labels` or `views`. Other arguments as in `CtxCvtModel.forward`.
 
         Args:
-            labels: (batch, words), or (batch,) of texts: classes of `task`; -100 for none.
-            views: Same shape: 1 where the auxiliary predictions of all tasks are trained, -100 elsewhere.
-            task: The task of labels and logits, one of `config.tasks`; None for the first.
+            labels: (batch, words) or, for texts, (batch,) classes of `task`; -100 is ignored.
+            views: (batch, words) or (batch,): 1 where the auxiliary predictions of all tasks are trained, else -100.
+            task: Task of labels and logits, one of `config.tasks`; None for the first.
         """
-        predict = self.predictors[self._task(task)]
-        inputs = {"attention_mask": attention_mask, "inputs_embeds": inputs_embeds, "sequence_ids": sequence_ids}
-        inputs |= {"input_ids": input_ids, **kwargs}
+        predictor = self.predictors[self._resolve_task(task)]
+        inputs = {
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "inputs_embeds": inputs_embeds,
+            "sequence_ids": sequence_ids,
+            **kwargs,
+        }
         check_tensors(labels=labels, attention_mask=attention_mask)
         shape = self.input_shape(input_ids, inputs_embeds)
         if views is not None and shape is not None:
             views = heads.validate_targets(views, "views", shape if self.has_word_views else shape[:1])
-        learns_views = views is not None and shape is not None and self._has_views(views, attention_mask)
-        alone = learns_views and (labels is None or not bool((labels != IGNORE_INDEX).any()))
-        student = {"layers": 1, "dropout_rate": self.config.view_dropout} if alone else {}
-        states = self.encode(output_hidden_states=True, **student, **inputs).hidden_states
+        trains_views = views is not None and shape is not None and self._has_view_targets(views, attention_mask)
+        is_unlabelled = trains_views and (labels is None or not bool((labels != IGNORE_INDEX).any()))
+        student_options = {"layers": 1, "dropout_rate": self.config.view_dropout} if is_unlabelled else {}
+        states = self.encode(output_hidden_states=True, **student_options, **inputs).hidden_states
         tokens = token_mask(states[0], attention_mask, sequence_ids)
-        logits, supervised, disagreement, metrics = None, None, None, None
-        if not alone:
-            logits = predict(torch.cat(states[1:], -1), tokens)
+        logits = supervised_loss = cross_view_loss = metrics = None
+        if not is_unlabelled:
+            logits = predictor(torch.cat(states[1:], -1), tokens)
             if labels is not None:
-                supervised = self.supervised_loss(logits, labels, num_items_in_batch)
+                supervised_loss = self.supervised_loss(logits, labels, num_items_in_batch)
                 if self.problem_type(labels) == "single_label_classification":
                     labels = labels.reshape(logits.shape[:-1])
                     metrics = {"accuracy": heads.accuracy_counts(logits, labels)}
-        if learns_views and views is not None:
+        if trains_views and views is not None:
             sequences = tokens.long() if sequence_ids is None else sequence_ids
-            total = self._disagreement(states[1], sequences, tokens, views != IGNORE_INDEX, inputs)
-            disagreement = mean_over_targets(total, views, "views", num_items_in_batch)
-        wants = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+            summed_loss = self._summed_view_loss(states[1], sequences, tokens, views != IGNORE_INDEX, inputs)
+            cross_view_loss = self.config.view_weight * mean_over_targets(
+                summed_loss, views, "views", num_items_in_batch
+            )
+        loss = supervised_loss if cross_view_loss is None else cross_view_loss
+        if supervised_loss is not None and cross_view_loss is not None:
+            loss = supervised_loss + cross_view_loss
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
         return CtxCvtOutput(
-            loss=self.with_unused_parameters(self._loss(supervised, disagreement)),
+            loss=self.with_unused_parameters(loss),
             logits=logits,
-            hidden_states=states if wants else None,
-            supervised_loss=None if supervised is None else supervised.detach(),
-            cross_view_loss=None if disagreement is None else self.config.view_weight * disagreement.detach(),
+            hidden_states=states if output_hidden_states else None,
+            supervised_loss=None if supervised_loss is None else supervised_loss.detach(),
+            cross_view_loss=None if cross_view_loss is None else cross_view_loss.detach(),
             metrics=metrics,
         )
 
-    def _has_views(self, views: Tensor, mask: Tensor | None) -> bool:
-        """Whether `views` holds a target; raises CtxError if it does not match the mask."""
+    def _has_view_targets(self, views: Tensor, mask: Tensor | None) -> bool:
+        """Whether `views` has a target; raises CtxError for invalid values, and for targets at padding."""
         if self.has_word_views and mask is not None:
             check_aligned({"attention_mask": mask}, *views.shape)
         target_mask = views != IGNORE_INDEX
-        if bool((bad := target_mask & ((views < 0) | (views > 1))).any()):
-            raise CtxError(f"views holds {int(views[bad][0])}, outside [0, 2) and not -100 (ignored).")
+        if bool((invalid := target_mask & ((views < 0) | (views > 1))).any()):
+            raise CtxError(f"views holds {int(views[invalid][0])}, outside [0, 2) and not -100 (ignored).")
         if self.has_word_views and mask is not None and bool((misplaced := target_mask & (mask == 0)).any()):
             raise CtxError(f"views has targets at padding, {misplaced.nonzero()[0].tolist()}.", hint="use -100 there.")
         return bool(target_mask.any())
 
-    def _task(self, task: str | None) -> str:
+    def _resolve_task(self, task: str | None) -> str:
         name = next(iter(self.predictors)) if task is None else task
         if name not in self.predictors:
             raise CtxError(f"There is no task {name!r}.", hint=f"use one of {', '.join(self.predictors)}.")
         return name
 
-    def _loss(self, supervised: Tensor | None, disagreement: Tensor | None) -> Tensor | None:
-        if disagreement is None:
-            return supervised
-        weighted = self.config.view_weight * disagreement
-        return weighted if supervised is None else supervised + weighted
-
-    def _disagreement(
-        self, first: Tensor, sequences: Tensor, tokens: Tensor, target_mask: Tensor, inputs: dict[str, Any]
+    def _summed_view_loss(
+        self, first_layer: Tensor, sequences: Tensor, tokens: Tensor, target_mask: Tensor, inputs: dict[str, Any]
     ) -> Tensor:
-        """The divergence summed over tasks, views and targets; `first` holds the students' first-layer states."""
+        """Divergence of the teachers from the students, summed over tasks, views and targets.
+
+        Args:
+            first_layer: (batch, words, width) first-layer states of the students.
+            sequences: (batch, words) sequence numbers, 0 at padding.
+            tokens: (batch, words) bool, False at padding.
+            target_mask: Bool, the shape of `views`.
+            inputs: Inputs of the encoder.
+        """
         with torch.no_grad():
             states = self.encode(output_hidden_states=True, dropout_rate=0.0, **inputs).hidden_states
-            teachers = {name: each(torch.cat(states[1:], -1), tokens) for name, each in self.predictors.items()}
-        total = first.new_zeros((), dtype=torch.float32)
-        for name, each in self.predictors.items():
-            found: dict[str, Tensor] = each.get_views(first, sequences)  # type: ignore[operator]
-            students = {view: logits[target_mask] for view, logits in found.items()}
+            teachers = {
+                name: predictor(torch.cat(states[1:], -1), tokens) for name, predictor in self.predictors.items()
+            }
+        total = first_layer.new_zeros((), dtype=torch.float32)
+        for name, predictor in self.predictors.items():
+            view_logits: dict[str, Tensor] = predictor.get_views(first_layer, sequences)  # type: ignore[operator]
+            students = {view: logits[target_mask] for view, logits in view_logits.items()}
             total = total + summed_consistency_loss(teachers[name][target_mask], students, self.problem_type(None))
         return total
 
 
 class CtxCvtForTokenClassification(CtxCvtHeadModel):
-    """Classifies each word, for one task or several (sections 3.2 and 4.1)."""
+    """A classifier of words, for one task or several (sections 3.2 and 4.1)."""
 
     has_word_views = True
 
     def build_predictor(self, labels: int) -> nn.Module:
-        """Predictions for each word."""
+        """Create the predictors of words."""
         config = self.config
         return WordPredictors(
             config.head_input_size, config.projection_size, config.prediction_size, labels, config.views
@@ -246,27 +273,33 @@ class CtxCvtForTokenClassification(CtxCvtHeadModel):
 
 
 class CtxCvtForSequenceClassification(CtxCvtHeadModel):
-    """Classifies texts; the paper has no such task, the views are this package's."""
+    """A classifier of texts. The paper has no such task; the views are defined by this package."""
 
     def build_predictor(self, labels: int) -> nn.Module:
-        """Predictions for each text."""
+        """Create the predictors of texts."""
         config = self.config
-        sizes = (config.head_input_size, config.projection_size, config.prediction_size)
-        return TextPredictors(*sizes, labels, config.views, config.pooling)
+        return TextPredictors(
+            config.head_input_size,
+            config.projection_size,
+            config.prediction_size,
+            labels,
+            config.views,
+            config.pooling,
+        )
 
     def problem_type(self, labels: Tensor | None) -> str:
-        """As in `heads.ForSequenceClassification`, with the same result for batches without labels.
+        """Problem type, see `heads.ForSequenceClassification`; it must be equal for batches without labels.
 
         Raises:
             CtxError: The labels are multi-label, but `config.problem_type` is None.
         """
-        found = heads.problem_type_of(self.config, labels)
-        if found != heads.problem_type_of(self.config, None):
+        problem_type = heads.problem_type_of(self.config, labels)
+        if problem_type != heads.problem_type_of(self.config, None):
             raise CtxError(
-                "The labels are multi-label, but config.problem_type is None: unlabelled text would have one class.",
+                "The labels are multi-label, but config.problem_type is None, which means one class per text.",
                 hint='set config.problem_type="multi_label_classification".',
             )
-        return found
+        return problem_type
 
     def supervised_loss(self, logits: Tensor, labels: Tensor, counts: ItemCounts) -> Tensor:
         """Mean loss by `problem_type`; see `heads.ForSequenceClassification`."""

@@ -4,4 +4,4 @@ from hf_ctxmodels.tokenizers.character_level import CtxCharacterTokenizer
 
 
 class CtxCvtTokenizer(CtxCharacterTokenizer):
-    """Words as their characters, see `CtxCharacterTokenizer`; no vocabulary is needed."""
+    """Words as characters, see `CtxCharacterTokenizer`; no vocabulary is needed."""

@@ -13,17 +13,17 @@ _FILTERS = [[1, 32], [2, 32], [3, 64], [4, 128], [5, 256], [6, 512], [7, 1024]]
 class CtxElmoConfig(CtxCharacterConfig):
     """Shape and regularisation of ELMo; the defaults are the original model.
 
-    Args: those of `CtxCharacterConfig`, and
+    Args: as in `CtxCharacterConfig`, and
         vocab_size: Size of the language model's output vocabulary.
-        residual: Add the input of every LSTM layer but the first to its output.
-        stateful: Return `past_key_values` by default, so that the next batch may continue from them.
-        hidden_dropout_prob: Dropout on the input of every LSTM layer, and before the language model's prediction.
+        residual: Residual connections around all LSTM layers except the first.
+        stateful: Return `past_key_values` by default, so that the next batch can continue from them.
+        hidden_dropout_prob: Dropout on the input of every LSTM layer, and before the language model's output layer.
         num_languages: Above 0 for a polyglot model (Mulcaire et al. 2019, arXiv 1902.09697).
-        num_mixes: Number of scalar mixes of the layers; task heads take their concatenation.
-        mix_layer_norm: Normalise every layer before mixing.
-        mix_decay: Weight of the squared distance of the mixes from the average in a task head's loss (section 3.4).
-        pretrained_embeddings: Task heads take the mixes concatenated with these vectors (section 3.3).
-        pooling: Pooling of a sequence: "mean" of its words' states, or "mean+max", twice as wide.
+        num_mixes: Number of scalar mixes of the layers; task heads take their concatenation (section 3.3).
+        mix_layer_norm: Whether layers are normalised before mixing.
+        mix_decay: Weight of the mixes' squared distance from the average in a task head's loss (section 3.4).
+        pretrained_embeddings: Word vectors that task heads concatenate with the mixes (section 3.3).
+        pooling: Pooling of a sequence: "mean" of its states, or "mean+max", twice as wide.
     """
 
     model_type = "ctx-elmo"
@@ -47,14 +47,14 @@ class CtxElmoConfig(CtxCharacterConfig):
         super().__post_init__(**kwargs)
 
     def validate_mixes(self) -> None:
-        """Check the mixes (called at construction)."""
+        """Check the fields of the mixes (called at construction)."""
         self.require_positive("num_mixes")
         if self.mix_decay < 0:
             raise ValueError(f"mix_decay={self.mix_decay} must be 0 or more.")
 
     @property
     def head_input_size(self) -> int:
-        """Width of a word's representation for task heads."""
+        """Width of a word's representation in task heads."""
         return self.hidden_size * self.num_mixes + self.pretrained_embedding_size
 
     @property

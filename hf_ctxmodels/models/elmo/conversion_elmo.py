@@ -1,4 +1,4 @@
-"""The files of released ELMo models (AllenNLP's options.json and HDF5 weights) -> configuration and weights."""
+"""Conversion of released ELMo models (AllenNLP's options.json and HDF5 weights)."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,19 +13,19 @@ from hf_ctxmodels.core.json_parsing import read_json
 from hf_ctxmodels.models.elmo.configuration_elmo import CtxElmoConfig
 from hf_ctxmodels.models.elmo.modeling_elmo import CtxElmoModel
 
-_FORGET_BIAS = 1.0  # added to the forget gate at run time there, not stored
-_CHARACTERS = (261, 262)  # without and with the padding id
+_FORGET_BIAS = 1.0  # AllenNLP adds it to the forget gate at run time
+_NUM_CHARACTERS = (261, 262)  # without and with the padding id
 
 
 def config_from_options(options: Mapping[str, Any], location: str | None = None) -> CtxElmoConfig:
-    """The configuration of an options.json.
+    """Create the configuration from an options.json.
 
     Raises:
-        CtxError: An entry is missing, or has an unsupported value.
+        CtxError: An entry is missing or has an unsupported value.
     """
-    with wrap_errors("These are no ELMo options", location=location, hint="give the model's options.json."):
+    with wrap_errors("Invalid ELMo options", location=location, hint="give the model's options.json."):
         lstm, cnn = options["lstm"], options["char_cnn"]
-        if cnn["n_characters"] not in _CHARACTERS:
+        if cnn["n_characters"] not in _NUM_CHARACTERS:
             raise CtxError(
                 f"n_characters={cnn['n_characters']}; expected 261 or 262: bytes and special ids.", location=location
             )
@@ -45,58 +45,57 @@ def config_from_options(options: Mapping[str, Any], location: str | None = None)
 
 
 def read_allennlp(options_file: str | Path, weights_file: str | Path) -> CtxElmoModel:
-    """The model of an options.json and an HDF5 file.
+    """Load the model of an options.json and an HDF5 file.
 
     Raises:
-        CtxError: A file is missing or damaged, the two do not match, or h5py is not installed.
+        CtxError: A file is missing or damaged, the files do not match, or h5py is not installed.
     """
     options = read_json(options_file, hint="give the model's options.json.")
     model = CtxElmoModel(config_from_options(options, str(options_file)))
-    weights = _arrays(weights_file)
-    given = model.state_dict()
-    converted = _converted(weights, model.config, str(weights_file))
+    expected = model.state_dict()
+    converted = _convert_weights(_read_arrays(weights_file), model.config, str(weights_file))
     for name, value in converted.items():
-        if value.shape != given[name].shape:
+        if value.shape != expected[name].shape:
             raise CtxError(
-                f"{name} is {tuple(value.shape)}, but the options say {tuple(given[name].shape)}.",
+                f"{name} is {tuple(value.shape)}, expected {tuple(expected[name].shape)} according to the options.",
                 location=str(weights_file),
-                hint="give the options.json and the weights of one model.",
+                hint="give the options.json and the weights of the same model.",
             )
     model.load_state_dict(converted)
     return model.eval()
 
 
-def _arrays(file: str | Path) -> dict[str, np.ndarray]:
-    """All arrays of an HDF5 file by their paths."""
+def _read_arrays(file: str | Path) -> dict[str, np.ndarray]:
+    """All arrays of an HDF5 file by path."""
     try:
         import h5py
     except ImportError as error:
         raise CtxError("h5py is not installed.", hint="pip install 'hf_ctxmodels[hdf5]'.") from error
     arrays: dict[str, np.ndarray] = {}
 
-    def keep(name: str, entry: Any) -> None:
+    def collect(name: str, entry: Any) -> None:
         if isinstance(entry, h5py.Dataset):
             arrays[name] = entry[...]
 
     try:
         with h5py.File(file, "r") as opened:
-            opened.visititems(keep)
+            opened.visititems(collect)
     except OSError as error:
         raise CtxError(
-            f"Cannot read the weights: {error}.", location=str(file), hint="give a whole HDF5 file."
+            f"Cannot read the weights: {error}.", location=str(file), hint="give a complete HDF5 file."
         ) from error
     return arrays
 
 
-def _converted(arrays: Mapping[str, np.ndarray], config: CtxElmoConfig, location: str) -> dict[str, Tensor]:
-    """Native name -> weight."""
+def _convert_weights(arrays: Mapping[str, np.ndarray], config: CtxElmoConfig, location: str) -> dict[str, Tensor]:
+    """Parameter name -> weight."""
 
     def array(name: str) -> Tensor:
         if name not in arrays:
             raise CtxError(
                 f"The file has no {name!r}; it has {', '.join(sorted(arrays)[:6])}, ...",
                 location=location,
-                hint="give the weights and the options of the same ELMo.",
+                hint="give the weights and the options of the same model.",
             )
         return torch.from_numpy(np.array(arrays[name], dtype=np.float32))
 
@@ -108,15 +107,15 @@ def _converted(arrays: Mapping[str, np.ndarray], config: CtxElmoConfig, location
         weights[f"{convolution}.bias"] = array(f"CNN/b_cnn_{number}")
     for number in range(config.num_highway_layers):
         layer, source = f"characters.highway.layers.{number}", f"CNN_high_{number}"
-        # the file's gate is the transform gate, ours the carry gate
+        # the file's gate is the transform gate; this package's is the carry gate
         weights[f"{layer}.weight"] = torch.cat([array(f"{source}/W_transform").T, -array(f"{source}/W_carry").T])
         weights[f"{layer}.bias"] = torch.cat([array(f"{source}/b_transform"), -array(f"{source}/b_carry")])
     weights["characters.projection.weight"] = array("CNN_proj/W_proj").T
     weights["characters.projection.bias"] = array("CNN_proj/b_proj")
     for depth in range(config.num_hidden_layers):
         paths = [f"RNN_{direction}/RNN/MultiRNNCell/Cell{depth}/LSTMCell" for direction in range(2)]
-        gates = torch.stack([_reordered(array(f"{path}/W_0").T) for path in paths])
-        bias = torch.stack([_reordered(array(f"{path}/B")) for path in paths])
+        gates = torch.stack([_reorder_gates(array(f"{path}/W_0").T) for path in paths])
+        bias = torch.stack([_reorder_gates(array(f"{path}/B")) for path in paths])
         bias[:, config.cell_size : 2 * config.cell_size] += _FORGET_BIAS
         layer, width = f"layers.{depth}", config.projection_size
         weights[f"{layer}.input_weight"], weights[f"{layer}.state_weight"] = gates[..., :width], gates[..., width:]
@@ -125,7 +124,7 @@ def _converted(arrays: Mapping[str, np.ndarray], config: CtxElmoConfig, location
     return weights
 
 
-def _reordered(gates: Tensor) -> Tensor:
-    """Gates in the order input, candidate, forget, output -> input, forget, candidate, output."""
+def _reorder_gates(gates: Tensor) -> Tensor:
+    """Reorder gates from input, candidate, forget, output to input, forget, candidate, output."""
     in_gate, candidate, forget, out_gate = gates.chunk(4)
     return torch.cat([in_gate, forget, candidate, out_gate])

@@ -1,4 +1,4 @@
-"""ELMo (Peters et al. 2018, arXiv 1802.05365): mixed layers of a character-based bidirectional language model."""
+"""ELMo (Peters et al. 2018, arXiv 1802.05365): a mix of the layers of a character-based bidirectional LSTM."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -31,7 +31,7 @@ from hf_ctxmodels.models.elmo.configuration_elmo import CtxElmoConfig
 
 
 class CtxElmoPreTrainedModel(CharacterPreTrainedModel):
-    """ELMo's part of the model base."""
+    """Base class of the ELMo models."""
 
     config: CtxElmoConfig
     base_model_prefix = "elmo"
@@ -42,7 +42,7 @@ class CtxElmoModelOutput(BaseModelOutputWithPooling):
     """Output of `CtxElmoModel`.
 
     Attributes:
-        last_hidden_state: (batch, words, hidden), concatenated forward and backward states of the top layer.
+        last_hidden_state: (batch, words, hidden) forward and backward states of the top layer, concatenated.
         hidden_states: The token layer concatenated with itself, and the layers' outputs.
         past_key_values: Hidden state (batch, 2, hidden / 2) and cell state (batch, 2, cell) of every layer.
     """
@@ -51,7 +51,7 @@ class CtxElmoModelOutput(BaseModelOutputWithPooling):
 
 
 class CtxElmoModel(CharacterModel, CtxElmoPreTrainedModel):
-    """A character encoder, and forward and backward LSTMs. `input_ids` include the sentence boundary tokens."""
+    """A character encoder with forward and backward LSTM layers. `input_ids` include the sentence boundary tokens."""
 
     def __init__(self, config: CtxElmoConfig, add_pooling_layer: bool = False) -> None:
         super().__init__(config)
@@ -60,7 +60,7 @@ class CtxElmoModel(CharacterModel, CtxElmoPreTrainedModel):
         self.post_init()
 
     def embed_ids(self, input_ids: Tensor) -> Tensor:
-        """(batch, words, characters) ids -> (batch, words, hidden / 2): the token layer."""
+        """(batch, words, characters) ids -> (batch, words, hidden / 2), the token layer."""
         return self.encode_words(input_ids.flatten(0, 1)).unflatten(0, input_ids.shape[:2])
 
     @can_return_tuple
@@ -78,15 +78,22 @@ class CtxElmoModel(CharacterModel, CtxElmoPreTrainedModel):
     ) -> CtxElmoModelOutput:
         """Encode a batch.
 
-        Args: those of `prepare_inputs`, whose errors it raises, and
-            inputs_embeds: (batch, words, hidden / 2) the token layer's output, in place of `input_ids`.
-            past_key_values: The state after the preceding text, returned by an earlier forward; None for zeros.
+        Args: as in `prepare_inputs`, whose errors it raises, and
+            inputs_embeds: (batch, words, hidden / 2) the token layer's output, instead of `input_ids`.
+            past_key_values: The state after the preceding text, returned by a previous call; None for zeros.
             use_cache: Return `past_key_values`; None for `config.stateful`.
             output_hidden_states: Return `hidden_states`.
             kwargs: Ignored arguments of other families' models.
         """
-        width, given = self.config.projection_size, (input_ids, inputs_embeds, attention_mask, sequence_ids)
-        inputs = prepare_inputs(self, *given, width=width, output_mask=output_mask)
+        inputs = prepare_inputs(
+            self,
+            input_ids,
+            inputs_embeds,
+            attention_mask,
+            sequence_ids,
+            width=self.config.projection_size,
+            output_mask=output_mask,
+        )
         rows = inputs.pack(2)
         if sequence_ids is not None:
             if past_key_values is not None:
@@ -94,48 +101,55 @@ class CtxElmoModel(CharacterModel, CtxElmoPreTrainedModel):
             use_cache = False
         if input_ids is None or rows.present is not None:
             packed = rows.pack(inputs.embed(self.embed_ids))
-        else:  # each word's characters are encoded once for both directions
+        else:  # encode the characters of each word once for both directions
             packed = rows.add_directions(self.encode_words(input_ids.flatten(0, 1)[rows.positions[0]]))
-        wants = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        recorded, last, final = self._run(packed, rows, past_key_values, wants)
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
+        lower_states, last, final_state = self._run_layers(packed, rows, past_key_values, output_hidden_states)
+        if use_cache is None:
+            use_cache = self.config.stateful
         return CtxElmoModelOutput(
             last_hidden_state=last if output_mask is None else last[output_mask],
-            hidden_states=(*recorded, last) if wants else None,
-            past_key_values=final if (self.config.stateful if use_cache is None else use_cache) else None,
+            hidden_states=(*lower_states, last) if output_hidden_states else None,
+            past_key_values=final_state if use_cache else None,
         )
 
-    def _run(
-        self, packed: Tensor, rows: PackedSequences, cache: RecurrentCache | None, records: bool
+    def _run_layers(
+        self, packed: Tensor, rows: PackedSequences, cache: RecurrentCache | None, output_hidden_states: bool
     ) -> tuple[list[Tensor], Tensor, RecurrentCache]:
-        """Each layer's input, if it is to be recorded, and the last one's output, (batch, words, hidden) each; and the
-        state after the last word."""
-        config, seen, length = self.config, 0, rows.shape[1]
-        before: list[tuple[Tensor, ...] | None] = [None] * config.num_hidden_layers
+        """The layers' inputs (empty without `output_hidden_states`), the last layer's output, and the final state.
+
+        Inputs and output are (batch, words, hidden).
+        """
+        config, seen_tokens = self.config, 0
+        initial_states: list[tuple[Tensor, ...] | None] = [None] * config.num_hidden_layers
         if cache is not None:
             shapes = [(rows.shape[0], 2, width) for width in (config.projection_size, config.cell_size)]
             validate_cache(cache, [shapes] * config.num_hidden_layers)
-            seen, before = cache.seen_tokens, [rows.pack_state(state) for state in cache.states]
-        recorded, after = [], []
+            seen_tokens = cache.seen_tokens
+            initial_states = [rows.pack_state(state) for state in cache.states]
+        layer_inputs, final_states = [], []
         for depth, layer in enumerate(self.layers):
-            if records:
-                recorded.append(concat_directions(rows.unpack(packed)))
-                # gradients with respect to what is recorded pass through it
-                packed = rows.repack(torch.stack(recorded[-1].chunk(2, -1)))
-            out, state = layer(self.dropout(packed), rows, before[depth])
-            packed = out + packed if depth and config.residual else out
-            after.append(rows.unpack_state(state))
-        return recorded, concat_directions(rows.unpack(packed)), RecurrentCache(after, seen + length)
+            if output_hidden_states:
+                layer_inputs.append(concat_directions(rows.unpack(packed)))
+                # repack, so that gradients pass through the returned hidden state
+                packed = rows.repack(torch.stack(layer_inputs[-1].chunk(2, -1)))
+            output, state = layer(self.dropout(packed), rows, initial_states[depth])
+            packed = output + packed if depth and config.residual else output
+            final_states.append(rows.unpack_state(state))
+        last = concat_directions(rows.unpack(packed))
+        return layer_inputs, last, RecurrentCache(final_states, seen_tokens + rows.shape[1])
 
 
 class CtxElmoHeadModel(heads.HeadModel, CtxElmoPreTrainedModel):
-    """Binds the generic heads to mixes of the encoder's layers, concatenated with word vectors (section 3.3)."""
+    """Base class of the heads on mixes of the encoder's layers, concatenated with word vectors (section 3.3)."""
 
     encoder_class = CtxElmoModel
     has_custom_layer_mix: ClassVar[bool] = True
     vectors: CharacterVectors
 
     def build_encoder(self, config: CtxElmoConfig) -> CtxElmoModel:
-        """Create the encoder, the mixes of its layers, and the pooling."""
+        """Create the encoder, the mixes of its layers and the pooling."""
         if self.has_custom_layer_mix:
             layers = config.num_hidden_layers + 1
             self.mixes: Any = nn.ModuleList(ScalarMix(layers, config.mix_layer_norm) for _ in range(config.num_mixes))
@@ -146,37 +160,38 @@ class CtxElmoHeadModel(heads.HeadModel, CtxElmoPreTrainedModel):
         return CtxElmoModel(config)
 
     def penalty(self) -> Tensor | None:
-        """The weighted squared distance of the mixes from the average of the layers."""
+        """Weighted squared distance of the mixes from the average of the layers; None without `config.mix_decay`."""
         if not self.has_custom_layer_mix or not self.config.mix_decay:
             return None
         return self.config.mix_decay * torch.stack([mix.distance() for mix in self.mixes]).sum()
 
     def encode(self, *, attention_mask: Tensor | None = None, sequence_ids: Tensor | None = None, **kwargs: Any) -> Any:
-        """Run the encoder; `last_hidden_state` is the concatenation of the mixes and the word vectors, if any, and
-        `pooler_output` pools it."""
+        """Run the encoder; `last_hidden_state` concatenates mixes and word vectors, and `pooler_output` pools it."""
         if not self.has_custom_layer_mix:
             return super().encode(attention_mask=attention_mask, sequence_ids=sequence_ids, **kwargs)
-        wants = kwargs.pop("output_hidden_states", None)
+        output_hidden_states = kwargs.pop("output_hidden_states", None)
         kwargs |= {"attention_mask": attention_mask, "sequence_ids": sequence_ids, "output_hidden_states": True}
         outputs = super().encode(**kwargs)
         states = outputs.hidden_states
         tokens = token_mask(states[0], attention_mask, sequence_ids)
-        parts = [mix(states, tokens) for mix in self.mixes]
+        features = [mix(states, tokens) for mix in self.mixes]
         if self.config.pretrained_embedding_size:
-            parts.append(self._look_up_vectors(kwargs.get("input_ids")).to(parts[0].dtype))
-        mixed = torch.cat(parts, -1)
+            features.append(self._look_up_vectors(kwargs.get("input_ids")).to(features[0].dtype))
+        mixed = torch.cat(features, -1)
         outputs.last_hidden_state = mixed
         if self.pools:
             outputs.pooler_output = self.pooler(mixed, tokens)
-        if not (self.config.output_hidden_states if wants is None else wants):
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
+        if not output_hidden_states:
             outputs.hidden_states = None
         return outputs
 
     def _look_up_vectors(self, input_ids: Tensor | None) -> Tensor:
         if input_ids is None:
             raise CtxError(
-                "The look-up of pretrained word vectors needs characters, not inputs_embeds.",
-                hint="give input_ids, or use a head without pretrained_embeddings.",
+                "The look-up of pretrained word vectors requires characters, not inputs_embeds.",
+                hint="pass input_ids, or use a head without pretrained_embeddings.",
             )
         return self.vectors(input_ids)
 
@@ -186,7 +201,7 @@ class CtxElmoForPreTrainingOutput(ModelOutput):
     """Output of `CtxElmoForPreTraining`.
 
     Attributes:
-        loss: Cross-entropy in nats per target, mean over both directions; its exponential is the perplexity.
+        loss: Cross-entropy in nats per target of both directions; its exponential is the perplexity.
         logits: (batch, words, 2, vocabulary) of the next and the previous word; with `labels`, only if
             `returns_logits`.
         hidden_states, past_key_values: See `CtxElmoModelOutput`.
@@ -199,7 +214,7 @@ class CtxElmoForPreTrainingOutput(ModelOutput):
 
 
 class CtxElmoForPreTraining(CtxElmoHeadModel):
-    """The bidirectional language model (section 3.1). The directions share the token layer and the softmax weights."""
+    """The bidirectional language model (section 3.1). Both directions share the token layer and the softmax weights."""
 
     has_custom_layer_mix = False
     output_layer = "decoder"
@@ -208,7 +223,7 @@ class CtxElmoForPreTraining(CtxElmoHeadModel):
     state_outputs: ClassVar[tuple[str, ...]] = ("past_key_values",)
 
     def build_head(self, config: CtxElmoConfig) -> None:
-        """Dropout and the linear map to the vocabulary's logits."""
+        """Create the dropout and the output layer."""
         self.dropout = Dropout(config.hidden_dropout_prob)
         self.decoder = nn.Linear(config.projection_size, config.vocab_size)
 
@@ -226,37 +241,38 @@ class CtxElmoForPreTraining(CtxElmoHeadModel):
         return_logits: bool | None = None,
         **kwargs: Any,
     ) -> CtxElmoForPreTrainingOutput:
-        """The loss with `labels`, else logits. Other arguments as in `CtxElmoModel.forward`.
+        """Compute the loss with `labels`, otherwise logits. Other arguments are described in `CtxElmoModel.forward`.
 
         Args:
             labels: (batch, words, 2) vocabulary ids of the next and the previous word; -100 is ignored.
-            negatives: (batch, k) samples for `layers.lm_loss.sampled_softmax`: the training loss is then a sampled softmax with
-                the negatives of all rows.
+            negatives: (batch, k) samples for a sampled softmax as the training loss, which uses the negatives of the
+                whole batch (see `layers.lm_loss.sampled_softmax`).
             return_logits: See `returns_logits`.
         """
         labels = self.validate_token_targets(labels, "labels", input_ids, inputs_embeds, 2)
         target_mask = None if labels is None else self._target_mask(labels)
-        everywhere = target_mask is None or self.returns_logits(return_logits)
+        computes_all_positions = target_mask is None or self.returns_logits(return_logits)
         outputs = self.encode(
             input_ids=input_ids,
             attention_mask=attention_mask,
             inputs_embeds=inputs_embeds,
             past_key_values=past_key_values,
             use_cache=use_cache,
-            output_mask=None if everywhere or target_mask is None else target_mask.any(-1),
+            output_mask=None if computes_all_positions or target_mask is None else target_mask.any(-1),
             **kwargs,
         )
         top = self.dropout(outputs.last_hidden_state).unflatten(-1, (2, self.config.projection_size))
-        loss, logits = None, linear(self.decoder, top) if everywhere else None
+        loss, logits = None, linear(self.decoder, top) if computes_all_positions else None
         if labels is not None and target_mask is not None:
-            samples = self.training and is_plain_linear(self.decoder)  # an adapter acts on the full softmax
-            sampled = partial(self._sampled_loss, negatives) if samples and negatives is not None else None
-            states = top[target_mask if everywhere else target_mask[target_mask.any(-1)]]
-            if logits is not None and sampled is None:
+            can_sample = self.training and is_plain_linear(self.decoder)  # adapters need the full softmax
+            sampled_loss = partial(self._sampled_loss, negatives) if can_sample and negatives is not None else None
+            states = top[target_mask if computes_all_positions else target_mask[target_mask.any(-1)]]
+            if logits is not None and sampled_loss is None:
                 loss = heads.loss_from_logits(logits, labels, num_items_in_batch)
             else:
-                given = (states, labels, num_items_in_batch)
-                loss = heads.language_modeling_loss(self.decoder, *given, summed_loss=sampled)
+                loss = heads.language_modeling_loss(
+                    self.decoder, states, labels, num_items_in_batch, summed_loss=sampled_loss
+                )
         return CtxElmoForPreTrainingOutput(
             loss=loss,
             logits=logits,
@@ -279,4 +295,4 @@ class CtxElmoForSequenceClassification(heads.ForSequenceClassification, CtxElmoH
 
 
 class CtxElmoForTokenClassification(heads.ForTokenClassification, CtxElmoHeadModel):
-    """ELMo with a classifier on each word's mix of layers."""
+    """ELMo with a classifier of each word's mix of layers."""

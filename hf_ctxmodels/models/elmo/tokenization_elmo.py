@@ -4,4 +4,4 @@ from hf_ctxmodels.tokenizers.character_level import CtxCharacterTokenizer
 
 
 class CtxElmoTokenizer(CtxCharacterTokenizer):
-    """Words as their characters, see `CtxCharacterTokenizer`; the vocabulary is the language model's output."""
+    """Words as characters, see `CtxCharacterTokenizer`; the vocabulary is the language model's output vocabulary."""

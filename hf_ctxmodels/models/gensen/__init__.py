@@ -1,4 +1,4 @@
-"""GenSen (Subramanian et al. 2018): sentence vectors learned from several tasks at once."""
+"""GenSen (Subramanian et al. 2018): sentence embeddings from multi-task learning."""
 
 from typing import Any
 
@@ -12,17 +12,15 @@ from hf_ctxmodels.models.gensen.tokenization_gensen import CtxGenSenTokenizer
 from hf_ctxmodels.objectives import SentenceTasks
 from hf_ctxmodels.spec import FamilySpec, PublishedCount, ShortTraining, Target, Traits
 
-# base: the paper's larger one; the others for a CPU
+# base: the paper's larger model; the others for a CPU
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": {"embedding_size": 96, "hidden_size": 192, "classifier_size": 128},
     "small": {"embedding_size": 256, "hidden_size": 1024},
     "base": {},
 }
 
-# No count is published: a bidirectional GRU, 512 to 1024 in each direction, and 80,000 words.
-PUBLISHED = {
-    "the larger of the paper": PublishedCount({}, {"AutoModel": 80_000 * 512 + 2 * 3 * 1024 * (512 + 1024 + 2)})
-}
+# No count is published; a bidirectional GRU, 512 to 1024 in each direction, and 80,000 tokens.
+PUBLISHED = {"larger model": PublishedCount({}, {"AutoModel": 80_000 * 512 + 2 * 3 * 1024 * (512 + 1024 + 2)})}
 
 SPEC = FamilySpec(
     name="gensen",

@@ -13,18 +13,18 @@ class CtxGenSenConfig(CtxConfig):
 
     Args:
         vocab_size: Size of the subword vocabulary.
-        target_vocab_size: Size of the decoders' vocabulary, the same.
-        decoder_tasks: Names of the generation tasks, each with its own decoder, such as "<de>" and "next".
-        relations: Labels of text pairs; empty without this task.
+        target_vocab_size: Size of the decoders' vocabulary, which is the same.
+        decoder_tasks: Names of the generation tasks, such as "<de>" and "next"; each has a separate decoder.
+        relations: Labels of text pairs; empty to omit this task.
         embedding_size: Width of the encoder's and the decoders' embeddings.
-        hidden_size: Width of the decoders' hidden states, and of the encoder's hidden states and the sentence vector,
+        hidden_size: Width of the decoders' hidden states, and of the encoder's hidden states and sentence embeddings,
             both directions concatenated.
         num_hidden_layers: Number of GRU layers of the encoder.
         pooling: Pooling of a sentence's hidden states: the final states of both directions ("ends"), "max" or "mean".
-        hidden_dropout_prob: Dropout on the input of a GRU layer, and on the sentence vector for the decoders.
-        text_pairs: Classify pairs of texts; False for a linear classifier of single texts.
+        hidden_dropout_prob: Dropout on the input of GRU layers, and on the sentence embedding in the decoders' input.
+        text_pairs: Whether text pairs are classified; False for a linear classifier of single texts.
         classifier_size: Width of the hidden layer of the pair classifier.
-        classifier_dropout: Dropout before that classifier, or before a task head.
+        classifier_dropout: Dropout before the pair classifier or a task head.
         initializer_range: Standard deviation of the initialisation of embeddings and heads.
         pad_token_id: Id of padding.
         decoder_start_token_id, eos_token_id: Ids of the first decoder input and of a target's end.
@@ -58,15 +58,16 @@ class CtxGenSenConfig(CtxConfig):
     def validate_shape(self) -> None:
         """Check shape and tasks (called at construction)."""
         self.require_even_hidden_size()
-        sizes = ("vocab_size", "target_vocab_size", "embedding_size", "num_hidden_layers", "classifier_size")
-        self.require_positive(*sizes)
-        for name in ("decoder_tasks", "relations"):
-            if len(set(getattr(self, name))) != len(getattr(self, name)):
-                raise ValueError(f"{name}={getattr(self, name)} holds a name twice.")
+        self.require_positive(
+            "vocab_size", "target_vocab_size", "embedding_size", "num_hidden_layers", "classifier_size"
+        )
+        for field, names in (("decoder_tasks", self.decoder_tasks), ("relations", self.relations)):
+            if len(set(names or ())) != len(names or ()):
+                raise ValueError(f"{field}={names} has a repeated name.")
 
     @property
     def num_languages(self) -> int:
-        """Number of decoders; a target language is an index in `decoder_tasks`."""
+        """Number of decoders; `target_languages` are indices in `decoder_tasks`."""
         return len(self.decoder_tasks or [])
 
     @property

@@ -1,4 +1,4 @@
-"""GenSen (Subramanian et al. 2018, arXiv 1804.00079): a sentence encoder pretrained on several tasks."""
+"""GenSen (Subramanian et al. 2018, arXiv 1804.00079): a sentence encoder pretrained by multi-task learning."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from hf_ctxmodels.models.gensen.configuration_gensen import CtxGenSenConfig
 
 
 class CtxGenSenPreTrainedModel(RecurrentPreTrainedModel):
-    """GenSen's part of the model base."""
+    """Base class of the GenSen models."""
 
     config: CtxGenSenConfig
     base_model_prefix = "gensen"
@@ -33,15 +33,15 @@ class CtxGenSenPreTrainedModel(RecurrentPreTrainedModel):
 
 
 class CtxGenSenModel(RecurrentSentenceEncoder, CtxGenSenPreTrainedModel):
-    """The shared encoder: bidirectional GRUs, whose final states are the sentence vector."""
+    """The shared encoder: bidirectional GRUs, whose final states are the sentence embedding."""
 
     def build_layer(self, input_size: int, hidden_size: int) -> GRU:
         """Create a bidirectional GRU."""
         return GRU(input_size, hidden_size)
 
 
-def comparison(config: CtxGenSenConfig, classes: int) -> nn.Module:
-    """A classifier of [u; v; |u - v|; u * v] with one hidden layer."""
+def create_pair_classifier(config: CtxGenSenConfig, classes: int) -> nn.Module:
+    """Create a classifier of [u; v; |u - v|; u * v] with one hidden layer."""
     hidden = nn.Linear(4 * config.hidden_size, config.classifier_size)
     return LinearLayers(hidden, nn.ReLU(), nn.Linear(config.classifier_size, classes))
 
@@ -51,11 +51,11 @@ class CtxGenSenEncoded(BaseModelOutputWithPooling):
     """Output of the pretraining head's encoder.
 
     Attributes:
-        pooler_output: (batch, hidden) the decoders' input: the first text's vector, after dropout.
-        texts: Both texts' vectors, (batch, hidden) each.
+        pooler_output: (batch, hidden) the decoders' input: the first text's embedding, after dropout.
+        text_embeddings: (batch, hidden) embeddings of both texts.
     """
 
-    texts: tuple[Tensor, Tensor] | None = None
+    text_embeddings: tuple[Tensor, Tensor] | None = None
 
 
 @dataclass
@@ -63,9 +63,9 @@ class CtxGenSenForPreTrainingOutput(heads.ConditionalGenerationOutput):
     """Output of `CtxGenSenForPreTraining`, see `ConditionalGenerationOutput`.
 
     Attributes:
-        loss: The sum of the terms whose targets are given.
-        generation_loss, relation_loss: The terms, each a mean in nats per target, detached; None without targets.
-        relation_logits: (batch, relations); None if only generation targets are given.
+        loss: Sum of the losses with targets.
+        generation_loss, relation_loss: Cross-entropies in nats per target, detached; None without targets.
+        relation_logits: (batch, relations); None with only generation targets.
         metrics: `relation_accuracy`, see `accuracy_counts`.
     """
 
@@ -78,9 +78,9 @@ class CtxGenSenForPreTrainingOutput(heads.ConditionalGenerationOutput):
 class CtxGenSenForPreTraining(
     heads.SiameseEncoder, heads.ForConditionalGeneration, CtxGenSenPreTrainedModel, GenerationMixin
 ):
-    """All tasks: a decoder for each generation task, and a classifier of text pairs.
+    """A decoder for each generation task, and a classifier of text pairs.
 
-    Rows of a batch may belong to several tasks; the paper trains with one task per batch.
+    A batch may contain examples of several tasks; the paper trains with one task per batch.
     """
 
     encoder_class = CtxGenSenModel
@@ -91,73 +91,83 @@ class CtxGenSenForPreTraining(
     loss_terms: ClassVar[tuple[str, ...]] = ("generation_loss", "relation_loss")
 
     def build_head(self, config: CtxGenSenConfig) -> None:
-        """The decoders and the classifier."""
+        """Create the decoders and the classifier."""
         sizes = (config.target_vocab_size, config.embedding_size, config.hidden_size)
         self.dropout = Dropout(config.hidden_dropout_prob)
         self.relation_dropout = Dropout(config.head_dropout)
         names = (name.replace(".", "_") for name in config.decoder_tasks or ())
         self.decoders = nn.ModuleDict({name: ConditionalDecoder(*sizes, config.pad_token_id) for name in names})
-        self.relation = comparison(config, len(config.relations)) if config.relations else None
+        self.relation = create_pair_classifier(config, len(config.relations)) if config.relations else None
 
     def encode(self, **inputs: Any) -> CtxGenSenEncoded:
-        """Run the encoder on both texts."""
+        """Run the encoder on one or two texts."""
         outputs, first, second = self.encode_texts(**inputs)
         return CtxGenSenEncoded(
             last_hidden_state=outputs.last_hidden_state,
             pooler_output=self.dropout(first),
             hidden_states=outputs.hidden_states,
-            texts=(first, second),
+            text_embeddings=(first, second),
         )
 
     def start(self, encoded: BaseModelOutputWithPooling) -> RecurrentCache:
-        """The sentence vector."""
+        """The decoder's initial state: the sentence embedding."""
         return ConditionalDecoder.start(encoded.pooler_output)
 
-    def predict(self, ids: Tensor, given: heads.DecoderInputs) -> tuple[Tensor, DecoderOutput]:
-        """See `ForConditionalGeneration.predict`; each row by its own decoder."""
-        numbers, unpad = self._decoder_numbers(ids, given.languages), self._selects_rows(ids)
-        vectors, cache = given.encoded.pooler_output, given.cache
-        found: list[tuple[Tensor, ...]] = []
-        positions = []
-        for number, decoder in self._numbered():
-            rows = (numbers == number).nonzero()[:, 0] if unpad else torch.arange(ids.shape[0], device=ids.device)
-            if unpad and not len(rows):
+    def predict(self, ids: Tensor, inputs: heads.DecoderInputs) -> tuple[Tensor, DecoderOutput]:
+        """Run the decoder of each example's task, see `ForConditionalGeneration.predict`."""
+        batch, steps = ids.shape
+        tasks, selects_examples = self._decoder_indices(ids, inputs.languages), self._selects_examples(ids)
+        embeddings, cache = inputs.encoded.pooler_output, inputs.cache
+        outputs: list[tuple[Tensor, ...]] = []
+        positions = []  # of the outputs in the batch; in (tasks * batch) if all decoders run on all examples
+        for task, decoder in self._numbered_decoders():
+            examples = (tasks == task).nonzero()[:, 0] if selects_examples else torch.arange(batch, device=ids.device)
+            if selects_examples and not len(examples):
                 continue
-            part = decoder(ids[rows], vectors[rows], cache.select(rows), unpad=unpad, record=given.record)
-            layers = part.hidden_states or ()
-            found.append((linear(decoder.prediction, part.states), part.states, *part.cache.states[0], *layers))
-            positions.append(rows + (0 if unpad else number * ids.shape[0]))
-        order = torch.cat(positions).argsort() if unpad else numbers * ids.shape[0] + positions[0]
-        logits, states, hidden, *recorded = (torch.cat(parts)[order] for parts in zip(*found, strict=True))
-        after = RecurrentCache([(hidden,)], cache.seen_tokens + ids.shape[1])
-        return logits, DecoderOutput(states, after, tuple(recorded) if given.record else None)
+            decoded = decoder(
+                ids[examples],
+                embeddings[examples],
+                cache.select(examples),
+                unpad=selects_examples,
+                record=inputs.record,
+            )
+            logits = linear(decoder.prediction, decoded.states)
+            outputs.append((logits, decoded.states, *decoded.cache.states[0], *(decoded.hidden_states or ())))
+            positions.append(examples + (0 if selects_examples else task * batch))
+        order = torch.cat(positions).argsort() if selects_examples else tasks * batch + positions[0]
+        logits, states, hidden, *layers = (torch.cat(tensors)[order] for tensors in zip(*outputs, strict=True))
+        new_cache = RecurrentCache([(hidden,)], cache.seen_tokens + steps)
+        return logits, DecoderOutput(states, new_cache, tuple(layers) if inputs.record else None)
 
-    def decoder_loss(self, ids: Tensor, labels: Tensor, given: heads.DecoderInputs, counts: heads.ItemCounts) -> Tensor:
-        """See `ForConditionalGeneration.decoder_loss`; each row by its own decoder."""
-        numbers, vectors = self._decoder_numbers(ids, given.languages), given.encoded.pooler_output
+    def decoder_loss(
+        self, ids: Tensor, labels: Tensor, inputs: heads.DecoderInputs, counts: heads.ItemCounts
+    ) -> Tensor:
+        """Loss of the decoder of each example's task, see `ForConditionalGeneration.decoder_loss`."""
+        tasks, embeddings = self._decoder_indices(ids, inputs.languages), inputs.encoded.pooler_output
         target_mask = labels != heads.IGNORE_INDEX
         heads.check_token_labels(labels, self.config.target_vocab_size)
-        total = (vectors * 0).sum()  # so that a batch without targets has a loss with a gradient
-        for number, decoder in self._numbered():
-            rows = numbers == number
-            targets = target_mask & rows[:, None]
-            if not self._selects_rows(ids):
-                states = decoder(ids, vectors, given.cache, unpad=False).states[targets]
+        total = (embeddings * 0).sum()  # a batch without targets has a loss with a gradient
+        for task, decoder in self._numbered_decoders():
+            is_task = tasks == task
+            targets = target_mask & is_task[:, None]
+            if not self._selects_examples(ids):
+                states = decoder(ids, embeddings, inputs.cache, unpad=False).states[targets]
                 total = total + decoder.summed_loss(states, labels[targets])
             elif bool(targets.any()):
-                own = vectors[rows]
-                states = decoder.target_states(ids[rows], target_mask[rows], own, decoder.start(own))
+                task_embeddings = embeddings[is_task]
+                initial_state = decoder.start(task_embeddings)
+                states = decoder.target_states(ids[is_task], target_mask[is_task], task_embeddings, initial_state)
                 total = total + decoder.summed_loss(states, labels[targets])
         return heads.mean_over_targets(total, labels, "labels", counts)
 
-    def _numbered(self) -> Iterator[tuple[int, ConditionalDecoder]]:
+    def _numbered_decoders(self) -> Iterator[tuple[int, ConditionalDecoder]]:
         return enumerate(cast("Iterable[ConditionalDecoder]", self.decoders.values()))
 
-    def _decoder_numbers(self, ids: Tensor, languages: Tensor | None) -> Tensor:
+    def _decoder_indices(self, ids: Tensor, languages: Tensor | None) -> Tensor:
         return ids.new_zeros(ids.shape[0]) if languages is None else languages
 
-    def _selects_rows(self, ids: Tensor) -> bool:
-        """Whether a decoder runs on its own rows only; else on all, and other rows' results are dropped."""
+    def _selects_examples(self, ids: Tensor) -> bool:
+        """Whether a decoder runs only on its task's examples; otherwise on all, and the other results are discarded."""
         return bool(self.config.unpad) and not is_traced(ids)
 
     @can_return_tuple
@@ -178,21 +188,26 @@ class CtxGenSenForPreTraining(
         return_logits: bool | None = None,
         **kwargs: Any,
     ) -> CtxGenSenForPreTrainingOutput:
-        """The losses of the given targets, else logits. Other arguments as in `ForConditionalGeneration.forward`.
+        """Compute the losses with targets, otherwise logits. Other arguments as in `ForConditionalGeneration.forward`.
 
         Args:
-            token_type_ids: (batch, length) 1 at a second text; the decoders' source is the first text.
-            relation_labels: (batch,) relation of the two texts, an index in `config.relations`; -100 for none.
-            target_languages: (batch,) generation task, an index in `config.decoder_tasks`; None for the first.
+            token_type_ids: (batch, length) 1 in the second text; the decoders' source is the first text.
+            relation_labels: (batch,) relations of both texts, indices in `config.relations`; -100 is ignored.
+            target_languages: (batch,) generation tasks, indices in `config.decoder_tasks`; None for the first.
 
         Raises:
-            CtxError: As there; or labels of a task that the model lacks.
+            CtxError: As in `ForConditionalGeneration.forward`; or labels of a task that the model lacks.
         """
         labels = None if labels is None else heads.validate_targets(labels, "labels")
         if encoder_outputs is None:
-            given = {"input_ids": input_ids, "token_type_ids": token_type_ids, "inputs_embeds": inputs_embeds}
-            encoder_outputs = self.encode(attention_mask=attention_mask, **given, **kwargs)
-        found = CtxGenSenForPreTrainingOutput(encoder_hidden_states=encoder_outputs.hidden_states)
+            encoder_outputs = self.encode(
+                input_ids=input_ids,
+                attention_mask=attention_mask,
+                token_type_ids=token_type_ids,
+                inputs_embeds=inputs_embeds,
+                **kwargs,
+            )
+        output = CtxGenSenForPreTrainingOutput(encoder_hidden_states=encoder_outputs.hidden_states)
         if not len(self.decoders):
             if heads.has_targets(labels):
                 raise CtxError("The model has no decoder: config.decoder_tasks is empty.", hint="leave labels out.")
@@ -211,40 +226,44 @@ class CtxGenSenForPreTraining(
                 return_logits=return_logits,
                 **{**kwargs, "return_dict": True},
             )
-            found = CtxGenSenForPreTrainingOutput(**generated)
+            output = CtxGenSenForPreTrainingOutput(**generated)
         if relation_labels is not None:
-            self._relate(found, encoder_outputs, relation_labels, num_items_in_batch)
-        elif labels is None and self.relation is not None and (texts := getattr(encoder_outputs, "texts", None)):
-            found["relation_logits"] = self.relation(self.relation_dropout(heads.pair_features(*texts)))
+            self._add_relation_loss(output, encoder_outputs, relation_labels, num_items_in_batch)
+        elif (
+            labels is None
+            and self.relation is not None
+            and (embeddings := getattr(encoder_outputs, "text_embeddings", None))
+        ):
+            output["relation_logits"] = self.relation(self.relation_dropout(heads.pair_features(*embeddings)))
         if heads.has_targets(labels):
-            found["generation_loss"] = generated.loss.detach()
-        if found.loss is not None:
-            found["loss"] = self.with_unused_parameters(found.loss)
-        return found
+            output["generation_loss"] = generated.loss.detach()
+        if output.loss is not None:
+            output["loss"] = self.with_unused_parameters(output.loss)
+        return output
 
-    def _relate(
+    def _add_relation_loss(
         self,
-        found: CtxGenSenForPreTrainingOutput,
+        output: CtxGenSenForPreTrainingOutput,
         encoder_outputs: Any,
         relation_labels: Any,
         counts: heads.ItemCounts,
     ) -> None:
-        """Add the relation loss to the output; nothing without a target where the model has no relations."""
-        texts = getattr(encoder_outputs, "texts", None)
+        """Add relation loss and logits to the output, unless there is neither a target nor `config.relations`."""
+        embeddings = getattr(encoder_outputs, "text_embeddings", None)
         targets = heads.validate_sequence_targets(relation_labels, "relation_labels", len(encoder_outputs[0]))
         if self.relation is None and not heads.has_targets(targets):
             return
-        if self.relation is None or texts is None:
+        if self.relation is None or embeddings is None:
             raise CtxError(
-                "relation_labels are given without config.relations, or with encoder_outputs of one text.",
-                hint="set config.relations, and give the texts, not encoder_outputs.",
+                "relation_labels require config.relations, and encoder_outputs of both texts.",
+                hint="set config.relations, and pass texts instead of encoder_outputs.",
             )
-        logits = self.relation(self.relation_dropout(heads.pair_features(*texts)))
+        logits = self.relation(self.relation_dropout(heads.pair_features(*embeddings)))
         loss = heads.cross_entropy_over_targets(logits, targets, "relation_labels", counts)
-        found["loss"] = loss if found.loss is None else found.loss + loss
-        found["relation_loss"] = loss.detach() if heads.has_targets(targets) else None
-        found["relation_logits"] = logits
-        found["metrics"] = {"relation_accuracy": heads.accuracy_counts(logits.detach(), targets)}
+        output["loss"] = loss if output.loss is None else output.loss + loss
+        output["relation_loss"] = loss.detach() if heads.has_targets(targets) else None
+        output["relation_logits"] = logits
+        output["metrics"] = {"relation_accuracy": heads.accuracy_counts(logits.detach(), targets)}
 
 
 class CtxGenSenForSequenceClassification(heads.ForTextPairClassification, CtxGenSenPreTrainedModel):
@@ -253,5 +272,5 @@ class CtxGenSenForSequenceClassification(heads.ForTextPairClassification, CtxGen
     encoder_class = CtxGenSenModel
 
     def build_pair_classifier(self, config: CtxGenSenConfig) -> nn.Module:
-        """The classifier of pretraining."""
-        return comparison(config, config.num_labels)
+        """Create the classifier as in pretraining."""
+        return create_pair_classifier(config, config.num_labels)

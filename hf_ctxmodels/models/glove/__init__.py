@@ -12,7 +12,7 @@ from hf_ctxmodels.models.glove.tokenization_glove import CtxGloveTokenizer
 from hf_ctxmodels.objectives import Cooccurrence
 from hf_ctxmodels.spec import FamilySpec, PublishedCount, ShortTraining, Traits
 
-# 400,000 words; the sum of the two tables alone is published.
+# 400,000 words; only the sum of both tables is published.
 PUBLISHED = {
     f"6B, {width}": PublishedCount(
         {"vocab_size": 400_000, "hidden_size": width, "context_vectors": False}, {"AutoModel": 400_000 * width}

@@ -1,7 +1,7 @@
 """AdaGrad on single cells of a co-occurrence matrix, compiled for the CPU by numba (extra `words`).
 
-The released code of GloVe does the same (Pennington et al. 2014, section 4.2). With tensors, a batch's gradients would
-have to be sorted by words before AdaGrad can square their sums, which takes most of the time.
+The released code of GloVe works the same way (Pennington et al. 2014, section 4.2). With tensors, the gradients of a
+batch would have to be sorted by words before AdaGrad can square their sums, which takes most of the time.
 """
 
 import math
@@ -31,13 +31,13 @@ def glove_adagrad_kernel(
     alpha: float,
     rate: float,
 ) -> float:
-    """Update the tables cell by cell. Returns the summed loss, each cell's before its update.
+    """Update the tables cell by cell; returns the summed loss, where each cell's loss precedes its update.
 
     Args:
-        words, contexts: (vocabulary, dim) float32 tables; updated, as are all that follow.
+        words, contexts: (vocabulary, dim) float32 tables; these and the following six arrays are updated.
         word_bias, context_bias: (vocabulary, 1).
         word_squares, context_squares, word_bias_squares, context_bias_squares: AdaGrad's sums of squared gradients.
-        rows, columns: (cells,) word and context.
+        rows, columns: (cells,) ids of word and context.
         values: (cells,) float32 counts, above 0.
         x_max, alpha: Parameters of the weighting function.
         rate: Learning rate.
@@ -55,11 +55,11 @@ def glove_adagrad_kernel(
         loss += 0.5 * weight * error * error
         slope = np.float32(weight * error)
         for d in range(len(word)):
-            to_word, to_context = slope * context[d], slope * word[d]
-            word_square[d] += to_word * to_word
-            context_square[d] += to_context * to_context
-            word[d] -= rate * to_word / (np.sqrt(word_square[d]) + _EPSILON)
-            context[d] -= rate * to_context / (np.sqrt(context_square[d]) + _EPSILON)
+            word_gradient, context_gradient = slope * context[d], slope * word[d]
+            word_square[d] += word_gradient * word_gradient
+            context_square[d] += context_gradient * context_gradient
+            word[d] -= rate * word_gradient / (np.sqrt(word_square[d]) + _EPSILON)
+            context[d] -= rate * context_gradient / (np.sqrt(context_square[d]) + _EPSILON)
         word_bias_squares[i, 0] += slope * slope
         context_bias_squares[j, 0] += slope * slope
         word_bias[i, 0] -= rate * slope / (np.sqrt(word_bias_squares[i, 0]) + _EPSILON)

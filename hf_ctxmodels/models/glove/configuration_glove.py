@@ -9,13 +9,13 @@ from hf_ctxmodels.architectures.configuration_static import CtxStaticConfig
 
 @strict
 class CtxGloveConfig(CtxStaticConfig):
-    """Word vectors and their training; the defaults are the paper's.
+    """Word vectors and their training; the defaults follow the paper.
 
     Args:
         x_max: Count from which a co-occurrence has the full weight (equation 9).
-        alpha: Power of the weight below it.
-        context_vectors: Whether there are two tables, whose sum is the word's vector (section 4.2); False for vectors
-            from a file, which holds the sum only.
+        alpha: Exponent of the weight of smaller counts.
+        context_vectors: Whether a word's vector is the sum of two tables (section 4.2); False for vectors from a file,
+            which contains only the sum.
     """
 
     model_type = "ctx-glove"
@@ -26,10 +26,10 @@ class CtxGloveConfig(CtxStaticConfig):
 
     @classmethod
     def for_single_table(cls, vocab_size: int, hidden_size: int) -> Self:
-        """See `CtxStaticConfig`: the sum of the two tables."""
+        """Configuration of a model whose table holds the sums of word and context vectors."""
         return cls(vocab_size=vocab_size, hidden_size=hidden_size, context_vectors=False)
 
     def validate_weighting(self) -> None:
-        """Check the weighting (called at construction)."""
+        """Check `x_max` and `alpha` (called at construction)."""
         if self.x_max <= 0 or self.alpha < 0:
             raise ValueError(f"x_max={self.x_max} must be above 0, alpha={self.alpha} at least 0.")

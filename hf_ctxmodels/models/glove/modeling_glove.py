@@ -26,7 +26,7 @@ from hf_ctxmodels.models.glove.configuration_glove import CtxGloveConfig
 
 
 class CtxGlovePreTrainedModel(StaticPreTrainedModel):
-    """GloVe's part of the model base."""
+    """Base class of the GloVe models."""
 
     config: CtxGloveConfig
     base_model_prefix = "glove"
@@ -34,10 +34,10 @@ class CtxGlovePreTrainedModel(StaticPreTrainedModel):
 
 
 class CtxGloveModel(StaticEmbeddingModel, CtxGlovePreTrainedModel):
-    """Word vectors: the sum of a word's vector and its vector as a context."""
+    """Word vectors: the sum of a word's vector and its context vector."""
 
     def build_encoder(self, config: CtxGloveConfig) -> None:
-        """The vectors of words as contexts."""
+        """Create the context vectors."""
         self.context_embeddings = self.build_table(config) if config.context_vectors else None
 
     def embed_ids(self, input_ids: Tensor) -> Tensor:
@@ -47,7 +47,7 @@ class CtxGloveModel(StaticEmbeddingModel, CtxGlovePreTrainedModel):
 
 
 class CtxGloveHeadModel(heads.HeadModel, CtxGlovePreTrainedModel):
-    """Binds the generic heads to the word vectors."""
+    """Base class of the heads on word vectors."""
 
     encoder_class = CtxGloveModel
 
@@ -78,18 +78,18 @@ class CtxGloveForPreTraining(CtxGloveHeadModel):
     loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
 
     def build_head(self, config: CtxGloveConfig) -> None:
-        """A bias for each word, and one for each as a context."""
+        """Create the biases of words and contexts."""
         if not config.context_vectors:
             raise CtxError(
-                "Vectors without context vectors cannot be pretrained further: a file holds only the sum of both.",
+                "Word vectors without context vectors cannot be pretrained further: they are sums of both.",
                 location="context_vectors=false in config.json",
-                hint="pretrain a new model, or fine-tune this one on a task.",
+                hint="pretrain a new model, or fine-tune this model on a task.",
             )
         self.word_bias = StaticEmbedding(config.vocab_size, 1, config.hidden_size)
         self.context_bias = StaticEmbedding(config.vocab_size, 1, config.hidden_size)
 
     def supports_inplace_optimizer(self, optimizer: torch.optim.Optimizer) -> bool:
-        """AdaGrad, if numba compiles it."""
+        """Whether the optimizer is AdaGrad, and numba is available."""
         return type(optimizer) is torch.optim.Adagrad and supports_compiled_updates(self.get_input_embeddings().weight)
 
     @can_return_tuple
@@ -104,18 +104,18 @@ class CtxGloveForPreTraining(CtxGloveHeadModel):
         num_items_in_batch: ItemCounts = None,
         **kwargs: Any,
     ) -> CtxGloveForPreTrainingOutput:
-        """The loss where `labels` are given, else logits.
+        """Compute the loss with `labels`, otherwise logits.
 
         Args:
-            input_ids: (batch, length) the words of cells of the co-occurrence matrix.
-            labels: (batch, length) their contexts, -100 for no cell.
-            cooccurrences: (batch, length) the cells' counts, above 0; None for ones.
+            input_ids: (batch, length) words of cells of the co-occurrence matrix.
+            labels: (batch, length) context words of the cells; -100 is ignored.
+            cooccurrences: (batch, length) counts of the cells, above 0; None for ones.
             learning_rate: Update the vectors in place, and return a loss without gradient.
             squares: With `learning_rate`, AdaGrad's sums of squared gradients by parameter name; updated.
         """
         model: Any = self.base_model
         if input_ids is None:
-            raise CtxError("GloVe cannot predict co-occurrences from inputs_embeds.", hint="give input_ids.")
+            raise CtxError("GloVe cannot predict co-occurrences from inputs_embeds.", hint="pass input_ids.")
         labels = self.validate_token_targets(labels, "labels", input_ids)
         check_tensors(cooccurrences=cooccurrences)
         if labels is None:
@@ -133,14 +133,14 @@ class CtxGloveForPreTraining(CtxGloveHeadModel):
         if learning_rate is None:
             loss = self._weighted_squares(*cells)
         elif squares is None:
-            raise CtxError("AdaGrad needs its sums of squared gradients.", hint="give `squares`.")
+            raise CtxError("AdaGrad requires its sums of squared gradients.", hint="pass `squares`.")
         else:
             loss = self._adagrad_step(learning_rate, squares, *cells)
         loss = mean_over_targets(loss, labels, "labels", num_items_in_batch)
         return CtxGloveForPreTrainingOutput(loss=loss)
 
     def _weighted_squares(self, words: Tensor, contexts: Tensor, values: Tensor) -> Tensor:
-        """(cells,) each -> half the sum of equation 8."""
+        """Half the sum of equation 8, from (cells,) words, contexts and counts."""
         model: Any = self.base_model
         products = (model.word_embeddings(words) * model.context_embeddings(contexts)).sum(-1).float()
         biases = (self.word_bias(words) + self.context_bias(contexts))[:, 0].float()
@@ -152,22 +152,32 @@ class CtxGloveForPreTraining(CtxGloveHeadModel):
         """AdaGrad on single cells (words, contexts, values); returns the summed loss."""
         kernels = importlib.import_module("hf_ctxmodels.models.glove.adagrad_kernel")  # numba takes a second to import
         tables = dict(self.named_parameters())
-        names = [f"{self.base_model_prefix}.{kind}_embeddings.weight" for kind in ("word", "context")]
-        names += ["word_bias.weight", "context_bias.weight"]
-        arrays = [table[name].detach().numpy() for table in (tables, squares) for name in names]
+        names = [
+            f"{self.base_model_prefix}.word_embeddings.weight",
+            f"{self.base_model_prefix}.context_embeddings.weight",
+            "word_bias.weight",
+            "context_bias.weight",
+        ]
+        arrays = [tensors[name].detach().numpy() for tensors in (tables, squares) for name in names]
 
-        def update(*part: Tensor) -> Tensor:
-            given = [each.numpy() for each in part]
-            weighting = float(self.config.x_max), float(self.config.alpha)
-            loss = kernels.glove_adagrad_kernel(*arrays, *given, *weighting, np.float32(learning_rate))
+        def update(words: Tensor, contexts: Tensor, values: Tensor) -> Tensor:
+            loss = kernels.glove_adagrad_kernel(
+                *arrays,
+                words.numpy(),
+                contexts.numpy(),
+                values.numpy(),
+                float(self.config.x_max),
+                float(self.config.alpha),
+                np.float32(learning_rate),
+            )
             return torch.tensor(loss, dtype=torch.float32)
 
         return run_in_threads(self.config.update_threads, update, *cells)
 
 
 class CtxGloveForSequenceClassification(heads.ForSequenceClassification, CtxGloveHeadModel):
-    """Word vectors with a classifier or regressor on a row's pooled vectors."""
+    """Word vectors with a classifier or regressor on the pooled vectors."""
 
 
 class CtxGloveForTokenClassification(heads.ForTokenClassification, CtxGloveHeadModel):
-    """Word vectors with a linear classifier on each."""
+    """Word vectors with a linear classifier for each word."""

@@ -7,14 +7,14 @@ from hf_ctxmodels.models.infersent.modeling_infersent import CtxInferSentForSequ
 from hf_ctxmodels.models.infersent.tokenization_infersent import CtxInferSentTokenizer
 from hf_ctxmodels.spec import FamilySpec, PublishedCount
 
-# base: the paper's; the others for a CPU
+# base: the paper; the others for a CPU
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": {"embedding_size": 100, "hidden_size": 512, "classifier_size": 128},
     "small": {"embedding_size": 300, "hidden_size": 1024},
     "base": {"embedding_size": 300, "hidden_size": 4096},
 }
 
-# The released encoders have 38,502,400 parameters; the vectors of words are those of GloVe or fastText.
+# The released encoders have 38,502,400 parameters without their GloVe or fastText vectors.
 PUBLISHED = {"released": PublishedCount({"vocab_size": 1000}, {"AutoModel": 38_502_400 + 1000 * 300})}
 
 SPEC = FamilySpec(

@@ -14,23 +14,23 @@ class CtxInferSentConfig(CtxConfig):
     Args:
         vocab_size: Size of the vocabulary, special tokens included.
         embedding_size: Width of the pretrained embeddings.
-        hidden_size: Width of a hidden state and of a sentence vector, both directions concatenated.
+        hidden_size: Width of hidden states and of sentence embeddings, both directions concatenated.
         num_hidden_layers: Number of LSTM layers; the paper has one.
         pooling: Pooling of a sentence's hidden states, "max" or "mean".
         pretrained_embeddings: Directory or Hub id of static word embeddings with the same vocabulary.
-            `load_pretrained_embeddings` copies the vectors into a new model; they are saved with it.
-        train_pretrained_embeddings: Train the vectors too.
-        skip_unknown: Leave unknown words out, as the released code does, unless the text has no other; False encodes
-            them as zero vectors.
-        hidden_dropout_prob: Dropout on the input of an LSTM layer.
-        text_pairs: Classify pairs of texts; False for a linear classifier of single texts.
+            `load_pretrained_embeddings` copies the vectors into a new model, which saves them.
+        train_pretrained_embeddings: Whether the vectors are trained.
+        skip_unknown: Skip unknown words as in the released code, unless a text has no other words; False encodes them
+            as zero vectors.
+        hidden_dropout_prob: Dropout on the input of LSTM layers.
+        text_pairs: Whether text pairs are classified; False for a linear classifier of single texts.
         classifier_size: Width of the two hidden layers of the pair classifier.
-        classifier_nonlinear: Use tanh after these layers and dropout before every layer; in the paper the three layers
-            are linear.
+        classifier_nonlinear: Tanh after these layers and dropout before every layer; in the paper, the three layers are
+            linear.
         classifier_dropout: Dropout before the classifier.
         initializer_range: Standard deviation of the initialisation of the classifier.
         pad_token_id: Id of padding.
-        unk_token_id: Id of unknown words, which have a zero vector.
+        unk_token_id: Id of unknown words, whose vector is zero.
     """
 
     model_type = "ctx-infersent"

@@ -1,4 +1,4 @@
-"""InferSent (Conneau et al. 2017, arXiv 1705.02364): sentence vectors pretrained on natural language inference."""
+"""InferSent (Conneau et al. 2017, arXiv 1705.02364): sentence embeddings trained on natural language inference."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from hf_ctxmodels.models.infersent.configuration_infersent import CtxInferSentCo
 
 
 class CtxInferSentPreTrainedModel(PretrainedEmbeddingPreTrainedModel):
-    """InferSent's part of the model base."""
+    """Base class of the InferSent models."""
 
     config: CtxInferSentConfig
     base_model_prefix = "infersent"
@@ -26,15 +26,15 @@ class CtxInferSentModel(RecurrentSentenceEncoder, PretrainedEmbeddingEncoder, Ct
     """Pretrained word vectors, a bidirectional LSTM, and max pooling (section 3.2.3)."""
 
     def build_embeddings(self, config: Any) -> None:
-        """Create the table of word vectors."""
+        """Create the word embeddings."""
         PretrainedEmbeddingEncoder.build_embeddings(self, config)
 
     def select_tokens(self, input_ids: Tensor | None, tokens: Tensor) -> Tensor:
-        """(batch, length) bool: the known words, or all tokens of a row without any."""
+        """(batch, length) bool: the words of the vocabulary; all tokens of a text without such words."""
         if input_ids is None or not self.config.skip_unknown:
             return tokens
-        known = tokens & (input_ids != self.config.unk_token_id)
-        return known | (tokens & ~known.any(1, keepdim=True))
+        in_vocabulary = tokens & (input_ids != self.config.unk_token_id)
+        return in_vocabulary | (tokens & ~in_vocabulary.any(1, keepdim=True))
 
 
 class CtxInferSentForSequenceClassification(heads.ForTextPairClassification, CtxInferSentPreTrainedModel):
@@ -43,7 +43,7 @@ class CtxInferSentForSequenceClassification(heads.ForTextPairClassification, Ctx
     encoder_class = CtxInferSentModel
 
     def build_pair_classifier(self, config: CtxInferSentConfig) -> nn.Module:
-        """The layers of the released code."""
+        """Create the classifier of the released code."""
         size = config.classifier_size
         layers: list[nn.Module] = [nn.Linear(4 * config.hidden_size, size)]
         for output in (size, config.num_labels):

@@ -1,4 +1,4 @@
-"""LASER (Artetxe & Schwenk 2019): sentence vectors of many languages in one space, learned by translation."""
+"""LASER (Artetxe & Schwenk 2019): multilingual sentence embeddings in a joint space, learned by translation."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from hf_ctxmodels.models.laser.tokenization_laser import CtxLaserTokenizer
 from hf_ctxmodels.objectives import TranslationToLanguages
 from hf_ctxmodels.spec import FamilySpec, PublishedCount, ShortTraining, Traits
 
-# base: the paper's; the others for a CPU
+# base: the paper; the others for a CPU
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": {
         "embedding_size": 64,
@@ -25,7 +25,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "base": {},
 }
 
-# The layers of the released encoder, and 50,000 subwords.
+# The layers of the released encoder, and embeddings of 50,000 tokens.
 PUBLISHED = {"93 languages": PublishedCount({}, {"AutoModel": 28_614_656 + 50_000 * 320})}
 
 SPEC = FamilySpec(

@@ -13,16 +13,16 @@ class CtxLaserConfig(CtxConfig):
 
     Args:
         vocab_size: Size of the joint vocabulary of all languages.
-        target_vocab_size: Size of the decoder's vocabulary, the same.
+        target_vocab_size: Size of the decoder's vocabulary, which is the same.
         num_languages: Number of target languages.
         embedding_size: Width of the encoder's and the decoder's embeddings.
-        hidden_size: Width of a hidden state and of a sentence vector, both directions concatenated.
+        hidden_size: Width of hidden states and of sentence embeddings, both directions concatenated.
         num_hidden_layers: Number of LSTM layers of the encoder.
         pooling: Pooling of a sentence's hidden states, "max" or "mean".
         language_size: Width of a language embedding.
         decoder_size: Width of the decoder's states.
         num_decoder_layers: Number of LSTM layers of the decoder.
-        hidden_dropout_prob: Dropout on the input of LSTM layers, and before the prediction.
+        hidden_dropout_prob: Dropout on the input of LSTM layers, and before the output layer.
         classifier_dropout: Dropout before a task head.
         initializer_range: Standard deviation of the initialisation of embeddings and heads.
         pad_token_id: Id of padding.
@@ -52,8 +52,8 @@ class CtxLaserConfig(CtxConfig):
     def validate_shape(self) -> None:
         """Check the shape (called at construction)."""
         self.require_even_hidden_size()
-        sizes = ("vocab_size", "target_vocab_size", "num_languages", "embedding_size", "num_hidden_layers")
-        self.require_positive(*sizes, "language_size", "decoder_size", "num_decoder_layers")
+        self.require_positive("vocab_size", "target_vocab_size", "num_languages", "embedding_size", "language_size")
+        self.require_positive("num_hidden_layers", "decoder_size", "num_decoder_layers")
 
     @property
     def layer_sizes(self) -> list[int]:

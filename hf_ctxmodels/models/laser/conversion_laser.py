@@ -1,4 +1,4 @@
-"""The released encoder (a dictionary of shape, weights and subwords) and its BPE codes -> model and tokenizer."""
+"""Conversion of a released encoder (a dictionary of shape, weights and vocabulary) and its BPE codes."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,23 +16,23 @@ from hf_ctxmodels.tokenizers.joint_bpe import SPECIAL_TOKENS
 
 
 def read_encoder(file: str | Path) -> dict[str, Any]:
-    """The parts `params`, `model` and `dictionary` of a released file; raises CtxError for other files."""
-    found = read_torch_file(file)
-    parts = ("params", "model", "dictionary")
-    if not isinstance(found, Mapping) or not all(isinstance(found.get(part), Mapping) for part in parts):
+    """Load `params`, `model` and `dictionary` from a released file; raises CtxError for other files."""
+    content = read_torch_file(file)
+    keys = ("params", "model", "dictionary")
+    if not isinstance(content, Mapping) or not all(isinstance(content.get(key), Mapping) for key in keys):
         raise CtxError(
-            f"The file is no LASER encoder: it lacks some of {', '.join(parts)}.",
+            f"The file is not a LASER encoder: it lacks some of {', '.join(keys)}.",
             location=str(file),
             hint="give the released file.",
         )
-    return dict(found)
+    return dict(content)
 
 
 def build_vocabulary(dictionary: Mapping[str, int], merges: Sequence[tuple[str, str]]) -> dict[str, int]:
-    """The dictionary's subwords under the tokenizer's names, followed by subwords that occur only in merges.
+    """Convert the dictionary to the tokenizer's vocabulary, and append tokens that occur only in merges.
 
     Raises:
-        CtxError: The dictionary lacks a special token, or its numbers are not 0, 1, 2, ...
+        CtxError: The dictionary lacks a special token, or its ids are not 0, 1, 2, ...
     """
     if missing := [token for token in SPECIAL_TOKENS if token not in dictionary]:
         raise CtxError(f"The dictionary lacks {', '.join(missing)}.")
@@ -41,49 +41,49 @@ def build_vocabulary(dictionary: Mapping[str, int], merges: Sequence[tuple[str, 
         for token, number in dictionary.items()
     }
     if sorted(vocab.values()) != list(range(len(dictionary))):
-        raise CtxError("The dictionary's numbers are not 0, 1, 2, ..., one for each subword.")
+        raise CtxError("The ids of the dictionary are not 0, 1, 2, ...")
     for first, second in merges:
-        for part in (first, second, first + second):
-            vocab.setdefault(part, len(vocab))
+        for token in (first, second, first + second):
+            vocab.setdefault(token, len(vocab))
     return vocab
 
 
 def build_laser(
     encoder: Mapping[str, Any], merges: Sequence[tuple[str, str]], location: str | None = None
 ) -> tuple[CtxLaserModel, CtxLaserTokenizer]:
-    """The model and its tokenizer, for lower-cased text split into words.
+    """Create the model and its tokenizer, for lower-cased text split into words.
 
-    Subwords that occur only in merges have the vector of unknown subwords.
+    Tokens that occur only in merges have the embedding of unknown tokens.
 
     Args:
-        encoder: From `read_encoder`.
-        merges: From `read_codes`.
-        location: The file, for errors.
+        encoder: Content of the released file, see `read_encoder`.
+        merges: Merges, see `read_codes`.
+        location: The file, for error messages.
 
     Raises:
-        CtxError: The parts do not match.
+        CtxError: Weights, dictionary and merges do not match.
     """
     weights = {name: value for name, value in encoder["model"].items() if name != "embed_tokens.weight"}
-    table = encoder["model"].get("embed_tokens.weight")
+    embeddings = encoder["model"].get("embed_tokens.weight")
     layers = convert_layers({name.removeprefix("lstm."): value for name, value in weights.items()}, location)
     vocab = build_vocabulary(encoder["dictionary"], merges)
-    known, shape = len(encoder["dictionary"]), layer_fields(layers)
-    if table is None or tuple(table.shape) != (known, shape["embedding_size"]):
+    dictionary_size, fields = len(encoder["dictionary"]), layer_fields(layers)
+    if embeddings is None or tuple(embeddings.shape) != (dictionary_size, fields["embedding_size"]):
         raise CtxError(
-            f"The embeddings are {None if table is None else tuple(table.shape)}, expected "
-            f"{(known, shape['embedding_size'])}: one row per subword of the dictionary.",
+            f"The embeddings are {None if embeddings is None else tuple(embeddings.shape)}, expected "
+            f"{(dictionary_size, fields['embedding_size'])}: one row per token of the dictionary.",
             location=location,
         )
-    numbers = {name: encoder["dictionary"][token] for name, token in zip(("start", "pad", "end"), SPECIAL_TOKENS)}
+    start, pad, end, unknown = (encoder["dictionary"][token] for token in SPECIAL_TOKENS)
     config = CtxLaserConfig(
         vocab_size=len(vocab),
         target_vocab_size=len(vocab),
-        decoder_start_token_id=numbers["start"],
-        pad_token_id=numbers["pad"],
-        eos_token_id=numbers["end"],
-        **shape,
+        decoder_start_token_id=start,
+        pad_token_id=pad,
+        eos_token_id=end,
+        **fields,
     )
-    unknown = table[encoder["dictionary"]["<unk>"]].expand(len(vocab) - known, -1)
+    added_embeddings = embeddings[unknown].expand(len(vocab) - dictionary_size, -1)
     model = CtxLaserModel(config)
-    model.load_state_dict({**layers, "embeddings.weight": torch.cat([table, unknown]).float()})
+    model.load_state_dict({**layers, "embeddings.weight": torch.cat([embeddings, added_embeddings]).float()})
     return model.eval(), CtxLaserTokenizer(vocab=vocab, merges=list(merges), split_punctuation=False)

@@ -1,4 +1,4 @@
-"""LASER (Artetxe & Schwenk 2019, arXiv 1812.10464): one sentence encoder for all languages, trained by translation."""
+"""LASER (Artetxe & Schwenk 2019, arXiv 1812.10464): a multilingual sentence encoder, trained by translation."""
 
 from torch import Tensor, nn
 from transformers import GenerationMixin
@@ -15,7 +15,7 @@ from hf_ctxmodels.models.laser.configuration_laser import CtxLaserConfig
 
 
 class CtxLaserPreTrainedModel(RecurrentPreTrainedModel):
-    """LASER's part of the model base."""
+    """Base class of the LASER models."""
 
     config: CtxLaserConfig
     base_model_prefix = "laser"
@@ -23,17 +23,17 @@ class CtxLaserPreTrainedModel(RecurrentPreTrainedModel):
 
 
 class CtxLaserModel(RecurrentSentenceEncoder, CtxLaserPreTrainedModel):
-    """The encoder, which is not given the language."""
+    """The encoder; its input does not include the language."""
 
 
 class CtxLaserHeadModel(heads.HeadModel, CtxLaserPreTrainedModel):
-    """Binds the generic heads to the encoder."""
+    """Base class of the heads."""
 
     encoder_class = CtxLaserModel
 
 
 class CtxLaserForConditionalGeneration(heads.ForConditionalGeneration, CtxLaserHeadModel, GenerationMixin):
-    """The translation model; its decoder has only the sentence vector as the source."""
+    """The translation model; the decoder depends on the source only through the sentence embedding."""
 
     pools = True
     has_target_languages = True
@@ -41,7 +41,7 @@ class CtxLaserForConditionalGeneration(heads.ForConditionalGeneration, CtxLaserH
     decoder: SentenceDecoder
 
     def build_head(self, config: CtxLaserConfig) -> None:
-        """The decoder, and the linear map to logits."""
+        """Create the decoder and the output layer."""
         self.decoder = SentenceDecoder(
             config.target_vocab_size,
             config.embedding_size,
@@ -56,20 +56,20 @@ class CtxLaserForConditionalGeneration(heads.ForConditionalGeneration, CtxLaserH
         self.prediction = nn.Linear(config.decoder_size, config.target_vocab_size)
 
     def start(self, encoded: BaseModelOutputWithPooling) -> RecurrentCache:
-        """Linear maps of the sentence vector."""
+        """The decoder's initial state: linear projections of the sentence embedding."""
         return self.decoder.start(encoded.pooler_output)
 
-    def decode(self, ids: Tensor, target_mask: Tensor | None, given: heads.DecoderInputs) -> DecoderOutput:
-        """See `ForConditionalGeneration.decode`."""
-        languages = given.languages
+    def decode(self, ids: Tensor, target_mask: Tensor | None, inputs: heads.DecoderInputs) -> DecoderOutput:
+        """Run the decoder on target ids, see `ForConditionalGeneration.decode`."""
+        languages = inputs.languages
         if languages is None:
             languages = ids.new_zeros(ids.shape[0])
-        vectors = self.decoder.step_vectors(given.encoded.pooler_output, languages)
+        vectors = self.decoder.step_vectors(inputs.encoded.pooler_output, languages)
         if target_mask is None:
             unpad = self.config.unpad and not is_traced(ids)
-            return self.decoder(ids, vectors, given.cache, unpad=unpad, record=given.record)
-        return DecoderOutput(self.decoder.target_states(ids, target_mask, vectors, given.cache))
+            return self.decoder(ids, vectors, inputs.cache, unpad=unpad, record=inputs.record)
+        return DecoderOutput(self.decoder.target_states(ids, target_mask, vectors, inputs.cache))
 
 
 class CtxLaserForSequenceClassification(heads.ForSequenceClassification, CtxLaserHeadModel):
-    """A linear classifier of a text's vector, in any language (section 4.2)."""
+    """A linear classifier of the sentence embedding, in any language (section 4.2)."""

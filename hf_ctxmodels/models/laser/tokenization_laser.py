@@ -1,7 +1,7 @@
-"""Tokenizer of LASER: joint byte-pair encodings of all languages."""
+"""Tokenizer of LASER."""
 
 from hf_ctxmodels.tokenizers.joint_bpe import JointBPETokenizer
 
 
 class CtxLaserTokenizer(JointBPETokenizer):
-    """Subwords of all languages together; see `JointBPETokenizer` for arguments, training and errors."""
+    """Joint BPE of all languages; see `JointBPETokenizer` for arguments, training and errors."""

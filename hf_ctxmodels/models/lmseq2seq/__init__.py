@@ -1,4 +1,4 @@
-"""Sequence-to-sequence from two language models (Ramachandran et al. 2016): an encoder and a decoder."""
+"""Encoder-decoder initialised with two language models (Ramachandran et al. 2016)."""
 
 from typing import Any
 
@@ -9,18 +9,18 @@ from hf_ctxmodels.models.lmseq2seq.tokenization_lmseq2seq import CtxLmSeq2SeqTok
 from hf_ctxmodels.objectives import Translation, TranslationWithLanguageModels
 from hf_ctxmodels.spec import FamilySpec, PublishedCount, ShortTraining, Target, Traits
 
-# the widths of the language models of the family seqae, whose sizes these are; layers as in the paper
+# widths as in the family seqae, which has the language models; layers as in the paper
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": {"embedding_size": 128, "hidden_size": 256, "num_hidden_layers": 2},
     "small": {"embedding_size": 256, "hidden_size": 512, "num_hidden_layers": 3},
     "base": {"embedding_size": 512, "hidden_size": 1024, "num_hidden_layers": 3},
 }
 
-# No count is published for these widths: layers of 4 * 1024 * (512 + 1024 + 2) and 4 * 1024 * (1024 + 1024 + 2), in the
-# decoder too, a query of 1024 * 1025, a combination of 3072 * 1024 + 1024, and each language's vectors.
+# No count is published; layers of 4 * 1024 * (512 + 1024 + 2) and 4 * 1024 * (1024 + 1024 + 2), in the
+# decoder too, a query of 1024 * 1025, a combination of 3072 * 1024 + 1024, and embeddings of each language.
 _LANGUAGE_MODEL = 6_299_648 + 2 * 8_396_800 + 30_000 * 512
 PUBLISHED = {
-    "of 30,000 words": PublishedCount(
+    "30,000 words": PublishedCount(
         {},
         {
             "AutoModel": _LANGUAGE_MODEL,

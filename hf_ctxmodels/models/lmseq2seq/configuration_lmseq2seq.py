@@ -1,4 +1,4 @@
-"""Configuration of the translator made of two language models (Ramachandran et al. 2016, arXiv 1611.02683)."""
+"""Configuration of an encoder-decoder from two language models (Ramachandran et al. 2016, arXiv 1611.02683)."""
 
 import copy
 from dataclasses import field
@@ -8,25 +8,26 @@ from huggingface_hub.dataclasses import strict
 
 from hf_ctxmodels.architectures.configuration_lstm_language_model import CtxLSTMLanguageModelConfig
 
-PARTS = ("embeddings", "layers", "softmax")
+PRETRAINED_PARTS = ("embeddings", "layers", "softmax")
 
 
 @strict
 class CtxLmSeq2SeqConfig(CtxLSTMLanguageModelConfig):
     """Shape of encoder and decoder, and their pretrained parts.
 
-    Args: those of `CtxLSTMLanguageModelConfig`, and
+    Args: as in `CtxLSTMLanguageModelConfig`, and
         vocab_size, target_vocab_size: Sizes of the source and the target vocabulary.
         embedding_size: Width of the embeddings.
-        hidden_size: Width of a layer's cell and output.
+        hidden_size: Width of the layers.
         num_hidden_layers: Number of LSTM layers of the encoder, and of the decoder.
-        pretrained_layers: Number of first layers that come from the language models (one in the paper).
+        pretrained_layers: Number of lower layers that are initialised with the language models (one in the paper).
         residual: Residual connection around the decoder's upper layers (section 2.3).
-        multi_layer_attention: The decoder attends to the encoder's last pretrained layer and its top one (section 2.3).
-        source_model, target_model: Directories or Hub ids of language models of the two languages, whose weights
-            `load_pretrained_components` copies into a new model; they are saved with it. None for random weights.
-        pretrained_parts: The parts to copy: some of "embeddings", "layers" and "softmax" (ablations of section 4).
-        hidden_dropout_prob: Dropout of the embeddings, between layers, and of the softmax's input.
+        multi_layer_attention: Whether the decoder attends to the encoder's last pretrained layer in addition to the top
+            layer (section 2.3).
+        source_model, target_model: Directories or Hub ids of language models of both languages, whose weights
+            `load_pretrained_components` copies into a new model, which saves them. None for random weights.
+        pretrained_parts: The parts to copy: any of "embeddings", "layers" and "softmax" (ablations of section 4).
+        hidden_dropout_prob: Dropout of the embeddings, between layers and of the softmax's input.
         pad_token_id: Id of padding in both vocabularies.
         decoder_start_token_id, eos_token_id: Ids in the target vocabulary.
     """
@@ -43,7 +44,7 @@ class CtxLmSeq2SeqConfig(CtxLSTMLanguageModelConfig):
     multi_layer_attention: bool = True
     source_model: str | None = None
     target_model: str | None = None
-    pretrained_parts: list[str] = field(default_factory=lambda: list(PARTS))
+    pretrained_parts: list[str] = field(default_factory=lambda: list(PRETRAINED_PARTS))
     hidden_dropout_prob: float | int = 0.2
     pad_token_id: int | None = 0
     decoder_start_token_id: int | None = 2
@@ -53,27 +54,29 @@ class CtxLmSeq2SeqConfig(CtxLSTMLanguageModelConfig):
 
     def validate_shape(self) -> None:
         """Check shape and parts (called at construction)."""
-        sizes = ("vocab_size", "target_vocab_size", "embedding_size", "hidden_size", "num_hidden_layers")
-        self.require_positive(*sizes, "pretrained_layers")
+        self.require_positive("vocab_size", "target_vocab_size", "embedding_size", "hidden_size")
+        self.require_positive("num_hidden_layers", "pretrained_layers")
         if self.pretrained_layers > self.num_hidden_layers:
             raise ValueError(
-                f"pretrained_layers={self.pretrained_layers} of num_hidden_layers={self.num_hidden_layers}."
+                f"pretrained_layers={self.pretrained_layers} exceeds num_hidden_layers={self.num_hidden_layers}."
             )
-        if unknown := set(self.pretrained_parts) - set(PARTS):
-            raise ValueError(f"pretrained_parts has {', '.join(sorted(unknown))}, expected some of {', '.join(PARTS)}.")
+        if unknown := set(self.pretrained_parts) - set(PRETRAINED_PARTS):
+            raise ValueError(
+                f"pretrained_parts has {', '.join(sorted(unknown))}, expected any of {', '.join(PRETRAINED_PARTS)}."
+            )
 
     @property
     def layer_sizes(self) -> list[int]:
-        """Widths of all layers' inputs, and of the last layer's output."""
+        """Widths of the layers' inputs and of the last layer's output."""
         return [self.embedding_size, *[self.hidden_size] * self.num_hidden_layers]
 
     @property
     def memory_size(self) -> int:
-        """Width of the values of the decoder's attention."""
+        """Width of the values in the decoder's attention."""
         return self.hidden_size * (2 if self.multi_layer_attention else 1)
 
     def decoder_config(self) -> Self:
-        """The configuration of the decoder's layers: the same, with the target vocabulary."""
+        """Configuration of the decoder's layers, with the target vocabulary."""
         config = copy.deepcopy(self)
         config.vocab_size = self.target_vocab_size
         return config

@@ -1,7 +1,6 @@
-"""Sequence-to-sequence from two language models (Ramachandran et al. 2016, arXiv 1611.02683).
+"""Encoder-decoder initialised with two language models (Ramachandran et al. 2016, arXiv 1611.02683).
 
-Encoder and decoder are initialised with two language models; the decoder attends to two layers of the encoder and has a
-residual connection around its upper layers.
+The decoder attends to two layers of the encoder and has a residual connection around its upper layers.
 """
 
 from collections.abc import Container
@@ -35,7 +34,7 @@ from hf_ctxmodels.models.lmseq2seq.configuration_lmseq2seq import CtxLmSeq2SeqCo
 
 
 class CtxLmSeq2SeqPreTrainedModel(LSTMLanguageModelPreTrainedModel):
-    """The family's part of the model base."""
+    """Base class of the models."""
 
     config: CtxLmSeq2SeqConfig
     base_model_prefix = "encoder"
@@ -43,11 +42,11 @@ class CtxLmSeq2SeqPreTrainedModel(LSTMLanguageModelPreTrainedModel):
 
 @dataclass
 class CtxLmSeq2SeqModelOutput(LSTMLanguageModelOutput):
-    """Output of `CtxLmSeq2SeqModel`: `LSTMLanguageModelOutput` and inputs of the decoder.
+    """Output of `CtxLmSeq2SeqModel`, see `LSTMLanguageModelOutput`; and inputs of the decoder.
 
     Attributes:
         memory: (batch, length, 2 * hidden) concatenated outputs of the last pretrained layer and the top layer.
-        final: (batch, layers, 2, hidden) hidden and cell state of every layer after a row's last token.
+        final: (batch, layers, 2, hidden) hidden and cell state of every layer after the last token.
     """
 
     memory: Tensor | None = None
@@ -55,7 +54,7 @@ class CtxLmSeq2SeqModelOutput(LSTMLanguageModelOutput):
 
 
 class CtxLmSeq2SeqModel(LSTMLanguageModel, CtxLmSeq2SeqPreTrainedModel):
-    """Word embeddings and LSTM layers, of the encoder or of the decoder.
+    """Word embeddings and LSTM layers of the encoder or the decoder.
 
     Attributes:
         returns_decoder_inputs: Whether `forward` returns `memory` and `final`.
@@ -65,7 +64,7 @@ class CtxLmSeq2SeqModel(LSTMLanguageModel, CtxLmSeq2SeqPreTrainedModel):
     returns_decoder_inputs = False
 
     def embed(self, ids: Tensor) -> Tensor:
-        """(directions, words) ids -> (directions, words, embedding) after dropout."""
+        """(directions, words) ids -> (directions, words, embedding), with dropout."""
         return dropout(self.word_embeddings(ids), self.config.hidden_dropout_prob, self.training)
 
     def layer_dropout(self, packed: Tensor, rows: PackedSequences, depth: int) -> Tensor:
@@ -82,7 +81,7 @@ class CtxLmSeq2SeqModel(LSTMLanguageModel, CtxLmSeq2SeqPreTrainedModel):
         use_cache: bool | None = None,
         **kwargs: Any,
     ) -> LSTMLanguageModelOutput:
-        """Encode a batch, see `LSTMLanguageModel.forward`."""
+        """Encode a batch; arguments as in `LSTMLanguageModel.forward`."""
         outputs = super().forward(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -94,31 +93,34 @@ class CtxLmSeq2SeqModel(LSTMLanguageModel, CtxLmSeq2SeqPreTrainedModel):
         if not self.returns_decoder_inputs:
             return outputs
         if outputs.past_key_values is None:
-            raise CtxError("Final states cannot be combined with sequence_ids: a row has one.")
-        wants = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+            raise CtxError("Final states cannot be combined with sequence_ids, which has several sequences per row.")
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
         layers = outputs.hidden_states
         return CtxLmSeq2SeqModelOutput(
             last_hidden_state=outputs.last_hidden_state,
             pooler_output=outputs.pooler_output,
-            hidden_states=layers if wants else None,
+            hidden_states=layers if output_hidden_states else None,
             memory=torch.cat([layers[self.config.pretrained_layers], layers[-1]], -1),
             final=torch.stack([torch.cat(state, 1) for state in outputs.past_key_values.states], 1),
         )
 
 
 class CtxLmSeq2SeqHeadModel(heads.HeadModel, CtxLmSeq2SeqPreTrainedModel):
-    """Binds the generic heads to the encoder."""
+    """Base class of the heads."""
 
     encoder_class = CtxLmSeq2SeqModel
 
 
 class CtxLmSeq2SeqForConditionalGeneration(heads.ForConditionalGeneration, CtxLmSeq2SeqHeadModel, GenerationMixin):
-    """The translation model (figures 1 and 2). With first and top layers h^1, h^N of the decoder and H^1, H^N of the
-    encoder, the next word is predicted from h~:
+    """The translation model (figures 1 and 2).
+
+    With the first and top layers h^1, h^N of the decoder and H^1, H^N of the encoder, the next word is predicted from
+    h~:
 
         alpha = softmax(H^N (W1 h^N + b1)),  c = [H^1T alpha; H^NT alpha],  h~ = tanh(W2 [c; h^N] + b2) + h^1
 
-    The decoder's initial states are the encoder's final ones. A new model's `load_pretrained_components` copies the weights
+    The decoder starts from the encoder's final states. In a new model, `load_pretrained_components` copies the weights
     of `config.source_model` and `config.target_model`.
     """
 
@@ -131,7 +133,7 @@ class CtxLmSeq2SeqForConditionalGeneration(heads.ForConditionalGeneration, CtxLm
         return encoder
 
     def build_head(self, config: CtxLmSeq2SeqConfig) -> None:
-        """The decoder's layers, its attention, and the linear map to logits."""
+        """Create the decoder's layers, its attention and the output layer."""
         self.decoder = CtxLmSeq2SeqModel(config.decoder_config())
         self.query = nn.Linear(config.hidden_size, config.hidden_size)
         self.combine = nn.Linear(config.memory_size + config.hidden_size, config.hidden_size)
@@ -139,74 +141,80 @@ class CtxLmSeq2SeqForConditionalGeneration(heads.ForConditionalGeneration, CtxLm
         self.prediction = nn.Linear(config.hidden_size, config.target_vocab_size)
 
     def load_pretrained_components(self, missing: Container[str] | None = None) -> None:
-        """Copy the weights of `config.source_model` and `config.target_model`; see
-        `CtxPreTrainedModel.load_pretrained_components`."""
-        super().load_pretrained_components(missing)
-        for name, source in {"source": self.config.source_model, "target": self.config.target_model}.items():
-            if source is not None:
-                self._copy_weights(source, self._pretrained(name), missing)
+        """Copy the weights of `config.source_model` and `config.target_model`.
 
-    def _pretrained(self, language: str) -> dict[str, nn.Module]:
-        """Part of a language model -> the module initialised with it."""
-        if language == "source":
-            return {"layers": self.encoder}
+        See `CtxPreTrainedModel.load_pretrained_components`.
+        """
+        super().load_pretrained_components(missing)
+        if self.config.source_model is not None:
+            self._copy_weights(self.config.source_model, self.source_modules(), missing)
+        if self.config.target_model is not None:
+            self._copy_weights(self.config.target_model, self.target_modules(), missing)
+
+    def source_modules(self) -> dict[str, nn.Module]:
+        """Part of the source language model -> the module initialised with it."""
+        return {"layers": self.encoder}
+
+    def target_modules(self) -> dict[str, nn.Module]:
+        """Part of the target language model -> the module initialised with it."""
         return {"layers": self.decoder, "softmax": self.prediction}
 
     @torch.no_grad()
     def _copy_weights(self, source: str, modules: dict[str, nn.Module], missing: Container[str] | None) -> None:
-        """Copy a language model's weights into the parameters that are `missing`.
+        """Copy a language model's weights into the parameters that are `missing`, or all.
 
         Raises:
-            CtxError: It cannot be opened, or has another shape.
+            CtxError: The language model cannot be loaded or has another shape.
         """
         stack: Any = modules["layers"]
         parts, count = set(self.config.pretrained_parts), self.config.pretrained_layers
-        own = {f"word_embeddings.{name}": each for name, each in stack.word_embeddings.named_parameters()}
-        own = own if "embeddings" in parts else {}
+        parameters: dict[str, nn.Parameter] = {}  # by the names in the language model
+        if "embeddings" in parts:
+            parameters |= _named_parameters("word_embeddings", stack.word_embeddings)
         if "layers" in parts:
-            own |= {f"layers.{name}": each for name, each in stack.layers[:count].named_parameters()}
+            parameters |= _named_parameters("layers", stack.layers[:count])
         if "softmax" in parts and "softmax" in modules:
-            own |= {f"decoder.{name}": each for name, each in modules["softmax"].named_parameters()}
+            parameters |= _named_parameters("decoder", modules["softmax"])
         if missing is not None:
-            ids = {id(each) for name, each in self.named_parameters() if name in missing}
-            own = {name: each for name, each in own.items() if id(each) in ids}
-        if not own:
+            missing_ids = {id(parameter) for name, parameter in self.named_parameters() if name in missing}
+            parameters = {name: parameter for name, parameter in parameters.items() if id(parameter) in missing_ids}
+        if not parameters:
             return
-        model = _open(source)
-        theirs = {**model.base_model.state_dict(), **{f"decoder.{n}": w for n, w in model.decoder.state_dict().items()}}
+        model = _load_language_model(source)
+        weights = {**model.base_model.state_dict(), **_named_parameters("decoder", model.decoder)}
         if len(model.base_model.layers) != count:
             raise CtxError(
                 f"The language model has {len(model.base_model.layers)} layers, pretrained_layers={count}.",
                 location=source,
             )
-        for name, weight in own.items():
-            if name not in theirs or theirs[name].shape != weight.shape:
-                found = tuple(theirs[name].shape) if name in theirs else None
+        for name, parameter in parameters.items():
+            shape = tuple(weights[name].shape) if name in weights else None
+            if shape != tuple(parameter.shape):
                 raise CtxError(
-                    f"{name} of the language model is {found}, but here {tuple(weight.shape)}.",
+                    f"{name} of the language model is {shape}, expected {tuple(parameter.shape)}.",
                     location=source,
-                    hint="use its tokenizer, and its embedding_size and hidden_size.",
+                    hint="use the tokenizer, embedding_size and hidden_size of the language model.",
                 )
-            weight.copy_(theirs[name])
+            parameter.copy_(weights[name])
 
     @classmethod
     def from_pretrained_pair(cls, source: str | PathLike[str], target: str | PathLike[str], **changes: Any) -> Self:
-        """The translation model of two language models.
+        """Create the translation model of two language models.
 
         Args:
             source, target: Directories or Hub ids of forward LSTM language models of the same shape.
             changes: Other fields of the configuration, for example `num_hidden_layers` or `residual`.
 
         Raises:
-            CtxError: They cannot be opened, or do not match.
+            CtxError: They cannot be loaded or do not match.
         """
-        first, second = _open(source).config, _open(target).config
+        source_config, target_config = _load_language_model(source).config, _load_language_model(target).config
         fields = {
-            "vocab_size": first.vocab_size,
-            "target_vocab_size": second.vocab_size,
-            "embedding_size": first.layer_sizes[0],
-            "hidden_size": first.hidden_size,
-            "pretrained_layers": first.num_hidden_layers,
+            "vocab_size": source_config.vocab_size,
+            "target_vocab_size": target_config.vocab_size,
+            "embedding_size": source_config.layer_sizes[0],
+            "hidden_size": source_config.hidden_size,
+            "pretrained_layers": source_config.num_hidden_layers,
         }
         try:
             config = CtxLmSeq2SeqConfig(source_model=str(source), target_model=str(target), **{**fields, **changes})
@@ -217,38 +225,42 @@ class CtxLmSeq2SeqForConditionalGeneration(heads.ForConditionalGeneration, CtxLm
         return model.eval()
 
     def start(self, encoded: CtxLmSeq2SeqModelOutput) -> RecurrentCache:
-        """The encoder's final states."""
-        assert encoded.final is not None  # of `required_encoder_outputs`
+        """The decoder's initial state: the encoder's final states."""
+        assert encoded.final is not None  # in `required_encoder_outputs`
         return RecurrentCache(state.split(1, 1) for state in encoded.final.unbind(1))
 
-    def decode(self, ids: Tensor, target_mask: Tensor | None, given: heads.DecoderInputs) -> DecoderOutput:
-        """See `ForConditionalGeneration.decode`."""
+    def decode(self, ids: Tensor, target_mask: Tensor | None, inputs: heads.DecoderInputs) -> DecoderOutput:
+        """Run the decoder on target ids, see `ForConditionalGeneration.decode`."""
         outputs = self.decoder(
             input_ids=ids,
             attention_mask=None if target_mask is None else mask_until_last_target(target_mask),
-            past_key_values=given.cache,
+            past_key_values=inputs.cache,
             use_cache=True,
             output_hidden_states=True,
         )
-        hidden, memory = outputs.last_hidden_state, given.encoded.memory
+        hidden, memory = outputs.last_hidden_state, inputs.encoded.memory
         keys = memory[..., -self.config.hidden_size :]
-        padding = ~token_mask(keys, given.attention_mask)
+        padding = ~token_mask(keys, inputs.attention_mask)
         values = memory if self.config.multi_layer_attention else keys
         context, weights = attend(linear(self.query, hidden), keys, values, padding)
-        joined = torch.cat([context, hidden.to(keys.dtype)], -1)
-        first = outputs.hidden_states[self.config.pretrained_layers]
+        features = torch.cat([context, hidden.to(keys.dtype)], -1)
+        lower_states = outputs.hidden_states[self.config.pretrained_layers]
         if target_mask is not None:
-            joined, first = joined[target_mask], first[target_mask]
-        states = linear(self.combine, self.dropout(joined)).tanh()
+            features, lower_states = features[target_mask], lower_states[target_mask]
+        states = linear(self.combine, self.dropout(features)).tanh()
         if self.config.residual:
-            states = states + first
-        recorded = ((*outputs.hidden_states[:-1], states), (weights[:, None],)) if given.record else ()
+            states = states + lower_states
+        recorded = ((*outputs.hidden_states[:-1], states), (weights[:, None],)) if inputs.record else ()
         return DecoderOutput(self.dropout(states), outputs.past_key_values, *recorded)
 
 
-def _open(source: str | PathLike[str]) -> Any:
-    """An LSTM language model; raises CtxError if it cannot be opened, or is of another kind."""
+def _named_parameters(prefix: str, module: nn.Module) -> dict[str, nn.Parameter]:
+    return {f"{prefix}.{name}": parameter for name, parameter in module.named_parameters()}
+
+
+def _load_language_model(source: str | PathLike[str]) -> Any:
+    """Load an LSTM language model; raises CtxError for other models."""
     model = load_pretrained(AutoModelForCausalLM, source, "the language model")
     if not isinstance(model, LSTMForCausalLM):
-        raise CtxError(f"{type(model).__name__} is no forward LSTM language model.", location=str(source))
+        raise CtxError(f"{type(model).__name__} is not a forward LSTM language model.", location=str(source))
     return model

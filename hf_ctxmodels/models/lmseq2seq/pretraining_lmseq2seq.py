@@ -1,4 +1,4 @@
-"""Joint training of translation and both language models, against forgetting (Ramachandran et al. 2016, 2.2)."""
+"""Joint training of translation and both language models (Ramachandran et al. 2016, section 2.2)."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -19,10 +19,10 @@ class CtxLmSeq2SeqForPreTrainingOutput(heads.ConditionalGenerationOutput):
     """Output of `CtxLmSeq2SeqForPreTraining`, see `ConditionalGenerationOutput`.
 
     Attributes:
-        loss: The sum of the three terms.
-        translation_loss, source_lm_loss, target_lm_loss: The terms, each in nats per target, detached.
+        loss: Sum of the three losses.
+        translation_loss, source_lm_loss, target_lm_loss: Cross-entropies in nats per target, detached.
         source_logits: (batch, length, vocabulary) of the source language model; None with targets and in `generate`.
-        target_logits: (batch, steps, target vocabulary) of the target language model; likewise.
+        target_logits: (batch, steps, target vocabulary) of the target language model; None in the same cases.
     """
 
     translation_loss: Tensor | None = None
@@ -33,20 +33,20 @@ class CtxLmSeq2SeqForPreTrainingOutput(heads.ConditionalGenerationOutput):
 
 
 class CtxLmSeq2SeqForPreTraining(CtxLmSeq2SeqForConditionalGeneration, GenerationMixin):
-    """The translation model, whose pretrained layers are also trained as language models."""
+    """The translation model, whose pretrained layers are also trained as language models, against forgetting."""
 
     loss_targets: ClassVar[tuple[str, ...]] = ("labels", "source_labels", "target_labels")
     accepts_loss_kwargs = False
     output_layer = "source_prediction"
 
     def build_head(self, config: CtxLmSeq2SeqConfig) -> None:
-        """The decoder, and the linear map to the source language model's logits."""
+        """Create the decoder and the output layers."""
         super().build_head(config)
         self.source_prediction = nn.Linear(config.hidden_size, config.vocab_size)
 
-    def _pretrained(self, language: str) -> dict[str, nn.Module]:
-        modules = super()._pretrained(language)
-        return modules | {"softmax": self.source_prediction} if language == "source" else modules
+    def source_modules(self) -> dict[str, nn.Module]:
+        """Part of the source language model -> the module initialised with it."""
+        return {**super().source_modules(), "softmax": self.source_prediction}
 
     @can_return_tuple
     def forward(
@@ -64,17 +64,19 @@ class CtxLmSeq2SeqForPreTraining(CtxLmSeq2SeqForConditionalGeneration, Generatio
         return_logits: bool | None = None,
         **kwargs: Any,
     ) -> CtxLmSeq2SeqForPreTrainingOutput:
-        """The losses with `labels`, else logits. Other arguments as in `ForConditionalGeneration.forward`.
+        """Compute the losses with `labels`, otherwise logits. Other arguments as in `ForConditionalGeneration.forward`.
 
         Args:
-            source_labels: (batch, length) the next source word of each position; -100 is ignored. None omits the source
+            source_labels: (batch, length) next source word of each position; -100 is ignored. None omits the source
                 language model.
-            target_labels: (batch, steps) the next target word, predicted by the decoder's pretrained layers only.
+            target_labels: (batch, steps) next target words, predicted by the decoder's pretrained layers. None omits
+                the target language model.
         """
         if encoder_outputs is None:
-            given = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
-            encoder_outputs = self.encode(**given, **kwargs)
-        outputs = super().forward(
+            encoder_outputs = self.encode(
+                input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs
+            )
+        translation = super().forward(
             attention_mask=attention_mask,
             decoder_input_ids=decoder_input_ids,
             labels=labels,
@@ -84,37 +86,41 @@ class CtxLmSeq2SeqForPreTraining(CtxLmSeq2SeqForConditionalGeneration, Generatio
             return_logits=return_logits,
             **{**kwargs, "return_dict": True},
         )
-        found = CtxLmSeq2SeqForPreTrainingOutput(**outputs)
+        output = CtxLmSeq2SeqForPreTrainingOutput(**translation)
         if labels is None and use_cache:
-            return found
+            return output
         source = encoder_outputs.memory[..., : self.config.hidden_size]
         ids = self.resolve_decoder_input_ids(encoder_outputs.last_hidden_state.shape[0], decoder_input_ids, labels)
         if labels is None:
-            found["source_logits"] = self.source_prediction(self.dropout(source))
-            found["target_logits"] = self.prediction(self.dropout(self._target_states(ids, None)))
-            return found
-        terms: dict[str, Any] = {"translation": outputs.loss}
+            output["source_logits"] = self.source_prediction(self.dropout(source))
+            output["target_logits"] = self.prediction(self.dropout(self._target_states(ids, None)))
+            return output
+        losses: dict[str, Any] = {"translation_loss": translation.loss}
         if source_labels is not None:
-            terms["source_lm"] = self._term("source_labels", source, source_labels, attention_mask, num_items_in_batch)
+            losses["source_lm_loss"] = self._language_model_loss(
+                "source_labels", source, source_labels, attention_mask, num_items_in_batch
+            )
         if target_labels is not None:
             target_labels = heads.validate_targets(target_labels, "target_labels", ids.shape)
             states = self._target_states(ids, target_labels != heads.IGNORE_INDEX)
-            terms["target_lm"] = self._term("target_labels", states, target_labels, None, num_items_in_batch)
-        found["loss"] = torch.stack([*terms.values()]).sum()
-        for name, term in terms.items():
-            found[f"{name}_loss"] = term.detach()
-        return found
+            losses["target_lm_loss"] = self._language_model_loss(
+                "target_labels", states, target_labels, None, num_items_in_batch
+            )
+        output["loss"] = torch.stack([*losses.values()]).sum()
+        for name, loss in losses.items():
+            output[name] = loss.detach()
+        return output
 
     def _target_states(self, ids: Tensor, target_mask: Tensor | None) -> Tensor:
-        """(batch, steps, hidden) of the decoder's pretrained layers, which do not depend on the source."""
+        """(batch, steps, hidden) states of the decoder's pretrained layers, which do not depend on the source."""
         mask = None if target_mask is None else mask_until_last_target(target_mask)
         layers = self.config.pretrained_layers
         return self.decoder(input_ids=ids, attention_mask=mask, layers=layers).last_hidden_state
 
-    def _term(
+    def _language_model_loss(
         self, name: str, states: Tensor, labels: Tensor, attention_mask: Tensor | None, counts: heads.ItemCounts
     ) -> Tensor:
-        """A language model's mean cross-entropy."""
+        """Mean cross-entropy of a language model."""
         labels = heads.validate_targets(labels, name, states.shape[:2])
         target_mask = labels != heads.IGNORE_INDEX
         self.check_encoder_input(None, states, attention_mask, None, output_mask=target_mask)

@@ -1,4 +1,4 @@
-"""Tokenizer of the translator made of two language models: the vocabulary of each."""
+"""Tokenizer with the vocabularies of two language models."""
 
 from collections.abc import Iterable
 from os import PathLike
@@ -13,8 +13,11 @@ from hf_ctxmodels.tokenizers.word_level import CtxReversibleWordTokenizer
 
 
 class CtxLmSeq2SeqTokenizer(CtxTranslationTokenizer, CtxReversibleWordTokenizer):
-    """Words of two languages, see `CtxTranslationTokenizer`; source texts end with [EOS] too. [EOS] is the decoder's
-    first input: the target language model saw it before every text."""
+    """Source and target words, see `CtxTranslationTokenizer`.
+
+    Source texts end with [EOS] too. [EOS] is also the decoder's first input, as in the target language model, where it
+    precedes every text.
+    """
 
     target_tokens: ClassVar[tuple[str, ...]] = CtxReversibleWordTokenizer.special_tokens
     target_start: ClassVar[str] = "[EOS]"
@@ -23,55 +26,55 @@ class CtxLmSeq2SeqTokenizer(CtxTranslationTokenizer, CtxReversibleWordTokenizer)
     def train(
         cls, texts: Iterable[str], vocab_size: int, *, source_model: str = "", target_model: str = "", **kwargs: Any
     ) -> Self:
-        """Count the words of both languages, or take those of two language models.
+        """Learn both vocabularies, or take them from two language models.
 
         Args:
-            source_model, target_model: Directories or Hub ids of language models, both or neither; the words of their
-                tokenizers are then taken in place of counted ones.
             texts, vocab_size, kwargs: See `CtxTranslationTokenizer.train`.
+            source_model, target_model: Directories or Hub ids of language models, both or neither; the vocabularies of
+                their tokenizers are used instead.
 
         Raises:
-            CtxError: As there, or one of the two is missing or has other words.
+            CtxError: As in `CtxTranslationTokenizer.train`; or a language model is missing or has another tokenizer.
         """
         if not source_model and not target_model:
             return super().train(texts, vocab_size, **kwargs)
         if not source_model or not target_model:
             raise CtxError(
-                f"source_model={source_model!r}, target_model={target_model!r}: one language has no words.",
+                f"source_model={source_model!r}, target_model={target_model!r}: one of both is missing.",
                 hint="give both, or neither.",
             )
         return cls.from_pretrained_pair(source_model, target_model)
 
     @classmethod
     def from_pretrained_pair(cls, source: str | PathLike[str], target: str | PathLike[str], **kwargs: Any) -> Self:
-        """The tokenizer with the words of two language models.
+        """Create the tokenizer with the vocabularies of two language models.
 
         Args:
             source, target: Directories or Hub ids with a `CtxReversibleWordTokenizer`.
             kwargs: Arguments of the class.
 
         Raises:
-            CtxError: They cannot be opened, or are of another kind.
+            CtxError: They cannot be loaded, or have another tokenizer.
         """
-        ours, theirs = _open(source), _open(target)
-        if not theirs.split_punctuation:
-            raise CtxError("Targets are split at punctuation; this tokenizer does not.", location=str(target))
+        source_tokenizer, target_tokenizer = _load_tokenizer(source), _load_tokenizer(target)
+        if not target_tokenizer.split_punctuation:
+            raise CtxError("The target tokenizer does not split at punctuation.", location=str(target))
         return cls(
-            vocab={word: number for number, word in enumerate(ours.words)},
-            counts=ours.counts,
-            do_lower_case=ours.do_lower_case,
-            split_punctuation=ours.split_punctuation,
-            target_words=theirs.words,
-            target_lower_case=theirs.do_lower_case,
-            **{"model_max_length": min(ours.model_max_length, theirs.model_max_length), **kwargs},
+            vocab={word: number for number, word in enumerate(source_tokenizer.words)},
+            counts=source_tokenizer.counts,
+            do_lower_case=source_tokenizer.do_lower_case,
+            split_punctuation=source_tokenizer.split_punctuation,
+            target_words=target_tokenizer.words,
+            target_lower_case=target_tokenizer.do_lower_case,
+            **{"model_max_length": min(source_tokenizer.model_max_length, target_tokenizer.model_max_length), **kwargs},
         )
 
 
-def _open(source: str | PathLike[str]) -> CtxReversibleWordTokenizer:
+def _load_tokenizer(source: str | PathLike[str]) -> CtxReversibleWordTokenizer:
     tokenizer = load_pretrained(AutoTokenizer, source, "the language model's tokenizer")
     if not isinstance(tokenizer, CtxReversibleWordTokenizer):
         raise CtxError(
-            f"{type(tokenizer).__name__} is no tokenizer of words that decode to the exact text.",
+            f"{type(tokenizer).__name__} is not a reversible word tokenizer.",
             location=str(source),
             hint="give a language model whose tokenizer is a CtxReversibleWordTokenizer.",
         )

@@ -13,14 +13,14 @@ from hf_ctxmodels.models.seqae.tokenization_seqae import CtxSeqaeTokenizer
 from hf_ctxmodels.objectives import CausalLM, SequenceAutoencoding
 from hf_ctxmodels.spec import FamilySpec, PublishedCount, ShortTraining, Traits
 
-# base: the paper's (section 4); the others have its proportions, for a CPU
+# base: the paper (section 4); the others have its proportions, for a CPU
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": {"embedding_size": 128, "hidden_size": 256},
     "small": {"embedding_size": 256, "hidden_size": 512},
     "base": {"embedding_size": 512, "hidden_size": 1024},
 }
 
-# No count is published: the arithmetic of section 4, an LSTM of 4 * 1024 * (512 + 1024 + 2), vectors of 512, and a
+# No count is published; from section 4: an LSTM of 4 * 1024 * (512 + 1024 + 2), vectors of 512, and a
 # softmax of 1024 and a bias for each word.
 _HEAD = 6_299_648 + 30_000 * (512 + 1024 + 1)
 PUBLISHED = {

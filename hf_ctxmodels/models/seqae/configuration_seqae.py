@@ -9,18 +9,18 @@ from hf_ctxmodels.architectures.configuration_lstm_language_model import CtxLSTM
 
 @strict
 class CtxSeqaeConfig(CtxLSTMLanguageModelConfig):
-    """Shape and regularisation of the LSTM; the defaults are those of the paper, section 4.
+    """Shape and regularisation of the LSTM; the defaults follow section 4 of the paper.
 
-    Args: those of `CtxLSTMLanguageModelConfig`, and
+    Args: as in `CtxLSTMLanguageModelConfig`, and
         embedding_size: Width of the embeddings.
         hidden_size: Width of the LSTM's cell and output.
-        word_dropout_prob: Share of input words that are dropped, independently at every position.
+        word_dropout_prob: Dropout of whole input words, independently at every position.
         embedding_dropout_prob: Dropout of the embeddings.
-        hidden_dropout_prob: Dropout between layers, and of the softmax's input.
-        bptt: Number of steps to back-propagate through in a classifier; longer texts are read completely.
-        classifier_pooling: Input of a text classifier: None for the last word's state (the paper's), "mean" for the
+        hidden_dropout_prob: Dropout between layers and of the softmax's input.
+        bptt: Number of steps of back-propagation in a classifier; longer texts are encoded completely.
+        classifier_pooling: Input of a text classifier: None for the last word's state as in the paper, "mean" for the
             mean of all states.
-        label_gain: Training target of a text classifier: "last", at the last word; or "linear", at every word with
+        label_gain: Training predictions of a text classifier: "last" for the last word, or "linear" for all words with
             weights that increase linearly from 0 to 1 (section 3, linear gain).
         classifier_dropout: Dropout of a task head's input.
         pad_token_id, eos_token_id: Ids of padding and of the end of a text.
@@ -51,12 +51,12 @@ class CtxSeqaeConfig(CtxLSTMLanguageModelConfig):
                 raise ValueError(f"{name}={getattr(self, name)}, expected 0 or more, below 1.")
         if self.label_gain == "linear" and self.classifier_pooling is not None:
             raise ValueError(
-                f"label_gain='linear' needs every word's state, not classifier_pooling={self.classifier_pooling!r}."
+                f"label_gain='linear' cannot be combined with classifier_pooling={self.classifier_pooling!r}."
             )
         if self.tie_word_embeddings:
             raise ValueError("tie_word_embeddings=True is not supported: embeddings and outputs differ in width.")
 
     @property
     def layer_sizes(self) -> list[int]:
-        """Widths of all layers' inputs, and of the last layer's output."""
+        """Widths of the layers' inputs and of the last layer's output."""
         return [self.embedding_size, *[self.hidden_size] * self.num_hidden_layers]

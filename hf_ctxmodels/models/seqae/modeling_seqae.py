@@ -1,7 +1,7 @@
 """The sequence auto-encoder and LSTM language model of Dai & Le 2015 (arXiv 1511.01432), and classifiers on them.
 
-The auto-encoder's encoder and decoder share their weights, so it is a language model of "text, end, text, end" with the
-loss on the second half. The objective chooses between the two (`sae` or `clm`).
+The auto-encoder's encoder and decoder share their weights. It is therefore a language model of "text, end, text, end"
+with the loss on the second half. The objective selects one of them (`sae` or `clm`).
 """
 
 from typing import Any
@@ -28,14 +28,14 @@ from hf_ctxmodels.models.seqae.configuration_seqae import CtxSeqaeConfig
 
 
 class CtxSeqaePreTrainedModel(LSTMLanguageModelPreTrainedModel):
-    """The family's part of the model base."""
+    """Base class of the sequence auto-encoder models."""
 
     config: CtxSeqaeConfig
     base_model_prefix = "seqae"
 
 
 class CtxSeqaeModel(LSTMLanguageModel, CtxSeqaePreTrainedModel):
-    """Word embeddings and LSTM layers. `pooler_output` is the hidden state of a row's last word."""
+    """Word embeddings and LSTM layers. `pooler_output` is the hidden state of the last word."""
 
     pooling = "last"
 
@@ -52,7 +52,7 @@ class CtxSeqaeModel(LSTMLanguageModel, CtxSeqaePreTrainedModel):
 
 
 class CtxSeqaeHeadModel(heads.HeadModel, CtxSeqaePreTrainedModel):
-    """Binds the generic heads to the encoder."""
+    """Base class of the heads."""
 
     encoder_class = CtxSeqaeModel
 
@@ -69,11 +69,11 @@ class CtxSeqaeForSequenceClassification(heads.ForSequenceClassification, CtxSeqa
     """A linear classifier or regressor on the last word's state, or on the mean of all states (section 3).
 
     With `config.label_gain="linear"` the training loss is a weighted mean over predictions at all words; the logits are
-    those at the last word. A text is read completely; gradients are back-propagated through `config.bptt` steps.
+    those at the last word. Texts are encoded completely; gradients are back-propagated through `config.bptt` steps.
     """
 
     def encode(self, **kwargs: Any) -> Any:
-        """Run the encoder."""
+        """Run the encoder with truncated back-propagation."""
         return super().encode(**kwargs, truncation=self.config.bptt)
 
     @can_return_tuple
@@ -86,51 +86,50 @@ class CtxSeqaeForSequenceClassification(heads.ForSequenceClassification, CtxSeqa
         num_items_in_batch: heads.ItemCounts = None,
         **kwargs: Any,
     ) -> SequenceClassifierOutput:
-        """Logits (batch, num_labels), and the loss with `labels`, see `heads.ForSequenceClassification`.
+        """Compute (batch, num_labels) logits, and the loss with `labels`; see `heads.ForSequenceClassification`.
 
         Raises:
             CtxError: Inputs do not match each other or the model; or, with linear gain, labels are not class ids.
         """
-        given = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds, **kwargs}
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds, **kwargs}
         if labels is None or not self.training or self.config.label_gain == "last":
-            return super().forward(**given, labels=labels, num_items_in_batch=num_items_in_batch)
+            return super().forward(**inputs, labels=labels, num_items_in_batch=num_items_in_batch)
         check_tensors(labels=labels)
-        outputs = self.encode(**given)
+        outputs = self.encode(**inputs)
         states = outputs.last_hidden_state
         if labels.is_floating_point() or labels.numel() != len(states):
             raise CtxError(
-                f"label_gain='linear' needs labels ({len(states)},) of one class per text; got {tuple(labels.shape)} "
+                f"label_gain='linear' requires ({len(states)},) labels, one class per text; got {tuple(labels.shape)} "
                 f"{labels.dtype}.",
                 hint="set label_gain='last'.",
             )
         tokens = token_mask(states, attention_mask, kwargs.get("sequence_ids"))
         logits = self.classifier(self.dropout(states))
+        labels = heads.validate_sequence_targets(labels, "labels", len(states))
         return SequenceClassifierOutput(
-            loss=_gained_loss(
-                logits, tokens, heads.validate_sequence_targets(labels, "labels", len(states)), num_items_in_batch
-            ),
+            loss=_linear_gain_loss(logits, tokens, labels, num_items_in_batch),
             logits=states_at(logits, last_token_columns(logits, tokens)),
             hidden_states=outputs.hidden_states,
         )
 
 
 def label_gains(tokens: Tensor) -> Tensor:
-    """(batch, length) bool mask of words -> weights that increase linearly from 0 and sum to 1 in every row."""
-    number = tokens.long().cumsum(1) - 1
-    gains = (number * tokens).float()
+    """(batch, length) weights that increase linearly from 0 and sum to 1 over the tokens, a bool mask."""
+    index = tokens.long().cumsum(1) - 1
+    gains = (index * tokens).float()
     gains = torch.where(tokens.sum(1, keepdim=True) == 1, tokens.float(), gains)  # a single word
     return gains / gains.sum(1, keepdim=True)
 
 
-def _gained_loss(logits: Tensor, tokens: Tensor, labels: Tensor, counts: heads.ItemCounts) -> Tensor:
-    """Mean over texts of the weighted cross-entropy in nats of (batch, length, classes) logits."""
+def _linear_gain_loss(logits: Tensor, tokens: Tensor, labels: Tensor, counts: heads.ItemCounts) -> Tensor:
+    """Weighted cross-entropy in nats of (batch, length, classes) logits, mean over texts."""
     heads.check_classes(labels, logits.shape[-1], "labels")
-    every = labels[:, None].expand(tokens.shape).masked_fill(~tokens, heads.IGNORE_INDEX)
+    targets = labels[:, None].expand(tokens.shape).masked_fill(~tokens, heads.IGNORE_INDEX)
     losses = F.cross_entropy(
-        logits.flatten(0, 1).float(), every.flatten(), ignore_index=heads.IGNORE_INDEX, reduction="none"
+        logits.flatten(0, 1).float(), targets.flatten(), ignore_index=heads.IGNORE_INDEX, reduction="none"
     )
     return heads.mean_over_targets((label_gains(tokens).flatten() * losses).sum(), labels, "labels", counts)
 
 
 class CtxSeqaeForTokenClassification(heads.ForTokenClassification, CtxSeqaeHeadModel):
-    """A linear classifier on each word's state."""
+    """A linear classifier of each word's state."""

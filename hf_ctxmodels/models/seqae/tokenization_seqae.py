@@ -4,4 +4,4 @@ from hf_ctxmodels.tokenizers.word_level import CtxReversibleWordTokenizer
 
 
 class CtxSeqaeTokenizer(CtxReversibleWordTokenizer):
-    """Whole words, [EOS] after each text, see `CtxReversibleWordTokenizer`."""
+    """Word-level tokenizer with [EOS] after each text, see `CtxReversibleWordTokenizer`."""

@@ -6,34 +6,34 @@ from huggingface_hub.dataclasses import strict
 
 from hf_ctxmodels.architectures.configuration_lstm_language_model import CtxLSTMLanguageModelConfig
 
-_RATES = ("embedding", "input", "hidden", "output", "weight")
+_DROPOUTS = ("embedding", "input", "hidden", "output", "weight")
 
 
 @strict
 class CtxUlmfitConfig(CtxLSTMLanguageModelConfig):
-    """Shape and regularisation of an AWD-LSTM; the defaults are those of the paper, section 4.1.
+    """Shape and regularisation of an AWD-LSTM; the defaults follow section 4.1 of the paper.
 
-    Args: those of `CtxLSTMLanguageModelConfig`, and
+    Args: as in `CtxLSTMLanguageModelConfig`, and
         hidden_size: Width of the embeddings and of the last layer's output.
-        cell_size: Width of the cells of all layers but the last one, which has `hidden_size`.
-        embedding_dropout_prob: Share of words that are dropped throughout a forward pass.
-        input_dropout_prob: Variational dropout of the embeddings: the same features of a row at every step.
+        cell_size: Width of all layers except the last, whose width is `hidden_size`.
+        embedding_dropout_prob: Dropout of whole words of the vocabulary, the same throughout a forward pass.
+        input_dropout_prob: Variational dropout of the embeddings: the same features of a sequence at every step.
         hidden_dropout_prob: Variational dropout between layers.
         output_dropout_prob: Variational dropout of the last layer's output.
         weight_dropout_prob: Dropout of the recurrent weights.
         dropout_scale: Factor of these five rates.
         activation_penalty: Weight of activation regularization (AR, alpha), on the output after dropout.
         slowness_penalty: Weight of temporal activation regularization (TAR, beta), on the output before dropout.
-        backward: Read from right to left, with positions in the order of the text: the backward model of section 3.3,
-            whose predictions are averaged with those of a forward model.
-        bptt: Number of steps to back-propagate through in a classifier (section 3.3); longer texts are read completely.
+        backward: Whether the model reads from right to left (the backward model of section 3.3, whose predictions are
+            averaged with a forward model's). Outputs remain in the order of the text.
+        bptt: Number of steps of back-propagation in a classifier (section 3.3); longer texts are encoded completely.
         classifier_size: Width of the classifier's hidden layer.
-        classifier_norm: Normalisation in the classifier's two blocks: "batch" is the paper's; with "layer" the loss is
-            independent of the division into batches.
-        classifier_dropout: Dropout before the hidden layer; after it the rate is 0.1.
+        classifier_norm: Normalisation in the classifier's two blocks: "batch" as in the paper; with "layer", the loss
+            does not depend on the composition of batches.
+        classifier_dropout: Dropout before the hidden layer; the rate after it is 0.1.
         pad_token_id, bos_token_id, eos_token_id: Ids of padding, of a text's first token, and of the end of a generated
             text, if any.
-        tie_word_embeddings: Tie the softmax weights to the embeddings.
+        tie_word_embeddings: Whether the softmax weights are tied to the embeddings.
     """
 
     model_type = "ctx-ulmfit"
@@ -65,22 +65,22 @@ class CtxUlmfitConfig(CtxLSTMLanguageModelConfig):
     def validate_shape(self) -> None:
         """Check the shape and the rates (called at construction)."""
         self.require_positive("vocab_size", "hidden_size", "cell_size", "num_hidden_layers", "bptt", "classifier_size")
-        for kind in _RATES:
-            if not 0 <= self.rate(kind) < 1:
+        for name in _DROPOUTS:
+            if not 0 <= self.dropout_rate(name) < 1:
                 raise ValueError(
-                    f"{kind}_dropout_prob * dropout_scale is {self.rate(kind)}, expected 0 or more, below 1."
+                    f"{name}_dropout_prob * dropout_scale is {self.dropout_rate(name)}, expected 0 or more, below 1."
                 )
 
-    def rate(self, kind: str) -> float:
-        """Scaled dropout rate: "embedding", "input", "hidden", "output" or "weight"."""
-        return getattr(self, f"{kind}_dropout_prob") * self.dropout_scale
+    def dropout_rate(self, name: str) -> float:
+        """Scaled dropout rate of "embedding", "input", "hidden", "output" or "weight"."""
+        return getattr(self, f"{name}_dropout_prob") * self.dropout_scale
 
     @property
     def layer_sizes(self) -> list[int]:
-        """Widths of all layers' inputs, and of the last layer's output."""
+        """Widths of the layers' inputs and of the last layer's output."""
         return [self.hidden_size, *[self.cell_size] * (self.num_hidden_layers - 1), self.hidden_size]
 
     @property
     def pooler_size(self) -> int:
-        """Width of `pooler_output`: the last state, the maximum and the mean (section 3.3)."""
+        """Width of `pooler_output`: last state, maximum and mean (section 3.3)."""
         return 3 * self.hidden_size

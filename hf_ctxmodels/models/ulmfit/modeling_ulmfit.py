@@ -1,7 +1,7 @@
 """ULMFiT (Howard & Ruder 2018, arXiv 1801.06146): an AWD-LSTM language model (Merity et al. 2017, arXiv 1708.02182),
 fine-tuned for downstream tasks.
 
-This module has the dropouts, the two regularization terms and the classifier; encoder and language model are in
+This module adds dropouts, two regularization terms and the classifier to the encoder and the language model of
 `hf_ctxmodels.architectures.lstm_language_model`.
 """
 
@@ -28,14 +28,14 @@ _HIDDEN_DROPOUT = 0.1  # rate after the classifier's hidden layer, as in the rel
 
 
 class CtxUlmfitPreTrainedModel(LSTMLanguageModelPreTrainedModel):
-    """ULMFiT's part of the model base."""
+    """Base class of the ULMFiT models."""
 
     config: CtxUlmfitConfig
     base_model_prefix = "ulmfit"
 
 
 class CtxUlmfitModel(LSTMLanguageModel, CtxUlmfitPreTrainedModel):
-    """Word embeddings and LSTM layers with weight dropout; they read from right to left with `config.backward`."""
+    """Word embeddings and LSTM layers with weight dropout; with `config.backward` they read from right to left."""
 
     @property
     def is_backward(self) -> bool:
@@ -44,30 +44,32 @@ class CtxUlmfitModel(LSTMLanguageModel, CtxUlmfitPreTrainedModel):
 
     def build_layer(self, input_size: int, output_size: int) -> LSTM:
         """Create a layer with dropout of its recurrent weights."""
-        rate = self.config.rate("weight")
+        rate = self.config.dropout_rate("weight")
         return LSTM(input_size, output_size, directions=1, state_bias=True, weight_dropout=rate)
 
     def embed(self, ids: Tensor) -> Tensor:
         """(directions, words) ids -> (directions, words, hidden), with embedding dropout."""
-        rate = self.config.rate("embedding")
+        rate = self.config.dropout_rate("embedding")
         vectors = self.word_embeddings(ids)
         return shared_dropout(vectors, ids, self.config.vocab_size, rate, self.training, drop_rows=True)
 
     def layer_dropout(self, packed: Tensor, rows: PackedSequences, depth: int) -> Tensor:
-        """Variational dropout: the same features of a row are dropped at every step."""
-        rate = self.config.rate("hidden" if depth else "input")
+        """Variational dropout: the same features of a sequence are dropped at every step."""
+        rate = self.config.dropout_rate("hidden" if depth else "input")
         return shared_dropout(packed, rows.sequence_indices, rows.order.shape[0], rate, self.training, drop_rows=False)
 
 
 class CtxUlmfitHeadModel(heads.HeadModel, CtxUlmfitPreTrainedModel):
-    """Binds the generic heads to the encoder."""
+    """Base class of the heads."""
 
     encoder_class = CtxUlmfitModel
 
     def output_dropout(self, states: Tensor) -> Tensor:
         """Variational dropout of (batch, length, hidden)."""
         rows = torch.arange(states.shape[0], device=states.device)[:, None].expand(states.shape[:2])
-        return shared_dropout(states, rows, states.shape[0], self.config.rate("output"), self.training, drop_rows=False)
+        return shared_dropout(
+            states, rows, states.shape[0], self.config.dropout_rate("output"), self.training, drop_rows=False
+        )
 
 
 class CtxUlmfitForCausalLM(CtxUlmfitHeadModel, LSTMForCausalLM, GenerationMixin):
@@ -76,25 +78,25 @@ class CtxUlmfitForCausalLM(CtxUlmfitHeadModel, LSTMForCausalLM, GenerationMixin)
     _tied_weights_keys = {"decoder.weight": "ulmfit.word_embeddings.weight"}
 
     def regularization_loss(self, raw: Tensor, dropped: Tensor, target_mask: Tensor, neighbours: Tensor) -> Tensor:
-        """AR and TAR (Merity et al. 2017, section 4.6), each summed over the words with a target."""
-        size = dropped[target_mask].float().square().mean(-1).sum()
+        """AR and TAR (Merity et al. 2017, section 4.6), summed over the words with a target."""
+        activation = dropped[target_mask].float().square().mean(-1).sum()
         change = (raw[:, 1:] - raw[:, :-1])[target_mask[:, 1:] & neighbours].float().square().mean(-1).sum()
-        return self.config.activation_penalty * size + self.config.slowness_penalty * change
+        return self.config.activation_penalty * activation + self.config.slowness_penalty * change
 
 
 class CtxUlmfitForSequenceClassification(heads.ForSequenceClassification, CtxUlmfitHeadModel):
     """ULMFiT with a classifier or regressor on the last state, the maximum and the mean (section 3.3).
 
-    A text is read completely; gradients are back-propagated through `config.bptt` steps.
+    Texts are encoded completely; gradients are back-propagated through `config.bptt` steps.
     """
 
     def build_encoder(self, config: CtxUlmfitConfig) -> CtxUlmfitModel:
-        """The encoder and the pooling."""
+        """Create the encoder and the pooling."""
         self.pooler = PoolingLayer("first+max+mean" if config.backward else "last+max+mean")
         return CtxUlmfitModel(config)
 
     def build_head(self, config: CtxUlmfitConfig) -> None:
-        """Two blocks of normalisation, dropout and a linear map."""
+        """Create two blocks of normalisation, dropout and a linear layer."""
         norm = SafeBatchNorm1d if config.classifier_norm == "batch" else nn.LayerNorm
         self.dropout = nn.Identity()  # dropout follows the normalisation
         self.classifier = nn.Sequential(
@@ -117,4 +119,4 @@ class CtxUlmfitForSequenceClassification(heads.ForSequenceClassification, CtxUlm
 
 
 class CtxUlmfitForTokenClassification(heads.ForTokenClassification, CtxUlmfitHeadModel):
-    """ULMFiT with a linear classifier on each word's state."""
+    """ULMFiT with a linear classifier of each word's state."""

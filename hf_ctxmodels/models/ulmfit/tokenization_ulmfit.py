@@ -8,10 +8,10 @@ from tokenizers import Regex, normalizers
 
 from hf_ctxmodels.tokenizers.word_level import CtxWordTokenizer
 
-UNKNOWN, PADDING, BEGINS, ENDS, FIELD = "xxunk", "xxpad", "xxbos", "xxeos", "xxfld"
-REPEATS, REPEATS_WORD, CAPITALS, CAPITAL = "xxrep", "xxwrep", "xxup", "xxmaj"
+UNK, PAD, BOS, EOS, FIELD = "xxunk", "xxpad", "xxbos", "xxeos", "xxfld"
+REPEATED_CHARACTER, REPEATED_WORD, ALL_CAPITALS, CAPITALIZED = "xxrep", "xxwrep", "xxup", "xxmaj"
 
-_LONGEST_REPETITION = 20  # of longer ones, only so many count
+_MAX_REPETITIONS = 20  # longer repetitions are truncated
 _MARKUP = {
     "<br />": "\n",
     "<br/>": "\n",
@@ -32,30 +32,32 @@ def _replace(pattern: str, content: str) -> normalizers.Normalizer:
 def _repetitions() -> list[normalizers.Normalizer]:
     """`good!!!!` -> `good xxrep 4 !`, and `no no no` -> `xxwrep 3 no`.
 
-    The first character of a repetition is replaced by the token, then the others but the last by their number: the
-    backend cannot insert between two characters.
+    The token replaces the first character of a repetition, and the number replaces the others except the last, since
+    the backend cannot insert between two characters.
     """
-    steps = [_replace(r"(?:\A|([\s\S])(?!\1))\K(\S)(?=\2\2)", f" {REPEATS} ")]
+    steps = [_replace(r"(?:\A|([\s\S])(?!\1))\K(\S)(?=\2\2)", f" {REPEATED_CHARACTER} ")]
     words = r"(?:\A\s*|[^\w\s]\s*|(?<!\w)(\w+)\s+(?!\1(?!\w)))\K(\w+)\s+(?=\2\s+\2(?!\w))"
-    counted = [*range(3, _LONGEST_REPETITION)]
-    more = f"{{{_LONGEST_REPETITION - 3},}}"
-    times = [(_LONGEST_REPETITION, more), *((number, f"{{{number - 3}}}") for number in counted)]
-    steps += [_replace(rf"{REPEATS} \K(\S)\1{left}(?=\1(?!\1))", f"{number} ") for number, left in times]
-    steps.append(_replace(words, f" {REPEATS_WORD} "))
+    quantifiers = {_MAX_REPETITIONS: f"{{{_MAX_REPETITIONS - 3},}}"}  # number -> quantifier of the replaced characters
+    quantifiers |= {number: f"{{{number - 3}}}" for number in range(3, _MAX_REPETITIONS)}
     steps += [
-        _replace(rf"{REPEATS_WORD} \K(\w+)\s+(?:\1\s+){left}(?=\1(?!\w)(?!\s+\1(?!\w)))", f"{number} ")
-        for number, left in times
+        _replace(rf"{REPEATED_CHARACTER} \K(\S)\1{quantifier}(?=\1(?!\1))", f"{number} ")
+        for number, quantifier in quantifiers.items()
+    ]
+    steps.append(_replace(words, f" {REPEATED_WORD} "))
+    steps += [
+        _replace(rf"{REPEATED_WORD} \K(\w+)\s+(?:\1\s+){quantifier}(?=\1(?!\w)(?!\s+\1(?!\w)))", f"{number} ")
+        for number, quantifier in quantifiers.items()
     ]
     return steps
 
 
 class CtxUlmfitTokenizer(CtxWordTokenizer):
-    """Splits text into lower-cased words; tokens before a word mark a capital (`xxmaj`), all capitals (`xxup`), a
-    repeated character (`xxrep 4 !`) and a repeated word (`xxwrep 3 very`).
+    """Splits text into lower-cased words with fastai's special tokens.
 
-    Each text begins with `xxbos`; `xxeos` is not added. Offsets refer to the original text, those of a repeated word to
-    its last occurrence. Without `do_lower_case` only repetitions are marked. See `CtxWordTokenizer` for arguments,
-    training and errors.
+    A token before a word marks a capital (`xxmaj`), all capitals (`xxup`), a repeated character (`xxrep 4 !`) or a
+    repeated word (`xxwrep 3 very`); without `do_lower_case`, only repetitions are marked. Each text begins with
+    `xxbos`; `xxeos` is not added. Offsets refer to the original text, and those of a repeated word to its last
+    occurrence. See `CtxWordTokenizer` for arguments, training and errors.
 
     Example:
         >>> tokenizer = CtxUlmfitTokenizer.train(["A good film. GOOD!!!!"] * 3, vocab_size=20)
@@ -64,39 +66,46 @@ class CtxUlmfitTokenizer(CtxWordTokenizer):
     """
 
     special_tokens: ClassVar[tuple[str, ...]] = (
-        *(UNKNOWN, PADDING, BEGINS, ENDS, FIELD),
-        *(REPEATS, REPEATS_WORD, CAPITALS, CAPITAL),
+        UNK,
+        PAD,
+        BOS,
+        EOS,
+        FIELD,
+        REPEATED_CHARACTER,
+        REPEATED_WORD,
+        ALL_CAPITALS,
+        CAPITALIZED,
     )
 
     defaults: ClassVar[dict[str, Any]] = {
         **CtxWordTokenizer.defaults,
-        "unk_token": UNKNOWN,
-        "pad_token": PADDING,
-        "bos_token": BEGINS,
-        "eos_token": ENDS,
+        "unk_token": UNK,
+        "pad_token": PAD,
+        "bos_token": BOS,
+        "eos_token": EOS,
     }
     templates = ("{bos}:0 $A:0", "{bos}:0 $A:0 {bos}:1 $B:1")
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int, *, min_count: int = 3, **kwargs: Any) -> Self:
-        """Count words and keep the most frequent; see `CtxWordTokenizer.train`."""
+        """Learn a vocabulary of the most frequent words; see `CtxWordTokenizer.train`."""
         return super().train(texts, vocab_size, min_count=min_count, **kwargs)
 
     @classmethod
     def normalizers(cls, do_lower_case: bool) -> list[normalizers.Normalizer]:
-        """Replace markup and mark repetitions and capitals by fastai's rules, for texts split at white space."""
+        """Replace markup, and mark repetitions and capitals by fastai's rules."""
         steps = [normalizers.NFC(), *(normalizers.Replace(*pair) for pair in _MARKUP.items())]
         steps += [normalizers.Prepend(" "), *_repetitions()]
         if do_lower_case:
-            steps.append(_replace(r"\s(?=\p{Lu}[^\p{Ll}\s]*[\p{Lu}\p{Nd}][^\p{Ll}\s]*(?:\s|\z))", f" {CAPITALS} "))
-            steps.append(_replace(r"\s(?=\p{Lu}[^\p{Lu}\s]*\p{Ll}[^\p{Lu}\s]*(?:\s|\z))", f" {CAPITAL} "))
+            steps.append(_replace(r"\s(?=\p{Lu}[^\p{Ll}\s]*[\p{Lu}\p{Nd}][^\p{Ll}\s]*(?:\s|\z))", f" {ALL_CAPITALS} "))
+            steps.append(_replace(r"\s(?=\p{Lu}[^\p{Lu}\s]*\p{Ll}[^\p{Lu}\s]*(?:\s|\z))", f" {CAPITALIZED} "))
             steps.append(normalizers.Lowercase())
         return steps
 
     def _decode(self, token_ids: int | list[int], *arguments: Any, **kwargs: Any) -> str:
         """The text with its capitals and repetitions restored."""
         text = super()._decode(token_ids, *arguments, **kwargs)
-        text = re.sub(rf"{REPEATS} (\d{{1,2}}) (\S)", lambda found: found[2] * int(found[1]), text)
-        text = re.sub(rf"{REPEATS_WORD} (\d{{1,2}}) (\w+)", lambda found: " ".join([found[2]] * int(found[1])), text)
-        text = re.sub(rf"{CAPITALS} (\S+)", lambda found: found[1].upper(), text)
-        return re.sub(rf"{CAPITAL} (\S+)", lambda found: found[1].capitalize(), text)
+        text = re.sub(rf"{REPEATED_CHARACTER} (\d{{1,2}}) (\S)", lambda match: match[2] * int(match[1]), text)
+        text = re.sub(rf"{REPEATED_WORD} (\d{{1,2}}) (\w+)", lambda match: " ".join([match[2]] * int(match[1])), text)
+        text = re.sub(rf"{ALL_CAPITALS} (\S+)", lambda match: match[1].upper(), text)
+        return re.sub(rf"{CAPITALIZED} (\S+)", lambda match: match[1].capitalize(), text)

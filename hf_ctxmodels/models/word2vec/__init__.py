@@ -12,7 +12,7 @@ from hf_ctxmodels.models.word2vec.tokenization_word2vec import CtxWord2VecTokeni
 from hf_ctxmodels.objectives import ContinuousBagOfWords, SkipGram
 from hf_ctxmodels.spec import FamilySpec, PublishedCount, ShortTraining, Traits
 
-# 3 million words and phrases of news; the table alone is published.
+# 3 million words and phrases of news articles; only the input vectors are published.
 PUBLISHED = {"news": PublishedCount({"vocab_size": 3_000_000, "hidden_size": 300}, {"AutoModel": 900_000_000})}
 
 SPEC = FamilySpec(

@@ -9,15 +9,15 @@ from hf_ctxmodels.architectures.configuration_static import CtxStaticConfig
 
 @strict
 class CtxWord2VecConfig(CtxStaticConfig):
-    """Word vectors and their training; the defaults are those of the released code.
+    """Word vectors and their training; the defaults follow the released code.
 
     Args:
-        architecture: "skip-gram": each context word predicts the target by itself; "cbow": their mean does.
-        output: The loss, "negative-sampling" or "hierarchical-softmax".
-        window: Largest number of context words on either side.
-        negative: Negatives per prediction.
-        update_blocks: Blocks of text in one in-place update without numba: few are closer to the released code, many
-            are faster. A small vocabulary needs few.
+        architecture: "skip-gram" predicts the target from each context word, "cbow" from the mean of all context words.
+        output: The loss function.
+        window: Maximum number of context words on either side.
+        negative: Number of negative samples per prediction.
+        update_blocks: Number of blocks of text per in-place update without numba. Fewer blocks are closer to the
+            released code, more are faster; a small vocabulary needs few.
     """
 
     model_type = "ctx-word2vec"

@@ -25,7 +25,7 @@ from hf_ctxmodels.models.word2vec.window_prediction import Blocks
 
 
 class CtxWord2VecPreTrainedModel(StaticPreTrainedModel):
-    """word2vec's part of the model base."""
+    """Base class of the word2vec models."""
 
     config: CtxWord2VecConfig
     base_model_prefix = "word2vec"
@@ -37,7 +37,7 @@ class CtxWord2VecModel(StaticEmbeddingModel, CtxWord2VecPreTrainedModel):
 
 
 class CtxWord2VecHeadModel(heads.HeadModel, CtxWord2VecPreTrainedModel):
-    """Binds the generic heads to the word vectors."""
+    """Base class of the heads on word vectors."""
 
     encoder_class = CtxWord2VecModel
 
@@ -47,8 +47,8 @@ class CtxWord2VecForPreTrainingOutput(ModelOutput):
     """Output of `CtxWord2VecForPreTraining`.
 
     Attributes:
-        loss: In nats, summed over the predictions of a target, mean over the targets. Skip-gram predicts a target once
-            from each context word.
+        loss: Cross-entropy in nats, summed over the predictions of a target, mean over the targets. Skip-gram predicts
+            a target once from each context word.
         logits: (batch, length, vocabulary) scores of each word given the context; None with `labels`, and with
             hierarchical softmax.
         hidden_states: With `output_hidden_states`.
@@ -69,11 +69,11 @@ class CtxWord2VecForPreTraining(CtxWord2VecHeadModel):
     loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
 
     def build_head(self, config: CtxWord2VecConfig) -> None:
-        """The output vectors of the words, or with hierarchical softmax of the tree's inner nodes."""
+        """Output vectors of the words, or of the tree's inner nodes with hierarchical softmax."""
         self.outputs = StaticEmbedding(config.vocab_size, config.hidden_size, None)
 
     def supports_inplace_optimizer(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Plain SGD."""
+        """Whether the optimizer is plain SGD."""
         return type(optimizer) is torch.optim.SGD
 
     @can_return_tuple
@@ -91,18 +91,19 @@ class CtxWord2VecForPreTraining(CtxWord2VecHeadModel):
         num_items_in_batch: ItemCounts = None,
         **kwargs: Any,
     ) -> CtxWord2VecForPreTrainingOutput:
-        """The loss where `labels` are given, else logits.
+        """Compute the loss with `labels`, otherwise logits.
 
         Args:
             input_ids: (batch, length).
-            labels: (batch, length) the target of each position, predicted from its context in `input_ids`; -100 for
-                none.
-            windows: (batch, length) context words on either side, 1 to `config.window`; None for `config.window`.
-            negatives: (batch, blocks, k) words of the noise distribution; a row is cut into this number of blocks of
-                adjacent words, each with shared negatives. None for the whole vocabulary with equal weights.
+            labels: (batch, length) target of each position, predicted from its context in `input_ids`; -100 is
+                ignored.
+            windows: (batch, length) number of context words on either side, 1 to `config.window`; None for
+                `config.window`.
+            negatives: (batch, blocks, k) words of the noise distribution; a row is split into this number of blocks of
+                adjacent words that share negatives. None for the whole vocabulary with equal weights.
             paths, codes: (batch, blocks, size, depth) for hierarchical softmax: inner nodes on the path to the target,
                 -1 after its end, and the branch at each, 0 or 1.
-            learning_rate: Learning rate of a prediction: update the vectors in place, and return a loss without
+            learning_rate: Update the vectors in place with this learning rate per prediction, and return a loss without
                 gradient.
         """
         labels = self.validate_token_targets(labels, "labels", input_ids, inputs_embeds)
@@ -111,10 +112,10 @@ class CtxWord2VecForPreTraining(CtxWord2VecHeadModel):
         if labels is not None and learning_rate is not None:
             self.base_model.check_encoder_input(input_ids, inputs_embeds, attention_mask, None, output_mask=output_mask)
             if input_ids is None:
-                raise CtxError("Vectors cannot be updated from inputs_embeds.", hint="give input_ids.")
+                raise CtxError("Vectors cannot be updated from inputs_embeds.", hint="pass input_ids.")
             loss = self._sgd_step(learning_rate, input_ids, attention_mask, labels, windows, negatives, paths, codes)
             return CtxWord2VecForPreTrainingOutput(loss=mean_over_targets(loss, labels, "labels", num_items_in_batch))
-        given = self.base_model.check_encoder_input(
+        words = self.base_model.check_encoder_input(
             input_ids, inputs_embeds, attention_mask, None, output_mask=output_mask
         )
         encoded = self.encode(input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs)
@@ -122,8 +123,9 @@ class CtxWord2VecForPreTraining(CtxWord2VecHeadModel):
         if labels is None:
             logits = self._logits(states, attention_mask)
             return CtxWord2VecForPreTrainingOutput(logits=logits, hidden_states=encoded.hidden_states)
-        places = torch.arange(given.shape[0] * given.shape[1], device=given.device).view(given.shape[:2])
-        blocks = self.blocks(places, attention_mask, labels, windows, negatives, paths, codes)
+        batch, length = words.shape[:2]
+        indices = torch.arange(batch * length, device=words.device).view(batch, length)  # of the flattened states
+        blocks = self.blocks(indices, attention_mask, labels, windows, negatives, paths, codes)
         loss = window_prediction.summed_loss(blocks, states.flatten(0, 1), self.outputs.weight)
         loss = mean_over_targets(loss, labels, "labels", num_items_in_batch)
         return CtxWord2VecForPreTrainingOutput(loss=loss, hidden_states=encoded.hidden_states)
@@ -138,15 +140,15 @@ class CtxWord2VecForPreTraining(CtxWord2VecHeadModel):
         paths: Tensor | None = None,
         codes: Tensor | None = None,
     ) -> Blocks:
-        """The grids of `window_prediction`, from the arguments of `forward`."""
+        """Grids of `window_prediction`, from arguments of `forward`."""
         config, average = self.config, self.config.architecture == "cbow"
-        given = self.check_prediction(words, labels, windows, negatives, paths, codes)
-        centres = window_prediction.cut(
-            words, attention_mask, labels, windows, config.window, given, self.outputs.weight.dtype
+        output_arguments = self.check_prediction(words, labels, windows, negatives, paths, codes)
+        centers = window_prediction.split_into_blocks(
+            words, attention_mask, labels, windows, config.window, output_arguments, self.outputs.weight.dtype
         )
         if config.output == "hierarchical-softmax":
-            return window_prediction.hierarchical_grid(centres, average)
-        return window_prediction.negative_sampling_grid(centres, config.negative, average)
+            return window_prediction.hierarchical_grid(centers, average)
+        return window_prediction.negative_sampling_grid(centers, config.negative, average)
 
     def check_prediction(
         self,
@@ -157,7 +159,7 @@ class CtxWord2VecForPreTraining(CtxWord2VecHeadModel):
         paths: Tensor | None,
         codes: Tensor | None,
     ) -> list[Tensor]:
-        """Check the arguments of `forward`; returns [negatives] or [paths, codes], or raises CtxError."""
+        """Check arguments of `forward`; returns [negatives] or [paths, codes]. Raises CtxError."""
         config = self.config
         check_ids("labels", labels.masked_fill(labels == IGNORE_INDEX, 0), config.vocab_size, "vocab_size")
         if windows is not None and windows.shape != words.shape:
@@ -175,16 +177,16 @@ class CtxWord2VecForPreTraining(CtxWord2VecHeadModel):
         return [negatives]
 
     def loss_by_scores(self, scores: Tensor, **batch: Tensor) -> Tensor:
-        """Summed loss of a model that ignores its input and has the logits `scores`, (vocabulary,)."""
+        """Summed loss of a model that always predicts the logits `scores`, (vocabulary,)."""
         blocks = self.blocks(batch.pop("input_ids"), batch.pop("attention_mask", None), batch.pop("labels"), **batch)
         ones = torch.ones(self.config.vocab_size, 1, device=scores.device)
         return window_prediction.summed_loss(blocks, ones, scores[:, None])
 
     @torch.no_grad()
     def _sgd_step(self, learning_rate: float, *batch: Tensor | None) -> Tensor:
-        """SGD in small steps on a batch of the arguments of `blocks`; returns the summed loss.
+        """SGD in small steps on a batch of arguments of `blocks`; returns the summed loss.
 
-        Each thread takes a part of the rows and updates word by word if compiled, else a few blocks at a time.
+        Each thread processes some of the rows, word by word with numba, otherwise a few blocks at a time.
         """
         words, outputs, config = self.get_input_embeddings().weight, self.outputs.weight, self.config
 
@@ -192,16 +194,20 @@ class CtxWord2VecForPreTraining(CtxWord2VecHeadModel):
             blocks = self.blocks(*rows)  # type: ignore[arg-type]
             size = config.update_blocks
             losses = [
-                window_prediction.sgd_step(blocks.part(start, start + size), words.data, outputs.data, learning_rate)
+                window_prediction.sgd_step(blocks.select(start, start + size), words.data, outputs.data, learning_rate)
                 for start in range(0, len(blocks), size)
             ]
             return torch.stack([words.new_zeros((), dtype=torch.float32), *losses]).sum()
 
-        def by_words(ids: Tensor, mask: Tensor | None, labels: Tensor, windows: Tensor | None, *given: Any) -> Tensor:
-            drawn = self.check_prediction(ids, labels, windows, *given)
-            text = window_prediction.Text(ids, mask, labels, windows, drawn)
-            rule = (config.window, config.negative, config.architecture == "cbow")
-            loss = window_prediction.sgd_step_by_words(text, words.data, outputs.data, learning_rate, *rule)
+        def by_words(
+            ids: Tensor, mask: Tensor | None, labels: Tensor, windows: Tensor | None, *arguments: Any
+        ) -> Tensor:
+            output_arguments = self.check_prediction(ids, labels, windows, *arguments)
+            text = window_prediction.TextBatch(ids, mask, labels, windows, output_arguments)
+            average = config.architecture == "cbow"
+            loss = window_prediction.sgd_step_by_words(
+                text, words.data, outputs.data, learning_rate, config.window, config.negative, average
+            )
             return torch.tensor(loss, dtype=torch.float32)
 
         if words.device.type != "cpu":
@@ -212,20 +218,20 @@ class CtxWord2VecForPreTraining(CtxWord2VecHeadModel):
     def _logits(self, states: Tensor, attention_mask: Tensor | None) -> Tensor | None:
         if self.config.output == "hierarchical-softmax":
             return None
-        places = torch.arange(states.shape[1], device=states.device)
-        distance = (places[:, None] - places).abs()
-        near = ((distance > 0) & (distance <= self.config.window)).expand(len(states), -1, -1)
+        positions = torch.arange(states.shape[1], device=states.device)
+        distance = (positions[:, None] - positions).abs()
+        context = ((distance > 0) & (distance <= self.config.window)).expand(len(states), -1, -1)
         if attention_mask is not None:
-            near = near & (attention_mask != 0)[:, None]
-        near = near.to(states.dtype)
+            context = context & (attention_mask != 0)[:, None]
+        context = context.to(states.dtype)
         if self.config.architecture == "cbow":
-            near = near / near.sum(-1, keepdim=True).clamp(min=1)
-        return near @ states @ self.outputs.weight.T
+            context = context / context.sum(-1, keepdim=True).clamp(min=1)
+        return context @ states @ self.outputs.weight.T
 
 
 class CtxWord2VecForSequenceClassification(heads.ForSequenceClassification, CtxWord2VecHeadModel):
-    """Word vectors with a classifier or regressor on a row's pooled vectors."""
+    """Word vectors with a classifier or regressor on the pooled vectors."""
 
 
 class CtxWord2VecForTokenClassification(heads.ForTokenClassification, CtxWord2VecHeadModel):
-    """Word vectors with a linear classifier on each."""
+    """Word vectors with a linear classifier for each word."""

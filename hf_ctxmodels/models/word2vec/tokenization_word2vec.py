@@ -4,4 +4,4 @@ from hf_ctxmodels.tokenizers.word_level import CtxWordTokenizer
 
 
 class CtxWord2VecTokenizer(CtxWordTokenizer):
-    """Whole words with their counts, see `CtxWordTokenizer`."""
+    """Word-level tokenizer with counts, see `CtxWordTokenizer`."""
