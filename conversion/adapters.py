@@ -1,8 +1,8 @@
-r"""An adapter of AdapterHub as a pickle (pytorch_adapter.bin) -> a folder with safetensors files, which opens here.
+r"""Convert an AdapterHub adapter with pickled weights (pytorch_adapter.bin) to safetensors.
 
 python conversion/adapters.py --adapter AdapterHub/bert-base-multilingual-cased-de-wiki_pfeiffer --output adapters/de
 
-Nothing but tensors is read of a pickle. Heads and fusions beside it are converted too.
+Only tensors are loaded from pickles. Heads and fusions in the same folder are converted too.
 """
 
 from dataclasses import dataclass, field
@@ -14,14 +14,14 @@ from hf_ctxmodels.training.recipe import parse_arguments
 
 @dataclass
 class ConversionArguments:
-    """What is converted."""
+    """Arguments of the conversion."""
 
     adapter: str = field(metadata={"help": "Folder or Hub id with pytorch_adapter.bin."})
-    output: str = field(metadata={"help": "Folder for the files of the adapter."})
+    output: str = field(metadata={"help": "Folder for the converted adapter."})
 
 
 def main() -> None:
-    """Convert, and say what."""
+    """Convert, and print a summary."""
     (arguments,) = parse_arguments(ConversionArguments, description=__doc__)
     print(convert_adapter(arguments.adapter, arguments.output))
 

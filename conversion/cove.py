@@ -1,4 +1,4 @@
-r"""Released MT-LSTM weights and a file of word vectors -> a CoVe encoder and its tokenizer.
+r"""Convert released MT-LSTM weights and a file of word vectors to a CoVe encoder and its tokenizer.
 
 python conversion/cove.py --weights wmtlstm.pth --vectors glove.840B.300d.txt --output runs/cove
 """
@@ -9,7 +9,7 @@ from hf_ctxmodels.training.recipe import parse_arguments
 
 
 def main() -> None:
-    """Convert, and say what."""
+    """Convert, and print a summary."""
     (arguments,) = parse_arguments(VectorConversionArguments, description=__doc__)
     print(convert(arguments, "cove"))
 

@@ -1,4 +1,4 @@
-r"""Released ELMo weights (AllenNLP's options.json and HDF5 file) -> a model and its tokenizer.
+r"""Convert released ELMo weights (AllenNLP's options.json and HDF5 file) to a model and its tokenizer.
 
 python conversion/elmo.py --options options.json --weights weights.hdf5 --output runs/elmo
 """
@@ -16,26 +16,20 @@ from hf_ctxmodels.training.recipe import parse_arguments
 
 @dataclass
 class ConversionArguments:
-    """What is converted."""
+    """Arguments of the conversion."""
 
     options: str = field(metadata={"help": "The model's options.json."})
-    weights: str = field(metadata={"help": "Its HDF5 file."})
+    weights: str = field(metadata={"help": "The model's HDF5 file."})
     output: str = field(metadata={"help": "Directory for the model and its tokenizer."})
     vocabulary: str | None = field(
         default=None,
-        metadata={
-            "help": "Words that the language model predicts, one a line, most frequent first; the encoder needs none."
-        },
+        metadata={"help": "Output vocabulary of the language model, one word per line, most frequent first."},
     )
-    overwrite: bool = flag(False, "Replace the model that --output holds.")
+    overwrite: bool = flag(False, "Replace an existing model in --output.")
 
 
 def read_vocabulary(file: str) -> list[str]:
-    """The words of a file, without those that mark sentences and unknown words.
-
-    Raises:
-        CtxError: the file cannot be read.
-    """
+    """Read the words of a file, without special tokens; raises CtxError if it cannot be read."""
     try:
         words = Path(file).read_text(encoding="utf-8").split()
     except (OSError, UnicodeDecodeError) as error:
@@ -44,12 +38,12 @@ def read_vocabulary(file: str) -> list[str]:
 
 
 def main() -> None:
-    """Convert, and say what."""
+    """Convert, and print a summary."""
     (arguments,) = parse_arguments(ConversionArguments, description=__doc__)
     check_output_free(arguments.output, arguments.overwrite)
     words = [] if arguments.vocabulary is None else read_vocabulary(arguments.vocabulary)
     model = read_allennlp(arguments.options, arguments.weights)
-    # the models were trained on text that had been split into words
+    # the released models were trained on tokenized text
     tokenizer = CtxElmoTokenizer.from_words(
         words, split_punctuation=False, max_characters=model.config.max_characters_per_token
     )

@@ -1,4 +1,4 @@
-r"""The published parameters of GPT (.npy files) and its vocabulary -> a model and its tokenizer.
+r"""Convert the released parameters of GPT (.npy files) and its vocabulary to a model and its tokenizer.
 
 python conversion/gpt.py --folder finetune-transformer-lm/model --output runs/gpt
 """
@@ -15,21 +15,21 @@ from hf_ctxmodels.training.recipe import parse_arguments
 
 @dataclass
 class ConversionArguments:
-    """What is converted."""
+    """Arguments of the conversion."""
 
     folder: str = field(
         metadata={"help": "Folder with params_shapes.json, params_0.npy, ..., encoder_bpe_40000.json, vocab_40000.bpe."}
     )
     output: str = field(metadata={"help": "Directory for the model and its tokenizer."})
-    vocabulary: str | None = flag(None, "The vocabulary, if it is not encoder_bpe_40000.json in --folder.")
-    merges: str | None = flag(None, "The merges, if they are not vocab_40000.bpe in --folder.")
-    positions: int = flag(512, "Position rows at the end of the table, for parameters with one table.")
-    heads: int | None = flag(None, "Attention heads, if they are not of width 64.")
-    overwrite: bool = flag(False, "Replace the model that --output holds.")
+    vocabulary: str | None = flag(None, "Vocabulary; by default encoder_bpe_40000.json in --folder.")
+    merges: str | None = flag(None, "Merges; by default vocab_40000.bpe in --folder.")
+    positions: int = flag(512, "Number of positions at the end of a joint embedding matrix.")
+    heads: int | None = flag(None, "Number of attention heads; by default the width divided by 64.")
+    overwrite: bool = flag(False, "Replace an existing model in --output.")
 
 
 def main() -> None:
-    """Convert, and say what."""
+    """Convert, and print a summary."""
     (arguments,) = parse_arguments(ConversionArguments, description=__doc__)
     check_output_free(arguments.output, arguments.overwrite)
     folder = Path(arguments.folder)

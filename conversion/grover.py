@@ -1,4 +1,4 @@
-r"""TensorFlow checkpoint of Grover and GPT-2's vocabulary -> a model and its tokenizer; TensorFlow is not needed.
+r"""Convert a TensorFlow checkpoint of Grover and GPT-2's vocabulary to a model and its tokenizer, without TensorFlow.
 
 python conversion/grover.py --checkpoint models/base/model.ckpt --vocabulary sample/encoder.json \
     --merges sample/vocab.bpe --output runs/grover
@@ -17,19 +17,19 @@ from hf_ctxmodels.training.recipe import parse_arguments
 
 @dataclass
 class ConversionArguments:
-    """What is converted."""
+    """Arguments of the conversion."""
 
     checkpoint: str = field(
         metadata={"help": "Checkpoint without .index and .data-..., such as models/base/model.ckpt."}
     )
-    vocabulary: str = field(metadata={"help": "encoder.json of Grover or GPT-2: token -> GPT-2's id."})
-    merges: str = field(metadata={"help": "vocab.bpe of Grover or GPT-2: the merges."})
+    vocabulary: str = field(metadata={"help": "encoder.json of Grover or GPT-2."})
+    merges: str = field(metadata={"help": "vocab.bpe of Grover or GPT-2."})
     output: str = field(metadata={"help": "Directory for the model and its tokenizer."})
-    overwrite: bool = flag(False, "Replace the model that --output holds.")
+    overwrite: bool = flag(False, "Replace an existing model in --output.")
 
 
 def main() -> None:
-    """Convert, and say what."""
+    """Convert, and print a summary."""
     (arguments,) = parse_arguments(ConversionArguments, description=__doc__)
     check_output_free(arguments.output, arguments.overwrite)
     model = read_grover_checkpoint(TensorFlowCheckpoint(arguments.checkpoint), arguments.checkpoint)
@@ -38,9 +38,9 @@ def main() -> None:
     )
     if len(tokenizer) != model.config.vocab_size:
         raise CtxError(
-            f"{len(tokenizer)} tokens for embeddings of {model.config.vocab_size}.",
+            f"{len(tokenizer)} tokens for {model.config.vocab_size} embeddings.",
             location=arguments.vocabulary,
-            hint="give the vocabulary and the checkpoint of one model.",
+            hint="give the vocabulary and the checkpoint of the same model.",
         )
     save_converted_model(model, tokenizer, arguments.output)
     print(f"{model.num_parameters():,} parameters: {arguments.checkpoint} -> {arguments.output}")

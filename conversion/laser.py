@@ -1,4 +1,4 @@
-r"""A released LASER encoder and its BPE codes -> a LASER and its tokenizer, for text that Moses' scripts have split.
+r"""Convert a released LASER encoder and its BPE codes to a model and its tokenizer, for text tokenized by Moses.
 
 python conversion/laser.py --encoder bilstm.93langs.2018-12-26.pt --codes 93langs.fcodes --output runs/laser
 """
@@ -15,22 +15,22 @@ from hf_ctxmodels.training.recipe import parse_arguments
 
 @dataclass
 class ConversionArguments:
-    """What is converted."""
+    """Arguments of the conversion."""
 
-    encoder: str = field(metadata={"help": "The encoder as it was released."})
-    codes: str = field(metadata={"help": "Its BPE codes: two subwords and a count a line."})
+    encoder: str = field(metadata={"help": "Released encoder."})
+    codes: str = field(metadata={"help": "BPE codes: two tokens and a count per line."})
     output: str = field(metadata={"help": "Directory for the model and its tokenizer."})
-    overwrite: bool = flag(False, "Replace the model that --output holds.")
+    overwrite: bool = flag(False, "Replace an existing model in --output.")
 
 
 def main() -> None:
-    """Convert, and say what."""
+    """Convert, and print a summary."""
     (arguments,) = parse_arguments(ConversionArguments, description=__doc__)
     check_output_free(arguments.output, arguments.overwrite)
-    parts = build_laser(read_encoder(arguments.encoder), read_codes(arguments.codes), arguments.encoder)
-    save_converted_model(*parts, arguments.output)
-    number = sum(parameter.numel() for parameter in parts[0].layers.parameters())
-    print(f"{number:,} parameters on {len(parts[1]):,} subwords: {arguments.encoder} -> {arguments.output}")
+    model, tokenizer = build_laser(read_encoder(arguments.encoder), read_codes(arguments.codes), arguments.encoder)
+    save_converted_model(model, tokenizer, arguments.output)
+    number = sum(parameter.numel() for parameter in model.layers.parameters())
+    print(f"{number:,} parameters on {len(tokenizer):,} tokens: {arguments.encoder} -> {arguments.output}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-r"""A released MASS -> a model and its tokenizer: for translation with its BPE codes, for summaries with its dictionary.
+r"""Convert a released MASS to a model and its tokenizer, from BPE codes (translation) or a vocabulary (summaries).
 
 python conversion/mass.py --checkpoint mass_ft_enfr_1024.pth --codes codes_enfr --language fr --output runs/mass
 python conversion/mass.py --checkpoint mass-base-uncased.pt --vocabulary dict.txt --output runs/mass
@@ -26,55 +26,52 @@ from hf_ctxmodels.training.recipe import parse_arguments
 
 @dataclass
 class ConversionArguments:
-    """What is converted."""
+    """Arguments of the conversion."""
 
-    checkpoint: str = field(metadata={"help": "The released file: .pth for translation, .pt for summaries."})
+    checkpoint: str = field(metadata={"help": "Released file: .pth for translation, .pt for summaries."})
     output: str = field(metadata={"help": "Directory for the model and its tokenizer."})
-    codes: str | None = flag(None, "Translation: the BPE codes, two subwords and a count a line.")
-    vocabulary: str | None = flag(None, "Summaries: dict.txt, a token and a count a line; or BERT's vocab.txt.")
-    language: str | None = flag(
-        None, "Translation: the language that is written, where the decoder has maps of its own for each."
-    )
+    codes: str | None = flag(None, "Translation: BPE codes, two tokens and a count per line.")
+    vocabulary: str | None = flag(None, "Summaries: dict.txt with a token and a count per line, or BERT's vocab.txt.")
+    language: str | None = flag(None, "Translation: target language, if the decoder has separate layers for each.")
     word_splitting: Literal["moses", "punctuation", "whitespace"] = flag(
-        "moses", "Translation: how the tokenizer splits words; `whitespace` for text that is split already."
+        "moses", "Translation: word splitting of the tokenizer; `whitespace` for tokenized text."
     )
-    overwrite: bool = flag(False, "Replace the model that --output holds.")
+    overwrite: bool = flag(False, "Replace an existing model in --output.")
 
 
 def read_vocabulary(file: str) -> CtxBertTokenizer:
-    """BERT's tokenizer with the first words of the lines of a file. Texts begin with no `[CLS]`, as in the release."""
-    words = [line.split() for line in read_lines(Path(file))]
-    if not all(words):
-        raise CtxError("A line has no token.", location=f"{file}, line {1 + words.index([])}")
-    vocabulary = {word[0]: number for number, word in enumerate(words)}
+    """Create BERT's tokenizer from the first word of each line of a file. As in the release, it adds no `[CLS]`."""
+    lines = [line.split() for line in read_lines(Path(file))]
+    if not all(lines):
+        raise CtxError("A line has no token.", location=f"{file}, line {1 + lines.index([])}")
+    vocabulary = {fields[0]: number for number, fields in enumerate(lines)}
     return CtxBertTokenizer(vocab=vocabulary, cls_token=None, model_max_length=512)
 
 
 def main() -> None:
-    """Convert, and say what."""
+    """Convert, and print a summary."""
     (arguments,) = parse_arguments(ConversionArguments, description=__doc__)
     check_output_free(arguments.output, arguments.overwrite)
     file = arguments.checkpoint
-    found = read_checkpoint(file)
-    translates = "encoder" in found
-    needed = "codes" if translates else "vocabulary"
-    given = getattr(arguments, needed)
-    if given is None:
-        kind = "translation" if translates else "summaries"
-        raise CtxError(f"The checkpoint is one for {kind}.", location=file, hint=f"give --{needed}.")
-    if translates:
-        model = build_translation_model(found, file, arguments.language)
-        tokenizer = build_translation_tokenizer(found, read_codes(given), file, arguments.word_splitting)
+    checkpoint = read_checkpoint(file)
+    if "encoder" in checkpoint:
+        if arguments.codes is None:
+            raise CtxError("The checkpoint is a translation model.", location=file, hint="give --codes.")
+        model = build_translation_model(checkpoint, file, arguments.language)
+        codes = read_codes(arguments.codes)
+        tokenizer = build_translation_tokenizer(checkpoint, codes, file, arguments.word_splitting)
     else:
-        tokenizer = read_vocabulary(given)
-        first = tokenizer.convert_tokens_to_ids("[CLS]")
-        special = SpecialTokenIds(tokenizer.pad_token_id, first, tokenizer.sep_token_id)
-        model = build_summarization_model(found, file, special)
+        if arguments.vocabulary is None:
+            raise CtxError("The checkpoint is a summarization model.", location=file, hint="give --vocabulary.")
+        tokenizer = read_vocabulary(arguments.vocabulary)
+        start_id = tokenizer.convert_tokens_to_ids("[CLS]")
+        special = SpecialTokenIds(tokenizer.pad_token_id, start_id, tokenizer.sep_token_id)
+        model = build_summarization_model(checkpoint, file, special)
     if len(tokenizer) != model.config.vocab_size:
         raise CtxError(
-            f"{len(tokenizer)} tokens for embeddings of {model.config.vocab_size}.",
-            location=given,
-            hint="give the files of one model.",
+            f"{len(tokenizer)} tokens for {model.config.vocab_size} embeddings.",
+            location=arguments.codes or arguments.vocabulary,
+            hint="give the files of the same model.",
         )
     save_converted_model(model, tokenizer, arguments.output)
     print(f"{model.num_parameters():,} parameters: {file} -> {arguments.output}")

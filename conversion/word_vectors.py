@@ -1,7 +1,8 @@
-r"""Files of word vectors -> a model, and back.
+r"""Convert a file of word vectors to a model, or a model to a file.
 
-python conversion/word_vectors.py --read word2vec-binary --input FILE.bin --family word2vec --output runs/vectors
-python conversion/word_vectors.py --write glove --input runs/vectors --output vectors.txt
+python conversion/word_vectors.py --input_format word2vec-binary --input FILE.bin --family word2vec \
+    --output runs/vectors
+python conversion/word_vectors.py --output_format glove --input runs/vectors --output vectors.txt
 """
 
 from dataclasses import dataclass, field
@@ -23,60 +24,59 @@ GENSIM = "gensim"
 
 @dataclass
 class ConversionArguments:
-    """What is converted into what."""
+    """Arguments of the conversion."""
 
-    input: str = field(metadata={"help": "With --read a file, with --write a model's directory or Hub id."})
-    output: str = field(metadata={"help": "With --read a directory for the model, with --write a file."})
-    read: str | None = field(
-        default=None, metadata={"help": "The file's form; makes a model of it.", "choices": [*READERS, GENSIM]}
+    input: str = field(metadata={"help": "File of word vectors; with --output_format, a model's directory or Hub id."})
+    output: str = field(metadata={"help": "Directory for the model; with --output_format, a file."})
+    input_format: str | None = field(
+        default=None, metadata={"help": "Convert a file of this format to a model.", "choices": [*READERS, GENSIM]}
     )
-    write: str | None = field(
-        default=None,
-        metadata={"help": "The file's form; writes a model's vectors to it.", "choices": [*WRITERS, GENSIM]},
+    output_format: str | None = field(
+        default=None, metadata={"help": "Convert a model to a file of this format.", "choices": [*WRITERS, GENSIM]}
     )
-    family: str | None = flag(None, "With --read, the model's family.")
-    lower_case: bool = flag(False, "With --read, lower-case text before words are looked up.")
-    overwrite: bool = flag(False, "Replace what --output holds.")
+    family: str | None = flag(None, "Family of the model, with --input_format.")
+    lower_case: bool = flag(False, "Lower-case text before words are looked up, with --input_format.")
+    overwrite: bool = flag(False, "Replace an existing --output.")
     allow_pickle: bool = flag(
-        False, "Open a gensim file. It is a pickle, which runs the code it holds: only if you trust it."
+        False, "Load a gensim file; pickles can execute code, so it must come from a trusted source."
     )
 
 
-def read(arguments: ConversionArguments) -> WordVectors:
-    """The vectors of a file."""
-    if arguments.read != GENSIM:
-        return READERS[str(arguments.read)](arguments.input)
+def read_vectors(arguments: ConversionArguments) -> WordVectors:
+    """Read the vectors of a file."""
+    if arguments.input_format != GENSIM:
+        return READERS[str(arguments.input_format)](arguments.input)
     if not arguments.allow_pickle:
         raise CtxError(
-            "A file saved by gensim is a pickle, and opening it runs what code it holds.",
+            "A file saved by gensim is a pickle, which can execute code.",
             location=arguments.input,
-            hint="give --allow_pickle if you trust it, or save it in gensim with save_word2vec_format.",
+            hint="give --allow_pickle if you trust its source, or save it with gensim's save_word2vec_format.",
         )
-    opened = gensim_models().KeyedVectors.load(arguments.input)
-    return WordVectors.from_gensim(getattr(opened, "wv", opened))
+    loaded = gensim_models().KeyedVectors.load(arguments.input)
+    return WordVectors.from_gensim(getattr(loaded, "wv", loaded))
 
 
 def main() -> None:
-    """Convert, and say what."""
+    """Convert, and print a summary."""
     (arguments,) = parse_arguments(ConversionArguments, description=__doc__)
-    if (arguments.read is None) == (arguments.write is None):
-        raise CtxError("Nothing or too much to do.", hint="give exactly one of --read and --write.")
-    if arguments.read is not None:
+    if (arguments.input_format is None) == (arguments.output_format is None):
+        raise CtxError("The format is missing or ambiguous.", hint="give either --input_format or --output_format.")
+    if arguments.input_format is not None:
         check_output_free(arguments.output, arguments.overwrite)
-        vectors = read(arguments)
+        vectors = read_vectors(arguments)
         vectors.lower_case = arguments.lower_case
         if arguments.family is None:
-            raise CtxError("Whose model shall it be?", location="--family", hint="give --family.")
+            raise CtxError("The family of the model is missing.", location="--family", hint="give --family.")
         save_converted_model(*vectors.to_model(arguments.family), arguments.output)
     else:
         check_output_file(arguments.output, flag="--output", overwrite=arguments.overwrite)
         model = load_model(arguments.input, AutoModel.__name__, load_config(arguments.input))
         vectors = WordVectors.from_model(model, load_tokenizer(arguments.input))
         Path(arguments.output).parent.mkdir(parents=True, exist_ok=True)
-        if arguments.write == GENSIM:
+        if arguments.output_format == GENSIM:
             vectors.to_gensim().save(arguments.output)
         else:
-            WRITERS[arguments.write](vectors, arguments.output)
+            WRITERS[arguments.output_format](vectors, arguments.output)
     shape = f"{len(vectors.words)} words of {vectors.matrix.shape[1]} dimensions"
     print(f"{shape}: {arguments.input} -> {arguments.output}")
 

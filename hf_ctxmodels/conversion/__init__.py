@@ -1,1 +1,1 @@
-"""Foreign file formats of word vectors and encoders."""
+"""Conversion of other libraries' files: word vectors, encoders, adapters and TensorFlow checkpoints."""

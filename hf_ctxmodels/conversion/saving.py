@@ -1,4 +1,4 @@
-"""Where the conversions of foreign files leave a model and its tokenizer."""
+"""Saving of a converted model and its tokenizer."""
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -7,16 +7,12 @@ from hf_ctxmodels.tokenizers.base import record_tokenizer_digest
 
 
 def check_output_free(directory: str, overwrite: bool) -> None:
-    """Before anything is read: the directory holds no model yet, or one that may be replaced.
-
-    Raises:
-        CtxError: it holds one.
-    """
+    """Raise CtxError if the output directory contains a model and `overwrite` is False."""
     check_output_directory(directory, (*MODEL_FILES, *TOKENIZER_FILES), flag="--output", overwrite=overwrite)
 
 
 def save_converted_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, directory: str) -> None:
-    """Save both; the model remembers the tokenizer."""
+    """Save model and tokenizer; the configuration records the tokenizer's digest."""
     record_tokenizer_digest(model.config, tokenizer)
     with wrap_write_errors(directory):
         model.save_pretrained(directory)

@@ -1,4 +1,4 @@
-"""Conversion of released encoders on word vectors."""
+"""Conversion of released encoders that are trained on word vectors (CoVe, InferSent)."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,40 +13,43 @@ from hf_ctxmodels.tokenizers.word_level import SPECIAL_TOKENS
 
 @dataclass
 class VectorConversionArguments:
-    """The files of a conversion."""
+    """Arguments of the conversion."""
 
-    weights: str = field(metadata={"help": "The state dict of the encoder."})
-    vectors: str = field(metadata={"help": "The file of its word vectors."})
+    weights: str = field(metadata={"help": "State dict of the encoder."})
+    vectors: str = field(metadata={"help": "File of its word vectors."})
     output: str = field(metadata={"help": "Directory for the model and its tokenizer."})
-    read: str = field(default="glove", metadata={"help": "The format of that file.", "choices": list(READERS)})
-    do_lower_case: bool = flag(False, "The words are in lower case.")
-    overwrite: bool = flag(False, "Replace the model that --output holds.")
+    vectors_format: str = field(default="glove", metadata={"help": "Format of --vectors.", "choices": list(READERS)})
+    do_lower_case: bool = flag(False, "Lower-case text before words are looked up.")
+    overwrite: bool = flag(False, "Replace an existing model in --output.")
 
 
 def convert(arguments: VectorConversionArguments, family: str, **fields: Any) -> str:
-    """Save a family's model with these weights, and its tokenizer; returns a summary to print.
+    """Convert an encoder, and save the model and its tokenizer; returns a summary.
 
     The tokenizer splits at white space, since the released models were trained on tokenized text.
 
     Args:
-        arguments: The files.
+        arguments: Files and options.
         family: Name of the family.
-        fields: Configuration fields; `bos_token` and `eos_token` are used by the tokenizer if they have vectors.
+        fields: Configuration fields; `bos_token` and `eos_token` are arguments of the tokenizer, used if they have
+            vectors.
 
     Raises:
         CtxError: A file cannot be read, or the files do not match.
     """
     check_output_free(arguments.output, arguments.overwrite)
-    found, row = READERS[arguments.read](arguments.vectors), get_family(family)
-    kept = [place for place, word in enumerate(found.words) if word not in SPECIAL_TOKENS]
-    words = [found.words[place] for place in kept]
-    marks = {name: fields.pop(name) for name in ("bos_token", "eos_token") if name in fields}
-    marks = {name: word for name, word in marks.items() if word in found.word_to_index}
+    vectors, spec = READERS[arguments.vectors_format](arguments.vectors), get_family(family)
+    rows = [row for row, word in enumerate(vectors.words) if word not in SPECIAL_TOKENS]
+    words = [vectors.words[row] for row in rows]
+    special_tokens = {name: fields.pop(name) for name in ("bos_token", "eos_token") if name in fields}
+    special_tokens = {name: token for name, token in special_tokens.items() if token in vectors.word_to_index}
     model = model_on_vectors(
-        row.models["AutoModel"], read_state_dict(arguments.weights), found.matrix[kept], arguments.weights, **fields
+        spec.models["AutoModel"], read_state_dict(arguments.weights), vectors.matrix[rows], arguments.weights, **fields
     )
-    tokenizer = row.tokenizer.from_words(words, do_lower_case=arguments.do_lower_case, split_punctuation=False, **marks)
+    tokenizer = spec.tokenizer.from_words(
+        words, do_lower_case=arguments.do_lower_case, split_punctuation=False, **special_tokens
+    )
     save_converted_model(model, tokenizer, arguments.output)
     number = sum(parameter.numel() for parameter in model.layers.parameters())
-    marked = f", between {' and '.join(marks.values())}" if marks else ""
-    return f"{number:,} parameters on {len(kept):,} vectors{marked}: {arguments.weights} -> {arguments.output}"
+    suffix = f", with {' and '.join(special_tokens.values())}" if special_tokens else ""
+    return f"{number:,} parameters on {len(rows):,} vectors{suffix}: {arguments.weights} -> {arguments.output}"

@@ -1,7 +1,8 @@
-"""Files of word vectors: the text and binary form of word2vec, and the text form of GloVe.
+"""File formats of word vectors: text and binary format of word2vec, and text format of GloVe.
 
-Text: lines of a word and its numbers; word2vec has a first line with the numbers of words and dimensions. Binary: that
-line, then each word, a space, and its numbers as little-endian float32. Files ending in `.gz` are compressed.
+Text: lines of a word and its numbers; in word2vec, the first line has the number of words and dimensions. Binary: the
+same first line, followed by each word, a space, and its numbers as little-endian float32. Files ending in `.gz` are
+compressed.
 """
 
 import gzip
@@ -17,30 +18,30 @@ from hf_ctxmodels.conversion.word_vectors import WordVectors
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.text_files import check_file, read_lines
 
-_LONGEST_WORD = 10_000  # bytes
-_ROWS = 1 << 16  # read at a time
-_LONGEST_COUNT, _WIDEST = 15, 100_000  # digits of a number of words; dimensions
+_MAX_WORD_LENGTH = 10_000  # bytes
+_BLOCK_SIZE = 1 << 16  # rows that are read at a time
+_MAX_COUNT_DIGITS, _MAX_DIMENSIONS = 15, 100_000
 
 
 def read_word2vec_text(path: str | Path) -> WordVectors:
-    """Read the text format of word2vec; raises CtxError if the file is in another format or damaged."""
+    """Read word2vec's text format; raises CtxError for files that are damaged or in another format."""
     lines = read_lines(Path(path))
-    count, width = _header(next(lines, ""), path)
+    count, width = _parse_header(next(lines, ""), path)
     words, matrix = _parse_lines(lines, path, width, first_line=2)
     if len(words) != count:
         raise CtxError(
-            f"The first line gives {count} words, but there are {len(words)}.",
+            f"The first line specifies {count} words, but there are {len(words)}.",
             location=str(path),
             hint="copy the file again from its source, or correct the first line.",
         )
-    return _without_repetitions(words, matrix, path)
+    return _deduplicate(words, matrix, path)
 
 
 def read_glove(path: str | Path) -> WordVectors:
-    """Read the text format of GloVe. Words may contain spaces; the width is that of the first line.
+    """Read GloVe's text format. Words may contain spaces; the first line determines the dimension.
 
     Raises:
-        CtxError: As `read_word2vec_text`; or the first line is that of word2vec.
+        CtxError: The file is damaged or in another format.
     """
     first = next(read_lines(Path(path)), "")
     width = len(first.split()) - 1
@@ -48,58 +49,58 @@ def read_glove(path: str | Path) -> WordVectors:
         raise CtxError(
             f"The first line is not a word and its vector: {first.strip()[:80]!r}.",
             location=f"{path}, line 1",
-            hint="a first line of two numbers is word2vec's: read it as word2vec-text.",
+            hint="use the format word2vec-text if the first line is two numbers.",
         )
-    return _without_repetitions(*_parse_lines(read_lines(Path(path)), path, width, first_line=1), path)
+    return _deduplicate(*_parse_lines(read_lines(Path(path)), path, width, first_line=1), path)
 
 
 def read_word2vec_binary(path: str | Path) -> WordVectors:
-    """Read the binary format of word2vec; raises CtxError if the file is in another format or damaged."""
+    """Read word2vec's binary format; raises CtxError for files that are damaged or in another format."""
     check_file(Path(path))
     try:
         with _open(path, "rb") as file:
-            count, width = _header(file.readline(1000).decode("utf-8", "replace"), path)
+            count, width = _parse_header(file.readline(1000).decode("utf-8", "replace"), path)
             words, matrix = _read_vectors(file, path, count, width)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise CtxError(f"Not a whole gzip file: {error}.", location=str(path), hint="fetch it again.") from error
-    _require_finite(words, matrix, path)
-    return _without_repetitions(words, matrix, path)
+        raise CtxError(f"Not a complete gzip file: {error}.", location=str(path), hint="download it again.") from error
+    _check_finite(words, matrix, path)
+    return _deduplicate(words, matrix, path)
 
 
 def _read_vectors(file: IO[bytes], path: str | Path, count: int, width: int) -> tuple[list[str], np.ndarray]:
-    """Memory is reserved for what is there, not for what the first line says."""
+    """Read words and vectors, allocating memory by the actual size of the file."""
     if Path(path).suffix != ".gz" and count * (4 * width + 2) > Path(path).stat().st_size:
-        raise _cut_short(path, 0, count)
+        raise _truncated_error(path, 0, count)
     words: list[str] = []
     blocks: list[np.ndarray] = []
     while len(words) < count:
-        block = np.empty((min(_ROWS, count - len(words)), width), dtype=np.float32)
+        block = np.empty((min(_BLOCK_SIZE, count - len(words)), width), dtype=np.float32)
         for row in block:
             words.append(_read_word(file, path, len(words)))
             numbers = file.read(4 * width)
             if len(numbers) < 4 * width:
-                raise _cut_short(path, len(words) - 1, count)
+                raise _truncated_error(path, len(words) - 1, count)
             row[:] = np.frombuffer(numbers, dtype="<f4")
         blocks.append(block)
     return words, np.concatenate(blocks)
 
 
 def write_word2vec_text(vectors: WordVectors, path: str | Path) -> None:
-    """Write the text format of word2vec; the numbers are exact."""
+    """Write word2vec's text format; the numbers are exact."""
     with _open(path, "wb") as file:
         file.write(f"{len(vectors.words)} {vectors.matrix.shape[1]}\n".encode())
         _write_lines(vectors, file)
 
 
 def write_glove(vectors: WordVectors, path: str | Path) -> None:
-    """Write the text format of GloVe; the numbers are exact."""
+    """Write GloVe's text format; the numbers are exact."""
     with _open(path, "wb") as file:
         _write_lines(vectors, file)
 
 
 def write_word2vec_binary(vectors: WordVectors, path: str | Path) -> None:
-    """Write the binary format of word2vec."""
-    _require_plain_words(vectors)
+    """Write word2vec's binary format."""
+    _check_words(vectors)
     with _open(path, "wb") as file:
         file.write(f"{len(vectors.words)} {vectors.matrix.shape[1]}\n".encode())
         for word, row in zip(vectors.words, vectors.matrix.astype("<f4")):
@@ -119,54 +120,59 @@ WRITERS: dict[str, Callable[[WordVectors, str | Path], None]] = {
 
 
 def _open(path: str | Path, mode: str) -> IO[Any]:
-    opened: Any = gzip.open if Path(path).suffix == ".gz" else open
-    return opened(path, mode)
+    open_file: Any = gzip.open if Path(path).suffix == ".gz" else open
+    return open_file(path, mode)
 
 
-def _header(line: str, path: str | Path) -> tuple[int, int]:
+def _parse_header(line: str, path: str | Path) -> tuple[int, int]:
     """Number of words and of dimensions."""
-    parts = line.split()
-    plain = [part for part in parts if part.isascii() and part.isdigit() and len(part) <= _LONGEST_COUNT and int(part)]
-    if len(parts) != 2 or len(plain) != 2 or int(plain[1]) > _WIDEST:
+    numbers = line.split()
+    valid = [
+        number
+        for number in numbers
+        if number.isascii() and number.isdigit() and len(number) <= _MAX_COUNT_DIGITS and int(number)
+    ]
+    if len(numbers) != 2 or len(valid) != 2 or int(valid[1]) > _MAX_DIMENSIONS:
         raise CtxError(
-            f"The first line is not the number of words and of dimensions, at most {_WIDEST:,}: {line.strip()[:80]!r}.",
+            "The first line is not the number of words and of dimensions, "
+            f"at most {_MAX_DIMENSIONS:,}: {line.strip()[:80]!r}.",
             location=f"{path}, line 1",
-            hint="a file without such a line is GloVe's: read it as glove.",
+            hint="use the format glove if the file has no such line.",
         )
-    return int(parts[0]), int(parts[1])
+    return int(numbers[0]), int(numbers[1])
 
 
 def _parse_lines(lines: Iterator[str], path: str | Path, width: int, first_line: int) -> tuple[list[str], np.ndarray]:
     words: list[str] = []
     rows: list[np.ndarray] = []
     for number, line in enumerate(lines, start=first_line):
-        parts = line.rstrip().rsplit(" ", width)
-        if len(parts) != width + 1 or not parts[0]:
+        word, *numbers = line.rstrip().rsplit(" ", width)
+        if len(numbers) != width or not word:
             raise CtxError(
                 f"Expected a word and {width} numbers, got {line.strip()[:80]!r}.",
                 location=f"{path}, line {number}",
-                hint="download the file again: it is damaged, truncated, or in another format.",
+                hint="download the file again, and check its format.",
             )
         try:
-            rows.append(np.array(parts[1:], dtype=np.float32))
+            rows.append(np.array(numbers, dtype=np.float32))
         except ValueError as error:
             raise CtxError(
-                f"Not a number among the {width} of {parts[0]!r}: {error}.",
+                f"Not a number in the vector of {word!r}: {error}.",
                 location=f"{path}, line {number}",
                 hint="download the file again.",
             ) from error
-        words.append(parts[0])
+        words.append(word)
     matrix = np.stack(rows) if rows else np.empty((0, width), dtype=np.float32)
-    _require_finite(words, matrix, path)
+    _check_finite(words, matrix, path)
     return words, matrix
 
 
 def _read_word(file: IO[bytes], path: str | Path, number: int) -> str:
     word = bytearray()
     while (byte := file.read(1)) != b" ":
-        if not byte or len(word) > _LONGEST_WORD:
-            raise _cut_short(path, number, None)
-        if byte != b"\n" or word:  # in some files, a line feed follows each vector
+        if not byte or len(word) > _MAX_WORD_LENGTH:
+            raise _truncated_error(path, number, None)
+        if byte != b"\n" or word:  # some files have a line feed after each vector
             word += byte
     try:
         return word.decode("utf-8")
@@ -174,52 +180,52 @@ def _read_word(file: IO[bytes], path: str | Path, number: int) -> str:
         raise CtxError(
             f"Word {number} (counted from 0) is not UTF-8: {bytes(word[:40])!r}.",
             location=str(path),
-            hint="download the file again; it is damaged, or its first line gives another width.",
+            hint="download the file again.",
         ) from error
 
 
-def _cut_short(path: str | Path, number: int, count: int | None) -> CtxError:
-    of = "" if count is None else f" of {count}"
+def _truncated_error(path: str | Path, number: int, count: int | None) -> CtxError:
+    total = "" if count is None else f" of {count}"
     return CtxError(
-        f"The file ends or is damaged at word {number}{of} (counted from 0).",
+        f"The file ends or is damaged at word {number}{total} (counted from 0).",
         location=str(path),
         hint="download it again, and check that it is in the binary format.",
     )
 
 
-def _require_finite(words: list[str], matrix: np.ndarray, path: str | Path) -> None:
-    bad = np.flatnonzero(~np.isfinite(matrix).all(1))
-    if len(bad):
+def _check_finite(words: list[str], matrix: np.ndarray, path: str | Path) -> None:
+    invalid = np.flatnonzero(~np.isfinite(matrix).all(1))
+    if len(invalid):
         raise CtxError(
-            f"The vector of {words[bad[0]]!r} has NaN or infinity ({len(bad)} such words).",
+            f"The vector of {words[invalid[0]]!r} has NaN or infinity ({len(invalid)} such words).",
             location=str(path),
             hint="download the file again, and check its format.",
         )
 
 
-def _without_repetitions(words: list[str], matrix: np.ndarray, path: str | Path) -> WordVectors:
-    """The words without repetitions, which some published files have."""
+def _deduplicate(words: list[str], matrix: np.ndarray, path: str | Path) -> WordVectors:
+    """Remove repeated words, which some published files have."""
     if not words:
         raise CtxError("The file has no words.", location=str(path), hint="check the path.")
-    first = {word: place for place, word in reversed(list(enumerate(words)))}
-    if len(first) < len(words):
-        warnings.warn(f"{path}: {len(words) - len(first)} repeated words left out.", stacklevel=3)
-        kept = sorted(first.values())
-        words, matrix = [words[place] for place in kept], matrix[kept]
+    first_rows = {word: row for row, word in reversed(list(enumerate(words)))}
+    if len(first_rows) < len(words):
+        warnings.warn(f"{path}: {len(words) - len(first_rows)} repeated words are ignored.", stacklevel=3)
+        rows = sorted(first_rows.values())
+        words, matrix = [words[row] for row in rows], matrix[rows]
     return WordVectors(words, matrix)
 
 
-def _require_plain_words(vectors: WordVectors) -> None:
+def _check_words(vectors: WordVectors) -> None:
     for word in vectors.words:
-        if not word or any(sign.isspace() for sign in word):
+        if not word or any(character.isspace() for character in word):
             raise CtxError(
-                f"The word {word!r} is empty or has white space, which separates words from numbers in these formats.",
-                hint="rename it (for example, join phrases by _), or remove it.",
+                f"The word {word!r} is empty or has white space, which these formats cannot represent.",
+                hint="rename it (for example, join phrases with _) or remove it.",
             )
 
 
 def _write_lines(vectors: WordVectors, file: IO[bytes]) -> None:
-    _require_plain_words(vectors)
+    _check_words(vectors)
     for word, row in zip(vectors.words, vectors.matrix.astype(np.float32)):
         numbers = " ".join(np.format_float_positional(value, trim="-") for value in row)
         file.write(f"{word} {numbers}\n".encode())

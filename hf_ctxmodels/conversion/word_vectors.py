@@ -1,4 +1,4 @@
-"""Words and their vectors outside a model: from files, gensim or a model."""
+"""Word vectors, independent of a model: from files, gensim or a model."""
 
 import importlib
 from collections.abc import Sequence
@@ -12,11 +12,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hf_ctxmodels.architectures.static_embeddings import StaticEmbeddingModel, get_words_and_vectors
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.registry import FAMILIES, get_family
+from hf_ctxmodels.spec import FamilySpec
 from hf_ctxmodels.tokenizers.word_level import SPECIAL_TOKENS, CtxWordTokenizer, check_unique_words
 
 
 def gensim_models() -> Any:
-    """The module `gensim.models`; raises CtxError if it is not installed."""
+    """Import `gensim.models`; raises CtxError if gensim is not installed."""
     try:
         return importlib.import_module("gensim.models")
     except ImportError as error:
@@ -25,13 +26,14 @@ def gensim_models() -> Any:
 
 @dataclass
 class WordVectors:
-    """A vector for each word.
+    """Words with their vectors.
 
     Attributes:
-        words: Distinct words, by decreasing frequency if it is known.
-        matrix: (words, dimensions) float32.
+        words: Distinct words, by decreasing frequency if known.
+        matrix: (words, dimensions) float32 vectors.
         counts: Frequency of each word, or None.
-        lower_case: Whether the words are in lower case, so words must be lower-cased before the look-up.
+        lower_case: Whether words must be lower-cased before the look-up.
+        word_to_index: Word -> row of `matrix`.
 
     Raises:
         CtxError: The lengths differ, or words are repeated.
@@ -43,7 +45,7 @@ class WordVectors:
     lower_case: bool = False
 
     def __post_init__(self) -> None:
-        self.word_to_index = {word: index for index, word in enumerate(self.words)}
+        self.word_to_index = {word: row for row, word in enumerate(self.words)}
         if self.matrix.ndim != 2 or len(self.words) != len(self.matrix):
             raise CtxError(f"{len(self.words)} words, but a matrix of shape {self.matrix.shape}.")
         check_unique_words(self.words)
@@ -52,40 +54,38 @@ class WordVectors:
 
     @classmethod
     def from_model(cls, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Self:
-        """The vectors of a model of a static family, without special tokens.
+        """Vectors of a static embedding model, without special tokens.
 
         Raises:
-            CtxError: The model has no vector for each word, or the tokenizer is not a word tokenizer.
+            CtxError: The model is not a static embedding, or the tokenizer is not a word tokenizer.
         """
         words, vectors, ids = get_words_and_vectors(model, tokenizer)
         word_tokenizer: Any = tokenizer  # checked by get_words_and_vectors
-        counts = None if word_tokenizer.counts is None else [word_tokenizer.counts[number] for number in ids]
+        counts = None if word_tokenizer.counts is None else [word_tokenizer.counts[token_id] for token_id in ids]
         return cls(words, vectors.numpy(), counts, word_tokenizer.do_lower_case)
 
     def to_model(self, family: str) -> tuple[PreTrainedModel, CtxWordTokenizer]:
-        """A model of a static family with these vectors, and its tokenizer, which splits only at white space.
+        """Create a static embedding model with these vectors, and its tokenizer, which splits only at white space.
 
-        The vectors of padding and, unless "[UNK]" is one of the words, of unknown words are zero.
+        The vectors of padding and of "[UNK]" are zero, unless "[UNK]" is one of the words.
 
         Raises:
             CtxError: The family is not static.
         """
-        row = get_family(family)
-        if not issubclass(row.models["AutoModel"], StaticEmbeddingModel):
-            static = [
-                name for name, other in FAMILIES.items() if issubclass(other.models["AutoModel"], StaticEmbeddingModel)
-            ]
-            raise CtxError(f"The family {family} has no static embeddings.", hint=f"use one of: {', '.join(static)}.")
-        kept = [place for place, word in enumerate(self.words) if word not in SPECIAL_TOKENS]
-        counts = None if self.counts is None else [self.counts[place] for place in kept]
-        tokenizer = row.tokenizer.from_words(
-            [self.words[place] for place in kept], counts, do_lower_case=self.lower_case, split_punctuation=False
+        spec = get_family(family)
+        if not _is_static(spec):
+            names = [name for name, candidate in FAMILIES.items() if _is_static(candidate)]
+            raise CtxError(f"The family {family} has no static embeddings.", hint=f"use one of: {', '.join(names)}.")
+        rows = [row for row, word in enumerate(self.words) if word not in SPECIAL_TOKENS]
+        counts = None if self.counts is None else [self.counts[row] for row in rows]
+        tokenizer = spec.tokenizer.from_words(
+            [self.words[row] for row in rows], counts, do_lower_case=self.lower_case, split_punctuation=False
         )
-        model = row.models["AutoModel"](row.config.for_single_table(len(tokenizer), self.matrix.shape[1]))
+        model = spec.models["AutoModel"](spec.config.for_single_table(len(tokenizer), self.matrix.shape[1]))
         table: Any = model.get_input_embeddings().weight
         with torch.no_grad():
             table[: len(SPECIAL_TOKENS)] = 0
-            table[len(SPECIAL_TOKENS) :] = torch.from_numpy(np.ascontiguousarray(self.matrix[kept]))
+            table[len(SPECIAL_TOKENS) :] = torch.from_numpy(np.ascontiguousarray(self.matrix[rows]))
             for number, token in enumerate(SPECIAL_TOKENS):
                 if token in self.word_to_index and number != tokenizer.pad_token_id:
                     table[number] = torch.from_numpy(self.matrix[self.word_to_index[token]])
@@ -93,7 +93,7 @@ class WordVectors:
 
     @classmethod
     def from_gensim(cls, keyed_vectors: Any) -> Self:
-        """From a gensim `KeyedVectors`."""
+        """Convert a gensim `KeyedVectors`."""
         words = list(keyed_vectors.index_to_key)
         counts = None
         if "count" in getattr(keyed_vectors, "expandos", {}):
@@ -101,9 +101,13 @@ class WordVectors:
         return cls(words, np.array(keyed_vectors.vectors, dtype=np.float32), counts)
 
     def to_gensim(self) -> Any:
-        """As a gensim `KeyedVectors`; raises CtxError without gensim."""
+        """Convert to a gensim `KeyedVectors`; raises CtxError if gensim is not installed."""
         keyed = gensim_models().KeyedVectors(self.matrix.shape[1], dtype=np.float32)
         keyed.add_vectors(list(self.words), self.matrix)
         for word, count in zip(self.words, self.counts or ()):
             keyed.set_vecattr(word, "count", count)
         return keyed
+
+
+def _is_static(spec: FamilySpec) -> bool:
+    return issubclass(spec.models["AutoModel"], StaticEmbeddingModel)

@@ -1,4 +1,4 @@
-"""Files of word vectors, both ways, with gensim as the judge; and damaged ones."""
+"""Word vector files: round trips, compatibility with gensim, and damaged files."""
 
 from pathlib import Path
 
@@ -26,37 +26,37 @@ VECTORS.matrix = VECTORS.matrix.astype(np.float32)
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 @pytest.mark.parametrize("form", list(READERS))
-def test_there_and_back(form: str, suffix: str, tmp_path: Path) -> None:
+def test_write_and_read(form: str, suffix: str, tmp_path: Path) -> None:
     path = tmp_path / f"vectors{suffix}"
     WRITERS[form](VECTORS, path)
-    again = READERS[form](path)
-    assert list(again.words) == list(VECTORS.words)
-    assert again.matrix.dtype == np.float32
-    np.testing.assert_array_equal(again.matrix, VECTORS.matrix)
+    loaded = READERS[form](path)
+    assert list(loaded.words) == list(VECTORS.words)
+    assert loaded.matrix.dtype == np.float32
+    np.testing.assert_array_equal(loaded.matrix, VECTORS.matrix)
 
 
 @pytest.mark.parametrize(
     ("form", "options"), [("word2vec-text", {}), ("word2vec-binary", {"binary": True}), ("glove", {"no_header": True})]
 )
-def test_gensim_reads_and_writes_the_same(form: str, options: dict, tmp_path: Path) -> None:
-    models = pytest.importorskip("gensim.models", reason="gensim is the judge (extra `demo`)")
-    WRITERS[form](VECTORS, tmp_path / "ours")
-    theirs = models.KeyedVectors.load_word2vec_format(tmp_path / "ours", **options)
-    assert theirs.index_to_key == list(VECTORS.words)
-    np.testing.assert_array_equal(theirs.vectors, VECTORS.matrix)
+def test_files_are_compatible_with_gensim(form: str, options: dict, tmp_path: Path) -> None:
+    models = pytest.importorskip("gensim.models", reason="needs gensim (extra `demo`)")
+    WRITERS[form](VECTORS, tmp_path / "vectors")
+    keyed_vectors = models.KeyedVectors.load_word2vec_format(tmp_path / "vectors", **options)
+    assert keyed_vectors.index_to_key == list(VECTORS.words)
+    np.testing.assert_array_equal(keyed_vectors.vectors, VECTORS.matrix)
     if form != "glove":
-        VECTORS.to_gensim().save_word2vec_format(tmp_path / "theirs", **options)
-        ours = READERS[form](tmp_path / "theirs")
-        assert sorted(ours.words) == sorted(VECTORS.words)
-        np.testing.assert_array_equal(ours.matrix[ours.word_to_index["Zürich"]], VECTORS.matrix[2])
+        VECTORS.to_gensim().save_word2vec_format(tmp_path / "gensim", **options)
+        loaded = READERS[form](tmp_path / "gensim")
+        assert sorted(loaded.words) == sorted(VECTORS.words)
+        np.testing.assert_array_equal(loaded.matrix[loaded.word_to_index["Zürich"]], VECTORS.matrix[2])
 
 
-def test_gensim_keeps_counts() -> None:
+def test_counts_in_gensim() -> None:
     pytest.importorskip("gensim", reason="needs gensim (extra `demo`)")
-    counted = WordVectors(VECTORS.words, VECTORS.matrix, [60, 50, 40, 30, 20, 10])
-    again = WordVectors.from_gensim(counted.to_gensim())
-    assert (again.words, again.counts) == (list(counted.words), counted.counts)
-    np.testing.assert_array_equal(again.matrix, counted.matrix)
+    vectors = WordVectors(VECTORS.words, VECTORS.matrix, [60, 50, 40, 30, 20, 10])
+    converted = WordVectors.from_gensim(vectors.to_gensim())
+    assert (converted.words, converted.counts) == (list(vectors.words), vectors.counts)
+    np.testing.assert_array_equal(converted.matrix, vectors.matrix)
     assert WordVectors.from_gensim(VECTORS.to_gensim()).counts is None
 
 
@@ -64,13 +64,13 @@ def test_gensim_keeps_counts() -> None:
     ("form", "content", "message"),
     [
         ("word2vec-text", b"", "first line"),
-        ("word2vec-text", b"the 1 2 3\n", "read it as glove"),
-        ("word2vec-text", b"3 2\na 1 2\nb 3 4\n", "gives 3 words, but there are 2"),
+        ("word2vec-text", b"the 1 2 3\n", "format glove"),
+        ("word2vec-text", b"3 2\na 1 2\nb 3 4\n", "3 words, but there are 2"),
         ("word2vec-text", b"2 2\na 1 2\nb 3\n", "line 3"),
         ("word2vec-text", b"1 2\na 1 x\n", "(?s)Not a number.*line 2"),
         ("word2vec-text", b"1 2\na 1 nan\n", "NaN"),
         ("word2vec-text", b"1 2\n\xff 1 2\n", "Not UTF-8"),
-        ("glove", b"3 2\na 1 2\n", "read it as word2vec-text"),
+        ("glove", b"3 2\na 1 2\n", "word2vec-text"),
         ("glove", b"a 1 2\nb 1 2 3 4 5 x\n", "line 2"),
         ("glove", b"a 1 2\nb 1\n", "line 2"),
         ("word2vec-binary", b"2 2\na " + np.ones(2, "<f4").tobytes(), "at word 0"),
@@ -88,39 +88,47 @@ def test_damaged_files(form: str, content: bytes, message: str, tmp_path: Path) 
 def test_missing_file(tmp_path: Path) -> None:
     for reader in READERS.values():
         with pytest.raises(CtxError, match="No such file"):
-            reader(tmp_path / "nothing")
+            reader(tmp_path / "missing")
 
 
-def test_repeated_words_are_left_out(tmp_path: Path) -> None:
+def test_repeated_words_are_ignored(tmp_path: Path) -> None:
     (tmp_path / "vectors").write_text("a 1 2\nb 3 4\na 5 6\n")
     with pytest.warns(UserWarning, match="1 repeated"):
-        found = READERS["glove"](tmp_path / "vectors")
-    assert (found.words, found.matrix.tolist()) == (["a", "b"], [[1, 2], [3, 4]])
+        vectors = READERS["glove"](tmp_path / "vectors")
+    assert (vectors.words, vectors.matrix.tolist()) == (["a", "b"], [[1, 2], [3, 4]])
 
 
 def test_words_with_spaces(tmp_path: Path) -> None:
     (tmp_path / "vectors").write_text("a 1 2\n. . 3 4\n")
-    found = READERS["glove"](tmp_path / "vectors")
-    assert found.words == ["a", ". ."]
+    vectors = READERS["glove"](tmp_path / "vectors")
+    assert vectors.words == ["a", ". ."]
     with pytest.raises(CtxError, match="white space"):
-        WRITERS["glove"](found, tmp_path / "again")
+        WRITERS["glove"](vectors, tmp_path / "copy")
 
 
 @pytest.mark.parametrize("family", STATIC)
-def test_a_model_of_a_file(family: str, tmp_path: Path) -> None:
-    """Through the script, the Auto classes, and back."""
+def test_conversion_script(family: str, tmp_path: Path) -> None:
+    """A file is converted to a model, which Auto classes load, and back."""
     WRITERS["word2vec-binary"](VECTORS, tmp_path / "vectors.bin")
 
     def run(*flags: object) -> str:
-        done = run_forked(SCRIPT, *flags)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        process = run_forked(SCRIPT, *flags)
+        assert process.returncode == 0, process.stderr
+        return process.stdout
 
-    out = run(
-        "--read", "word2vec-binary", "--input", tmp_path / "vectors.bin", "--family", family, "--output", tmp_path / "m"
+    directory = tmp_path / "model"
+    output = run(
+        "--input_format",
+        "word2vec-binary",
+        "--input",
+        tmp_path / "vectors.bin",
+        "--family",
+        family,
+        "--output",
+        directory,
     )
-    assert "6 words of 5 dimensions" in out
-    model, tokenizer = AutoModel.from_pretrained(tmp_path / "m"), AutoTokenizer.from_pretrained(tmp_path / "m")
+    assert "6 words of 5 dimensions" in output
+    model, tokenizer = AutoModel.from_pretrained(directory), AutoTokenizer.from_pretrained(directory)
     assert type(model) is FAMILIES[family].models["AutoModel"]
     batch = tokenizer(["naïve 東京", "5,000 unheard"], return_tensors="pt")
     with torch.no_grad():
@@ -128,15 +136,15 @@ def test_a_model_of_a_file(family: str, tmp_path: Path) -> None:
     np.testing.assert_array_equal(states[0].numpy(), VECTORS.matrix[[1, 3]])
     np.testing.assert_array_equal(states[1, 0].numpy(), VECTORS.matrix[5])
     assert not states[1, 1].any()
-    run("--write", "glove", "--input", tmp_path / "m", "--output", tmp_path / "again.txt")
-    np.testing.assert_array_equal(READERS["glove"](tmp_path / "again.txt").matrix, VECTORS.matrix)
+    run("--output_format", "glove", "--input", directory, "--output", tmp_path / "vectors.txt")
+    np.testing.assert_array_equal(READERS["glove"](tmp_path / "vectors.txt").matrix, VECTORS.matrix)
 
 
-def test_a_pickle_needs_permission(tmp_path: Path) -> None:
+def test_pickles_require_allow_pickle(tmp_path: Path) -> None:
     pytest.importorskip("gensim", reason="needs gensim (extra `demo`)")
     VECTORS.to_gensim().save(str(tmp_path / "vectors.kv"))
     flags = [
-        "--read",
+        "--input_format",
         "gensim",
         "--input",
         tmp_path / "vectors.kv",
@@ -145,26 +153,26 @@ def test_a_pickle_needs_permission(tmp_path: Path) -> None:
         "--output",
         tmp_path / "model",
     ]
-    refused = run_forked(SCRIPT, *flags)
-    assert refused.returncode == 2
-    assert "pickle" in refused.stderr
-    allowed = run_forked(SCRIPT, *flags, "--allow_pickle")
-    assert allowed.returncode == 0, allowed.stderr
+    process = run_forked(SCRIPT, *flags)
+    assert process.returncode == 2
+    assert "pickle" in process.stderr
+    process = run_forked(SCRIPT, *flags, "--allow_pickle")
+    assert process.returncode == 0, process.stderr
     assert len(AutoTokenizer.from_pretrained(tmp_path / "model")) == 8
 
 
-def test_other_families_have_no_fixed_vectors() -> None:
-    other = next(name for name in FAMILIES if name not in STATIC)
+def test_contextual_families_are_rejected() -> None:
+    family = next(name for name in FAMILIES if name not in STATIC)
     with pytest.raises(CtxError, match="has no static embeddings"):
-        VECTORS.to_model(other)
+        VECTORS.to_model(family)
 
 
 @pytest.mark.parametrize("family", STATIC)
-def test_words_of_another_vocabulary_are_refused(family: str) -> None:
-    """Of the same size: each vector would stand beside another word."""
+def test_tokenizer_of_another_vocabulary(family: str) -> None:
+    """A vocabulary of the same size with other words is an error."""
     model, tokenizer = VECTORS.to_model(family)
     record_tokenizer_digest(model.config, tokenizer)
     assert WordVectors.from_model(model, tokenizer).words == VECTORS.words
-    _, other = WordVectors([word + "s" for word in VECTORS.words], VECTORS.matrix).to_model(family)
+    _, other_tokenizer = WordVectors([word + "s" for word in VECTORS.words], VECTORS.matrix).to_model(family)
     with pytest.raises(CtxError, match="tokenizer_digest"):
-        WordVectors.from_model(model, other)
+        WordVectors.from_model(model, other_tokenizer)
