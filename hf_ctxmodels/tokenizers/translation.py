@@ -90,8 +90,8 @@ class CtxTranslationTokenizer(CtxWordTokenizer):
     def decode_target(self, sequences: Iterable[Iterable[int]]) -> list[str]:
         """Decode sequences of target ids, without special tokens except [UNK]."""
         skipped = {self.target_pad_token_id, self.target_start_id, self.target_end_id}
-        sequences = [[int(token_id) for token_id in ids if int(token_id) not in skipped] for ids in sequences]
-        return self._target.decode_batch(sequences, skip_special_tokens=False)
+        kept_ids = [[int(token_id) for token_id in ids if int(token_id) not in skipped] for ids in sequences]
+        return self._target.decode_batch(kept_ids, skip_special_tokens=False)
 
     @classmethod
     def train(

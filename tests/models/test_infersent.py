@@ -1,4 +1,4 @@
-"""InferSent's own: the features of a pair, texts alone, unknown words."""
+"""InferSent: features of text pairs, single texts and unknown words."""
 
 import pytest
 import torch
@@ -21,38 +21,38 @@ def words(*lengths: int) -> list[Tensor]:
 
 @pytest.mark.parametrize("unpad", [True, False])
 @torch.no_grad()
-def test_logits_are_those_of_the_features(unpad: bool) -> None:
-    """Each text encoded by itself, the formula of section 3.1, and the released code's layers."""
+def test_logits_match_the_formula(unpad: bool) -> None:
+    """Separately encoded texts, the features of section 3.1, and the released code's layers."""
     model, (first, second) = CLASSIFIER.model(unpad=unpad), words(4, 5)
-    u, v = (model.infersent(input_ids=part).pooler_output for part in (first, second))
+    u, v = (model.infersent(input_ids=text).pooler_output for text in (first, second))
     features = torch.cat([u, v, (u - v).abs(), u * v], 1)
     assert [type(layer) for layer in model.classifier] == [type(model.classifier[0])] * 3
     for layer in model.classifier:
         features = features @ layer.weight.T + layer.bias
-    got = model(input_ids=torch.cat([first, second], 1), token_type_ids=TYPES).logits
-    torch.testing.assert_close(got, features, atol=1e-5, rtol=1e-5)
+    logits = model(input_ids=torch.cat([first, second], 1), token_type_ids=TYPES).logits
+    torch.testing.assert_close(logits, features, atol=1e-5, rtol=1e-5)
 
 
 @torch.no_grad()
-def test_hidden_states_are_those_of_both_texts() -> None:
+def test_hidden_states_of_text_pairs() -> None:
     model, (first, second) = CLASSIFIER.model(), words(4, 5)
     inputs = {"input_ids": torch.cat([first, second], 1), "token_type_ids": TYPES}
-    got = model(**inputs, output_hidden_states=True).hidden_states
-    apart = [model.infersent(input_ids=part, output_hidden_states=True).hidden_states for part in (first, second)]
-    for states, one, other in zip(got, *apart, strict=True):
-        torch.testing.assert_close(states, torch.cat([one, other], 1), atol=1e-6, rtol=1e-6)
+    hidden_states = model(**inputs, output_hidden_states=True).hidden_states
+    separate = [model.infersent(input_ids=text, output_hidden_states=True).hidden_states for text in (first, second)]
+    for states, first_states, second_states in zip(hidden_states, *separate, strict=True):
+        torch.testing.assert_close(states, torch.cat([first_states, second_states], 1), atol=1e-6, rtol=1e-6)
 
 
 @torch.no_grad()
-def test_a_text_alone_is_compared_with_itself() -> None:
+def test_a_single_text_is_compared_with_itself() -> None:
     model, (text,) = CLASSIFIER.model(), words(4)
-    twice = model(input_ids=torch.cat([text, text], 1), token_type_ids=torch.tensor([[0] * 4 + [1] * 4])).logits
+    expected = model(input_ids=torch.cat([text, text], 1), token_type_ids=torch.tensor([[0] * 4 + [1] * 4])).logits
     for types in (None, torch.zeros_like(text), torch.ones_like(text)):
-        torch.testing.assert_close(model(input_ids=text, token_type_ids=types).logits, twice, atol=1e-6, rtol=1e-6)
+        torch.testing.assert_close(model(input_ids=text, token_type_ids=types).logits, expected, atol=1e-6, rtol=1e-6)
 
 
 @torch.no_grad()
-def test_a_linear_classifier_of_one_text() -> None:
+def test_linear_classifier_of_single_texts() -> None:
     model, batch = CLASSIFIER.model(text_pairs=False), make_batch(CLASSIFIER)
     with pytest.raises(CtxError, match="text_pairs=true"):
         model(**batch)
@@ -63,30 +63,33 @@ def test_a_linear_classifier_of_one_text() -> None:
     torch.testing.assert_close(model(**batch).logits, expected, atol=1e-6, rtol=1e-6)
 
 
-def test_the_classifier_that_is_not_linear() -> None:
-    """Two tanh layers: what is twice as large is not twice as much."""
+def test_classifier_nonlinear() -> None:
     features = torch.randn(3, 4 * CLASSIFIER.config().hidden_size)
     zero = torch.zeros_like(features)
-    linear, other = (CLASSIFIER.model(classifier_nonlinear=each).classifier for each in (False, True))
+    linear, nonlinear = (CLASSIFIER.model(classifier_nonlinear=value).classifier for value in (False, True))
     torch.testing.assert_close(linear(2 * features) - linear(zero), 2 * (linear(features) - linear(zero)))
-    assert not torch.allclose(other(2 * features) - other(zero), 2 * (other(features) - other(zero)))
-    assert sum(isinstance(layer, nn.Tanh) for layer in other) == 2
+    assert not torch.allclose(nonlinear(2 * features) - nonlinear(zero), 2 * (nonlinear(features) - nonlinear(zero)))
+    assert sum(isinstance(layer, nn.Tanh) for layer in nonlinear) == 2
 
 
 @torch.no_grad()
 def test_unknown_words() -> None:
     (text,) = words(5)
-    holed = torch.cat([text[:, :2], torch.full((1, 2), UNKNOWN), text[:, 2:]], 1)
+    with_unknown = torch.cat([text[:, :2], torch.full((1, 2), UNKNOWN), text[:, 2:]], 1)
     model = BASE.model()
-    torch.testing.assert_close(model(input_ids=holed).pooler_output, model(input_ids=text).pooler_output)
-    unknown = torch.full((1, 3), UNKNOWN)
-    assert model(input_ids=unknown).pooler_output.isfinite().all(), "where there is no other word, they are read"
-    reading = BASE.model(skip_unknown=False)
-    assert not torch.allclose(reading(input_ids=holed).pooler_output, reading(input_ids=text).pooler_output)
-    assert torch.equal(reading(input_ids=unknown).pooler_output, model(input_ids=unknown).pooler_output)
+    torch.testing.assert_close(model(input_ids=with_unknown).pooler_output, model(input_ids=text).pooler_output)
+    only_unknown = torch.full((1, 3), UNKNOWN)
+    assert model(input_ids=only_unknown).pooler_output.isfinite().all(), "a text of unknown words must be encoded"
+    encodes_unknown = BASE.model(skip_unknown=False)
+    assert not torch.allclose(
+        encodes_unknown(input_ids=with_unknown).pooler_output, encodes_unknown(input_ids=text).pooler_output
+    )
+    assert torch.equal(
+        encodes_unknown(input_ids=only_unknown).pooler_output, model(input_ids=only_unknown).pooler_output
+    )
 
 
-def test_sizes_that_do_not_fit() -> None:
+def test_invalid_sizes() -> None:
     with pytest.raises(StrictDataclassClassValidationError, match="must be even"):
         CtxInferSentConfig(hidden_size=7)
     with pytest.raises(StrictDataclassClassValidationError, match="classifier_size=0"):

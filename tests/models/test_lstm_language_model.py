@@ -1,5 +1,4 @@
-"""Families that read words from left to right: a state that is handed on, targets as transformers has them, text, and
-torch's LSTM."""
+"""LSTM language models: comparison with `torch.nn.LSTM`, states across batches, labels and generation."""
 
 import pytest
 import torch
@@ -17,31 +16,31 @@ def language_model(request: pytest.FixtureRequest) -> Case:
     return request.param
 
 
-def test_states_are_those_of_torch(language_model: Case) -> None:
-    """A stack of `torch.nn.LSTM` with the same weights, to 1e-5; and the gradients of the words' vectors."""
+def test_states_and_gradients_equal_torch(language_model: Case) -> None:
+    """Compared with layers of `torch.nn.LSTM` with the same weights."""
     model = language_model.model()
     encoder = model.base_model
     tables = [encoder.word_embeddings.weight.detach().clone().requires_grad_() for _ in range(2)]
     states = torch.nn.functional.embedding(IDS, tables[0])
     for layer in encoder.layers:
-        peer = torch.nn.LSTM(states.shape[2], layer.cell_size, batch_first=True)
+        reference = torch.nn.LSTM(states.shape[2], layer.cell_size, batch_first=True)
         names = {"weight_ih": layer.input_weight, "weight_hh": layer.state_weight}
         names |= {"bias_ih": layer.bias, "bias_hh": layer.state_bias}
-        peer.load_state_dict({f"{name}_l0": value[0].detach() for name, value in names.items()})
-        states, (hidden, cell) = peer(states)
+        reference.load_state_dict({f"{name}_l0": value[0].detach() for name, value in names.items()})
+        states, (hidden, cell) = reference(states)
     outputs = encoder(inputs_embeds=torch.nn.functional.embedding(IDS, tables[1]), use_cache=True)
     torch.testing.assert_close(outputs.last_hidden_state, states, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(outputs.past_key_values.states[-1][0][:, 0], hidden[0], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(outputs.past_key_values.states[-1][1][:, 0], cell[0], atol=1e-5, rtol=1e-5)
-    for each in (states, outputs.last_hidden_state):
-        each.square().sum().backward()
+    for output in (states, outputs.last_hidden_state):
+        output.square().sum().backward()
     torch.testing.assert_close(tables[1].grad, tables[0].grad, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("unpad", [True, False])
-def test_text_in_two_parts_is_the_text(language_model: Case, unpad: bool, side: str) -> None:
-    """Rows of other lengths in each part, and padding, which leaves the state alone."""
+def test_past_key_values_continue_a_text(language_model: Case, unpad: bool, side: str) -> None:
+    """With different lengths in both batches; padding does not change the state."""
     model = language_model.model(unpad=unpad)
     first, second = (
         make_batch(language_model, (5, 3, 7), side=side),
@@ -51,14 +50,14 @@ def test_text_in_two_parts_is_the_text(language_model: Case, unpad: bool, side: 
         cache = model(**first, use_cache=True).past_key_values
         logits = model(**second, past_key_values=cache).logits
         for row in range(3):
-            parts = [each["input_ids"][row][each["attention_mask"][row].bool()] for each in (first, second)]
-            expected = model(input_ids=torch.cat(parts)[None]).logits[0, len(parts[0]) :]
+            texts = [batch["input_ids"][row][batch["attention_mask"][row].bool()] for batch in (first, second)]
+            expected = model(input_ids=torch.cat(texts)[None]).logits[0, len(texts[0]) :]
             torch.testing.assert_close(logits[row][second["attention_mask"][row].bool()], expected)
     assert model(**first).past_key_values is None
     assert language_model.model(stateful=True)(**first).past_key_values is not None
 
 
-def test_states_of_other_shapes_are_refused(language_model: Case) -> None:
+def test_states_of_other_shapes_are_an_error(language_model: Case) -> None:
     model = language_model.model()
     cache = model(input_ids=IDS, use_cache=True).past_key_values
     with pytest.raises(CtxError, match="The states of past_key_values are"):
@@ -68,22 +67,22 @@ def test_states_of_other_shapes_are_refused(language_model: Case) -> None:
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
-def test_labels_of_transformers_are_shifted(language_model: Case, side: str) -> None:
+def test_labels_are_shifted(language_model: Case, side: str) -> None:
     batch = make_batch(language_model, (9, 1, 4), side=side)
     model, tokens = language_model.model(), batch["attention_mask"].bool()
     with torch.no_grad():
         loss = model(**batch, labels=batch["input_ids"].masked_fill(~tokens, -100)).loss
         logits = model(**batch).logits
     total, number = torch.zeros(()), 0
-    for row, there in enumerate(tokens):
-        ids, values = batch["input_ids"][row][there], logits[row][there]
+    for row, is_token in enumerate(tokens):
+        ids, values = batch["input_ids"][row][is_token], logits[row][is_token]
         total += torch.nn.functional.cross_entropy(values[:-1], ids[1:], reduction="sum")
         number += len(ids) - 1
     torch.testing.assert_close(loss, total / number)
 
 
-def test_shifted_labels_are_targets_in_their_place(language_model: Case) -> None:
-    """`shift_labels`, as Trainer gives them where it splits rows over devices."""
+def test_shift_labels(language_model: Case) -> None:
+    """Trainer passes `shift_labels` if it splits sequences over devices."""
     batch = make_batch(language_model, (9, 4))
     model, tokens = language_model.model(), batch["attention_mask"].bool()
     labels = batch["input_ids"].masked_fill(~tokens, -100)
@@ -96,34 +95,37 @@ def test_shifted_labels_are_targets_in_their_place(language_model: Case) -> None
         model(**batch, shift_labels=shifted[:, 1:])
 
 
-def test_no_target_beyond_the_end_of_a_sequence(language_model: Case) -> None:
+def test_packed_sequences_have_separate_targets(language_model: Case) -> None:
     model = language_model.model()
     ids = IDS[:1, :7]
     packed = model(input_ids=ids, sequence_ids=torch.tensor([[1, 1, 1, 1, 2, 2, 2]]), labels=ids).loss
-    parts = [model(input_ids=part, labels=part).loss * (part.shape[1] - 1) for part in (ids[:, :4], ids[:, 4:])]
-    torch.testing.assert_close(packed, sum(parts) / 5)
+    losses = [
+        model(input_ids=sequence, labels=sequence).loss * (sequence.shape[1] - 1)
+        for sequence in (ids[:, :4], ids[:, 4:])
+    ]
+    torch.testing.assert_close(packed, sum(losses) / 5)
 
 
-@pytest.mark.parametrize("how", [{}, {"num_beams": 3}, {"do_sample": True}], ids=["greedy", "beams", "sampling"])
-def test_text_with_the_state_is_text_without(language_model: Case, how: dict) -> None:
-    """Each word with the state of those before, against the whole text read anew at every word."""
+@pytest.mark.parametrize("strategy", [{}, {"num_beams": 3}, {"do_sample": True}], ids=["greedy", "beams", "sampling"])
+def test_cache_does_not_change_generation(language_model: Case, strategy: dict) -> None:
+    """Compared with a forward pass over the whole text at every step."""
     model = language_model.model(2, initializer_range=0.5)
-    options = {"max_new_tokens": 8, "eos_token_id": None, "pad_token_id": 0, **how}
+    options = {"max_new_tokens": 8, "eos_token_id": None, "pad_token_id": 0, **strategy}
     texts = []
-    for anew in (False, True):
-        if anew:
+    for use_cache in (True, False):
+        if not use_cache:
             model.prepare_inputs_for_generation = lambda ids, **kwargs: {"input_ids": ids, "use_cache": True}
         torch.manual_seed(0)
         texts.append(model.generate(IDS[:, :4], **options))
     assert texts[0].shape == (3, 12)
-    assert len(texts[0][:, 4:].unique()) > 2, "too dull a text to tell anything"
+    assert len(texts[0][:, 4:].unique()) > 2, "too few distinct words for this test"
     assert torch.equal(*texts)
 
 
-def test_padded_prompts_go_on_as_they_would_alone(language_model: Case) -> None:
+def test_padded_prompts(language_model: Case) -> None:
     model = language_model.model(2, initializer_range=0.5)
     padded = IDS[:2, :6].clone()
     padded[1, :3] = 0
     options = {"max_new_tokens": 6, "eos_token_id": None, "pad_token_id": 0, "do_sample": False}
-    together = model.generate(padded, attention_mask=(padded != 0).long(), **options)
-    assert torch.equal(together[1, 6:], model.generate(padded[1:, 3:], **options)[0, 3:])
+    generated = model.generate(padded, attention_mask=(padded != 0).long(), **options)
+    assert torch.equal(generated[1, 6:], model.generate(padded[1:, 3:], **options)[0, 3:])

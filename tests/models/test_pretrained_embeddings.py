@@ -1,4 +1,4 @@
-"""Every family with pretrained embeddings: copied in a step of their own, fixed or trained, and saved."""
+"""Families with pretrained embeddings: copying, training and saving of the vectors."""
 
 from pathlib import Path
 
@@ -13,46 +13,53 @@ from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.spec import FamilySpec
 from hf_ctxmodels.training.model_loading import load_config, load_model, new_config, new_model, set_embedding_fields
 
-READERS = [family for family in FAMILIES.values() if issubclass(family.models["AutoModel"], PretrainedEmbeddingEncoder)]
+FAMILIES_WITH_EMBEDDINGS = [
+    family for family in FAMILIES.values() if issubclass(family.models["AutoModel"], PretrainedEmbeddingEncoder)
+]
 
 
-@pytest.fixture(params=READERS, ids=lambda family: family.name)
+@pytest.fixture(params=FAMILIES_WITH_EMBEDDINGS, ids=lambda family: family.name)
 def family(request: pytest.FixtureRequest) -> FamilySpec:
     return request.param
 
 
 def save_glove(folder: Path) -> tuple[PreTrainedModel, CtxGloveTokenizer]:
-    """A random model of vectors of width 6, and its tokenizer."""
+    """Save a random GloVe model of width 6 and its tokenizer."""
     tokenizer = CtxGloveTokenizer.train(["a cat sat on a mat"] * 5, vocab_size=20)
     family = FAMILIES["glove"]
     glove = family.models["AutoModel"](family.config(vocab_size=len(tokenizer), hidden_size=6))
-    for part in (glove, tokenizer):
-        part.save_pretrained(folder)
+    glove.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
     return glove, tokenizer
 
 
 @pytest.mark.parametrize("trainable", [False, True])
-def test_of_another_model_fixed_and_saved(family: FamilySpec, tmp_path: Path, trainable: bool) -> None:
+def test_copy_save_and_load(family: FamilySpec, tmp_path: Path, trainable: bool) -> None:
     glove, tokenizer = save_glove(tmp_path / "glove")
-    own = family.tokenizer.train(["a cat\teine Katze"], 9, pretrained_embeddings=str(tmp_path / "glove"))
-    assert own("a cat on a mat").input_ids == tokenizer("a cat on a mat").input_ids
-    fields = {"vocab_size": len(own), "embedding_size": 6, "hidden_size": 8, "unk_token_id": own.unk_token_id}
+    family_tokenizer = family.tokenizer.train(["a cat\teine Katze"], 9, pretrained_embeddings=str(tmp_path / "glove"))
+    assert family_tokenizer("a cat on a mat").input_ids == tokenizer("a cat on a mat").input_ids
+    fields = {
+        "vocab_size": len(family_tokenizer),
+        "embedding_size": 6,
+        "hidden_size": 8,
+        "unk_token_id": family_tokenizer.unk_token_id,
+    }
     fields |= {"pretrained_embeddings": str(tmp_path / "glove"), "train_pretrained_embeddings": trainable}
     model = family.models["AutoModel"](tiny_config(family, **fields))
-    assert not model.word_embeddings.weight.any(), "construction opens no other model"
+    assert not model.word_embeddings.weight.any(), "construction must not load the vectors"
     model.load_pretrained_embeddings()
     assert torch.equal(model.word_embeddings.weight[2:], glove.vectors().detach()[2:])
-    assert not model.word_embeddings.weight[:2].any(), "padding and unknown words are zero"
+    assert not model.word_embeddings.weight[:2].any(), "vectors of padding and unknown words are zero"
     assert model.word_embeddings.weight.requires_grad is trainable
     model.save_pretrained(tmp_path / "model")
     (tmp_path / "glove" / "model.safetensors").unlink()
-    again = AutoModel.from_pretrained(tmp_path / "model")
-    assert torch.equal(again.word_embeddings.weight, model.word_embeddings.weight)
-    assert again.word_embeddings.weight.requires_grad is trainable
+    loaded = AutoModel.from_pretrained(tmp_path / "model")
+    assert torch.equal(loaded.word_embeddings.weight, model.word_embeddings.weight)
+    assert loaded.word_embeddings.weight.requires_grad is trainable
 
 
 @pytest.mark.parametrize(("field", "value"), [("vocab_size", 8), ("embedding_size", 7)])
-def test_that_do_not_fit_are_refused(family: FamilySpec, tmp_path: Path, field: str, value: int) -> None:
+def test_vectors_of_another_shape_are_an_error(family: FamilySpec, tmp_path: Path, field: str, value: int) -> None:
     _, tokenizer = save_glove(tmp_path)
     fields = {"vocab_size": len(tokenizer), "embedding_size": 6, "pretrained_embeddings": str(tmp_path), field: value}
     model = family.models["AutoModel"](tiny_config(family, **fields))
@@ -60,14 +67,14 @@ def test_that_do_not_fit_are_refused(family: FamilySpec, tmp_path: Path, field: 
         model.load_pretrained_embeddings()
 
 
-def test_of_what_has_none(family: FamilySpec, tmp_path: Path) -> None:
+def test_errors(family: FamilySpec, tmp_path: Path) -> None:
     with pytest.raises(CtxError, match="the tokenizer of"):
-        family.tokenizer.train(["a cat"], 9, pretrained_embeddings=str(tmp_path / "nowhere"))
+        family.tokenizer.train(["a cat"], 9, pretrained_embeddings=str(tmp_path / "missing"))
     model = family.models["AutoModel"](tiny_config(family))
     with pytest.raises(CtxError, match="pretrained_embeddings is None"):
         model.load_pretrained_embeddings()
     with pytest.raises(CtxError, match="the model of the word vectors"):
-        model.load_pretrained_embeddings(str(tmp_path / "nowhere"))
+        model.load_pretrained_embeddings(str(tmp_path / "missing"))
     bert = FAMILIES["bert"].tokenizer.train(["a cat sat"] * 5, vocab_size=40)
     for part in (bert, FAMILIES["bert"].models["AutoModel"](tiny_config(FAMILIES["bert"]))):
         part.save_pretrained(tmp_path)
@@ -78,7 +85,7 @@ def test_of_what_has_none(family: FamilySpec, tmp_path: Path) -> None:
     assert model.config.pretrained_embeddings is None
 
 
-def test_scripts_copy_them_into_a_new_model(family: FamilySpec, tmp_path: Path) -> None:
+def test_new_model_copies_the_vectors(family: FamilySpec, tmp_path: Path) -> None:
     glove, tokenizer = save_glove(tmp_path)
     options = [f"pretrained_embeddings={tmp_path}", "embedding_size=6"]
     model = new_model("AutoModel", new_config(family, tokenizer, "tiny", options))
@@ -90,11 +97,11 @@ def test_scripts_copy_them_beside_characters(name: str, tmp_path: Path) -> None:
     """Into a new model; and into a head on an encoder that was saved without them, whose other weights stay."""
     glove, tokenizer = save_glove(tmp_path / "glove")
     family, head = FAMILIES[name], "AutoModelForTokenClassification"
-    own = family.tokenizer.from_words([])
-    ids = own(" ".join(tokenizer.words[2:]), return_tensors="pt").input_ids
+    family_tokenizer = family.tokenizer.from_words([])
+    ids = family_tokenizer(" ".join(tokenizer.words[2:]), return_tensors="pt").input_ids
     expected = glove.vectors().detach()[2:]
     options = [f"pretrained_embeddings={tmp_path / 'glove'}"]
-    model = new_model(head, new_config(family, own, "tiny", options))
+    model = new_model(head, new_config(family, family_tokenizer, "tiny", options))
     vectors = model.vectors if name == "elmo" else model.cvt.vectors
     assert torch.equal(vectors(ids)[0, 1:-1], expected)
     assert not vectors(ids)[0, [0, -1]].any()

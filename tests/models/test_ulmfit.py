@@ -1,4 +1,4 @@
-"""ULMFiT's own: penalties, dropouts, and the classifier."""
+"""ULMFiT: penalties, dropouts, the classifier and the backward model."""
 
 import pytest
 import torch
@@ -14,131 +14,134 @@ IDS = torch.randint(5, 61, (3, 12), generator=torch.Generator().manual_seed(1))
 
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_penalties(side: str) -> None:
-    """In training alone; sums over the words with a target, divided by their number."""
+    """In training mode, penalties are means over the words with a target."""
     batch = make_batch(LM, (9, 1, 4), side=side)
     targets = make_targets(LM, batch)
     model = LM.model(activation_penalty=0.7, slowness_penalty=0.3).train()
     outputs = model(**batch, **targets)
     raw = model.base_model(**batch).last_hidden_state
     target_mask = targets["labels"][:, 1:] != -100
-    size = change = 0.0
+    activation = change = 0.0
     for row, column in target_mask.nonzero().tolist():
-        size += raw[row, column].square().mean().item()
+        activation += raw[row, column].square().mean().item()
         if column and batch["attention_mask"][row, column - 1]:
             change += (raw[row, column] - raw[row, column - 1]).square().mean().item()
-    expected = (0.7 * size + 0.3 * change) / int(target_mask.sum())
+    expected = (0.7 * activation + 0.3 * change) / int(target_mask.sum())
     plain = model.eval()(**batch, **targets).loss
     assert (outputs.loss - plain).item() == pytest.approx(expected, rel=1e-4)
 
 
-def test_penalties_under_accumulation() -> None:
+def test_penalties_with_gradient_accumulation() -> None:
     batch = make_batch(LM, (12, 3, 9, 1))
     targets = make_targets(LM, batch)
     model = LM.model().train()
     counts = {name: (value != -100).sum() for name, value in targets.items()}
-    whole = model(**batch, **targets).loss
-    parts = [
+    expected = model(**batch, **targets).loss
+    losses = [
         model(**{name: value[rows] for name, value in (batch | targets).items()}, num_items_in_batch=counts).loss
         for rows in (slice(1), slice(1, 4))
     ]
-    torch.testing.assert_close(sum(parts), whole)
+    torch.testing.assert_close(sum(losses), expected)
 
 
-def test_every_dropout_does_something() -> None:
+def test_dropouts() -> None:
     batch = make_batch(LM, (9, 5, 4))
     targets = make_targets(LM, batch)
-    nothing = {f"{kind}_dropout_prob": 0.0 for kind in ("embedding", "input", "hidden", "output", "weight")}
-    for kind in nothing:
-        model = LM.model(**{**nothing, kind: 0.5}, dropout_scale=1.0).train()
+    no_dropout = {f"{name}_dropout_prob": 0.0 for name in ("embedding", "input", "hidden", "output", "weight")}
+    for field in no_dropout:
+        model = LM.model(**{**no_dropout, field: 0.5}, dropout_scale=1.0).train()
         losses = {float(model(**batch, **targets).loss) for _ in range(4)}
-        assert len(losses) > 1, kind
-    model = LM.model(**nothing, dropout_scale=1.0).train()
+        assert len(losses) > 1, field
+    model = LM.model(**no_dropout, dropout_scale=1.0).train()
     assert len({float(model(**batch, **targets).loss) for _ in range(3)}) == 1
 
 
-def test_rates_that_are_none() -> None:
+def test_invalid_rates() -> None:
     with pytest.raises(Exception, match="input_dropout_prob"):
         CtxUlmfitConfig(input_dropout_prob=0.6, dropout_scale=2.0)
 
 
 class TestClassifier:
-    def test_pools_the_whole_text(self) -> None:
-        """The last state, the largest values and the mean, of tokens alone."""
+    def test_pooling(self) -> None:
+        """Last state, maximum and mean over the tokens of the whole text."""
         model, batch = CLASSIFIER.model(bptt=3), make_batch(CLASSIFIER, (11, 2), side="right")
         with torch.no_grad():
             outputs = model.encode(**batch)
-        for row, there in enumerate(batch["attention_mask"].bool()):
-            states = outputs.last_hidden_state[row][there]
+        for row, tokens in enumerate(batch["attention_mask"].bool()):
+            states = outputs.last_hidden_state[row][tokens]
             expected = torch.cat([states[-1], states.amax(0), states.mean(0)])
             torch.testing.assert_close(outputs.pooler_output[row], expected)
 
-    def test_bptt_changes_gradients_and_nothing_else(self) -> None:
+    def test_bptt_truncates_gradients_only(self) -> None:
         batch = make_batch(CLASSIFIER, (11, 2))
         batch |= make_targets(CLASSIFIER, batch)
         models = [CLASSIFIER.model(bptt=steps) for steps in (3, 11, 100)]
         losses = [model(**batch).loss for model in models]
         assert losses[0] == losses[1] == losses[2]
         name = "ulmfit.word_embeddings.weight"
-        found = [gradients(model, loss)[name] for model, loss in zip(models, losses, strict=True)]
-        assert torch.equal(found[1], found[2])
-        assert not torch.allclose(found[0], found[1])
-        assert (found[0].abs().sum(1) > 0).equal(found[1].abs().sum(1) > 0), "every word is reached"
+        embedding_gradients = [gradients(model, loss)[name] for model, loss in zip(models, losses, strict=True)]
+        assert torch.equal(embedding_gradients[1], embedding_gradients[2])
+        assert not torch.allclose(embedding_gradients[0], embedding_gradients[1])
+        assert (embedding_gradients[0].abs().sum(1) > 0).equal(embedding_gradients[1].abs().sum(1) > 0), (
+            "all words must get a gradient"
+        )
 
-    def test_the_papers_normalisation(self) -> None:
+    def test_normalisation(self) -> None:
         model = CLASSIFIER.model().train()
         batch = make_batch(CLASSIFIER)
         model(**batch, labels=torch.tensor([0, 1, 2, 0])).loss.backward()
         assert isinstance(model.classifier[0], torch.nn.BatchNorm1d)
         assert model.classifier[0].running_mean.any()
-        assert model(**make_batch(CLASSIFIER, (4,)), labels=torch.tensor([0])).loss.isfinite(), "one row will do"
+        assert model(**make_batch(CLASSIFIER, (4,)), labels=torch.tensor([0])).loss.isfinite(), "a batch of one example"
         assert isinstance(CLASSIFIER.model(classifier_norm="layer").classifier[0], torch.nn.LayerNorm)
 
 
-def test_tied() -> None:
+def test_tied_embeddings() -> None:
     model = CtxUlmfitForCausalLM(LM.config())
     assert model.decoder.weight is model.get_input_embeddings().weight
 
 
-def reversed_rows(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def reverse(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: value.flip(1) for name, value in batch.items()}
 
 
 @pytest.mark.parametrize("unpad", [True, False])
 @pytest.mark.parametrize("side", ["right", "left"])
 class TestBackward:
-    """The model of the other direction on a text is the forward one, of the same weights, on the text turned round."""
+    """The backward model equals a forward model with the same weights on reversed texts."""
 
     def test_language_model(self, side: str, unpad: bool) -> None:
         batch = make_batch(LM, (9, 1, 4), side=side)
         forward, backward = (LM.model(unpad=unpad, backward=value) for value in (False, True))
-        expected = forward(**reversed_rows(batch), use_cache=True)
-        found = backward(**batch, use_cache=True)
-        torch.testing.assert_close(found.logits, expected.logits.flip(1))
-        torch.testing.assert_close(found.past_key_values.states, expected.past_key_values.states)
-        again = forward(**reversed_rows(batch), past_key_values=expected.past_key_values)
+        expected = forward(**reverse(batch), use_cache=True)
+        outputs = backward(**batch, use_cache=True)
+        torch.testing.assert_close(outputs.logits, expected.logits.flip(1))
+        torch.testing.assert_close(outputs.past_key_values.states, expected.past_key_values.states)
+        continued = forward(**reverse(batch), past_key_values=expected.past_key_values)
         torch.testing.assert_close(
-            backward(**batch, past_key_values=found.past_key_values).logits, again.logits.flip(1)
+            backward(**batch, past_key_values=outputs.past_key_values).logits, continued.logits.flip(1)
         )
 
     def test_losses(self, side: str, unpad: bool) -> None:
-        """Of labels as transformers has them, and with the word before the row; also of several sequences in a row."""
+        """Labels equal to the input ids, with an additional target before the sequence, and packed sequences."""
         batch = make_batch(LM, (9, 1, 4), side=side)
         forward, backward = (LM.model(unpad=unpad, backward=value) for value in (False, True))
         labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
         sequences = batch["attention_mask"] * torch.tensor([1, 1, 1, 2, 2, 2, 2, 3, 3])
-        without = {"input_ids": batch["input_ids"], "sequence_ids": sequences}
-        for given in ({**batch, "labels": labels}, {**without, "labels": labels}):
-            torch.testing.assert_close(backward(**given).loss, forward(**reversed_rows(given)).loss)
+        packed = {"input_ids": batch["input_ids"], "sequence_ids": sequences}
+        for inputs in (batch, packed):
+            inputs = {**inputs, "labels": labels}
+            torch.testing.assert_close(backward(**inputs).loss, forward(**reverse(inputs)).loss)
         targets = torch.full_like(labels, -100)
-        for row, there in enumerate(batch["attention_mask"].bool()):
-            targets[row, there] = torch.cat([torch.tensor([7]), labels[row, there][:-1]])
-        given = {**batch, "labels": torch.nn.functional.pad(targets, (0, 1), value=-100)}
-        torch.testing.assert_close(backward(**given).loss, forward(**reversed_rows(given)).loss)
+        for row, tokens in enumerate(batch["attention_mask"].bool()):
+            targets[row, tokens] = torch.cat([torch.tensor([7]), labels[row, tokens][:-1]])
+        inputs = {**batch, "labels": torch.nn.functional.pad(targets, (0, 1), value=-100)}
+        torch.testing.assert_close(backward(**inputs).loss, forward(**reverse(inputs)).loss)
 
     def test_classifier(self, side: str, unpad: bool) -> None:
         batch = make_batch(CLASSIFIER, (9, 1, 4), side=side)
         forward, backward = (CLASSIFIER.model(unpad=unpad, backward=value) for value in (False, True))
-        torch.testing.assert_close(backward(**batch).logits, forward(**reversed_rows(batch)).logits)
+        torch.testing.assert_close(backward(**batch).logits, forward(**reverse(batch)).logits)
 
 
 def test_backward_does_not_generate() -> None:
