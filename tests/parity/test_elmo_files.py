@@ -1,4 +1,4 @@
-"""ELMo weights as AllenNLP released them, and outputs that AllenNLP computed from them."""
+"""Conversion of released ELMo files, compared with the outputs of AllenNLP."""
 
 import json
 import runpy
@@ -35,24 +35,24 @@ def streams(folder: Path) -> list[list[list[str]]]:
 
 @pytest.fixture(scope="module")
 def expected(folder: Path) -> list[list[Tensor]]:
-    """Of every stream and sentence the top layer, (words, 2 * 16)."""
+    """(words, 2 * 16) top layer of every sentence in every stream."""
     arrays = []
     for number in range(3):
         with h5py.File(folder / f"lm_embeddings_{number}.hdf5") as file:
-            arrays.append([torch.from_numpy(np.concatenate(file[str(place)][...], -1)) for place in range(10)])
+            arrays.append([torch.from_numpy(np.concatenate(file[str(index)][...], -1)) for index in range(10)])
     return arrays
 
 
-def read(folder: Path) -> Any:
+def load_model(folder: Path) -> Any:
     return read_allennlp(folder / "options.json", folder / "lm_weights.hdf5")
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("unpad", [True, False])
-def test_top_layer_with_the_state_carried_over_ten_batches(
+def test_top_layer_of_ten_consecutive_batches(
     folder: Path, tokenizer: CtxElmoTokenizer, streams: list, expected: list, unpad: bool, side: str
 ) -> None:
-    model = read(folder)
+    model = load_model(folder)
     model.config.unpad = unpad
     cache = None
     for number in range(10):
@@ -71,32 +71,32 @@ def test_top_layer_with_the_state_carried_over_ten_batches(
             torch.testing.assert_close(words[1:-1], stream[number], rtol=0, atol=1e-5)
 
 
-def test_without_its_state_only_the_first_sentence_agrees(
+def test_second_sentence_depends_on_the_state(
     folder: Path, tokenizer: CtxElmoTokenizer, streams: list, expected: list
 ) -> None:
-    model = read(folder)
-    for number, agrees in ((0, True), (1, False)):
+    model = load_model(folder)
+    for number, is_equal in ((0, True), (1, False)):
         batch = tokenizer(streams[0][number], is_split_into_words=True, return_tensors="pt")
         with torch.no_grad():
             outputs = model(**batch)
         assert outputs.past_key_values is None
         difference = float((outputs.last_hidden_state[0, 1:-1] - expected[0][number]).abs().max())
-        assert (difference < 1e-5) == agrees
+        assert (difference < 1e-5) == is_equal
 
 
-def test_token_layer_of_known_words(folder: Path, tokenizer: CtxElmoTokenizer) -> None:
-    """A table of what the character encoder gives for each word of a list, boundaries in front."""
+def test_token_layer(folder: Path, tokenizer: CtxElmoTokenizer) -> None:
+    """Compared with AllenNLP's output of the character encoder for a list of words."""
     words = (folder / "vocab_test.txt").read_text().split("\n")
     with h5py.File(folder / "elmo_token_embeddings.hdf5") as file:
         table = torch.from_numpy(file["embedding"][...])
-    model = read(folder)
+    model = load_model(folder)
     with torch.no_grad():
-        got = model.look_up(tokenizer([words], is_split_into_words=True, return_tensors="pt").input_ids)[0, 1:-1]
-    assert len(table) == len(got)
-    torch.testing.assert_close(got, table, rtol=0, atol=1e-5)
+        vectors = model.embed_ids(tokenizer([words], is_split_into_words=True, return_tensors="pt").input_ids)[0, 1:-1]
+    assert len(table) == len(vectors)
+    torch.testing.assert_close(vectors, table, rtol=0, atol=1e-5)
 
 
-def test_a_damaged_pair_of_files(folder: Path, tmp_path: Path) -> None:
+def test_damaged_files(folder: Path, tmp_path: Path) -> None:
     options = json.loads((folder / "options.json").read_text())
     with pytest.raises(CtxError, match="KeyError: 'dim'"):
         config_from_options({**options, "lstm": {"projection_dim": 16}})
@@ -108,20 +108,18 @@ def test_a_damaged_pair_of_files(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(CtxError, match="Cannot read the weights"):
         read_allennlp(folder / "options.json", folder / "sentences.json")
     with pytest.raises(CtxError, match="The file cannot be read"):
-        read_allennlp(tmp_path / "none.json", folder / "lm_weights.hdf5")
+        read_allennlp(tmp_path / "missing.json", folder / "lm_weights.hdf5")
 
 
-def test_the_script_from_end_to_end(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, streams: list, expected: list
-) -> None:
-    """What the script leaves is opened by the Auto classes, and computes what AllenNLP did."""
+def test_script(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, streams: list, expected: list) -> None:
+    """Auto classes load the output, which computes the same states as AllenNLP."""
     script = Path(__file__).parents[2] / "conversion" / "elmo.py"
     files = ["--options", folder / "options.json", "--weights", folder / "lm_weights.hdf5"]
     flags = [*files, "--vocabulary", folder / "vocab_test.txt", "--output", tmp_path / "out"]
     monkeypatch.setattr(sys, "argv", [str(script), *map(str, flags)])
-    with pytest.raises(SystemExit) as stopped:
+    with pytest.raises(SystemExit) as exit_info:
         runpy.run_path(str(script), run_name="__main__")
-    assert stopped.value.code == 0
+    assert exit_info.value.code == 0
     model, tokenizer = AutoModel.from_pretrained(tmp_path / "out"), AutoTokenizer.from_pretrained(tmp_path / "out")
     words = (folder / "vocab_test.txt").read_text().split()
     assert len(tokenizer) == model.config.vocab_size == len({*words, *tokenizer.special_tokens} - {"<UNK>"})
@@ -129,5 +127,5 @@ def test_the_script_from_end_to_end(
     with torch.no_grad():
         outputs = model.eval()(**batch)
     for row, stream in enumerate(expected):
-        got = outputs.last_hidden_state[row][batch["attention_mask"][row].bool()]
-        torch.testing.assert_close(got[1:-1], stream[0], rtol=0, atol=1e-5)
+        states = outputs.last_hidden_state[row][batch["attention_mask"][row].bool()]
+        torch.testing.assert_close(states[1:-1], stream[0], rtol=0, atol=1e-5)

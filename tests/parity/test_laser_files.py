@@ -1,4 +1,4 @@
-"""The released form of a LASER encoder: vectors are those of torch.nn.LSTM and a maximum; files that are none."""
+"""Conversion of released LASER encoders, compared with `torch.nn.LSTM` and max pooling."""
 
 import runpy
 import sys
@@ -14,12 +14,12 @@ from hf_ctxmodels.architectures.fastbpe_files import read_codes
 from hf_ctxmodels.models.laser.conversion_laser import build_laser, read_encoder
 
 SCRIPT = Path(__file__).parents[2] / "conversion" / "laser.py"
-# as the released files have them: "@@" where a word goes on; of "ca" and "cat" one is in the dictionary
+# as in released files: "@@" within a word; only one of "ca" and "cat" is in the dictionary
 SUBWORDS = ["the", "c@@", "a@@", "t", "s@@", "cat", "th@@", "e", ".", "sat"]
 CODES = [("t", "h"), ("th", "e</w>"), ("c", "a"), ("ca", "t</w>"), ("s", "a")]
 
 
-def released(width: int, hidden: int, layers: int, seed: int = 0) -> tuple[torch.nn.LSTM, dict[str, Any]]:
+def build_release(width: int, hidden: int, layers: int, seed: int = 0) -> tuple[torch.nn.LSTM, dict[str, Any]]:
     torch.manual_seed(seed)
     lstm = torch.nn.LSTM(width, hidden, num_layers=layers, bidirectional=True)
     tokens = ["<s>", "<pad>", "</s>", "<unk>", *SUBWORDS]
@@ -35,9 +35,8 @@ def released(width: int, hidden: int, layers: int, seed: int = 0) -> tuple[torch
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize(("width", "hidden", "layers"), [(320, 512, 5), (7, 5, 1), (12, 4, 3)])
 @torch.no_grad()
-def test_vectors_are_those_of_torch(width: int, hidden: int, layers: int, side: str, unpad: bool) -> None:
-    """The released code pads on the left, and turns that to the right before it reads: no side changes a vector."""
-    lstm, encoder = released(width, hidden, layers)
+def test_embeddings_equal_torch(width: int, hidden: int, layers: int, side: str, unpad: bool) -> None:
+    lstm, encoder = build_release(width, hidden, layers)
     model, _ = build_laser(encoder, [])
     model.config.unpad = unpad
     lengths = (9, 4, 1, 6)
@@ -45,20 +44,20 @@ def test_vectors_are_those_of_torch(width: int, hidden: int, layers: int, side: 
     for row, length in enumerate(lengths):
         columns = slice(9 - length, 9) if side == "left" else slice(length)
         ids[row, columns] = torch.randint(2, len(SUBWORDS) + 4, (length,))
-    got = model(input_ids=ids, attention_mask=(ids != 1).long()).pooler_output
+    embeddings = model(input_ids=ids, attention_mask=(ids != 1).long()).pooler_output
     for row in range(4):
-        read = encoder["model"]["embed_tokens.weight"][ids[row][ids[row] != 1]]
-        expected = lstm(read[:, None])[0][:, 0].amax(0)
-        torch.testing.assert_close(got[row], expected, atol=1e-5, rtol=1e-5)
-    assert sum(each.numel() for each in model.layers.parameters()) == sum(each.numel() for each in lstm.parameters())
+        vectors = encoder["model"]["embed_tokens.weight"][ids[row][ids[row] != 1]]
+        expected = lstm(vectors[:, None])[0][:, 0].amax(0)
+        torch.testing.assert_close(embeddings[row], expected, atol=1e-5, rtol=1e-5)
+    assert sum(map(torch.numel, model.layers.parameters())) == sum(map(torch.numel, lstm.parameters()))
 
 
-def test_subwords_have_the_released_numbers() -> None:
-    _, encoder = released(6, 4, 1)
+def test_tokens_have_the_released_ids() -> None:
+    _, encoder = build_release(6, 4, 1)
     model, tokenizer = build_laser(encoder, CODES)
     numbers = encoder["dictionary"]
-    wanted = {"the": ["the"], "cat .": ["cat", "."], "t": ["t"], "sac": ["<unk>", "<unk>"]}
-    for text, tokens in wanted.items():
+    tokens_by_text = {"the": ["the"], "cat .": ["cat", "."], "t": ["t"], "sac": ["<unk>", "<unk>"]}
+    for text, tokens in tokens_by_text.items():
         ids = tokenizer(text).input_ids
         assert ids[-1] == numbers["</s>"]
         assert [number if number < len(numbers) else numbers["<unk>"] for number in ids[:-1]] == [
@@ -66,31 +65,34 @@ def test_subwords_have_the_released_numbers() -> None:
         ]
     table = model.embeddings.weight
     assert len(table) == len(tokenizer) > len(numbers)
-    assert (table[len(numbers) :] == table[numbers["<unk>"]]).all(), "what is in no dictionary is read as unknown"
+    assert (table[len(numbers) :] == table[numbers["<unk>"]]).all(), (
+        "tokens outside the dictionary have the unknown embedding"
+    )
 
 
 def test_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
-    lstm, encoder = released(6, 4, 2)
+    lstm, encoder = build_release(6, 4, 2)
     torch.save(encoder, tmp_path / "encoder.pt")
     (tmp_path / "codes").write_text("".join(f"{a} {b} 10\n" for a, b in CODES))
     files = {"encoder": "encoder.pt", "codes": "codes", "output": "laser"}
-    flags = [part for name, file in files.items() for part in (f"--{name}", str(tmp_path / file))]
+    flags = [argument for name, file in files.items() for argument in (f"--{name}", str(tmp_path / file))]
     monkeypatch.setattr(sys, "argv", ["laser.py", *flags])
-    with pytest.raises(SystemExit) as stopped:
+    with pytest.raises(SystemExit) as exit_info:
         runpy.run_path(str(SCRIPT), run_name="__main__")
-    assert stopped.value.code == 0
-    assert "subwords" in capsys.readouterr().out
-    model, tokenizer = (each.from_pretrained(tmp_path / "laser") for each in (AutoModel, AutoTokenizer))
-    got = model.encode(["The cat .", ""], tokenizer)
+    assert exit_info.value.code == 0
+    assert "tokens" in capsys.readouterr().out
+    model = AutoModel.from_pretrained(tmp_path / "laser")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "laser")
+    embeddings = model.encode(["The cat .", ""], tokenizer)
     for row, tokens in enumerate((["the", "cat", ".", "</s>"], ["</s>"])):
         ids = [encoder["dictionary"][token] for token in tokens]
         with torch.no_grad():
             expected = lstm(encoder["model"]["embed_tokens.weight"][ids][:, None])[0][:, 0].amax(0)
-        torch.testing.assert_close(got[row], expected, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(embeddings[row], expected, atol=1e-5, rtol=1e-5)
 
 
-def test_files_that_are_something_else(tmp_path: Path) -> None:
-    lstm, encoder = released(6, 4, 2)
+def test_other_files_are_an_error(tmp_path: Path) -> None:
+    lstm, encoder = build_release(6, 4, 2)
     torch.save(lstm, tmp_path / "module.pt")  # a pickle that runs code
     with pytest.raises(CtxError, match="Cannot read the weights"):
         read_encoder(tmp_path / "module.pt")

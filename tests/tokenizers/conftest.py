@@ -18,7 +18,7 @@ def sentence(number):
 @pytest.fixture(scope="session")
 def documents():
     """Forty documents of one to nine sentences."""
-    return [[sentence(37 * index + 11 * place) for place in range(1 + index % 9)] for index in range(40)]
+    return [[sentence(37 * index + 11 * number) for number in range(1 + index % 9)] for index in range(40)]
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""The byte-level BPE tokenizers: upstream's ids, training, saving, and what they refuse."""
+"""Byte-level BPE tokenizers: ids, training, saving and errors."""
 
 import gzip
 import json
@@ -26,7 +26,7 @@ TRICKY = [
 
 
 class Gpt2Like(CtxByteBPETokenizer):
-    """GPT-2's tokens: no special token around a text, one after the last merge."""
+    """GPT-2's special tokens: none around a text, one after the last merge."""
 
     last_tokens = ("<|endoftext|>",)
 
@@ -34,131 +34,135 @@ class Gpt2Like(CtxByteBPETokenizer):
         super().__init__(vocab, merges, unk_token=unk_token, trim_offsets=trim_offsets, **kwargs)
 
 
-KINDS = {"roberta": (CtxRobertaTokenizer, RobertaTokenizer), "gpt2": (Gpt2Like, GPT2Tokenizer)}
+TOKENIZER_CLASSES = {"roberta": (CtxRobertaTokenizer, RobertaTokenizer), "gpt2": (Gpt2Like, GPT2Tokenizer)}
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def kind(request):
-    """Ours beside its peer."""
-    return KINDS[request.param]
+@pytest.fixture(scope="module", params=TOKENIZER_CLASSES)
+def classes(request):
+    """A tokenizer class and its reference in transformers."""
+    return TOKENIZER_CLASSES[request.param]
 
 
 @pytest.fixture(scope="module")
-def folders(kind, tmp_path_factory):
-    """One vocabulary as vocab.json with merges.txt, and as the peer saves it."""
+def folders(classes, tmp_path_factory):
+    """One vocabulary as vocab.json with merges.txt, and as transformers saves it."""
     plain, saved = (tmp_path_factory.mktemp(name) for name in ("vocab and merges", "tokenizer.json"))
-    model = json.loads(kind[0].train([*TEXTS, *TRICKY] * 2, 420).backend_tokenizer.to_str())["model"]
+    model = json.loads(classes[0].train([*TEXTS, *TRICKY] * 2, 420).backend_tokenizer.to_str())["model"]
     (plain / "vocab.json").write_text(json.dumps(model["vocab"]))
     lines = ["#version: 0.2 - made by a test", *(" ".join(pair) for pair in model["merges"])]
     (plain / "merges.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    released = {"mask_token": AddedToken("<mask>", lstrip=True)} if kind[1] is RobertaTokenizer else {}
-    kind[1].from_pretrained(plain, **released).save_pretrained(saved)
+    released = {"mask_token": AddedToken("<mask>", lstrip=True)} if classes[1] is RobertaTokenizer else {}
+    classes[1].from_pretrained(plain, **released).save_pretrained(saved)
     return {"vocab and merges": plain, "tokenizer.json": saved}
 
 
 @pytest.mark.parametrize("form", ["vocab and merges", "tokenizer.json"])
 @pytest.mark.parametrize("options", [{}, {"add_prefix_space": True}, {"trim_offsets": False}], ids=str)
-def test_ids_are_upstreams(kind, folders, form, options):
-    if "trim_offsets" in options and kind[1] is GPT2Tokenizer:
+def test_ids_equal_transformers(classes, folders, form, options):
+    if "trim_offsets" in options and classes[1] is GPT2Tokenizer:
         options = {}
-    ours = kind[0].from_pretrained(folders[form], **options)
-    if kind[1] is RobertaTokenizer and form == "vocab and merges":  # as in the released tokenizer.json
+    tokenizer = classes[0].from_pretrained(folders[form], **options)
+    if classes[1] is RobertaTokenizer and form == "vocab and merges":  # as in the released tokenizer.json
         options = {**options, "mask_token": AddedToken("<mask>", lstrip=True)}
-    theirs = kind[1].from_pretrained(folders[form], **options)
-    assert ours.get_vocab() == theirs.get_vocab()
+    reference = classes[1].from_pretrained(folders[form], **options)
+    assert tokenizer.get_vocab() == reference.get_vocab()
     for texts in (TEXTS[:20], TRICKY):
-        assert ours(texts, return_offsets_mapping=True).data == theirs(texts, return_offsets_mapping=True).data
+        assert tokenizer(texts, return_offsets_mapping=True).data == reference(texts, return_offsets_mapping=True).data
         pairs = {"text": texts[:-1], "text_pair": texts[1:], "truncation": True, "max_length": 48}
-        assert ours(**pairs).data == theirs(**pairs).data
-        assert [ours.decode(ids) for ids in ours(texts).input_ids] == [
-            theirs.decode(ids) for ids in theirs(texts).input_ids
+        assert tokenizer(**pairs).data == reference(**pairs).data
+        assert [tokenizer.decode(ids) for ids in tokenizer(texts).input_ids] == [
+            reference.decode(ids) for ids in reference(texts).input_ids
         ]
-    assert [ours(text).word_ids() for text in TRICKY] == [theirs(text).word_ids() for text in TRICKY]
+    assert [tokenizer(text).word_ids() for text in TRICKY] == [reference(text).word_ids() for text in TRICKY]
 
 
 @pytest.fixture(scope="module")
-def ours_and_theirs(kind, folders):
-    return [each.from_pretrained(folders["tokenizer.json"]) for each in kind]
+def tokenizer_and_reference(classes, folders):
+    return [tokenizer_class.from_pretrained(folders["tokenizer.json"]) for tokenizer_class in classes]
 
 
 @settings(max_examples=200, deadline=None)
 @given(text=st.text(max_size=80))
-def test_ids_are_upstreams_on_any_text_and_decoding_gives_it_back(ours_and_theirs, text):
-    ours, theirs = ours_and_theirs
-    ids = ours(text, add_special_tokens=False).input_ids
-    assert ids == theirs(text, add_special_tokens=False).input_ids
-    if not set(ids) & set(ours.all_special_ids):
-        assert ours.decode(ids, clean_up_tokenization_spaces=False) == text
+def test_ids_equal_transformers_on_any_text_and_decode_restores_it(tokenizer_and_reference, text):
+    tokenizer, reference = tokenizer_and_reference
+    ids = tokenizer(text, add_special_tokens=False).input_ids
+    assert ids == reference(text, add_special_tokens=False).input_ids
+    if not set(ids) & set(tokenizer.all_special_ids):
+        assert tokenizer.decode(ids, clean_up_tokenization_spaces=False) == text
 
 
-def test_ids_are_upstreams_on_real_text(kind, shared_data, tmp_path):
+def test_ids_equal_transformers_on_real_text(classes, shared_data, tmp_path):
     with gzip.open(shared_data / "corpus/wikipedia_articles.txt.gz", "rt", encoding="utf-8") as file:
         lines = [line.strip() for line in file if len(line) > 20]
-    ours = kind[0].train(lines[::10], 2000)
-    ours.save_pretrained(tmp_path)
-    theirs = kind[1].from_pretrained(tmp_path)
-    assert ours(lines[5::100]).input_ids == theirs(lines[5::100]).input_ids
-    fertility = len(ours.tokenize(" ".join(lines[5::100]))) / len(" ".join(lines[5::100]).split())
-    assert 1 < fertility < 2.5, "whole words and large parts of words have been learned"
+    tokenizer = classes[0].train(lines[::10], 2000)
+    tokenizer.save_pretrained(tmp_path)
+    reference = classes[1].from_pretrained(tmp_path)
+    assert tokenizer(lines[5::100]).input_ids == reference(lines[5::100]).input_ids
+    fertility = len(tokenizer.tokenize(" ".join(lines[5::100]))) / len(" ".join(lines[5::100]).split())
+    assert 1 < fertility < 2.5, "merges of several characters have been learned"
 
 
-def test_saved_and_opened_by_the_auto_class(tmp_path):
+def test_save_and_load(tmp_path):
     trained = CtxRobertaTokenizer.train(TEXTS, 320, model_max_length=77, add_prefix_space=True)
     trained.save_pretrained(tmp_path)
-    opened = AutoTokenizer.from_pretrained(tmp_path)
-    assert type(opened) is CtxRobertaTokenizer
-    assert opened.get_vocab() == trained.get_vocab()
-    assert (opened.model_max_length, opened.add_prefix_space) == (77, True)
-    for copy in (opened, pickle.loads(pickle.dumps(trained))):
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    assert type(loaded) is CtxRobertaTokenizer
+    assert loaded.get_vocab() == trained.get_vocab()
+    assert (loaded.model_max_length, loaded.add_prefix_space) == (77, True)
+    for copy in (loaded, pickle.loads(pickle.dumps(trained))):
         assert copy([*TEXTS, *TRICKY]).data == trained([*TEXTS, *TRICKY]).data
 
 
-def test_special_tokens_have_the_released_ids_and_mask_is_last():
+def test_ids_of_special_tokens():
     tokenizer = CtxRobertaTokenizer.train(TEXTS, 320)
     assert tokenizer.convert_ids_to_tokens([0, 1, 2, 3, len(tokenizer) - 1]) == [
-        *("<s>", "<pad>", "</s>", "<unk>", "<mask>")
+        "<s>",
+        "<pad>",
+        "</s>",
+        "<unk>",
+        "<mask>",
     ]
     assert sorted(tokenizer.get_vocab().values()) == list(range(len(tokenizer))), "ids without gaps"
     assert tokenizer.tokenize(" bridge") == ["Ġbridge"]
     assert tokenizer("a", "b").input_ids == [0, *tokenizer("a").input_ids[1:-1], 2, 2, tokenizer("b").input_ids[1], 2]
 
 
-def test_given_words_are_words():
+def test_is_split_into_words():
     tokenizer = CtxRobertaTokenizer.train(TEXTS, 320)
     words = TEXTS[0].split()
     split = tokenizer(words, is_split_into_words=True, return_offsets_mapping=True)
     assert split.input_ids == tokenizer(" " + TEXTS[0]).input_ids
     assert [word for word in split.word_ids() if word is not None] == sorted(
-        word for number, word_ in enumerate(words) for word in [number] * len(tokenizer.tokenize(" " + word_))
+        number for number, word in enumerate(words) for _ in tokenizer.tokenize(" " + word)
     )
     ends = {word: end for word, (_, end) in zip(split.word_ids(), split.offset_mapping) if word is not None}
     assert ends == {number: len(word) for number, word in enumerate(words)}
-    assert tokenizer("bridge").input_ids != tokenizer(" bridge").input_ids, "and a text is as it was before"
+    assert tokenizer("bridge").input_ids != tokenizer(" bridge").input_ids, "the tokenizer's state is restored"
 
 
-def test_training_gives_the_same_vocabulary_in_every_process_and_order(tmp_path):
+def test_vocabulary_does_not_depend_on_process_and_order(tmp_path):
     trained, vocabulary = trained_in_both_orders(CtxRobertaTokenizer, 600, tmp_path)
     assert vocabulary == trained.get_vocab()
 
 
-def test_a_vocabulary_is_as_large_as_was_asked_for(kind):
-    assert len(kind[0].train(TEXTS, 290)) == 290
+def test_vocab_size(classes):
+    assert len(classes[0].train(TEXTS, 290)) == 290
 
 
-def test_training_anew_from_a_trained_tokenizer():
-    other = CtxRobertaTokenizer.train(TEXTS, 300).train_new_from_iterator(["entirely different words"] * 5, 290)
-    assert type(other) is CtxRobertaTokenizer
-    assert other.tokenize(" different") == ["Ġdifferent"]
+def test_train_new_from_iterator():
+    retrained = CtxRobertaTokenizer.train(TEXTS, 300).train_new_from_iterator(["entirely different words"] * 5, 290)
+    assert type(retrained) is CtxRobertaTokenizer
+    assert retrained.tokenize(" different") == ["Ġdifferent"]
 
 
-def test_word_ids_serve_whole_words():
+def test_whole_word_masking_of_byte_level_tokens():
     objective = FullSentences(CtxRobertaTokenizer.train(TEXTS, 300), max_length=24, seed=0, whole_word=True)
-    (row,) = objective.examples([["boat gardens"], ["it's"]])
-    tokens = objective.tokenizer.convert_ids_to_tokens(row["input_ids"])
+    (example,) = objective.examples([["boat gardens"], ["it's"]])
+    tokens = objective.tokenizer.convert_ids_to_tokens(example["input_ids"])
     words: dict[tuple, str] = {}
     separators = [number for number, token in enumerate(tokens) if token == "</s>"]
-    for place, (token, word) in enumerate(zip(tokens, row["word_ids"].tolist())):
-        key = (sum(place > each for each in separators), word)
+    for position, (token, word) in enumerate(zip(tokens, example["word_ids"].tolist())):
+        key = (sum(position > separator for separator in separators), word)
         words[key] = words.get(key, "") + token
     assert [text for (_, word), text in words.items() if word >= 0] == ["boat", "Ġgardens", "it", "'s"]
 
@@ -167,20 +171,20 @@ def test_word_ids_serve_whole_words():
     ("texts", "size", "message"),
     [([], 300, "No text to learn"), ([" \n", ""], 300, "No text to learn"), (["ab"], 260, "ask for at least 261")],
 )
-def test_training_that_cannot_work_says_why(texts, size, message):
+def test_training_errors(texts, size, message):
     with pytest.raises(CtxError, match=message):
         CtxRobertaTokenizer.train(texts, size)
 
 
-def vocab_and_merges(folder, changed=None, merges="#version: 0.2\na b\n", **more):
-    tokens = ["<s>", "<pad>", "</s>", "<unk>", "a", "b", "ab", "<mask>"] if changed is None else changed
+def vocab_and_merges(folder, tokens=None, merges="#version: 0.2\na b\n"):
+    tokens = tokens or ["<s>", "<pad>", "</s>", "<unk>", "a", "b", "ab", "<mask>"]
     (folder / "vocab.json").write_text(json.dumps({token: number for number, token in enumerate(tokens)}))
     if merges is not None:
         (folder / "merges.txt").write_text(merges)
     return folder
 
 
-def test_a_byte_that_the_vocabulary_lacks_is_unknown_and_does_not_vanish(tmp_path):
+def test_bytes_outside_the_vocabulary_are_unknown(tmp_path):
     tokenizer = CtxRobertaTokenizer.from_pretrained(vocab_and_merges(tmp_path))
     assert tokenizer.tokenize("abcb") == ["ab", "<unk>", "b"]
 
@@ -191,11 +195,11 @@ def test_a_byte_that_the_vocabulary_lacks_is_unknown_and_does_not_vanish(tmp_pat
         ({"merges": None}, "merges are missing"),
         ({"merges": "a b c\n"}, r"'a b c', which is not two tokens(.|\n)*merges.txt"),
         ({"merges": "a x\n"}, r"do not belong to the vocabulary(.|\n)*vocab.json"),
-        ({"changed": ["<s>", "<pad>", "</s>", "<unk>", "a", "b", "ab"]}, r"7 tokens lacks <mask>(.|\n)*vocab.json"),
+        ({"tokens": ["<s>", "<pad>", "</s>", "<unk>", "a", "b", "ab"]}, r"7 tokens lacks <mask>(.|\n)*vocab.json"),
     ],
     ids=str,
 )
-def test_files_that_do_not_fit_together_are_refused(tmp_path, changes, message):
+def test_files_that_do_not_match(tmp_path, changes, message):
     with pytest.raises(CtxError, match=message):
         CtxRobertaTokenizer.from_pretrained(vocab_and_merges(tmp_path, **changes))
 
@@ -204,13 +208,13 @@ def test_files_that_do_not_fit_together_are_refused(tmp_path, changes, message):
     ("content", "message"),
     [(b'{"a": 0', "vocab.json is damaged"), (b"[1]", "does not map tokens"), (b'{"\xff": 1}', "byte 2 is 0xff")],
 )
-def test_a_damaged_vocabulary_is_refused(tmp_path, content, message):
+def test_damaged_vocabulary(tmp_path, content, message):
     (vocab_and_merges(tmp_path) / "vocab.json").write_bytes(content)
     with pytest.raises(CtxError, match=message):
         CtxRobertaTokenizer.from_pretrained(tmp_path)
 
 
-def test_a_directory_without_tokenizer_files_is_refused(tmp_path):
+def test_directory_without_tokenizer_files(tmp_path):
     CtxRobertaTokenizer.train(TEXTS, 300).save_pretrained(tmp_path)
     (tmp_path / "tokenizer.json").unlink()
     with pytest.raises(CtxError, match=r"without a vocabulary(.|\n)*" + tmp_path.name):

@@ -1,4 +1,4 @@
-"""ELMo's tokenizer: words as characters, offsets back to the text, padding, saving, languages, input that is wrong."""
+"""ELMo's tokenizer: characters, offsets, padding, saving, languages and errors."""
 
 from pathlib import Path
 
@@ -18,62 +18,64 @@ def tokenizer() -> CtxElmoTokenizer:
     return CtxElmoTokenizer.train(["the cat sat on the mat .", "The cat"], vocab_size=20, min_count=1)
 
 
-def by_hand(word: str) -> list[int]:
-    inside = [byte + 1 for byte in word.encode()][:48]
-    return [WORD_START, *inside, WORD_END] + [WORD_PADDING] * (48 - len(inside))
+def expected_characters(word: str) -> list[int]:
+    characters = [byte + 1 for byte in word.encode()][:48]
+    return [WORD_START, *characters, WORD_END] + [WORD_PADDING] * (48 - len(characters))
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("tensors", ["pt", "np"])
-def test_offsets_lead_back_to_the_text(tokenizer: CtxElmoTokenizer, side: str, tensors: str) -> None:
+def test_characters_and_offsets(tokenizer: CtxElmoTokenizer, side: str, tensors: str) -> None:
     batch = tokenizer(
         TEXTS, padding=True, padding_side=side, return_offsets_mapping=True, return_tensors=tensors, truncation=True
     )
     width = len(batch["attention_mask"][0])
     assert batch["input_ids"].shape == (3, width, 50)
     for row, text in enumerate(TEXTS):
-        kept = np.asarray(batch["attention_mask"][row]) == 1
-        assert (np.asarray(batch["input_ids"][row])[~kept] == 0).all()
-        words = [text[start:stop] for start, stop in np.asarray(batch["offset_mapping"][row])[kept][1:-1].tolist()]
+        is_token = np.asarray(batch["attention_mask"][row]) == 1
+        assert (np.asarray(batch["input_ids"][row])[~is_token] == 0).all()
+        words = [text[start:stop] for start, stop in np.asarray(batch["offset_mapping"][row])[is_token][1:-1].tolist()]
         assert words == text.replace(",", " ,").replace(".", " .").replace("!", " !").split()
-        assert np.asarray(batch["input_ids"][row])[kept][1:-1].tolist() == [by_hand(word) for word in words]
-        for place in np.flatnonzero(kept)[1:-1]:
-            span = batch.token_to_chars(row, int(place))
-            assert text[span.start : span.end] == words[batch.word_ids(row)[place]]
+        assert np.asarray(batch["input_ids"][row])[is_token][1:-1].tolist() == [
+            expected_characters(word) for word in words
+        ]
+        for position in np.flatnonzero(is_token)[1:-1]:
+            span = batch.token_to_chars(row, int(position))
+            assert text[span.start : span.end] == words[batch.word_ids(row)[position]]
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
-def test_words_that_are_given_stay_whole(tokenizer: CtxElmoTokenizer, side: str) -> None:
-    """Also those with a sign inside, which raw text would be split at."""
-    rows = [["don't", "stop", "e.g.", "na\u00efve"], ["x"]]
-    batch = tokenizer(rows, is_split_into_words=True, padding=True, padding_side=side, return_offsets_mapping=True)
-    for row, words in enumerate(rows):
+def test_is_split_into_words(tokenizer: CtxElmoTokenizer, side: str) -> None:
+    """Words are not split at punctuation."""
+    texts = [["don't", "stop", "e.g.", "na\u00efve"], ["x"]]
+    batch = tokenizer(texts, is_split_into_words=True, padding=True, padding_side=side, return_offsets_mapping=True)
+    for row, words in enumerate(texts):
         numbers = batch.word_ids(row)
         assert [number for number in numbers if number is not None] == list(range(len(words)))
-        for place, number in enumerate(numbers):
+        for position, number in enumerate(numbers):
             if number is not None:
-                assert batch["input_ids"][row][place] == by_hand(words[number])
-                assert batch["offset_mapping"][row][place] == (0, len(words[number]))
+                assert batch["input_ids"][row][position] == expected_characters(words[number])
+                assert batch["offset_mapping"][row][position] == (0, len(words[number]))
 
 
-def test_one_text_and_pairs(tokenizer: CtxElmoTokenizer) -> None:
+def test_texts_and_pairs(tokenizer: CtxElmoTokenizer) -> None:
     single = tokenizer("The cat")
     assert tokenizer.character_ids_to_words(single.input_ids) == ["<S>", "The", "cat", "</S>"]
     pair = tokenizer("The cat", "it sat")
     assert tokenizer.character_ids_to_words(pair.input_ids) == ["<S>", "The", "cat", "</S>", "<S>", "it", "sat", "</S>"]
-    rows = (([["The cat", "it sat"]],), ([("The cat", "it sat")],), (["The cat"], ["it sat"]))
-    for arguments in rows:
+    pair_arguments = (([["The cat", "it sat"]],), ([("The cat", "it sat")],), (["The cat"], ["it sat"]))
+    for arguments in pair_arguments:
         assert tokenizer(*arguments).input_ids == [pair.input_ids]
         assert torch.equal(tokenizer(*arguments, return_tensors="pt").input_ids[0], torch.tensor(pair.input_ids))
-    given = [[["The", "cat"], ["it", "sat"]]]
-    assert tokenizer(given, is_split_into_words=True).input_ids == [pair.input_ids]
+    words = [[["The", "cat"], ["it", "sat"]]]
+    assert tokenizer(words, is_split_into_words=True).input_ids == [pair.input_ids]
 
 
-def test_padding_afterwards_is_padding_at_once(tokenizer: CtxElmoTokenizer) -> None:
-    at_once = tokenizer(TEXTS, padding=True, return_tensors="pt")
-    afterwards = tokenizer.pad([tokenizer(text) for text in TEXTS], return_tensors="pt")
-    for name, value in at_once.items():
-        assert torch.equal(value, afterwards[name]), name
+def test_pad(tokenizer: CtxElmoTokenizer) -> None:
+    padded = tokenizer(TEXTS, padding=True, return_tensors="pt")
+    padded_later = tokenizer.pad([tokenizer(text) for text in TEXTS], return_tensors="pt")
+    for name, value in padded.items():
+        assert torch.equal(value, padded_later[name]), name
     longer = tokenizer.pad(tokenizer("The cat"), padding="max_length", max_length=7)
     assert [len(longer[name]) for name in ("input_ids", "attention_mask")] == [7, 7]
     assert longer["input_ids"][-1] == [0] * 50
@@ -88,8 +90,8 @@ def test_truncation_and_windows(tokenizer: CtxElmoTokenizer) -> None:
         "</S>",
     ]
     windows = tokenizer([text], truncation=True, max_length=5, stride=1, return_overflowing_tokens=True)
-    read = [tokenizer.character_ids_to_words(window)[1:-1] for window in windows["input_ids"]]
-    assert read == [["the", "cat", "sat"], ["sat", "on", "the"], ["the", "mat", "."]]
+    words = [tokenizer.character_ids_to_words(window)[1:-1] for window in windows["input_ids"]]
+    assert words == [["the", "cat", "sat"], ["sat", "on", "the"], ["the", "mat", "."]]
 
 
 def test_decoding(tokenizer: CtxElmoTokenizer) -> None:
@@ -103,19 +105,19 @@ def test_decoding(tokenizer: CtxElmoTokenizer) -> None:
     assert tokenizer.decode(tokenizer.convert_tokens_to_ids(["the", "cat"])) == "the cat"
 
 
-def test_long_words_are_cut(tokenizer: CtxElmoTokenizer) -> None:
+def test_long_words_are_truncated(tokenizer: CtxElmoTokenizer) -> None:
     ids = tokenizer("x" * 99).input_ids[1]
     assert len(ids) == 50
-    assert ids == by_hand("x" * 48)
+    assert ids == expected_characters("x" * 48)
 
 
-def test_saving(tokenizer: CtxElmoTokenizer, tmp_path: Path) -> None:
+def test_save_and_load(tokenizer: CtxElmoTokenizer, tmp_path: Path) -> None:
     tokenizer.save_pretrained(tmp_path)
     CtxElmoConfig(vocab_size=len(tokenizer)).save_pretrained(tmp_path)
-    again = AutoTokenizer.from_pretrained(tmp_path)
-    assert type(again) is CtxElmoTokenizer
-    assert again(TEXTS).input_ids == tokenizer(TEXTS).input_ids
-    assert (again.words, again.counts) == (tokenizer.words, tokenizer.counts)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    assert type(loaded) is CtxElmoTokenizer
+    assert loaded(TEXTS).input_ids == tokenizer(TEXTS).input_ids
+    assert (loaded.words, loaded.counts) == (tokenizer.words, tokenizer.counts)
 
 
 class TestLanguages:
@@ -126,29 +128,29 @@ class TestLanguages:
         tokenizer.save_pretrained(tmp_path)
         return CtxElmoTokenizer.from_pretrained(tmp_path)
 
-    def test_words_begin_with_their_language(self, polyglot: CtxElmoTokenizer) -> None:
+    def test_first_character_is_the_language(self, polyglot: CtxElmoTokenizer) -> None:
         assert {"en", "de", "<"} & set(polyglot.words) == set()
         assert polyglot.num_characters == CtxElmoConfig().num_characters + 2
         english, german = WORD_PADDING + 1, WORD_PADDING + 2
         rows = polyglot(["<en> the die", "<de> die", "die"]).input_ids
         begins = [[word[0] for word in row[1:-1]] for row in rows]
         assert begins == [[WORD_START, english, english], [WORD_START, german], [WORD_START]]
-        assert rows[0][3][1:] == rows[1][2][1:] == rows[2][1][1:], "characters are those of all languages"
+        assert rows[0][3][1:] == rows[1][2][1:] == rows[2][1][1:], "the other characters do not depend on the language"
         assert polyglot.character_ids_to_words(rows[0]) == ["<S>", "<en>", "the", "die", "</S>"]
         assert rows[0][0] == rows[1][0]
         assert rows[0][-1] == rows[2][-1]
 
-    def test_given_words_too(self, polyglot: CtxElmoTokenizer) -> None:
-        got = polyglot(["<de>", "die"], is_split_into_words=True).input_ids
-        assert got == polyglot("<de> die").input_ids
+    def test_is_split_into_words(self, polyglot: CtxElmoTokenizer) -> None:
+        ids = polyglot(["<de>", "die"], is_split_into_words=True).input_ids
+        assert ids == polyglot("<de> die").input_ids
 
     @pytest.mark.parametrize("names", [["en", "en"], [""], ["a b"]])
-    def test_names_that_are_none(self, names: list[str]) -> None:
+    def test_invalid_names(self, names: list[str]) -> None:
         with pytest.raises(CtxError, match="not distinct names"):
             CtxElmoTokenizer.from_words([], languages=names)
 
 
-def test_wrong_input(tokenizer: CtxElmoTokenizer, tmp_path: Path) -> None:
+def test_errors(tokenizer: CtxElmoTokenizer, tmp_path: Path) -> None:
     with pytest.raises(CtxError, match="without a vocabulary"):
         CtxElmoTokenizer()
     with pytest.raises(CtxError, match=r"lacks \[UNK\]"):

@@ -1,4 +1,4 @@
-"""GPT's BPE of words: upstream's ids, training, and the inputs of tasks."""
+"""GPT's word-level BPE: ids, training and the special tokens of downstream tasks."""
 
 import gzip
 import json
@@ -19,7 +19,7 @@ TRICKY = [*bpe_texts.TRICKY, "</w> <unk> a</w> _start_ unk"]
 
 @pytest.fixture(scope="module")
 def tokenizers(tmp_path_factory):
-    """Ours and the peer's, of vocab.json with merges.txt, and of the tokenizer.json that the peer saved."""
+    """Tokenizer and reference from vocab.json with merges.txt, and from the tokenizer.json of transformers."""
     plain, saved = (tmp_path_factory.mktemp(name) for name in ("vocab and merges", "tokenizer.json"))
     model = json.loads(CtxGptTokenizer.train([*TEXTS, *TRICKY[:-1]] * 2, 320).backend_tokenizer.to_str())["model"]
     del model["vocab"]["</s>"]  # as in the released vocabulary
@@ -27,52 +27,52 @@ def tokenizers(tmp_path_factory):
     (plain / "vocab.json").write_text(json.dumps(table))
     lines = ["#version: 0.2", *(" ".join(pair) for pair in model["merges"])]
     (plain / "merges.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    theirs = OpenAIGPTTokenizer.from_pretrained(plain)
-    theirs.save_pretrained(saved)
-    return {folder.name: (CtxGptTokenizer.from_pretrained(folder), theirs) for folder in (plain, saved)}
+    reference = OpenAIGPTTokenizer.from_pretrained(plain)
+    reference.save_pretrained(saved)
+    return {folder.name: (CtxGptTokenizer.from_pretrained(folder), reference) for folder in (plain, saved)}
 
 
-def test_ids_are_upstreams(tokenizers):
-    for name, (ours, theirs) in tokenizers.items():
-        assert ours.get_vocab() == theirs.get_vocab(), name
+def test_ids_equal_transformers(tokenizers):
+    for name, (tokenizer, reference) in tokenizers.items():
+        assert tokenizer.get_vocab() == reference.get_vocab(), name
         for texts in (TEXTS[:20], TRICKY):
-            expected = theirs(texts, return_offsets_mapping=True).data
-            assert ours(texts, return_offsets_mapping=True).data == expected, name
+            expected = reference(texts, return_offsets_mapping=True).data
+            assert tokenizer(texts, return_offsets_mapping=True).data == expected, name
             pairs = {"text": texts[:-1], "text_pair": texts[1:], "truncation": True, "max_length": 48}
-            assert ours(**pairs).data == theirs(**pairs).data, name
-            assert [ours.decode(ids) for ids in expected["input_ids"]] == list(
-                map(theirs.decode, expected["input_ids"])
+            assert tokenizer(**pairs).data == reference(**pairs).data, name
+            assert [tokenizer.decode(ids) for ids in expected["input_ids"]] == list(
+                map(reference.decode, expected["input_ids"])
             )
-        assert (ours.eos_token, ours.pad_token_id) == (None, ours.unk_token_id), name
+        assert (tokenizer.eos_token, tokenizer.pad_token_id) == (None, tokenizer.unk_token_id), name
 
 
 @settings(max_examples=200, deadline=None)
 @given(text=st.text(max_size=80))
-def test_ids_are_upstreams_on_any_text(tokenizers, text):
-    for ours, theirs in tokenizers.values():
-        assert ours(text).input_ids == theirs(text).input_ids
+def test_ids_equal_transformers_on_any_text(tokenizers, text):
+    for tokenizer, reference in tokenizers.values():
+        assert tokenizer(text).input_ids == reference(text).input_ids
 
 
-def test_ids_are_upstreams_on_real_text(shared_data, tmp_path):
+def test_ids_equal_transformers_on_real_text(shared_data, tmp_path):
     with gzip.open(shared_data / "corpus/wikipedia_articles.txt.gz", "rt", encoding="utf-8") as file:
         lines = [line.strip() for line in file if len(line) > 20]
-    ours = CtxGptTokenizer.train(lines[::10], 2000)
-    ours.save_pretrained(tmp_path)
-    theirs = OpenAIGPTTokenizer.from_pretrained(tmp_path)
-    assert len(ours) == 2000
-    assert ours(lines[5::100]).input_ids == theirs(lines[5::100]).input_ids
-    fertility = len(ours.tokenize(" ".join(lines[5::100]))) / len(" ".join(lines[5::100]).split())
-    assert 1 < fertility < 2.5, "whole words and large parts of words have been learned"
+    tokenizer = CtxGptTokenizer.train(lines[::10], 2000)
+    tokenizer.save_pretrained(tmp_path)
+    reference = OpenAIGPTTokenizer.from_pretrained(tmp_path)
+    assert len(tokenizer) == 2000
+    assert tokenizer(lines[5::100]).input_ids == reference(lines[5::100]).input_ids
+    fertility = len(tokenizer.tokenize(" ".join(lines[5::100]))) / len(" ".join(lines[5::100]).split())
+    assert 1 < fertility < 2.5, "merges of several characters have been learned"
 
 
-def test_training_gives_the_same_vocabulary_in_every_process_and_order(tmp_path):
+def test_vocabulary_does_not_depend_on_process_and_order(tmp_path):
     trained, vocabulary = trained_in_both_orders(CtxGptTokenizer, 300, tmp_path)
     assert vocabulary == trained.get_vocab()
     assert len(trained) == 300
     assert trained.convert_ids_to_tokens([0, 1, 2, 12]) == ["<unk>", "</s>", "a", "a</w>"]
 
 
-def test_tokens_of_tasks_come_last_and_stay(tmp_path):
+def test_prepare_for_tasks(tmp_path):
     tokenizer = CtxGptTokenizer.train(TEXTS, 100)
     size, text = len(tokenizer), tokenizer("boat").input_ids
     tokenizer.prepare_for_tasks()
@@ -81,12 +81,12 @@ def test_tokens_of_tasks_come_last_and_stay(tmp_path):
     assert tokenizer.convert_ids_to_tokens([start, delimiter, classify]) == ["_start_", "_delimiter_", "_classify_"]
     assert len(tokenizer) == size + 3
     tokenizer.save_pretrained(tmp_path)
-    for each in (tokenizer, AutoTokenizer.from_pretrained(tmp_path), pickle.loads(pickle.dumps(tokenizer))):
-        assert type(each) is CtxGptTokenizer
-        assert each("boat").input_ids == [start, *text, classify]
-        assert each("boat", "boat").input_ids == [start, *text, delimiter, *text, classify]
-        assert each("boat " * 9, "boat", truncation=True, max_length=8).input_ids[-1] == classify
-        assert each.decode(each("boat", "boat").input_ids, skip_special_tokens=True).split() == ["boat", "boat"]
+    for copy in (tokenizer, AutoTokenizer.from_pretrained(tmp_path), pickle.loads(pickle.dumps(tokenizer))):
+        assert type(copy) is CtxGptTokenizer
+        assert copy("boat").input_ids == [start, *text, classify]
+        assert copy("boat", "boat").input_ids == [start, *text, delimiter, *text, classify]
+        assert copy("boat " * 9, "boat", truncation=True, max_length=8).input_ids[-1] == classify
+        assert copy.decode(copy("boat", "boat").input_ids, skip_special_tokens=True).split() == ["boat", "boat"]
 
 
 @pytest.mark.parametrize(
@@ -97,6 +97,6 @@ def test_tokens_of_tasks_come_last_and_stay(tmp_path):
         (["abc é"], 9, "ask for at least 10 tokens"),
     ],
 )
-def test_training_that_cannot_work_says_why(texts, size, message):
+def test_training_errors(texts, size, message):
     with pytest.raises(CtxError, match=message):
         CtxGptTokenizer.train(texts, size)

@@ -1,4 +1,4 @@
-"""T5's tokenizer: upstream's ids, the sentinels at the top, training, and saving."""
+"""T5's tokenizer: ids, sentinel tokens, training and saving."""
 
 import random
 from pathlib import Path
@@ -22,7 +22,7 @@ TEXTS = [" ".join(random.Random(number).choices(WORDS, k=12)) for number in rang
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """One vocabulary as SentencePiece's file, with the ids of the released one, and as transformers saves it."""
+    """One vocabulary as a SentencePiece file with the ids of the release, and as transformers saves it."""
     source, saved = (tmp_path_factory.mktemp(name) for name in ("model", "json"))
     ids = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
     arguments = {"vocab_size": 160, "hard_vocab_limit": False, "character_coverage": 1.0, "minloglevel": 2}
@@ -35,25 +35,25 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("form", ["spiece.model", "tokenizer.json"])
-def test_ids_are_upstreams(folders: dict[str, Path], form: str, tmp_path: Path) -> None:
-    ours, theirs = CtxT5Tokenizer.from_pretrained(folders[form]), T5Tokenizer.from_pretrained(folders[form])
-    ours.save_pretrained(tmp_path)
-    for opened in (ours, CtxT5Tokenizer.from_pretrained(tmp_path), T5Tokenizer.from_pretrained(tmp_path)):
-        assert opened.get_vocab() == theirs.get_vocab()
-        assert set(opened.all_special_ids) == set(theirs.all_special_ids)
+def test_ids_equal_transformers(folders: dict[str, Path], form: str, tmp_path: Path) -> None:
+    tokenizer, reference = CtxT5Tokenizer.from_pretrained(folders[form]), T5Tokenizer.from_pretrained(folders[form])
+    tokenizer.save_pretrained(tmp_path)
+    for loaded in (tokenizer, CtxT5Tokenizer.from_pretrained(tmp_path), T5Tokenizer.from_pretrained(tmp_path)):
+        assert loaded.get_vocab() == reference.get_vocab()
+        assert set(loaded.all_special_ids) == set(reference.all_special_ids)
         for texts in (TEXTS[:20], TRICKY):
-            assert opened(texts).data == theirs(texts).data
+            assert loaded(texts).data == reference(texts).data
             pairs = {"text": texts[:-1], "text_pair": texts[1:], "truncation": True, "max_length": 24, "padding": True}
-            assert opened(**pairs).data == theirs(**pairs).data
-    ids = ours(TRICKY[4]).input_ids
-    assert ours.decode(ids) == theirs.decode(ids)
-    assert ours.convert_tokens_to_ids("<extra_id_0>") == len(ours) - 1
-    assert ours.convert_tokens_to_ids("<extra_id_99>") == len(ours) - 100
+            assert loaded(**pairs).data == reference(**pairs).data
+    ids = tokenizer(TRICKY[4]).input_ids
+    assert tokenizer.decode(ids) == reference.decode(ids)
+    assert tokenizer.convert_tokens_to_ids("<extra_id_0>") == len(tokenizer) - 1
+    assert tokenizer.convert_tokens_to_ids("<extra_id_99>") == len(tokenizer) - 100
 
 
-def test_a_trained_vocabulary_ends_with_the_sentinels() -> None:
-    tokenizer, again = (CtxT5Tokenizer.train(texts, vocab_size=150) for texts in (TEXTS, reversed(TEXTS)))
-    assert tokenizer.get_vocab() == again.get_vocab()
+def test_trained_vocabulary_ends_with_sentinel_tokens() -> None:
+    tokenizer, loaded = (CtxT5Tokenizer.train(texts, vocab_size=150) for texts in (TEXTS, reversed(TEXTS)))
+    assert tokenizer.get_vocab() == loaded.get_vocab()
     assert 130 < len(tokenizer) <= 150
     tokens = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
     assert tokens[:3] == ["<pad>", "</s>", "<unk>"]

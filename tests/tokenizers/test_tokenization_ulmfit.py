@@ -1,4 +1,4 @@
-"""What fastai's rules keep of a text in lower case, and where it stood."""
+"""ULMFiT's tokenizer: fastai's rules, offsets and decoding."""
 
 import pytest
 from transformers import AutoTokenizer
@@ -35,54 +35,61 @@ def tokenizer() -> CtxUlmfitTokenizer:
     ],
 )
 def test_rules(tokenizer: CtxUlmfitTokenizer, text: str, tokens: str) -> None:
-    known = set(tokenizer.get_vocab())
-    expected = [token if token in known else "xxunk" for token in tokens.split()]
+    vocabulary = set(tokenizer.get_vocab())
+    expected = [token if token in vocabulary else "xxunk" for token in tokens.split()]
     assert tokenizer.tokenize(text) == expected
     assert tokenizer(text).input_ids == [tokenizer.bos_token_id, *tokenizer.convert_tokens_to_ids(expected)]
 
 
-def test_repetitions_of_every_number(tokenizer: CtxUlmfitTokenizer) -> None:
-    """Up to twenty; more count as twenty."""
+def test_numbers_of_repetitions(tokenizer: CtxUlmfitTokenizer) -> None:
+    """More than twenty repetitions count as twenty."""
     normalize = tokenizer.backend_tokenizer.normalizer.normalize_str
     for number in range(1, 30):
-        shown = min(number, 20)
-        expected = "!" * number if number < 3 else f"xxrep {shown} !"
+        count = min(number, 20)
+        expected = "!" * number if number < 3 else f"xxrep {count} !"
         assert normalize("so " + "!" * number + " so").split() == ["so", *expected.split(), "so"], number
         words = " ".join(["so"] * number)
-        expected = words if number < 3 else f"xxwrep {shown} so"
+        expected = words if number < 3 else f"xxwrep {count} so"
         assert normalize(f"no {words} no").split() == ["no", *expected.split(), "no"], number
 
 
-def test_offsets_are_those_of_the_text(tokenizer: CtxUlmfitTokenizer) -> None:
+def test_offsets_refer_to_the_original_text(tokenizer: CtxUlmfitTokenizer) -> None:
     encoding = tokenizer(TEXT, return_offsets_mapping=True)
     tokens = tokenizer.convert_ids_to_tokens(encoding.input_ids)
     words = {token: TEXT[start:stop] for token, (start, stop) in zip(tokens, encoding.offset_mapping, strict=True)}
     assert (words["the"], words["cat"], words["mcdonald"], words["w7"]) == ("The", "CAT", "McDonald", "W7")
-    place = TEXT.index("good film")
-    assert encoding.char_to_token(place) == tokens.index("good")
+    assert encoding.char_to_token(TEXT.index("good film")) == tokens.index("good")
 
 
-def test_words_that_are_given(tokenizer: CtxUlmfitTokenizer) -> None:
-    """Marks belong to the word they stand before."""
+def test_is_split_into_words(tokenizer: CtxUlmfitTokenizer) -> None:
+    """Special tokens belong to the following word."""
     encoding = tokenizer(["The", "good", "CAT!!!!"], is_split_into_words=True)
     assert tokenizer.convert_ids_to_tokens(encoding.input_ids) == [
-        *("xxbos", "xxmaj", "the", "good", "xxup", "cat", "xxrep", "4", "!")
+        "xxbos",
+        "xxmaj",
+        "the",
+        "good",
+        "xxup",
+        "cat",
+        "xxrep",
+        "4",
+        "!",
     ]
     assert encoding.word_ids() == [None, 0, 0, 1, 2, 2, 2, 2, 2]
 
 
-def test_text_comes_back_with_its_capitals(tokenizer: CtxUlmfitTokenizer) -> None:
+def test_decode_restores_capitals(tokenizer: CtxUlmfitTokenizer) -> None:
     ids = tokenizer("The CAT sat very very very good !!!!").input_ids
     assert tokenizer.decode(ids, skip_special_tokens=True) == "The CAT sat very very very good !!!!"
 
 
-def test_case_may_be_kept(tmp_path) -> None:
-    kept = CtxUlmfitTokenizer.train([TEXT], vocab_size=80, min_count=1, do_lower_case=False)
-    kept.save_pretrained(tmp_path)
-    again = AutoTokenizer.from_pretrained(tmp_path)
-    assert again.tokenize("The CAT !!!!") == kept.tokenize("The CAT !!!!") == ["The", "CAT", "xxrep", "4", "!"]
+def test_do_lower_case_false(tmp_path) -> None:
+    tokenizer = CtxUlmfitTokenizer.train([TEXT], vocab_size=80, min_count=1, do_lower_case=False)
+    tokenizer.save_pretrained(tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    assert loaded.tokenize("The CAT !!!!") == tokenizer.tokenize("The CAT !!!!") == ["The", "CAT", "xxrep", "4", "!"]
 
 
-def test_marks_come_first_and_are_counted_as_words_nowhere(tokenizer: CtxUlmfitTokenizer) -> None:
+def test_special_tokens_come_first_with_zero_counts(tokenizer: CtxUlmfitTokenizer) -> None:
     assert tokenizer.words[:9] == list(CtxUlmfitTokenizer.special_tokens)
     assert tokenizer.counts[:9] == [0] * 9

@@ -1,4 +1,4 @@
-"""The SentencePiece-unigram tokenizers: upstream's ids, training, saving, and what they refuse."""
+"""SentencePiece unigram tokenizers: ids, training, saving and errors."""
 
 import gzip
 import json
@@ -37,17 +37,17 @@ TEXTS = [" ".join(random.Random(number).choices(WORDS, k=12)) for number in rang
 
 
 @dataclass(frozen=True)
-class Kind:
-    """One tokenizer beside its peer, and how its released vocabulary was trained."""
+class TokenizerCase:
+    """A tokenizer class with its reference in transformers, and the training options of its released vocabulary."""
 
-    ours: type
-    theirs: type
+    tokenizer_class: type
+    reference_class: type
     converter: type
     released: dict
     lower_case: bool
 
     def vocabulary(self, folder, **changes):
-        """A spiece.model as the released ones are."""
+        """Train a spiece.model with the options of the release."""
         arguments = {"vocab_size": 120, "hard_vocab_limit": False, "character_coverage": 1.0, "minloglevel": 2}
         with (folder / "spiece.model").open("wb") as file:
             sentences = iter([*TEXTS, *TRICKY[1:6]])
@@ -56,8 +56,8 @@ class Kind:
         return folder
 
     def legacy_file(self, source, folder):
-        """The tokenizer.json that older releases of transformers made of a spiece.model."""
-        slow = self.theirs.from_pretrained(source)
+        """Write the tokenizer.json that older releases of transformers create from a spiece.model."""
+        slow = self.reference_class.from_pretrained(source)
         slow = SimpleNamespace(
             vocab_file=str(source / "spiece.model"),
             keep_accents=False,
@@ -68,8 +68,8 @@ class Kind:
         return folder
 
 
-KINDS = {
-    "albert": Kind(
+CASES = {
+    "albert": TokenizerCase(
         CtxAlbertTokenizer,
         AlbertTokenizer,
         AlbertConverter,
@@ -83,7 +83,7 @@ KINDS = {
         },
         lower_case=True,
     ),
-    "xlnet": Kind(
+    "xlnet": TokenizerCase(
         CtxXLNetTokenizer,
         XLNetTokenizer,
         XLNetConverter,
@@ -96,75 +96,86 @@ KINDS = {
 }
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def kind(request):
-    return KINDS[request.param]
+@pytest.fixture(scope="module", params=CASES)
+def case(request):
+    return CASES[request.param]
 
 
 @pytest.fixture(scope="module")
-def folders(kind, tmp_path_factory):
-    """One vocabulary in the three forms it comes in."""
+def folders(case, tmp_path_factory):
+    """One vocabulary in three file formats."""
     folders = {name: tmp_path_factory.mktemp(name) for name in ("spiece.model", "saved by 5.23", "legacy")}
-    source = kind.vocabulary(folders["spiece.model"])
-    kind.theirs.from_pretrained(source).save_pretrained(folders["saved by 5.23"])
-    kind.legacy_file(source, folders["legacy"])
+    source = case.vocabulary(folders["spiece.model"])
+    case.reference_class.from_pretrained(source).save_pretrained(folders["saved by 5.23"])
+    case.legacy_file(source, folders["legacy"])
     return folders
 
 
 @pytest.fixture(scope="module")
-def trained(kind):
-    return kind.ours.train(TEXTS, 100, model_max_length=77)
+def trained(case):
+    return case.tokenizer_class.train(TEXTS, 100, model_max_length=77)
 
 
 @pytest.mark.parametrize("form", ["spiece.model", "saved by 5.23", "legacy"])
 @pytest.mark.parametrize("options", [{}, {"do_lower_case": True}, {"do_lower_case": False}], ids=str)
-def test_ids_are_upstreams(kind, folders, form, options):
-    ours, theirs = (each.from_pretrained(folders[form], **options) for each in (kind.ours, kind.theirs))
-    assert ours.get_vocab() == theirs.get_vocab()
+def test_ids_equal_transformers(case, folders, form, options):
+    tokenizer, reference = (
+        tokenizer_class.from_pretrained(folders[form], **options)
+        for tokenizer_class in (case.tokenizer_class, case.reference_class)
+    )
+    assert tokenizer.get_vocab() == reference.get_vocab()
     for texts in (TEXTS[:20], TRICKY):
-        single = ours(texts, return_offsets_mapping=True)
-        expected = theirs(texts, return_offsets_mapping=True)
+        single = tokenizer(texts, return_offsets_mapping=True)
+        expected = reference(texts, return_offsets_mapping=True)
         assert (single.input_ids, single.offset_mapping) == (expected.input_ids, expected.offset_mapping)
         pairs = {"text": texts[:-1], "text_pair": texts[1:], "truncation": True, "max_length": 48}
-        ours_pairs = ours(**pairs)
-        assert ours_pairs.data == theirs(**pairs, return_token_type_ids=True).data
-        assert any(ours_pairs.token_type_ids[0])
-        assert ours(**pairs, padding=True).input_ids == theirs(**pairs, padding=True).input_ids
-    ids = ours(TRICKY[1]).input_ids
-    assert ours.decode(ids) == theirs.decode(ids)
+        encoded_pairs = tokenizer(**pairs)
+        assert encoded_pairs.data == reference(**pairs, return_token_type_ids=True).data
+        assert any(encoded_pairs.token_type_ids[0])
+        assert tokenizer(**pairs, padding=True).input_ids == reference(**pairs, padding=True).input_ids
+    ids = tokenizer(TRICKY[1]).input_ids
+    assert tokenizer.decode(ids) == reference.decode(ids)
 
 
-def test_ids_are_upstreams_on_real_text(kind, folders, shared_data):
-    ours, theirs = (each.from_pretrained(folders["legacy"]) for each in (kind.ours, kind.theirs))
+def test_ids_equal_transformers_on_real_text(case, folders, shared_data):
+    tokenizer, reference = (
+        tokenizer_class.from_pretrained(folders["legacy"])
+        for tokenizer_class in (case.tokenizer_class, case.reference_class)
+    )
     with gzip.open(shared_data / "corpus/wikipedia_articles.txt.gz", "rt", encoding="utf-8") as file:
         lines = [line for line in file if len(line) > 20][::20]
-    assert ours(lines).input_ids == theirs(lines).input_ids
+    assert tokenizer(lines).input_ids == reference(lines).input_ids
 
 
 @settings(max_examples=100, deadline=None)
 @given(text=st.text(max_size=60))
-def test_ids_are_upstreams_on_any_text(kind, folders, text):
-    ours, theirs = (each.from_pretrained(folders["legacy"]) for each in (kind.ours, kind.theirs))
-    assert ours(text).input_ids == theirs(text).input_ids
+def test_ids_equal_transformers_on_any_text(case, folders, text):
+    tokenizer, reference = (
+        tokenizer_class.from_pretrained(folders["legacy"])
+        for tokenizer_class in (case.tokenizer_class, case.reference_class)
+    )
+    assert tokenizer(text).input_ids == reference(text).input_ids
 
 
-def test_accents_are_kept_when_asked(kind, folders):
-    kept, removed = (kind.ours.from_pretrained(folders["legacy"], keep_accents=keep) for keep in (True, False))
-    assert removed.tokenize("café") == removed.tokenize("cafe")
-    assert kept.tokenize("café") != kept.tokenize("cafe")
+def test_keep_accents(case, folders):
+    with_accents, without_accents = (
+        case.tokenizer_class.from_pretrained(folders["legacy"], keep_accents=keep) for keep in (True, False)
+    )
+    assert without_accents.tokenize("café") == without_accents.tokenize("cafe")
+    assert with_accents.tokenize("café") != with_accents.tokenize("cafe")
 
 
-def test_symbols_that_are_no_control_tokens_are_not_special(kind, folders):
-    tokenizer = kind.ours.from_pretrained(folders["spiece.model"])
+def test_user_defined_symbols_are_not_special(case, folders):
+    tokenizer = case.tokenizer_class.from_pretrained(folders["spiece.model"])
     symbol = tokenizer.convert_tokens_to_ids("(")
     assert symbol in tokenizer("a (boat)").input_ids
     assert symbol not in tokenizer.all_special_ids
     assert "(" in tokenizer.decode(tokenizer("a (boat)").input_ids, skip_special_tokens=True)
     assert NonSpecialTokens(tokenizer).candidates(np.array([symbol])).all()
-    assert set(kind.ours.first_tokens) == set(tokenizer.all_special_tokens)
+    assert set(case.tokenizer_class.first_tokens) == set(tokenizer.all_special_tokens)
 
 
-def test_xlnet_pads_on_the_left_with_its_own_segments():
+def test_xlnet_padding_and_segments():
     tokenizer = CtxXLNetTokenizer.train(TEXTS, 100)
     batch = tokenizer(["boat", "boat bridge garden"], ["red.", "red."], padding=True)
     short = tokenizer("boat", "red.")
@@ -178,61 +189,63 @@ def test_xlnet_pads_on_the_left_with_its_own_segments():
     assert short.token_type_ids[-1] == 2
 
 
-def test_saved_and_opened(kind, trained, tmp_path):
+def test_save_and_load(case, trained, tmp_path):
     trained.save_pretrained(tmp_path)
-    opened = kind.ours.from_pretrained(tmp_path)
-    assert opened.model_max_length == 77
-    assert opened.all_special_ids == trained.all_special_ids
-    assert opened.get_vocab() == trained.get_vocab()
-    for copy in (opened, pickle.loads(pickle.dumps(trained))):
+    loaded = case.tokenizer_class.from_pretrained(tmp_path)
+    assert loaded.model_max_length == 77
+    assert loaded.all_special_ids == trained.all_special_ids
+    assert loaded.get_vocab() == trained.get_vocab()
+    for copy in (loaded, pickle.loads(pickle.dumps(trained))):
         assert copy(TRICKY, padding=True).data == trained(TRICKY, padding=True).data
-    assert kind.theirs.from_pretrained(tmp_path)(TRICKY).input_ids == trained(TRICKY).input_ids
+    assert case.reference_class.from_pretrained(tmp_path)(TRICKY).input_ids == trained(TRICKY).input_ids
 
 
-def test_training_puts_the_special_tokens_where_upstream_has_them(kind, trained, folders):
-    released = kind.ours.from_pretrained(folders["spiece.model"])
+def test_ids_of_special_tokens(case, trained, folders):
+    released = case.tokenizer_class.from_pretrained(folders["spiece.model"])
     for name in ("pad", "unk", "cls", "sep", "mask", "bos", "eos"):
         assert getattr(trained, f"{name}_token_id") == getattr(released, f"{name}_token_id")
-    assert trained.convert_ids_to_tokens(range(len(kind.ours.first_tokens))) == list(kind.ours.first_tokens)
+    assert trained.convert_ids_to_tokens(range(len(case.tokenizer_class.first_tokens))) == list(
+        case.tokenizer_class.first_tokens
+    )
     assert sorted(trained.get_vocab().values()) == list(range(len(trained)))
     assert len(trained) <= 100
 
 
-def test_training_learns_words_and_keeps_case_and_accents_when_asked(kind):
-    by_default = kind.ours.train(TEXTS, 100)
-    assert by_default.tokenize("bridge") == ["▁bridge"]
-    assert by_default.do_lower_case is kind.lower_case
-    assert by_default.unk_token_id not in by_default(TEXTS[0]).input_ids
-    kept = kind.ours.train(TEXTS, 100, do_lower_case=False, keep_accents=True)
-    assert kept.tokenize("Café") == ["▁Café"]
-    assert kind.ours.train(TEXTS, 100, do_lower_case=True).tokenize("Café") == ["▁cafe"]
+def test_training_options(case):
+    default = case.tokenizer_class.train(TEXTS, 100)
+    assert default.tokenize("bridge") == ["▁bridge"]
+    assert default.do_lower_case is case.lower_case
+    assert default.unk_token_id not in default(TEXTS[0]).input_ids
+    cased = case.tokenizer_class.train(TEXTS, 100, do_lower_case=False, keep_accents=True)
+    assert cased.tokenize("Café") == ["▁Café"]
+    assert case.tokenizer_class.train(TEXTS, 100, do_lower_case=True).tokenize("Café") == ["▁cafe"]
 
 
-def test_training_gives_the_same_vocabulary_in_every_process_and_order(kind, tmp_path):
+def test_vocabulary_does_not_depend_on_process_and_order(case, tmp_path):
     rng = random.Random(0)
     texts = [" ".join("".join(rng.choices("abcdefghij", k=rng.randint(1, 7))) for _ in range(200)) for _ in range(20)]
     program = (
-        f"import json, sys; from {kind.ours.__module__} import {kind.ours.__name__} as kind;"
-        "print(kind.train(json.load(open(sys.argv[1])), 300).backend_tokenizer.to_str())"
+        f"import json, sys; from {case.tokenizer_class.__module__} import {case.tokenizer_class.__name__} as Tokenizer;"
+        "print(Tokenizer.train(json.load(open(sys.argv[1])), 300).backend_tokenizer.to_str())"
     )
     (tmp_path / "texts.json").write_text(json.dumps(texts))
-    done = run_forked("-c", program, tmp_path / "texts.json")
-    assert done.returncode == 0, done.stderr
-    tokenizer = kind.ours.train(reversed(texts), 300)
-    assert done.stdout.rstrip("\n") == tokenizer.backend_tokenizer.to_str()
+    process = run_forked("-c", program, tmp_path / "texts.json")
+    assert process.returncode == 0, process.stderr
+    tokenizer = case.tokenizer_class.train(reversed(texts), 300)
+    assert process.stdout.rstrip("\n") == tokenizer.backend_tokenizer.to_str()
     assert len(tokenizer) == 300
 
 
-def test_a_document_of_any_length_is_learned_from(kind):
-    tokenizer = kind.ours.train([" ".join(TEXTS), "window " * 10_000], 100)
+def test_training_on_long_documents(case):
+    tokenizer = case.tokenizer_class.train([" ".join(TEXTS), "window " * 10_000], 100)
     assert tokenizer.tokenize("window") == ["▁window"]
 
 
-def test_training_anew_from_a_trained_tokenizer(kind, trained):
-    other = trained.train_new_from_iterator(["entirely different words"] * 50, 60)
-    assert type(other) is kind.ours
-    assert other.decode(other("different words").input_ids, skip_special_tokens=True) == "different words"
-    assert trained.tokenize("different") != other.tokenize("different")
+def test_train_new_from_iterator(case, trained):
+    retrained = trained.train_new_from_iterator(["entirely different words"] * 50, 60)
+    assert type(retrained) is case.tokenizer_class
+    assert retrained.decode(retrained("different words").input_ids, skip_special_tokens=True) == "different words"
+    assert trained.tokenize("different") != retrained.tokenize("different")
 
 
 @pytest.mark.parametrize(
@@ -244,55 +257,55 @@ def test_training_anew_from_a_trained_tokenizer(kind, trained):
     ],
     ids=["empty", "white space", "too small"],
 )
-def test_training_that_cannot_work_says_why(kind, arguments, message):
+def test_training_errors(case, arguments, message):
     with pytest.raises(CtxError, match=message):
-        kind.ours.train(*arguments)
+        case.tokenizer_class.train(*arguments)
 
 
-def test_an_impossible_coverage_is_refused(kind):
+def test_invalid_character_coverage(case):
     with pytest.raises(CtxError, match=r"0.98 to 1"):
-        kind.ours.train(TEXTS, 100, character_coverage=1.5)
+        case.tokenizer_class.train(TEXTS, 100, character_coverage=1.5)
 
 
-def test_the_missing_package_is_named_and_not_needed_for_a_tokenizer_file(kind, folders, monkeypatch):
+def test_missing_sentencepiece(case, folders, monkeypatch):
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
     with pytest.raises(CtxError, match=r"Reading (.|\n)*sentencepiece(.|\n)*pip install"):
-        kind.ours.from_pretrained(folders["spiece.model"])
+        case.tokenizer_class.from_pretrained(folders["spiece.model"])
     with pytest.raises(CtxError, match=r"Training (.|\n)*sentencepiece(.|\n)*pip install"):
-        kind.ours.train(TEXTS, 100)
-    assert kind.ours.from_pretrained(folders["legacy"])("boat").input_ids
+        case.tokenizer_class.train(TEXTS, 100)
+    assert case.tokenizer_class.from_pretrained(folders["legacy"])("boat").input_ids
 
 
-def test_a_damaged_model_file_is_refused(kind, folders, tmp_path):
+def test_damaged_model_file(case, folders, tmp_path):
     content = (folders["spiece.model"] / "spiece.model").read_bytes()
     (tmp_path / "spiece.model").write_bytes(content[: len(content) // 3])
     with pytest.raises(CtxError, match=r"spiece.model is damaged(.|\n)*" + tmp_path.name):
-        kind.ours.from_pretrained(tmp_path)
+        case.tokenizer_class.from_pretrained(tmp_path)
 
 
-def test_a_model_of_another_kind_is_refused(kind, tmp_path):
-    kind.vocabulary(tmp_path, model_type="bpe")
+def test_model_type_other_than_unigram(case, tmp_path):
+    case.vocabulary(tmp_path, model_type="bpe")
     with pytest.raises(CtxError, match="not a unigram model"):
-        kind.ours.from_pretrained(tmp_path)
+        case.tokenizer_class.from_pretrained(tmp_path)
 
 
-def test_a_vocabulary_of_the_other_family_is_refused(kind, tmp_path):
-    other = next(each for each in KINDS.values() if each is not kind)
-    other.vocabulary(tmp_path)
+def test_vocabulary_of_another_family(case, tmp_path):
+    other_case = next(candidate for candidate in CASES.values() if candidate is not case)
+    other_case.vocabulary(tmp_path)
     with pytest.raises(CtxError, match=r"lacks .*(\[MASK\]|<mask>)"):
-        kind.ours.from_pretrained(tmp_path)
+        case.tokenizer_class.from_pretrained(tmp_path)
 
 
-def test_a_directory_without_tokenizer_files_is_refused(kind, trained, tmp_path):
+def test_directory_without_tokenizer_files(case, trained, tmp_path):
     trained.save_pretrained(tmp_path)
     (tmp_path / "tokenizer.json").unlink()
     with pytest.raises(CtxError, match=r"without a vocabulary(.|\n)*" + tmp_path.name):
-        kind.ours.from_pretrained(tmp_path)
+        case.tokenizer_class.from_pretrained(tmp_path)
 
 
-def test_a_truncated_tokenizer_file_is_refused(kind, trained, tmp_path):
+def test_truncated_tokenizer_file(case, trained, tmp_path):
     trained.save_pretrained(tmp_path)
     file = tmp_path / "tokenizer.json"
     file.write_bytes(file.read_bytes()[:1000])
     with pytest.raises(CtxError, match=r"tokenizer.json or tokenizer_config.json is damaged(.|\n)*" + tmp_path.name):
-        kind.ours.from_pretrained(tmp_path)
+        case.tokenizer_class.from_pretrained(tmp_path)

@@ -1,4 +1,4 @@
-"""XLM-R's tokenizer: upstream's ids in fairseq's order, training, saving, and what it refuses."""
+"""XLM-R's tokenizer: ids in fairseq's order, training, saving and errors."""
 
 import gzip
 import pickle
@@ -44,7 +44,7 @@ FIRST = ["<s>", "<pad>", "</s>", "<unk>"]
 
 
 def write_model(folder, **changes):
-    """A sentencepiece.bpe.model as the released one is."""
+    """Train a sentencepiece.bpe.model with the options of the release."""
     arguments = {"vocab_size": 160, "hard_vocab_limit": False, "character_coverage": 1.0, "minloglevel": 2} | changes
     with (folder / "sentencepiece.bpe.model").open("wb") as file:
         SentencePieceTrainer.train(sentence_iterator=iter([*TEXTS, *TRICKY[1:6]]), model_writer=file, **arguments)
@@ -53,7 +53,7 @@ def write_model(folder, **changes):
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """One vocabulary as SentencePiece's file, and as transformers saves it."""
+    """One vocabulary as a SentencePiece file, and as transformers saves it."""
     source, saved = (tmp_path_factory.mktemp(name) for name in ("model", "json"))
     XLMRobertaTokenizer.from_pretrained(
         write_model(source), mask_token=AddedToken("<mask>", lstrip=True)
@@ -61,42 +61,42 @@ def folders(tmp_path_factory):
     return {"sentencepiece.bpe.model": source, "tokenizer.json": saved}
 
 
-def theirs_from(folder):
-    """The peer; <mask> takes the space before it, as in the released tokenizer.json."""
+def load_reference(folder):
+    """transformers' tokenizer, where <mask> includes the space before it, as in the released tokenizer.json."""
     return XLMRobertaTokenizer.from_pretrained(folder, mask_token=AddedToken("<mask>", lstrip=True))
 
 
 @pytest.mark.parametrize("form", ["sentencepiece.bpe.model", "tokenizer.json"])
-def test_ids_are_upstreams(folders, form):
-    ours, theirs = CtxXLMRobertaTokenizer.from_pretrained(folders[form]), theirs_from(folders[form])
-    assert ours.get_vocab() == theirs.get_vocab()
-    assert ours.convert_ids_to_tokens([0, 1, 2, 3, len(ours) - 1]) == [*FIRST, "<mask>"]
+def test_ids_equal_transformers(folders, form):
+    tokenizer, reference = CtxXLMRobertaTokenizer.from_pretrained(folders[form]), load_reference(folders[form])
+    assert tokenizer.get_vocab() == reference.get_vocab()
+    assert tokenizer.convert_ids_to_tokens([0, 1, 2, 3, len(tokenizer) - 1]) == [*FIRST, "<mask>"]
     for texts in (TEXTS[:20], TRICKY):
-        assert ours(texts, return_offsets_mapping=True).data == theirs(texts, return_offsets_mapping=True).data
+        assert tokenizer(texts, return_offsets_mapping=True).data == reference(texts, return_offsets_mapping=True).data
         pairs = {"text": texts[:-1], "text_pair": texts[1:], "truncation": True, "max_length": 48, "padding": True}
-        assert ours(**pairs).data == theirs(**pairs).data
-    assert ours.decode(ours(TRICKY[1]).input_ids) == theirs.decode(theirs(TRICKY[1]).input_ids)
+        assert tokenizer(**pairs).data == reference(**pairs).data
+    assert tokenizer.decode(tokenizer(TRICKY[1]).input_ids) == reference.decode(reference(TRICKY[1]).input_ids)
 
 
 @settings(max_examples=100, deadline=None)
 @given(text=st.text(max_size=60))
-def test_ids_are_upstreams_on_any_text(folders, text):
+def test_ids_equal_transformers_on_any_text(folders, text):
     folder = folders["sentencepiece.bpe.model"]
-    assert CtxXLMRobertaTokenizer.from_pretrained(folder)(text).input_ids == theirs_from(folder)(text).input_ids
+    assert CtxXLMRobertaTokenizer.from_pretrained(folder)(text).input_ids == load_reference(folder)(text).input_ids
 
 
-def test_ids_are_upstreams_on_real_text(folders, shared_data):
-    ours, theirs = (
+def test_ids_equal_transformers_on_real_text(folders, shared_data):
+    tokenizer, reference = (
         CtxXLMRobertaTokenizer.from_pretrained(folders["tokenizer.json"]),
-        theirs_from(folders["tokenizer.json"]),
+        load_reference(folders["tokenizer.json"]),
     )
     for language in ("en", "de", "fr", "es"):
         with gzip.open(shared_data / f"multilingual/bible/{language}.tsv.gz", "rt", encoding="utf-8") as file:
             lines = [line.rstrip("\n").split("\t")[-1] for line in file][::400]
-        assert ours(lines).input_ids == theirs(lines).input_ids
+        assert tokenizer(lines).input_ids == reference(lines).input_ids
 
 
-def test_user_symbols_keep_their_piece_in_the_new_order(tmp_path):
+def test_user_defined_symbols(tmp_path):
     tokenizer = CtxXLMRobertaTokenizer.from_pretrained(write_model(tmp_path, user_defined_symbols=["(", ")"]))
     symbol = tokenizer.convert_tokens_to_ids("(")
     assert symbol in tokenizer("a (boat)").input_ids
@@ -104,29 +104,29 @@ def test_user_symbols_keep_their_piece_in_the_new_order(tmp_path):
     assert tokenizer.get_added_vocab()["("] == symbol
 
 
-def test_training_gives_the_released_order_and_saves(tmp_path):
+def test_train_save_and_load(tmp_path):
     trained = CtxXLMRobertaTokenizer.train(TEXTS, 100, model_max_length=77)
     assert trained.convert_ids_to_tokens([0, 1, 2, 3, len(trained) - 1]) == [*FIRST, "<mask>"]
     assert sorted(trained.get_vocab().values()) == list(range(len(trained)))
     assert len(trained) <= 100
     assert trained.tokenize("Brücke lettre") == ["▁Brücke", "▁lettre"]
-    assert trained.tokenize("``") != trained.tokenize('"'), "quotes stay as they are"
+    assert trained.tokenize("``") != trained.tokenize('"'), "quotes are not normalised"
     trained.save_pretrained(tmp_path)
-    opened = AutoTokenizer.from_pretrained(tmp_path)
-    assert type(opened) is CtxXLMRobertaTokenizer
-    assert opened.model_max_length == 77
-    for copy in (opened, pickle.loads(pickle.dumps(trained))):
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    assert type(loaded) is CtxXLMRobertaTokenizer
+    assert loaded.model_max_length == 77
+    for copy in (loaded, pickle.loads(pickle.dumps(trained))):
         assert copy([*TEXTS, *TRICKY]).data == trained([*TEXTS, *TRICKY]).data
-    assert theirs_from(tmp_path)(TRICKY).input_ids == trained(TRICKY).input_ids
+    assert load_reference(tmp_path)(TRICKY).input_ids == trained(TRICKY).input_ids
 
 
-def test_a_model_of_another_family_is_refused(tmp_path):
+def test_model_of_another_family(tmp_path):
     write_model(tmp_path, pad_id=0, unk_id=1, bos_id=-1, eos_id=-1, control_symbols=["[CLS]", "[SEP]"])
     with pytest.raises(CtxError, match=r"begins with <pad>, <unk>, \[CLS\], not with <unk>, <s>, </s>"):
         CtxXLMRobertaTokenizer.from_pretrained(tmp_path)
 
 
-def test_a_damaged_or_missing_file_is_refused_by_its_name(folders, tmp_path):
+def test_damaged_or_missing_file(folders, tmp_path):
     with pytest.raises(CtxError, match=r"without a vocabulary(.|\n)*" + tmp_path.name):
         CtxXLMRobertaTokenizer.from_pretrained(tmp_path)
     shutil.copy(folders["sentencepiece.bpe.model"] / "sentencepiece.bpe.model", tmp_path)

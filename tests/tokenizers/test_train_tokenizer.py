@@ -1,4 +1,4 @@
-"""scripts/train_tokenizer.py as a user runs it."""
+"""The script train_tokenizer.py."""
 
 import runpy
 import sys
@@ -18,48 +18,48 @@ from hf_ctxmodels.training.recipe import parse_arguments
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "train_tokenizer.py"
 
 
-def test_a_tokenizer_is_trained_from_a_recipe_and_flags(tmp_path, documents):
+def test_recipe_and_flags(tmp_path, documents):
     text = tmp_path / "text.txt"
     text.write_text("\n\n".join("\n".join(document) for document in documents))
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(f"family: bert\ndataset: {text}\nvocab_size: 90\noptions:\n  do_lower_case: false\n")
     flags = ["--recipe", recipe, "--vocab_size", "150", "--output_dir", tmp_path / "out"]
-    done = run_forked(SCRIPT, *flags)
-    assert done.returncode == 0, done.stderr
+    process = run_forked(SCRIPT, *flags)
+    assert process.returncode == 0, process.stderr
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     assert 90 < len(tokenizer) <= 150, "the flag overrides the recipe"
     assert tokenizer.do_lower_case is False
-    assert f"{len(tokenizer)} tokens of 150" in done.stdout
-    assert "38 documents of" in done.stdout
-    assert "held out         2 documents" in done.stdout
-    assert "unknown tokens   0.00%" in done.stdout
+    assert f"{len(tokenizer)} tokens of 150" in process.stdout
+    assert "38 documents of" in process.stdout
+    assert "held out         2 documents" in process.stdout
+    assert "unknown tokens   0.00%" in process.stdout
 
 
-def test_a_vocabulary_is_trained_on_resampled_languages(tmp_path, monkeypatch, capsys, documents):
+def test_resampled_languages(tmp_path, monkeypatch, capsys, documents):
     (tmp_path / "large.txt").write_text("\n\n".join("\n".join(document) for document in documents))
     (tmp_path / "small.txt").write_text("Smørrebrød spises her. Kaffe drikkes.")
-    for alpha, known in ((1.0, False), (0.0, True)):
+    for alpha, is_in_vocabulary in ((1.0, False), (0.0, True)):
         flags = ["--family", "bert", "--vocab_size", 150, "--options", "min_frequency=9", "--sampling_alpha", alpha]
         data = ["--dataset", tmp_path / "large.txt", tmp_path / "small.txt", "--validation_fraction", 0]
         command = map(str, [SCRIPT, *flags, *data, "--output_dir", tmp_path / f"out-{alpha}"])
         monkeypatch.setattr(sys, "argv", list(command))
-        with pytest.raises(SystemExit) as stopped:
+        with pytest.raises(SystemExit) as exit_info:
             runpy.run_path(str(SCRIPT), run_name="__main__")
-        assert stopped.value.code == 0
+        assert exit_info.value.code == 0
         tokens = AutoTokenizer.from_pretrained(tmp_path / f"out-{alpha}").get_vocab()
-        assert ("kaffe" in tokens) is known
+        assert ("kaffe" in tokens) is is_in_vocabulary
     assert "large.txt" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_familys_tokenizer_is_trained_and_opened_by_the_auto_class(tmp_path, monkeypatch, documents, family):
+def test_all_families(tmp_path, monkeypatch, documents, family):
     text = tmp_path / "text.txt"
     text.write_text("\n\n".join("\n".join(document) for document in documents))
     flags = ["--family", family, "--dataset", str(text), "--vocab_size", "300", "--options", "model_max_length=64"]
     monkeypatch.setattr(sys, "argv", [str(SCRIPT), *flags, "--output_dir", str(tmp_path / "out")])
-    with pytest.raises(SystemExit) as stopped:
+    with pytest.raises(SystemExit) as exit_info:
         runpy.run_path(str(SCRIPT), run_name="__main__")
-    assert stopped.value.code == 0
+    assert exit_info.value.code == 0
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     assert type(tokenizer) is FAMILIES[family].tokenizer
     assert tokenizer.model_max_length == 64
@@ -68,12 +68,12 @@ def test_every_familys_tokenizer_is_trained_and_opened_by_the_auto_class(tmp_pat
     assert tokenizer.decode(tokenizer(sentence).input_ids, skip_special_tokens=True).lower().startswith("the cat")
 
 
-def test_an_option_that_is_a_list(tmp_path, monkeypatch):
+def test_list_option(tmp_path, monkeypatch):
     command = ["--family", "elmo", "--dataset", "demo", "--vocab_size", "50", "--options", "languages=[en, de]"]
     monkeypatch.setattr(sys, "argv", [str(SCRIPT), *command, "--output_dir", str(tmp_path)])
-    with pytest.raises(SystemExit) as stopped:
+    with pytest.raises(SystemExit) as exit_info:
         runpy.run_path(str(SCRIPT), run_name="__main__")
-    assert stopped.value.code == 0
+    assert exit_info.value.code == 0
     assert AutoTokenizer.from_pretrained(tmp_path).languages == ["en", "de"]
 
 
@@ -87,12 +87,12 @@ def test_an_option_that_is_a_list(tmp_path, monkeypatch):
     ],
     ids=["wrong option", "wrong value", "missing file", "impossible split"],
 )
-def test_a_mistake_is_one_screen_and_exit_code_2(tmp_path, monkeypatch, capsys, flags, messages):
+def test_errors(tmp_path, monkeypatch, capsys, flags, messages):
     command = ["--family", "bert", "--dataset", "demo", "--vocab_size", "150", "--output_dir", str(tmp_path), *flags]
     monkeypatch.setattr(sys, "argv", [str(SCRIPT), *command])
-    with pytest.raises(SystemExit) as stopped:
+    with pytest.raises(SystemExit) as exit_info:
         runpy.run_path(str(SCRIPT), run_name="__main__")
-    assert stopped.value.code == 2
+    assert exit_info.value.code == 2
     printed = capsys.readouterr().err
     assert all(message in printed for message in messages)
     assert len(printed.splitlines()) < 20
