@@ -1,1 +1,1 @@
-"""The base of every family: configuration, model, weights, errors."""
+"""Base classes of all families: configuration, model, weights and errors."""

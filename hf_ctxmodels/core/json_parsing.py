@@ -57,14 +57,14 @@ def matches_type(value: Any, annotation: Any) -> bool:
     return type(value) is annotation or (annotation in (None, type(None)) and value is None)
 
 
-def check_json_type(value: Any, annotation: Any, *, location: str, what: str) -> None:
+def check_json_type(value: Any, annotation: Any, *, location: str, content: str) -> None:
     """Raise CtxError unless a JSON value matches a type, see `matches_type`.
 
     Args:
         value: The parsed value.
         annotation: A type, or a mapping of an object's keys to their types; other keys are rejected.
         location: The file.
-        what: Description of the expected content.
+        content: Description of the expected content.
     """
     if not isinstance(annotation, dict):
         errors = [] if matches_type(value, annotation) else [f"{type(value).__name__}, expected {annotation}"]
@@ -78,4 +78,4 @@ def check_json_type(value: Any, annotation: Any, *, location: str, what: str) ->
     else:
         errors = [f"{type(value).__name__}, expected an object"]
     if errors:
-        raise CtxError(f"Not {what}: {errors[0]}.", location=location, hint="copy or create the file again.")
+        raise CtxError(f"Not {content}: {errors[0]}.", location=location, hint="copy or create the file again.")

@@ -6,13 +6,13 @@ from typing import Any
 from hf_ctxmodels.core.errors import CtxError
 
 
-def load_pretrained(auto_class: Any, source: str | PathLike[str] | None, what: str) -> Any:
+def load_pretrained(auto_class: Any, source: str | PathLike[str] | None, description: str) -> Any:
     """`auto_class.from_pretrained(source)` with a `CtxError` for every failure.
 
     Args:
         auto_class: An Auto class of transformers.
         source: Directory or Hub id; None or empty if missing.
-        what: Description of the object for the error message.
+        description: Description of the object for the error message.
 
     Raises:
         CtxError: It cannot be loaded.
@@ -25,7 +25,7 @@ def load_pretrained(auto_class: Any, source: str | PathLike[str] | None, what: s
         raise
     except Exception as error:  # damaged files raise errors of any class
         raise CtxError(
-            f"Cannot open {what}: {error}",
+            f"Cannot load {description}: {error}",
             location=str(source) if source else None,
             hint="give a directory or Hub id to which it was saved.",
         ) from error

@@ -112,7 +112,7 @@ def _read(
     table = _read_vocabulary(vocab) if isinstance(vocab, str) else vocab
     pairs = _read_merges(merges) if isinstance(merges, str) else merges
     split = (pair.split(" ") if isinstance(pair, str) else pair for pair in pairs)
-    return table, [(left, right) for left, right in split]
+    return table, [(first, second) for first, second in split]
 
 
 def _read_vocabulary(path: str) -> dict[str, int]:

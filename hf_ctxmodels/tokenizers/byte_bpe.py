@@ -18,7 +18,7 @@ class CtxByteBPETokenizer(BPETokenizer):
     GPT-2's pattern splits text into words, numbers and punctuation, each with the space before it; their UTF-8 bytes,
     represented as 256 printable characters, are merged in the order of the merge list.
 
-    The ids equal those of transformers' byte-level tokenizers with the same files (`vocab.json` and `merges.txt`, or
+    The ids equal the ids of transformers' byte-level tokenizers with the same files (`vocab.json` and `merges.txt`, or
     `tokenizer.json`). Unlike these, it raises an error for a missing vocabulary, merge list or special token, and with
     `is_split_into_words` it keeps words separate even without `add_prefix_space`.
 

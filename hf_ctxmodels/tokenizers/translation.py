@@ -24,7 +24,7 @@ class CtxTranslationTokenizer(CtxWordTokenizer):
         **kwargs: Arguments of `CtxWordTokenizer`.
 
     Attributes:
-        target_tokens: First tokens of every target vocabulary.
+        target_tokens: First tokens of the target vocabulary.
         target_start: The decoder's first input.
 
     Raises:

@@ -244,8 +244,8 @@ def _counted_lines(words: Counter[str]) -> Iterator[str]:
             yield f"{word}\t1"
 
 
-def _sentencepiece_missing(what: str) -> CtxError:
+def _sentencepiece_missing(action: str) -> CtxError:
     return CtxError(
-        f"{what} requires the packages sentencepiece and protobuf.",
+        f"{action} requires the packages sentencepiece and protobuf.",
         hint="pip install 'hf_ctxmodels[sentencepiece]'.",
     )

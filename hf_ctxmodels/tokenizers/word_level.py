@@ -36,7 +36,7 @@ class CtxWordTokenizer(CtxTokenizer):
     vocab_files_names = {"tokenizer_file": "tokenizer.json"}
     model_input_names = ["input_ids", "attention_mask"]
     model = WordLevel
-    special_tokens: ClassVar[tuple[str, ...]] = SPECIAL_TOKENS  # first tokens of every vocabulary
+    special_tokens: ClassVar[tuple[str, ...]] = SPECIAL_TOKENS  # first tokens of the vocabulary
     defaults: ClassVar[dict[str, Any]] = {
         "do_lower_case": True,
         "split_punctuation": True,

@@ -23,7 +23,7 @@ SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 class WordPieceTokenizer(CtxTokenizer):
     """Cleans text, splits it at spaces, punctuation and Chinese characters, then into WordPiece tokens.
 
-    The ids equal those of `transformers.BertTokenizer` with the same files (`vocab.txt` or `tokenizer.json`). For a
+    The ids equal the ids of `transformers.BertTokenizer` with the same files (`vocab.txt` or `tokenizer.json`). For a
     directory without tokenizer files, it raises an error, where that class builds a vocabulary of five tokens.
 
     Args:

@@ -132,7 +132,7 @@ class TestPair:
             CtxLmSeq2SeqForConditionalGeneration.from_pretrained_pair(**pair, **changes)
 
     def test_other_models_are_an_error(self, pair: dict[str, Path], tmp_path: Path) -> None:
-        with pytest.raises(CtxError, match="Cannot open"):
+        with pytest.raises(CtxError, match="Cannot load"):
             CtxLmSeq2SeqForConditionalGeneration.from_pretrained_pair(tmp_path / "none", pair["target"])
         CtxUlmfitTokenizer.train(TEXTS["source"], 40, min_count=1).save_pretrained(tmp_path / "other")
         with pytest.raises(CtxError, match="not a reversible word tokenizer"):

@@ -20,7 +20,7 @@ class CtxCoveConfig(CtxConfig):
         train_pretrained_embeddings: Whether the vectors are trained.
         decoder_attention: Whether the decoder attends to the encoder's states; False for a baseline whose decoder only
             starts from the encoder's final states.
-        hidden_dropout_prob: Dropout on the input of every LSTM layer except the encoder's first, and before the
+        hidden_dropout_prob: Dropout on the inputs of LSTM layers except the encoder's first, and before the
             decoder's output layer.
         initializer_range: Standard deviation of the initialisation of embeddings and linear layers.
         task_context: Whether task heads take the encoder's states in addition to the embeddings.

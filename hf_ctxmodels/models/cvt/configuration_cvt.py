@@ -18,7 +18,7 @@ class CtxCvtConfig(CtxCharacterConfig):
         pretrained_embeddings: Vectors concatenated with the character encoder's output, `hidden_size` in total.
         prediction_size: Width of the hidden layer of predictions.
         word_dropout: Dropout on the word representations.
-        hidden_dropout_prob: Dropout on the output of every LSTM layer.
+        hidden_dropout_prob: Dropout on the outputs of LSTM layers.
         view_dropout: Replaces these two rates in a batch without labels, as in the authors' code.
         views: Names of the auxiliary predictions; None for all: "forward", "backward", "future" and "past" of words
             (section 3.2), or "forward", "backward", "beginning" and "end" of texts.

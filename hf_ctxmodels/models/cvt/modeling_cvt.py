@@ -223,7 +223,7 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
             check_aligned({"attention_mask": mask}, *views.shape)
         target_mask = views != IGNORE_INDEX
         if bool((invalid := target_mask & ((views < 0) | (views > 1))).any()):
-            raise CtxError(f"views holds {int(views[invalid][0])}, outside [0, 2) and not -100 (ignored).")
+            raise CtxError(f"views has {int(views[invalid][0])}, outside [0, 2) and not -100 (ignored).")
         if self.has_word_views and mask is not None and bool((misplaced := target_mask & (mask == 0)).any()):
             raise CtxError(f"views has targets at padding, {misplaced.nonzero()[0].tolist()}.", hint="use -100 there.")
         return bool(target_mask.any())

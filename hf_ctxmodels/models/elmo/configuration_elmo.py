@@ -17,7 +17,7 @@ class CtxElmoConfig(CtxCharacterConfig):
         vocab_size: Size of the language model's output vocabulary.
         residual: Residual connections around all LSTM layers except the first.
         stateful: Return `past_key_values` by default, so that the next batch can continue from them.
-        hidden_dropout_prob: Dropout on the input of every LSTM layer, and before the language model's output layer.
+        hidden_dropout_prob: Dropout on the inputs of LSTM layers, and before the language model's output layer.
         num_languages: Above 0 for a polyglot model (Mulcaire et al. 2019, arXiv 1902.09697).
         num_mixes: Number of scalar mixes of the layers; task heads take their concatenation (section 3.3).
         mix_layer_norm: Whether layers are normalised before mixing.

@@ -44,7 +44,7 @@ class CtxElmoModelOutput(BaseModelOutputWithPooling):
     Attributes:
         last_hidden_state: (batch, words, hidden) forward and backward states of the top layer, concatenated.
         hidden_states: The token layer concatenated with itself, and the layers' outputs.
-        past_key_values: Hidden state (batch, 2, hidden / 2) and cell state (batch, 2, cell) of every layer.
+        past_key_values: Hidden state (batch, 2, hidden / 2) and cell state (batch, 2, cell) of each layer.
     """
 
     past_key_values: RecurrentCache | None = None

@@ -46,7 +46,7 @@ class CtxLmSeq2SeqModelOutput(LSTMLanguageModelOutput):
 
     Attributes:
         memory: (batch, length, 2 * hidden) concatenated outputs of the last pretrained layer and the top layer.
-        final: (batch, layers, 2, hidden) hidden and cell state of every layer after the last token.
+        final: (batch, layers, 2, hidden) hidden and cell state of each layer after the last token.
     """
 
     memory: Tensor | None = None
@@ -167,13 +167,13 @@ class CtxLmSeq2SeqForConditionalGeneration(heads.ForConditionalGeneration, CtxLm
             CtxError: The language model cannot be loaded or has another shape.
         """
         stack: Any = modules["layers"]
-        parts, count = set(self.config.pretrained_parts), self.config.pretrained_layers
+        pretrained_parts, count = set(self.config.pretrained_parts), self.config.pretrained_layers
         parameters: dict[str, nn.Parameter] = {}  # by the names in the language model
-        if "embeddings" in parts:
+        if "embeddings" in pretrained_parts:
             parameters |= _named_parameters("word_embeddings", stack.word_embeddings)
-        if "layers" in parts:
+        if "layers" in pretrained_parts:
             parameters |= _named_parameters("layers", stack.layers[:count])
-        if "softmax" in parts and "softmax" in modules:
+        if "softmax" in pretrained_parts and "softmax" in modules:
             parameters |= _named_parameters("decoder", modules["softmax"])
         if missing is not None:
             missing_ids = {id(parameter) for name, parameter in self.named_parameters() if name in missing}

@@ -56,7 +56,7 @@ class CtxUlmfitTokenizer(CtxWordTokenizer):
 
     A token before a word marks a capital (`xxmaj`), all capitals (`xxup`), a repeated character (`xxrep 4 !`) or a
     repeated word (`xxwrep 3 very`); without `do_lower_case`, only repetitions are marked. Each text begins with
-    `xxbos`; `xxeos` is not added. Offsets refer to the original text, and those of a repeated word to its last
+    `xxbos`; `xxeos` is not added. Offsets refer to the original text, for a repeated word to its last
     occurrence. See `CtxWordTokenizer` for arguments, training and errors.
 
     Example:

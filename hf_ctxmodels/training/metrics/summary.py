@@ -112,6 +112,6 @@ class TrainingSummary:
             )
         hint = "train the model again to write a new one."
         fields = read_json(path, hint=hint)
-        check_json_type(fields, typing.get_type_hints(cls), location=str(path), what="a training summary")
+        check_json_type(fields, typing.get_type_hints(cls), location=str(path), content="a training summary")
         with wrap_errors("Not a training summary", location=str(path), hint=hint):
             return cls(**fields)
