@@ -1,0 +1,97 @@
+"""`evaluation_mode` and `inspection_mode`."""
+
+import pytest
+import torch
+from torch import nn
+from transformers.modeling_layers import GradientCheckpointingLayer
+from zoo import BASES, HEADS, Case, assert_close, make_batch, make_targets, objective
+
+from hf_ctxmodels import CtxError, inspection_mode
+from hf_ctxmodels.architectures.query_generation import QueryForConditionalGeneration
+from hf_ctxmodels.core.config import CtxTransformerConfig
+from hf_ctxmodels.core.model_modes import evaluation_mode
+from hf_ctxmodels.registry import FAMILIES
+
+# query generation has source, target and queries in one sequence, whatever the shape of the batch
+TRANSFORMERS = [
+    case
+    for case in [*BASES, *HEADS]
+    if issubclass(case.family.config, CtxTransformerConfig)
+    and not issubclass(case.model_class, QueryForConditionalGeneration)
+]
+FIELDS = ("unpad", "_attn_implementation", "return_logits_with_labels")
+
+
+def test_evaluation_mode_disables_dropout_and_gradients() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.9))
+    inputs = torch.randn(3, 4)
+    with evaluation_mode(model):
+        outputs = model(inputs)
+    assert model[1].training
+    assert torch.equal(outputs, model[0](inputs))
+    assert not outputs.requires_grad
+
+
+def test_evaluation_mode_restores_all_modules_after_an_error() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Dropout(0.5))
+    model[1].eval()  # a frozen module of a model in training
+    with pytest.raises(RuntimeError), evaluation_mode(model):
+        model(torch.ones(1, 5))
+    assert [module.training for module in model.modules()] == [True, True, False, True]
+    assert torch.is_grad_enabled()
+
+
+def test_inspection_mode_of_transformers() -> None:
+    """Hooks receive padded states, hidden states get gradients, and the outputs are equal."""
+    for case in TRANSFORMERS:
+        model, batch = case.model(), make_batch(case)
+        batch |= {} if case.is_base else make_targets(case, batch)
+        padded_shape = case.positions(batch).flatten(0, -2).shape
+        expected, shapes = objective(case, model, batch), []
+        layer = next(module for module in model.base_model.modules() if isinstance(module, GradientCheckpointingLayer))
+        hook = layer.register_forward_hook(
+            lambda module, inputs, output, shapes=shapes: shapes.append(output[0].shape[:-1])
+        )
+        model(**batch)
+        assert shapes.pop() != padded_shape, f"{case}: padded outside inspection_mode"
+        shapes.clear()
+        with inspection_mode(model):
+            outputs = model(**batch, output_hidden_states=True, output_attentions=True)
+            assert shapes == [padded_shape] * len(shapes), f"{case}: {shapes}"
+            decoder = "decoder_" if "decoder_hidden_states" in outputs else ""
+            hidden_states, attentions = (outputs[decoder + name] for name in ("hidden_states", "attentions"))
+            state_shape = batch["decoder_input_ids"].shape if case.writes else padded_shape
+            for states in hidden_states:
+                assert states.shape[:-1] == state_shape, f"{case}: a hidden state is {tuple(states.shape)}"
+                states.retain_grad()
+            (outputs.last_hidden_state.square().sum() if case.is_base else outputs.loss).backward()
+            assert all(states.grad.any() for states in hidden_states), f"{case}: no gradient"
+            assert attentions[0].shape[-2:] == (state_shape[1], state_shape[1])
+            assert_close(objective(case, model, batch), expected, str(case))
+        hook.remove()
+        assert_close(objective(case, model, batch), expected, str(case))
+
+
+def test_inspection_mode_restores_configurations_after_an_error() -> None:
+    model = Case(FAMILIES["electra"], "AutoModelForPreTraining").model(attention="sdpa")
+    model.generator.config.unpad = False
+    configs = [model.config, model.generator.config]
+    expected = [[getattr(config, name) for name in FIELDS] for config in configs]
+
+    def fail() -> None:
+        assert [config._attn_implementation for config in configs] == ["eager", "eager"]
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), inspection_mode(torch.nn.Sequential(model)):
+        fail()
+    assert [[getattr(config, name) for name in FIELDS] for config in configs] == expected
+    assert not model._forward_hooks
+
+
+def test_inspection_mode_errors() -> None:
+    """Recurrent networks have no attention weights; other modules cannot be inspected."""
+    case = Case(FAMILIES["elmo"], "AutoModel")
+    with inspection_mode(model := case.model()), pytest.raises(CtxError, match="no attention weights"):
+        model(**make_batch(case), output_attentions=True)
+    with pytest.raises(CtxError, match="no model of this package"), inspection_mode(torch.nn.Linear(1, 1)):
+        pass
