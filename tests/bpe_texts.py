@@ -1,4 +1,4 @@
-"""Texts on which the BPE tokenizers are held against upstream's."""
+"""Texts for comparing BPE tokenizers with transformers."""
 
 import json
 import random
@@ -20,8 +20,7 @@ TEXTS = [" ".join(random.Random(number).choices(WORDS, k=12)) for number in rang
 
 
 def trained_in_both_orders(tokenizer: Any, size: int, folder: Path) -> tuple[Any, dict[str, int]]:
-    """A tokenizer trained here on random words, and the vocabulary of one that another process trained on the same
-    texts in the other order."""
+    """A tokenizer trained on random words, and the vocabulary that another process learns from the reversed texts."""
     rng = random.Random(0)
     texts = [" ".join("".join(rng.choices("abcdefghij", k=rng.randint(1, 7))) for _ in range(200)) for _ in range(20)]
     name = tokenizer.__name__
@@ -30,6 +29,6 @@ def trained_in_both_orders(tokenizer: Any, size: int, folder: Path) -> tuple[Any
         f"print(json.dumps({name}.train(json.load(open(sys.argv[1])), {size}).get_vocab()))"
     )
     (folder / "texts.json").write_text(json.dumps(texts[::-1]))
-    done = run_forked("-c", program, folder / "texts.json", TOKENIZERS_PARALLELISM="true")
-    assert done.returncode == 0, done.stderr
-    return tokenizer.train(iter(texts), size), json.loads(done.stdout)
+    process = run_forked("-c", program, folder / "texts.json", TOKENIZERS_PARALLELISM="true")
+    assert process.returncode == 0, process.stderr
+    return tokenizer.train(iter(texts), size), json.loads(process.stdout)

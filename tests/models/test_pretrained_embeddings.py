@@ -76,8 +76,8 @@ def test_errors(family: FamilySpec, tmp_path: Path) -> None:
     with pytest.raises(CtxError, match="the model of the word vectors"):
         model.load_pretrained_embeddings(str(tmp_path / "missing"))
     bert = FAMILIES["bert"].tokenizer.train(["a cat sat"] * 5, vocab_size=40)
-    for part in (bert, FAMILIES["bert"].models["AutoModel"](tiny_config(FAMILIES["bert"]))):
-        part.save_pretrained(tmp_path)
+    bert.save_pretrained(tmp_path)
+    FAMILIES["bert"].models["AutoModel"](tiny_config(FAMILIES["bert"])).save_pretrained(tmp_path)
     with pytest.raises(CtxError, match="not a word tokenizer"):
         family.tokenizer.train(["a cat"], 9, pretrained_embeddings=str(tmp_path))
     with pytest.raises(CtxError, match="is no static word embedding"):
@@ -93,8 +93,8 @@ def test_new_model_copies_the_vectors(family: FamilySpec, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ["cvt", "elmo"])
-def test_scripts_copy_them_beside_characters(name: str, tmp_path: Path) -> None:
-    """Into a new model; and into a head on an encoder that was saved without them, whose other weights stay."""
+def test_vectors_in_character_based_families(name: str, tmp_path: Path) -> None:
+    """In a new model; and in a new head on an encoder without vectors, whose weights are loaded."""
     glove, tokenizer = save_glove(tmp_path / "glove")
     family, head = FAMILIES[name], "AutoModelForTokenClassification"
     family_tokenizer = family.tokenizer.from_words([])
@@ -108,9 +108,9 @@ def test_scripts_copy_them_beside_characters(name: str, tmp_path: Path) -> None:
     if name == "elmo":
         model.elmo.save_pretrained(tmp_path / "encoder")
         config = load_config(tmp_path / "encoder")
-        config.pretrained_embedding_size = 0  # as of an encoder that was trained without
+        config.pretrained_embedding_size = 0  # as in an encoder without vectors
         set_embedding_fields(config)
-        again = load_model(tmp_path / "encoder", head, config)
-        assert torch.equal(again.vectors(ids), model.vectors(ids))
-        weights = zip(again.elmo.parameters(), model.elmo.parameters(), strict=True)
-        assert all(torch.equal(one, other) for one, other in weights)
+        loaded = load_model(tmp_path / "encoder", head, config)
+        assert torch.equal(loaded.vectors(ids), model.vectors(ids))
+        weights = zip(loaded.elmo.parameters(), model.elmo.parameters(), strict=True)
+        assert all(torch.equal(*pair) for pair in weights)

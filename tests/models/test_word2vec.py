@@ -1,0 +1,209 @@
+"""word2vec: the matrix form of the loss against loops over pairs, and in-place updates against autograd."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from hf_ctxmodels import CtxError
+from hf_ctxmodels.models.word2vec import window_prediction
+from hf_ctxmodels.models.word2vec.window_prediction import Blocks
+
+VOCABULARY, WIDTH, WINDOW, NEGATIVE, DEPTH = 23, 6, 3, 5, 4
+LENGTHS = (12, 7, 1)
+AVERAGE = pytest.mark.parametrize("average", [False, True], ids=["skip-gram", "cbow"])
+
+
+def random_ids(high: int, shape: tuple[int, ...], low: int = 0, seed: int = 0) -> Tensor:
+    return torch.randint(low, high, shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture
+def batch() -> dict[str, Tensor]:
+    """Three texts of at most twelve words in blocks of four; one position has no label."""
+    mask = torch.arange(12) < torch.tensor(LENGTHS)[:, None]
+    ids = random_ids(VOCABULARY, (3, 12), low=1).masked_fill(~mask, 0)
+    labels = ids.masked_fill(~mask, -100)
+    labels[0, 5] = -100
+    return {
+        "input_ids": ids,
+        "attention_mask": mask.long(),
+        "labels": labels,
+        "windows": random_ids(WINDOW + 1, (3, 12), low=1, seed=1),
+        "negatives": random_ids(VOCABULARY, (3, 3, 2), seed=2),
+        "paths": random_ids(VOCABULARY, (3, 3, 4, DEPTH), low=-1, seed=3),
+        "codes": random_ids(2, (3, 3, 4, DEPTH), seed=4),
+    }
+
+
+@pytest.fixture
+def tables() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    words, outputs = (torch.randn(VOCABULARY, WIDTH, generator=generator, dtype=torch.float64) for _ in range(2))
+    return words, outputs
+
+
+def output_arguments(batch: dict[str, Tensor], output: str) -> list[Tensor]:
+    return [batch["negatives"]] if output == "negatives" else [batch["paths"], batch["codes"]]
+
+
+def grid(batch: dict[str, Tensor], output: str, average: bool) -> Blocks:
+    text = (batch[name] for name in ("input_ids", "attention_mask", "labels", "windows"))
+    centers = window_prediction.split_into_blocks(*text, WINDOW, output_arguments(batch, output), torch.float64)
+    if output == "negatives":
+        return window_prediction.negative_sampling_grid(centers, NEGATIVE, average)
+    return window_prediction.hierarchical_grid(centers, average)
+
+
+def text_batch(batch: dict[str, Tensor], output: str) -> window_prediction.TextBatch:
+    text = (batch[name] for name in ("input_ids", "attention_mask", "labels", "windows"))
+    return window_prediction.TextBatch(*text, output_arguments(batch, output))
+
+
+def log_sigmoid(score: Tensor) -> float:
+    return -math.log1p(math.exp(-float(score)))
+
+
+def reference_loss(batch: dict[str, Tensor], words: Tensor, outputs: Tensor, output: str, average: bool) -> float:
+    """The loss of the papers, by loops over target words and their predictors."""
+    loss = 0.0
+    for row in range(3):
+        for position in range(12):
+            label = int(batch["labels"][row, position])
+            if label == -100:
+                continue
+            radius = int(batch["windows"][row, position])
+            predictors = [
+                words[batch["input_ids"][row, neighbor]]
+                for neighbor in range(max(0, position - radius), min(12, position + radius + 1))
+                if neighbor != position and batch["attention_mask"][row, neighbor]
+            ]
+            if average and predictors:
+                predictors = [torch.stack(predictors).mean(0)]
+            block, column = divmod(position, 4)
+            for predictor in predictors:
+                if output == "negatives":
+                    loss -= log_sigmoid(predictor @ outputs[label])
+                    for negative in batch["negatives"][row, block].tolist():
+                        if negative != label:
+                            loss -= NEGATIVE / 2 * log_sigmoid(-predictor @ outputs[negative])
+                else:
+                    nodes = batch["paths"][row, block, column].tolist()
+                    for node, code in zip(nodes, batch["codes"][row, block, column].tolist()):
+                        if node >= 0:
+                            loss -= log_sigmoid((1 - 2 * code) * (predictor @ outputs[node]))
+    return loss
+
+
+@AVERAGE
+@pytest.mark.parametrize("output", ["negatives", "tree"])
+def test_loss_equals_the_sum_over_pairs(batch, tables, output: str, average: bool) -> None:
+    loss = window_prediction.summed_loss(grid(batch, output, average), *tables)
+    assert float(loss) == pytest.approx(reference_loss(batch, *tables, output, average), rel=1e-6)
+
+
+@AVERAGE
+@pytest.mark.parametrize("output", ["negatives", "tree"])
+def test_sgd_step_equals_autograd(batch, tables, output: str, average: bool) -> None:
+    blocks = grid(batch, output, average)
+    words, outputs = (table.clone().requires_grad_() for table in tables)
+    loss = window_prediction.summed_loss(blocks, words, outputs)
+    loss.backward()
+    updated = [table.clone() for table in tables]
+    step_loss = window_prediction.sgd_step(blocks, *updated, rate=0.1)
+    assert float(step_loss) == pytest.approx(float(loss), rel=1e-5)
+    for updated_table, table in zip(updated, (words, outputs), strict=True):
+        assert not torch.equal(updated_table, table)
+        torch.testing.assert_close(updated_table, table - 0.1 * table.grad, rtol=1e-5, atol=1e-6)
+
+
+def test_each_word_of_a_mean_gets_its_whole_gradient(tables) -> None:
+    """As in the released code."""
+    ids = torch.tensor([[3, 7, 4]])
+    labels = torch.tensor([[-100, 7, -100]])
+    centers = window_prediction.split_into_blocks(ids, None, labels, None, 1, [torch.tensor([[[5]]])], torch.float64)
+    blocks = window_prediction.negative_sampling_grid(centers, 1, True)
+    words = tables[0].clone().requires_grad_()
+    window_prediction.summed_loss(blocks, words, tables[1]).backward()
+    mean = tables[0][[3, 4]].mean(0)
+    target, negative = tables[1][7], tables[1][5]
+    expected = (torch.sigmoid(mean @ target) - 1) * target + torch.sigmoid(mean @ negative) * negative
+    torch.testing.assert_close(words.grad[3], expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(words.grad[4], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_blocks_without_labels_are_omitted(batch, tables) -> None:
+    assert len(grid(batch, "negatives", False)) == 3 + 2 + 1
+
+
+def test_blocks_must_divide_the_length(batch) -> None:
+    batch["negatives"] = random_ids(VOCABULARY, (3, 5, 2))
+    with pytest.raises(CtxError, match="12 columns cannot be split into 5"):
+        grid(batch, "negatives", False)
+
+
+def test_large_scores_have_a_finite_loss(batch, tables) -> None:
+    huge = [table * 1e4 for table in tables]
+    assert torch.isfinite(window_prediction.sgd_step(grid(batch, "negatives", False), *huge, rate=0.0))
+
+
+def reference_updates(batch: dict[str, Tensor], words: Tensor, outputs: Tensor, output: str, average: bool) -> float:
+    """`sgd_step` on one target word at a time, in the order of the text; updates the tables and returns the loss."""
+    loss = 0.0
+    for row in range(3):
+        for position in range(12):
+            text = {name: tensor[row : row + 1].clone() for name, tensor in batch.items()}
+            text["labels"][:, :position], text["labels"][:, position + 1 :] = -100, -100
+            masks = [text["attention_mask"]]
+            if not average:  # skip-gram: one predictor at a time
+                masks = [mask_of(text, position, neighbor) for neighbor in range(12) if neighbor != position]
+            for mask in masks:
+                blocks = grid({**text, "attention_mask": mask}, output, average)
+                if len(blocks):
+                    loss += float(window_prediction.sgd_step(blocks, words, outputs, rate=0.1))
+    return loss
+
+
+def mask_of(text: dict[str, Tensor], *positions: int) -> Tensor:
+    """The attention mask with only these positions."""
+    mask = torch.zeros_like(text["attention_mask"])
+    mask[:, positions] = text["attention_mask"][:, positions]
+    return mask
+
+
+@AVERAGE
+@pytest.mark.parametrize("output", ["negatives", "tree"])
+def test_compiled_updates_equal_sgd_steps(batch, tables, output: str, average: bool) -> None:
+    pytest.importorskip("numba")
+    generator = torch.Generator().manual_seed(2)  # distinct ids, since repeated ones would use the previous update
+    different = torch.stack([torch.randperm(VOCABULARY, generator=generator) for _ in range(3 * 12)])
+    batch["negatives"] = different[:9, :7].view(3, 3, 7)
+    batch["paths"] = different[:, :DEPTH].reshape(3, 3, 4, DEPTH).masked_fill(batch["paths"] < 3, -1)
+    expected = [table.clone() for table in tables]
+    expected_loss = reference_updates(batch, *expected, output, average)
+    updated = [table.float() for table in tables]
+    text = text_batch(batch, output)
+    loss = window_prediction.sgd_step_by_words(text, *updated, 0.1, WINDOW, NEGATIVE, average)
+    assert loss == pytest.approx(expected_loss, rel=1e-4)
+    for updated_table, expected_table in zip(updated, expected, strict=True):
+        torch.testing.assert_close(updated_table.double(), expected_table, rtol=1e-3, atol=1e-4)
+
+
+@AVERAGE
+def test_compiled_updates_with_many_negatives(batch, tables, average: bool) -> None:
+    pytest.importorskip("numba")
+    batch["negatives"] = random_ids(VOCABULARY, (3, 3, 3000), seed=2)
+    text = text_batch(batch, "negatives")
+    updated = [table.float() for table in tables]
+    expected = window_prediction.sgd_step(grid(batch, "negatives", average), *tables, rate=0.0)
+    assert window_prediction.sgd_step_by_words(text, *updated, 0.0, WINDOW, NEGATIVE, average) == pytest.approx(
+        float(expected), rel=1e-4
+    )
+
+
+def test_compiled_updates_have_a_finite_loss(batch, tables) -> None:
+    pytest.importorskip("numba")
+    huge = [(table * 1e4).float() for table in tables]
+    text = window_prediction.TextBatch(batch["input_ids"], None, batch["labels"], None, [batch["negatives"]])
+    assert math.isfinite(window_prediction.sgd_step_by_words(text, *huge, 0.0, WINDOW, NEGATIVE, False))
