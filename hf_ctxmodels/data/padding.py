@@ -1,50 +1,60 @@
-"""Rows of different length -> rectangular tensors."""
+"""Collators: sequences of different length -> rectangular tensors."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
-from transformers.data.data_collator import DataCollatorMixin
 
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 
+Batch = dict[str, torch.Tensor]
+
 
 @dataclass
-class PaddingCollator(DataCollatorMixin):
-    """The base of all collators.
+class PaddingCollator(ABC):
+    """Base class of all collators; an instance is a `data_collator` of `transformers.Trainer`.
 
     Attributes:
-        tokenizer: Its padding token and side are used.
+        tokenizer: Defines the padding token and side.
 
     Raises:
         CtxError: The tokenizer has no padding token.
     """
 
-    tokenizer: PreTrainedTokenizerBase
-    return_tensors: ClassVar[str] = "pt"
+    tokenizer: PreTrainedTokenizerBase = field(repr=False)
 
     def __post_init__(self) -> None:
         if self.tokenizer.pad_token_id is None:
             raise CtxError(
-                f"{type(self.tokenizer).__name__} has no padding token, which rows of unequal length need.",
-                hint="tokenizer.add_special_tokens({'pad_token': '[PAD]'}), and resize the model's embeddings.",
+                f"{type(self.tokenizer).__name__} has no padding token, which sequences of unequal length require.",
+                hint="call tokenizer.add_special_tokens({'pad_token': '[PAD]'}), and resize the model's embeddings.",
             )
+
+    @abstractmethod
+    def collate(self, features: list[dict[str, Any]]) -> Batch:
+        """A batch: exactly the arguments of the head's `forward`."""
+
+    def __call__(self, features: list[dict[str, Any]]) -> Batch:
+        """See `collate`."""
+        return self.collate(features)
 
 
 class RowPadder:
-    """Pads rows of the given lengths, with one array assignment per column.
+    """Pads sequences to the rows of a batch, with one array assignment per column.
 
     Args:
-        lengths: Lengths of the rows.
+        lengths: Lengths of the sequences.
         side: Side of the padding, "right" or "left".
         multiple: The width is rounded up to a multiple of it (8 suits tensor cores); None for no rounding.
 
     Attributes:
-        offsets: (rows,) column of each row's first value.
+        offsets: (rows,) column of each sequence's first value.
+        filled: (rows, width) bool, False at padding.
     """
 
     def __init__(self, lengths: Sequence[int], side: str, multiple: int | None = None) -> None:
@@ -53,57 +63,57 @@ class RowPadder:
             width = -(-width // multiple) * multiple
         column, length = np.arange(width), np.asarray(lengths)[:, None]
         self.offsets = width - length[:, 0] if side == "left" else np.zeros(len(length), dtype=np.int64)
-        self.filled = column < length if side == "right" else column >= width - length  # (rows, width)
+        self.filled = column < length if side == "right" else column >= width - length
 
     def pad(self, rows: Sequence[np.ndarray], value: int) -> torch.Tensor:
-        """(rows, width) int64 tensor of the rows, `value` elsewhere."""
-        rectangle = np.full(self.filled.shape, value, dtype=np.int64)
-        rectangle[self.filled] = np.concatenate(rows)
-        return torch.from_numpy(rectangle)
+        """(rows, width) int64 tensor of the sequences, `value` at padding."""
+        padded = np.full(self.filled.shape, value, dtype=np.int64)
+        padded[self.filled] = np.concatenate(rows)
+        return torch.from_numpy(padded)
 
     def attention_mask(self) -> torch.Tensor:
         """(rows, width) int64: 1 for tokens, 0 for padding."""
         return torch.from_numpy(self.filled.astype(np.int64))
 
 
-_Row = TypeVar("_Row", list[int], np.ndarray)
+_Ids = TypeVar("_Ids", list[int], np.ndarray)
 
 
-def strip_decoder_start(target: _Row, start: int | None) -> _Row:
-    """A target without the decoder's first input, if it begins with that."""
+def strip_decoder_start(target: _Ids, start: int | None) -> _Ids:
+    """A target sequence without the decoder start token, if it begins with it."""
     return target[1:] if len(target) > 1 and target[0] == start else target
 
 
 @dataclass
 class SourceTargetCollator(PaddingCollator):
-    """Pads sources on the tokenizer's side, and targets on the right.
+    """Pads source sequences on the tokenizer's side, and target sequences on the right.
 
     Each feature holds:
         input_ids: (tokens,) of the source.
-        labels: (tokens,) of the target, its end included.
-        target_language: Number of the target's language, optional.
-        language: Number of the source's language beside it, for models with embeddings of both.
+        labels: (tokens,) of the target, including its end token.
+        target_language: Id of the target language, optional.
+        language: Id of the source language, in addition, for models with embeddings of both languages.
 
-    Returns: input_ids, attention_mask (batch, width); labels (batch, steps), -100 after a target's end;
-        target_languages (batch,), if the features hold one; with both languages langs (batch, width) and decoder_langs
-        (batch, steps) in its place.
+    Returns: input_ids, attention_mask (batch, width); labels (batch, steps), -100 after the end of a target;
+        target_languages (batch,), if the features hold them; with both languages langs (batch, width) and
+        decoder_langs (batch, steps) instead.
 
     Args:
-        decoder_start_token_id: The decoder's first input, which is left out where a tokenizer begins targets with it:
-            the model would be given it twice. None leaves targets as they are.
+        decoder_start_token_id: Start token that is stripped from targets, for tokenizers that add it: the decoder
+            prepends it itself. None leaves targets unchanged.
     """
 
     decoder_start_token_id: int | None = None
 
-    def torch_call(self, features: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        """Collate features; see the class for what they hold and what is returned."""
-        rows, targets = ([np.asarray(feature[name]) for feature in features] for name in ("input_ids", "labels"))
-        targets = [strip_decoder_start(each, self.decoder_start_token_id) for each in targets]
-        padder = RowPadder([len(row) for row in rows], self.tokenizer.padding_side)
+    def collate(self, features: list[dict[str, Any]]) -> Batch:
+        """Pad features; see the class for their columns and the returned ones."""
+        sources, targets = ([np.asarray(feature[name]) for feature in features] for name in ("input_ids", "labels"))
+        targets = [strip_decoder_start(target, self.decoder_start_token_id) for target in targets]
+        padder = RowPadder([len(source) for source in sources], self.tokenizer.padding_side)
         batch = {
-            "input_ids": padder.pad(rows, self.tokenizer.pad_token_id),
+            "input_ids": padder.pad(sources, self.tokenizer.pad_token_id),
             "attention_mask": padder.attention_mask(),
-            "labels": RowPadder([len(row) for row in targets], "right").pad(targets, IGNORE_INDEX),
+            "labels": RowPadder([len(target) for target in targets], "right").pad(targets, IGNORE_INDEX),
         }
         if "language" in features[0]:
             return batch | language_columns(features, batch, "language", "target_language")
@@ -114,12 +124,12 @@ class SourceTargetCollator(PaddingCollator):
 
 def language_columns(
     features: Sequence[Mapping[str, Any]], batch: Mapping[str, torch.Tensor], source: str, target: str
-) -> dict[str, torch.Tensor]:
-    """`langs` and `decoder_langs` of a batch, by the names of the features' languages; nothing if they hold none."""
+) -> Batch:
+    """`langs` and `decoder_langs` of a batch, by the names of the features' languages; empty if they hold none."""
     if source not in features[0]:
         return {}
-    shapes = {"langs": (source, "input_ids"), "decoder_langs": (target, "labels")}
+    columns = {"langs": (source, "input_ids"), "decoder_langs": (target, "labels")}
     return {
-        column: torch.tensor([[int(feature[name])] * batch[beside].shape[1] for feature in features])
-        for column, (name, beside) in shapes.items()
+        column: torch.tensor([[int(feature[name])] * batch[tokens].shape[1] for feature in features])
+        for column, (name, tokens) in columns.items()
     }

@@ -1,25 +1,27 @@
-"""Pretraining objectives: rows made of documents, their corruption and their targets."""
+"""Pretraining objectives: how documents become examples, their corruption and their targets."""
 
 from hf_ctxmodels.objectives.autoregressive.bidirectional_lm import BidirectionalLM, DataCollatorForBidirectionalLM
 from hf_ctxmodels.objectives.autoregressive.causal_lm import CausalLM, DataCollatorForCausalLM
 from hf_ctxmodels.objectives.autoregressive.document_lm import DocumentLM
 from hf_ctxmodels.objectives.autoregressive.news_fields_lm import DataCollatorForNewsFieldsLM, NewsFieldsLM
-from hf_ctxmodels.objectives.autoregressive.permutation_lm import PermutationLM
-from hf_ctxmodels.objectives.autoregressive.permutation_order import DataCollatorForPermutationLM, expand_permutation
+from hf_ctxmodels.objectives.autoregressive.permutation_lm import (
+    DataCollatorForPermutationLM,
+    PermutationLM,
+    expand_permutation,
+)
 from hf_ctxmodels.objectives.autoregressive.sequence_autoencoding import (
     DataCollatorForSequenceAutoencoding,
     SequenceAutoencoding,
 )
-from hf_ctxmodels.objectives.base import Objective
-from hf_ctxmodels.objectives.baseline import BaselinePolicy
+from hf_ctxmodels.objectives.base import BaselinePolicy, Objective
 from hf_ctxmodels.objectives.components.masking import MaskingRule, TokenMasker
-from hf_ctxmodels.objectives.cross_lingual.language_streams import DataCollatorForStreamCausalLM, StreamCausalLM
-from hf_ctxmodels.objectives.cross_lingual.masking import (
+from hf_ctxmodels.objectives.cross_lingual.cross_lingual_masking import (
     CrossLingualLM,
     DataCollatorForStreamMaskedLM,
     StreamMaskedLM,
     TranslationLM,
 )
+from hf_ctxmodels.objectives.cross_lingual.language_streams import StreamCausalLM
 from hf_ctxmodels.objectives.masked.full_sentences import FullSentences
 from hf_ctxmodels.objectives.masked.masked_lm import DataCollatorForMaskedLM, MaskedLM
 from hf_ctxmodels.objectives.masked.replaced_token_detection import (
@@ -54,9 +56,11 @@ from hf_ctxmodels.objectives.seq2seq.source_target import (
     MaskedSequenceToSequence,
 )
 from hf_ctxmodels.objectives.seq2seq.span_corruption import DataCollatorForSpanCorruption, SpanCorruption
-from hf_ctxmodels.objectives.seq2seq.translation import DataCollatorForTranslation, Translation, TranslationToLanguages
-from hf_ctxmodels.objectives.seq2seq.translation_with_lm import (
+from hf_ctxmodels.objectives.seq2seq.translation import (
+    DataCollatorForTranslation,
     DataCollatorForTranslationWithLanguageModels,
+    Translation,
+    TranslationToLanguages,
     TranslationWithLanguageModels,
 )
 from hf_ctxmodels.objectives.static.cooccurrence import Cooccurrence, DataCollatorForCooccurrence

@@ -1,40 +1,64 @@
-"""The interface of pretraining objectives: documents -> examples -> batches."""
+"""The base class of pretraining objectives: documents -> examples -> batches."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import fields
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
-from transformers import PreTrainedTokenizerBase
 
+from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.examples import Example, ExampleSet
+from hf_ctxmodels.data.padding import PaddingCollator
 from hf_ctxmodels.data.training_set import SamplingPolicy
-from hf_ctxmodels.objectives.baseline import BaselinePolicy
-from hf_ctxmodels.objectives.components.rates import count_targets, target_rates
-
-Batch = dict[str, torch.Tensor]
 
 
-class Objective(ABC):
-    """Documents -> examples -> batches for one pretraining head.
+@dataclass(frozen=True)
+class BaselinePolicy:
+    """How the frequency baseline predicts an objective's targets.
 
-    `examples` runs once per pass over the text, in one process, and makes the rows. `collate` runs for every batch, in
-    any worker, and draws corruptions and targets. Both are deterministic in the seed, see `data.seeding`. The docstring
-    of each subclass describes its rows and targets.
+    Attributes:
+        num_tokens: Size of the target vocabulary.
+        excluded_ids: Tokens that are never targets.
+        column: Column of an example whose tokens are counted.
+        targets: The head's targets that are tokens of `column` or classes of a sequence; None for all.
+        scores: (num_tokens,) counts -> (num_tokens,) logits, for losses other than the cross-entropy over the
+            vocabulary; passed to the head's `loss_by_scores`.
+        token_classes: The head's targets that are classes of tokens, counted in collated batches.
+    """
+
+    num_tokens: int
+    excluded_ids: Sequence[int]
+    column: str = "input_ids"
+    targets: tuple[str, ...] | None = None
+    scores: Callable[[np.ndarray], np.ndarray] | None = None
+    token_classes: tuple[str, ...] = ()
+
+
+@dataclass
+class Objective(PaddingCollator):
+    """Base class of pretraining objectives: a collator that also makes the examples it collates.
+
+    `examples` runs once per epoch in one process and tokenizes documents. `collate` runs for every batch, in any
+    worker, and samples corruptions and targets. Both are deterministic in the seed (see `data.seeding`).
+
+    A new objective `<Name>` is two dataclasses in one file: `DataCollatorFor<Name>` with the arguments of `collate`,
+    usable on its own with any data set, and `<Name>(DataCollatorFor<Name>, Objective)` with the arguments of
+    `examples`. Each argument that users may set is declared once, with `core.flags.flag`, and is an option:
+    `--objective_options NAME=VALUE`, `objective.options`, and an entry of the documentation.
 
     Args:
-        tokenizer: Gives ids, special tokens, the padding side and, where an objective needs them, word ids.
-        max_length: Longest row in tokens, special tokens included.
-        seed: Seed of all random draws.
-        **options: The fields of the objective's `Options`; an unknown one raises.
+        tokenizer: Defines ids, special tokens, the padding side and, if an objective needs them, word ids.
+        max_length: Maximum length of an example in tokens, including special tokens.
+        seed: Seed of all sampling.
 
     Example:
         >>> objective = MaskedLM(tokenizer, max_length=128, seed=0)
-        >>> rows = ExampleSet.build(objective.examples([["One sentence.", "Another one."], ["A second document."]]))
-        >>> batch = objective.collate([rows[0], rows[1]])
+        >>> examples = ExampleSet.build(objective.examples([["One sentence.", "Another one."], ["A document."]]))
+        >>> batch = objective.collate([examples[0], examples[1]])
         >>> model(**batch).loss
     """
 
@@ -50,51 +74,44 @@ class Objective(ABC):
     requires_language_tags: ClassVar[bool] = False
     """Whether every translation must begin with the tag of its language."""
 
-    Options: ClassVar[type]
-    """A frozen dataclass: name, type, default and `metadata["help"]` of every option. HfArgumentParser reads it."""
+    max_length: int = field(kw_only=True)
+    seed: int = field(default=0, kw_only=True)
+    baseline: BaselinePolicy = field(init=False, repr=False)
+    """The baseline of the held-out loss; by default the frequency of each non-special token."""
 
-    collate: Callable[[list[dict[str, Any]]], Batch]
-    """A `DataCollatorFor...`: returns exactly what the head's `forward` names."""
+    sampling: SamplingPolicy = field(init=False, repr=False)
+    """The order of the examples in training; by default shuffled."""
 
-    baseline: BaselinePolicy
-    """The baseline of the held-out loss; by default each non-special token is predicted by its frequency."""
+    statistics: Counter[str] = field(default_factory=Counter, init=False, repr=False)
+    """Counts of `examples` in this process: documents, sentences, tokens, truncated_tokens."""
 
-    sampling: SamplingPolicy
-    """The order of the examples in training; shuffled by default."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, max_length: int, seed: int, **options: Any) -> None:
-        known = self.option_help()
-        for name in options:
-            if name not in known:
-                raise CtxError(
-                    f"{type(self).__name__} has no option {name!r}.",
-                    hint=f"use some of: {', '.join(known)}.",
-                )
-        if seed < 0:
-            raise CtxError(f"seed={seed} is negative.", hint="use 0 or a positive integer.")
-        if max_length > tokenizer.model_max_length:
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.seed < 0:
+            raise CtxError(f"seed={self.seed} is negative.", hint="use 0 or a positive integer.")
+        if self.max_length > self.tokenizer.model_max_length:
             raise CtxError(
-                f"max_length={max_length} is over the tokenizer's limit of {tokenizer.model_max_length} tokens "
-                "(model_max_length in tokenizer_config.json).",
+                f"max_length={self.max_length} exceeds the tokenizer's limit of {self.tokenizer.model_max_length} "
+                "tokens (model_max_length in tokenizer_config.json).",
                 hint="lower max_length, or train the tokenizer for longer input.",
             )
-        self.tokenizer = tokenizer
-        self.max_length = max_length
-        self.seed = seed
-        self.options = self.Options(**options)
-        self.baseline = BaselinePolicy(len(tokenizer), tokenizer.all_special_ids)
+        self.baseline = BaselinePolicy(len(self.tokenizer), self.tokenizer.all_special_ids)
         self.sampling = SamplingPolicy()
-        self.statistics: Counter[str] = Counter()
-        """Counts of `examples` in this process: documents, sentences, tokens, truncated_tokens."""
 
     @classmethod
     def option_help(cls) -> dict[str, str]:
         """Option name -> one sentence of help with the default."""
-        return {field.name: f"{field.metadata['help']} Default: {field.default}." for field in fields(cls.Options)}
+        options = (option for option in fields(cls) if option.init and "help" in option.metadata)
+        return {option.name: f"{option.metadata['help']} Default: {option.default}." for option in options}
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Option name -> value."""
+        return {name: getattr(self, name) for name in self.option_help()}
 
     @property
     def config_fields(self) -> dict[str, Any]:
-        """Required fields of the model's configuration; a configuration without a field meets the value False."""
+        """Required fields of the model's configuration; False is also satisfied by a missing field."""
         return {}
 
     @property
@@ -104,27 +121,51 @@ class Objective(ABC):
 
     @abstractmethod
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
-        """Tokenised examples of the documents, deterministic in (seed, pass_index, position of the document)."""
+        """Tokenized examples of the documents, deterministic in (seed, pass_index, position of the document)."""
 
-    def check(self, examples: ExampleSet) -> None:  # noqa: B027  # most objectives take any
-        """Raise CtxError if the examples of all training text are not what the objective is made for."""
+    def check(self, examples: ExampleSet) -> None:  # noqa: B027  # most objectives accept any
+        """Raise CtxError if the examples of all training text do not suit the objective."""
 
     def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
         """Counts of a collated batch, to be summed over batches and processes; by default tokens and targets."""
         return count_targets(batch, self.tokenizer.unk_token_id)
 
     def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
-        """Realised rates from the summed counts, for example the share of tokens selected."""
+        """Realised rates from the summed counts, for example the share of selected tokens."""
         return target_rates(counts)
 
 
-def collator_options(collator: type, options: Any) -> dict[str, Any]:
-    """Those of an objective's options that are fields of its collator."""
-    return {each.name: getattr(options, each.name) for each in fields(collator) if hasattr(options, each.name)}
-
-
-def check_at_least(minimum: float, **values: float) -> None:
-    """Raise CtxError if one of the values is below `minimum`."""
+def check_at_least(minimum: float, **values: float | None) -> None:
+    """Raise CtxError if one of the values is below `minimum`; None is accepted."""
     for name, value in values.items():
-        if value < minimum:
+        if value is not None and value < minimum:
             raise CtxError(f"{name}={value} is too small.", hint=f"use {minimum} or more.")
+
+
+def check_share(**values: float) -> None:
+    """Raise CtxError if one of the values is outside [0, 1]."""
+    for name, value in values.items():
+        if not 0 <= value <= 1:
+            raise CtxError(f"{name}={value} is out of range.", hint="use 0 to 1.")
+
+
+def count_targets(batch: Mapping[str, torch.Tensor], unknown_id: int | None) -> dict[str, int]:
+    """Number of sequences, tokens, positions including padding, targets, and targets that are the unknown token."""
+    labels, mask = batch["labels"], batch["attention_mask"]
+    return {
+        "rows": len(labels),
+        "tokens": int(mask.sum()),
+        "positions": mask.numel(),
+        "targets": int((labels != IGNORE_INDEX).sum()),
+        "target_positions": labels.numel(),
+        "unknown_targets": int((labels == unknown_id).sum()),
+    }
+
+
+def target_rates(counts: Mapping[str, int]) -> dict[str, float]:
+    """Rates from the summed counts of `count_targets`; "fill" is the share of positions that are not padding."""
+    return {
+        "fill": counts["tokens"] / max(1, counts["positions"]),
+        "targets_per_word": counts["targets"] / max(1, counts["tokens"]),
+        "unknown_targets": counts["unknown_targets"] / max(1, counts["targets"]),
+    }

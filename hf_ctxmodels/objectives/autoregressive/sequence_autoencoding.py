@@ -2,19 +2,17 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedTokenizerBase
 
+from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.data.examples import Example
-from hf_ctxmodels.data.padding import PaddingCollator, RowPadder
-from hf_ctxmodels.objectives.base import Batch, Objective
-from hf_ctxmodels.objectives.components.masking import IGNORE_INDEX
-from hf_ctxmodels.objectives.components.rates import target_rates
+from hf_ctxmodels.data.padding import Batch, PaddingCollator, RowPadder
+from hf_ctxmodels.objectives.base import Objective, target_rates
 from hf_ctxmodels.objectives.components.tokenized_documents import document_batches
 
 
@@ -25,14 +23,14 @@ class DataCollatorForSequenceAutoencoding(PaddingCollator):
     Each feature holds:
         input_ids: (words,) of a text, its end token last.
 
-    Returns, padded on the tokenizer's side, for texts of at most n words with their ends:
+    Returns, padded on the tokenizer's side, for texts of at most n words including the end token:
         input_ids, attention_mask: (batch, 2 n - 1) a text, its end, and the text.
         labels: (batch, 2 n) the same with the last end; -100 outside the second copy and its end. One longer than the
-            input: `ForCausalLM` takes the word after the row too.
+            input, since `ForCausalLM` also predicts the word after the input.
     """
 
-    def torch_call(self, features: list[dict[str, Any]]) -> Batch:
-        """Collate features; see the class for what they hold and what is returned."""
+    def collate(self, features: list[dict[str, Any]]) -> Batch:
+        """Repeat and pad features; see the class for their columns and the returned ones."""
         texts = [np.asarray(feature["input_ids"]).astype(np.int64) for feature in features]
         rows = [np.append(text, text[:-1]) for text in texts]
         targets = [np.append(np.full(len(text) - 1, IGNORE_INDEX), text) for text in texts]
@@ -44,20 +42,14 @@ class DataCollatorForSequenceAutoencoding(PaddingCollator):
         }
 
 
-@dataclass(frozen=True)
-class SequenceAutoencodingOptions:
-    """Options of `SequenceAutoencoding`."""
-
-    by_sentence: bool = flag(False, "Each sentence is a text, not each document.")
-
-
-class SequenceAutoencoding(Objective):
+@dataclass
+class SequenceAutoencoding(DataCollatorForSequenceAutoencoding, Objective):
     """Predict a text from itself: a language model predicts a second copy of the text after it.
 
     The loss is over the second copy. A text of over (max_length - 1) / 2 words is cut into several, each with its own
     end token.
 
-    | document | row | targets |
+    | document | example | targets |
     |---|---|---|
     | text (or, with `by_sentence`, each sentence) | `text <eos> text` | the second copy and its `<eos>` |
 
@@ -69,18 +61,19 @@ class SequenceAutoencoding(Objective):
     """
 
     auto_class = "AutoModelForCausalLM"
-    Options: ClassVar[type] = SequenceAutoencodingOptions
-    collate: DataCollatorForSequenceAutoencoding
+    by_sentence: bool = flag(False, "Each sentence is a text, not each document.")
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, max_length: int, seed: int, **options: Any) -> None:
-        super().__init__(tokenizer, max_length=max_length, seed=seed, **options)
-        self.longest = (max_length - 1) // 2
-        if self.longest < 1:
-            raise CtxError(f"Rows of max_length={max_length} cannot hold two copies of a text.", hint="use 3 or more.")
-        if tokenizer.eos_token_id is None:
-            raise CtxError(f"{type(tokenizer).__name__} has no eos_token.", hint="use a tokenizer with an eos_token.")
-        self.baseline = replace(self.baseline, excluded_ids=[int(tokenizer.pad_token_id)])  # <unk>, <eos> are targets
-        self.collate = DataCollatorForSequenceAutoencoding(tokenizer)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.max_words = (self.max_length - 1) // 2
+        if self.max_words < 1:
+            raise CtxError(f"max_length={self.max_length} has no room for two copies of a text.", hint="use 3 or more.")
+        if self.tokenizer.eos_token_id is None:
+            raise CtxError(
+                f"{type(self.tokenizer).__name__} has no eos_token.", hint="use a tokenizer with an eos_token."
+            )
+        # <unk> and <eos> may be targets
+        self.baseline = replace(self.baseline, excluded_ids=[int(self.tokenizer.pad_token_id)])
 
     @property
     def config_fields(self) -> dict[str, Any]:
@@ -88,19 +81,19 @@ class SequenceAutoencoding(Objective):
         return {"stateful": False, "eos_token_id": int(self.tokenizer.eos_token_id)}
 
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
-        """Rows with input_ids, the end included."""
-        end = int(self.tokenizer.eos_token_id)
+        """Examples with input_ids, including the end token."""
+        end = np.int32(self.tokenizer.eos_token_id)
         for batch in document_batches(documents):
             texts = [sentence for document in batch for sentence in document]
-            if not self.options.by_sentence:
+            if not self.by_sentence:
                 texts = [" ".join(document) for document in batch]
             self.statistics.update(documents=len(batch), sentences=sum(map(len, batch)))
             for encoding in self.tokenizer(texts, add_special_tokens=False, verbose=False).encodings or []:
                 words = np.array(encoding.ids, dtype=np.int32)
-                self.statistics.update(tokens=len(words), cut=max(0, -(-len(words) // self.longest) - 1))
-                for start in range(0, len(words), self.longest):
-                    yield {"input_ids": np.append(words[start : start + self.longest], np.int32(end))}
+                self.statistics.update(tokens=len(words), cut=max(0, -(-len(words) // self.max_words) - 1))
+                for start in range(0, len(words), self.max_words):
+                    yield {"input_ids": np.append(words[start : start + self.max_words], end)}
 
     def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
-        """See `Objective.rates`."""
+        """Rates of `target_rates`, and targets per example."""
         return {**target_rates(counts), "targets_per_row": counts["targets"] / max(1, counts["rows"])}

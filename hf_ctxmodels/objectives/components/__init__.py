@@ -1,1 +1,1 @@
-"""Parts of several objectives: spans, masking, packing, padding, rates."""
+"""Building blocks that several objectives share: tokenized documents, masking, spans, noising, packing."""

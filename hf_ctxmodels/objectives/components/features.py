@@ -1,4 +1,4 @@
-"""Access to the fields of features, with errors for missing ones."""
+"""Fields of the features that collators receive, and the tokens that may be predicted."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,21 +12,47 @@ from hf_ctxmodels.data.padding import RowPadder
 from hf_ctxmodels.data.seeding import Stream, generator, row_hashes
 
 
+class NonSpecialTokens:
+    """The non-special tokens of a vocabulary: only these are predicted, masked or sampled as replacements.
+
+    Attributes:
+        table: (largest id + 1,) bool, True for non-special ids.
+        ids: The non-special ids, ascending.
+
+    Raises:
+        CtxError: There is none.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        ids = np.unique(np.fromiter(tokenizer.get_vocab().values(), dtype=np.int64))
+        self.table = np.zeros(int(ids[-1]) + 1, dtype=bool)
+        self.table[ids] = True
+        self.table[tokenizer.all_special_ids] = False
+        self.ids = np.flatnonzero(self.table)
+        if not len(self.ids):
+            raise CtxError("The tokenizer's vocabulary holds special tokens only.", hint="train it on text first.")
+
+    def candidates(self, ids: np.ndarray) -> np.ndarray:
+        """(tokens,) bool, True for non-special tokens; raises CtxError for an id outside the vocabulary."""
+        check_token_ids(ids, len(self.table))
+        return self.table[ids]
+
+
 def check_token_ids(ids: np.ndarray, vocab_size: int) -> None:
-    """Raise a `CtxError` if an id is outside the tokenizer's vocabulary."""
+    """Raise CtxError if an id is outside the tokenizer's vocabulary."""
     if len(ids) and (ids.min() < 0 or ids.max() >= vocab_size):
-        wrong = ids.min() if ids.min() < 0 else ids.max()
+        wrong_id = ids.min() if ids.min() < 0 else ids.max()
         raise CtxError(
-            f"Token id {wrong} is outside the tokenizer's vocabulary (0 to {vocab_size - 1}): the example was made "
+            f"Token id {wrong_id} is outside the tokenizer's vocabulary (0 to {vocab_size - 1}): the example was made "
             "with another tokenizer.",
-            hint="tokenise the text again with this one.",
+            hint="tokenize the text with this tokenizer.",
         )
 
 
 def feature_generator(
     feature: Mapping[str, Any], seed: int, static: bool, stream: Stream = Stream.CORRUPTION
 ) -> np.random.Generator:
-    """The random generator of a feature, from its `example_index` and, unless `static`, its `epoch`."""
+    """The random generator of a feature, seeded by its `example_index` and, unless `static`, its `epoch`."""
     epoch = 0 if static else _integer(feature, "epoch")
     return generator(seed, epoch, _integer(feature, "example_index"), stream)
 
@@ -38,12 +64,12 @@ def feature_keys(features: Sequence[Mapping[str, Any]], seed: int, uses: int) ->
     return [row_hashes(seed, epochs, indices, use=use) for use in range(uses)]
 
 
-def feature_word_ids(feature: Mapping[str, Any]) -> np.ndarray:
-    """(tokens,) the word number of each token, -1 for special tokens."""
-    words = feature.get("word_ids")
+def feature_word_ids(feature: Mapping[str, Any], name: str = "word_ids") -> np.ndarray:
+    """(tokens,) word index of each token, -1 for special tokens."""
+    words = feature.get(name)
     if words is None:
         raise CtxError(
-            "Selecting whole words needs `word_ids` in every feature, and this one has none.",
+            f"Selecting whole words requires `{name}` in every feature.",
             hint="add them from a fast tokenizer's encoding.word_ids(), or select single tokens: whole_word=False, and "
             "no n-grams.",
         )
@@ -67,9 +93,9 @@ def padded_columns(
 def _integer(feature: Mapping[str, Any], name: str) -> int:
     if name not in feature:
         raise CtxError(
-            f"A feature has no `{name}`, which seeds its random draws.",
-            hint="hf_ctxmodels.data.ExampleSet adds it; with another data set give each row its own number: "
-            "dataset.map(lambda row, index: {'example_index': index, 'epoch': 0}, with_indices=True), and keep both "
-            "columns (Trainer: remove_unused_columns=False).",
+            f"A feature has no `{name}`, which seeds its random numbers.",
+            hint="use hf_ctxmodels.data.ExampleSet, or number the examples: "
+            "dataset.map(lambda example, index: {'example_index': index, 'epoch': 0}, with_indices=True), and keep "
+            "both columns (Trainer: remove_unused_columns=False).",
         )
     return int(feature[name])

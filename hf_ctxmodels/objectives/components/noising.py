@@ -10,12 +10,12 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import check_choice
 
 MaskLength = Literal["span-poisson", "word", "subword"]
-_LEAST_PROBABILITY = 1e-7  # of a span length; longer ones are not drawn
+_MIN_PROBABILITY = 1e-7  # of a span length; the distribution is truncated at less probable ones
 
 
 @dataclass(frozen=True, eq=False)
 class NoisedText:
-    """A text without special tokens, on its way through the functions.
+    """A text without special tokens, as the noising functions transform it.
 
     Attributes:
         ids: (tokens,).
@@ -30,21 +30,21 @@ class NoisedText:
 
 @dataclass(frozen=True)
 class NoisingRule:
-    """What is done to a text, in this order: permute sentences, mask, insert, rotate.
+    """The noising functions, applied in this order: permute sentences, mask, insert, rotate.
 
-    Token masking of the paper is mask_length "subword" or "word" with replace_length 1; token deletion, replace_length
+    The paper's token masking is mask_length "subword" or "word" with replace_length 1; token deletion, replace_length
     0; text infilling, "span-poisson" with replace_length 1; sentence permutation, permute_sentences; document rotation,
     rotate.
 
     Attributes:
         mask: Share of the words to mask, rounded up.
-        mask_random: Share of the masked spans, and of the inserted tokens, rounded up, that are random tokens.
-        mask_length: What is masked: spans of words with lengths from a Poisson distribution, words, or tokens.
-        poisson_lambda: Mean of that distribution, which is cut where a length is less probable than 1e-7.
-        replace_length: What stands for a span: 1, one mask token; 0, nothing; -1, one for each of its tokens.
+        mask_random: Share of the masked spans, and of the inserted tokens, rounded up, that become random tokens.
+        mask_length: Unit of masking: spans of words with lengths from a Poisson distribution, words, or tokens.
+        poisson_lambda: Mean of that distribution, which is truncated at lengths less probable than 1e-7.
+        replace_length: Number of mask tokens that replace a span: 1; 0; or -1, one for each of its tokens.
         permute_sentences: Share of the sentences, rounded up, that are permuted among themselves.
-        insert: Tokens to insert, as a share of the row's tokens, rounded up.
-        rotate: Share of the rows that are rotated.
+        insert: Number of tokens to insert, as a share of the sequence, rounded up.
+        rotate: Share of the sequences that are rotated.
     """
 
     mask: float = 0.3
@@ -64,21 +64,21 @@ class NoisingRule:
         if self.replace_length not in (-1, 0, 1):
             raise CtxError(
                 f"replace_length={self.replace_length} is unknown.",
-                hint="use 1 (a mask token for each span), 0 (nothing) or -1 (one for each token).",
+                hint="use 1 (one mask token for each span), 0 (none) or -1 (one for each token).",
             )
         if not 0 < self.poisson_lambda <= 50:
             raise CtxError(f"poisson_lambda={self.poisson_lambda} is out of range.", hint="use more than 0, up to 50.")
 
     @property
     def needs_words(self) -> bool:
-        """Whether the rule needs word ids."""
+        """Whether the rule requires word ids."""
         return self.mask > 0 and self.mask_length != "subword"
 
     @property
     def length_probabilities(self) -> np.ndarray:
         """Probabilities of the span lengths 0, 1, 2, ... in words."""
         weights, weight = [exp(-self.poisson_lambda)], exp(-self.poisson_lambda)
-        while weights[-1] >= _LEAST_PROBABILITY or len(weights) <= self.poisson_lambda:
+        while weights[-1] >= _MIN_PROBABILITY or len(weights) <= self.poisson_lambda:
             weight *= self.poisson_lambda / len(weights)
             weights.append(weight)
         return np.array(weights) / sum(weights)
@@ -90,24 +90,24 @@ class Noiser:
     Args:
         rule: The rule.
         mask_id: Id of the mask token.
-        replacements: Ids that random tokens are drawn from.
+        replacements: Ids from which random tokens are sampled.
     """
 
     def __init__(self, rule: NoisingRule, mask_id: int, replacements: np.ndarray) -> None:
         self.rule, self.mask_id, self.replacements = rule, mask_id, replacements
-        self._lengths = rule.length_probabilities
+        self._length_probabilities = rule.length_probabilities
 
     def __call__(self, text: NoisedText, special_tokens: int, rng: np.random.Generator) -> np.ndarray:
         """(tokens after noising,) ids.
 
         Args:
             text: The text.
-            special_tokens: Number of special tokens around it, which count for the share of inserted ones.
-            rng: The row's generator.
+            special_tokens: Number of special tokens around it, which count for the share of inserted tokens.
+            rng: The sequence's generator.
         """
         rule = self.rule
         if rule.permute_sentences:
-            text = self.permute(text, rng)
+            text = self.permute_sentences(text, rng)
         ids = self.mask(text, rng) if rule.mask else text.ids
         if rule.insert:
             ids = self.insert(ids, share_of(len(ids) + special_tokens, rule.insert), rng)
@@ -115,24 +115,25 @@ class Noiser:
             ids = np.roll(ids, -int(rng.integers(len(ids))))
         return ids
 
-    def permute(self, text: NoisedText, rng: np.random.Generator) -> NoisedText:
+    def permute_sentences(self, text: NoisedText, rng: np.random.Generator) -> NoisedText:
         """The text with a share of its sentences permuted among themselves."""
         bounds = text.sentence_bounds
         order = np.arange(len(bounds) - 1)
-        chosen = rng.permutation(len(order))[: share_of(len(order), self.rule.permute_sentences)]
-        order[chosen] = chosen[rng.permutation(len(chosen))]
-        places = [np.arange(bounds[sentence], bounds[sentence + 1]) for sentence in order]
-        moved = np.concatenate([np.zeros(0, dtype=np.int64), *places])
-        lengths = np.diff(bounds)[order]
-        return NoisedText(text.ids[moved], text.word_starts[moved], np.append(0, np.cumsum(lengths)))
+        moved = rng.permutation(len(order))[: share_of(len(order), self.rule.permute_sentences)]
+        order[moved] = moved[rng.permutation(len(moved))]
+        sentences = [np.arange(bounds[sentence], bounds[sentence + 1]) for sentence in order]
+        positions = np.concatenate([np.zeros(0, dtype=np.int64), *sentences])
+        new_bounds = np.append(0, np.cumsum(np.diff(bounds)[order]))
+        return NoisedText(text.ids[positions], text.word_starts[positions], new_bounds)
 
     def span_lengths(self, budget: int, rng: np.random.Generator) -> np.ndarray:
-        """(spans,) lengths in words with the sum `budget`, 0 among them; the last one is trimmed."""
+        """(spans,) lengths in words with the sum `budget`, some of them 0; the last one is trimmed."""
         if self.rule.mask_length != "span-poisson":
             return np.ones(budget, dtype=np.int64)
-        lengths = rng.choice(len(self._lengths), size=budget, p=self._lengths)
+        probabilities = self._length_probabilities
+        lengths = rng.choice(len(probabilities), size=budget, p=probabilities)
         while lengths.sum() < budget:
-            lengths = np.append(lengths, rng.choice(len(self._lengths), size=budget, p=self._lengths))
+            lengths = np.append(lengths, rng.choice(len(probabilities), size=budget, p=probabilities))
         totals = np.cumsum(lengths)
         last = int(np.searchsorted(totals, budget))
         lengths[last] -= totals[last] - budget
@@ -141,8 +142,8 @@ class Noiser:
     def mask(self, text: NoisedText, rng: np.random.Generator) -> np.ndarray:
         """(tokens,) ids with a share of the words masked.
 
-        A span begins at a random word and holds whole words, those of other spans too; it ends with the text. Spans of
-        length 0 are inserted tokens.
+        A span begins at a random word and consists of whole words, which may overlap other spans; it ends with the
+        text. Spans of length 0 are inserted tokens.
         """
         starts = np.flatnonzero(text.word_starts)
         budget = share_of(len(starts), self.rule.mask)
@@ -153,32 +154,32 @@ class Noiser:
         lengths = lengths[lengths > 0]
         words = rng.permutation(len(starts))[: len(lengths)]
         stops = np.append(starts, len(text.ids))[np.minimum(words + lengths, len(starts))]
-        random = rng.random(len(words)) < self.rule.mask_random
-        ids, kept = text.ids.copy(), np.ones(len(text.ids), dtype=bool)
-        for span in np.argsort(-words).tolist():  # of spans over one another, the one that begins first is written last
+        is_random = rng.random(len(words)) < self.rule.mask_random
+        ids, remaining = text.ids.copy(), np.ones(len(text.ids), dtype=bool)
+        for span in np.argsort(-words).tolist():  # of overlapping spans, the one that begins first is applied last
             begin, stop = int(starts[words[span]]), int(stops[span])
             if self.rule.replace_length == 0:
-                kept[begin:stop] = False
+                remaining[begin:stop] = False
                 continue
             end = stop if self.rule.replace_length == -1 else begin + 1
-            ids[begin:end] = self.mask_id if not random[span] else rng.choice(self.replacements, end - begin)
-            kept[end:stop] = False
-        return self.insert(ids[kept], inserted, rng)
+            ids[begin:end] = rng.choice(self.replacements, end - begin) if is_random[span] else self.mask_id
+            remaining[end:stop] = False
+        return self.insert(ids[remaining], inserted, rng)
 
     def insert(self, ids: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-        """(tokens + count,) ids with random tokens and mask tokens between them."""
+        """(tokens + count,) ids with random tokens and mask tokens inserted."""
         if not count:
             return ids
-        places = rng.permutation(len(ids) + count)[:count]
-        given = np.ones(len(ids) + count, dtype=bool)
-        given[places] = False
-        result = np.full(len(given), self.mask_id, dtype=ids.dtype)
-        random = places[: share_of(count, self.rule.mask_random)]
+        inserted = rng.permutation(len(ids) + count)[:count]
+        is_original = np.ones(len(ids) + count, dtype=bool)
+        is_original[inserted] = False
+        result = np.full(len(is_original), self.mask_id, dtype=ids.dtype)
+        random = inserted[: share_of(count, self.rule.mask_random)]
         result[random] = rng.choice(self.replacements, len(random))
-        result[given] = ids
+        result[is_original] = ids
         return result
 
 
 def share_of(count: int, share: float) -> int:
-    """The share of a number, rounded up; 0.1 * 30, which is more than 3 in floating point, is 3."""
+    """The share of a number, rounded up; 0.1 * 30, slightly above 3 in floating point, is 3."""
     return ceil(count * share - 1e-9)

@@ -1,10 +1,10 @@
-"""Sampling of spans of words or tokens in a row, to be predicted, masked or removed.
+"""Sampling of spans of words or tokens in a sequence, to be predicted, masked or removed.
 
-A row's candidate tokens are grouped into `Units`; a sampler returns spans over the units as (spans, 2) arrays, the
+A sequence's candidate tokens are grouped into `Units`; a sampler returns spans over the units as (spans, 2) arrays, the
 first unit and the one after the last; `Units.in_spans` converts them to token positions. `sample_spans` spaces spans
 evenly (XLNet); `place_spans` places them anywhere within a budget of tokens (ALBERT's n-grams). `anchored_spans` spends
 a budget of tokens exactly, on spans that may overlap (SpanBERT), and returns token positions itself.
-`alternating_spans` covers a row with kept and noise spans in turn (T5).
+`alternating_spans` covers a sequence with alternating text and noise spans (T5).
 """
 
 from dataclasses import dataclass
@@ -15,10 +15,10 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Units:
-    """The candidates of a row, grouped into units that are selected as a whole: words, or single tokens.
+    """The candidates of a sequence, grouped into units that are selected as a whole: words, or single tokens.
 
     Attributes:
-        positions: (candidates,) positions in the row, ascending.
+        positions: (candidates,) positions in the sequence, ascending.
         bounds: (units + 1,) unit u is `positions[bounds[u]:bounds[u + 1]]`.
     """
 
@@ -27,7 +27,7 @@ class Units:
 
     @classmethod
     def of(cls, candidates: np.ndarray, word_ids: np.ndarray | None = None) -> Self:
-        """Units of a row.
+        """Units of a sequence.
 
         Args:
             candidates: (tokens,) bool, True where a token may be selected.
@@ -50,45 +50,45 @@ class Units:
 
     def in_spans(self, spans: np.ndarray) -> np.ndarray:
         """Positions of the tokens of (spans, 2) disjoint spans, in the order of the spans."""
-        parts = (self.positions[self.bounds[start] : self.bounds[stop]] for start, stop in spans.tolist())
-        return np.concatenate([self.positions[:0], *parts])
+        positions = (self.positions[self.bounds[start] : self.bounds[stop]] for start, stop in spans.tolist())
+        return np.concatenate([self.positions[:0], *positions])
 
-    def tokens(self, chosen: np.ndarray) -> np.ndarray:
-        """Positions of all tokens of the chosen units, given by number or as a mask."""
-        marked = np.zeros(len(self), dtype=bool)
-        marked[chosen] = True
-        return self.positions[np.repeat(marked, self.lengths)]
+    def tokens(self, selected: np.ndarray) -> np.ndarray:
+        """Positions of all tokens of the selected units, as indices or a mask."""
+        is_selected = np.zeros(len(self), dtype=bool)
+        is_selected[selected] = True
+        return self.positions[np.repeat(is_selected, self.lengths)]
 
 
 def harmonic(longest: int) -> np.ndarray:
-    """Probabilities of the span lengths 1 ... `longest`, p(n) proportional to 1/n, as ALBERT and XLNet draw them."""
+    """Probabilities of the span lengths 1 ... `longest`, p(n) proportional to 1/n, as in ALBERT and XLNet."""
     weights = 1 / np.arange(1, longest + 1)
     return weights / weights.sum()
 
 
 def geometric(probability: float, longest: int) -> np.ndarray:
-    """Probabilities of the span lengths 1 ... `longest`, geometric and cut there, as SpanBERT draws them."""
+    """Probabilities of the span lengths 1 ... `longest`, geometric and truncated there, as in SpanBERT."""
     weights = probability * (1 - probability) ** np.arange(longest)
     return weights / weights.sum()
 
 
 def sample_spans(units: int, length_probabilities: np.ndarray, context: float, rng: np.random.Generator) -> np.ndarray:
-    """Disjoint spans, each at a random place in a context of its own; the contexts are adjacent.
+    """Disjoint spans, each at a random position in its own context; the contexts are adjacent.
 
-    A span of n units has a context of `context * n` units, so that about one unit in `context` is in a span whatever
-    the lengths (Yang et al. 2019, section 3.1). The row's end cuts the last context and possibly its span.
+    A span of n units has a context of `context * n` units, so that about one unit in `context` is in a span for any
+    lengths (Yang et al. 2019, section 3.1). The end of the sequence truncates the last context and possibly its span.
 
     Args:
-        units: Number of units in the row.
+        units: Number of units in the sequence.
         length_probabilities: Probabilities of the span lengths 1, 2, ... in units.
         context: Units of text for each unit in a span, at least 1.
-        rng: The row's generator.
+        rng: The sequence's generator.
 
     Returns:
         (spans, 2) first unit and the one after the last, ascending; possibly none.
     """
-    most = int(units // context) + 1  # maximum number of contexts, for spans of one unit
-    lengths = 1 + rng.choice(len(length_probabilities), size=most, p=length_probabilities)
+    max_contexts = int(units // context) + 1  # for spans of one unit
+    lengths = 1 + rng.choice(len(length_probabilities), size=max_contexts, p=length_probabilities)
     contexts = np.round(lengths * context).astype(np.int64)
     starts = np.cumsum(contexts) - contexts + rng.integers(contexts - lengths + 1)
     spans = np.stack([starts, np.minimum(starts + lengths, units)], axis=1)
@@ -99,36 +99,36 @@ def place_spans(units: Units, lengths: np.ndarray, budget: int, rng: np.random.G
     """Disjoint spans that start at random units, within a budget of tokens (Lan et al. 2019, section 4.1).
 
     A span ends early at the budget, at an earlier span or at a gap between the candidates (a special token); a unit
-    over the budget is skipped. If no unit fits, the first drawn of the shortest ones is taken: a row without a span
-    would be worse than a row over its budget.
+    over the budget is skipped. If no unit fits, the shortest one is selected anyway (the first in the random order), so
+    that the sequence has a span.
 
     Args:
-        units: The row's units.
+        units: The sequence's units.
         lengths: (units,) length in units of the span that begins at each.
         budget: Number of tokens.
-        rng: The row's generator.
+        rng: The sequence's generator.
 
     Returns:
-        (spans, 2) in the order of placement; none for a row without candidates.
+        (spans, 2) in the order of placement; none for a sequence without candidates.
     """
     if not len(units):
         return np.empty((0, 2), dtype=np.int64)
     order, sizes = rng.permutation(len(units)), units.lengths
     free = np.ones(len(units), dtype=bool)
-    goes_on = np.append(np.diff(units.positions)[units.bounds[1:-1] - 1] == 1, False)  # no gap after the unit
+    continues = np.append(np.diff(units.positions)[units.bounds[1:-1] - 1] == 1, False)  # no gap after the unit
     spans: list[tuple[int, int]] = []
-    left = budget
+    remaining = budget
     for first, length in zip(order.tolist(), lengths[order].tolist()):
         stop = first
-        while stop < first + length and free[stop] and sizes[stop] <= left:
+        while stop < first + length and free[stop] and sizes[stop] <= remaining:
             free[stop] = False
-            left -= int(sizes[stop])
+            remaining -= int(sizes[stop])
             stop += 1
-            if not goes_on[stop - 1]:
+            if not continues[stop - 1]:
                 break
         if stop > first:
             spans.append((first, stop))
-        if left == 0:
+        if remaining == 0:
             break
     if not spans:
         shortest = int(order[np.argmin(sizes[order])])
@@ -141,27 +141,27 @@ def trim_to_budget(spans: np.ndarray, units: Units, budget: int, rng: np.random.
 
     Args:
         spans: (spans, 2) units, from `sample_spans`.
-        units: The row's units.
-        budget: Number of tokens, at most those of all units.
-        rng: The row's generator.
+        units: The sequence's units.
+        budget: Number of tokens, at most the tokens of all units.
+        rng: The sequence's generator.
 
     Returns:
         (budget,) positions of the tokens, ascending.
     """
     in_spans = [np.arange(start, stop) for start, stop in rng.permutation(spans).tolist()]
     order = np.concatenate([*in_spans, rng.permutation(len(units))]).astype(np.int64)
-    chosen: set[int] = set()
-    left, lengths = budget, units.lengths
+    selected: set[int] = set()
+    remaining, lengths = budget, units.lengths
     for unit, length in zip(order.tolist(), lengths[order].tolist()):
-        if length <= left and unit not in chosen:
-            chosen.add(unit)
-            left -= length
-        if left == 0:
+        if length <= remaining and unit not in selected:
+            selected.add(unit)
+            remaining -= length
+        if remaining == 0:
             break
-    positions = units.tokens(np.fromiter(chosen, dtype=np.int64))
-    if left:
-        others = np.setdiff1d(units.positions, positions, assume_unique=True)
-        positions = np.concatenate([positions, rng.choice(others, left, replace=False)])
+    positions = units.tokens(np.fromiter(selected, dtype=np.int64))
+    if remaining:
+        unselected = np.setdiff1d(units.positions, positions, assume_unique=True)
+        positions = np.concatenate([positions, rng.choice(unselected, remaining, replace=False)])
     return np.sort(positions)
 
 
@@ -169,54 +169,54 @@ def anchored_spans(units: Units, length_probabilities: np.ndarray, budget: int, 
     """Spans that begin with the unit of a random token, until a budget of tokens is spent (Joshi et al. 2020, section
     3.1, and the released data preparation).
 
-    A span's length in units and its anchor, uniform over the tokens, are drawn together, and again if the anchor is
-    selected already. A span may run over earlier ones, whose tokens cost nothing, and ends at a gap between the
-    candidates (a special token). The last one ends where the budget does, possibly within a unit.
+    A span's length in units and its anchor, uniform over the tokens, are sampled together, and resampled if the anchor
+    is already selected. A span may overlap earlier ones, whose tokens cost nothing, and ends at a gap between the
+    candidates (a special token). The last one ends with the budget, possibly within a unit.
 
     Args:
-        units: The row's units.
+        units: The sequence's units.
         length_probabilities: Probabilities of the span lengths 1, 2, ... in units.
-        budget: Number of tokens, at most those of all units.
-        rng: The row's generator.
+        budget: Number of tokens, at most the tokens of all units.
+        rng: The sequence's generator.
 
     Returns:
-        (budget,) positions of the tokens, ascending; spans that overlap or touch are one run of them.
+        (budget,) positions of the tokens, ascending; overlapping or adjacent spans are one run.
     """
     bounds, tokens = units.bounds.tolist(), len(units.positions)
     ends = np.append(np.flatnonzero(np.diff(units.positions) != 1) + 1, tokens)  # of the runs of candidates
     selected = np.zeros(tokens, dtype=bool)
-    left = budget
-    while left:
-        lengths = 1 + rng.choice(len(length_probabilities), size=left, p=length_probabilities)
-        anchors = rng.integers(tokens, size=left)
+    remaining = budget
+    while remaining:
+        lengths = 1 + rng.choice(len(length_probabilities), size=remaining, p=length_probabilities)
+        anchors = rng.integers(tokens, size=remaining)
         first = np.searchsorted(units.bounds, anchors, side="right") - 1
         run_ends = ends[np.searchsorted(ends, anchors, side="right")]
         for anchor, unit, length, end in zip(anchors.tolist(), first.tolist(), lengths.tolist(), run_ends.tolist()):
             if selected[anchor]:
                 continue
             begin, stop = bounds[unit], min(bounds[min(unit + length, len(units))], end)
-            free = begin + np.flatnonzero(~selected[begin:stop])[:left]
+            free = begin + np.flatnonzero(~selected[begin:stop])[:remaining]
             selected[free] = True
-            left -= len(free)
-            if not left:
+            remaining -= len(free)
+            if not remaining:
                 break
     return units.positions[selected]
 
 
-def random_composition(total: int, parts: int, rng: np.random.Generator) -> np.ndarray:
-    """(parts,) positive integers with the sum `total`, all compositions equally likely; 1 <= parts <= total."""
-    inner = np.sort(rng.choice(total - 1, parts - 1, replace=False)) + 1 if parts > 1 else np.empty(0, dtype=np.int64)
+def random_composition(total: int, count: int, rng: np.random.Generator) -> np.ndarray:
+    """(count,) positive integers with the sum `total`, all compositions equally likely; 1 <= count <= total."""
+    inner = np.sort(rng.choice(total - 1, count - 1, replace=False)) + 1 if count > 1 else np.empty(0, dtype=np.int64)
     return np.diff(inner, prepend=0, append=total)
 
 
 def noise_counts(length: int, density: float, mean_span: float) -> tuple[int, int]:
-    """Noise tokens and noise spans of a row, in the arithmetic of T5's release: single precision, rounded to even.
+    """Noise tokens and noise spans of a sequence, in the arithmetic of T5's release: float32, rounded to even.
 
     Args:
-        length: Tokens of the row, 2 or more.
-        density: Share of noise tokens; at least one token is noise, and one is kept.
-        mean_span: Mean length of the noise spans; there is at least one span. Beyond the release, there are no more
-            than tokens that are kept, since a kept span precedes each.
+        length: Tokens of the sequence, 2 or more.
+        density: Share of noise tokens; at least one token is noise, and one is not.
+        mean_span: Mean length of the noise spans; there is at least one span and, unlike in the release, at most one
+            for each token of text, since a text span precedes each.
     """
     noise = int(np.rint(np.float32(length) * np.float32(density)))
     noise = min(max(noise, 1), length - 1)
@@ -225,17 +225,17 @@ def noise_counts(length: int, density: float, mean_span: float) -> tuple[int, in
 
 
 def alternating_spans(length: int, density: float, mean_span: float, rng: np.random.Generator) -> np.ndarray:
-    """(length,) bool, True at noise: kept and noise spans in turn, the first one kept (Raffel et al. 2020, section
+    """(length,) bool, True at noise: alternating text and noise spans, starting with text (Raffel et al. 2020, section
     3.3.4; `random_spans_noise_mask` of the release).
 
-    The numbers of `noise_counts` are met exactly. The lengths of the noise spans and of the kept spans are two random
-    compositions, so that all masks with these numbers are equally likely. The last token is noise always; that of a row
-    of one token is not, which then has no noise.
+    The numbers of `noise_counts` are met exactly. The lengths of the noise spans and of the text spans are two random
+    compositions, so that all masks with these numbers are equally likely. The last token is always noise, except in a
+    sequence of one token.
 
     Args:
-        length: Tokens of the row.
+        length: Tokens of the sequence.
         density, mean_span: As in `noise_counts`.
-        rng: The row's generator.
+        rng: The sequence's generator.
     """
     if length < 2:
         return np.zeros(length, dtype=bool)

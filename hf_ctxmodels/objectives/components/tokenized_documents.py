@@ -1,4 +1,4 @@
-"""Documents as arrays of token ids, and the special tokens around them."""
+"""Documents as arrays of token ids, how they are cut into sequences, and the special tokens around these."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from transformers import BatchEncoding, PreTrainedTokenizerBase
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.documents import TextWithUnits
 
-DOCUMENTS_PER_BATCH = 1000  # tokenised together; random segments are drawn from the same batch
+DOCUMENTS_PER_BATCH = 1000  # tokenized together; random segments are sampled from the same batch
 SENTENCES_PER_CALL = 4096  # limits the memory of a tokenizer call
 NO_WORD = -1
 Document = TypeVar("Document", bound=list[str])
@@ -23,10 +23,10 @@ class TokenizedDocument:
 
     Attributes:
         ids: (tokens,) int32, without special tokens.
-        word_ids: (tokens,) int32, equal for the pieces of a word and different for neighbouring words; or None.
+        word_ids: (tokens,) int32, equal within a word and different for neighbouring words; or None.
         bounds: (sentences + 1,) sentence i is `ids[bounds[i]:bounds[i + 1]]`, never empty.
-        capitals: (tokens,) int8, see `capitals_of`; or None.
-        units: Phrases in it that are masked as units, from the data.
+        capitals: (tokens,) int8, see `capitalization_labels`; or None.
+        units: Phrases of the document that are masked as units, from the data.
     """
 
     ids: np.ndarray
@@ -42,66 +42,70 @@ class TokenizedDocument:
 def tokenize_documents(
     tokenizer: PreTrainedTokenizerBase, documents: list[list[str]], with_word_ids: bool, with_capitals: bool = False
 ) -> list[TokenizedDocument]:
-    """Tokenise sentences in large calls. Sentences without tokens are dropped, so a document may become empty."""
+    """Tokenize sentences in large calls. Sentences without tokens are dropped, so a document may become empty."""
     sentences = [sentence for document in documents for sentence in document]
-    pieces: list[np.ndarray] = []
-    words: list[np.ndarray] = []
-    capitals: list[np.ndarray] = []
+    ids_by_sentence: list[np.ndarray] = []
+    words_by_sentence: list[np.ndarray] = []
+    capitals_by_sentence: list[np.ndarray] = []
     for start in range(0, len(sentences), SENTENCES_PER_CALL):
+        batch = sentences[start : start + SENTENCES_PER_CALL]
         encoded = tokenizer(
-            sentences[start : start + SENTENCES_PER_CALL],
+            batch,
             add_special_tokens=False,
             return_attention_mask=False,
             return_token_type_ids=False,
             verbose=False,  # documents may be longer than the model's limit
         )
-        pieces += [np.asarray(ids, dtype=np.int32) for ids in encoded["input_ids"]]
+        ids_by_sentence += [np.asarray(ids, dtype=np.int32) for ids in encoded["input_ids"]]
         if with_word_ids:
-            words += [_word_ids(encoded, row) for row in range(len(encoded["input_ids"]))]
+            words_by_sentence += [_word_ids(encoded, index) for index in range(len(batch))]
         if with_capitals:
-            here = sentences[start : start + SENTENCES_PER_CALL]
-            capitals += [capitals_of(sentence, encoded, row) for row, sentence in enumerate(here)]
-    result, first = [], 0
+            capitals_by_sentence += [
+                capitalization_labels(sentence, encoded, index) for index, sentence in enumerate(batch)
+            ]
+    tokenized, first = [], 0
     for document in documents:
         last = first + len(document)
-        lengths = np.array([len(ids) for ids in pieces[first:last] if len(ids)], dtype=np.int64)
-        bounds = np.concatenate([[0], np.cumsum(lengths)])
-        ids = np.concatenate(pieces[first:last])
-        joined = _join_words(words[first:last]) if with_word_ids else None
-        written = np.concatenate(capitals[first:last]) if with_capitals else None
-        units = document.units if isinstance(document, TextWithUnits) else ()
-        result.append(TokenizedDocument(ids, joined, bounds, written, units))
+        lengths = np.array([len(ids) for ids in ids_by_sentence[first:last] if len(ids)], dtype=np.int64)
+        tokenized.append(
+            TokenizedDocument(
+                np.concatenate(ids_by_sentence[first:last]),
+                _renumber_words(words_by_sentence[first:last]) if with_word_ids else None,
+                np.concatenate([[0], np.cumsum(lengths)]),
+                np.concatenate(capitals_by_sentence[first:last]) if with_capitals else None,
+                document.units if isinstance(document, TextWithUnits) else (),
+            )
+        )
         first = last
-    return result
+    return tokenized
 
 
-def _word_ids(encoded: BatchEncoding, row: int) -> np.ndarray:
+def _word_ids(encoded: BatchEncoding, index: int) -> np.ndarray:
     if not encoded.is_fast:
         raise CtxError(
-            "Selecting whole words needs a tokenizer with word ids (`BatchEncoding.word_ids()`); this one has none.",
-            hint="use one of the `tokenizers` library, or select single tokens: whole_word=False, and no n-grams.",
+            "Selecting whole words requires a tokenizer with word ids (`BatchEncoding.word_ids()`).",
+            hint="use a tokenizer of the `tokenizers` library, or select single tokens: whole_word=False, no n-grams.",
         )
-    return np.asarray(encoded.word_ids(row), dtype=np.int32)
+    return np.asarray(encoded.word_ids(index), dtype=np.int32)
 
 
-def capitals_of(sentence: str, encoded: BatchEncoding, row: int) -> np.ndarray:
-    """(tokens,) int8 for each token: 1 if the first letter of its word is a capital, 0 if it is small, and -1 if the
-    word does not begin with either."""
-    words, encoding = _word_ids(encoded, row), encoded.encodings[row]
-    first = np.searchsorted(words, words)  # the first token of each one's word; the numbers ascend
+def capitalization_labels(sentence: str, encoded: BatchEncoding, index: int) -> np.ndarray:
+    """(tokens,) int8: 1 if the token's word begins with a capital letter, 0 with a small letter, -1 with neither."""
+    words, encoding = _word_ids(encoded, index), encoded.encodings[index]
+    first_tokens = np.searchsorted(words, words)  # of each token's word; word ids ascend
     letters = [sentence[start : start + 1] for start, _ in encoding.offsets]
-    written = np.array([letter.isupper() - (letter == letter.swapcase()) for letter in letters], dtype=np.int8)
-    return written[first]
+    labels = np.array([letter.isupper() - (letter == letter.swapcase()) for letter in letters], dtype=np.int8)
+    return labels[first_tokens]
 
 
-def _join_words(words: list[np.ndarray]) -> np.ndarray:
-    """Renumber the words of a document's sentences, each numbered from zero, consecutively."""
-    joined, offset = [], 0
-    for sentence in words:
-        if len(sentence):
-            joined.append(sentence + offset)
-            offset += int(sentence[-1]) + 1
-    return np.concatenate(joined) if joined else np.empty(0, dtype=np.int32)
+def _renumber_words(words_by_sentence: list[np.ndarray]) -> np.ndarray:
+    """Number the words of a document's sentences consecutively; each sentence's are numbered from zero."""
+    renumbered, offset = [np.empty(0, dtype=np.int32)], 0
+    for words in words_by_sentence:
+        if len(words):
+            renumbered.append(words + offset)
+            offset += int(words[-1]) + 1
+    return np.concatenate(renumbered)
 
 
 def document_batches(documents: Iterable[Document], size: int = DOCUMENTS_PER_BATCH) -> Iterator[list[Document]]:
@@ -114,23 +118,23 @@ def document_batches(documents: Iterable[Document], size: int = DOCUMENTS_PER_BA
 def tokenized_batches(
     tokenizer: PreTrainedTokenizerBase, documents: Iterable[list[str]], size: int, with_word_ids: bool
 ) -> Iterator[list[TokenizedDocument]]:
-    """Tokenise `size` documents at a time. A single document at the end joins the batch before it."""
+    """Tokenize `size` documents at a time. A single document at the end joins the previous batch."""
     batches = document_batches(documents, size)
-    waiting = next(batches, [])
-    while waiting:
+    current = next(batches, [])
+    while current:
         following = next(batches, [])
         if len(following) == 1:
-            waiting, following = waiting + following, []
-        yield tokenize_documents(tokenizer, waiting, with_word_ids)
-        waiting = following
+            current, following = current + following, []
+        yield tokenize_documents(tokenizer, current, with_word_ids)
+        current = following
 
 
-def row_bounds(document: TokenizedDocument, room: int) -> Iterator[tuple[int, int]]:
-    """Ranges of at most `room` tokens; a range ends at a sentence end if a sentence fits."""
+def sequence_bounds(document: TokenizedDocument, room: int) -> Iterator[tuple[int, int]]:
+    """Token ranges of at most `room` tokens; a range ends at a sentence end if a sentence fits."""
     start, ends = 0, document.bounds[1:]
     while start < len(document.ids):
-        last = int(np.searchsorted(ends, start + room, side="right"))  # sentences that end within the room
-        stop = int(ends[last - 1]) if last else 0
+        fitting = int(np.searchsorted(ends, start + room, side="right"))  # sentences that end within the room
+        stop = int(ends[fitting - 1]) if fitting else 0
         if stop <= start:  # not even the first sentence fits
             stop = start + room
         yield start, stop
@@ -158,11 +162,11 @@ def sentence_chunks(bounds: np.ndarray, target: int, from_end: bool) -> list[tup
     return chunks
 
 
-class RowTemplate:
+class SpecialTokensTemplate:
     """The special tokens of a tokenizer around one segment, or around a pair.
 
-    The constructor encodes the mask token once to find them, so any template works ([CLS] A [SEP] B [SEP],
-    <s> A </s></s> B </s>, ...), and a row costs one array copy.
+    The constructor encodes the mask token once to locate them, so any format works ([CLS] A [SEP] B [SEP],
+    <s> A </s></s> B </s>, ...), and a sequence costs one array copy.
 
     Args:
         tokenizer: With a mask token.
@@ -172,20 +176,20 @@ class RowTemplate:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, segments: int) -> None:
         if tokenizer.mask_token is None:
             raise CtxError(
-                f"{type(tokenizer).__name__} has no mask token, which is needed to find its row format.",
-                hint="tokenizer.add_special_tokens({'mask_token': '[MASK]'}), and resize the model's embeddings.",
+                f"{type(tokenizer).__name__} has no mask token, which is required to find its input format.",
+                hint="call tokenizer.add_special_tokens({'mask_token': '[MASK]'}), and resize the model's embeddings.",
             )
-        row = tokenizer(*[tokenizer.mask_token] * segments, return_token_type_ids=True)
-        ids = np.asarray(row["input_ids"], dtype=np.int32)
+        encoded = tokenizer(*[tokenizer.mask_token] * segments, return_token_type_ids=True)
+        ids = np.asarray(encoded["input_ids"], dtype=np.int32)
         slots = np.flatnonzero(ids == tokenizer.mask_token_id)
+        cuts = np.sort(np.concatenate([slots, slots + 1]))
         self.special_tokens = len(ids) - segments
-        self._fixed = np.split(ids, np.sort(np.concatenate([slots, slots + 1])))[::2]
-        types = np.asarray(row["token_type_ids"], dtype=np.uint8)
-        self._types = np.split(types, np.sort(np.concatenate([slots, slots + 1])))
+        self._fixed_ids = np.split(ids, cuts)[::2]
+        self._token_types = np.split(np.asarray(encoded["token_type_ids"], dtype=np.uint8), cuts)
 
     def room(self, max_length: int) -> int:
-        """Number of text tokens in a row of `max_length`; raises CtxError for less than one per segment."""
-        segments = len(self._fixed) - 1
+        """Number of text tokens in a sequence of `max_length`; raises CtxError for less than one per segment."""
+        segments = len(self._fixed_ids) - 1
         room = max_length - self.special_tokens
         if room < segments:
             raise CtxError(
@@ -196,27 +200,27 @@ class RowTemplate:
 
     @property
     def leading(self) -> int:
-        """Special tokens before the first segment."""
-        return len(self._fixed[0])
+        """Number of special tokens before the first segment."""
+        return len(self._fixed_ids[0])
 
     def fill(self, *segments: np.ndarray) -> np.ndarray:
-        """Token ids of the whole row."""
-        parts = [self._fixed[0]]
-        for segment, after in zip(segments, self._fixed[1:], strict=True):
-            parts += [segment, after]
-        return np.concatenate(parts)
+        """Token ids of the whole sequence."""
+        return self._interleave(self._fixed_ids, segments)
 
     def fill_words(self, *segments: np.ndarray) -> np.ndarray:
-        """Word ids of the whole row; `NO_WORD` for special tokens."""
-        gaps = [np.full(len(ids), NO_WORD, dtype=np.int32) for ids in self._fixed]
-        parts = [gaps[0]]
-        for segment, after in zip(segments, gaps[1:], strict=True):
-            parts += [segment, after]
-        return np.concatenate(parts)
+        """Word ids of the whole sequence; `NO_WORD` for special tokens."""
+        return self._interleave([np.full(len(ids), NO_WORD, dtype=np.int32) for ids in self._fixed_ids], segments)
+
+    @staticmethod
+    def _interleave(fixed: list[np.ndarray], segments: tuple[np.ndarray, ...]) -> np.ndarray:
+        arrays = [fixed[0]]
+        for segment, following in zip(segments, fixed[1:], strict=True):
+            arrays += [segment, following]
+        return np.concatenate(arrays)
 
     def token_types(self, *lengths: int) -> np.ndarray:
-        """Token type ids (uint8) of the whole row for segments of these lengths."""
-        parts = [self._types[0]]
+        """Token type ids (uint8) of the whole sequence for segments of these lengths."""
+        arrays = [self._token_types[0]]
         for slot, length in enumerate(lengths):
-            parts += [np.repeat(self._types[2 * slot + 1], length), self._types[2 * slot + 2]]
-        return np.concatenate(parts)
+            arrays += [np.repeat(self._token_types[2 * slot + 1], length), self._token_types[2 * slot + 2]]
+        return np.concatenate(arrays)

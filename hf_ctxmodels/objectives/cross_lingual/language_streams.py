@@ -1,35 +1,33 @@
-"""Text of several languages as XLM reads it: streams of one language each, cut into rows (Lample & Conneau 2019)."""
+"""Text of several languages as XLM reads it: a stream for each language, cut into sequences (Lample & Conneau 2019)."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.core.languages import split_language_tag
 from hf_ctxmodels.data.examples import Example
-from hf_ctxmodels.data.padding import RowPadder
 from hf_ctxmodels.objectives.autoregressive.causal_lm import DataCollatorForCausalLM
-from hf_ctxmodels.objectives.base import Batch, Objective
-from hf_ctxmodels.objectives.components.features import padded_columns
-from hf_ctxmodels.objectives.components.masking import IGNORE_INDEX
+from hf_ctxmodels.objectives.base import Objective
 from hf_ctxmodels.objectives.components.tokenized_documents import SENTENCES_PER_CALL, document_batches
 
 Sentence = tuple[int, np.ndarray]
-"""The number of a sentence's language, and its (tokens,) ids without special tokens."""
+"""The language id of a sentence, and its (tokens,) ids without special tokens."""
 
 
 class LanguageReader:
-    """Tokenises the sentences of documents, each with the number of its language.
+    """Tokenizes the sentences of documents, and determines the language id of each.
 
-    A sentence's language is that of its tag ("<de> Ein Satz."); else that of the sentence before it in its document,
-    as where a sentence was split; else `language`.
+    The language of a sentence is its tag ("<de> Ein Satz."); without a tag, that of the previous sentence of the
+    document, for example after sentence splitting; else `language`.
 
     Args:
-        tokenizer: Its `languages` are the known names; with less than two every text has the language 0.
+        tokenizer: Its `languages` are the valid names; with fewer than two every text has the language 0.
         language: Name of the language of texts without a tag; "" makes these an error.
     """
 
@@ -37,7 +35,7 @@ class LanguageReader:
         self.tokenizer, self.language = tokenizer, language
         self.names: list[str] = list(getattr(tokenizer, "languages", ()))
         if language and self.names:
-            tokenizer.language_id(language)
+            tokenizer.language_id(language)  # raises for an unknown name
 
     @property
     def is_multilingual(self) -> bool:
@@ -45,172 +43,161 @@ class LanguageReader:
         return len(self.names) > 1
 
     def read(self, documents: list[list[str]]) -> list[list[Sentence]]:
-        """The sentences of each document; the tokenizer is told their language, by whose rules it may split words.
+        """The sentences of each document, tokenized by the rules of their language.
 
         Raises:
-            CtxError: A text has no tag, or that of an unknown language.
+            CtxError: A text has no tag, or an unknown one.
         """
-        tagged = [list(self._tagged(document)) for document in documents]
+        tagged_documents = [list(self._with_languages(document)) for document in documents]
         texts: dict[int, list[str]] = {}
-        for number, text in (sentence for document in tagged for sentence in document):
-            texts.setdefault(number, []).append(text)
-        found = {number: self._ids(number, of_language) for number, of_language in texts.items()}
-        return [[(number, next(found[number])) for number, _ in document] for document in tagged]
+        for language, text in (sentence for document in tagged_documents for sentence in document):
+            texts.setdefault(language, []).append(text)
+        ids = {language: self._tokenize(language, language_texts) for language, language_texts in texts.items()}
+        return [[(language, next(ids[language])) for language, _ in document] for document in tagged_documents]
 
-    def _ids(self, number: int, texts: list[str]) -> Iterator[np.ndarray]:
+    def _tokenize(self, language: int, texts: list[str]) -> Iterator[np.ndarray]:
         """(tokens,) ids of each text of a language, without special tokens."""
-        told = {"language": self.names[number]} if self.names else {}
+        arguments = {"language": self.names[language]} if self.names else {}
         for start in range(0, len(texts), SENTENCES_PER_CALL):
-            some = texts[start : start + SENTENCES_PER_CALL]
-            rows = self.tokenizer(some, add_special_tokens=False, verbose=False, **told)
-            yield from (np.asarray(row, dtype=np.int32) for row in rows["input_ids"])
+            batch = texts[start : start + SENTENCES_PER_CALL]
+            encoded = self.tokenizer(batch, add_special_tokens=False, verbose=False, **arguments)
+            yield from (np.asarray(ids, dtype=np.int32) for ids in encoded["input_ids"])
 
-    def _tagged(self, document: list[str]) -> Iterator[tuple[int, str]]:
-        known: str | None = None
+    def _with_languages(self, document: list[str]) -> Iterator[tuple[int, str]]:
+        previous: str | None = None
         for sentence in document:
-            tag, text = split_language_tag(sentence) if self.is_multilingual else (None, sentence)
-            known = tag or (known if not hasattr(document, "separator") else None) or self.language or None
-            if self.is_multilingual and known is None:
+            if not self.is_multilingual:
+                yield 0, sentence
+                continue
+            tag, text = split_language_tag(sentence)
+            inherited = None if hasattr(document, "separator") else previous  # not from a text to its translation
+            name = tag or inherited or self.language
+            if not name:
                 raise CtxError(
-                    f"A text has no tag of its language: {sentence[:60]!r}.",
-                    hint="give a tag for each --dataset: --language_tags '<de>' ...; of a text with translations, "
-                    "whose tag is the translation's, --objective_options language=NAME.",
+                    f"A text has no language tag: {sentence[:60]!r}.",
+                    hint="set a tag for each --dataset: --language_tags '<de>' ...; for texts with translations, whose "
+                    "tag is the translation's, set --objective_options language=NAME.",
                 )
-            yield (self.tokenizer.language_id(known) if self.is_multilingual else 0), text
+            previous = name
+            yield self.tokenizer.language_id(name), text
 
 
 class LanguageStreams:
-    """Concatenates the sentences of each language, with one end symbol between them, and cuts rows.
+    """Concatenates the sentences of each language, with one end token between them, and cuts sequences.
 
-    A stream begins with the symbol, so that it both begins and ends every sentence; a row begins where the one before
-    ended.
+    A stream begins with the end token, so that it both begins and ends every sentence; a sequence begins where the
+    previous one ended.
 
     Args:
-        end: Id of the symbol.
-        length: Tokens of a row.
+        end: Id of the end token.
+        length: Tokens of a sequence.
     """
 
     def __init__(self, end: int, length: int) -> None:
         self.end, self.length = end, length
-        self._rests: dict[int, np.ndarray] = {}
+        self._remaining: dict[int, np.ndarray] = {}
 
     def add(self, language: int, ids: np.ndarray) -> Iterator[tuple[int, np.ndarray, int]]:
-        """Append a sentence; yields the full rows: the language, (length,) ids and the token that follows."""
-        rest = self._rests.get(language, np.array([self.end], dtype=np.int32))
-        rest, start = np.concatenate([rest, ids, [self.end]], dtype=np.int32), 0
-        while start + self.length < len(rest):
+        """Append a sentence; yields the full sequences: the language, (length,) ids and the following token."""
+        stream = self._remaining.get(language, np.array([self.end], dtype=np.int32))
+        stream, start = np.concatenate([stream, ids, [self.end]], dtype=np.int32), 0
+        while start + self.length < len(stream):
             stop = start + self.length
-            yield language, rest[start:stop], int(rest[stop])
+            yield language, stream[start:stop], int(stream[stop])
             start = stop
-        self._rests[language] = rest[start:]
+        self._remaining[language] = stream[start:]
 
-    def rests(self) -> Iterator[tuple[int, np.ndarray, int]]:
-        """The last row of each language, which may be shorter; nothing follows."""
-        for language, rest in sorted(self._rests.items()):
-            if len(rest) > 1:
-                yield language, rest, IGNORE_INDEX
-        self._rests = {}
-
-
-@dataclass(frozen=True)
-class StreamOptions:
-    """Options of all objectives with streams."""
-
-    language: str = flag("", "Name of the language of texts without a tag, as those that have a translation.")
+    def remainders(self) -> Iterator[tuple[int, np.ndarray, int]]:
+        """The last sequence of each language, which may be shorter; no token follows."""
+        for language, stream in sorted(self._remaining.items()):
+            if len(stream) > 1:
+                yield language, stream, IGNORE_INDEX
+        self._remaining = {}
 
 
+@dataclass
 class StreamObjective(Objective):
-    """The base of objectives on streams of one language each.
+    """Base class of objectives on streams of one language each.
 
-    Documents are texts whose sentences begin with the tag of their language (`--language_tags`); of a text with its
-    translation both sides are sentences. A tokenizer with less than two languages needs no tags, and rows then have no
+    Documents are texts whose sentences begin with a language tag (`--language_tags`); both sides of a text with its
+    translation are sentences. A tokenizer with fewer than two languages requires no tags, and examples then have no
     `langs`.
     """
 
-    Options: ClassVar[type] = StreamOptions
     immutable_config_fields = ("n_langs", "lang2id")
+    language: str = flag("", "Name of the language of texts without a tag, such as texts with a translation.")
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, max_length: int, seed: int, **options: Any) -> None:
-        super().__init__(tokenizer, max_length=max_length, seed=seed, **options)
-        if tokenizer.eos_token_id is None:
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.tokenizer.eos_token_id is None:
             raise CtxError(
-                f"{type(tokenizer).__name__} has no eos_token, which stands between sentences.",
-                hint="tokenizer.add_special_tokens({'eos_token': '</s>'}), and resize the model's embeddings.",
+                f"{type(self.tokenizer).__name__} has no eos_token, which separates sentences.",
+                hint="call tokenizer.add_special_tokens({'eos_token': '</s>'}), and resize the model's embeddings.",
             )
-        if max_length < 2:
-            raise CtxError(f"max_length={max_length} leaves no room for text.", hint="use 2 or more.")
-        self.end = int(tokenizer.eos_token_id)
-        self.reader = LanguageReader(tokenizer, self.options.language)
-        self.baseline = replace(self.baseline, excluded_ids=[int(tokenizer.pad_token_id)])
+        if self.max_length < 2:
+            raise CtxError(f"max_length={self.max_length} leaves no room for text.", hint="use 2 or more.")
+        self.end = int(self.tokenizer.eos_token_id)
+        self.reader = LanguageReader(self.tokenizer, self.language)
+        self.baseline = replace(self.baseline, excluded_ids=[int(self.tokenizer.pad_token_id)])
 
     @property
     def config_fields(self) -> dict[str, Any]:
         """The languages, and whether the model is causal."""
         names = self.reader.names
-        numbers = {name: number for number, name in enumerate(names)} or None
-        return {"n_langs": max(1, len(names)), "lang2id": numbers, "causal": self.auto_class == "AutoModelForCausalLM"}
+        language_ids = {name: number for number, name in enumerate(names)} or None
+        return {
+            "n_langs": max(1, len(names)),
+            "lang2id": language_ids,
+            "causal": self.auto_class == "AutoModelForCausalLM",
+        }
 
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
-        """Rows of the streams, see `row`; raises CtxError for a text without language."""
+        """Examples of the streams, see `example`; raises CtxError for a text without language."""
         streams = LanguageStreams(self.end, self.max_length)
         for batch in document_batches(documents):
             for document, sentences in zip(batch, self.reader.read(batch), strict=True):
                 self.statistics.update(
                     documents=1, sentences=len(sentences), tokens=sum(len(ids) for _, ids in sentences)
                 )
-                yield from self.document_rows(document, sentences, streams)
-        for language, ids, following in streams.rests():
-            yield self.row(language, ids, following)
+                yield from self.document_examples(document, sentences, streams)
+        for language, ids, following in streams.remainders():
+            yield self.example(language, ids, following)
 
-    def document_rows(
+    def document_examples(
         self, document: list[str], sentences: list[Sentence], streams: LanguageStreams
     ) -> Iterator[Example]:
-        """The rows that a document fills."""
+        """The examples that a document completes."""
         for language, ids in sentences:
-            for row in streams.add(language, ids) if len(ids) else ():
-                yield self.row(*row)
+            if len(ids):
+                for sequence in streams.add(language, ids):
+                    yield self.example(*sequence)
 
-    def row(self, language: int, ids: np.ndarray, following: int) -> Example:
-        """The example of a stream's row: input_ids, langs with several languages, and following."""
+    def example(self, language: int, ids: np.ndarray, following: int) -> Example:
+        """The example of a sequence of a stream: input_ids, langs with several languages, and following."""
         return {"input_ids": ids, **self.langs((language, len(ids))), "following": following}
 
-    def langs(self, *parts: tuple[int, int]) -> dict[str, np.ndarray]:
-        """The column of languages of a row, from the language and the number of tokens of each part."""
+    def langs(self, *segments: tuple[int, int]) -> dict[str, np.ndarray]:
+        """The column of language ids, from the language and the number of tokens of each segment."""
         if not self.reader.is_multilingual:
             return {}
-        return {"langs": np.concatenate([np.full(length, language, dtype=np.int16) for language, length in parts])}
+        return {"langs": np.concatenate([np.full(length, language, dtype=np.int16) for language, length in segments])}
 
 
 @dataclass
-class DataCollatorForStreamCausalLM(DataCollatorForCausalLM):
-    """`DataCollatorForCausalLM` with `langs` (batch, words), if the features hold them."""
+class StreamCausalLM(DataCollatorForCausalLM, StreamObjective):
+    """XLM's causal language modelling: predict each token of a stream from its predecessors.
 
-    def torch_call(self, features: list[dict[str, Any]]) -> Batch:
-        """Collate features."""
-        batch = super().torch_call(features)
-        padder = RowPadder([len(feature["input_ids"]) for feature in features], self.tokenizer.padding_side)
-        return batch | padded_columns(features, ("langs",), padder, self.tokenizer)
-
-
-class StreamCausalLM(StreamObjective):
-    """XLM's causal language modelling: predict each token of a stream from those before it.
-
-    | document | row | targets |
+    | document | example | targets |
     |---|---|---|
     | sentences of one language | `max_length` tokens of `</s> sentence </s> sentence </s> ...` | every token |
 
-    Unlike in the released code, a row's last token has a target, the first one of the next row.
+    Unlike in the released code, the last token of an example has a target, the first one of the next example.
 
     References: Lample & Conneau 2019 (arXiv 1901.07291), section 3.2.
-    Related: `DocumentLM` has the end symbol after documents; `StreamMaskedLM` masks the same rows.
+    Related: `DocumentLM` has the end token after documents; `StreamMaskedLM` masks the same sequences.
 
     Example:
         >>> StreamCausalLM(tokenizer, max_length=256, seed=0, language="en")
     """
 
     auto_class = "AutoModelForCausalLM"
-    collate: DataCollatorForStreamCausalLM
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, max_length: int, seed: int, **options: Any) -> None:
-        super().__init__(tokenizer, max_length=max_length, seed=seed, **options)
-        self.collate = DataCollatorForStreamCausalLM(tokenizer)

@@ -1,21 +1,20 @@
-"""Translation: each word of the target from the source and the words before it (McCann et al. 2017, section 3)."""
+"""Translation: each word of the target from the source and its predecessors (McCann et al. 2017, section 3)."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedTokenizerBase
 
+from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.core.generation import target_vocabulary_config
 from hf_ctxmodels.data.documents import TranslatedText
 from hf_ctxmodels.data.examples import Example
-from hf_ctxmodels.data.padding import SourceTargetCollator
-from hf_ctxmodels.objectives.base import Objective
-from hf_ctxmodels.objectives.baseline import BaselinePolicy
-from hf_ctxmodels.objectives.components.rates import count_targets, target_rates
+from hf_ctxmodels.data.padding import Batch, RowPadder, SourceTargetCollator
+from hf_ctxmodels.objectives.base import BaselinePolicy, Objective, count_targets, target_rates
 from hf_ctxmodels.objectives.components.tokenized_documents import document_batches
 
 
@@ -24,15 +23,12 @@ class DataCollatorForTranslation(SourceTargetCollator):
     """Pads texts and their translations, see `SourceTargetCollator`."""
 
 
-@dataclass(frozen=True)
-class TranslationOptions:
-    """Options of `Translation`: none."""
+@dataclass
+class Translation(DataCollatorForTranslation, Objective):
+    """Predict each word of a translation from the text and from its predecessors.
 
-
-class Translation(Objective):
-    """Predict each word of a translation from the text and from the words before it.
-
-    A pair with a side longer than `max_length` is left out and counted: a cut text would not match its translation.
+    A pair with a side longer than `max_length` is skipped and counted: a truncated text would not match its
+    translation.
 
     | document | input | targets |
     |---|---|---|
@@ -49,11 +45,10 @@ class Translation(Objective):
 
     auto_class = "AutoModelForSeq2SeqLM"
     requires_translations = True
-    Options: ClassVar[type] = TranslationOptions
-    collate: DataCollatorForTranslation
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, max_length: int, seed: int, **options: Any) -> None:
-        super().__init__(tokenizer, max_length=max_length, seed=seed, **options)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        tokenizer = self.tokenizer
         if not hasattr(tokenizer, "target_words"):
             raise CtxError(
                 f"{type(tokenizer).__name__} has no target vocabulary.",
@@ -62,11 +57,10 @@ class Translation(Objective):
         if len(tokenizer.target_words) <= 1 + tokenizer.target_end_id:
             raise CtxError(
                 "The target vocabulary is empty.",
-                hint="train it on text with translations: --translations.",
+                hint="train the tokenizer on text with translations: --translations.",
             )
         excluded = {tokenizer.target_pad_token_id, tokenizer.target_start_id} - {tokenizer.target_end_id}
         self.baseline = BaselinePolicy(len(tokenizer.target_words), sorted(excluded), column="labels")
-        self.collate = DataCollatorForTranslation(tokenizer)
 
     @property
     def config_fields(self) -> dict[str, Any]:
@@ -74,36 +68,35 @@ class Translation(Objective):
         return target_vocabulary_config(self.tokenizer)
 
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
-        """Rows with input_ids and labels; raises CtxError for a document that is not a text with its translation."""
-        special = self.tokenizer.num_special_tokens_to_add()
+        """Examples with input_ids and labels; raises CtxError for a document that is not a `TranslatedText`."""
+        special_tokens = self.tokenizer.num_special_tokens_to_add()
         for batch in document_batches(documents):
-            for document in batch:
-                if not isinstance(document, TranslatedText):
-                    raise CtxError(
-                        "A document has no translation.",
-                        hint="give a file of them: --translations FILE, line by line the translation of --dataset.",
-                    )
-            texts, translations = ([document[place] for document in batch] for place in range(2))
+            if not all(isinstance(document, TranslatedText) for document in batch):
+                raise CtxError(
+                    "A document has no translation.",
+                    hint="set --translations FILE, which contains line by line the translations of --dataset.",
+                )
+            texts, translations = ([document[side] for document in batch] for side in range(2))
             encoded = self.tokenizer(texts, text_target=translations, verbose=False)
             self.statistics["documents"] += len(batch)
             for ids, labels in zip(encoded["input_ids"], encoded["labels"], strict=True):
-                if len(ids) == special or max(len(ids), len(labels)) > self.max_length:
+                if len(ids) == special_tokens or max(len(ids), len(labels)) > self.max_length:
                     self.statistics["left_out"] += 1
                     continue
                 self.statistics.update(sentences=1, tokens=len(ids), target_tokens=len(labels))
                 yield self.example(ids, labels)
 
     def example(self, ids: list[int], labels: list[int]) -> Example:
-        """The example of a text's ids and its translation's."""
+        """The example of the ids of a text and of its translation."""
         return {"input_ids": np.array(ids, dtype=np.int32), "labels": np.array(labels, dtype=np.int32)}
 
     def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
-        """See `Objective.count`."""
+        """Counts of `count_targets`, and unknown source tokens."""
         unknown = int((batch["input_ids"] == self.tokenizer.unk_token_id).sum())
         return {**count_targets(batch, self.tokenizer.target_unknown_id), "unknown": unknown}
 
     def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
-        """See `Objective.rates`."""
+        """Rates of `target_rates`, and the share of unknown source tokens."""
         return {
             **target_rates(counts),
             "target_fill": counts["targets"] / max(1, counts["target_positions"]),
@@ -111,39 +104,96 @@ class Translation(Objective):
         }
 
 
+@dataclass
 class TranslationToLanguages(Translation):
-    """LASER's objective: translation into several languages; the decoder is given the target language.
+    """LASER's objective: translation into several languages; the decoder receives the target language.
 
     A translation begins with the tag of its language, which the tokenizer lists in `languages` and which is not a
-    target. The encoder is not given the language of the text.
+    target. The encoder does not receive the language of the text.
 
     | document | input | targets |
     |---|---|---|
-    | a text and its tagged translation, `<de> ...` | the text; the number of `<de>` | the translation and its end |
+    | a text and its tagged translation, `<de> ...` | the text; the id of `<de>` | the translation and its end |
 
     References: Artetxe & Schwenk 2019 (arXiv 1812.10464), section 3.
     Related: `Translation` has one target language; `SentenceTasks` has a decoder for each.
+
+    Example:
+        >>> TranslationToLanguages(tokenizer, max_length=50, seed=0)
     """
 
     requires_language_tags = True
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, max_length: int, seed: int, **options: Any) -> None:
-        super().__init__(tokenizer, max_length=max_length, seed=seed, **options)
-        if not getattr(tokenizer, "languages", None):
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not getattr(self.tokenizer, "languages", None):
             raise CtxError(
                 "The tokenizer has no language tags.",
-                hint="train it on translations with tags of their languages: --language_tags '<de>' ...",
+                hint="train it on translations with language tags: --language_tags '<de>' ...",
             )
-        tags = tokenizer.convert_tokens_to_ids(tokenizer.languages)
-        self._numbers = {tag: number for number, tag in enumerate(tags)}
+        tags = self.tokenizer.convert_tokens_to_ids(self.tokenizer.languages)
+        self._language_ids = {tag: number for number, tag in enumerate(tags)}
         self.baseline = replace(self.baseline, excluded_ids=[*self.baseline.excluded_ids, *tags])
 
     def example(self, ids: list[int], labels: list[int]) -> Example:
-        """The example with the number of the language, and without its tag; raises CtxError if there is no tag."""
-        if labels[0] not in self._numbers:
+        """The example with the id of the language, and without its tag; raises CtxError if there is no tag."""
+        if labels[0] not in self._language_ids:
             raise CtxError(
                 f"A translation does not begin with one of {', '.join(self.tokenizer.languages)}: "
                 f"{self.tokenizer.decode(labels)[:60]!r}.",
-                hint="give a tag for each file of translations, as to the tokenizer: --language_tags '<de>' ...",
+                hint="set the tag of each file of translations, as for the tokenizer: --language_tags '<de>' ...",
             )
-        return super().example(ids, labels[1:]) | {"target_language": self._numbers[labels[0]]}
+        return super().example(ids, labels[1:]) | {"target_language": self._language_ids[labels[0]]}
+
+
+@dataclass
+class DataCollatorForTranslationWithLanguageModels(DataCollatorForTranslation):
+    """As `DataCollatorForTranslation`, with the next word of each language as additional targets.
+
+    Returns, in addition:
+        source_labels: (batch, width) the word after each word of a text; -100 for none.
+        target_labels: (batch, steps) the labels again, for the decoder's language model.
+
+    Attributes:
+        source_lm, target_lm: Whether these targets are set; otherwise they are -100.
+    """
+
+    source_lm: bool = flag(True, "Keep training the encoder's language model on the text.")
+    target_lm: bool = flag(True, "Keep training the decoder's language model on the translation.")
+
+    def collate(self, features: list[dict[str, Any]]) -> Batch:
+        """Pad features; see the class for their columns and the returned ones."""
+        batch = super().collate(features)
+        rows = [np.asarray(feature["input_ids"]).astype(np.int64) for feature in features]
+        following = [np.append(row[1:], IGNORE_INDEX) for row in rows]
+        padder = RowPadder([len(row) for row in rows], self.tokenizer.padding_side)
+        source_labels, target_labels = padder.pad(following, IGNORE_INDEX), batch["labels"].clone()
+        batch["source_labels"] = source_labels if self.source_lm else source_labels.fill_(IGNORE_INDEX)
+        batch["target_labels"] = target_labels if self.target_lm else target_labels.fill_(IGNORE_INDEX)
+        return batch
+
+
+@dataclass
+class TranslationWithLanguageModels(DataCollatorForTranslationWithLanguageModels, Translation):
+    """Translation, and language modelling of both languages, so that the pretrained language models are not forgotten
+    (Ramachandran et al. 2016).
+
+    The three losses have equal weight and use both sides of each pair.
+
+    | document | input | targets |
+    |---|---|---|
+    | a text and its translation | the text | the translation; each next word of the text and of the translation |
+
+    References: Ramachandran et al. 2016 (arXiv 1611.02683), section 2.2, where the language models are trained on
+    monolingual text.
+    Related: `Translation`; `CausalLM` pretrains the two language models.
+
+    Example:
+        >>> TranslationWithLanguageModels(tokenizer, max_length=50, seed=0, source_lm=False)
+    """
+
+    auto_class = "AutoModelForPreTraining"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.baseline = replace(self.baseline, targets=("labels", "target_labels"))

@@ -2,25 +2,29 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedTokenizerBase
 
+from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.data.examples import Example
-from hf_ctxmodels.data.padding import PaddingCollator, RowPadder
+from hf_ctxmodels.data.padding import Batch, PaddingCollator, RowPadder
 from hf_ctxmodels.data.seeding import Stream, generator
-from hf_ctxmodels.objectives.base import Batch, Objective, check_at_least
-from hf_ctxmodels.objectives.components.masking import IGNORE_INDEX
+from hf_ctxmodels.objectives.base import Objective, check_at_least
 from hf_ctxmodels.objectives.components.tokenized_documents import DOCUMENTS_PER_BATCH, tokenized_batches
-from hf_ctxmodels.objectives.static.cooccurrence_counter import CooccurrenceCounter
+
+_PAIRS_PER_SORT = 4_000_000
+_FILES_BITS = 4  # 16 files for every spill
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # Fibonacci hashing distributes neighbouring cells over the files
 
 
 @dataclass
 class DataCollatorForCooccurrence(PaddingCollator):
-    """Pads rows of cells of the co-occurrence matrix.
+    """Pads sequences of cells of the co-occurrence matrix.
 
     Each feature holds input_ids, context_ids (cells,) and cooccurrences (cells,) float.
 
@@ -30,45 +34,33 @@ class DataCollatorForCooccurrence(PaddingCollator):
     Example:
         >>> collate = DataCollatorForCooccurrence(tokenizer)
         >>> ids, sums = np.array([2, 3]), np.array([1.5, 1.5])
-        >>> row = {"input_ids": ids, "context_ids": ids[::-1], "cooccurrences": sums}
-        >>> collate([row])["labels"]
+        >>> feature = {"input_ids": ids, "context_ids": ids[::-1], "cooccurrences": sums}
+        >>> collate([feature])["labels"]
         tensor([[3, 2]])
     """
 
-    def torch_call(self, features: list[dict[str, Any]]) -> Batch:
-        """Collate features; see the class for what they hold and what is returned."""
+    def collate(self, features: list[dict[str, Any]]) -> Batch:
+        """Pad features; see the class for their columns and the returned ones."""
         padder = RowPadder([len(feature["input_ids"]) for feature in features], "right")
-        values = np.ones(padder.filled.shape, dtype=np.float32)
-        values[padder.filled] = np.concatenate([np.asarray(feature["cooccurrences"]) for feature in features])
-        columns = {name: [np.asarray(feature[name]) for feature in features] for name in ("input_ids", "context_ids")}
+        sums = np.ones(padder.filled.shape, dtype=np.float32)
+        sums[padder.filled] = np.concatenate([np.asarray(feature["cooccurrences"]) for feature in features])
+        words, contexts = ([np.asarray(feature[name]) for feature in features] for name in ("input_ids", "context_ids"))
         return {
-            "input_ids": padder.pad(columns["input_ids"], self.tokenizer.pad_token_id),
+            "input_ids": padder.pad(words, self.tokenizer.pad_token_id),
             "attention_mask": padder.attention_mask(),
-            "labels": padder.pad(columns["context_ids"], IGNORE_INDEX),
-            "cooccurrences": torch.from_numpy(values),
+            "labels": padder.pad(contexts, IGNORE_INDEX),
+            "cooccurrences": torch.from_numpy(sums),
         }
 
 
-@dataclass(frozen=True)
-class CooccurrenceOptions:
-    """Options of `Cooccurrence`; the defaults are those of the paper's section 4.2."""
+@dataclass
+class Cooccurrence(DataCollatorForCooccurrence, Objective):
+    """GloVe's objective: fit the logarithms of co-occurrence counts. The defaults are those of section 4.2.
 
-    window: int = flag(10, "Largest distance in words.")
-    symmetric: bool = flag(True, "Contexts on both sides; else on the left only.")
-    distance_weighting: bool = flag(True, "Count 1 / distance for two words; else 1.")
-    memory_cells: int = flag(50_000_000, "Cells to hold in memory, 12 bytes each; more are written to files.")
+    The whole text is counted once; an example is `max_length` cells of the co-occurrence matrix, in random order. There
+    is no evaluation: counts grow with the size of the text, so the counts of held-out text are not targets.
 
-    def __post_init__(self) -> None:
-        check_at_least(1, window=self.window, memory_cells=self.memory_cells)
-
-
-class Cooccurrence(Objective):
-    """GloVe's objective: fit the logarithms of co-occurrence counts.
-
-    The whole text is counted once; a row is `max_length` cells of the co-occurrence matrix, in random order. There is
-    no evaluation: counts grow with the size of the text, so the counts of held-out text are no targets.
-
-    | document | row | targets |
+    | document | example | targets |
     |---|---|---|
     | running text | words and their contexts, one pair per cell | the co-occurrence count of each pair |
 
@@ -80,51 +72,167 @@ class Cooccurrence(Objective):
     """
 
     auto_class = "AutoModelForPreTraining"
-    Options: ClassVar[type] = CooccurrenceOptions
-    has_heldout_loss: ClassVar[bool] = False
-    collate: DataCollatorForCooccurrence
+    has_heldout_loss = False
+    window: int = flag(10, "Maximum distance in words.")
+    symmetric: bool = flag(True, "Contexts on both sides; False: on the left only.")
+    distance_weighting: bool = flag(True, "Count 1 / distance for two words; False: 1.")
+    memory_cells: int = flag(50_000_000, "Cells in memory, 12 bytes each; more are written to files.")
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, max_length: int, seed: int, **options: Any) -> None:
-        super().__init__(tokenizer, max_length=max_length, seed=seed, **options)
-        self.collate = DataCollatorForCooccurrence(tokenizer)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least(1, window=self.window, memory_cells=self.memory_cells)
 
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
-        """Rows with input_ids, context_ids and cooccurrences."""
-        own = self.options
+        """Examples with input_ids, context_ids and cooccurrences."""
         counter = CooccurrenceCounter(
             len(self.tokenizer),
-            window=own.window,
-            symmetric=own.symmetric,
-            weighted=own.distance_weighting,
-            memory_cells=own.memory_cells,
+            window=self.window,
+            symmetric=self.symmetric,
+            weighted=self.distance_weighting,
+            memory_cells=self.memory_cells,
         )
         for batch in tokenized_batches(self.tokenizer, documents, DOCUMENTS_PER_BATCH, False):
-            counter.add(self._known_words(document.ids) for document in batch)
+            counter.add(document.ids[document.ids != self.tokenizer.unk_token_id] for document in batch)
             self.statistics.update(documents=len(batch), tokens=sum(len(document.ids) for document in batch))
         rng = generator(self.seed, pass_index, 0, Stream.ORDER)
-        rest: list[np.ndarray] = []
+        remaining: list[np.ndarray] = []
         for block in counter.cells(rng):
             self.statistics["cells"] += len(block[0])
-            columns = [np.concatenate(pair) for pair in zip(rest, block, strict=True)] if rest else list(block)
+            columns = [np.concatenate(arrays) for arrays in zip(remaining, block)] if remaining else list(block)
             full = len(columns[0]) // self.max_length * self.max_length
             for start in range(0, full, self.max_length):
-                yield _row([column[start : start + self.max_length] for column in columns])
-            rest = [column[full:] for column in columns]
-        if rest and len(rest[0]):
-            yield _row(rest)
-
-    def _known_words(self, ids: np.ndarray) -> np.ndarray:
-        return ids[ids != self.tokenizer.unk_token_id]
+                yield _example([column[start : start + self.max_length] for column in columns])
+            remaining = [column[full:] for column in columns]
+        if remaining and len(remaining[0]):
+            yield _example(remaining)
 
     def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
-        """See `Objective.count`."""
+        """Cells, and cells with a sum of at most 1."""
         cells = batch["labels"] != IGNORE_INDEX
         return {"cells": int(cells.sum()), "single_cells": int((cells & (batch["cooccurrences"] <= 1)).sum())}
 
     def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
-        """See `Objective.rates`."""
+        """Share of the cells with a sum of at most 1."""
         return {"single_cell_share": counts["single_cells"] / max(1, counts["cells"])}
 
 
-def _row(columns: list[np.ndarray]) -> Example:
+def _example(columns: list[np.ndarray]) -> Example:
     return dict(zip(("input_ids", "context_ids", "cooccurrences"), columns, strict=True))
+
+
+class CooccurrenceCounter:
+    """Sums 1 / distance over all pairs of words at most `window` words apart.
+
+    Cells are two sorted arrays. If there are more than `memory_cells`, they are written to files by a hash of the cell,
+    and counting starts again; at the end the files are summed one by one.
+
+    Args:
+        vocab_size: Size of the vocabulary.
+        window: Largest distance in words.
+        symmetric: Each of two words is a context of the other; otherwise only the left word of the right one.
+        weighted: Count 1 / distance; otherwise 1.
+        memory_cells: Cells to hold in memory, 12 bytes each.
+        directory: Parent of the temporary directory of the files; None for the system's.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        *,
+        window: int = 10,
+        symmetric: bool = True,
+        weighted: bool = True,
+        memory_cells: int = 50_000_000,
+        directory: str | Path | None = None,
+    ) -> None:
+        check_at_least(1, vocab_size=vocab_size, window=window, memory_cells=memory_cells)
+        self._vocab_size = np.int64(vocab_size)
+        self._window, self._symmetric, self._weighted = window, symmetric, weighted
+        self._memory_cells, self._directory = memory_cells, directory
+        self._uncounted: list[tuple[np.ndarray, np.ndarray]] = []
+        self._num_uncounted = 0
+        self._cells = (np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32))
+        self._spilled: TemporaryDirectory[str] | None = None
+        self.spills = 0
+
+    def add(self, documents: Iterable[np.ndarray]) -> None:
+        """Count documents, each the (words,) ids of a running text; pairs do not cross documents."""
+        for ids in documents:
+            for distance in range(1, min(self._window, len(ids) - 1) + 1):
+                left, right = ids[:-distance].astype(np.int64), ids[distance:].astype(np.int64)
+                if self._symmetric:  # one of the two symmetric cells; `cells` yields both
+                    left, right = np.minimum(left, right), np.maximum(left, right)
+                keys = right * self._vocab_size + left
+                weight = 1 / distance if self._weighted else 1.0
+                self._uncounted.append((keys, np.full(len(keys), weight, dtype=np.float32)))
+                self._num_uncounted += len(keys)
+            if self._num_uncounted >= _PAIRS_PER_SORT:
+                self._sum_uncounted()
+
+    def cells(self, rng: np.random.Generator) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Blocks of cells in random order: (cells,) words, contexts, and float32 sums. Empties the counter."""
+        self._sum_uncounted()
+        if self._spilled is None:
+            yield from self._shuffled(*self._cells, rng)
+        else:
+            self._spill()
+            files = sorted(Path(self._spilled.name).glob("*.npz"))
+            buckets = sorted({file.name.split("-")[0] for file in files})
+            for bucket in buckets:
+                arrays = [np.load(file) for file in files if file.name.split("-")[0] == bucket]
+                summed = _sum([(array["keys"], array["values"]) for array in arrays])
+                yield from self._shuffled(*summed, rng)
+            self._spilled.cleanup()
+            self._spilled = None
+        self._cells = (np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32))
+
+    def _sum_uncounted(self) -> None:
+        if not self._uncounted:
+            return
+        keys, values = (np.concatenate(column) for column in zip(*self._uncounted, strict=True))
+        self._uncounted, self._num_uncounted = [], 0
+        self._cells = _sum([self._cells, _sum([(keys, values)])])
+        if len(self._cells[0]) > self._memory_cells:
+            self._spill()
+
+    def _spill(self) -> None:
+        """Write the cells in memory to files by their hash; the files of one hash value together fit into memory."""
+        if self._spilled is None:
+            self._spilled = TemporaryDirectory(prefix="cooccurrences-", dir=self._directory)
+        keys, values = self._cells
+        bucket = ((keys.astype(np.uint64) * _GOLDEN) >> np.uint64(64 - _FILES_BITS)).astype(np.int64)
+        order = np.argsort(bucket, kind="stable")
+        bounds = np.searchsorted(bucket[order], np.arange(2**_FILES_BITS + 1))
+        for number in range(2**_FILES_BITS):
+            cells = order[bounds[number] : bounds[number + 1]]
+            if len(cells):
+                path = Path(self._spilled.name) / f"{number:02d}-{self.spills:06d}.npz"
+                np.savez(path, keys=keys[cells], values=values[cells])
+        self.spills += 1
+        self._cells = (keys[:0], values[:0])
+
+    def _shuffled(
+        self, keys: np.ndarray, values: np.ndarray, rng: np.random.Generator
+    ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        words, contexts = keys // self._vocab_size, keys % self._vocab_size
+        if self._symmetric:
+            mirrored = np.flatnonzero(words != contexts)
+            values = np.concatenate([values, values[mirrored]])
+            values[: len(keys)][words == contexts] *= 2  # each occurrence is a context of the other
+            words, contexts = (
+                np.concatenate([words, contexts[mirrored]]),
+                np.concatenate([contexts, words[mirrored]]),
+            )
+        order = rng.permutation(len(values))
+        yield words[order].astype(np.int32), contexts[order].astype(np.int32), values[order]
+
+
+def _sum(arrays: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    """Sorted unique keys, and the sums of their values."""
+    keys, values = (np.concatenate(column) for column in zip(*arrays, strict=True))
+    if not len(keys):
+        return keys, values
+    order = np.argsort(keys, kind="stable")
+    keys, values = keys[order], values[order]
+    starts = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
+    return keys[starts], np.add.reduceat(values, starts, dtype=np.float64).astype(np.float32)

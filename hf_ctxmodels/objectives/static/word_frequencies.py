@@ -15,8 +15,8 @@ def word_counts(tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
     counts = getattr(tokenizer, "counts", None)
     if counts is None:
         raise CtxError(
-            f"{type(tokenizer).__name__} has no word counts, which this objective needs.",
-            hint="train one: `hf-ctxmodels train-tokenizer`, or give counts= to the tokenizer.",
+            f"{type(tokenizer).__name__} has no word counts, which this objective requires.",
+            hint="train it with `hf-ctxmodels train-tokenizer`, or pass counts= to the tokenizer.",
         )
     padded = np.zeros(len(tokenizer), dtype=np.float64)  # added tokens have no counts
     padded[: len(counts)] = counts
@@ -31,7 +31,7 @@ def subsampling_probabilities(counts: np.ndarray, threshold: float) -> np.ndarra
     With f the word's relative frequency, sqrt(t / f) + t / f as in the released code; section 2.3 has sqrt(t / f).
 
     Args:
-        threshold: t; 0 keeps everything.
+        threshold: t; 0 keeps all words.
     """
     shares = np.maximum(counts, 1) / counts.sum()
     return np.minimum(np.sqrt(threshold / shares) + threshold / shares, 1.0) if threshold else np.ones(len(counts))
@@ -41,12 +41,12 @@ class NoiseDistribution:
     """Words in proportion to a power of their counts, for the alias method (Walker 1977; Vose 1991).
 
     Args:
-        counts: (vocabulary,); a word with count 0 is never drawn.
+        counts: (vocabulary,); a word with count 0 is never sampled.
         power: The exponent, 0.75 in the paper.
 
     Attributes:
         probabilities: (vocabulary,).
-        table: (vocabulary, 2) probability of each slot's own word, and the slot's alias.
+        table: (vocabulary, 2) for each slot the probability of the word with the same index, and the alias otherwise.
     """
 
     def __init__(self, counts: np.ndarray, power: float) -> None:
@@ -62,23 +62,23 @@ class NoiseDistribution:
             scaled[high] -= 1 - scaled[low]
             if scaled[high] < 1:
                 small.append(large.pop())
-        for word in small:  # 1 up to rounding, except words that must never be drawn
+        for word in small:  # 1 up to rounding, except words that must never be sampled
             if not weights[word]:
                 self.table[word] = 0, int(weights.argmax())
 
 
 def sample_noise(uniform: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """(n,) ids for uniform numbers: scaled by the table's length, the integer part is the slot, the rest chooses.
+    """(n,) ids for uniform numbers: scaled by the table's length, the integer part is the slot, the fraction selects.
 
     Args:
         uniform: (n,) in [0, 1); overwritten.
         table: See `NoiseDistribution`.
     """
     uniform *= len(table)
-    places = uniform.astype(np.int64)
-    uniform -= places
-    share, other = table[places].T
-    return np.where(uniform < share, places, other.astype(np.int64))
+    slots = uniform.astype(np.int64)
+    uniform -= slots
+    share, alias = table[slots].T
+    return np.where(uniform < share, slots, alias.astype(np.int64))
 
 
 class HuffmanTree:
@@ -134,9 +134,9 @@ class HuffmanTree:
 
     def scores(self, counts: np.ndarray) -> np.ndarray:
         """(vocabulary,) log odds of branch 0 at every inner node, for words with these counts."""
-        taken = np.zeros((2, len(counts)))
+        branch_counts = np.zeros((2, len(counts)))
         weights = np.broadcast_to(counts[:, None], self.paths.shape)
         for branch in (0, 1):
-            chosen = (self.paths >= 0) & (self.codes == branch)
-            np.add.at(taken[branch], self.paths[chosen], weights[chosen])
-        return np.log(taken[0] + 1) - np.log(taken[1] + 1)
+            selected = (self.paths >= 0) & (self.codes == branch)
+            np.add.at(branch_counts[branch], self.paths[selected], weights[selected])
+        return np.log(branch_counts[0] + 1) - np.log(branch_counts[1] + 1)

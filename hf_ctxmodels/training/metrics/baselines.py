@@ -12,7 +12,7 @@ import torch
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.data import ExampleSet, ExampleStream, Mixture
 from hf_ctxmodels.objectives import Objective
-from hf_ctxmodels.objectives.baseline import BaselinePolicy
+from hf_ctxmodels.objectives.base import BaselinePolicy
 from hf_ctxmodels.training.batches import Batch, count_items
 
 Examples = ExampleSet | ExampleStream | Mixture
