@@ -9,11 +9,11 @@ from functools import cache
 from importlib import import_module
 from inspect import formatannotation, getdoc
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin
 from unittest.mock import patch
 
 from docstrings import to_rst
-from reference import PACKAGE, api_pages, full_name, links, objectives, title, toctree
+from reference import PACKAGE, api_pages, collator_of, full_name, links, objectives, title, toctree
 from transformers import HfArgumentParser
 
 from hf_ctxmodels.cli.main import COMMANDS, PROGRAM
@@ -148,7 +148,7 @@ def _objective_pages() -> Pages:
 
 
 def _objective_page(objective: type[Objective], uses: list[tuple[str, FamilySpec]]) -> str:
-    collator = get_type_hints(objective)["collate"]
+    collator = collator_of(objective)
     names = {name: [family for other, family in uses if other == name] for name, _ in uses}
     of = "; ".join(
         f"``--objective {name}`` of " + ", ".join(f":doc:`/families/{family.name}`" for family in families)
@@ -167,12 +167,12 @@ def _objective_page(objective: type[Objective], uses: list[tuple[str, FamilySpec
 @cache
 def first_owner(collator: type) -> type[Objective]:
     """The objective whose page documents a collator: the first of those that use it."""
-    return next(each for each in objectives() if get_type_hints(each)["collate"] is collator)
+    return next(each for each in objectives() if collator_of(each) is collator)
 
 
 def _options(objective: type[Objective], name: str) -> list[str]:
     """Every option with its type, default and explanation."""
-    entries = fields(objective.Options)
+    entries = [entry for entry in fields(objective) if entry.name in objective.option_help()]
     if not entries:
         return ["This objective has no options.", ""]
     command = f"``{PROGRAM} pretrain --objective {name} --objective_options NAME=VALUE``"

@@ -7,7 +7,7 @@ from importlib import import_module
 from inspect import getdoc, isclass, isfunction
 from pkgutil import walk_packages
 from types import ModuleType
-from typing import Any, get_type_hints
+from typing import Any
 
 from docstrings import list_table
 from transformers import PreTrainedConfig
@@ -99,8 +99,13 @@ def _package_page(name: str, modules: list[str]) -> str:
 
 
 def _on_objective_pages() -> set[str]:
-    collators = {get_type_hints(each)["collate"] for each in objectives()}
+    collators = {collator_of(objective) for objective in objectives()}
     return {each.__name__ for each in (*objectives(), *collators)}
+
+
+def collator_of(objective: type[Objective]) -> type:
+    """The collator class of an objective, its first base with the name of a collator."""
+    return next(base for base in objective.__mro__ if base.__name__.startswith("DataCollatorFor"))
 
 
 def _family_facts(family: FamilySpec) -> list[str]:

@@ -123,7 +123,7 @@ class Objective(PaddingCollator):
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
         """Tokenized examples of the documents, deterministic in (seed, pass_index, position of the document)."""
 
-    def check(self, examples: ExampleSet) -> None:  # noqa: B027  # most objectives accept any
+    def check(self, examples: ExampleSet) -> None:  # most objectives accept any
         """Raise CtxError if the examples of all training text do not suit the objective."""
 
     def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
@@ -149,7 +149,7 @@ def check_share(**values: float) -> None:
             raise CtxError(f"{name}={value} is out of range.", hint="use 0 to 1.")
 
 
-def count_targets(batch: Mapping[str, torch.Tensor], unknown_id: int | None) -> dict[str, int]:
+def count_targets(batch: Mapping[str, torch.Tensor], unknown_id: int) -> dict[str, int]:
     """Number of sequences, tokens, positions including padding, targets, and targets that are the unknown token."""
     labels, mask = batch["labels"], batch["attention_mask"]
     return {

@@ -1,14 +1,18 @@
 """Pretraining of any family from raw text, for `hf-ctxmodels pretrain`."""
 
 import time
+from argparse import ArgumentTypeError
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
+from inspect import formatannotation
 from pathlib import Path
-from typing import Any, Protocol
+from types import NoneType
+from typing import Any, Literal, Protocol, get_args, get_origin, get_type_hints
 
 from accelerate import Accelerator
-from transformers import HfArgumentParser, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.hf_argparser import string_to_bool
 
 from hf_ctxmodels.core.console import print_status, progress_bar
 from hf_ctxmodels.core.errors import CtxError
@@ -137,7 +141,7 @@ def pretrain(
         identity={
             **flags_identity(arguments, _UNCOMPARED_FIELDS, files=("dataset", "translations")),
             "objective": name,
-            "objective_options": asdict(objective.options),
+            "objective_options": objective.options,
             **({} if adapters is None else adapters.identity(model)),
             **({} if part is None or part.train is None else asdict(part)),
             **learner.identity,
@@ -152,7 +156,7 @@ def pretrain(
         dataset=", ".join(arguments.dataset),
         max_length=arguments.max_length,
         objective=name,
-        objective_options=asdict(objective.options),
+        objective_options=objective.options,
         rates=realised_rates(objective, examples, batch_size),
     )
     _leave_records(accelerator, summary, Path(loop_arguments.output_dir))
@@ -262,7 +266,7 @@ def make_objective(
 def parse_options(
     objective: type[Objective], texts: list[str], location: str = "--objective_options"
 ) -> dict[str, Any]:
-    """`["mlm_probability=0.2"]` as `{"mlm_probability": 0.2}`, with the types of the objective's `Options`.
+    """`["mlm_probability=0.2"]` as `{"mlm_probability": 0.2}`, with the types of the objective's fields.
 
     Raises:
         CtxError: A text is not `key=value`, a key is unknown, or a value has the wrong type.
@@ -277,26 +281,40 @@ def parse_options(
                 location=location,
                 hint=f"use key=value with one of:{explained}",
             )
-    return typed_options(objective.Options, pairs, location=location)
+    return typed_options(objective, pairs, location=location)
 
 
-def typed_options(kind: type, texts: Mapping[str, str], *, location: str) -> dict[str, Any]:
+def typed_options(options_class: type, texts: Mapping[str, str], *, location: str) -> dict[str, Any]:
     """Options by name, with the types of a dataclass's fields; raises CtxError for a value of another type.
 
     Args:
-        kind: The dataclass.
-        texts: Some of its fields -> values as on a command line.
+        options_class: The dataclass.
+        texts: Field names -> values as on a command line.
         location: The flag, for the error.
     """
-    parser = HfArgumentParser(kind, exit_on_error=False)
-    try:
-        flags = [part for key, value in texts.items() for part in (f"--{key}", value)]
-        (options,) = parser.parse_args_into_dataclasses(flags, look_for_args_file=False)
-    except CtxError:
-        raise
-    except Exception as error:
-        raise CtxError(f"{error}.", location=location, hint="give a value of that type.") from error
-    return {entry.name: getattr(options, entry.name) for entry in fields(options) if entry.name in texts}
+    types = get_type_hints(options_class)
+    options = {}
+    for name, text in texts.items():
+        try:
+            options[name] = _parse_value(text, types[name])
+        except (ValueError, ArgumentTypeError) as error:
+            expected = formatannotation(types[name]).replace("Literal", "one of ")
+            raise CtxError(
+                f"{name}={text!r} is invalid.", location=location, hint=f"use a value of the type {expected}."
+            ) from error
+    return options
+
+
+def _parse_value(text: str, annotation: Any) -> Any:
+    """A value of a field's type: a number, a string, a bool, one of several literals, or None."""
+    if get_origin(annotation) is Literal:
+        if text not in get_args(annotation):
+            raise ValueError(text)
+        return text
+    types = [option for option in get_args(annotation) or (annotation,) if option is not NoneType]
+    if len(types) < len(get_args(annotation)) and text == "None":
+        return None
+    return string_to_bool(text) if types == [bool] else types[0](text)
 
 
 def make_model(

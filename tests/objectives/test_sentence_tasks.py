@@ -52,15 +52,15 @@ def rows_of(objective: SentenceTasks, documents: Documents) -> list[tuple]:
 
     found = []
     for row in objective.examples(documents):
-        names = (objective.tasks[row["task"]], *(text(row[name]) for name in ("input_ids", "second_ids", "labels")))
+        names = (objective.task_names[row["task"]], *(text(row[name]) for name in ("input_ids", "second_ids", "labels")))
         writes = objective.decoder_tasks[row["target_language"]] if len(row["labels"]) else ""
-        found.append((*names, writes, "" if row["relation"] < 0 else objective.relations[row["relation"]]))
+        found.append((*names, writes, "" if row["relation"] < 0 else objective.relation_labels[row["relation"]]))
     return found
 
 
 def test_what_every_kind_of_document_teaches(documents: Documents, tokenizer: CtxGenSenTokenizer) -> None:
     objective = SentenceTasks(tokenizer, max_length=30, seed=0)
-    assert objective.tasks == ["skip-thought", "<de>", "<parse>", "relations"]
+    assert objective.task_names == ["skip-thought", "<de>", "<parse>", "relations"]
     assert objective.config_fields["decoder_tasks"] == ["next", "previous", "<de>", "<parse>"]
     skip = "skip-thought"
     expected = [
@@ -160,8 +160,8 @@ def test_relations_like_the_others(documents: Documents, tokenizer: CtxGenSenTok
 def test_what_is_refused(documents: Documents, tokenizer: CtxGenSenTokenizer, tmp_path: Path) -> None:
     for options, message in (
         ({"tasks": "<fr>"}, "no task '<fr>'"),
-        ({"tasks": "relations,,<de>"}, "no list of different names"),
-        ({"relations": "a,a"}, "no list of different names"),
+        ({"tasks": "relations,,<de>"}, "not a list of different names"),
+        ({"relations": "a,a"}, "not a list of different names"),
         ({"relations_every": -1}, "relations_every=-1 is too small"),
     ):
         with pytest.raises(CtxError, match=message):

@@ -15,7 +15,7 @@ from hf_ctxmodels.models.t5.tokenization_t5 import CtxT5Tokenizer
 from hf_ctxmodels.objectives import SpanCorruption
 from hf_ctxmodels.objectives.components.features import feature_generator
 from hf_ctxmodels.objectives.components.spans import alternating_spans, noise_counts
-from hf_ctxmodels.objectives.seq2seq.span_corruption import longest_row
+from hf_ctxmodels.objectives.seq2seq.span_corruption import max_text_length
 
 WORDS = 2000
 FIRST = 3  # id of w0
@@ -26,7 +26,7 @@ END = 1
 def words() -> CtxT5Tokenizer:
     """Words w0 ... w1999 of one token each, whose ids are 3 ... 2002, then the sentinels."""
     special = [(token, 0.0) for token in ("<pad>", "</s>", "<unk>")]
-    vocab = CtxT5Tokenizer.arrange([*special, *((f"▁{word(number)}", -1.0) for number in range(WORDS))])
+    vocab = CtxT5Tokenizer.reorder_vocabulary([*special, *((f"▁{word(number)}", -1.0) for number in range(WORDS))])
     return CtxT5Tokenizer(vocab=vocab, model_max_length=512)
 
 
@@ -77,13 +77,13 @@ def test_all_masks_are_equally_likely() -> None:
 )
 def test_lengths(words: CtxT5Tokenizer, density: float, mean: float, row: int, target: int) -> None:
     """512 in and 114 out, as in the release, where 0.5 gives targets as long as the inputs at most."""
-    assert longest_row(512, density, mean) == row
+    assert max_text_length(512, density, mean) == row
     if noise_counts(row, density, mean)[1] > 100:
         with pytest.raises(CtxError, match=r"128 spans, but the tokenizer 100 sentinels"):
             SpanCorruption(words, max_length=512, seed=0, noise_density=density, mean_span_length=mean)
         return
     objective = SpanCorruption(words, max_length=512, seed=0, noise_density=density, mean_span_length=mean)
-    assert objective.row_length == row
+    assert objective.text_length == row
     batch = objective.collate([feature(row, index) for index in range(4)])
     assert batch["input_ids"].shape == (4, 512)
     assert batch["labels"].shape == (4, target)
@@ -97,7 +97,7 @@ STARTING_KEPT: list[dict] = [{}, {"noise_density": 0.4, "mean_span_length": 1.5}
 @pytest.mark.parametrize("options", [*STARTING_KEPT, {"random_roll": True}, {"variant": "iid"}])
 def test_inputs_and_targets_are_those_of_the_loop(words: CtxT5Tokenizer, options: dict) -> None:
     objective = SpanCorruption(words, max_length=64, seed=3, **options)
-    lengths = [1, 2, 5, 30, *[objective.row_length] * 20]
+    lengths = [1, 2, 5, 30, *[objective.text_length] * 20]
     features = [feature(length, index, epoch=2) for index, length in enumerate(lengths)]
     batch = objective.collate(features)
     rolled = 0
@@ -144,7 +144,7 @@ def test_rows_are_joined_documents(words: CtxT5Tokenizer) -> None:
     objective = SpanCorruption(words, max_length=20, seed=0)
     rows = [row["input_ids"].tolist() for row in objective.examples(documents)]
     assert [token for row in rows for token in row] == text
-    size = objective.row_length
+    size = objective.text_length
     assert [len(row) for row in rows] == [size] * (256 // size) + [256 % size, 4]
     assert objective.statistics["documents"] == 130
     apart = SpanCorruption(words, max_length=20, seed=0, variant="prefix-lm").examples(documents)
@@ -157,7 +157,7 @@ def test_rows_are_joined_documents(words: CtxT5Tokenizer) -> None:
 )
 def test_realised_rates(words: CtxT5Tokenizer, variant: str, share: float, length: float) -> None:
     objective = SpanCorruption(words, max_length=128, seed=0, variant=variant)
-    features = [feature(objective.row_length, index) for index in range(200)]
+    features = [feature(objective.text_length, index) for index in range(200)]
     counts = Counter()
     for start in range(0, 200, 8):
         counts.update(objective.count(objective.collate(features[start : start + 8])))
@@ -175,15 +175,15 @@ def test_what_is_refused(words: CtxT5Tokenizer, tokenizer) -> None:
     with pytest.raises(CtxError, match=r"no sentinel <extra_id_0>"):
         SpanCorruption(plain, max_length=64, seed=0)
     objective = SpanCorruption(words, max_length=64, seed=0)
-    with pytest.raises(CtxError, match=r"(?s)holds the sentinel <extra_id_7>, at token 1.*take such strings out"):
+    with pytest.raises(CtxError, match=r"sentinel <extra_id_7>, at token 1"):
         list(objective.examples([["w1 <extra_id_7> w2"]]))
-    with pytest.raises(CtxError, match=r"A row has no token"):
+    with pytest.raises(CtxError, match=r"no token to predict"):
         objective.collate([feature(0)])
     with pytest.raises(CtxError, match=r"example_index"):
         objective.collate([{"input_ids": [5, 6, 7]}])
     for options, reason in (
         ({"max_length": 2}, "leaves no room"),
-        ({"noise_density": 1.0}, "is no share"),
+        ({"noise_density": 1.0}, "noise_density=1.0"),
         ({"mean_span_length": 0.5}, "too small"),
         ({"variant": "span"}, r"(?s)variant='span' is unknown.*spans, iid, denoise, prefix-lm"),
     ):
@@ -195,11 +195,13 @@ def test_what_is_refused(words: CtxT5Tokenizer, tokenizer) -> None:
 
 def test_there_are_sentinels_for_all_spans(words: CtxT5Tokenizer) -> None:
     """As many as are needed is known before training; single tokens that need more, which is rare, are drawn again."""
-    with pytest.raises(CtxError, match=r"Rows of 499 tokens have 149 spans, but the tokenizer 100 sentinels"):
+    with pytest.raises(CtxError, match=r"499 tokens have 149 spans, but the tokenizer 100 sentinels"):
         SpanCorruption(words, max_length=500, seed=0, variant="iid", noise_density=0.5)
     options = {"seed": 0, "noise_density": 0.5, "mean_span_length": 2.0}
-    full = next(length for length in range(300, 500) if noise_counts(longest_row(length, 0.5, 2.0), 0.5, 2.0)[1] == 100)
-    assert SpanCorruption(words, max_length=full, **options).row_length == longest_row(full, 0.5, 2.0)
+    full = next(
+        length for length in range(300, 500) if noise_counts(max_text_length(length, 0.5, 2.0), 0.5, 2.0)[1] == 100
+    )
+    assert SpanCorruption(words, max_length=full, **options).text_length == max_text_length(full, 0.5, 2.0)
     with pytest.raises(CtxError, match=r"101 spans, but the tokenizer 100"):  # a rotation may cut one in two
         SpanCorruption(words, max_length=full, random_roll=True, **options)
 
@@ -207,7 +209,7 @@ def test_there_are_sentinels_for_all_spans(words: CtxT5Tokenizer) -> None:
     length, again = 390, 0
     for index in range(200):
         plain = feature_generator(feature(length, index), 0, static=False).random(length) < 0.5
-        noise = objective.collate.noise(length, feature_generator(feature(length, index), 0, static=False))
+        noise = objective.noise(length, feature_generator(feature(length, index), 0, static=False))
         runs = [sum(side & ~np.append(False, side[:-1])) for side in (noise, ~noise)]
         assert max(runs) <= 100
         drawn = max(sum(side & ~np.append(False, side[:-1])) for side in (plain, ~plain)) > 100

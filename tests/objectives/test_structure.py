@@ -40,7 +40,7 @@ def test_ngrams_are_drawn_without_overlaps_from_all_windows(tokenizer, free, len
     collate = DataCollatorForMaskedLMWithStructure(tokenizer, **options)
     windows = [start for start in range(len(free) - length + 1) if all(free[start : start + length])]
     assert collate.ngrams(np.array(free)).tolist() == windows
-    chosen = collate.draw(np.array(free), generator(seed, 0, 0))
+    chosen = collate.sample_ngrams(np.array(free), generator(seed, 0, 0))
     assert set(chosen) <= set(windows)
     places = [place for start in chosen for place in range(start, start + length)]
     assert len(places) == len(set(places)), "no token is in two of them"
@@ -145,7 +145,7 @@ def test_each_objective_can_be_left_out(tokenizer):
     assert sum((row["input_ids"] == SEP).sum() == 1 for row in rows) == 1, "one sentence is one segment"
     for options, problem in (
         ({"sentence_task": "two"}, "is unknown"),
-        ({"shuffle_probability": 1.5}, "no.* a probability|not a probability"),
+        ({"shuffle_probability": 1.5}, "shuffle_probability=1.5"),
         ({"shuffled_length": 1}, "too small"),
     ):
         with pytest.raises(CtxError, match=problem):

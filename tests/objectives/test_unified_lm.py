@@ -13,9 +13,8 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.documents import TranslatedText
 from hf_ctxmodels.data.seeding import generator
 from hf_ctxmodels.objectives import Infilling, MaskedSequenceToSequence, NoisySequenceToSequence, UnifiedLM
-from hf_ctxmodels.objectives.components.masking import IGNORE_INDEX
-from hf_ctxmodels.objectives.components.skipgrams import SkipgramRule
-from hf_ctxmodels.objectives.pairs.unified_lm import KINDS
+from hf_ctxmodels.objectives.components.masking import IGNORE_INDEX, SkipgramRule
+from hf_ctxmodels.objectives.pairs.unified_lm import ATTENTION_PATTERNS
 
 CLS, SEP, MASK, FIRST = 2, 3, 4, 5
 
@@ -41,7 +40,7 @@ def test_rows_are_what_their_segments_say_and_have_their_shares(tokenizer):
             parts = [part[part >= FIRST] - FIRST for part in np.split(ids, ends)[: len(ends)]]
             follows = len(parts) == 2 and parts[1][0] == parts[0][-1] + 1
             kind = {(0, 1): 0, (4, 5): 1, (2,): 2, (3,): 3}[tuple(sorted(types))]
-            kinds[KINDS[kind]] += 1
+            kinds[ATTENTION_PATTERNS[kind]] += 1
             assert len(parts) == (2 if kind < 2 else 1)
             if kind == 0:
                 assert label == (0 if follows else 1)
@@ -54,7 +53,7 @@ def test_rows_are_what_their_segments_say_and_have_their_shares(tokenizer):
         counts.update(objective.count(objective.collate(features(rows))))
     rates = objective.rates(counts)
     total = sum(kinds.values())
-    for kind, share in zip(KINDS, (1 / 3, 1 / 3, 1 / 6, 1 / 6)):
+    for kind, share in zip(ATTENTION_PATTERNS, (1 / 3, 1 / 3, 1 / 6, 1 / 6)):
         assert rates[f"{kind}_share"] == pytest.approx(kinds[kind] / total)
         # a pair of which only the first sentences are used leaves more rows
         assert kinds[kind] / total == pytest.approx(share, abs=0.04), kind
@@ -107,7 +106,7 @@ def test_runs_of_tokens_have_their_share(tokenizer):
     rule = SkipgramRule(probability=0.02)
     lengths = [len(rule._run(0, 1 + int(n) - 1, np.ones(9, dtype=bool), None)) for n in range(1, 4)]
     assert lengths == [1, 2, 3]
-    drawn = np.bincount(rule._lengths(20_000, generator(0, 0, 0)), minlength=4) / 20_000
+    drawn = np.bincount(rule._run_lengths(20_000, generator(0, 0, 0)), minlength=4) / 20_000
     assert drawn == pytest.approx([0, 0.8, 0.1, 0.1], abs=0.01)
     words = np.array([-1, 0, 1, 1, 1, 2, -1])
     whole = SkipgramRule(probability=0.1, whole_word=True, skipgram_size=1)

@@ -17,7 +17,7 @@ from hf_ctxmodels import (
 )
 from hf_ctxmodels.data.seeding import Stream, row_hashes, uniforms
 from hf_ctxmodels.objectives import ContinuousBagOfWords, SkipGram
-from hf_ctxmodels.objectives.static import window_sampling as window_draws
+from hf_ctxmodels.objectives.static import window_sampling
 from hf_ctxmodels.objectives.static.word_frequencies import (
     HuffmanTree,
     NoiseDistribution,
@@ -95,9 +95,9 @@ class TestCollator:
         collate = DataCollatorForWindowPrediction(tokenizer, subsampling=1e-2)
         batch = collate([{"input_ids": ids, "example_index": 0, "epoch": 0}])
         left = np.bincount(batch["input_ids"][batch["attention_mask"] == 1], minlength=10)[2:]
-        expected = 4000 * collate.kept[2:]
-        assert collate.kept[2] < 0.2
-        assert collate.kept[-1] == 1
+        expected = 4000 * collate.subsampling_probabilities[2:]
+        assert collate.subsampling_probabilities[2] < 0.2
+        assert collate.subsampling_probabilities[-1] == 1
         assert (np.abs(left - expected) < 5 * np.sqrt(expected) + 1).all()
 
     def test_something_always_stays(self, tokenizer) -> None:
@@ -122,11 +122,11 @@ class TestCollator:
         compiled = pytest.importorskip("hf_ctxmodels.objectives.static.window_kernels", reason="needs numba")
         rows = [next(features(rows=1, length=n)) | {"example_index": n, "epoch": n % 3} for n in (1, 40, 7, 3, 900)]
         batches = []
-        for draws in (compiled, window_draws):
+        for sampler in (compiled, window_sampling):
             collate = DataCollatorForWindowPrediction(
                 tokenizer, output=output, block=block, subsampling=subsampling, seed=4
             )
-            collate.draws = draws
+            collate.sampler = sampler
             batches.append(collate(rows))
         assert batches[0].keys() == batches[1].keys()
         for name, column in batches[0].items():

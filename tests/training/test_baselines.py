@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from hf_ctxmodels.objectives.baseline import BaselinePolicy
+from hf_ctxmodels.objectives.base import BaselinePolicy
 from hf_ctxmodels.training.metrics.baselines import BaselineScore, FrequencyBaseline, named_baselines
 
 PAD, MASK = 0, 1

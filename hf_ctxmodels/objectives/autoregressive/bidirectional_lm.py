@@ -156,7 +156,10 @@ class BidirectionalLM(DataCollatorForBidirectionalLM, Objective):
                 while len(ids) > room:
                     cut = int((ids[:room] == unknown_id).sum())
                     yield {"input_ids": ids[:room], "unknown_words": encode_words(unknown_words[:cut])}
-                    ids, unknown_words = np.append(self.tokenizer.first_language_tag(ids), ids[room:]), unknown_words[cut:]
+                    ids, unknown_words = (
+                        np.append(self.tokenizer.first_language_tag(ids), ids[room:]),
+                        unknown_words[cut:],
+                    )
                 sentences.append(ids)
                 words += unknown_words
         if sentences:

@@ -108,9 +108,7 @@ class DataCollatorForPermutationLM(PaddingCollator):
                 f"partial_prediction={self.partial_prediction} is out of range.",
                 hint="use 1 (predict all tokens) or more; the paper uses 6 or 7.",
             )
-        check_at_least(
-            1, max_span=self.max_span, num_predictions=self.num_predictions, reuse_length=self.reuse_length
-        )
+        check_at_least(1, max_span=self.max_span, num_predictions=self.num_predictions, reuse_length=self.reuse_length)
         self.first_block = self.reuse_length
         self.non_special = NonSpecialTokens(self.tokenizer)
         self.span_lengths = harmonic(self.max_span)

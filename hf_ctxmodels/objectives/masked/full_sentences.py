@@ -61,9 +61,7 @@ class FullSentences(DataCollatorForMaskedLM, Objective):
         words: list[np.ndarray] = []
         size = 0
         separator, no_word = np.array([self.tokenizer.sep_token_id], np.int32), np.array([NO_WORD], np.int32)
-        for batch in tokenized_batches(
-            self.tokenizer, documents, DOCUMENTS_PER_BATCH, self.masker.rule.needs_words
-        ):
+        for batch in tokenized_batches(self.tokenizer, documents, DOCUMENTS_PER_BATCH, self.masker.rule.needs_words):
             for document in batch:
                 self.statistics.update(documents=1, sentences=len(document), tokens=len(document.ids))
                 start = 0

@@ -198,9 +198,7 @@ class ContinualTasks(DataCollatorForContinualTasks, Objective):
         self.sampling = SamplingPolicy(task_column="task", task_stages=numbered_stages)
         self.classification_tasks = [name for name in self.tasks if name != KnowledgeMasking.name]
         token_classes = tuple(f"{name}_labels" for name, task in self.tasks.items() if task.classifies_tokens)
-        self.baseline = BaselinePolicy(
-            len(self.tokenizer), self.tokenizer.all_special_ids, token_classes=token_classes
-        )
+        self.baseline = BaselinePolicy(len(self.tokenizer), self.tokenizer.all_special_ids, token_classes=token_classes)
 
     def _make_task(self, name: str) -> DocumentTask | PairTask:
         task = TASKS[name]
@@ -256,9 +254,7 @@ class ContinualTasks(DataCollatorForContinualTasks, Objective):
                 "remove the task.",
             )
 
-    def _text_examples(
-        self, texts: list[list[str]], pass_index: int, first: int
-    ) -> Iterator[tuple[str, TaskExample]]:
+    def _text_examples(self, texts: list[list[str]], pass_index: int, first: int) -> Iterator[tuple[str, TaskExample]]:
         """Names of tasks and examples of running text."""
         tasks = [task for task in self.tasks.values() if isinstance(task, DocumentTask)]
         if not texts or not tasks:

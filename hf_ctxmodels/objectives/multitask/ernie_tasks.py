@@ -253,7 +253,9 @@ def parse_schedule(text: str, task_names: Collection[str]) -> list[dict[str, int
             previous one: the paper trains a new task together with all earlier ones.
     """
     location = f"schedule={text}"
-    hint = "write task:steps, ...; task:steps, ...: a semicolon between stages, each with the tasks of the previous one."
+    hint = (
+        "write task:steps, ...; task:steps, ...: a semicolon between stages, each with the tasks of the previous one."
+    )
     stages: list[dict[str, int]] = []
     for stage_text in text.split(";"):
         stage: dict[str, int] = {}
@@ -267,6 +269,8 @@ def parse_schedule(text: str, task_names: Collection[str]) -> list[dict[str, int
                 raise CtxError(f"{entry.strip()!r} is repeated, or has no number of steps.", location=text, hint=hint)
             stage[name] = int(steps or 1)
         if stages and (missing := [name for name in stages[-1] if name not in stage]):
-            raise CtxError(f"Stage {len(stages) + 1} lacks the earlier task {missing[0]!r}.", location=location, hint=hint)
+            raise CtxError(
+                f"Stage {len(stages) + 1} lacks the earlier task {missing[0]!r}.", location=location, hint=hint
+            )
         stages.append(stage)
     return stages

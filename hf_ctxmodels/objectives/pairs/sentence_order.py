@@ -98,8 +98,10 @@ class MaskedLMWithSentenceOrder(DataCollatorForMaskedLMWithSentenceOrder, Senten
             first, second = Segment.of(document, start, split), Segment.of(document, split, stop)
             if len(second):
                 is_swapped = rng.random() < 0.5
-                yield LabelledSegments((second, first), SWAPPED) if is_swapped else LabelledSegments(
-                    (first, second), IN_ORDER
+                yield (
+                    LabelledSegments((second, first), SWAPPED)
+                    if is_swapped
+                    else LabelledSegments((first, second), IN_ORDER)
                 )
                 continue
             self.statistics["one_segment_chunks"] += 1

@@ -207,7 +207,9 @@ class MaskingWithLanguages(Objective):
     skip_reason: ClassVar[str]
     """Why examples are skipped, for the error if none is left."""
 
-    min_length: int = flag(5, "Minimum length of an example in tokens, including special ones; shorter ones are skipped.")
+    min_length: int = flag(
+        5, "Minimum length of an example in tokens, including special ones; shorter ones are skipped."
+    )
     language: str = flag("", "Name of the language of texts without a tag.")
 
     def __post_init__(self) -> None:

@@ -129,7 +129,9 @@ class MaskedTranslation(DataCollatorForMaskedTranslation, MaskingWithLanguages):
     requires_translations = True
     requires_language_tags = True
     skip_reason = "pairs have a side that is empty, too short or too long"
-    min_length: int = flag(3, "Minimum length of each side in tokens, including special ones; shorter ones are skipped.")
+    min_length: int = flag(
+        3, "Minimum length of each side in tokens, including special ones; shorter ones are skipped."
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
