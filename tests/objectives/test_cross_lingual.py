@@ -223,7 +223,7 @@ def test_errors(tokenizer: CtxXLMTokenizer) -> None:
     with pytest.raises(CtxError, match="no translation"):
         list(TranslationLM(tokenizer, max_length=16, seed=0).examples(DOCUMENTS))
     plain = CtxXLMTokenizer(tokenizer.get_vocab(), [], word_splitting="punctuation")
-    with pytest.raises(CtxError, match="sample_alpha=0.5 requires token frequencies"):
+    with pytest.raises(CtxError, match=r"sample_alpha=0.5 requires token frequencies"):
         StreamMaskedLM(plain, max_length=16, seed=0, sample_alpha=0.5)
     for documents, length, message in (
         (DOCUMENTS, 40, "No text has a translation"),

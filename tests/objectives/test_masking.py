@@ -261,7 +261,7 @@ def test_rare_tokens_are_predicted_more_often(tokenizer):
     counts, ids = {7: 1, 8: 6, 9: 40, 10: 0, 11: 900}, np.array([2, 7, 8, 9, 10, 11, 8, 3])
     text = np.concatenate([np.full(number, token) for token, number in counts.items()]).astype(np.int64)
     masker = TokenMasker(tokenizer, MaskingRule(0.5, smoothing=0.7))
-    with pytest.raises(CtxError, match="mlm_smoothing.*counts"):
+    with pytest.raises(CtxError, match=r"mlm_smoothing.*counts"):
         masker.mask(ids, None, generator(0, 0, 0))
     masker.set_token_counts(text)
     weights = {place: max(1, counts[int(ids[place])]) ** -0.7 for place in range(1, 7)}
