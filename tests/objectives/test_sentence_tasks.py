@@ -52,7 +52,10 @@ def rows_of(objective: SentenceTasks, documents: Documents) -> list[tuple]:
 
     found = []
     for row in objective.examples(documents):
-        names = (objective.task_names[row["task"]], *(text(row[name]) for name in ("input_ids", "second_ids", "labels")))
+        names = (
+            objective.task_names[row["task"]],
+            *(text(row[name]) for name in ("input_ids", "second_ids", "labels")),
+        )
         writes = objective.decoder_tasks[row["target_language"]] if len(row["labels"]) else ""
         found.append((*names, writes, "" if row["relation"] < 0 else objective.relation_labels[row["relation"]]))
     return found
