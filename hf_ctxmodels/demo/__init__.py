@@ -1,1 +1,1 @@
-"""The parts of `hf-ctxmodels demo`: each shows one thing that works, beside its baseline."""
+"""Sections of `hf-ctxmodels demo`, each with a result and its baselines."""

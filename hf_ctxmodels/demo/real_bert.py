@@ -1,4 +1,4 @@
-"""A real BERT from an installed package: the outputs of transformers, and vectors that agree with people."""
+"""A pretrained BERT from an installed package: the outputs of transformers, and sentence similarity."""
 
 import importlib.util
 import textwrap
@@ -13,7 +13,7 @@ from transformers import BertModel, PreTrainedModel
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.demo_corpus import NEWS, demo_file, rated_stories
 from hf_ctxmodels.data.sentence_splitting import split_sentences
-from hf_ctxmodels.demo.screen import Result, Screen
+from hf_ctxmodels.demo.report import DemoReport, Result
 from hf_ctxmodels.inference import encode_sentences
 from hf_ctxmodels.models.bert import CtxBertModel, CtxBertTokenizer
 
@@ -23,89 +23,94 @@ _TIMED, _ROUNDS = 16, 3
 
 
 def checkpoint() -> Path:
-    """The directory of the real BERT: all-MiniLM-L6-v2, 6 layers of width 384, as transformers saves it.
+    """Directory of the pretrained BERT: all-MiniLM-L6-v2, 6 layers of width 384, saved by transformers.
 
     Raises:
-        CtxError: The package that carries it is not installed.
+        CtxError: The package with the checkpoint is not installed.
     """
     package = importlib.util.find_spec(PACKAGE)
     if package is None or package.origin is None:
         raise CtxError(
-            f"The real BERT of the demo is part of the package {PACKAGE}, which is not installed.",
+            f"The demo needs the package {PACKAGE}, which contains a pretrained BERT.",
             hint="pip install hf_ctxmodels[demo]",
         )
     return Path(package.origin).parent / "model"
 
 
-def show_real_bert(screen: Screen) -> None:
-    """Open it, hold it against transformers, against people's ratings, and search with it."""
+def show_real_bert(report: DemoReport) -> None:
+    """Open the model, compare it with transformers and with human ratings, and search with it."""
     directory = checkpoint()
-    ours, report = CtxBertModel.from_pretrained(directory, output_loading_info=True)
-    theirs = BertModel.from_pretrained(directory).eval()
+    model, loading_info = CtxBertModel.from_pretrained(directory, output_loading_info=True)
+    reference = BertModel.from_pretrained(directory).eval()
     tokenizer = CtxBertTokenizer.from_pretrained(directory)
-    ours.eval()
-    strange = sum(len(each) for each in report.values())
-    screen.text(
-        f"all-MiniLM-L6-v2 ({ours.config.num_hidden_layers} layers of width {ours.config.hidden_size}, "
-        f"{ours.num_parameters() / 1e6:.0f} million parameters) from the package {PACKAGE.replace('_', '-')}, opened "
-        f"by CtxBertModel.from_pretrained: {strange} missing or unexpected weights."
+    model.eval()
+    num_problems = sum(len(names) for names in loading_info.values())
+    report.text(
+        f"all-MiniLM-L6-v2 ({model.config.num_hidden_layers} layers of width {model.config.hidden_size}, "
+        f"{model.num_parameters() / 1e6:.0f} million parameters) from the package {PACKAGE.replace('_', '-')}, opened "
+        f"by CtxBertModel.from_pretrained: {num_problems} missing or unexpected weights."
     )
     stories, ratings = rated_stories()
     batch = dict(tokenizer(stories[:_TIMED], padding=True, truncation=True, return_tensors="pt"))
-    difference, seconds = compare(ours, theirs, batch)
-    screen.line(f"largest difference from the outputs of transformers' BertModel: {difference:.0e} (rounding)")
-    screen.result(
+    difference, seconds = compare(model, reference, batch)
+    report.line(f"largest difference from the outputs of transformers' BertModel: {difference:.0e} (rounding)")
+    report.result(
         Result(
-            f"encoding {_TIMED} news stories, seconds", seconds[0], {"transformers": seconds[1]}, lower=True, form=".2f"
+            f"encoding {_TIMED} news stories, seconds",
+            seconds[0],
+            {"transformers": seconds[1]},
+            lower_is_better=True,
+            number_format=".2f",
         ),
-        f"one thread, median of {_ROUNDS} runs in turn; ours skips the padding",
+        f"one thread, median of {_ROUNDS} interleaved runs; CtxBertModel skips the padding",
     )
-    vectors = encode_sentences(ours, tokenizer, stories, pooling="mean", normalize=True)
-    screen.result(
+    vectors = encode_sentences(model, tokenizer, stories, pooling="mean", normalize=True)
+    report.result(
         Result(
-            "agreement with people's ratings",
-            agreement((vectors @ vectors.T).numpy(), ratings),
+            "correlation with human ratings",
+            rating_correlation((vectors @ vectors.T).numpy(), ratings),
             {
-                "TF-IDF": agreement(tfidf_cosines(stories), ratings),
-                "shared words": agreement(overlap(stories), ratings),
+                "TF-IDF": rating_correlation(tfidf_cosines(stories), ratings),
+                "shared words": rating_correlation(jaccard_similarities(stories), ratings),
             },
         ),
-        "correlation, over all 1,225 pairs of the 50 stories, of the cosine of the two sentence vectors with how "
-        "similar people found the stories (Lee et al. 2005); 1 is full agreement, 0 is none",
+        "Pearson correlation of the cosines of sentence vectors with human similarity ratings (Lee et al. 2005), over "
+        "all 1,225 pairs of 50 news stories",
     )
     news = [split_sentences(story)[0] for story in demo_file(NEWS).read_text(encoding="utf-8").splitlines()]
-    found = encode_sentences(ours, tokenizer, news, pooling="mean", normalize=True)
-    queries = encode_sentences(ours, tokenizer, QUERIES, pooling="mean", normalize=True)
-    screen.line(f"the nearest of {len(news)} first sentences of other news stories:")
-    for query, place in zip(QUERIES, (queries @ found.T).argmax(1).tolist(), strict=True):
-        screen.line(f"  {query}")
-        screen.line(f"    -> {textwrap.shorten(news[place], 88, placeholder=' ...')}")
+    candidates = encode_sentences(model, tokenizer, news, pooling="mean", normalize=True)
+    queries = encode_sentences(model, tokenizer, QUERIES, pooling="mean", normalize=True)
+    report.line(f"nearest of {len(news)} first sentences of other news stories:")
+    for query, index in zip(QUERIES, (queries @ candidates.T).argmax(1).tolist(), strict=True):
+        report.line(f"  {query}")
+        report.line(f"    -> {textwrap.shorten(news[index], 88, placeholder=' ...')}")
 
 
 @torch.no_grad()
 def compare(
-    ours: PreTrainedModel, theirs: PreTrainedModel, batch: dict[str, torch.Tensor]
+    model: PreTrainedModel, reference: PreTrainedModel, batch: dict[str, torch.Tensor]
 ) -> tuple[float, tuple[float, float]]:
-    """The largest difference of two models' states at tokens, and the seconds of each (median, in turn)."""
+    """Largest difference of two models' hidden states at tokens, and their median seconds in interleaved runs."""
     tokens = batch["attention_mask"].bool()
-    states = [model(**batch).last_hidden_state[tokens] for model in (ours, theirs)]
+    models = (model, reference)
+    states = [encoder(**batch).last_hidden_state[tokens] for encoder in models]
     times: tuple[list[float], list[float]] = ([], [])
     for _ in range(_ROUNDS):
-        for model, taken in zip((ours, theirs), times, strict=True):
+        for encoder, seconds in zip(models, times, strict=True):
             start = time.perf_counter()
-            model(**batch)
-            taken.append(time.perf_counter() - start)
+            encoder(**batch)
+            seconds.append(time.perf_counter() - start)
     return float((states[0] - states[1]).abs().max()), (median(times[0]), median(times[1]))
 
 
-def agreement(similarity: np.ndarray, ratings: np.ndarray) -> float:
-    """Pearson's correlation of two (texts, texts) matrices over all pairs of different texts."""
+def rating_correlation(similarity: np.ndarray, ratings: np.ndarray) -> float:
+    """Pearson correlation of two (texts, texts) matrices over all pairs of different texts."""
     pairs = np.triu_indices(len(ratings), 1)
     return float(np.corrcoef(similarity[pairs], ratings[pairs])[0, 1])
 
 
 def tfidf_cosines(texts: list[str]) -> np.ndarray:
-    """(texts, texts) cosines of TF-IDF vectors without stop words; the demo's news stories count too."""
+    """(texts, texts) cosines of TF-IDF vectors without stop words, fitted with the other news stories."""
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     news = demo_file(NEWS).read_text(encoding="utf-8").splitlines()
@@ -113,10 +118,10 @@ def tfidf_cosines(texts: list[str]) -> np.ndarray:
     return (vectors @ vectors.T).toarray()
 
 
-def overlap(texts: list[str]) -> np.ndarray:
-    """(texts, texts) share of the words of two texts that are in both (Jaccard)."""
+def jaccard_similarities(texts: list[str]) -> np.ndarray:
+    """(texts, texts) Jaccard similarities of the sets of words."""
     from sklearn.feature_extraction.text import CountVectorizer
 
     present = torch.from_numpy(CountVectorizer(binary=True).fit_transform(texts).toarray()).float()
-    both, sizes = present @ present.T, present.sum(1)
-    return (both / (sizes[:, None] + sizes - both)).numpy()
+    intersection, sizes = present @ present.T, present.sum(1)
+    return (intersection / (sizes[:, None] + sizes - intersection)).numpy()

@@ -11,13 +11,13 @@ from forked import run_forked
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.demo_corpus import rated_stories, rated_words
-from hf_ctxmodels.demo.bigrams import BigramModel
-from hf_ctxmodels.demo.pictures import draw_learning_curve, draw_word_map
-from hf_ctxmodels.demo.screen import Result
-from hf_ctxmodels.demo.words import ppmi
-from hf_ctxmodels.demo.workshop import RECORD, Workshop
+from hf_ctxmodels.demo.bigram_model import BigramModel
+from hf_ctxmodels.demo.demo_runner import RECORD_FILE, DemoRunner
+from hf_ctxmodels.demo.plots import plot_learning_curve, plot_word_map
+from hf_ctxmodels.demo.report import Result
+from hf_ctxmodels.demo.word_vectors import ppmi
 
-MADE = ["tokenizer", "bert"]
+OUTPUT_NAMES = ["tokenizer", "bert"]
 
 
 def test_bigrams_equal_the_formula_by_hand() -> None:
@@ -53,8 +53,8 @@ def test_mutual_information_by_hand() -> None:
 def test_a_result_beats_all_of_its_baselines_or_says_so() -> None:
     assert " beats 0.500 a, 0.600 b" in str(Result("accuracy", 0.7, {"a": 0.5, "b": 0.6}))
     assert " does not beat " in str(Result("accuracy", 0.55, {"a": 0.5, "b": 0.6}))
-    assert " beats " in str(Result("loss", 3.0, {"a": 3.5}, lower=True))
-    assert " does not beat " in str(Result("loss", 3.6, {"a": 3.5}, lower=True))
+    assert " beats " in str(Result("loss", 3.0, {"a": 3.5}, lower_is_better=True))
+    assert " does not beat " in str(Result("loss", 3.6, {"a": 3.5}, lower_is_better=True))
 
 
 def test_what_people_rated() -> None:
@@ -73,9 +73,9 @@ def test_what_people_rated() -> None:
 def test_the_pictures_are_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the pictures need matplotlib (extra `demo`)")
     curve = [{"step": 1, "loss": 7.0}, {"step": 2, "loss": 6.0}, {"step": 2, "eval_loss": 6.1}]
-    draw_learning_curve(curve, 6.0, {"by frequency": 6.4}, "title", tmp_path / "curve.png")
+    plot_learning_curve(curve, 6.0, {"by frequency": 6.4}, "title", tmp_path / "curve.png")
     words = np.random.default_rng(0).normal(size=(4, 8))
-    draw_word_map(words, ["a", "b", "c", "d"], ["x", "x", "y", "y"], "title", tmp_path / "map.png")
+    plot_word_map(words, ["a", "b", "c", "d"], ["x", "x", "y", "y"], "title", tmp_path / "map.png")
     for picture in tmp_path.iterdir():
         assert picture.read_bytes().startswith(b"\x89PNG")
 
@@ -96,7 +96,7 @@ def test_finished_stages_are_used_again_and_begun_ones_continued(tmp_path: Path,
     settings, folder = {"steps": 3}, tmp_path / "demo"
 
     def begin(name: str, command: str) -> object:
-        with Workshop(folder, settings, MADE, overwrite=False) as shop:
+        with DemoRunner(folder, settings, OUTPUT_NAMES, overwrite=False) as shop:
             return shop.start(name, command, output=folder / name, threads=1)
 
     first = begin("tokenizer", "train-tokenizer")
@@ -110,15 +110,15 @@ def test_finished_stages_are_used_again_and_begun_ones_continued(tmp_path: Path,
     assert "--resume" not in lines[1]
     assert lines[2][-1] == "--resume"
     with pytest.raises(CtxError, match="--overwrite"):
-        Workshop(folder, {"steps": 4}, MADE, overwrite=False)
+        DemoRunner(folder, {"steps": 4}, OUTPUT_NAMES, overwrite=False)
     assert (folder / "bert").is_dir()
     (folder / "notes.txt").write_text("mine")
-    Workshop(folder, {"steps": 4}, MADE, overwrite=True)
-    assert sorted(path.name for path in folder.iterdir()) == [RECORD, "logs", "notes.txt"]
+    DemoRunner(folder, {"steps": 4}, OUTPUT_NAMES, overwrite=True)
+    assert sorted(path.name for path in folder.iterdir()) == [RECORD_FILE, "logs", "notes.txt"]
 
 
 def test_a_stage_that_fails_shows_what_it_said(tmp_path: Path) -> None:
-    with Workshop(tmp_path, {}, MADE, overwrite=False) as shop:
+    with DemoRunner(tmp_path, {}, OUTPUT_NAMES, overwrite=False) as shop:
         stage = shop.start("bert", "pretrain", "--family", "nothing", output=tmp_path / "bert", threads=1)
         with pytest.raises(CtxError, match=r"pretrain failed with exit code 2(.|\n)*nothing") as error:
             stage.wait()
@@ -136,7 +136,7 @@ def test_a_short_demo_and_its_repetition(tmp_path: Path) -> None:
     assert first.stderr == ""
     for number in range(1, 7):
         assert f"\n[{number}/6] " in first.stdout
-    assert first.stdout.count("40 of 40 labels as before") == 2
+    assert first.stdout.count("40 of 40 labels are equal") == 2
     for picture in ("learning_curve.png", "word_map.png"):
         assert (tmp_path / "demo" / picture).read_bytes().startswith(b"\x89PNG")
     results = {row["name"]: row for row in json.loads((tmp_path / "demo" / "results.json").read_text())}
@@ -147,7 +147,7 @@ def test_a_short_demo_and_its_repetition(tmp_path: Path) -> None:
     assert topics["value"] > topics["baselines"]["majority"] + 0.3
     again = run_forked("-m", "hf_ctxmodels", "demo", *flags, cwd=tmp_path)
     assert again.returncode == 0, again.stderr
-    assert again.stdout.count("in an earlier run") == 6
+    assert again.stdout.count("of an earlier run") == 6
     other = run_forked("-m", "hf_ctxmodels", "demo", *flags[:3], "21", cwd=tmp_path)
     assert other.returncode == 2
     assert "--overwrite" in other.stderr

@@ -32,7 +32,7 @@ QUICK = ["--num_train_epochs", "7", "--learning_rate", "5e-3", "--per_device_bat
 
 
 @dataclass(frozen=True)
-class Workshop:
+class DemoRunner:
     folder: Path
 
     def path(self, name: str) -> str:
@@ -57,10 +57,10 @@ class Workshop:
 
 
 @pytest.fixture(scope="module")
-def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> DemoRunner:
     """A pretrained model, a fine-tuned one, a task's files, and text."""
     folder = tmp_path_factory.mktemp("workshop")
-    made, generator = Workshop(folder), random.Random(0)
+    made, generator = DemoRunner(folder), random.Random(0)
     for name, size in (("train", 96), ("dev", 32)):
         goods = [generator.random() < 0.6 for _ in range(size)]
         rows = [f"the film was {generator.choice(GOOD if good else BAD)}\t{['neg', 'pos'][good]}" for good in goods]

@@ -1,4 +1,4 @@
-"""The last steps of a model: its files in one directory, opened by processes that know nothing of this one."""
+"""Classification in a new process, which opens a published model as a user would."""
 
 import json
 import os
@@ -10,8 +10,7 @@ from pathlib import Path
 
 from hf_ctxmodels.core.errors import CtxError
 
-# Both read texts from standard input, 64 tokens of each as in training, and write their labels; the second does not
-# import this package.
+# The programs read texts from standard input, truncate them to 64 tokens as in training, and print their labels.
 _CLASSIFY = """
 import json, sys
 {imports}
@@ -27,13 +26,13 @@ WITH_IMPORT = _CLASSIFY.format(imports="import hf_ctxmodels", options="")
 WITH_REMOTE_CODE = _CLASSIFY.format(imports="", options=", trust_remote_code=True")
 
 
-def labels_from(program: str, directory: Path, texts: Sequence[str]) -> list[str]:
-    """The labels that a classifier gives texts, opened in an interpreter of its own with an empty cache.
+def classify_in_clean_process(program: str, directory: Path, texts: Sequence[str]) -> list[str]:
+    """Predict labels with a classifier that a new process with an empty cache opens.
 
     Args:
         program: `WITH_IMPORT` or `WITH_REMOTE_CODE`.
-        directory: Of the classifier.
-        texts: What is classified.
+        directory: Directory of the classifier.
+        texts: Texts to classify.
 
     Raises:
         CtxError: The program failed.
@@ -48,6 +47,6 @@ def labels_from(program: str, directory: Path, texts: Sequence[str]) -> list[str
             check=False,
         )
     if result.returncode:
-        last = (result.stderr.splitlines() or ["it said nothing"])[-1]
-        raise CtxError(f"The published model was not opened: {last}", location=str(directory), hint="report this.")
+        message = (result.stderr.splitlines() or ["no error message"])[-1]
+        raise CtxError(f"The published model cannot be opened: {message}", location=str(directory), hint="report this.")
     return json.loads(result.stdout.splitlines()[-1])

@@ -1,0 +1,176 @@
+"""Runs the commands of the demo in its output directory, and records which are finished."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.json_parsing import read_json
+from hf_ctxmodels.core.output_files import check_output_directory, wrap_write_errors
+from hf_ctxmodels.demo.report import DemoReport
+
+RECORD_FILE = "demo.json"
+_POLL_INTERVAL = 0.2  # seconds
+_STOP_TIMEOUT = 60  # seconds for a stopped command to save its checkpoint
+_NUM_LOG_LINES = 12
+
+
+class Stage:
+    """A command of the package in a subprocess, with its output in a log file.
+
+    Args:
+        arguments: Name and flags of the command.
+        log: Log file.
+        threads: Number of threads.
+        on_success: Function called with the duration in seconds if the command succeeds.
+    """
+
+    def __init__(self, arguments: list[str], log: Path, threads: int, on_success: Callable[[float], None]) -> None:
+        self.arguments, self.log = arguments, log
+        self._on_success, self._start = on_success, time.time()
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("w") as output:
+            # a new session, so that Ctrl-C reaches the process only through `stop`
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "hf_ctxmodels", *arguments],
+                env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(threads)},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def wait(self, on_poll: Callable[[], None] = lambda: None) -> None:
+        """Wait for the end of the command, and call `on_poll` several times per second.
+
+        Raises:
+            CtxError: The command failed.
+        """
+        while self._process.poll() is None:
+            on_poll()
+            try:
+                self._process.wait(_POLL_INTERVAL)
+            except subprocess.TimeoutExpired:
+                continue
+        if self._process.returncode:
+            output = self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-_NUM_LOG_LINES:]
+            raise CtxError(
+                f"hf-ctxmodels {self.arguments[0]} failed with exit code {self._process.returncode}:\n"
+                + "\n".join(output),
+                location=str(self.log),
+                hint="fix the error above and run the demo again; it continues from here.",
+            )
+        self._on_success(max(0.0, self.log.stat().st_mtime - self._start))  # it may have ended before this call
+
+    def last_output(self) -> str:
+        """Last line of the log."""
+        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        return lines[-1] if lines else "starting"
+
+    def stop(self) -> None:
+        """Terminate a running command; training saves a checkpoint first."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            try:
+                self._process.wait(_STOP_TIMEOUT)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+
+
+class DemoRunner:
+    """Runs every stage of the demo once in an output directory.
+
+    Args:
+        folder: Output directory, created if needed.
+        settings: Settings that the results depend on; finished stages of other settings are not reused.
+        output_names: Names of the files and directories that the stages write.
+        overwrite: Delete the output of an earlier demo.
+
+    Raises:
+        CtxError: The directory contains one of the names, but not from a demo with these settings.
+    """
+
+    def __init__(
+        self, folder: Path, settings: Mapping[str, Any], output_names: Sequence[str], *, overwrite: bool
+    ) -> None:
+        self.folder = folder
+        self._record: dict[str, Any] = {"settings": dict(settings), "seconds": {}}
+        self._running: list[Stage] = []
+        record = read_json(folder / RECORD_FILE) if (folder / RECORD_FILE).is_file() and not overwrite else {}
+        if isinstance(record, dict) and record.get("settings") == self._record["settings"]:
+            self._record = record
+        else:
+            check_output_directory(folder, [RECORD_FILE, *output_names], flag="--output_dir", overwrite=overwrite)
+            for name in (RECORD_FILE, *output_names):
+                path = folder / name
+                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        self.resumed = bool(self._record["seconds"])
+        self._save()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for stage in self._running:
+            stage.stop()
+
+    def seconds(self, name: str) -> float | None:
+        """Duration of a stage; None if it is not finished."""
+        return self._record["seconds"].get(name)
+
+    def start(self, name: str, command: str, *flags: object, output: Path, threads: int) -> Stage | None:
+        """Start the command of a stage, or resume it; returns None if the stage is finished.
+
+        Args:
+            name: Name of the stage and its log.
+            command: Command of the package.
+            flags: Flags of the command.
+            output: Output directory of the command.
+            threads: Number of threads.
+        """
+        if self.seconds(name) is not None and output.exists():
+            return None
+        arguments = [command, *map(str, flags), "--output_dir", str(output)]
+        if output.exists():
+            arguments.append("--resume" if command == "pretrain" else "--overwrite")
+        log = self.folder / "logs" / f"{name}.log"
+        stage = Stage(arguments, log, threads, lambda seconds: self.finish(name, seconds))
+        self._running.append(stage)
+        return stage
+
+    def run(self, report: DemoReport, name: str, command: str, *flags: object, output: Path) -> None:
+        """Print the command of a stage and run it, with the arguments of `start`."""
+        report.command(command, *flags, "--output_dir", output)
+        stage = self.start(name, command, *flags, output=output, threads=num_foreground_threads())
+        if stage is None:
+            report.line(f"using the output of an earlier run ({self.seconds(name):.0f} s)")
+            return
+        stage.wait(lambda: report.status(f"... {stage.last_output()}"))
+        report.line(f"done in {self.seconds(name):.0f} s")
+
+    def finish(self, name: str, seconds: float) -> None:
+        """Record the duration of a finished stage."""
+        self._record["seconds"][name] = round(seconds, 1)
+        self._save()
+
+    def _save(self) -> None:
+        with wrap_write_errors(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            temporary = self.folder / f"{RECORD_FILE}.writing"
+            temporary.write_text(json.dumps(self._record, indent=2) + "\n", encoding="utf-8")
+            os.replace(temporary, self.folder / RECORD_FILE)
+
+
+def num_foreground_threads() -> int:
+    """Number of threads without the one that pretrains in the background."""
+    return max(1, (os.cpu_count() or 1) - 1)
