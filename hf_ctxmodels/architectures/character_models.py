@@ -116,10 +116,10 @@ class CharacterModel(CharacterPreTrainedModel):
 
     def encode_words(self, characters: Tensor) -> Tensor:
         """(words, characters) ids -> (words, width); raises CtxError if words are shorter than the widest filter."""
-        if characters.shape[1] < self.characters.widest:
+        if characters.shape[1] < self.characters.max_filter_width:
             raise CtxError(
                 f"input_ids have {characters.shape[1]} characters per word, but a filter has width "
-                f"{self.characters.widest}.",
+                f"{self.characters.max_filter_width}.",
                 hint=f"pad words to {self.config.max_characters_per_token} characters, as the tokenizer does.",
             )
         encode = self.characters if self.config.unpad else self.characters.plain

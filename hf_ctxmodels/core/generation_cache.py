@@ -1,4 +1,4 @@
-"""The cache that `generate` gives a Transformer decoder: new tokens are written in place, and beams move little."""
+"""Caches for `generate` of Transformer decoders: new tokens are written in place, and beam search copies little."""
 
 from typing import Any
 
@@ -7,17 +7,17 @@ from torch import Tensor
 from transformers import Cache, DynamicCache, EncoderDecoderCache
 from transformers.cache_utils import DynamicLayer
 
-_LEAST_ROOM = 32  # columns that a full buffer gets at least
+_MIN_FREE_COLUMNS = 32  # of a new buffer
 
 
 class PreallocatedCache(DynamicCache):
-    """A `DynamicCache` of the same content with less copying.
+    """A `DynamicCache` with the same content that copies less.
 
     transformers concatenates all keys and values with those of each new token, and copies all of them when beams are
-    reordered. Here new tokens are written into buffers with room for more, and a row that continues another beam copies
-    only what it does not share with that beam: their common beginning is the same already.
+    reordered. Here new tokens are written into larger buffers, and a row that continues another beam copies only the
+    columns that differ from that beam: their common prefix is already equal.
 
-    Where gradients are recorded or the graph is compiled, tokens are concatenated as in transformers.
+    With gradients and in compiled graphs, tokens are concatenated as in transformers.
 
     Args:
         args, kwargs: As for `DynamicCache`.
@@ -31,62 +31,62 @@ class PreallocatedCache(DynamicCache):
         self.layers = [PreallocatedLayer() if type(layer) is DynamicLayer else layer for layer in self.layers]
         if self.layer_class_to_replicate is DynamicLayer:
             self.layer_class_to_replicate = PreallocatedLayer
-        self._written_by: Tensor | None = None
+        self._source_rows: Tensor | None = None
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Row r becomes what row `beam_idx[r]`, (rows,), was."""
+        """Replace row r by row `beam_idx[r]`, (rows,)."""
         length, beam_idx = self.get_seq_length(), beam_idx.cpu()
-        writers = self._writers(len(beam_idx), length)
-        (moved,) = (beam_idx != torch.arange(len(beam_idx))).nonzero(as_tuple=True)
-        sources = beam_idx[moved]
-        differs = (writers[moved] != writers[sources]).any(0)
-        first = int(differs.int().argmax()) if bool(differs.any()) else length
+        source_rows = self._extend_source_rows(len(beam_idx), length)
+        (changed,) = (beam_idx != torch.arange(len(beam_idx))).nonzero(as_tuple=True)
+        sources = beam_idx[changed]
+        differs = (source_rows[changed] != source_rows[sources]).any(0)
+        start = int(differs.int().argmax()) if bool(differs.any()) else length
         for layer in self.layers:
             if isinstance(layer, PreallocatedLayer):
-                layer.copy_rows(moved, sources, first)
+                layer.copy_rows(changed, sources, start)
             else:
                 layer.reorder_cache(beam_idx)
-        self._written_by = writers[beam_idx]
+        self._source_rows = source_rows[beam_idx]
 
-    def _writers(self, rows: int, length: int) -> Tensor:
-        """(rows, length) row that computed each column: rows with the same one have the same keys there."""
-        known = self._written_by
-        if known is None or known.shape[0] != rows or known.shape[1] > length:
-            known = torch.empty(rows, 0, dtype=torch.long)
-        new = torch.arange(rows)[:, None].expand(rows, length - known.shape[1])
-        return torch.cat([known, new], 1)
+    def _extend_source_rows(self, rows: int, length: int) -> Tensor:
+        """(rows, length) the row that computed each column: rows with the same one have equal keys there."""
+        source_rows = self._source_rows
+        if source_rows is None or source_rows.shape[0] != rows or source_rows.shape[1] > length:
+            source_rows = torch.empty(rows, 0, dtype=torch.long)
+        new_columns = torch.arange(rows)[:, None].expand(rows, length - source_rows.shape[1])
+        return torch.cat([source_rows, new_columns], 1)
 
     def crop(self, *args: Any, **kwargs: Any) -> None:
-        """As in transformers."""
+        """Crop as in transformers."""
         super().crop(*args, **kwargs)
-        if self._written_by is not None:
-            self._written_by = self._written_by[:, : self.get_seq_length()]
+        if self._source_rows is not None:
+            self._source_rows = self._source_rows[:, : self.get_seq_length()]
 
     def reset(self) -> None:
-        """As in transformers."""
+        """Reset as in transformers."""
         super().reset()
-        self._written_by = None
+        self._source_rows = None
 
     def batch_repeat_interleave(self, *args: Any, **kwargs: Any) -> None:
-        """As in transformers."""
+        """Repeat rows as in transformers."""
         super().batch_repeat_interleave(*args, **kwargs)
-        self._written_by = None
+        self._source_rows = None
 
     def batch_select_indices(self, *args: Any, **kwargs: Any) -> None:
-        """As in transformers."""
+        """Select rows as in transformers."""
         super().batch_select_indices(*args, **kwargs)
-        self._written_by = None
+        self._source_rows = None
 
 
 class SharedSourceCache(DynamicCache):
-    """Keys and values of a decoder's sources, kept once for all rows that write a target for the same source.
+    """Keys and values of a decoder's sources, stored once for all rows that generate a target for the same source.
 
-    `generate` repeats each source for its beams, or for the targets drawn for it, and beams never change their source.
-    Keys and values therefore need one row per source, and none is moved when beams are reordered.
+    `generate` repeats each source for its beams, or for several samples, and beams never change their source. Keys and
+    values therefore need one row per source, and none is copied when beams are reordered.
 
     Args:
         args, kwargs: As for `DynamicCache`.
-        targets_per_source: Consecutive rows of the batch that have the same source.
+        targets_per_source: Number of consecutive rows of the batch that have the same source.
     """
 
     def __init__(self, *args: Any, targets_per_source: int = 1, **kwargs: Any) -> None:
@@ -94,10 +94,10 @@ class SharedSourceCache(DynamicCache):
         self.targets_per_source = targets_per_source
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Row r becomes what row `beam_idx[r]`, (rows,), was."""
-        own = torch.arange(len(beam_idx), device=beam_idx.device) // self.targets_per_source
-        if not torch.equal(beam_idx // self.targets_per_source, own):
-            self._separate()
+        """Replace row r by row `beam_idx[r]`, (rows,)."""
+        sources = torch.arange(len(beam_idx), device=beam_idx.device) // self.targets_per_source
+        if not torch.equal(beam_idx // self.targets_per_source, sources):
+            self._repeat_sources()
             super().reorder_cache(beam_idx)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
@@ -106,34 +106,32 @@ class SharedSourceCache(DynamicCache):
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep only the rows with these indices."""
-        self._separate()
+        self._repeat_sources()
         super().batch_select_indices(indices)
 
-    def _separate(self) -> None:
-        """Give every row keys and values of its own."""
+    def _repeat_sources(self) -> None:
+        """Store separate keys and values for every row."""
         if self.targets_per_source > 1:
             super().batch_repeat_interleave(self.targets_per_source)
             self.targets_per_source = 1
 
 
 class BeamSearchCache(EncoderDecoderCache):
-    """A `PreallocatedCache` of the target beside a `SharedSourceCache`: the places of beams leave a GPU once in a step.
-
-    Both caches look at them, and each look waits for what the GPU computes.
-    """
+    """A `PreallocatedCache` of the target with a `SharedSourceCache`, which copies the beam indices from a GPU once per
+    step instead of once for each of the two caches."""
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Row r becomes what row `beam_idx[r]`, (rows,), was."""
+        """Replace row r by row `beam_idx[r]`, (rows,)."""
         super().reorder_cache(beam_idx.cpu())
 
 
 def get_targets_per_source(cache: Cache | None) -> int:
-    """How many consecutive rows of a batch share what the cross-attention of this cache keeps."""
+    """Number of consecutive rows of a batch that share a row of this cache's cross-attention."""
     return getattr(getattr(cache, "cross_attention_cache", None), "targets_per_source", 1)
 
 
 class PreallocatedLayer(DynamicLayer):
-    """Keys and values of one layer, (rows, heads, length, head size), at the front of larger buffers."""
+    """Keys and values of one layer, (rows, heads, length, head size), at the start of larger buffers."""
 
     keys: Tensor
     values: Tensor
@@ -143,16 +141,16 @@ class PreallocatedLayer(DynamicLayer):
         self._buffers: tuple[Tensor, Tensor] | None = None
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """As in transformers."""
-        recorded = torch.is_grad_enabled() and (key_states.requires_grad or value_states.requires_grad)
-        if recorded or torch.compiler.is_compiling():
+        """Append keys and values as in transformers."""
+        needs_grad = torch.is_grad_enabled() and (key_states.requires_grad or value_states.requires_grad)
+        if needs_grad or torch.compiler.is_compiling():
             return super().update(key_states, value_states, *args, **kwargs)
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         length = self.get_seq_length()
         stop = length + key_states.shape[-2]
         if not self._has_room(stop):
-            self._buffers = (self._grown(self.keys, key_states, stop), self._grown(self.values, value_states, stop))
+            self._buffers = _new_buffer(self.keys, key_states, stop), _new_buffer(self.values, value_states, stop)
         keys, values = self._buffers  # type: ignore[misc]
         keys[:, :, length:stop] = key_states
         values[:, :, length:stop] = value_states
@@ -160,42 +158,38 @@ class PreallocatedLayer(DynamicLayer):
         return self.keys, self.values
 
     def _has_room(self, length: int) -> bool:
-        """Whether the buffers hold this layer's tokens, and have room for `length` in all."""
-        if self._buffers is None:
+        """Whether the buffers hold this layer's tokens, and have room for `length` tokens."""
+        if self._buffers is None or length > self._buffers[0].shape[2]:
             return False
-        return (
-            all(
-                kept.data_ptr() == buffer.data_ptr() and kept.stride() == buffer.stride() and len(kept) == len(buffer)
-                for kept, buffer in zip((self.keys, self.values), self._buffers, strict=True)
-            )
-            and length <= self._buffers[0].shape[2]
+        return all(
+            states.data_ptr() == buffer.data_ptr() and states.stride() == buffer.stride() and len(states) == len(buffer)
+            for states, buffer in zip((self.keys, self.values), self._buffers, strict=True)
         )
 
-    @staticmethod
-    def _grown(kept: Tensor, new: Tensor, length: int) -> Tensor:
-        """A buffer of at least `length` columns that begins with what is kept."""
-        rows, heads, _, size = new.shape
-        buffer = new.new_empty(rows, heads, length + max(_LEAST_ROOM, length // 4), size)
-        if kept.numel():
-            buffer[:, :, : kept.shape[2]] = kept
-        return buffer
-
-    def copy_rows(self, rows: Tensor, sources: Tensor, first: int) -> None:
-        """Give rows, (moved,), what others have from column `first` on."""
-        length = self.get_seq_length()
-        if first >= length:
+    def copy_rows(self, rows: Tensor, sources: Tensor, start: int) -> None:
+        """Replace `rows`, (changed,), by the rows `sources`, from column `start` on."""
+        if start >= self.get_seq_length():
             return
         if self.keys.requires_grad or self.values.requires_grad:
             self.keys, self.values = self.keys.clone(), self.values.clone()
         for states in (self.keys, self.values):
-            tail = states[:, :, first:]
-            tail[rows.to(states.device)] = tail[sources.to(states.device)]
+            columns = states[:, :, start:]
+            columns[rows.to(states.device)] = columns[sources.to(states.device)]
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Row r becomes what row `beam_idx[r]` was."""
+        """Replace row r by row `beam_idx[r]`."""
         self.copy_rows(torch.arange(len(beam_idx)), beam_idx, 0)
 
     def reset(self) -> None:
-        """As in transformers."""
+        """Reset as in transformers."""
         super().reset()
         self._buffers = None
+
+
+def _new_buffer(states: Tensor, new_states: Tensor, length: int) -> Tensor:
+    """A buffer of at least `length` columns that starts with `states`."""
+    rows, heads, _, size = new_states.shape
+    buffer = new_states.new_empty(rows, heads, length + max(_MIN_FREE_COLUMNS, length // 4), size)
+    if states.numel():
+        buffer[:, :, : states.shape[2]] = states
+    return buffer

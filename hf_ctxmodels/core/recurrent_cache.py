@@ -17,7 +17,7 @@ class RecurrentCache(Cache):
 
     It has the interface of transformers' caches, so `generate` reorders it under beam search and continues from it. A
     forward pass returns a new cache and does not change its argument, so several continuations may start from the same
-    cache. Tokens cannot be removed, so `crop` raises and assisted generation is refused (`_is_stateful` of the models).
+    cache. Tokens cannot be removed: `crop` raises, and transformers rejects assisted generation (`_is_stateful`).
 
     Args:
         states: The tensors (rows, ...) of every layer, for example hidden and cell state.
@@ -55,19 +55,19 @@ class RecurrentCache(Cache):
 
     def crop(self, tokens_to_remove: int) -> None:
         """Raise CtxError: tokens cannot be removed from a state."""
-        raise CtxError("Tokens cannot be removed from a recurrent state.", hint="encode the shorter text again.")
+        raise CtxError("Tokens cannot be removed from a recurrent state.", hint="encode the shorter sequence again.")
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Self:
         """A new cache with `function` applied to every tensor."""
-        return type(self)(([function(part) for part in state] for state in self.states), self.seen_tokens)
+        return type(self)(([function(tensor) for tensor in state] for state in self.states), self.seen_tokens)
 
     def select(self, rows: Tensor) -> Self:
         """A new cache of the rows with these indices (or of a mask)."""
-        return self.map(lambda part: part[rows.to(part.device)])
+        return self.map(lambda tensor: tensor[rows.to(tensor.device)])
 
     def mask_rows(self, rows: Tensor) -> Self:
         """A new cache with zero states where `rows`, (rows,) bool, is False."""
-        return self.map(lambda part: torch.where(rows.view(-1, *[1] * (part.ndim - 1)), part, 0))
+        return self.map(lambda tensor: torch.where(rows.view(-1, *[1] * (tensor.ndim - 1)), tensor, 0))
 
     def detach(self) -> Self:
         """A new cache detached from the graph."""
@@ -75,7 +75,7 @@ class RecurrentCache(Cache):
 
     def to(self, device: torch.device | str) -> Self:
         """A new cache on this device."""
-        return self.map(lambda part: part.to(device))
+        return self.map(lambda tensor: tensor.to(device))
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Replace row i by row `beam_idx[i]`, in place."""
@@ -87,7 +87,7 @@ class RecurrentCache(Cache):
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat every row, in place."""
-        self.states = self.map(lambda part: part.repeat_interleave(repeats, 0)).states
+        self.states = self.map(lambda tensor: tensor.repeat_interleave(repeats, 0)).states
 
     def reset(self) -> None:
         """Set all states to zero, in place."""
@@ -96,9 +96,9 @@ class RecurrentCache(Cache):
     def state_dict(self) -> dict[str, Tensor]:
         """Name -> contiguous tensor (rows, ...); rows may be split or concatenated before `from_state_dict`."""
         tensors = {
-            f"{layer}.{index}": part.detach().contiguous()
+            f"{layer}.{index}": tensor.detach().contiguous()
             for layer, state in enumerate(self.states)
-            for index, part in enumerate(state)
+            for index, tensor in enumerate(state)
         }
         return {**tensors, _SEEN: torch.full((max(0, self.batch_size),), self.seen_tokens)}
 
@@ -114,9 +114,9 @@ class RecurrentCache(Cache):
 
 def validate_cache(cache: Any, expected: Sequence[Sequence[tuple[int, ...]]]) -> None:
     """Raise CtxError unless `past_key_values` is a `RecurrentCache` with these shapes, a list for each layer."""
-    hint = "give past_key_values of an earlier forward with the same number of rows, or None for zeros."
+    hint = "give past_key_values of an earlier forward pass with the same number of rows, or None."
     if not isinstance(cache, RecurrentCache):
         raise CtxError(f"past_key_values is a {type(cache).__name__}, expected a RecurrentCache.", hint=hint)
-    shapes = [[tuple(part.shape) for part in state] for state in cache.states]
+    shapes = [[tuple(tensor.shape) for tensor in state] for state in cache.states]
     if shapes != [*map(list, expected)]:
         raise CtxError(f"The states of past_key_values are {shapes}, expected {[*map(list, expected)]}.", hint=hint)

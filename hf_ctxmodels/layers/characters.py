@@ -1,7 +1,7 @@
 """Character encoders of words: convolution, highway layers and a projection (Kim et al. 2016, arXiv 1508.06615).
 
-Words repeat within a batch, and most are short: `CharacterEncoder` computes each distinct word once, without common
-padding. `CharacterEncoder.plain` computes the same at every position.
+Words repeat within a batch, and most are short: `CharacterEncoder` encodes each distinct word once, without common
+padding. `CharacterEncoder.plain` is the naive reference, which encodes all positions.
 """
 
 from collections.abc import Sequence
@@ -14,13 +14,13 @@ from transformers import initialization as init
 from hf_ctxmodels.layers.activations import get_activation
 from hf_ctxmodels.layers.cpu.linear import linear
 
-_SPREAD = 0x9E3779B97F4A7C15 - (1 << 64)  # an odd 64-bit number, as int64
+_MULTIPLIER = 0x9E3779B97F4A7C15 - (1 << 64)  # an odd 64-bit number, as int64
 
 
 class Highway(nn.Module):
     """Highway layers (Srivastava et al. 2015, arXiv 1505.00387).
 
-    `gate * x + (1 - gate) * relu(W x + b)`, where the gate is a sigmoid of a linear map of x.
+    `gate * x + (1 - gate) * relu(W x + b)`, where the gate is the sigmoid of a linear layer of x.
 
     Args:
         width: Width of input and output.
@@ -34,7 +34,7 @@ class Highway(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """As in the released code; a gate bias of 2 carries most of the input."""
+        """Initialise as in the released code; a gate bias of 2 carries most of the input."""
         for layer in self.layers:
             init.normal_(layer.weight, std=layer.in_features**-0.5)
             if not getattr(layer.bias, "_is_hf_initialized", False):
@@ -51,7 +51,8 @@ class Highway(nn.Module):
 
 
 class CharacterEncoder(nn.Module):
-    """A word's characters -> one vector (Peters et al. 2018, section 3.4; Jozefowicz et al. 2016, arXiv 1602.02410).
+    """Encodes the characters of a word as one vector (Peters et al. 2018, section 3.4; Jozefowicz et al. 2016, arXiv
+    1602.02410).
 
     Args:
         characters: Number of character ids; words of zeros are padding.
@@ -59,8 +60,8 @@ class CharacterEncoder(nn.Module):
         filters: (width in characters, number of filters) pairs.
         highway_layers: Number of highway layers after the convolution.
         projection_size: Width of the output.
-        padding_character: Padding after a word's end; the filters see it.
-        activation: Activation of the filters' maxima.
+        padding_character: Padding after a word's end, an input of the filters.
+        activation: Activation after the maximum over positions.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class CharacterEncoder(nn.Module):
     ) -> None:
         super().__init__()
         self.padding_character = padding_character
-        self.widest = max(width for width, _ in filters)
+        self.max_filter_width = max(width for width, _ in filters)
         self.embeddings = nn.Embedding(characters, embedding_size, padding_idx=0)
         self.convolutions = nn.ModuleList(nn.Conv1d(embedding_size, number, width) for width, number in filters)
         self.activation = get_activation(activation)
@@ -87,7 +88,7 @@ class CharacterEncoder(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """As in the released code; the embedding of padding is zero."""
+        """Initialise as in the released code; the embedding of padding is zero."""
         if not getattr(self.embeddings.weight, "_is_hf_initialized", False):
             init.uniform_(self.embeddings.weight, -1.0, 1.0)
             init.zeros_(self.embeddings.weight[0])
@@ -103,37 +104,38 @@ class CharacterEncoder(nn.Module):
         if torch.compiler.is_compiling() or character_ids.device.type == "meta":  # data-dependent shapes
             return self.plain(character_ids)
         words, indices = unique_rows(character_ids)
-        return self.plain(self.trimmed(words))[indices]
+        return self.plain(self.trim_padding(words))[indices]
 
     def plain(self, character_ids: Tensor) -> Tensor:
-        """`forward`, computed at every position of every word."""
+        """`forward`, computed at all positions of all words."""
         characters = self.embeddings(character_ids).transpose(1, 2)
         features = torch.cat([convolution(characters).amax(-1) for convolution in self.convolutions], -1)
         return linear(self.projection, self.highway(self.activation(features)))
 
-    def trimmed(self, character_ids: Tensor) -> Tensor:
-        """Remove padding common to all words but for the widest filter's width, beyond which the maxima are equal."""
-        filled = (character_ids != self.padding_character).any(0).nonzero()
-        longest = int(filled[-1]) + 1 if len(filled) else 0
-        return character_ids[:, : longest + self.widest]
+    def trim_padding(self, character_ids: Tensor) -> Tensor:
+        """Remove the padding common to all words, except as many columns as the widest filter has: more of them do not
+        change the maxima."""
+        columns = (character_ids != self.padding_character).any(0).nonzero()
+        max_length = int(columns[-1]) + 1 if len(columns) else 0
+        return character_ids[:, : max_length + self.max_filter_width]
 
 
 def row_hashes(rows: Tensor) -> Tensor:
     """(n, width) integers -> (n,) int64 hash of each row; trailing zeros do not change it."""
-    factors = torch.arange(1, rows.shape[1] + 1, device=rows.device) * _SPREAD
-    factors = (factors ^ (factors >> 31)) * _SPREAD | 1
+    factors = torch.arange(1, rows.shape[1] + 1, device=rows.device) * _MULTIPLIER
+    factors = (factors ^ (factors >> 31)) * _MULTIPLIER | 1
     mixed = rows.long() * factors
     return ((mixed ^ (mixed >> 29)) * factors).sum(1)
 
 
 def unique_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Distinct rows of (n, width) integers, and the (n,) index of each row among them: `rows = different[which]`.
+    """Distinct rows of (n, width) integers, and the (n,) index of each row among them: `rows = unique[indices]`.
 
-    Sorts one hash per row, which is much faster than sorting rows; in case of a collision it sorts rows.
+    It sorts one hash per row, which is much faster than sorting rows; in case of a collision it sorts rows.
     """
-    keys, which = row_hashes(rows).unique(return_inverse=True)
-    first = which.new_zeros(len(keys)).index_put_((which,), torch.arange(len(rows), device=rows.device))
-    different = rows[first]
-    if not torch.equal(different[which], rows):
-        different, which = rows.unique(dim=0, return_inverse=True)
-    return different, which
+    hashes, indices = row_hashes(rows).unique(return_inverse=True)
+    examples = indices.new_zeros(len(hashes)).index_put_((indices,), torch.arange(len(rows), device=rows.device))
+    unique = rows[examples]
+    if not torch.equal(unique[indices], rows):
+        unique, indices = rows.unique(dim=0, return_inverse=True)
+    return unique, indices

@@ -1,4 +1,4 @@
-"""What the decoder of an encoder-decoder gives."""
+"""Output of the decoder of an encoder-decoder."""
 
 from typing import Any, NamedTuple
 
@@ -6,18 +6,20 @@ from torch import Tensor
 
 
 class DecoderOutput(NamedTuple):
-    """States of a decoder's steps.
+    """Output of a decoder.
 
     Attributes:
-        states: (batch, steps, hidden) from which the next tokens are predicted; or (targets, hidden) of some of them.
-        cache: The state after the last token; None where it was not computed.
-        hidden_states: As recorded: layers + 1 tensors (batch, steps, width), the tokens' embeddings, the output of
-            every layer but the top one, and what the next tokens are predicted from, before dropout; else None.
-        cross_attentions: As recorded: (batch, 1, steps, length) weights of the source's tokens, one tensor for each
-            attention, in a Transformer (batch, heads, steps, length) of every layer; else, and of a decoder without
+        states: (batch, steps, hidden) from which the next tokens are predicted; or (targets, hidden) at target
+            positions.
+        cache: The state after the last token; None if it was not computed.
+        hidden_states: If recorded, layers + 1 tensors (batch, steps, width): the tokens' embeddings, the output of
+            every layer except the last, and the states from which the next tokens are predicted, before dropout; else
+            None.
+        cross_attentions: If recorded, (batch, 1, steps, length) weights of the source's tokens, one tensor for each
+            attention, in a Transformer (batch, heads, steps, length) of every layer; else, and in a decoder without
             attention, None.
-        attentions: As recorded by a Transformer: (batch, heads, steps, keys) weights of what was written, of every
-            layer; else None.
+        attentions: If recorded in a Transformer, (batch, heads, steps, keys) self-attention weights of every layer;
+            else None.
     """
 
     states: Tensor

@@ -1,11 +1,11 @@
-"""Norms that torch lacks, or has in another precision."""
+"""Norms that torch does not have, or computes in another precision."""
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 
 class SafeBatchNorm1d(nn.BatchNorm1d):
-    """Batch normalisation that uses the running statistics for a single row, which has no variance: for the heads of
+    """Batch normalisation that uses the running statistics for a single row, which has no variance; for the heads of
     CoVe and ULMFiT."""
 
     def forward(self, input: Tensor) -> Tensor:
@@ -20,10 +20,10 @@ class RMSNorm(nn.RMSNorm):
     """Scaling to a root mean square of 1, without a mean and without a bias (Zhang & Sennrich 2019, arXiv 1910.07467,
     equation 4).
 
-    The mean square is taken in single precision, as in T5: that of half-precision states overflows fp16.
+    The mean square is computed in float32, as in T5: squares of half-precision states would overflow float16.
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        """(..., width) -> (..., width), in the type of the weight."""
+        """(..., width) -> (..., width), in the dtype of the weight."""
         scaled = F.rms_norm(input.float(), self.normalized_shape, None, self.eps)
         return self.weight * scaled.to(self.weight.dtype)

@@ -21,11 +21,11 @@ class ScalarMix(nn.Module):
         self.gamma = nn.Parameter(torch.ones(1))
 
     def distance(self) -> Tensor:
-        """The squared distance of the mix from the average, the squared norm of the weights (section 3.4)."""
+        """The squared distance of the weights from the average, their squared norm (section 3.4)."""
         return self.weights.float().square().sum()
 
     def forward(self, states: Sequence[Tensor], tokens: Tensor | None = None) -> Tensor:
-        """Mix.
+        """Mix the layers.
 
         Args:
             states: (batch, length, width) of every layer.
@@ -33,18 +33,18 @@ class ScalarMix(nn.Module):
         """
         weights = self.weights.float().softmax(0) * self.gamma
         if self.layer_norm:
-            states = [_normalised(layer, tokens) for layer in states]
+            states = [_normalise(layer, tokens) for layer in states]
         mixed = states[0] * weights[0].to(states[0].dtype)
         for layer, weight in zip(states[1:], weights[1:], strict=True):
             mixed = mixed + layer * weight.to(layer.dtype)
         return mixed
 
 
-def _normalised(states: Tensor, tokens: Tensor | None) -> Tensor:
-    """A layer's states with mean 0 and variance 1 over all tokens and dimensions of the batch; 0 at padding."""
+def _normalise(states: Tensor, tokens: Tensor | None) -> Tensor:
+    """States of a layer with mean 0 and variance 1 over all tokens and dimensions of the batch; 0 at padding."""
     values = states.float()
-    inside = torch.ones_like(values[..., :1]) if tokens is None else tokens[..., None].to(values.dtype)
-    number = inside.sum() * values.shape[-1]
-    mean = (values * inside).sum() / number
-    centred = (values - mean) * inside
-    return (centred / (centred.square().sum() / number + 1e-12).sqrt()).to(states.dtype)
+    mask = torch.ones_like(values[..., :1]) if tokens is None else tokens[..., None].to(values.dtype)
+    count = mask.sum() * values.shape[-1]
+    mean = (values * mask).sum() / count
+    centred = (values - mean) * mask
+    return (centred / (centred.square().sum() / count + 1e-12).sqrt()).to(states.dtype)

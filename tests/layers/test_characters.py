@@ -47,7 +47,7 @@ def test_unique_and_trimmed_is_exact(longest: int) -> None:
     for got, expected in zip(*results, strict=True):
         torch.testing.assert_close(got, expected)
     real = ids[:-1]
-    assert model.trimmed(real).shape[1] == min(16, longest + 5)
+    assert model.trim_padding(real).shape[1] == min(16, longest + 5)
 
 
 def test_unique_rows_also_when_two_share_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,7 +55,7 @@ def test_unique_rows_also_when_two_share_a_key(monkeypatch: pytest.MonkeyPatch) 
     different, which = unique_rows(ids)
     assert torch.equal(different[which], ids)
     assert len(different) == len(ids.unique(dim=0))
-    monkeypatch.setattr(characters, "_SPREAD", 0)  # then only the sums of the rows tell them apart
+    monkeypatch.setattr(characters, "_MULTIPLIER", 0)  # then only the sums of the rows tell them apart
     clashing = torch.tensor([[1, 2], [2, 1], [1, 2], [3, 0]])
     different, which = unique_rows(clashing)
     assert torch.equal(different[which], clashing)

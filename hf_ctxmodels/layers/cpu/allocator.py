@@ -1,4 +1,4 @@
-"""The CPU allocator during training."""
+"""The memory allocator during training on a CPU."""
 
 import ctypes
 import sys
@@ -16,8 +16,8 @@ def retain_freed_memory() -> Iterator[None]:
     """Keep freed memory for the next step instead of returning it to the operating system.
 
     Every step allocates the same activations and gradients. glibc unmaps large freed blocks, so their pages are mapped
-    and zeroed again in the next step. At the end free memory is returned, and the thresholds are those of glibc's
-    dynamic adjustment. No effect on other allocators.
+    and zeroed again in the next step. At the end free memory is returned, and glibc's dynamic thresholds are restored.
+    No effect with other allocators.
     """
     libc: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
     # blocks below the threshold come from the heap; older versions of glibc have a maximum

@@ -13,7 +13,7 @@ from hf_ctxmodels.layers.decoder_output import DecoderOutput
 
 
 class _Step(NamedTuple):
-    """(rows, hidden) of every layer, and (rows, 1, length) weights of the attention, if any."""
+    """(rows, hidden) of every layer, and (rows, 1, length) attention weights, if any."""
 
     layers: list[Tensor]
     weights: Tensor | None
@@ -31,9 +31,9 @@ class AttentionalDecoder(nn.Module):
     Args:
         vocab_size: Number of target tokens.
         embedding_size: Width of their embeddings.
-        hidden_size: Width of the hidden states, the encoder's and the decoder's.
+        hidden_size: Width of the hidden states of the encoder and the decoder.
         layers: Number of LSTM layers.
-        dropout: Rate on the input of every layer, and on the output.
+        dropout: Dropout on the input of every layer, and on the output.
         use_attention: False for no attention: h~ = tanh(W2 h + b2).
     """
 
@@ -50,8 +50,8 @@ class AttentionalDecoder(nn.Module):
     ) -> None:
         super().__init__()
         self.embeddings = nn.Embedding(vocab_size, embedding_size, padding_idx=padding_idx)
-        inputs = [embedding_size + hidden_size, *[hidden_size] * (layers - 1)]
-        self.cells = nn.ModuleList(nn.LSTMCell(width, hidden_size) for width in inputs)
+        input_sizes = [embedding_size + hidden_size, *[hidden_size] * (layers - 1)]
+        self.cells = nn.ModuleList(nn.LSTMCell(size, hidden_size) for size in input_sizes)
         self.query = nn.Linear(hidden_size, hidden_size) if use_attention else None
         self.combine = nn.Linear(hidden_size * (2 if use_attention else 1), hidden_size)
         self.dropout = Dropout(dropout)
@@ -68,25 +68,26 @@ class AttentionalDecoder(nn.Module):
         """Run over target tokens.
 
         Args:
-            ids: (rows, steps) target ids, each the token before the one to be predicted.
+            ids: (rows, steps) target ids, each the token before the predicted one.
             memory: (rows, length, hidden) the encoder's states.
             tokens: (rows, length) bool, False at padding positions of the source.
             cache: State after the previous tokens.
             record: Return `hidden_states`, the last of which are h~, and `cross_attentions`.
 
         Returns:
-            (rows, steps, hidden) h~ of every step, and the state after the last.
+            (rows, steps, hidden) h~ of every step, and the state after the last step.
         """
         counts = [len(ids)] * ids.shape[1]
         recorded: list[_Step] | None = [] if record else None
-        outputs, after = self._steps(ids, counts, memory, tokens, cache, recorded)
+        outputs, last_cache = self._run_steps(ids, counts, memory, tokens, cache, recorded)
         adjusted = torch.stack(outputs, 1)
         if recorded is None:
-            return DecoderOutput(self.dropout(adjusted), after)
+            return DecoderOutput(self.dropout(adjusted), last_cache)
         layers = [torch.stack(states, 1) for states in zip(*(step.layers for step in recorded), strict=True)]
+        hidden_states = (self.embeddings(ids), *layers[:-1], adjusted)
         weights = [step.weights for step in recorded if step.weights is not None]
-        attentions = (torch.cat(weights, 1)[:, None],) if weights else None
-        return DecoderOutput(self.dropout(adjusted), after, (self.embeddings(ids), *layers[:-1], adjusted), attentions)
+        cross_attentions = (torch.cat(weights, 1)[:, None],) if weights else None
+        return DecoderOutput(self.dropout(adjusted), last_cache, hidden_states, cross_attentions)
 
     def target_states(
         self, ids: Tensor, target_mask: Tensor, memory: Tensor, tokens: Tensor, cache: RecurrentCache
@@ -95,17 +96,17 @@ class AttentionalDecoder(nn.Module):
 
         A row is not computed after its last target.
         """
-        numbers = torch.arange(ids.shape[1], device=ids.device)
-        lengths = ((numbers + 1) * target_mask).amax(1)
+        columns = torch.arange(ids.shape[1], device=ids.device)
+        lengths = ((columns + 1) * target_mask).amax(1)
         order = lengths.argsort(descending=True, stable=True)
-        counts = (lengths[:, None] > numbers[: max(1, int(lengths.max()))]).sum(0).tolist()
-        counts[0] = len(ids)  # so that there is an output without targets
-        outputs, _ = self._steps(ids[order], counts, memory[order], tokens[order], cache.select(order), None)
-        firsts = torch.tensor([0, *counts[:-1]], device=ids.device).cumsum(0)
+        counts = (lengths[:, None] > columns[: max(1, int(lengths.max()))]).sum(0).tolist()
+        counts[0] = len(ids)  # for an output without targets
+        outputs, _ = self._run_steps(ids[order], counts, memory[order], tokens[order], cache.select(order), None)
+        step_starts = torch.tensor([0, *counts[:-1]], device=ids.device).cumsum(0)
         rows, steps = target_mask.nonzero(as_tuple=True)
-        return self.dropout(torch.cat(outputs)[firsts[steps] + order.argsort()[rows]])
+        return self.dropout(torch.cat(outputs)[step_starts[steps] + order.argsort()[rows]])
 
-    def _steps(
+    def _run_steps(
         self,
         ids: Tensor,
         counts: list[int],
@@ -121,28 +122,28 @@ class AttentionalDecoder(nn.Module):
         *states, (adjusted,) = cache.states
         outputs = []
         for step, count in enumerate(counts):
-            below = torch.cat([embeddings[:count, step], adjusted[:count]], -1)
+            inputs = torch.cat([embeddings[:count, step], adjusted[:count]], -1)
             for depth, layer in enumerate(self.cells):
-                inputs = self.dropout(below) if depth else below
                 hidden, cell = states[depth]
+                inputs = self.dropout(inputs) if depth else inputs
                 states[depth] = layer(inputs, (hidden[:count], cell[:count]))
-                below = states[depth][0]
-            adjusted, weights = self._adjusted(below, memory[:count], padding[:count])
+                inputs = states[depth][0]
+            adjusted, weights = self._adjust(inputs, memory[:count], padding[:count])
             outputs.append(adjusted)
             if recorded is not None:
                 recorded.append(_Step([hidden for hidden, _ in states], weights))
         return outputs, RecurrentCache([*states, (adjusted,)], cache.seen_tokens + len(counts))
 
-    def _adjusted(self, hidden: Tensor, memory: Tensor, padding: Tensor) -> tuple[Tensor, Tensor | None]:
-        """(rows, hidden) h -> (rows, hidden) h~, and (rows, 1, length) alpha where there is attention."""
+    def _adjust(self, hidden: Tensor, memory: Tensor, padding: Tensor) -> tuple[Tensor, Tensor | None]:
+        """(rows, hidden) h -> (rows, hidden) h~, and (rows, 1, length) alpha with attention."""
         weights = None
         if self.query is not None:
-            context, weights = attend(linear(self.query, hidden)[:, None], memory, memory, padding)
+            context, weights = global_attention(linear(self.query, hidden)[:, None], memory, memory, padding)
             hidden = torch.cat([context[:, 0], hidden.to(memory.dtype)], -1)
         return linear(self.combine, hidden).tanh(), weights
 
 
-def attend(queries: Tensor, keys: Tensor, values: Tensor, padding: Tensor) -> tuple[Tensor, Tensor]:
+def global_attention(queries: Tensor, keys: Tensor, values: Tensor, padding: Tensor) -> tuple[Tensor, Tensor]:
     """Global attention (Luong et al. 2015, section 3.1): softmax(queries keys^T) values.
 
     Args:
@@ -152,7 +153,7 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, padding: Tensor) -> tu
         padding: (rows, length) bool, True at padding.
 
     Returns:
-        (rows, steps, value width), and (rows, steps, length) the weights.
+        (rows, steps, value width), and (rows, steps, length) attention weights.
     """
     scores = (queries.to(keys.dtype) @ keys.transpose(1, 2)).float()
     weights = scores.masked_fill(padding[:, None], float("-inf")).softmax(-1).to(values.dtype)
@@ -161,7 +162,7 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, padding: Tensor) -> tu
 
 @torch.no_grad()
 def reset_lstm_cell(cell: nn.LSTMCell) -> None:
-    """torch's initialisation of an LSTM cell, with a forget bias of one; loaded weights are kept."""
+    """torch's initialisation of an LSTM cell, with a forget bias of one; loaded weights are not changed."""
     bound = cell.hidden_size**-0.5
     for weight in (cell.weight_ih, cell.weight_hh):
         init.uniform_(weight, -bound, bound)

@@ -24,7 +24,7 @@ class VectorDecoder(nn.Module):
         vocab_size: Number of target tokens.
         embedding_size: Width of their embeddings.
         layers: Unidirectional recurrent layers.
-        dropout: Rate on the input of every layer, and on the output.
+        dropout: Dropout on the input of every layer, and on the output.
     """
 
     def __init__(
@@ -53,11 +53,11 @@ class VectorDecoder(nn.Module):
         """Run over target tokens.
 
         Args:
-            ids: (rows, steps) target ids, each the token before the one to be predicted.
+            ids: (rows, steps) target ids, each the token before the predicted one.
             vectors: (rows, width).
             cache: State after the previous tokens, (rows, 1, hidden) tensors for every layer.
             tokens: (rows, steps) bool mask of the tokens, at least one in each row; None for all.
-            unpad: Compute without the other positions; False is equal, but slower.
+            unpad: Skip the other positions; False computes the same, but slower.
             record: Return `hidden_states`.
 
         Returns:
@@ -67,15 +67,16 @@ class VectorDecoder(nn.Module):
         states = torch.cat([embeddings, vectors[:, None].expand(-1, ids.shape[1], -1).to(embeddings.dtype)], -1)
         tokens = torch.ones_like(ids, dtype=torch.bool) if tokens is None else tokens
         build = PackedSequences.build if unpad else PackedSequences.with_padding
-        rows = build(tokens, None, 1)
+        packing = build(tokens, None, 1)
         final_states, recorded = [], [embeddings]
-        for layer, before in zip(self.layers, cache.states, strict=True):
-            packed, final = layer(rows.pack(self.dropout(states)), rows, rows.pack_state(before))
-            states = rows.unpack(packed)[0]
-            final_states.append(rows.unpack_state(final))
+        for layer, initial_state in zip(self.layers, cache.states, strict=True):
+            inputs = packing.pack(self.dropout(states))
+            packed, final_state = layer(inputs, packing, packing.pack_state(initial_state))
+            states = packing.unpack(packed)[0]
+            final_states.append(packing.unpack_state(final_state))
             recorded.append(states)
-        after = RecurrentCache(final_states, cache.seen_tokens + ids.shape[1])
-        return DecoderOutput(self.dropout(states), after, tuple(recorded) if record else None)
+        last_cache = RecurrentCache(final_states, cache.seen_tokens + ids.shape[1])
+        return DecoderOutput(self.dropout(states), last_cache, tuple(recorded) if record else None)
 
     def target_states(self, ids: Tensor, target_mask: Tensor, vectors: Tensor, cache: RecurrentCache) -> Tensor:
         """(targets, hidden) states where `target_mask` (rows, steps) is True, in row-major order; see `forward`.
@@ -87,7 +88,7 @@ class VectorDecoder(nn.Module):
 
 class SentenceDecoder(VectorDecoder):
     """LASER's decoder for all languages (Artetxe & Schwenk 2019, section 3.1): LSTMs with the sentence vector and a
-    language embedding as input at every step; their initial states are linear maps of the sentence vector.
+    language embedding as input at every step; linear layers of the sentence vector give their initial states.
 
     Args:
         vocab_size: Number of target tokens.
@@ -97,7 +98,7 @@ class SentenceDecoder(VectorDecoder):
         language_size: Width of a language embedding.
         hidden_size: Width of the hidden states.
         layers: Number of LSTM layers.
-        dropout: Rate on the input of every layer, and on the output.
+        dropout: Dropout on the input of every layer, and on the output.
     """
 
     def __init__(
@@ -113,19 +114,18 @@ class SentenceDecoder(VectorDecoder):
         dropout: float,
         padding_idx: int | None = None,
     ) -> None:
-        widths = [embedding_size + sentence_size + language_size, *[hidden_size] * (layers - 1)]
-        own = (LSTM(width, hidden_size, directions=1, state_bias=True) for width in widths)
-        super().__init__(vocab_size, embedding_size, own, dropout=dropout, padding_idx=padding_idx)
+        input_sizes = [embedding_size + sentence_size + language_size, *[hidden_size] * (layers - 1)]
+        lstm_layers = (LSTM(size, hidden_size, directions=1, state_bias=True) for size in input_sizes)
+        super().__init__(vocab_size, embedding_size, lstm_layers, dropout=dropout, padding_idx=padding_idx)
         self.languages = nn.Embedding(languages, language_size)
         self.first_hidden = nn.Linear(sentence_size, layers * hidden_size)
         self.first_cell = nn.Linear(sentence_size, layers * hidden_size)
 
     def start(self, sentence: Tensor) -> RecurrentCache:
         """The cache before the first token, from (rows, sentence) vectors."""
-        parts = (
-            linear(each, sentence)[:, None].chunk(len(self.layers), -1) for each in (self.first_hidden, self.first_cell)
-        )
-        return RecurrentCache(zip(*parts, strict=True))
+        hidden = linear(self.first_hidden, sentence)[:, None].chunk(len(self.layers), -1)
+        cell = linear(self.first_cell, sentence)[:, None].chunk(len(self.layers), -1)
+        return RecurrentCache(zip(hidden, cell, strict=True))
 
     def step_vectors(self, sentence: Tensor, language: Tensor) -> Tensor:
         """(rows, sentence) vectors concatenated with the embeddings of (rows,) languages."""
@@ -134,7 +134,7 @@ class SentenceDecoder(VectorDecoder):
 
 class ConditionalDecoder(VectorDecoder):
     """GenSen's decoder of a task (Subramanian et al. 2018, arXiv 1804.00079): a GRU conditioned on the sentence vector,
-    which is also its initial state; and the task's linear map to logits.
+    which is also its initial state, and the task's output layer.
 
     Args:
         vocab_size: Number of target tokens.

@@ -28,7 +28,7 @@ from hf_ctxmodels.layers.cpu.dropout import Dropout, dropout
 from hf_ctxmodels.layers.cpu.linear import linear
 from hf_ctxmodels.layers.decoder_output import DecoderOutput
 from hf_ctxmodels.layers.pooling import mask_until_last_target, token_mask
-from hf_ctxmodels.layers.recurrent.attentional_decoder import attend
+from hf_ctxmodels.layers.recurrent.attentional_decoder import global_attention
 from hf_ctxmodels.layers.recurrent.packing import PackedSequences
 from hf_ctxmodels.models.lmseq2seq.configuration_lmseq2seq import CtxLmSeq2SeqConfig
 
@@ -242,7 +242,7 @@ class CtxLmSeq2SeqForConditionalGeneration(heads.ForConditionalGeneration, CtxLm
         keys = memory[..., -self.config.hidden_size :]
         padding = ~token_mask(keys, inputs.attention_mask)
         values = memory if self.config.multi_layer_attention else keys
-        context, weights = attend(linear(self.query, hidden), keys, values, padding)
+        context, weights = global_attention(linear(self.query, hidden), keys, values, padding)
         features = torch.cat([context, hidden.to(keys.dtype)], -1)
         lower_states = outputs.hidden_states[self.config.pretrained_layers]
         if target_mask is not None:
