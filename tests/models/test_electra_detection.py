@@ -1,4 +1,4 @@
-"""The parts of replaced token detection against their formulas."""
+"""ELECTRA's replaced token detection: sampling and losses against their formulas."""
 
 import pytest
 import torch
@@ -16,13 +16,13 @@ from hf_ctxmodels.models.electra.replaced_token_detection import (
     fill_masked,
 )
 
-WIDTH, WORDS = 8, 40
+WIDTH, VOCAB_SIZE = 8, 40
 
 
 @pytest.fixture
 def head() -> MaskedLMHead:
     torch.manual_seed(0)
-    head = MaskedLMHead(WIDTH, WIDTH, WORDS, activation="gelu", layer_norm_eps=1e-5)
+    head = MaskedLMHead(WIDTH, WIDTH, VOCAB_SIZE, activation="gelu", layer_norm_eps=1e-5)
     with torch.no_grad():
         for parameter in head.parameters():
             parameter.add_(torch.randn_like(parameter))
@@ -32,56 +32,59 @@ def head() -> MaskedLMHead:
 def masked_batch() -> tuple[Tensor, Tensor, Tensor]:
     """input_ids and labels (3, 6), and random states (targets, width)."""
     generator = torch.Generator().manual_seed(1)
-    labels = torch.randint(WORDS, (3, 6), generator=generator)
+    labels = torch.randint(VOCAB_SIZE, (3, 6), generator=generator)
     masked = torch.tensor([[0, 1, 1, 0, 1, 0], [0, 0, 0, 0, 0, 0], [1, 0, 0, 0, 0, 1]]).bool()
     input_ids = labels.masked_fill(masked, 3)
     return input_ids, labels.masked_fill(~masked, -100), torch.randn(5, WIDTH, generator=generator)
 
 
-@pytest.mark.parametrize("rows", [1, 2, 100])
-def test_fills_every_mask_with_a_draw_from_the_softmax(
-    head: MaskedLMHead, monkeypatch: pytest.MonkeyPatch, rows: int
+@pytest.mark.parametrize("chunk_size", [1, 2, 100])
+def test_samples_and_loss_of_the_generator(
+    head: MaskedLMHead, monkeypatch: pytest.MonkeyPatch, chunk_size: int
 ) -> None:
-    """In chunks of any size: loss, draws and right guesses are those of the full logits."""
-    monkeypatch.setattr(prediction, "CHUNK_ELEMENTS", rows * WORDS)
+    """In chunks of any size: loss, samples and accuracy equal those of the full logits."""
+    monkeypatch.setattr(prediction, "CHUNK_ELEMENTS", chunk_size * VOCAB_SIZE)
     input_ids, labels, states = masked_batch()
     seeds = torch.tensor([11, 12, 13])
     filled = fill_masked(states, head, input_ids, labels, seeds)
     logits, targets = head(states), labels[labels != -100]
     torch.testing.assert_close(filled.loss, F.cross_entropy(logits, targets, reduction="sum"))
     numbers = uniforms(torch.tensor([11, 11, 11, 13, 13]), torch.tensor([0, 1, 2, 0, 1]))
-    drawn = sample_categorical(logits.softmax(-1), numbers)
-    assert torch.equal(filled.input_ids[labels != -100], drawn)
+    samples = sample_categorical(logits.softmax(-1), numbers)
+    assert torch.equal(filled.input_ids[labels != -100], samples)
     assert torch.equal(filled.input_ids[labels == -100], input_ids[labels == -100])
     assert filled.correct == (logits.argmax(-1) == targets).sum()
-    wanted = torch.autograd.grad(F.cross_entropy(logits, targets, reduction="sum"), list(head.parameters()))
-    for got, expected in zip(torch.autograd.grad(filled.loss, list(head.parameters())), wanted, strict=True):
-        torch.testing.assert_close(got, expected)
+    parameters = list(head.parameters())
+    expected_gradients = torch.autograd.grad(F.cross_entropy(logits, targets, reduction="sum"), parameters)
+    for gradient, expected in zip(torch.autograd.grad(filled.loss, parameters), expected_gradients, strict=True):
+        torch.testing.assert_close(gradient, expected)
 
 
-@pytest.mark.parametrize("given", [True, False])
-def test_a_row_draws_the_same_whatever_surrounds_it(head: MaskedLMHead, given: bool) -> None:
-    """Other rows, their order, and padding on either side; with seeds, and with those made of the rows' tokens."""
+@pytest.mark.parametrize("seeded", [True, False])
+def test_samples_do_not_depend_on_other_examples_and_padding(head: MaskedLMHead, seeded: bool) -> None:
+    """With given seeds, and with seeds derived from the tokens."""
     input_ids, labels, states = masked_batch()
-    seeds = torch.tensor([5, 6, 7]) if given else None
-    together = fill_masked(states, head, input_ids, labels, seeds).input_ids
-    alone = fill_masked(states[3:], head, input_ids[2:], labels[2:], None if seeds is None else seeds[2:]).input_ids
-    assert torch.equal(alone[0], together[2])
-    wide = fill_masked(states, head, F.pad(input_ids, (4, 3)), F.pad(labels, (4, 3), value=-100), seeds).input_ids
-    assert torch.equal(wide[:, 4:-3], together)
-    assert not wide[:, :4].any()
+    seeds = torch.tensor([5, 6, 7]) if seeded else None
+    batch_ids = fill_masked(states, head, input_ids, labels, seeds).input_ids
+    single_ids = fill_masked(
+        states[3:], head, input_ids[2:], labels[2:], None if seeds is None else seeds[2:]
+    ).input_ids
+    assert torch.equal(single_ids[0], batch_ids[2])
+    padded_ids = fill_masked(states, head, F.pad(input_ids, (4, 3)), F.pad(labels, (4, 3), value=-100), seeds).input_ids
+    assert torch.equal(padded_ids[:, 4:-3], batch_ids)
+    assert not padded_ids[:, :4].any()
 
 
-def test_seeds_made_of_rows_differ() -> None:
-    """By the word behind a mask, by where in the order of masks it stands, and by what stands in its place."""
+def test_derived_seeds_differ() -> None:
+    """By the masked token, its position among the masked tokens, and the token in its place."""
     labels = torch.tensor([[5, 6, -100], [6, 5, -100], [5, 7, -100], [5, 6, -100]])
     input_ids = torch.tensor([[3, 3, 9], [3, 3, 9], [3, 3, 9], [3, 6, 9]])
     seeds = replaced_token._derive_seeds(input_ids, labels, (labels != -100).cumsum(1) - 1)
     assert len(seeds.unique()) == 4
 
 
-def test_no_mask_at_all(head: MaskedLMHead) -> None:
-    input_ids = torch.randint(WORDS, (2, 4))
+def test_no_masked_token(head: MaskedLMHead) -> None:
+    input_ids = torch.randint(VOCAB_SIZE, (2, 4))
     filled = fill_masked(torch.zeros(0, WIDTH), head, input_ids, torch.full((2, 4), -100))
     assert torch.equal(filled.input_ids, input_ids)
     assert filled.loss == 0
@@ -97,19 +100,21 @@ def test_detection() -> None:
     torch.testing.assert_close(detection_loss(logits, replaced), expected)
 
 
-@pytest.mark.parametrize("rows", [1, 3, 100])
-def test_copy_or_predict(head: MaskedLMHead, monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
-    """D on the token read and 1 - D times the softmax, in chunks of any size, gradients too."""
-    monkeypatch.setattr(replaced_token, "CHUNK_ELEMENTS", rows * WORDS)
+@pytest.mark.parametrize("chunk_size", [1, 3, 100])
+def test_copy_or_predict(head: MaskedLMHead, monkeypatch: pytest.MonkeyPatch, chunk_size: int) -> None:
+    """Loss and gradients in chunks of any size."""
+    monkeypatch.setattr(replaced_token, "CHUNK_ELEMENTS", chunk_size * VOCAB_SIZE)
     generator = torch.Generator().manual_seed(2)
     states = torch.randn(7, WIDTH, generator=generator).requires_grad_()
     gate = torch.randn(7, generator=generator).requires_grad_()
-    original = torch.randint(WORDS, (7,), generator=generator)
-    read = torch.where(torch.arange(7) < 4, original, (original + 1) % WORDS)
+    original = torch.randint(VOCAB_SIZE, (7,), generator=generator)
+    corrupted = torch.where(torch.arange(7) < 4, original, (original + 1) % VOCAB_SIZE)
     copy = torch.sigmoid(gate)
-    chance = (1 - copy) * head(states).softmax(-1)[torch.arange(7), original] + copy * (read == original)
-    expected, got = -chance.log().sum(), copy_or_predict_loss(head, gate, states, read, original)
-    torch.testing.assert_close(got, expected)
+    predict = head(states).softmax(-1)[torch.arange(7), original]
+    expected = -((1 - copy) * predict + copy * (corrupted == original)).log().sum()
+    loss = copy_or_predict_loss(head, gate, states, corrupted, original)
+    torch.testing.assert_close(loss, expected)
     leaves = [states, gate, *head.parameters()]
-    for one, other in zip(torch.autograd.grad(got, leaves), torch.autograd.grad(expected, leaves), strict=True):
-        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+    gradients = zip(torch.autograd.grad(loss, leaves), torch.autograd.grad(expected, leaves), strict=True)
+    for gradient, expected_gradient in gradients:
+        torch.testing.assert_close(gradient, expected_gradient, atol=1e-5, rtol=1e-4)

@@ -1,4 +1,4 @@
-"""ELECTRA (Clark et al. 2020): an encoder that detects the tokens a small generator replaced."""
+"""ELECTRA (Clark et al. 2020): an encoder pretrained to detect tokens replaced by a small generator."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ from hf_ctxmodels.models.electra.tokenization_electra import CtxElectraTokenizer
 from hf_ctxmodels.objectives import MaskedLM, ReplacedTokenDetection
 from hf_ctxmodels.spec import FamilySpec, PublishedCount, ShortTraining, Target, Traits, encoder_size
 
-# small, base, large: Clark et al. 2020, appendix A, table 6; the others have its small one's proportions
+# small, base, large: Clark et al. 2020, appendix A, table 6; tiny and mini have the proportions of small
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": {**encoder_size(128, 2, 2), "embedding_size": 64, "generator_size": 0.5},
     "mini": {**encoder_size(256, 4, 4), "embedding_size": 128, "generator_size": 0.25},
@@ -28,8 +28,10 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 
 
-def _pair(fields: dict[str, Any], width: int, encoder: int, discriminator: int, generator: int) -> PublishedCount:
-    """Counts of a published discriminator; pretraining adds its generator, less the tables and LayerNorm they share."""
+def _published_pair(
+    fields: dict[str, Any], width: int, encoder: int, discriminator: int, generator: int
+) -> PublishedCount:
+    """Counts of a published discriminator; pretraining adds its generator except for the shared embeddings and norm."""
     counts = {
         "AutoModel": encoder,
         "CtxElectraForReplacedTokenDetection": discriminator,
@@ -38,12 +40,12 @@ def _pair(fields: dict[str, Any], width: int, encoder: int, discriminator: int, 
     return PublishedCount(fields, counts)
 
 
-# Counted with the reference classes of transformers 5.23.
+# parameter counts of the classes of transformers 5.23
 PUBLISHED = {
-    "small": _pair({}, 128, 13_483_008, 13_549_057, 4_620_026),
-    "base": _pair(SIZES["base"], 768, 108_891_648, 109_483_009, 33_740_602),
-    "large": _pair(SIZES["large"], 1024, 334_092_288, 335_142_913, 51_295_290),
-    # the generator that was released with the small discriminator is as large as that
+    "small": _published_pair({}, 128, 13_483_008, 13_549_057, 4_620_026),
+    "base": _published_pair(SIZES["base"], 768, 108_891_648, 109_483_009, 33_740_602),
+    "large": _published_pair(SIZES["large"], 1024, 334_092_288, 335_142_913, 51_295_290),
+    # the released generator of the small discriminator has the same size as the discriminator
     "released generator of small": PublishedCount({}, {"AutoModelForMaskedLM": 13_546_682}),
     "generator of small": PublishedCount(
         {"hidden_size": 64, "num_attention_heads": 1, "intermediate_size": 256},
@@ -79,7 +81,8 @@ SPEC = FamilySpec(
     reference_heads={"AutoModelForPreTraining": CtxElectraForReplacedTokenDetection},
     traits=Traits(
         tiny={"discriminator_weight": 2.0},
-        # in so few steps a generator that shares all weights learns little beside fifty times the other loss
+        # a generator that shares all weights learns little in so few steps, since the other loss has 50 times its
+        # weight
         short_training=ShortTraining(
             steps=200,
             config_options=("generator_size=0.5",),

@@ -12,19 +12,21 @@ from hf_ctxmodels.core.errors import CtxError
 
 @strict
 class CtxElectraConfig(CtxEncoderConfig):
-    """Shape and regularisation of an ELECTRA discriminator and its generator; the defaults are ELECTRA-small.
+    """Configuration of an ELECTRA discriminator and its generator; the defaults are ELECTRA-small.
 
-    Args: those of `CtxEncoderConfig`, and
-        embedding_size: Width of the token, position and segment tables.
+    See `CtxEncoderConfig` for the other arguments.
+
+    Args:
+        embedding_size: Width of the token, position and segment embeddings.
         classifier_dropout: Dropout before the task heads; `None` means `hidden_dropout_prob`.
         summary_type, summary_use_proj, summary_activation, summary_last_dropout: The multiple-choice head: the "first"
             token, an optional dense layer, an activation and dropout.
         generator_size: Relative width of the generator (section 3.2): factor of the residual stream, the feed-forward
             layer and the number of heads, rounded; the number of layers is the same.
-        generator_overrides: Other fields of the generator.
+        generator_overrides: Values of other fields of the generator.
         tie_generator: Weights shared with the generator (section 3.2): "embeddings" (token, position, segment, and
-            their LayerNorm), "all" of the encoder (needs generator_size=1), or "none".
-        freeze_generator: Do not train the generator: stage two of two-stage training (section 3.2). Needs
+            their LayerNorm), "all" weights of the encoder (requires generator_size=1), or "none".
+        freeze_generator: Do not train the generator: stage two of two-stage training (section 3.2). Requires
             `tie_generator="none"`.
         discriminator_task: The discriminator's task (section 3.5): "detection" of replaced tokens; "detection_masked"
             at the masked positions only ("ELECTRA 15%"); "replace_mlm", prediction of the original tokens at the masked
@@ -70,7 +72,7 @@ class CtxElectraConfig(CtxEncoderConfig):
         if self.tie_generator != "none" and width > self.hidden_size:
             raise ValueError(
                 f"The generator's width of {width} exceeds the discriminator's {self.hidden_size}, which "
-                f"tie_generator={self.tie_generator!r} does not allow; lower generator_size to at most 1, or set "
+                f"tie_generator={self.tie_generator!r} does not allow; set generator_size to at most 1, or "
                 f'tie_generator="none".'
             )
         if self.freeze_generator and self.tie_generator != "none":
@@ -80,18 +82,17 @@ class CtxElectraConfig(CtxEncoderConfig):
             )
 
     def generator_config(self) -> Self:
-        """The generator's configuration.
+        """The configuration of the generator.
 
         Raises:
-            CtxError: The generator's heads do not divide its width, or its shape does not allow the sharing of
-                `tie_generator`.
+            CtxError: The generator's heads do not divide its width, or its shape does not allow `tie_generator`.
         """
         values = self._generator_values()
         if values["hidden_size"] % values["num_attention_heads"]:
             raise CtxError(
                 f"With generator_size={self.generator_size} the generator's {values['num_attention_heads']} attention "
                 f"heads do not divide its width of {values['hidden_size']}.",
-                hint="choose a size that gives whole heads (1/4, 1/3, 1/2, ...), or set both in "
+                hint="choose a size with a whole number of heads (1/4, 1/3, 1/2, ...), or set both in "
                 'generator_overrides={"hidden_size": ..., "num_attention_heads": ...}.',
             )
         if values["vocab_size"] != self.vocab_size:
@@ -105,36 +106,37 @@ class CtxElectraConfig(CtxEncoderConfig):
                 raise CtxError(
                     f"tie_generator={self.tie_generator!r} shares weights, but {name} is {values[name]} in the "
                     f"generator and {getattr(self, name)} in the discriminator.",
-                    hint='set tie_generator="none", or use equal values ("all" needs generator_size=1).',
+                    hint='set tie_generator="none", or use equal values ("all" requires generator_size=1).',
                 )
         config = type(self)(**values)
         config._attn_implementation = self._attn_implementation
         return config
 
     def with_generator(self, generator: Self, **changes: Any) -> Self:
-        """This configuration with another generator.
+        """A copy of this configuration with the generator of another one.
 
         Args:
             generator: Configuration of the generator.
-            changes: Other fields.
+            changes: New values of other fields.
         """
-        own = {name: getattr(self, name) for name in self._own_fields()}
-        own |= {"generator_size": generator.hidden_size / self.hidden_size, "generator_overrides": None, **changes}
-        implied = type(self)(**own)._generator_values()
-        differing = {name: getattr(generator, name) for name in implied if implied[name] != getattr(generator, name)}
-        return type(self)(**own | {"generator_overrides": differing or None})
+        values = {name: getattr(self, name) for name in self._field_names()}
+        values |= {"generator_size": generator.hidden_size / self.hidden_size, "generator_overrides": None, **changes}
+        implied = type(self)(**values)._generator_values()
+        overrides = {name: getattr(generator, name) for name in implied if implied[name] != getattr(generator, name)}
+        return type(self)(**values | {"generator_overrides": overrides or None})
 
-    def _own_fields(self) -> list[str]:
-        own = {name for each in type(self).__mro__ if issubclass(each, CtxConfig) for name in each.__annotations__}
-        return [field.name for field in fields(self) if field.name in own]
+    def _field_names(self) -> list[str]:
+        """The fields that classes of this package define."""
+        names = {name for base in type(self).__mro__ if issubclass(base, CtxConfig) for name in base.__annotations__}
+        return [field.name for field in fields(self) if field.name in names]
 
     def _generator_values(self) -> dict[str, Any]:
-        narrowed = {
+        shared = {name: getattr(self, name) for name in self._field_names() if name not in self.pair_fields}
+        scaled = {
             name: max(1, round(getattr(self, name) * self.generator_size))
             for name in ("hidden_size", "intermediate_size", "num_attention_heads")
         }
-        shared = {name: getattr(self, name) for name in self._own_fields() if name not in self.pair_fields}
-        return shared | narrowed | (self.generator_overrides or {})
+        return shared | scaled | (self.generator_overrides or {})
 
 
 _EMBEDDING_FIELDS = ("embedding_size", "max_position_embeddings", "type_vocab_size")

@@ -1,6 +1,6 @@
-"""ELECTRA weight names: the reference layout of transformers -> the native layout here.
+"""Weight conversion of ELECTRA between the layout of transformers and the native layout.
 
-Generator and discriminator are separate models in the reference. In a joint checkpoint the generator's names begin with
+Generator and discriminator are separate models in transformers. In a joint checkpoint the generator's names start with
 `generator.`, which no pattern matches.
 """
 

@@ -16,17 +16,17 @@ from hf_ctxmodels.models.electra.replaced_token_detection import (
 
 
 class DiscriminatorTask(ABC):
-    """A value of `discriminator_task`: its heads and its loss.
+    """A task of the discriminator, selected by `config.discriminator_task`: its heads and its loss.
 
-    The heads are modules of the joint model, with the names of the family's other classes, which can so open a joint
-    checkpoint.
+    The heads are modules of the joint model with the names of the other classes of the family, so that these classes
+    can load a joint checkpoint.
 
     Args:
         masked_only: Compute the loss at the masked positions only.
 
     Attributes:
-        head_name: Name of the head that gives the logits.
-        output_layer: As in `HeadModel`.
+        head_name: Name of the head that returns the logits.
+        output_layer: See `HeadModel`.
     """
 
     head_name: ClassVar[str]
@@ -37,28 +37,28 @@ class DiscriminatorTask(ABC):
 
     @abstractmethod
     def build_heads(self, config: CtxElectraConfig) -> dict[str, nn.Module]:
-        """Name -> head."""
+        """Create the heads: name -> module."""
 
     @abstractmethod
     def loss(
         self, model: Any, states: Tensor, corrupted_ids: Tensor, original_ids: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The summed loss in nats, and counts for the output's `metrics`.
+        """The summed loss in nats, and the counts for `metrics` of the output.
 
         Args:
-            model: The joint model, which has the heads.
-            states: (tokens, hidden) of the discriminator.
-            corrupted_ids, original_ids: (tokens,) the discriminator's input, and the tokens before masking.
+            model: The joint model with the heads.
+            states: (tokens, hidden) output of the discriminator.
+            corrupted_ids, original_ids: (tokens,) input of the discriminator, and the tokens before masking.
         """
 
 
-class ReplacedTokenDetection(DiscriminatorTask):
+class DetectionTask(DiscriminatorTask):
     """Detection of replaced tokens (section 2)."""
 
     head_name = "rtd_head"
 
     def build_heads(self, config: CtxElectraConfig) -> dict[str, nn.Module]:
-        """The detection head."""
+        """Create the detection head."""
         return {"rtd_head": DetectionHead(config.hidden_size, activation=config.hidden_act)}
 
     def loss(
@@ -70,16 +70,22 @@ class ReplacedTokenDetection(DiscriminatorTask):
         return detection_loss(logits, replaced), {f"rtd_{name}": count for name, count in counts.items()}
 
 
-class OriginalTokenPrediction(DiscriminatorTask):
+class PredictionTask(DiscriminatorTask):
     """Prediction of the original tokens (section 3.5, "Replace MLM")."""
 
     head_name = "mlm_head"
     output_layer = "mlm_head.decoder"
 
     def build_heads(self, config: CtxElectraConfig) -> dict[str, nn.Module]:
-        """The masked-LM head."""
-        sizes = config.hidden_size, config.embedding_size, config.vocab_size
-        return {"mlm_head": MaskedLMHead(*sizes, activation="gelu", layer_norm_eps=config.layer_norm_eps)}
+        """Create the masked-LM head."""
+        head = MaskedLMHead(
+            config.hidden_size,
+            config.embedding_size,
+            config.vocab_size,
+            activation="gelu",
+            layer_norm_eps=config.layer_norm_eps,
+        )
+        return {"mlm_head": head}
 
     def loss(
         self, model: Any, states: Tensor, corrupted_ids: Tensor, original_ids: Tensor
@@ -88,24 +94,24 @@ class OriginalTokenPrediction(DiscriminatorTask):
         return model.mlm_head.summed_loss(states, original_ids), {}
 
 
-class CopyOrPrediction(OriginalTokenPrediction):
+class CopyOrPredictionTask(PredictionTask):
     """Prediction of the original tokens with a copy mechanism (section 3.5, "All-Tokens MLM")."""
 
     def build_heads(self, config: CtxElectraConfig) -> dict[str, nn.Module]:
-        """The masked-LM head and the copy gate."""
+        """Create the masked-LM head and the copy gate."""
         return super().build_heads(config) | {"copy_gate": nn.Linear(config.hidden_size, 1)}
 
     def loss(
         self, model: Any, states: Tensor, corrupted_ids: Tensor, original_ids: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Cross-entropy, see `copy_or_predict_loss`."""
+        """Cross-entropy with a copy mechanism, see `copy_or_predict_loss`."""
         gate = model.copy_gate(states).squeeze(-1)
         return copy_or_predict_loss(model.mlm_head, gate, states, corrupted_ids, original_ids), {}
 
 
 DISCRIMINATOR_TASKS: dict[str, DiscriminatorTask] = {
-    "detection": ReplacedTokenDetection(masked_only=False),
-    "detection_masked": ReplacedTokenDetection(masked_only=True),
-    "replace_mlm": OriginalTokenPrediction(masked_only=True),
-    "all_tokens_mlm": CopyOrPrediction(masked_only=False),
+    "detection": DetectionTask(masked_only=False),
+    "detection_masked": DetectionTask(masked_only=True),
+    "replace_mlm": PredictionTask(masked_only=True),
+    "all_tokens_mlm": CopyOrPredictionTask(masked_only=False),
 }

@@ -25,51 +25,55 @@ from hf_ctxmodels.models.electra.replaced_token_detection import DetectionHead, 
 
 
 class CtxElectraPreTrainedModel(CtxPreTrainedModel):
-    """ELECTRA's part of the model base."""
+    """Base class of the ELECTRA models."""
 
     config: CtxElectraConfig
     base_model_prefix = "electra"
     reference_model_type = "electra"
     export_conversion = ELECTRA_CONVERSION
     _no_split_modules = ["TransformerBlock"]
-    # Other heads of the family, the generator, and a buffer of old checkpoints.
+    # other heads of the family, the generator, and a buffer of old checkpoints
     _keys_to_ignore_on_load_unexpected = [
-        *(r"^mlm_head\.", r"^rtd_head\.", r"^copy_gate\.", r"^generator\.", r"position_ids$")
+        r"^mlm_head\.",
+        r"^rtd_head\.",
+        r"^copy_gate\.",
+        r"^generator\.",
+        r"position_ids$",
     ]
 
     def reference_config(self) -> dict[str, Any]:
-        """The configuration of the reference class, without the fields of joint pretraining."""
+        """The configuration of the class of transformers, without the fields of joint pretraining."""
         values = super().reference_config()
         return {name: value for name, value in values.items() if name not in self.config.pair_fields}
 
 
 class CtxElectraModel(TransformerEncoder, CtxElectraPreTrainedModel):
-    """The encoder; of a joint checkpoint, the discriminator's."""
+    """The encoder; the discriminator's if loaded from a joint checkpoint."""
 
     def __init__(self, config: CtxElectraConfig, add_pooling_layer: bool = False) -> None:
         super().__init__(config, add_pooling_layer)
 
     def build_embeddings(self, config: CtxElectraConfig) -> TokenPositionTypeEmbeddings:
-        """Create embeddings, projected if their width differs."""
-        projected = None if config.embedding_size == config.hidden_size else config.hidden_size
-        return build_embeddings(config, width=config.embedding_size, projected_size=projected)
+        """Create the embeddings, projected to `hidden_size` if their width differs."""
+        projected_size = None if config.embedding_size == config.hidden_size else config.hidden_size
+        return build_embeddings(config, width=config.embedding_size, projected_size=projected_size)
 
     def build_pooler(self, config: CtxElectraConfig) -> nn.Module:
-        """The first token's state: the heads have their own dense layer."""
+        """No pooler layer: the heads have a dense layer."""
         return nn.Identity()
 
 
 class CtxElectraHeadModel(heads.HeadModel, CtxElectraPreTrainedModel):
-    """Binds the generic heads to ELECTRA's encoder."""
+    """Base class of the ELECTRA models with a head."""
 
     encoder_class = CtxElectraModel
 
 
 class CtxElectraForMaskedLM(heads.ForMaskedLM, CtxElectraHeadModel):
-    """The generator: ELECTRA's encoder with the masked-LM head, whose decoder is tied to the word embeddings."""
+    """The generator: ELECTRA with a masked-LM head, whose decoder is tied to the word embeddings."""
 
     _tied_weights_keys = {"mlm_head.decoder.weight": "electra.embeddings.word_embeddings.weight"}
-    transform_activation = "gelu"  # independent of `hidden_act`, as in the reference
+    transform_activation = "gelu"  # independent of `hidden_act`, as in transformers
 
 
 @dataclass
@@ -78,7 +82,7 @@ class CtxElectraDetectionOutput(ModelOutput):
 
     Attributes:
         loss: Binary cross-entropy in nats.
-        logits: (batch, length), positive where a token looks replaced.
+        logits: (batch, length), positive for replaced tokens.
         metrics: "precision", "recall", "f1" and "share" of replaced tokens, as (numerator, denominator).
         hidden_states, attentions: As requested.
     """
@@ -96,11 +100,11 @@ class CtxElectraForReplacedTokenDetection(CtxElectraHeadModel):
     loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
 
     def build_head(self, config: CtxElectraConfig) -> None:
-        """The detection head."""
+        """Create the detection head."""
         self.rtd_head = DetectionHead(config.hidden_size, activation=config.hidden_act)
 
     def reference_config(self) -> dict[str, Any]:
-        """The configuration of the reference class."""
+        """The configuration of the class of transformers."""
         return super().reference_config() | {"architectures": ["ElectraForPreTraining"]}
 
     @can_return_tuple
@@ -116,8 +120,9 @@ class CtxElectraForReplacedTokenDetection(CtxElectraHeadModel):
         num_items_in_batch: ItemCounts = None,
         **kwargs: Any,
     ) -> CtxElectraDetectionOutput:
-        """Logits, and the loss with `labels` (batch, length): 1 = replaced, 0 = original; -100 and padding are
-        ignored."""
+        """Logits, and the loss with `labels` (batch, length): 1 for replaced, 0 for original; -100 and padding are
+        ignored.
+        """
         outputs = self.encode(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -131,10 +136,10 @@ class CtxElectraForReplacedTokenDetection(CtxElectraHeadModel):
         loss = metrics = None
         if labels is not None:
             labels = _detection_labels(labels, logits, attention_mask)
-            counted = labels != IGNORE_INDEX
-            replaced = labels[counted] == 1
-            loss = mean_over_targets(detection_loss(logits[counted], replaced), labels, "labels", num_items_in_batch)
-            metrics = detection_counts(logits[counted].detach(), replaced)
+            is_target = labels != IGNORE_INDEX
+            replaced = labels[is_target] == 1
+            loss = mean_over_targets(detection_loss(logits[is_target], replaced), labels, "labels", num_items_in_batch)
+            metrics = detection_counts(logits[is_target].detach(), replaced)
         return CtxElectraDetectionOutput(
             loss=loss,
             logits=logits,
@@ -145,40 +150,42 @@ class CtxElectraForReplacedTokenDetection(CtxElectraHeadModel):
 
 
 def _detection_labels(labels: Tensor, logits: Tensor, attention_mask: Tensor | None) -> Tensor:
-    """(batch, length) labels with padding ignored.
+    """(batch, length) labels, -100 at padding.
 
     Raises:
         CtxError: The shape is not the input's, or a label is not 0, 1 or -100.
     """
     labels = heads.validate_targets(labels, "labels", logits.shape)
     if not torch.compiler.is_compiling():
-        bad = labels[(labels != IGNORE_INDEX) & (labels != 0) & (labels != 1)]
-        if bad.numel():
-            raise CtxError(f"labels holds {int(bad[0])}, outside [0, 2) (1 = replaced) and not -100 (ignored).")
+        invalid = labels[(labels != IGNORE_INDEX) & (labels != 0) & (labels != 1)]
+        if invalid.numel():
+            raise CtxError(
+                f"labels has the value {int(invalid[0])}, expected 0 (original), 1 (replaced) or -100 (ignored)."
+            )
     if attention_mask is not None and attention_mask.dim() == 2:
         labels = labels.masked_fill(attention_mask == 0, IGNORE_INDEX)
     return labels
 
 
 class CtxElectraForSequenceClassification(heads.ForSequenceClassification, CtxElectraHeadModel):
-    """ELECTRA with a classifier or regressor on the first token's state: dense, gelu and linear."""
+    """ELECTRA with a classifier or regressor on the first token's state: dense layer, gelu and linear layer."""
 
     classifier_activation = "gelu"
 
 
 class CtxElectraForTokenClassification(heads.ForTokenClassification, CtxElectraHeadModel):
-    """ELECTRA with a classifier of each token."""
+    """ELECTRA with a token classifier."""
 
 
 class CtxElectraForQuestionAnswering(heads.ForQuestionAnswering, CtxElectraHeadModel):
-    """ELECTRA with start and end logits of an answer span."""
+    """ELECTRA with a span classifier for extractive question answering."""
 
 
 class CtxElectraForMultipleChoice(heads.ForMultipleChoice, CtxElectraHeadModel):
-    """ELECTRA with a logit for each of several choices, from their first tokens (`config.summary_*`)."""
+    """ELECTRA with a multiple-choice classifier on the first token's state (`config.summary_*`)."""
 
     def build_head(self, config: CtxElectraConfig) -> None:
-        """The summary and a linear map to one logit."""
+        """Create the summary and a linear layer to one logit."""
         summary = nn.Linear(config.hidden_size, config.hidden_size) if config.summary_use_proj else nn.Identity()
         self.sequence_summary = nn.ModuleDict({"summary": summary})
         self.activation = get_activation(config.summary_activation) if config.summary_activation else nn.Identity()
@@ -186,5 +193,5 @@ class CtxElectraForMultipleChoice(heads.ForMultipleChoice, CtxElectraHeadModel):
         self.classifier = nn.Linear(config.hidden_size, 1)
 
     def score(self, pooled: Tensor, choices: int) -> Tensor:
-        """(batch * choices, hidden) first tokens' states -> (batch * choices, 1)."""
+        """(batch * choices, hidden) states of the first tokens -> (batch * choices, 1) logits."""
         return self.classifier(self.dropout(self.activation(self.sequence_summary["summary"](pooled))))

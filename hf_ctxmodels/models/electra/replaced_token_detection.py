@@ -1,7 +1,7 @@
 """Replaced token detection: the generator's samples and the discriminator's losses (Clark et al. 2020, section 2).
 
-`fill_masked` computes the generator's loss and samples, with the vocabulary layer at the masked positions only. No
-gradient flows through the samples (section 2, "we don't back-propagate").
+`fill_masked` computes the generator's loss and samples, with the output layer at the masked positions only. No gradient
+flows through the samples (section 2, "we don't back-propagate").
 """
 
 import math
@@ -19,12 +19,12 @@ from hf_ctxmodels.layers.lm_loss.sampling import uniforms
 
 
 class FilledBatch(NamedTuple):
-    """A masked batch after the generator.
+    """A masked batch, filled by the generator.
 
     Attributes:
-        input_ids: (batch, length) the batch with a sample at every masked position.
-        loss: The generator's summed cross-entropy in nats.
-        correct: Number of masked tokens with the generator's largest logit.
+        input_ids: (batch, length) with samples at the masked positions.
+        loss: Summed cross-entropy of the generator in nats.
+        correct: Number of masked tokens that the generator predicts correctly (argmax).
     """
 
     input_ids: Tensor
@@ -35,34 +35,34 @@ class FilledBatch(NamedTuple):
 def fill_masked(
     states: Tensor, head: MaskedLMHead, input_ids: Tensor, labels: Tensor, seeds: Tensor | None = None
 ) -> FilledBatch:
-    """Fill masked positions with samples of the generator's distribution.
+    """Fill masked positions with samples from the generator's distribution.
 
     Args:
-        states: (targets, hidden) the generator's output where `labels` is not -100, in row-major order.
-        head: The generator's head.
-        input_ids: (batch, length) with masks.
+        states: (targets, hidden) output of the generator where `labels` is not -100, in row-major order.
+        head: Masked-LM head of the generator.
+        input_ids: (batch, length) with mask tokens.
         labels: (batch, length) original ids at masked positions, -100 elsewhere.
-        seeds: (batch,) int64: a row's samples depend on its seed, not on other rows or padding. None derives the seeds
-            from the rows' masked tokens.
+        seeds: (batch,) int64. The samples of an example depend on its seed, but not on other examples or padding. None
+            derives the seeds from the masked tokens.
     """
     masked = labels != IGNORE_INDEX
-    numbering = masked.cumsum(1) - 1  # of the row's masked tokens, independent of padding
+    mask_numbers = masked.cumsum(1) - 1  # number of the masked token in its example, independent of padding
     if seeds is None:
-        seeds = _derive_seeds(input_ids, labels, numbering)
-    numbers = uniforms(seeds[:, None].expand_as(numbering)[masked], numbering[masked])
-    loss, samples, correct = head.summed_loss_and_samples(states, labels[masked], numbers)
+        seeds = _derive_seeds(input_ids, labels, mask_numbers)
+    random_numbers = uniforms(seeds[:, None].expand_as(mask_numbers)[masked], mask_numbers[masked])
+    loss, samples, correct = head.summed_loss_and_samples(states, labels[masked], random_numbers)
     return FilledBatch(input_ids.long().masked_scatter(masked, samples), loss, correct)
 
 
-def _derive_seeds(input_ids: Tensor, labels: Tensor, numbering: Tensor) -> Tensor:
-    """(batch,) a hash of each row's masked tokens and their replacements."""
+def _derive_seeds(input_ids: Tensor, labels: Tensor, mask_numbers: Tensor) -> Tensor:
+    """(batch,) hash of the masked tokens of each example and the tokens in their place."""
     masked = labels != IGNORE_INDEX
-    words = (uniforms(labels * (1 << 32) + input_ids, numbering) * 2**24).long()
-    return (words * masked).sum(1)
+    hashes = (uniforms(labels * (1 << 32) + input_ids, mask_numbers) * 2**24).long()
+    return (hashes * masked).sum(1)
 
 
 class DetectionHead(ProjectedHead):
-    """Two layers to one logit per token: whether it was replaced (section 2, D(x, t)).
+    """Binary classifier of tokens as original or replaced: two linear layers (section 2, D(x, t)).
 
     Args:
         hidden_size: Width of the discriminator.
@@ -73,7 +73,7 @@ class DetectionHead(ProjectedHead):
         super().__init__(hidden_size, 1, activation=activation)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        """(..., hidden) -> (...) logits; positive for replaced tokens."""
+        """(..., hidden) -> (...) logits, positive for replaced tokens."""
         return super().forward(hidden_states).squeeze(-1)
 
 
@@ -82,22 +82,25 @@ def detection_loss(logits: Tensor, replaced: Tensor) -> Tensor:
 
     Args:
         logits: (tokens,).
-        replaced: (tokens,) bool. A sample equal to the original token counts as original.
+        replaced: (tokens,) bool; a sample equal to the original token counts as original.
     """
     return F.binary_cross_entropy_with_logits(logits.float(), replaced.float(), reduction="sum")
 
 
 def detection_counts(logits: Tensor, replaced: Tensor) -> dict[str, Tensor]:
-    """Precision, recall and F1 of "replaced" at a threshold of one half, and the share of replaced tokens, each as
-    (numerator, denominator).
+    """Precision, recall and F1 of replaced tokens at a threshold of 0.5, and their share, as (numerator, denominator).
 
     Args:
-        logits, replaced: As in `detection_loss`.
+        logits, replaced: See `detection_loss`.
     """
-    flagged = logits > 0
-    hits, predicted, positives = (flagged & replaced).sum(), flagged.sum(), replaced.sum()
-    ratios = {"precision": (hits, predicted), "recall": (hits, positives), "f1": (2 * hits, predicted + positives)}
-    ratios["share"] = (positives, torch.full_like(positives, replaced.numel()))
+    predicted = logits > 0
+    hits, positives = (predicted & replaced).sum(), replaced.sum()
+    ratios = {
+        "precision": (hits, predicted.sum()),
+        "recall": (hits, positives),
+        "f1": (2 * hits, predicted.sum() + positives),
+        "share": (positives, torch.full_like(positives, replaced.numel())),
+    }
     return {name: torch.stack(ratio).float() for name, ratio in ratios.items()}
 
 
@@ -110,19 +113,20 @@ def copy_or_predict_loss(
 ) -> Tensor:
     """Summed cross-entropy in nats of the original tokens with a copy mechanism (section 3.5, "All-Tokens MLM").
 
-    The probability is D for copying the input token, and 1 - D times the head's distribution over the vocabulary.
+    With probability D the input token is copied, otherwise a token is predicted by the head.
 
     Args:
-        head: The head over the vocabulary.
+        head: Masked-LM head.
         gate_logits: (tokens,) D before the sigmoid.
         states: (tokens, hidden).
         corrupted_ids, original_ids: (tokens,).
     """
-    rows = max(1, CHUNK_ELEMENTS // head.decoder.out_features)
-    chunks = max(1, math.ceil(len(states) / rows))
-    parts = zip(*(tensor.chunk(chunks) for tensor in (gate_logits, states, corrupted_ids, original_ids)), strict=True)
-    # the backward pass recomputes the logits chunk by chunk
-    return torch.stack([checkpoint(_copy_or_predict, head, *part, use_reentrant=False) for part in parts]).sum()
+    chunk_size = max(1, CHUNK_ELEMENTS // head.decoder.out_features)
+    num_chunks = max(1, math.ceil(len(states) / chunk_size))
+    tensors = (gate_logits, states, corrupted_ids, original_ids)
+    chunks = zip(*(tensor.chunk(num_chunks) for tensor in tensors), strict=True)
+    # the backward pass recomputes the logits per chunk
+    return torch.stack([checkpoint(_copy_or_predict, head, *chunk, use_reentrant=False) for chunk in chunks]).sum()
 
 
 def _copy_or_predict(

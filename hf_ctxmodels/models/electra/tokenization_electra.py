@@ -4,9 +4,10 @@ from hf_ctxmodels.tokenizers.wordpiece import WordPieceTokenizer
 
 
 class CtxElectraTokenizer(WordPieceTokenizer):
-    """ELECTRA's tokenizer, which is BERT's; see `WordPieceTokenizer` for arguments, training and errors.
+    """Tokenizer of ELECTRA, the same as BERT's, for generator and discriminator. See `WordPieceTokenizer` for
+    arguments, training and errors.
 
-    Gives the ids of `transformers.ElectraTokenizer` on the same files. Generator and discriminator share one.
+    The ids equal those of `transformers.ElectraTokenizer` on the same files.
 
     Example:
         >>> texts = ["a cat sat on a mat", "a cat ran"]
