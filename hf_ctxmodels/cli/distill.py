@@ -16,7 +16,7 @@ from accelerate import PartialState
 
 from hf_ctxmodels.cli import finetune
 from hf_ctxmodels.cli.pretrain import finetuning_of, show_results
-from hf_ctxmodels.compression.distillation import DistillationSetup, Teacher, parse_terms
+from hf_ctxmodels.compression.distillation import DistillationSetup, Teacher, parse_losses
 from hf_ctxmodels.compression.distillation.arguments import DistillationArguments, select_fields
 from hf_ctxmodels.compression.distillation.teacher import check_layers
 from hf_ctxmodels.core.console import format_next_commands
@@ -73,7 +73,7 @@ def distill(arguments: DistillArguments, loop_arguments: LoopArguments) -> None:
     Raises:
         CtxError: Teacher, student, terms, data and flags do not fit.
     """
-    terms = parse_terms(arguments.terms, arguments.term_options)
+    terms = parse_losses(arguments.terms, arguments.term_options)
     split_words = arguments.task is not None and TASKS[arguments.task].split_words
     teacher = Teacher.open(arguments.teacher, split_words=split_words)
     check_tokenizer_matches_model(

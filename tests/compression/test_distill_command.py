@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, DistilBertForMaskedLM
 
 from hf_ctxmodels.cli.distill import DistillArguments
-from hf_ctxmodels.compression.distillation import Teacher, parse_terms
+from hf_ctxmodels.compression.distillation import Teacher, parse_losses
 from hf_ctxmodels.compression.distillation.augmentation import Augmenter, Masking, Substitution, split_words
 from hf_ctxmodels.conversion.word_vectors import WordVectors
 from hf_ctxmodels.core.errors import CtxError
@@ -177,7 +177,7 @@ def test_every_recipe_names_terms_and_sizes_that_there_are(subtests):
             prepare_finetuning = "\ntask:" in (ROOT / f"scripts/recipes/{name}.yaml").read_text().split("terms:")[0]
             given += ["--train_file", "f", "--validation_file", "v"] if prepare_finetuning else ["--dataset", "d"]
             arguments, loop = parse_arguments(DistillArguments, LoopArguments, argv=given)
-            terms = parse_terms(arguments.terms, arguments.term_options)
+            terms = parse_losses(arguments.terms, arguments.term_options)
             assert sum(term.weight for term in terms) > 0
             assert loop.num_train_epochs is not None
             family = None if arguments.family is None else FAMILIES[arguments.family]
@@ -212,14 +212,14 @@ def test_augmented_examples_have_words_that_fit(workshop, capsys):
     assert copies[0] == (text,)
     assert copies == augmenter.augment([text], 0) != augmenter.augment([text], 1)
     assert len(set(copies)) == len(copies) > 5
-    drawn = [rule.draw((words, candidates), rng) for rng in [np.random.default_rng(0)] for _ in range(400)]
+    drawn = [rule.sample((words, candidates), rng) for rng in [np.random.default_rng(0)] for _ in range(400)]
     for place, word in enumerate(words):
         seen = {copy[place] for copy in drawn}
         assert seen == {word, *candidates.get(place, [])}
     share = sum(copy[5] != words[5] for copy in drawn) / len(drawn)
     assert 0.33 < share < 0.47
     masking = Masking(tokenizer, mask_probability=0.1, ngram_probability=0.25)
-    masked = [masking.draw(words, rng) for rng in [np.random.default_rng(0)] for _ in range(800)]
+    masked = [masking.sample(words, rng) for rng in [np.random.default_rng(0)] for _ in range(800)]
     whole = [copy for copy in masked if len(copy) == len(words)]
     assert 0.2 < 1 - len(whole) / len(masked) < 0.3
     assert 0.08 < sum(copy.count("[MASK]") for copy in whole) / (len(words) * len(whole)) < 0.12
@@ -260,7 +260,7 @@ def check_the_command(workshop, capsys):
     assert workshop.run("distill", *teacher, *task, "--train_file", output, *student) == 0
     opened = Teacher.open(workshop.path("teacher"))
     headless = opened.load("AutoModelForMaskedLM")
-    with pytest.raises(CtxError, match=r"no trained head of masked words \(mlm_head"):
+    with pytest.raises(CtxError, match=r"no trained masked-LM head: mlm_head"):
         Substitution(headless, opened.tokenizer, lambda word, number: [])
     with pytest.raises(CtxError, match="cannot replace words"):
         Substitution(Teacher.open(workshop.path("teacher")).load("AutoModel"), tokenizer, lambda word, number: [])

@@ -23,7 +23,12 @@ from hf_ctxmodels.compression.low_bits.group_quantization import (
 )
 from hf_ctxmodels.compression.low_bits.modules import FakeQuantizedLinear, PackedLinear
 from hf_ctxmodels.compression.low_bits.quantizer import pack_model, replace_with_fake_quantized
-from hf_ctxmodels.compression.low_bits.sensitivity import layers_of, mix_bits, sensitivities, top_eigenvalue
+from hf_ctxmodels.compression.low_bits.sensitivity import (
+    assign_bits,
+    group_by_layer,
+    layer_sensitivities,
+    top_eigenvalue,
+)
 from hf_ctxmodels.compression.low_bits.training import LowBitsArguments, start_low_bits
 from hf_ctxmodels.downstream.adapters import load_saved_adapters
 from hf_ctxmodels.downstream.adapters.arguments import TASK_CONFIG, AdapterArguments
@@ -106,11 +111,15 @@ def test_sensitive_layers_get_more_bits() -> None:
             return type("Output", (), {"loss": torch.stack(terms).sum()})
 
     names = [f"layers.{number}.map" for number in range(4)]
-    assert layers_of(["pooler.dense", *names]) == {f"layers.{number}": [f"layers.{number}.map"] for number in range(4)}
+    assert group_by_layer(["pooler.dense", *names]) == {
+        f"layers.{number}": [f"layers.{number}.map"] for number in range(4)
+    }
     parts = [{"curvatures": torch.tensor(each)} for each in ([1.0, 5.0, -3.0, 2.0], [1.0, 1.0, -3.0, 2.0])]
-    found = sensitivities(Model(), {name: [name] for name in ("layers.0", "layers.1", "layers.2", "layers.3")}, parts)
+    found = layer_sensitivities(
+        Model(), {name: [name] for name in ("layers.0", "layers.1", "layers.2", "layers.3")}, parts
+    )
     assert [*found.values()] == pytest.approx([1.0, 3.0 + 2.0, 3.0, 2.0])
-    assert mix_bits(found, [2, 4]) == {"layers.1": 4, "layers.2": 4, "layers.3": 2, "layers.0": 2}
+    assert assign_bits(found, [2, 4]) == {"layers.1": 4, "layers.2": 4, "layers.3": 2, "layers.0": 2}
 
 
 def test_training_and_its_file(tmp_path: Path) -> None:
@@ -202,7 +211,7 @@ def test_errors() -> None:
     accelerator, tied = Accelerator(cpu=True), Case(FAMILIES["bert"], "AutoModelForMaskedLM").model()
     with pytest.raises(CtxError, match="tied to its embeddings"):
         start_low_bits(tied, LowBitsArguments(quantize_bits=[4]), [], None, 2, accelerator)
-    with pytest.raises(CtxError, match="from 2 to 8 bits"):
+    with pytest.raises(CtxError, match="2 to 8 bits"):
         start_low_bits(BERT.model(), LowBitsArguments(quantize_bits=[1]), [], None, 2, accelerator)
     with pytest.raises(CtxError, match="0 training examples"):
         start_low_bits(BERT.model(), LowBitsArguments(quantize_bits=[2, 4]), [], None, 2, accelerator)

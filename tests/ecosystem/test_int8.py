@@ -62,7 +62,7 @@ def test_maps_multiply_whole_numbers(subtests: pytest.Subtests, monkeypatch: pyt
     for activations in ("token", "tensor", "static"):
         for bias in (None, torch.randn(17)):
             given = (min(0.0, float(states.min())), float(states.max())) if activations == "static" else None
-            made = Int8Linear.of(weight, bias, activations, given)  # type: ignore[arg-type]
+            made = Int8Linear.from_weight(weight, bias, activations, given)  # type: ignore[arg-type]
             expected = by_integers(states, weight, bias, activations)
             for fast in {modules.HAS_INT8_PRODUCT, False}:
                 with subtests.test(activations=activations, bias=bias is not None, fast=fast):
@@ -75,9 +75,9 @@ def test_maps_multiply_whole_numbers(subtests: pytest.Subtests, monkeypatch: pyt
                     assert made(states.view(3, 3, 24)).shape == (3, 3, 17)
                     assert made(states[:0]).shape == (0, 17)
             monkeypatch.undo()
-    expected = Int8Linear.of(weight, None)(states)
+    expected = Int8Linear.from_weight(weight, None)(states)
     with torch.inference_mode():  # whose tensors count no changes
-        torch.testing.assert_close(Int8Linear.of(weight, None)(states), expected)
+        torch.testing.assert_close(Int8Linear.from_weight(weight, None)(states), expected)
 
 
 @torch.no_grad()
@@ -96,7 +96,7 @@ def test_codes_of_rows() -> None:
     for activations in ("token", "tensor"):
         wrong = torch.ones(2, 24)
         wrong[1, 5] = math.nan
-        found = Int8Linear.of(torch.randn(17, 24), None, activations)(wrong)  # type: ignore[arg-type]
+        found = Int8Linear.from_weight(torch.randn(17, 24), None, activations)(wrong)  # type: ignore[arg-type]
         assert bool(found[1].isnan().all()), activations
 
 
@@ -182,7 +182,7 @@ def test_errors_say_what_to_do(tmp_path: Path) -> None:
         CtxInt8Config(embeddings="int4")  # type: ignore[arg-type]
     with pytest.raises(CtxError, match="skip is 'pooler'"):
         CtxInt8Config(skip="pooler")  # type: ignore[arg-type]
-    with pytest.raises(CtxError, match=r"calibration gave .* no input"):
+    with pytest.raises(CtxError, match=r"no input in the calibration"):
         quantize_model(BERT.model(), CtxInt8Config(activations="static"), {})
     quantize_model(model, CtxInt8Config(skip=["layers.0", "pooler"]))
     assert type(model.bert.layers[0].feed_forward.up_proj) is nn.Linear
@@ -198,7 +198,7 @@ def test_errors_say_what_to_do(tmp_path: Path) -> None:
         train_adapter(model, "a")
     delete_adapter(model, "a")
     model.save_pretrained(tmp_path)
-    with pytest.raises(CtxError, match="for a CPU"):
+    with pytest.raises(CtxError, match="CPU only"):
         AutoModelForSequenceClassification.from_pretrained(tmp_path, device_map="cuda:0")
     with pytest.raises(CtxError, match="quantized already"):
         quantize.open_model(str(tmp_path))

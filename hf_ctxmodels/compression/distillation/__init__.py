@@ -1,39 +1,47 @@
-"""Distillation: a small student learns from what a large teacher predicts and computes.
+"""Distillation: a small student learns from the predictions and states of a large teacher.
 
-`CtxDistillationModel` is a student with such a loss; `terms` and `state_terms` say what may be learned, `layer_maps` which
-layer learns from which. `DistillationSetup` puts it in the place of a model that is pretrained or fine-tuned.
+`CtxDistillationModel` is a student with distillation losses, which `prediction_losses` and `state_losses` define;
+`layer_maps` pairs the layers of both models. `DistillationSetup` replaces a model that is pretrained or fine-tuned.
 """
 
 from hf_ctxmodels.compression.distillation.collator import DistillationCollator
 from hf_ctxmodels.compression.distillation.distillation_setup import DistillationSetup
-from hf_ctxmodels.compression.distillation.model import TERMS, CtxDistillationModel
+from hf_ctxmodels.compression.distillation.model import DISTILLATION_LOSSES, CtxDistillationModel, DistillationOutput
 from hf_ctxmodels.compression.distillation.prediction_losses import (
-    HardTargets,
-    LogitsError,
-    SoftClasses,
-    SoftTargets,
-    Term,
+    DistillationLoss,
+    HardTargetLoss,
+    LogitLoss,
+    SoftClassLoss,
+    SoftTargetLoss,
 )
-from hf_ctxmodels.compression.distillation.state_losses import Attention, Cosine, Embeddings, Hidden, Patient, Sentences
-from hf_ctxmodels.compression.distillation.teacher import Teacher, copy_layers, parse_terms
+from hf_ctxmodels.compression.distillation.state_losses import (
+    AttentionScoreLoss,
+    CosineLoss,
+    EmbeddingLoss,
+    HiddenStateLoss,
+    PatientLoss,
+    SentenceVectorLoss,
+)
+from hf_ctxmodels.compression.distillation.teacher import Teacher, copy_layers, parse_losses
 
 __all__ = [
-    "TERMS",
-    "Attention",
-    "Cosine",
+    "DISTILLATION_LOSSES",
+    "AttentionScoreLoss",
+    "CosineLoss",
     "CtxDistillationModel",
     "DistillationCollator",
+    "DistillationLoss",
+    "DistillationOutput",
     "DistillationSetup",
-    "Embeddings",
-    "HardTargets",
-    "Hidden",
-    "LogitsError",
-    "Patient",
-    "Sentences",
-    "SoftClasses",
-    "SoftTargets",
+    "EmbeddingLoss",
+    "HardTargetLoss",
+    "HiddenStateLoss",
+    "LogitLoss",
+    "PatientLoss",
+    "SentenceVectorLoss",
+    "SoftClassLoss",
+    "SoftTargetLoss",
     "Teacher",
-    "Term",
     "copy_layers",
-    "parse_terms",
+    "parse_losses",
 ]

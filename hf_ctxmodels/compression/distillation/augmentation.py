@@ -1,5 +1,5 @@
-"""More examples of a task for distillation: words replaced by a masked language model and by word vectors (TinyBERT,
-Jiao et al. 2020, section 4.2 and the released code), or by masks and n-grams (Tang et al. 2019, section 3.3)."""
+"""Data augmentation for distillation: words replaced by a masked language model and by word vectors (TinyBERT, Jiao et
+al. 2020, section 4.2 and the released code), or masks and n-grams (Tang et al. 2019, section 3.3)."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -11,11 +11,11 @@ from tokenizers.models import WordPiece
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_ctxmodels.compression.distillation.forward_pass import predictions_of, run
+from hf_ctxmodels.compression.distillation.forward_pass import get_prediction_level, run_forward
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model_modes import evaluation_mode
 
-# English function words, which are never replaced: they say little of a text's topic and much of its structure
+# English function words, which are never replaced: they carry the structure of a text, not its topic
 _FUNCTION_WORDS = (
     "a about above after again against all am an and any are as at be because been before being below between both but "
     "by can could did do does doing don down during each few for from further had has have having he her here hers "
@@ -29,27 +29,29 @@ _WORD = re.compile(r"[a-z]+")
 
 
 def split_words(tokenizer: PreTrainedTokenizerBase, text: str) -> list[str]:
-    """The words and punctuation marks that a tokenizer splits a text into, normalised, before subwords."""
+    """Words and punctuation marks of a text, normalised and pre-tokenised by a tokenizer."""
     backend: Any = tokenizer.backend_tokenizer  # type: ignore[attr-defined]
-    normal = text if backend.normalizer is None else backend.normalizer.normalize_str(text)
-    pieces = [(normal, None)] if backend.pre_tokenizer is None else backend.pre_tokenizer.pre_tokenize_str(normal)
-    return [piece for piece, _ in pieces]
+    normalized = text if backend.normalizer is None else backend.normalizer.normalize_str(text)
+    if backend.pre_tokenizer is None:
+        return [normalized]
+    return [word for word, _ in backend.pre_tokenizer.pre_tokenize_str(normalized)]
 
 
 @dataclass(frozen=True)
 class Substitution:
-    """Replaces words by others that fit in their place.
+    """Replaces words by predictions of a masked language model, or by their nearest neighbours (TinyBERT).
 
-    A word of one piece may become one of the masked language model's `number` best for its place, which is masked, in a
-    pair with the whole text; pieces inside a word and special tokens are left out. A word of several pieces may become
-    one of its `number` nearest by word vectors. Function words and what is no word of a-z stay.
+    The candidates of a word of one token are the masked language model's `number` best predictions for its masked
+    position, in a pair with the whole text, without continuation tokens and special tokens. The candidates of a word of
+    several tokens are its `number` nearest neighbours by word vectors. Function words, and words with other characters
+    than a-z, are not replaced.
 
     Attributes:
         model: A masked language model with a WordPiece tokenizer.
         tokenizer: Its tokenizer.
-        nearest: (word, number) -> its nearest words, best first; empty for an unknown word.
-        number: Candidates of a word.
-        probability: Share of the words with candidates that are replaced in a copy.
+        nearest: (word, number) -> nearest words, best first; empty for an unknown word.
+        number: Number of candidates of a word.
+        probability: Probability of replacing a word that has candidates.
     """
 
     model: PreTrainedModel
@@ -60,81 +62,85 @@ class Substitution:
 
     def __post_init__(self) -> None:
         backend: Any = self.tokenizer.backend_tokenizer  # type: ignore[attr-defined]
-        if predictions_of(self.model) != "tokens" or not isinstance(backend.model, WordPiece):
+        if get_prediction_level(self.model) != "tokens" or not isinstance(backend.model, WordPiece):
             raise CtxError(
                 f"{type(self.model).__name__} with {type(self.tokenizer).__name__} cannot replace words.",
                 hint="give a masked language model with a WordPiece tokenizer, such as BERT.",
             )
-        head = [
+        new_modules = [
             name
             for name in getattr(self.model, "newly_initialized_modules", ())
             if not name.startswith(self.model.base_model_prefix)
         ]
-        if head:
+        if new_modules:
             raise CtxError(
-                f"The checkpoint has no trained head of masked words ({', '.join(head)}): any words would do.",
+                f"The checkpoint has no trained masked-LM head: {', '.join(new_modules)} is newly initialised.",
                 location=self.model.config.name_or_path or None,
-                hint="give the pretrained model, not one that was fine-tuned from it.",
+                hint="give the pretrained model, not a fine-tuned one.",
             )
 
     def prepare(self, text: str) -> tuple[list[str], dict[int, list[str]]]:
-        """The words of a text, and the candidates of each that may be replaced, by its place."""
+        """The words of a text, and the candidates of replaceable words by position."""
         words = split_words(self.tokenizer, text)
-        places = [place for place, word in enumerate(words) if _WORD.fullmatch(word) and word not in _STOP_WORDS]
-        pieces = [len(self.tokenizer.tokenize(words[place])) for place in places]
-        whole = [place for place, number in zip(places, pieces) if number == 1]
-        found = self._predicted(words, whole)
-        for place, number in zip(places, pieces):
-            if number > 1:
-                found[place] = self.nearest(words[place], self.number)
-        return words, {place: found[place] for place in places if found.get(place)}
+        positions = [i for i, word in enumerate(words) if _WORD.fullmatch(word) and word not in _STOP_WORDS]
+        num_tokens = {position: len(self.tokenizer.tokenize(words[position])) for position in positions}
+        candidates = self._predict(words, [position for position in positions if num_tokens[position] == 1])
+        for position in positions:
+            if num_tokens[position] > 1:
+                candidates[position] = self.nearest(words[position], self.number)
+        return words, {position: candidates[position] for position in positions if candidates.get(position)}
 
-    def draw(self, prepared: tuple[list[str], dict[int, list[str]]], rng: np.random.Generator) -> list[str]:
-        """A copy of the prepared words."""
+    def sample(self, prepared: tuple[list[str], dict[int, list[str]]], rng: np.random.Generator) -> list[str]:
+        """An augmented copy of the prepared words."""
         words, candidates = prepared
         copy = list(words)
-        for place, others in candidates.items():
-            chosen = others[rng.integers(len(others))]
+        for position, replacements in candidates.items():
+            replacement = replacements[rng.integers(len(replacements))]
             if rng.random() < self.probability:
-                copy[place] = chosen
+                copy[position] = replacement
         return copy
 
-    def _predicted(self, words: list[str], places: list[int]) -> dict[int, list[str]]:
-        """Place -> the model's candidates; without those places that the longest input cuts off."""
-        if not places:
+    def _predict(self, words: list[str], positions: list[int]) -> dict[int, list[str]]:
+        """Position -> the model's candidates, without positions that are truncated."""
+        if not positions:
             return {}
         mask = str(self.tokenizer.mask_token)
-        masked = [[mask if at == place else word for at, word in enumerate(words)] for place in places]
+        masked = [[mask if i == position else word for i, word in enumerate(words)] for position in positions]
         limit = min(self.tokenizer.model_max_length, self.model.config.max_sequence_length or 1 << 30)
-        cut = {"truncation": True, "max_length": limit} if limit < 1 << 20 else {}
+        truncation = {"truncation": True, "max_length": limit} if limit < 1 << 20 else {}
         batch = self.tokenizer(
-            masked, [words] * len(places), is_split_into_words=True, padding=True, return_tensors="pt", **cut
+            masked, [words] * len(positions), is_split_into_words=True, padding=True, return_tensors="pt", **truncation
         ).to(self.model.device)
-        where: Tensor = batch["input_ids"] == self.tokenizer.mask_token_id
-        where &= where.cumsum(1) == 1
+        mask_positions: Tensor = batch["input_ids"] == self.tokenizer.mask_token_id
+        mask_positions &= mask_positions.cumsum(1) == 1
         with evaluation_mode(self.model):
-            scores = run(self.model, dict(batch)).vocabulary(where)
-            best = scores.decoder(scores.hidden_states).topk(min(self.number, len(self.tokenizer)), -1).indices.tolist()
-        kept = [place for place, there in zip(places, where.any(1).tolist()) if there]
-        return {place: self._words(ids) for place, ids in zip(kept, best, strict=True)}
+            deferred = run_forward(self.model, dict(batch)).deferred_logits(mask_positions)
+            best = (
+                deferred.decoder(deferred.hidden_states)
+                .topk(min(self.number, len(self.tokenizer)), -1)
+                .indices.tolist()
+            )
+        is_visible = mask_positions.any(1).tolist()
+        visible = [position for position, visible in zip(positions, is_visible) if visible]
+        return {position: self._to_words(ids) for position, ids in zip(visible, best, strict=True)}
 
-    def _words(self, ids: list[int]) -> list[str]:
+    def _to_words(self, ids: list[int]) -> list[str]:
         special = set(self.tokenizer.all_special_ids)
-        tokens: Any = self.tokenizer.convert_ids_to_tokens([number for number in ids if number not in special])
+        tokens: Any = self.tokenizer.convert_ids_to_tokens([token_id for token_id in ids if token_id not in special])
         return [token for token in tokens if not token.startswith("##")]
 
 
 @dataclass(frozen=True)
 class Masking:
-    """Masks words, and takes an n-gram of the text in its place (Tang et al. 2019, section 3.3).
+    """Masks words, and replaces texts by n-grams of them (Tang et al. 2019, section 3.3).
 
-    The paper's third rule, another word of the same part of speech, needs a tagger and is left out.
+    The paper's third rule, replacement by a word with the same part of speech, needs a tagger and is not implemented.
 
     Attributes:
-        tokenizer: Of the teacher; gives the mask token and splits words.
-        mask_probability: Share of the words that become the mask token.
-        ngram_probability: Share of the copies of which a run of 1 to `longest` words remains.
-        longest: Longest such run.
+        tokenizer: The teacher's tokenizer, for the mask token and for splitting words.
+        mask_probability: Probability of masking a word.
+        ngram_probability: Probability of reducing a copy to an n-gram of 1 to `longest` words.
+        longest: Largest n.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -146,8 +152,8 @@ class Masking:
         """The words of a text."""
         return split_words(self.tokenizer, text)
 
-    def draw(self, prepared: list[str], rng: np.random.Generator) -> list[str]:
-        """A copy of the prepared words."""
+    def sample(self, prepared: list[str], rng: np.random.Generator) -> list[str]:
+        """An augmented copy of the prepared words."""
         mask = str(self.tokenizer.mask_token)
         copy = [mask if rng.random() < self.mask_probability else word for word in prepared]
         if copy and rng.random() < self.ngram_probability:
@@ -159,12 +165,12 @@ class Masking:
 
 @dataclass(frozen=True)
 class Augmenter:
-    """Copies of examples, the same for the same seed, whatever the others are.
+    """Augmented copies of examples; the copies of an example depend on the seed and its index only.
 
     Attributes:
-        rule: How a text is changed.
-        copies: Copies of an example, itself not counted.
-        seed: Seed of the draws.
+        rule: `Substitution` or `Masking`.
+        copies: Number of copies of an example, in addition to the example.
+        seed: Random seed.
     """
 
     rule: Any
@@ -172,20 +178,18 @@ class Augmenter:
     seed: int = 0
 
     def augment(self, texts: Sequence[str], index: int) -> list[tuple[str, ...]]:
-        """The example itself, and those of its copies that differ from it and from each other.
+        """The example, and its copies without duplicates.
 
         Args:
-            texts: One text or a pair, each of which is changed on its own.
-            index: The example's number, which seeds the draws.
+            texts: One text or a pair of texts, which are augmented separately.
+            index: Index of the example, for its random seed.
         """
         rng = np.random.Generator(np.random.Philox(np.random.SeedSequence((self.seed, index))))
         prepared = [self.rule.prepare(text) for text in texts]
-        made = [tuple(texts)]
-        plain = tuple(" ".join(_words_of(each)) for each in prepared)
-        for _ in range(self.copies):
-            made.append(tuple(" ".join(self.rule.draw(each, rng)) for each in prepared))
-        return [made[0], *(copy for copy in dict.fromkeys(made[1:]) if copy != plain and all(copy))]
+        original = tuple(" ".join(_get_words(text)) for text in prepared)
+        copies = [tuple(" ".join(self.rule.sample(text, rng)) for text in prepared) for _ in range(self.copies)]
+        return [tuple(texts), *(copy for copy in dict.fromkeys(copies) if copy != original and all(copy))]
 
 
-def _words_of(prepared: Any) -> list[str]:
+def _get_words(prepared: Any) -> list[str]:
     return prepared[0] if isinstance(prepared, tuple) else prepared

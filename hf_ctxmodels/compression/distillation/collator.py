@@ -1,32 +1,34 @@
-"""Batches for distillation: what the terms count, and the teacher's own inputs."""
+"""Batches for distillation: the losses' targets, and the teacher's own inputs."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-from hf_ctxmodels.compression.distillation.forward_pass import real_tokens
-from hf_ctxmodels.compression.distillation.model import TEACHER
-from hf_ctxmodels.compression.distillation.prediction_losses import ROWS, TOKENS
+from hf_ctxmodels.compression.distillation.forward_pass import real_token_mask
+from hf_ctxmodels.compression.distillation.prediction_losses import EXAMPLES, TOKENS
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 
 Collate = Callable[[list[dict[str, Any]]], Mapping[str, torch.Tensor]]
 
+TEACHER_PREFIX = "teacher_"
+"""Prefix of the teacher's inputs in a batch, if it has its own tokenizer."""
+
 
 class DistillationCollator:
-    """A collator that adds to batches what `CtxDistillationModel` reads beside the student's inputs.
+    """A collator that adds to a batch the inputs of `CtxDistillationModel`.
 
-    Returns: those of `collate`, and
+    Returns: the batch of `collate`, and
         distilled_tokens: (batch, length) int64, 0 at real tokens and -100 at padding.
         distilled_examples: (batch,) int64, 0.
-        teacher_...: what `collate_teacher` returns, with this prefix.
+        teacher_...: The batch of `collate_teacher`, with this prefix.
 
-    The first two are what is counted in a step, so that its gradient is that of one batch.
+    The first two are targets that are counted in a step, so that its gradient does not depend on micro-batches.
 
     Args:
         collate: The student's collator.
-        collate_teacher: The teacher's, of those columns of the features that begin with `teacher_`, without the prefix;
-            None for a teacher that reads the student's inputs.
+        collate_teacher: The teacher's collator, for the columns of the features with the prefix `teacher_`, which is
+            removed; None for a teacher that reads the student's inputs.
 
     Example:
         >>> import torch
@@ -40,15 +42,23 @@ class DistillationCollator:
 
     def __call__(self, features: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
         """The batch of `features`."""
-        own = [{name: each for name, each in row.items() if not name.startswith(TEACHER)} for row in features]
-        batch = dict(self._collate(own))
-        tokens = real_tokens(batch)
-        batch[TOKENS] = torch.where(tokens, 0, IGNORE_INDEX)
-        batch[ROWS] = torch.zeros(len(tokens), dtype=torch.int64)
+        student_features = [
+            {name: value for name, value in feature.items() if not name.startswith(TEACHER_PREFIX)}
+            for feature in features
+        ]
+        batch = dict(self._collate(student_features))
+        token_mask = real_token_mask(batch)
+        batch[TOKENS] = torch.where(token_mask, 0, IGNORE_INDEX)
+        batch[EXAMPLES] = torch.zeros(len(token_mask), dtype=torch.int64)
         if self._collate_teacher is not None:
-            rows = [
-                {name.removeprefix(TEACHER): each for name, each in row.items() if name.startswith(TEACHER)}
-                for row in features
+            teacher_features = [
+                {
+                    name.removeprefix(TEACHER_PREFIX): value
+                    for name, value in feature.items()
+                    if name.startswith(TEACHER_PREFIX)
+                }
+                for feature in features
             ]
-            batch |= {f"{TEACHER}{name}": each for name, each in self._collate_teacher(rows).items()}
+            teacher_batch = self._collate_teacher(teacher_features)
+            batch |= {f"{TEACHER_PREFIX}{name}": value for name, value in teacher_batch.items()}
         return batch

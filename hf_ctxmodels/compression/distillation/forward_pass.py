@@ -1,4 +1,4 @@
-"""What a term reads of a forward pass: predictions, hidden states and attention scores, of real tokens only."""
+"""Forward passes of student and teacher: predictions, hidden states and attention scores of real tokens."""
 
 import inspect
 from collections.abc import Mapping
@@ -17,138 +17,139 @@ from hf_ctxmodels.heads import ForMaskedLM, ForSequenceClassification, ForTokenC
 from hf_ctxmodels.layers.lm_loss.cross_entropy import DeferredLogits
 from hf_ctxmodels.layers.pooling import Pooling, pool_tokens, token_mask
 
-Predictions = Literal["tokens", "labels", "rows"]
-"""Where a head predicts: at every token, at tokens with a label, or once in a row."""
+PredictionLevel = Literal["tokens", "labelled_tokens", "sequences"]
+"""Where a head predicts: at every token, at tokens with a label, or once for a sequence."""
 
 
-def predictions_of(model: PreTrainedModel) -> Predictions | None:
+def get_prediction_level(model: PreTrainedModel) -> PredictionLevel | None:
     """Where a model predicts; None for a model without such a head."""
-    kinds: dict[type, Predictions] = {
+    levels: dict[type, PredictionLevel] = {
         ForMaskedLM: "tokens",
-        ForTokenClassification: "labels",
-        ForSequenceClassification: "rows",
+        ForTokenClassification: "labelled_tokens",
+        ForSequenceClassification: "sequences",
     }
-    return next((where for kind, where in kinds.items() if isinstance(model, kind)), None)
+    return next((level for head_class, level in levels.items() if isinstance(model, head_class)), None)
 
 
-def number_of_layers(model: PreTrainedModel) -> int:
-    """How many layers' states the encoder records beside the embeddings."""
+def count_layers(model: PreTrainedModel) -> int:
+    """Number of layers whose states the encoder records, without the embeddings."""
     sizes = getattr(model.config, "layer_sizes", None)
     return model.config.num_hidden_layers if sizes is None else len(sizes) - 1
 
 
 @dataclass(eq=False)
-class Run:
-    """A forward pass.
+class ForwardPass:
+    """The inputs and outputs of a forward pass.
 
     Attributes:
-        model: Of which model.
-        tokens: (batch, length) bool, False at padding.
-        inputs: What it was given.
+        model: The model.
+        token_mask: (batch, length) bool, False at padding.
+        inputs: The model's inputs.
         labels: The student's targets, or None.
         output: The output of the encoder (masked LM) or of the head.
     """
 
     model: PreTrainedModel
-    tokens: Tensor
+    token_mask: Tensor
     inputs: Mapping[str, Tensor]
     labels: Tensor | None
     output: Any
-    _scores: dict[int, Tensor] = field(default_factory=dict)
+    _attention_scores: dict[int, Tensor] = field(default_factory=dict)
 
-    def state(self, number: int) -> Tensor:
-        """(batch, length, hidden) hidden states number 0, the embeddings, to the last layer's."""
-        return self.output.hidden_states[number]
+    def hidden_states(self, index: int) -> Tensor:
+        """(batch, length, hidden) hidden states: 0 for the embeddings, i for layer i."""
+        return self.output.hidden_states[index]
 
     @cached_property
-    def last_state(self) -> Tensor:
+    def last_hidden_state(self) -> Tensor:
         """(batch, length, hidden) of the last layer."""
-        found = getattr(self.output, "last_hidden_state", None)
-        return self.output.hidden_states[-1] if found is None else found
+        last_hidden_state = getattr(self.output, "last_hidden_state", None)
+        return self.output.hidden_states[-1] if last_hidden_state is None else last_hidden_state
 
-    def first_tokens(self, number: int) -> Tensor:
-        """(batch, hidden) states of each row's first token."""
-        return pool_tokens(self.state(number), self.tokens, "first")
+    def first_token_states(self, index: int) -> Tensor:
+        """(batch, hidden) states of the first token of each sequence."""
+        return pool_tokens(self.hidden_states(index), self.token_mask, "first")
 
     def sentence_vectors(self, pooling: Pooling) -> Tensor:
-        """(batch, width) pooled last states of each row's tokens."""
-        return pool_tokens(self.last_state, self.tokens, pooling)
+        """(batch, width) pooled last states of the tokens of each sequence."""
+        return pool_tokens(self.last_hidden_state, self.token_mask, pooling)
 
     @cached_property
-    def pairs(self) -> Tensor:
-        """(batch, length, length) bool: the pairs of a query and a key of one sequence, both real tokens."""
-        pairs = self.tokens[:, :, None] & self.tokens[:, None, :]
-        if (given := self.inputs.get("sequence_ids")) is not None:
-            numbers = sequence_numbers(given)
+    def pair_mask(self) -> Tensor:
+        """(batch, length, length) bool: pairs of a query and a key that are real tokens of one sequence."""
+        pairs = self.token_mask[:, :, None] & self.token_mask[:, None, :]
+        if (sequence_ids := self.inputs.get("sequence_ids")) is not None:
+            numbers = sequence_numbers(sequence_ids)
             pairs = pairs & (numbers[:, :, None] == numbers[:, None, :])
         return pairs
 
-    def scores(self, layer: int) -> Tensor:
-        """(batch, heads, length, length) attention scores of a layer before the softmax, see `attention_scores`."""
-        if layer not in self._scores:
+    def attention_scores(self, layer: int) -> Tensor:
+        """(batch, heads, length, length) attention scores of a layer, from 1, before the softmax."""
+        if layer not in self._attention_scores:
             block = self.model.base_model.layers[layer - 1]
-            self._scores[layer] = attention_scores(block, self.state(layer - 1), self.tokens)
-        return self._scores[layer]
+            self._attention_scores[layer] = attention_scores(block, self.hidden_states(layer - 1), self.token_mask)
+        return self._attention_scores[layer]
 
-    def vocabulary(self, where: Tensor) -> DeferredLogits:
-        """The predictions of a masked LM at the tokens of a (batch, length) mask; logits are not computed yet."""
+    def deferred_logits(self, mask: Tensor) -> DeferredLogits:
+        """The logits of a masked LM at the tokens of a (batch, length) mask, not computed yet."""
         model: Any = self.model
-        return model.mlm_head.scores(self.last_state[where])
+        return model.mlm_head.scores(self.last_hidden_state[mask])
 
     def logits(self, labels: Tensor | None) -> Tensor:
-        """(targets, classes) of a task's head: of each row, or of each token with a label."""
+        """(targets, classes) logits of a task head: for each sequence, or for each token with a label."""
         logits = self.output.logits
         return logits if logits.dim() == 2 or labels is None else logits[labels != IGNORE_INDEX]
 
 
-def run(
+def run_forward(
     model: PreTrainedModel,
     inputs: Mapping[str, Tensor],
     *,
     labels: Tensor | None = None,
-    states: bool = False,
+    output_hidden_states: bool = False,
     counts: ItemCounts = None,
-    hard: bool = False,
-) -> Run:
-    """Run a model on a batch, without padding where it can.
+    compute_loss: bool = False,
+) -> ForwardPass:
+    """Run a model on a batch, without padding if possible.
 
     Args:
-        model: A masked LM or a task's head.
-        inputs: Tensors by argument; those that its `forward` does not name are left out.
+        model: A masked LM or a model with a task head.
+        inputs: Tensors by argument; those that the model's `forward` does not name are dropped.
         labels: The student's targets.
-        states: Record hidden states.
+        output_hidden_states: Record hidden states.
         counts: As in `mean_over_targets`.
-        hard: Compute the head's own loss; of a masked LM `hard_loss` does so afterwards.
+        compute_loss: Compute the head's own loss; `hard_target_loss` computes a masked LM's loss afterwards.
 
     Raises:
-        CtxError: The model does not return the states.
+        CtxError: The model does not return hidden states.
     """
-    given = {name: value for name, value in inputs.items() if name in arguments_of(model)}
-    tokens = token_mask(given["input_ids"], inputs.get("attention_mask"), inputs.get("sequence_ids"))
+    inputs = {name: value for name, value in inputs.items() if name in input_names(model)}
+    mask = token_mask(inputs["input_ids"], inputs.get("attention_mask"), inputs.get("sequence_ids"))
     if isinstance(model, ForMaskedLM):
-        output = model.encode(**given, output_hidden_states=states)
+        output = model.encode(**inputs, output_hidden_states=output_hidden_states)
     else:
-        targets = {"labels": labels, "num_items_in_batch": counts} if hard else {}
-        output = model(**given, **targets, output_hidden_states=states)
-    if states and not output.hidden_states:
-        raise CtxError(f"{type(model).__name__} records no hidden states.", hint="use terms of predictions alone.")
-    return Run(model, tokens, given, labels, output)
+        targets = {"labels": labels, "num_items_in_batch": counts} if compute_loss else {}
+        output = model(**inputs, **targets, output_hidden_states=output_hidden_states)
+    if output_hidden_states and not output.hidden_states:
+        raise CtxError(f"{type(model).__name__} records no hidden states.", hint="use losses of predictions only.")
+    return ForwardPass(model, mask, inputs, labels, output)
 
 
-def arguments_of(model: PreTrainedModel) -> set[str]:
-    """Names of the inputs that a model's `forward` names, and `sequence_ids`, which heads pass on to their encoder."""
+def input_names(model: PreTrainedModel) -> set[str]:
+    """Arguments of a model's `forward`, and `sequence_ids`, which heads pass to their encoder."""
     return set(inspect.signature(model.forward).parameters) | {"sequence_ids"}
 
 
-def hard_loss(student: Run, labels: Tensor, counts: ItemCounts) -> Tensor:
+def hard_target_loss(student: ForwardPass, labels: Tensor, counts: ItemCounts) -> Tensor:
     """The student's own loss, a mean over its targets."""
     if not isinstance(student.model, ForMaskedLM):
         return student.output.loss
-    loss, _ = student.model.masked_lm(student.last_state[labels != IGNORE_INDEX], labels, counts, everywhere=False)
+    states = student.last_hidden_state[labels != IGNORE_INDEX]
+    loss, _ = student.model.masked_lm(states, labels, counts, everywhere=False)
     assert loss is not None
     return loss
 
 
-def real_tokens(batch: Mapping[str, Tensor]) -> Tensor:
+def real_token_mask(batch: Mapping[str, Tensor]) -> Tensor:
     """(batch, length) bool of a batch, False at padding."""
     return token_mask(batch["input_ids"], batch.get("attention_mask"), batch.get("sequence_ids"))

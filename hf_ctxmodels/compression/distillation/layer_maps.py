@@ -1,7 +1,8 @@
-"""Layer maps: which layer of the student learns from which of the teacher.
+"""Layer maps: pairs of a student's and a teacher's layers.
 
-Hidden states are numbered as in `output_hidden_states`: 0 is the output of the embeddings, i that of layer i. Attention
-scores are numbered by the layer that computes them, from 1. For a student of n layers and a teacher of m = kn:
+Hidden states are numbered as in `output_hidden_states`: 0 is the output of the embeddings, i the output of layer i.
+Attention scores are numbered by the layer that computes them, from 1. For a student of n layers and a teacher of
+m = kn layers:
 
 | name | pairs (student, teacher) | used by |
 |---|---|---|
@@ -9,7 +10,7 @@ scores are numbered by the layer that computes them, from 1. For a student of n 
 | `skip` | (i, ki) for i = 1 ... n-1 | BERT-PKD-skip (Sun et al. 2019, section 3.2) |
 | `last` | (i, m - n + i) for i = 1 ... n-1 | BERT-PKD-last |
 
-Anything else is written out: `1:2,2:4`.
+Other maps are lists of pairs: `1:2,2:4`.
 """
 
 import re
@@ -18,50 +19,56 @@ from hf_ctxmodels.core.errors import CtxError
 
 LayerPairs = tuple[tuple[int, int], ...]
 
-_WRITTEN = re.compile(r"\d+:\d+(,\d+:\d+)*")
+_PAIRS = re.compile(r"\d+:\d+(,\d+:\d+)*")
 
 
-def layer_pairs(text: str, student_layers: int, teacher_layers: int, *, first: int = 0) -> LayerPairs:
-    """The pairs of a map between two models.
+def parse_layer_map(text: str, student_layers: int, teacher_layers: int, *, first_layer: int = 0) -> LayerPairs:
+    """The pairs of a layer map.
 
     Args:
         text: A name of the table above, or `STUDENT:TEACHER` pairs separated by commas.
         student_layers, teacher_layers: n and m.
-        first: Number of the first thing that is mapped: 0 for states, 1 for attention scores.
+        first_layer: Smallest layer number: 0 for hidden states, 1 for attention scores.
 
     Raises:
-        CtxError: The text is no map, a name needs a teacher of kn layers, or a layer does not exist.
+        CtxError: The text is not a layer map, a named map does not fit the models, or a layer does not exist.
     """
     if text in ("uniform", "skip", "last"):
-        return _named(text, student_layers, teacher_layers, first)
-    if not _WRITTEN.fullmatch(text):
+        return _named_map(text, student_layers, teacher_layers, first_layer)
+    if not _PAIRS.fullmatch(text):
         raise CtxError(
-            f"{text!r} is no layer map.", hint="use uniform, skip or last, or pairs of student and teacher: 1:2,2:4."
+            f"{text!r} is not a layer map.",
+            hint="use uniform, skip or last, or pairs of student and teacher: 1:2,2:4.",
         )
-    pairs = tuple((int(own), int(other)) for own, other in (pair.split(":") for pair in text.split(",")))
-    for own, other in pairs:
-        for layer, layers, whose in ((own, student_layers, "student"), (other, teacher_layers, "teacher")):
-            if not first <= layer <= layers:
+    pairs = tuple((int(student), int(teacher)) for student, teacher in (pair.split(":") for pair in text.split(",")))
+    for student_layer, teacher_layer in pairs:
+        for model, layer, num_layers in (
+            ("student", student_layer, student_layers),
+            ("teacher", teacher_layer, teacher_layers),
+        ):
+            if not first_layer <= layer <= num_layers:
                 raise CtxError(
-                    f"The layer map {text} names layer {layer} of the {whose}, which has layers {first} to {layers}.",
-                    hint="correct the pair; student first.",
+                    f"The layer map {text} contains layer {layer} of the {model}, which has layers {first_layer} to "
+                    f"{num_layers}.",
+                    hint="correct the pair; the student's layer is first.",
                 )
     return pairs
 
 
-def _named(name: str, student: int, teacher: int, first: int) -> LayerPairs:
+def _named_map(name: str, student_layers: int, teacher_layers: int, first_layer: int) -> LayerPairs:
     if name == "last":
-        if student > teacher:
+        if student_layers > teacher_layers:
             raise CtxError(
-                f"The student has {student} layers, the teacher {teacher}.", hint="write the pairs out: 1:1,2:1."
+                f"The student has {student_layers} layers, the teacher {teacher_layers}.",
+                hint="give the pairs, for example 1:1,2:1.",
             )
-        return tuple((layer, teacher - student + layer) for layer in range(1, student))
-    if teacher % student:
+        return tuple((layer, teacher_layers - student_layers + layer) for layer in range(1, student_layers))
+    if teacher_layers % student_layers:
         raise CtxError(
-            f"The layer map {name!r} needs a teacher with a multiple of the student's {student} layers; it has "
-            f"{teacher}.",
-            hint="write the pairs of student and teacher out: 1:2,2:5.",
+            f"The layer map {name!r} needs a teacher with a multiple of the student's {student_layers} layers; the "
+            f"teacher has {teacher_layers}.",
+            hint="give the pairs, for example 1:2,2:5.",
         )
-    step = teacher // student
-    layers = range(1, student) if name == "skip" else range(first, student + 1)
+    step = teacher_layers // student_layers
+    layers = range(1, student_layers) if name == "skip" else range(first_layer, student_layers + 1)
     return tuple((layer, step * layer) for layer in layers)

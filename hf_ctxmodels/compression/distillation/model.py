@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import field, make_dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,78 +12,101 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
-from hf_ctxmodels.compression.distillation.forward_pass import Run, hard_loss, predictions_of, run
+from hf_ctxmodels.compression.distillation.collator import TEACHER_PREFIX
+from hf_ctxmodels.compression.distillation.forward_pass import (
+    ForwardPass,
+    get_prediction_level,
+    hard_target_loss,
+    run_forward,
+)
 from hf_ctxmodels.compression.distillation.prediction_losses import (
-    ROWS,
+    EXAMPLES,
     TOKENS,
-    HardTargets,
-    LogitsError,
-    SoftClasses,
-    SoftTargets,
-    Term,
+    DistillationLoss,
+    HardTargetLoss,
+    LogitLoss,
+    SoftClassLoss,
+    SoftTargetLoss,
 )
 from hf_ctxmodels.compression.distillation.state_losses import (
-    Attention,
-    Cosine,
-    Embeddings,
-    Hidden,
-    Patient,
-    Sentences,
+    AttentionScoreLoss,
+    CosineLoss,
+    EmbeddingLoss,
+    HiddenStateLoss,
+    PatientLoss,
+    SentenceVectorLoss,
 )
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.heads import ItemCounts
 
-TERMS: dict[str, type[Term]] = {
-    term.name: term
-    for term in (
-        *(SoftTargets, HardTargets, LogitsError, SoftClasses),
-        *(Cosine, Patient, Attention, Hidden, Embeddings, Sentences),
+DISTILLATION_LOSSES: dict[str, type[DistillationLoss]] = {
+    loss.name: loss
+    for loss in (
+        SoftTargetLoss,
+        HardTargetLoss,
+        LogitLoss,
+        SoftClassLoss,
+        CosineLoss,
+        PatientLoss,
+        AttentionScoreLoss,
+        HiddenStateLoss,
+        EmbeddingLoss,
+        SentenceVectorLoss,
     )
 }
-"""Name -> term."""
+"""Name -> class of a loss."""
 
 PROJECTIONS_FILE = "distillation.safetensors"
-"""Beside a student's weights: the learned maps of its states to the teacher's width, which no student needs."""
+"""File next to a student's weights with the learned projections to the teacher's width, which no student needs."""
 
-TEACHER = "teacher_"
-"""Prefix of the teacher's inputs in a batch, where it has a tokenizer of its own."""
+_STUDENT_PREFIX = "student."
 
-_STUDENT = "student."
 
-DistillationOutput: Any = make_dataclass(
-    "DistillationOutput",
-    [
-        (name, Tensor | None, field(default=None))
-        for name in ("loss", "logits", *(f"{name.replace('-', '_')}_loss" for name in TERMS))
-    ],
-    bases=(ModelOutput,),
-    namespace={
-        "__module__": __name__,
-        "__doc__": "Output of `CtxDistillationModel`: the weighted sum of the terms, a task head's logits, and each term "
-        "before its weight, detached.",
-    },
-)
+@dataclass
+class DistillationOutput(ModelOutput):
+    """Output of `CtxDistillationModel`.
+
+    Attributes:
+        loss: The weighted sum of the losses.
+        logits: The logits of a student with a task head.
+        soft_targets_loss, hard_targets_loss, logits_loss, soft_classes_loss, cosine_loss, patient_loss, attention_loss,
+            hidden_loss, embeddings_loss, sentences_loss: Each loss without its weight, detached; None if not used.
+    """
+
+    loss: Tensor | None = None
+    logits: Tensor | None = None
+    soft_targets_loss: Tensor | None = None
+    hard_targets_loss: Tensor | None = None
+    logits_loss: Tensor | None = None
+    soft_classes_loss: Tensor | None = None
+    cosine_loss: Tensor | None = None
+    patient_loss: Tensor | None = None
+    attention_loss: Tensor | None = None
+    hidden_loss: Tensor | None = None
+    embeddings_loss: Tensor | None = None
+    sentences_loss: Tensor | None = None
 
 
 class CtxDistillationModel(CtxPreTrainedModel):
-    """A student with the loss of learning from a teacher, for the training loop and for transformers' Trainer.
+    """A student with distillation losses, for the training loop and for transformers' Trainer.
 
-    The loss is the weighted sum of the terms. Each is a sum over its targets divided by their number: in the whole step
-    with the package's loop and with `CtxTrainer`, in the micro-batch with plain Trainer. The teacher is in evaluation
-    mode, has no gradient, and is no part of this module: it is neither trained nor saved, counted or sharded.
+    The loss is the weighted sum of `losses`. Each is a sum over its targets divided by their number: in the whole
+    optimizer step with the package's loop and with `CtxTrainer`, in the micro-batch with Trainer. The teacher is in
+    evaluation mode, has no gradient, and is not a submodule: it is neither trained nor saved, counted or sharded.
 
-    `save_pretrained` saves the student alone, as a plain model; learned projections lie beside it in a file of their
-    own. In evaluation mode a batch that `DistillationCollator` has not prepared gives the student's own output.
+    `save_pretrained` saves the student alone, as a plain model; learned projections are saved to a file next to it. In
+    evaluation mode, a batch without the entries of `DistillationCollator` gives the student's own output.
 
     Args:
-        student: A masked LM or a task's head of any family here.
-        teacher: Likewise. Terms of tokens need the student's tokenizer.
-        terms: What is learned; see `hf_ctxmodels.compression.distillation.prediction_losses` and `state_terms`.
+        student: A masked LM, or a model of any family with a task head.
+        teacher: As `student`. Losses of tokens need the student's tokenizer.
+        losses: What the student learns; see `prediction_losses` and `state_losses`.
 
     Raises:
-        CtxError: No term, one of them twice or with a weight that is not above 0, or a model lacks what a term needs.
+        CtxError: There is no loss, a loss occurs twice or has a weight that is not above 0, or a model lacks what a
+            loss needs.
 
     Example:
         >>> import torch
@@ -91,33 +114,33 @@ class CtxDistillationModel(CtxPreTrainedModel):
         >>> sizes = {"vocab_size": 9, "hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 8}
         >>> teacher = CtxBertForMaskedLM(CtxBertConfig(num_hidden_layers=4, **sizes))
         >>> student = CtxBertForMaskedLM(CtxBertConfig(num_hidden_layers=2, **sizes))
-        >>> model = CtxDistillationModel(student, teacher, [SoftTargets(weight=5.0), Hidden()])
+        >>> model = CtxDistillationModel(student, teacher, [SoftTargetLoss(weight=5.0), HiddenStateLoss()])
         >>> model(input_ids=torch.tensor([[1, 2, 3]])).loss.backward()
     """
 
     accepts_loss_kwargs = False
 
-    def __init__(self, student: PreTrainedModel, teacher: PreTrainedModel, terms: Sequence[Term]) -> None:
+    def __init__(self, student: PreTrainedModel, teacher: PreTrainedModel, losses: Sequence[DistillationLoss]) -> None:
         super().__init__(student.config)
-        _check(student, teacher, terms)
-        self.terms = tuple(terms)
+        _check_arguments(student, teacher, losses)
+        self.losses = tuple(losses)
         self.student = student
         head = "" if student.base_model is student else f".{student.base_model_prefix}"
-        self.base_model_prefix = f"student{head}"  # of parameters, for rates by layer
-        self._held = (teacher.eval().requires_grad_(False),)  # in a tuple: not a module of this one
-        made = {term.name: term.build_projection(student, teacher) for term in terms}
-        self.projections = nn.ModuleDict({name: each for name, each in made.items() if each is not None})
-        own = getattr(student, "loss_targets", ())
-        self.loss_targets = tuple(dict.fromkeys([*own, *(term.counted_by(student) for term in terms)]))  # type: ignore[misc]
-        self._states = any(term.reads in ("states", "scores") for term in terms) or (
-            predictions_of(student) != "tokens" and any(term.reads == "last state" for term in terms)
+        self.base_model_prefix = f"student{head}"  # names parameters by layer, for layer-wise learning rates
+        self._teacher = (teacher.eval().requires_grad_(False),)  # a tuple, so that it is not a submodule
+        projections = {loss.name: loss.build_projection(student, teacher) for loss in losses}
+        self.projections = nn.ModuleDict({name: module for name, module in projections.items() if module is not None})
+        target_names = [*getattr(student, "loss_targets", ()), *(loss.target_name(student) for loss in losses)]
+        self.loss_targets = tuple(dict.fromkeys(target_names))  # type: ignore[misc]  # a class attribute elsewhere
+        self._needs_hidden_states = any(loss.inputs in ("hidden_states", "attention_scores") for loss in losses) or (
+            get_prediction_level(student) != "tokens" and any(loss.inputs == "last_hidden_state" for loss in losses)
         )
-        self._hard = any(isinstance(term, HardTargets) for term in terms)
+        self._needs_student_loss = any(isinstance(loss, HardTargetLoss) for loss in losses)
 
     @property
     def teacher(self) -> PreTrainedModel:
         """The teacher."""
-        return self._held[0]
+        return self._teacher[0]
 
     @property
     def base_model(self) -> nn.Module:
@@ -126,15 +149,15 @@ class CtxDistillationModel(CtxPreTrainedModel):
 
     @property
     def checkpoint_class(self) -> type:
-        """The class of what is saved."""
+        """The class that `save_pretrained` saves."""
         return type(self.student)
 
     def num_parameters(self, *args: Any, **kwargs: Any) -> int:
-        """Of the student."""
+        """Number of the student's parameters."""
         return self.student.num_parameters(*args, **kwargs)
 
     def get_input_embeddings(self) -> nn.Module:
-        """Of the student."""
+        """The student's input embeddings."""
         return self.student.get_input_embeddings()
 
     def forward(
@@ -152,172 +175,193 @@ class CtxDistillationModel(CtxPreTrainedModel):
         return_logits: bool | None = None,
         **kwargs: Any,
     ) -> Any:
-        """The loss of a batch.
+        """Compute the losses of a batch.
 
         Args:
-            input_ids, attention_mask, token_type_ids: (batch, length), as of the student.
-            labels: The student's targets, for hard targets, and for terms of labelled tokens.
+            input_ids, attention_mask, token_type_ids: (batch, length) inputs of the student.
+            labels: The student's targets, for hard targets and for losses of labelled tokens.
             distilled_tokens: (batch, length), 0 at real tokens and -100 at padding, from `DistillationCollator`.
-            distilled_examples: (batch,), 0, from there.
-            teacher_input_ids, teacher_attention_mask, teacher_token_type_ids: (batch, teacher's length), the same texts
+            distilled_examples: (batch,), 0, from `DistillationCollator`.
+            teacher_input_ids, teacher_attention_mask, teacher_token_type_ids: (batch, teacher's length) the same texts
                 by the teacher's tokenizer; without them the teacher reads the student's inputs.
             num_items_in_batch: Number of targets in a larger batch by name, see `heads.base.mean_over_targets`.
-            return_logits: Passed on to the student where its own output is returned.
-            kwargs: Other inputs of the student; with the prefix `teacher_`, of the teacher.
+            return_logits: Passed to the student if its own output is returned.
+            kwargs: Further inputs of the student; with the prefix `teacher_`, of the teacher.
+
+        Returns:
+            A `DistillationOutput`; in evaluation mode without `distilled_examples`, the student's output.
 
         Raises:
-            CtxError: A term compares tokens and the teacher has inputs of its own, or ids or labels are missing.
+            CtxError: A loss compares tokens and the teacher has its own inputs, or ids or labels are missing.
         """
         if input_ids is None:
-            raise CtxError("A student and its teacher read input_ids.", hint="give them, in place of inputs_embeds.")
-        own = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids, **kwargs}
-        others = {
+            raise CtxError("Distillation needs input_ids.", hint="give input_ids instead of inputs_embeds.")
+        arguments = {
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "token_type_ids": token_type_ids,
+            **kwargs,
             "teacher_input_ids": teacher_input_ids,
             "teacher_attention_mask": teacher_attention_mask,
             "teacher_token_type_ids": teacher_token_type_ids,
         }
-        given = {name: value for name, value in {**own, **others}.items() if value is not None}
-        inputs = {name: value for name, value in given.items() if not name.startswith(TEACHER)}
+        arguments = {name: value for name, value in arguments.items() if value is not None}
+        inputs = {name: value for name, value in arguments.items() if not name.startswith(TEACHER_PREFIX)}
         if not self.training and distilled_examples is None and not torch.is_grad_enabled():
-            asked = {} if return_logits is None else {"return_logits": return_logits}
-            return self.student(**inputs, labels=labels, num_items_in_batch=num_items_in_batch, **asked)
-        targets = {"labels": labels, TOKENS: distilled_tokens, ROWS: distilled_examples}
+            options = {} if return_logits is None else {"return_logits": return_logits}
+            return self.student(**inputs, labels=labels, num_items_in_batch=num_items_in_batch, **options)
+        targets = {"labels": labels, TOKENS: distilled_tokens, EXAMPLES: distilled_examples}
         counts = num_items_in_batch if isinstance(num_items_in_batch, Mapping) else {}
-        student = run(self.student, inputs, labels=labels, states=self._states, counts=counts, hard=self._hard)
-        losses = self._losses(student, self._teach(given), targets, counts)
+        student = run_forward(
+            self.student,
+            inputs,
+            labels=labels,
+            output_hidden_states=self._needs_hidden_states,
+            counts=counts,
+            compute_loss=self._needs_student_loss,
+        )
+        values = self._compute_losses(student, self._run_teacher(arguments), targets, counts)
         return DistillationOutput(
-            loss=self._sum(losses),
-            logits=None if predictions_of(self.student) == "tokens" else student.output.logits,
-            **{term.loss_name: losses[term].detach() for term in self.terms},
+            loss=self._weighted_sum(values),
+            logits=None if get_prediction_level(self.student) == "tokens" else student.output.logits,
+            **{loss.output_name: value.detach() for loss, value in values.items()},
         )
 
-    def _teach(self, given: Mapping[str, Tensor]) -> Run:
-        """The teacher's forward pass."""
-        inputs = {name.removeprefix(TEACHER): value for name, value in given.items() if name.startswith(TEACHER)}
-        if inputs and (tokenwise := [term.name for term in self.terms if self._compares_tokens(term)]):
+    def _run_teacher(self, arguments: Mapping[str, Tensor]) -> ForwardPass:
+        inputs = {
+            name.removeprefix(TEACHER_PREFIX): value
+            for name, value in arguments.items()
+            if name.startswith(TEACHER_PREFIX)
+        }
+        if inputs and (names := [loss.name for loss in self.losses if self._compares_tokens(loss)]):
             raise CtxError(
-                f"The teacher has a tokenizer of its own, but {', '.join(tokenwise)} compare tokens.",
-                hint="use terms of rows (logits, soft-classes, sentences), or a student with the teacher's tokenizer.",
+                f"The teacher has its own tokenizer, but the losses {', '.join(names)} compare tokens.",
+                hint="use losses of examples (logits, soft-classes, sentences), or the teacher's tokenizer.",
             )
-        teacher, inputs = self.teacher, inputs or dict(given)
+        teacher, inputs = self.teacher, inputs or dict(arguments)
         if teacher.device != (device := inputs["input_ids"].device):
             teacher.to(device)  # type: ignore[arg-type]
         with torch.no_grad():
-            return run(teacher, inputs, states=self._states)
+            return run_forward(teacher, inputs, output_hidden_states=self._needs_hidden_states)
 
-    def _compares_tokens(self, term: Term) -> bool:
-        of_tokens = term.reads == "predictions" and predictions_of(self.student) != "rows"
-        return term.needs_one_tokenizer or (of_tokens and not isinstance(term, HardTargets))
+    def _compares_tokens(self, loss: DistillationLoss) -> bool:
+        predicts_tokens = loss.inputs == "predictions" and get_prediction_level(self.student) != "sequences"
+        return loss.requires_shared_tokenizer or (predicts_tokens and not isinstance(loss, HardTargetLoss))
 
-    def _losses(
-        self, student: Run, teacher: Run, targets: Mapping[str, Tensor | None], counts: Mapping[str, Any]
-    ) -> dict[Term, Tensor]:
-        """Each term's mean over its targets."""
-        losses: dict[Term, Tensor] = {}
-        for term in self.terms:
-            entry = term.counted_by(self.student)
-            if entry == "labels" and student.labels is None:
-                raise CtxError(f"The term {term.name} needs labels.", hint="give labels, or leave the term out.")
-            if isinstance(term, HardTargets):
+    def _compute_losses(
+        self,
+        student: ForwardPass,
+        teacher: ForwardPass,
+        targets: Mapping[str, Tensor | None],
+        counts: Mapping[str, Any],
+    ) -> dict[DistillationLoss, Tensor]:
+        """Each loss as a mean over its targets."""
+        values: dict[DistillationLoss, Tensor] = {}
+        for loss in self.losses:
+            name = loss.target_name(self.student)
+            if name == "labels" and student.labels is None:
+                raise CtxError(f"The loss {loss.name} needs labels.", hint="give labels, or leave out the loss.")
+            if isinstance(loss, HardTargetLoss):
                 assert student.labels is not None
-                losses[term] = hard_loss(student, student.labels, counts)
+                values[loss] = hard_target_loss(student, student.labels, counts)
                 continue
-            total = term.summed(student, teacher, dict(self.projections.items()).get(term.name))
-            number = counts.get(entry) if targets.get(entry) is not None else None
-            losses[term] = total / (_count(entry, student) if number is None else number)
-        return losses
+            total = loss.compute(student, teacher, dict(self.projections.items()).get(loss.name))
+            count = counts.get(name) if targets.get(name) is not None else None
+            values[loss] = total / (_count_targets(name, student) if count is None else count)
+        return values
 
-    def _sum(self, losses: Mapping[Term, Tensor]) -> Tensor:
-        """The weighted sum; distributed training gets a gradient for parameters that no term uses."""
-        loss = torch.stack([term.weight * value.float() for term, value in losses.items()]).sum()
-        unused = getattr(self.student, "with_unused_parameters", None)
-        return loss if unused is None else unused(loss)
+    def _weighted_sum(self, values: Mapping[DistillationLoss, Tensor]) -> Tensor:
+        """The weighted sum, with zero gradients of unused parameters for distributed training."""
+        total = torch.stack([loss.weight * value.float() for loss, value in values.items()]).sum()
+        add_unused = getattr(self.student, "with_unused_parameters", None)
+        return total if add_unused is None else add_unused(total)
 
     def save_pretrained(self, save_directory: str | Path, *args: Any, state_dict: Any = None, **kwargs: Any) -> None:
-        """Save the student alone, and beside it the projections, if there are any.
+        """Save the student alone, and the projections, if any, to a file next to it.
 
         Args:
-            save_directory: Where to.
-            state_dict: Of this model, gathered; None for its weights as they are.
-            args, kwargs: As of every model.
+            save_directory: Directory of the student.
+            state_dict: Gathered weights of this model; None for its own.
+            args, kwargs: As in `PreTrainedModel.save_pretrained`.
         """
-        weights = None if state_dict is None else _without_prefix(state_dict, _STUDENT)
-        self.student.save_pretrained(save_directory, *args, state_dict=weights, **kwargs)
-        maps = self.state_dict() if state_dict is None else state_dict
-        if projections := _without_prefix(maps, "projections."):
-            whole = {name: each.detach().cpu().contiguous() for name, each in projections.items()}
-            save_file(whole, Path(save_directory) / PROJECTIONS_FILE)
+        student_weights = None if state_dict is None else _select_prefix(state_dict, _STUDENT_PREFIX)
+        self.student.save_pretrained(save_directory, *args, state_dict=student_weights, **kwargs)
+        weights = self.state_dict() if state_dict is None else state_dict
+        if projections := _select_prefix(weights, "projections."):
+            projections = {name: tensor.detach().cpu().contiguous() for name, tensor in projections.items()}
+            save_file(projections, Path(save_directory) / PROJECTIONS_FILE)
 
     def load_saved_weights(self, directory: str | Path) -> None:
-        """Load what `save_pretrained` saved, of the student and of the projections; the loop's resume calls it.
+        """Load the student and the projections that `save_pretrained` saved; the training loop calls it on resume.
 
         Raises:
-            CtxError: The projections are missing, or of another shape.
+            CtxError: The projections are missing or have other shapes.
         """
         self.load_state_dict(load_file(Path(directory) / "model.safetensors"))
         if self.projections and not self.load_projections(directory):
             raise CtxError(
-                "The learned projections are missing or have another shape.",
+                "The learned projections are missing or have other shapes.",
                 location=str(Path(directory) / PROJECTIONS_FILE),
                 hint="resume with the terms and the teacher of that run.",
             )
 
     def load_projections(self, directory: str | Path) -> bool:
-        """Take the projections that an earlier distillation left beside its student; whether they are there and fit.
+        """Load the projections of an earlier distillation, if they exist and fit; returns whether they were loaded.
 
-        Trainer's resume does not know of them: call this before `trainer.train(resume_from_checkpoint=...)`.
+        Trainer does not restore them: call this method before `trainer.train(resume_from_checkpoint=...)`.
         """
         file = Path(directory) / PROJECTIONS_FILE
-        own = self.projections.state_dict()
-        found = load_file(file) if own and file.is_file() else {}
-        shapes = [{name: each.shape for name, each in maps.items()} for maps in (own, found)]
-        if not found or shapes[0] != shapes[1]:
+        weights = self.projections.state_dict()
+        saved = load_file(file) if weights and file.is_file() else {}
+        if not saved or {name: w.shape for name, w in weights.items()} != {name: w.shape for name, w in saved.items()}:
             return False
-        self.projections.load_state_dict(found)
+        self.projections.load_state_dict(saved)
         return True
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """As of every module; also from a student's plain names, as Trainer reads a checkpoint."""
-        if any(name.startswith(_STUDENT) for name in state_dict):
+        """As in `nn.Module`; also accepts the names of a plain student, as Trainer reads them from a checkpoint."""
+        if any(name.startswith(_STUDENT_PREFIX) for name in state_dict):
             return super().load_state_dict(state_dict, *args, **kwargs)
-        found = dict(state_dict)
-        for tied, source in self.student.all_tied_weights_keys.items():  # files hold tied weights once
-            if source in found:
-                found.setdefault(tied, found[source])
-        return self.student.load_state_dict(found, *args, **kwargs)
+        weights = dict(state_dict)
+        for tied, source in self.student.all_tied_weights_keys.items():  # files contain tied weights once
+            if source in weights:
+                weights.setdefault(tied, weights[source])
+        return self.student.load_state_dict(weights, *args, **kwargs)
 
 
-def _check(student: PreTrainedModel, teacher: PreTrainedModel, terms: Sequence[Term]) -> None:
-    if isinstance(terms, Term) or not all(isinstance(term, Term) for term in terms):
-        raise CtxError(f"{terms!r} is no list of terms.", hint="give [SoftTargets(), HardTargets(weight=0.5)], say.")
-    names = [term.name for term in terms]
+def _check_arguments(student: PreTrainedModel, teacher: PreTrainedModel, losses: Sequence[DistillationLoss]) -> None:
+    if isinstance(losses, DistillationLoss) or not all(isinstance(loss, DistillationLoss) for loss in losses):
+        raise CtxError(
+            f"{losses!r} is not a list of losses.", hint="give a list such as [SoftTargetLoss(), HiddenStateLoss()]."
+        )
+    names = [loss.name for loss in losses]
     if not names or len(set(names)) < len(names):
         raise CtxError(
-            f"{'No term is given' if not names else 'A term is given twice'}: {', '.join(names)}.",
-            hint=f"give each once: {', '.join(TERMS)}.",
+            f"A loss occurs twice: {', '.join(names)}." if names else "There is no loss.",
+            hint=f"give each loss once: {', '.join(DISTILLATION_LOSSES)}.",
         )
     if student is teacher:
-        raise CtxError("The student is the teacher itself.", hint="make or open a model of its own.")
-    for term in terms:
-        if not 0 < term.weight < math.inf:
+        raise CtxError("Student and teacher are the same model.", hint="create or load another student.")
+    for loss in losses:
+        if not 0 < loss.weight < math.inf:
             raise CtxError(
-                f"The term {term.name} has the weight {term.weight:g}.",
-                hint="give a number above 0, or leave the term out.",
+                f"The loss {loss.name} has the weight {loss.weight:g}.",
+                hint="give a weight above 0, or leave out the loss.",
             )
-        term.check(student, teacher)
+        loss.check_models(student, teacher)
 
 
-def _count(entry: str, student: Run) -> Tensor:
+def _count_targets(name: str, student: ForwardPass) -> Tensor:
     """The number of targets in this batch, at least 1."""
-    if entry == TOKENS:
-        number = student.tokens.sum()
-    elif entry == ROWS:
-        number = torch.tensor(len(student.tokens), device=student.tokens.device)
+    if name == TOKENS:
+        count = student.token_mask.sum()
+    elif name == EXAMPLES:
+        count = torch.tensor(len(student.token_mask), device=student.token_mask.device)
     else:
         assert student.labels is not None
-        number = (student.labels != IGNORE_INDEX).sum()
-    return number.clamp(min=1)
+        count = (student.labels != IGNORE_INDEX).sum()
+    return count.clamp(min=1)
 
 
-def _without_prefix(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): each for name, each in weights.items() if name.startswith(prefix)}
+def _select_prefix(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}

@@ -1,4 +1,4 @@
-"""Teachers from directories, students from layers of other models, and terms from a command line."""
+"""Teachers loaded from directories, students made of a model's layers, and losses from the command line."""
 
 import hashlib
 from collections.abc import Sequence
@@ -9,8 +9,8 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_ctxmodels.compression.distillation.model import TERMS
-from hf_ctxmodels.compression.distillation.prediction_losses import Term
+from hf_ctxmodels.compression.distillation.model import DISTILLATION_LOSSES
+from hf_ctxmodels.compression.distillation.prediction_losses import DistillationLoss
 from hf_ctxmodels.core.adapter_files import ADAPTERS_FOLDER, STACK_FILE, is_adapter_parameter
 from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError
@@ -22,11 +22,11 @@ from hf_ctxmodels.training.pretraining import typed_options
 
 @dataclass(frozen=True)
 class Teacher:
-    """A teacher whose weights are not read yet.
+    """A teacher whose weights are not loaded yet.
 
     Attributes:
         source: Directory or Hub id.
-        config, tokenizer: Its own.
+        config, tokenizer: The teacher's configuration and tokenizer.
     """
 
     source: str
@@ -35,10 +35,11 @@ class Teacher:
 
     @classmethod
     def open(cls, source: str, *, split_words: bool = False) -> "Teacher":
-        """Read configuration and tokenizer; a reference checkpoint is opened by the family whose peer it is.
+        """Load configuration and tokenizer; the corresponding family opens a checkpoint of transformers.
 
         Raises:
-            CtxError: There is no such model, it has several tasks or is of no family, or its tokenizer does not fit it.
+            CtxError: There is no such model, it has several tasks or belongs to no family, or its tokenizer does not
+                match it.
         """
         require_single_task(load_config(source), source)
         config = load_family_config(source)
@@ -47,53 +48,58 @@ class Teacher:
         return cls(source, config, tokenizer)
 
     def load(self, auto_class: str) -> PreTrainedModel:
-        """The model with the head of an Auto class and the adapters beside it, in evaluation mode; raises CtxError as
-        `load_model_with_adapters`."""
+        """The model with the head of an Auto class and its saved adapters, in evaluation mode.
+
+        Raises:
+            CtxError: As `load_model_with_adapters`.
+        """
         return load_model_with_adapters(self.source, auto_class, self.config).eval()
 
-    def shares_tokens(self, tokenizer: PreTrainedTokenizerBase) -> bool:
-        """Whether a tokenizer has the teacher's tokens and ids, and the same way to split text into them."""
-        return tokenizer_digest(tokenizer) == tokenizer_digest(self.tokenizer) and _splitting(tokenizer) == _splitting(
-            self.tokenizer
-        )
+    def has_same_tokens(self, tokenizer: PreTrainedTokenizerBase) -> bool:
+        """Whether a tokenizer has the teacher's tokens, ids, normalisation and pre-tokenisation."""
+        return tokenizer_digest(tokenizer) == tokenizer_digest(self.tokenizer) and _describe_backend(
+            tokenizer
+        ) == _describe_backend(self.tokenizer)
 
     @property
     def digest(self) -> str:
-        """What tells its weights from others: of a directory the SHA-256 of the files, else the name."""
-        kinds = ("*.safetensors", f"{ADAPTERS_FOLDER}/*/*.safetensors", f"{ADAPTERS_FOLDER}/{STACK_FILE}")
-        files = [path for kind in kinds for path in sorted(Path(self.source).glob(kind))]
+        """Identifies the weights: SHA-256 of the files of a directory, otherwise the name."""
+        patterns = ("*.safetensors", f"{ADAPTERS_FOLDER}/*/*.safetensors", f"{ADAPTERS_FOLDER}/{STACK_FILE}")
+        files = [path for pattern in patterns for path in sorted(Path(self.source).glob(pattern))]
         if not files:
             return self.source
-        whole = hashlib.sha256()
+        digest = hashlib.sha256()
         for path in files:
             with path.open("rb") as file:
-                whole.update(hashlib.file_digest(file, "sha256").digest())
-        return whole.hexdigest()
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+        return digest.hexdigest()
 
 
-def _splitting(tokenizer: Any) -> str:
-    """How a tokenizer normalises and splits text, as text."""
+def _describe_backend(tokenizer: Any) -> str:
     backend = tokenizer.backend_tokenizer
     return f"{backend.normalizer!r} {backend.pre_tokenizer!r} {backend.post_processor!r}"
 
 
 def copy_layers(student: PreTrainedModel, source: PreTrainedModel, layers: Sequence[int]) -> None:
-    """Give the student's layer i the weights of the source's layer `layers[i]`, counted from 0.
+    """Copy the weights of the source's layer `layers[i]` to the student's layer i, both from 0.
 
     Raises:
-        CtxError: A model has no layers of its own for each depth, a layer does not exist, or shapes differ.
+        CtxError: A model shares layers, a layer does not exist, or shapes differ.
     """
-    own, others = (getattr(model.base_model, "layers", None) for model in (student, source))
-    if not isinstance(own, nn.ModuleList) or not isinstance(others, nn.ModuleList) or len(own) != len(layers):
+    student_layers, source_layers = (getattr(model.base_model, "layers", None) for model in (student, source))
+    are_lists = isinstance(student_layers, nn.ModuleList) and isinstance(source_layers, nn.ModuleList)
+    if not are_lists or len(student_layers) != len(layers):
         raise CtxError(
             f"{len(layers)} layers cannot be copied to {type(student).__name__}.",
             location=f"--student_layers {' '.join(map(str, layers))}",
-            hint="give the teacher's layers, one for each layer of the student; models that share layers have none.",
+            hint="give one layer of the teacher for each layer of the student; models that share layers have none.",
         )
-    for mine, number in zip(own, layers, strict=True):
+    for student_layer, index in zip(student_layers, layers, strict=True):
+        weights = {
+            name: tensor for name, tensor in source_layers[index].state_dict().items() if not is_adapter_parameter(name)
+        }
         try:
-            weights = others[number].state_dict()
-            mine.load_state_dict({name: each for name, each in weights.items() if not is_adapter_parameter(name)})
+            student_layer.load_state_dict(weights)
         except RuntimeError as error:
             raise CtxError(
                 "The layers of teacher and student have different shapes.",
@@ -103,53 +109,62 @@ def copy_layers(student: PreTrainedModel, source: PreTrainedModel, layers: Seque
 
 
 def check_layers(layers: Sequence[int], config: PreTrainedConfig) -> None:
-    """Raise CtxError if one of the layers, counted from 0, is beyond those of a configuration."""
-    number = getattr(config, "num_hidden_layers", 0)
-    if beyond := [layer for layer in layers if not 0 <= layer < number]:
+    """Raise CtxError if one of the layers, from 0, does not exist in a model of a configuration."""
+    num_layers = getattr(config, "num_hidden_layers", 0)
+    if missing := [layer for layer in layers if not 0 <= layer < num_layers]:
         raise CtxError(
-            f"There is no layer {beyond[0]}: the model has {number}, counted from 0.",
+            f"There is no layer {missing[0]}: the model has {num_layers} layers, counted from 0.",
             location=f"--student_layers {' '.join(map(str, layers))}",
-            hint=f"give numbers from 0 to {number - 1}.",
+            hint=f"give layers from 0 to {num_layers - 1}.",
         )
 
 
-def parse_terms(weights: Sequence[str], options: Sequence[str] = ()) -> list[Term]:
-    """`["soft-targets=5"]` and `["soft-targets.temperature=2"]` as terms.
+def parse_losses(weights: Sequence[str], options: Sequence[str] = ()) -> list[DistillationLoss]:
+    """Losses from `["soft-targets=5"]` and `["soft-targets.temperature=2"]`.
+
+    Options of a loss without a weight, for example from a recipe, are reported and have no effect.
 
     Args:
-        weights: NAME=WEIGHT of each term.
+        weights: NAME=WEIGHT of each loss.
         options: NAME.OPTION=VALUE.
 
     Raises:
-        CtxError: A text has another form, a term or an option is unknown, or a value is of another type. An option of a
-            term that is not given is no error: it is said to have no effect.
+        CtxError: An entry has another form, a loss or an option is unknown, or a value has the wrong type.
     """
     if not weights:
-        raise CtxError("There is nothing to learn.", location="--terms", hint=f"give NAME=WEIGHT of: {_listed()}")
-    given: dict[str, dict[str, str]] = {}
-    for text in weights:
-        name, _, weight = text.partition("=")
-        if name not in TERMS or not weight or name in given:
-            raise CtxError(f"{text!r} is no weight of a term.", location="--terms", hint=f"NAME=WEIGHT of: {_listed()}")
-        given[name] = {"weight": weight}
-    for text in options:
-        key, _, value = text.partition("=")
-        name, _, option = key.partition(".")
-        if name not in given and name in TERMS and option in TERMS[name].option_help():  # of a recipe, for example
-            print_status(f"{key} has no effect: the term {name} is not learned")
-            continue
-        if name not in given or option not in TERMS[name].option_help() or not value:
-            known = [f"{term}.{each}" for term in given for each in TERMS[term].option_help()]
+        raise CtxError("No loss is given.", location="--terms", hint=f"give NAME=WEIGHT of: {_list_losses()}")
+    values: dict[str, dict[str, str]] = {}
+    for entry in weights:
+        name, _, weight = entry.partition("=")
+        if name not in DISTILLATION_LOSSES or not weight or name in values:
             raise CtxError(
-                f"{text!r} is no option of the terms {', '.join(given)}.",
-                location="--term_options",
-                hint=f"give NAME.OPTION=VALUE with one of: {', '.join(known) or 'none'}.",
+                f"{entry!r} is not a weight of a loss.",
+                location="--terms",
+                hint=f"give NAME=WEIGHT of: {_list_losses()}",
             )
-        given[name][option] = value
+        values[name] = {"weight": weight}
+    for entry in options:
+        key, _, value = entry.partition("=")
+        name, _, option = key.partition(".")
+        is_option = name in DISTILLATION_LOSSES and option in DISTILLATION_LOSSES[name].option_help()
+        if is_option and name not in values:
+            print_status(f"{key} has no effect: the loss {name} is not used")
+            continue
+        if not is_option or not value:
+            names = [f"{loss}.{option}" for loss in values for option in DISTILLATION_LOSSES[loss].option_help()]
+            raise CtxError(
+                f"{entry!r} is not an option of the losses {', '.join(values)}.",
+                location="--term_options",
+                hint=f"give NAME.OPTION=VALUE with one of: {', '.join(names) or 'none'}.",
+            )
+        values[name][option] = value
     return [
-        TERMS[name](**typed_options(TERMS[name], values, location=f"--terms {name}")) for name, values in given.items()
+        DISTILLATION_LOSSES[name](**typed_options(DISTILLATION_LOSSES[name], options, location=f"--terms {name}"))
+        for name, options in values.items()
     ]
 
 
-def _listed() -> str:
-    return "".join(f"\n    {name}: {(term.__doc__ or '').partition(chr(10))[0]}" for name, term in TERMS.items())
+def _list_losses() -> str:
+    return "".join(
+        f"\n    {name}: {(loss.__doc__ or '').partition(chr(10))[0]}" for name, loss in DISTILLATION_LOSSES.items()
+    )

@@ -1,6 +1,7 @@
-"""Where maps and tables of 8 bits stand in a model: replacement, and what is tied."""
+"""Replacement of a model's linear layers, embeddings and recurrent layers by int8 modules, and their tied weights."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,55 +18,56 @@ from hf_ctxmodels.layers.recurrent.gru import GRU
 from hf_ctxmodels.layers.recurrent.lstm import LSTM
 from hf_ctxmodels.layers.transformer import ScaledEmbedding
 
-_LEAST_WIDTH = 8  # of the inputs and the outputs; a classifier of a few labels stays in single precision
-_RECURRENT = ("state_weight", "projection")  # parameters that are stored with 8 bits
+_MIN_FEATURES = 8  # of inputs and outputs; a classifier with few labels stays in float32
+_RECURRENT_PARAMETERS = ("state_weight", "projection")  # stored as int8
 
 InputRanges = Mapping[str, tuple[float, float]]
+"""Name of a linear layer -> minimum and maximum of its inputs."""
 
 
 def find_replaceable_modules(model: nn.Module, *, embeddings: bool, skipped: Collection[str] = ()) -> list[str]:
-    """Names of the modules that can have weights of 8 bits; adapters stay in single precision.
+    """Names of the modules that can be quantized to int8; adapters stay in float32.
 
     Args:
-        model: In single or half precision.
-        embeddings: Whether tables count.
-        skipped: Modules that stay as they are, with all that is in them: paths, or last parts of paths.
+        model: A model in float32 or half precision.
+        embeddings: Whether to include embeddings.
+        skipped: Modules to exclude with their submodules: names, or last components of names.
 
     Raises:
-        CtxError: A skipped name is that of no module.
+        CtxError: A skipped name matches no module.
     """
-    paths = [name for name, _ in model.named_modules()]
-    for name in skipped:
-        if not any(_lies_in(path, name) for path in paths):
+    names = [name for name, _ in model.named_modules()]
+    for skipped_name in skipped:
+        if not any(_is_inside(name, skipped_name) for name in names):
             raise CtxError(
-                f"There is no module {name!r} in {type(model).__name__}.",
+                f"There is no module {skipped_name!r} in {type(model).__name__}.",
                 location="skip",
-                hint=f"give a path, or its last part, of for example {', '.join(paths[-4:])}.",
+                hint=f"give a name or its last component, for example of {', '.join(names[-4:])}.",
             )
     return [
-        path
-        for path, module in model.named_modules()
+        name
+        for name, module in model.named_modules()
         if _is_replaceable(module, embeddings)
-        and not is_adapter_parameter(path)
-        and not any(_lies_in(path, name) for name in skipped)
+        and not is_adapter_parameter(name)
+        and not any(_is_inside(name, skipped_name) for skipped_name in skipped)
     ]
 
 
-def _lies_in(path: str, name: str) -> bool:
-    return f".{name}." in f".{path}."
+def _is_inside(name: str, outer: str) -> bool:
+    return f".{outer}." in f".{name}."
 
 
 def _is_replaceable(module: nn.Module, embeddings: bool) -> bool:
     if isinstance(module, LSTM | GRU):
         return not parametrize.is_parametrized(module) and "input_maps" not in module._modules
     if isinstance(module, nn.Embedding):
-        plain = type(module).forward in (nn.Embedding.forward, ScaledEmbedding.forward)
-        return embeddings and plain and module.embedding_dim >= _LEAST_WIDTH
-    return is_plain_linear(module) and min(module.weight.shape) >= _LEAST_WIDTH
+        is_plain = type(module).forward in (nn.Embedding.forward, ScaledEmbedding.forward)
+        return embeddings and is_plain and module.embedding_dim >= _MIN_FEATURES
+    return is_plain_linear(module) and min(module.weight.shape) >= _MIN_FEATURES
 
 
 @torch.no_grad()
-def replace(
+def replace_modules(
     model: nn.Module,
     names: Collection[str],
     activations: ActivationScale = "token",
@@ -73,101 +75,103 @@ def replace(
     *,
     empty: bool = False,
 ) -> None:
-    """Put modules of 8 bits in the place of others, wherever these stand, and adapt what is tied.
+    """Replace modules in place by int8 modules, and update the tied weights.
 
     Args:
-        model: Changed in place.
-        names: Of `find_replaceable_modules`.
+        model: The model.
+        names: Names from `find_replaceable_modules`.
         activations: As in `Int8Linear`.
-        ranges: The least and the largest input of each map, for static scales.
-        empty: Whether weights are read from a file later.
+        ranges: Input ranges of the linear layers, for static scales.
+        empty: Leave the weights uninitialised, to load them from a file.
 
     Raises:
-        CtxError: A static scale is asked for, and a map had no input in the calibration.
+        CtxError: Scales are static, and a linear layer had no input in the calibration.
     """
-    made: dict[int, nn.Module] = {}
+    replacements: dict[int, nn.Module] = {}
     for name in names:
         module = model.get_submodule(name)
         mark_initialized(model, name)
         if isinstance(module, LSTM | GRU):
-            _convert_recurrence(module, name, activations, ranges, empty)
+            _quantize_recurrent_layer(module, name, activations, ranges, empty)
         elif isinstance(module, nn.Embedding):
             factor = module.embedding_dim**0.5 if isinstance(module, ScaledEmbedding) else 1.0
-            table = Int8Embedding(module.num_embeddings, module.embedding_dim, module.padding_idx, factor)
-            made[id(module)] = table if empty else table.fill(module.weight)
+            embedding = Int8Embedding(module.num_embeddings, module.embedding_dim, module.padding_idx, factor)
+            replacements[id(module)] = embedding if empty else embedding.fill(module.weight)
         else:
-            made[id(module)] = _map(module.weight, module.bias, name, activations, ranges, empty)
+            replacements[id(module)] = _new_linear(module.weight, module.bias, name, activations, ranges, empty)
     for parent in [*model.modules()]:
-        for child, old in parent._modules.items():
-            if id(old) in made:
-                parent._modules[child] = made[id(old)]
+        for child_name, child in parent._modules.items():
+            if id(child) in replacements:
+                parent._modules[child_name] = replacements[id(child)]
     if isinstance(model, PreTrainedModel):
-        _tie(model)
+        _tie_weights(model)
 
 
 def mark_initialized(model: nn.Module, name: str) -> None:
-    """transformers draws no initial weights for what is around a module, which may set those of the module."""
-    parts = name.split(".")
-    for depth in range(1, len(parts) + 1):
-        around = model.get_submodule(".".join(parts[:depth]))
-        if not isinstance(around, PreTrainedModel):
-            around._is_hf_initialized = True  # type: ignore[assignment]
+    """Mark a module and its parents as initialised, so that transformers does not initialise its weights."""
+    components = name.split(".")
+    for depth in range(1, len(components) + 1):
+        module = model.get_submodule(".".join(components[:depth]))
+        if not isinstance(module, PreTrainedModel):
+            module._is_hf_initialized = True  # type: ignore[assignment]
 
 
-def _map(
+def _new_linear(
     weight: Any, bias: Any, name: str, activations: ActivationScale, ranges: InputRanges | None, empty: bool
 ) -> Int8Linear:
     if empty:
         return Int8Linear(weight.shape[1], weight.shape[0], bias is not None, activations)
     if activations == "static" and name not in (ranges or {}):
         raise CtxError(
-            f"The calibration gave {name} no input.",
+            f"{name} had no input in the calibration.",
             location="activations static",
-            hint="calibrate with inputs that use it, or leave it out by `skip`.",
+            hint="calibrate with inputs that use it, or exclude it by `skip`.",
         )
-    return Int8Linear.of(weight, bias, activations, None if activations != "static" else (ranges or {})[name])
+    input_range = (ranges or {})[name] if activations == "static" else None
+    return Int8Linear.from_weight(weight, bias, activations, input_range)
 
 
-def _convert_recurrence(
+def _quantize_recurrent_layer(
     layer: Any, name: str, activations: ActivationScale, ranges: InputRanges | None, empty: bool
 ) -> None:
-    """All inputs of a recurrence are multiplied at once, by maps; its other weights are stored with 8 bits."""
-    activations = "token" if activations == "static" else activations  # a direction has no calibrated input
-    maps = [_map(weight, None, name, activations, ranges, empty) for weight in layer.input_weight]
+    """Replace the input projection, which runs for all steps at once, by int8 linear layers; the other weights are
+    stored as int8 and dequantized."""
+    activations = "token" if activations == "static" else activations  # the directions have no calibrated inputs
+    projections = [_new_linear(weight, None, name, activations, ranges, empty) for weight in layer.input_weight]
     del layer.input_weight
-    layer.input_weight, layer.input_maps = None, nn.ModuleList(maps)
-    for parameter in _RECURRENT:
+    layer.input_weight, layer.input_maps = None, nn.ModuleList(projections)
+    for parameter in _RECURRENT_PARAMETERS:
         if getattr(layer, parameter, None) is not None:
-            getattr(layer, parameter).requires_grad_(False)  # codes cannot have a gradient
+            getattr(layer, parameter).requires_grad_(False)  # integer codes have no gradient
             parametrize.register_parametrization(layer, parameter, Int8Rows(), unsafe=True)
 
 
-def _tie(model: PreTrainedModel) -> None:
-    """Codes and scales are tied where the weights were, if both sides have them."""
-    tied = dict(_tied_parts(model, model.all_tied_weights_keys))
-    for each in model.modules():
-        if isinstance(each, PreTrainedModel):
-            each._tied_weights_keys = {}
-            each.all_tied_weights_keys = {}
-    model._tied_weights_keys = model.all_tied_weights_keys = tied
-    for target, source in tied.items():
-        parent, _, last = target.rpartition(".")
-        setattr(model.get_submodule(parent), last, model.get_parameter_or_buffer(source))
+def _tie_weights(model: PreTrainedModel) -> None:
+    """Tie codes and scales of tied weights that are both quantized."""
+    tied_keys = dict(_tied_keys(model, model.all_tied_weights_keys))
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel):
+            module._tied_weights_keys = {}
+            module.all_tied_weights_keys = {}
+    model._tied_weights_keys = model.all_tied_weights_keys = tied_keys
+    for target, source in tied_keys.items():
+        parent, _, name = target.rpartition(".")
+        setattr(model.get_submodule(parent), name, model.get_parameter_or_buffer(source))
 
 
-def _tied_parts(model: PreTrainedModel, tied: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def _tied_keys(model: PreTrainedModel, weight_keys: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    for target, source in tied.items():
+    for target, source in weight_keys.items():
         if {target, source} <= names:
             yield target, source
-        places = [name.removesuffix(".weight") for name in (target, source)]
-        for part in ("codes", "code_scale"):
-            if {f"{place}.{part}" for place in places} <= names:
-                yield f"{places[0]}.{part}", f"{places[1]}.{part}"
+        target_module, source_module = target.removesuffix(".weight"), source.removesuffix(".weight")
+        for parameter in ("codes", "code_scale"):
+            if {f"{target_module}.{parameter}", f"{source_module}.{parameter}"} <= names:
+                yield f"{target_module}.{parameter}", f"{source_module}.{parameter}"
 
 
 def names_in_class(model: PreTrainedModel, names: Iterable[str]) -> Iterator[str]:
-    """Paths of a checkpoint in a model that may be its encoder alone, or have a head on it."""
+    """Module names of a checkpoint as names in a model that may be its encoder alone, or have a head."""
     prefix = f"{model.base_model_prefix}."
     has_head = hasattr(model, model.base_model_prefix)
     for name in names:
@@ -179,32 +183,33 @@ def names_in_class(model: PreTrainedModel, names: Iterable[str]) -> Iterator[str
 
 
 class RangeRecorder:
-    """Context that records the least and the largest input of maps.
+    """Context manager that records the input ranges of linear layers.
 
     Args:
-        model: In single precision.
-        names: Of maps.
+        model: A model in float32.
+        names: Names of linear layers.
 
     Attributes:
-        ranges: Name -> least and largest input, with 0 between them.
+        ranges: Name -> minimum and maximum of the inputs; the range includes 0.
     """
 
     def __init__(self, model: nn.Module, names: Collection[str]) -> None:
         self.ranges: dict[str, tuple[float, float]] = {}
         modules = {name: model.get_submodule(name) for name in names}
-        self._maps = {name: module for name, module in modules.items() if isinstance(module, nn.Linear)}
-        self._hooks: list[Any] = []
+        self._linear_layers = {name: module for name, module in modules.items() if isinstance(module, nn.Linear)}
+        self._handles: list[Any] = []
 
     def __enter__(self) -> "RangeRecorder":
-        for name, module in self._maps.items():
-            self._hooks.append(module.register_forward_pre_hook(lambda _, given, name=name: self._note(name, given[0])))
+        for name, module in self._linear_layers.items():
+            hook = partial(self._record, name)
+            self._handles.append(module.register_forward_pre_hook(hook))
         return self
 
     def __exit__(self, *error: object) -> None:
-        for hook in self._hooks:
-            hook.remove()
+        for handle in self._handles:
+            handle.remove()
 
-    def _note(self, name: str, states: Tensor) -> None:
-        least, largest = range_of(states.detach().float())
-        known = self.ranges.get(name, (0.0, 0.0))
-        self.ranges[name] = (min(known[0], least), max(known[1], largest))
+    def _record(self, name: str, module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+        minimum, maximum = range_of(arguments[0].detach().float())
+        recorded = self.ranges.get(name, (0.0, 0.0))
+        self.ranges[name] = (min(recorded[0], minimum), max(recorded[1], maximum))

@@ -1,4 +1,4 @@
-"""Linear maps and tables with weights of 8 bits."""
+"""Linear layers and embeddings with int8 weights."""
 
 import math
 from typing import Any, Literal, Self
@@ -22,7 +22,7 @@ from hf_ctxmodels.layers.cpu.linear import operators_are_intercepted
 
 ActivationScale = Literal["token", "tensor", "static"]
 
-# without VNNI, oneDNN adds products of two codes in 16 bits, which overflow
+# without VNNI, oneDNN accumulates products in 16 bits, which overflow
 HAS_INT8_PRODUCT = (
     torch.backends.mkldnn.is_available()
     and hasattr(torch.ops.onednn, "qlinear_pointwise")
@@ -35,20 +35,20 @@ def _fixed(values: Tensor) -> nn.Parameter:
 
 
 class Int8Linear(nn.Module):
-    """A linear map whose weights and inputs have 8 bits, for inference on a CPU.
+    """Linear layer with int8 weights and inputs, for inference on a CPU.
 
-    With a scale for each token an output depends on its own row alone; with one for the tensor it depends a little on
-    the rest of the batch; a static one is that of a calibration, which values outside of its range are cut to.
+    With one scale per token, an output row depends on its own input row only; with one scale per tensor it also depends
+    slightly on the rest of the batch. Static scales come from a calibration; values outside their range are clamped.
 
     Args:
         in_features, out_features: Widths.
-        bias: Whether there is a bias, in single precision.
-        activations: What has a scale of the inputs: each token, the tensor, or all inputs ("static").
+        bias: Whether there is a bias, in float32.
+        activations: Granularity of the input scales: "token", "tensor", or "static".
 
     Attributes:
         codes: (out, in) int8 weights.
-        code_scale: (out,) their scales.
-        input_scale, input_zero_point: Of a static scale.
+        code_scale: (out,) scales of the weights.
+        input_scale, input_zero_point: Static scale and zero point of the inputs.
     """
 
     has_quantized_weights = True
@@ -69,63 +69,64 @@ class Int8Linear(nn.Module):
 
     @property
     def is_rowwise(self) -> bool:
-        """Whether an output depends on its own row alone, so that rows can be given in parts."""
+        """Whether an output row depends on its own input row only."""
         return self.activations != "tensor"
 
     @classmethod
     @torch.no_grad()
-    def of(
+    def from_weight(
         cls,
         weight: Tensor,
         bias: Tensor | None,
         activations: ActivationScale = "token",
         input_range: tuple[float, float] | None = None,
     ) -> Self:
-        """The map of an (out, in) weight.
+        """Quantize an (out, in) weight.
 
         Args:
-            weight, bias: Of a linear map.
-            activations: As above.
-            input_range: The least and the largest input of a calibration, for a static scale.
+            weight, bias: Parameters of a linear layer.
+            activations: As in the constructor.
+            input_range: Minimum and maximum of the inputs in a calibration, for static scales.
         """
-        made = cls(weight.shape[1], weight.shape[0], bias is not None, activations)
+        layer = cls(weight.shape[1], weight.shape[0], bias is not None, activations)
         codes, scale = quantize_rows(weight)
-        made.codes, made.code_scale = _fixed(codes), _fixed(scale)
+        layer.codes, layer.code_scale = _fixed(codes), _fixed(scale)
         if bias is not None:
-            made.bias = _fixed(bias.detach().float().clone())
+            layer.bias = _fixed(bias.detach().float().clone())
         if input_range is not None:
-            scale_of_input, zero_point = scale_of_range(*input_range)
-            made.input_scale = _fixed(torch.tensor([scale_of_input]))
-            made.input_zero_point = _fixed(torch.tensor([zero_point]))
-        return made
+            input_scale, zero_point = scale_of_range(*input_range)
+            layer.input_scale = _fixed(torch.tensor([input_scale]))
+            layer.input_zero_point = _fixed(torch.tensor([zero_point]))
+        return layer
 
     def dequantized(self) -> Tensor:
-        """(out, in) weights in single precision."""
+        """(out, in) weights in float32."""
         return dequantize_rows(self.codes, self.code_scale)
 
     def forward(self, input: Tensor, start: int | None = None, stop: int | None = None) -> Tensor:
-        """The map, or a range of its outputs.
+        """Apply the layer, or compute a range of its output features.
 
         Args:
             input: (..., in).
-            start, stop: The first output and that after the last.
+            start, stop: Range of the output features; None for all.
 
         Returns:
-            (..., out) in the type of `input`.
+            (..., out) in the dtype of `input`.
 
         Raises:
-            CtxError: A gradient is asked for, the model is trained, or the map is not on a CPU.
+            CtxError: The input requires a gradient, the model is in training mode, or the layer is not on the CPU.
         """
         self._check(input)
         states = input.reshape(-1, self.in_features).float()
-        given = self._quantized(states)
-        part = slice(start, stop)
-        if given is None:
-            output = F.linear(states, self.dequantized()[part], None if self.bias is None else self.bias[part].float())
+        activations = self._quantize_input(states)
+        features = slice(start, stop)
+        if activations is None:
+            bias = None if self.bias is None else self.bias[features].float()
+            output = F.linear(states, self.dequantized()[features], bias)
         elif operators_are_intercepted() or not HAS_INT8_PRODUCT or not states.numel():
-            output = self._slow(given, part)
+            output = self._dequantized_product(activations, features)
         else:
-            output = self._fast(given, part)
+            output = self._onednn_product(activations, features)
         return output.view(*input.shape[:-1], output.shape[-1]).to(input.dtype)
 
     def _check(self, input: Tensor) -> None:
@@ -134,16 +135,16 @@ class Int8Linear(nn.Module):
             raise CtxError(
                 "A quantized model has no gradients.",
                 location="Int8Linear",
-                hint="train or explain the model in single precision, and quantize it afterwards.",
+                hint="train or explain the float32 model, and quantize it afterwards.",
             )
         if self.codes.device.type not in ("cpu", "meta"):
             raise CtxError(
-                f"Weights of 8 bits are for a CPU, and these are on {self.codes.device}.",
-                hint="leave the model on the CPU, or take model.bfloat16() on a GPU.",
+                f"int8 weights are supported on CPU only, but these are on {self.codes.device}.",
+                hint="keep the model on the CPU, or use model.bfloat16() on a GPU.",
             )
 
-    def _quantized(self, states: Tensor) -> Activations | None:
-        """None for inputs that are not finite and have one scale."""
+    def _quantize_input(self, states: Tensor) -> Activations | None:
+        """The quantized input; None for a non-finite input with one scale."""
         if self.activations == "token":
             return quantize_tokens(states)
         if self.input_scale is not None and self.input_zero_point is not None:
@@ -151,51 +152,64 @@ class Int8Linear(nn.Module):
         scale, zero_point = scale_of_range(*range_of(states))
         return quantize_tensor(states, scale, zero_point) if math.isfinite(scale) else None
 
-    def _slow(self, given: Activations, part: slice) -> Tensor:
-        """What every machine computes: the product of the values that the codes stand for."""
-        bias = None if self.bias is None else self.bias[part].float()
-        return F.linear(given.dequantize(), self.dequantized()[part], bias)
+    def _dequantized_product(self, activations: Activations, features: slice) -> Tensor:
+        """The product of the dequantized values, on any machine."""
+        bias = None if self.bias is None else self.bias[features].float()
+        return F.linear(activations.dequantize(), self.dequantized()[features], bias)
 
-    def _fast(self, given: Activations, part: slice) -> Tensor:
+    def _onednn_product(self, activations: Activations, features: slice) -> Tensor:
         """oneDNN's product of the codes."""
-        packed, scale, zeros = self._packed_weight(part)
-        bias = None if self.bias is None else self.bias[part].float()
-        scale_of_all, bias_inside = (1.0, None) if isinstance(given.scale, Tensor) else (given.scale, bias)
+        packed, scale, zeros = self._packed_weight(features)
+        bias = None if self.bias is None else self.bias[features].float()
+        has_row_scales = isinstance(activations.scale, Tensor)
+        input_scale, fused_bias = (1.0, None) if has_row_scales else (activations.scale, bias)
         output: Tensor = torch.ops.onednn.qlinear_pointwise(
-            *(given.codes, scale_of_all, given.zero_point, packed, scale, zeros),
-            *(bias_inside, 1.0, 0, torch.float32, "none", [], ""),
+            activations.codes,
+            input_scale,
+            activations.zero_point,
+            packed,
+            scale,
+            zeros,
+            fused_bias,
+            1.0,
+            0,
+            torch.float32,
+            "none",
+            [],
+            "",
         )
-        if not isinstance(given.scale, Tensor):
+        if not isinstance(activations.scale, Tensor):
             return output
-        return output.mul_(given.scale) if bias is None else torch.addcmul(bias, output, given.scale, out=output)
+        if bias is None:
+            return output.mul_(activations.scale)
+        return torch.addcmul(bias, output, activations.scale, out=output)
 
-    def _packed_weight(self, part: slice) -> tuple[Tensor, Tensor, Tensor]:
-        """Laid out for the processor once, with the scales and zero points of the outputs."""
-        key = (part.start, part.stop)
+    def _packed_weight(self, features: slice) -> tuple[Tensor, Tensor, Tensor]:
+        """The weight in oneDNN's layout, packed once, with the scales and zero points of the output features."""
+        key = (features.start, features.stop)
         version = (self.codes.data_ptr(), 0 if self.codes.is_inference() else self.codes._version)
-        kept = self._packed.get(key)
-        if kept is None or kept[0] != version:
-            scale = self.code_scale[part].float().contiguous()
-            packed = torch.ops.onednn.qlinear_prepack(self.codes[part].contiguous(), None)
-            kept = self._packed[key] = (version, (packed, scale, torch.zeros(len(scale), dtype=torch.long)))
-        return kept[1]
+        cached = self._packed.get(key)
+        if cached is None or cached[0] != version:
+            scale = self.code_scale[features].float().contiguous()
+            packed = torch.ops.onednn.qlinear_prepack(self.codes[features].contiguous(), None)
+            cached = self._packed[key] = (version, (packed, scale, torch.zeros(len(scale), dtype=torch.long)))
+        return cached[1]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what is laid out for this processor."""
+        """State without the packed weights of this processor."""
         return self.__dict__ | {"_packed": {}}
 
     def extra_repr(self) -> str:
-        """For `print(model)`."""
+        """Text for `print(model)`."""
         return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}, by {self.activations}"
 
 
 class Int8Embedding(nn.Module):
-    """A table of rows with 8 bits, and a scale for each row.
+    """Embedding with int8 weights and one scale for each row.
 
     Args:
-        num_embeddings, embedding_dim: Shape.
-        padding_idx: As in `torch.nn.Embedding`.
-        factor: What a row is multiplied by.
+        num_embeddings, embedding_dim, padding_idx: As in `torch.nn.Embedding`.
+        factor: Factor of the embeddings.
     """
 
     has_quantized_weights = True
@@ -211,30 +225,31 @@ class Int8Embedding(nn.Module):
 
     @torch.no_grad()
     def fill(self, weight: Tensor) -> Self:
-        """Take the rows of a (num_embeddings, embedding_dim) table."""
+        """Quantize a (num_embeddings, embedding_dim) weight."""
         codes, scale = quantize_rows(weight)
         self.codes, self.code_scale = _fixed(codes), _fixed(scale)
         return self
 
     @property
     def weight(self) -> Tensor:
-        """The whole table in single precision, made anew, without the factor."""
+        """The dequantized weight in float32, without the factor."""
         return dequantize_rows(self.codes, self.code_scale)
 
     def forward(self, input: Tensor) -> Tensor:
         """(...) ids -> (..., embedding_dim)."""
         check_not_trained(self)
-        rows = dequantize_rows(F.embedding(input, self.codes), self.code_scale[input], self.code_scale.dtype)
-        return rows if self.factor == 1.0 else rows * self.factor
+        codes, scale = F.embedding(input, self.codes), self.code_scale[input]
+        embeddings = dequantize_rows(codes, scale, self.code_scale.dtype)
+        return embeddings if self.factor == 1.0 else embeddings * self.factor
 
     def extra_repr(self) -> str:
-        """For `print(model)`."""
+        """Text for `print(model)`."""
         return f"{self.num_embeddings}, {self.embedding_dim}"
 
 
 class Int8Rows(nn.Module):
-    """Parametrization of a parameter that is stored with 8 bits and multiplied in single precision, for
-    `torch.nn.utils.parametrize`: the weights of recurrences, whose products are too small for codes."""
+    """Parametrization of a weight that is stored as int8 and multiplied in float32, for `torch.nn.utils.parametrize`:
+    recurrent weights, whose products are too small for int8 kernels to pay off."""
 
     has_quantized_weights = True
 
@@ -243,7 +258,7 @@ class Int8Rows(nn.Module):
         return dequantize_rows(codes, scale, scale.dtype)
 
     def right_inverse(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """The codes, and the scales of the rows."""
+        """The codes and the scales of the rows."""
         if weight.device.type == "meta":
             codes, scale = weight.to(torch.int8), weight[..., 0].float()
         else:

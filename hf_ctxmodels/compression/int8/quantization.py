@@ -1,6 +1,6 @@
-"""Codes of 8 bits: weights by rows, activations by tokens or by tensors.
+"""int8 quantization: weights per row, activations per token or per tensor.
 
-A weight is `code * scale` with codes from -127 to 127 and a scale for each output row. An activation is
+A weight is `code * scale` with codes from -127 to 127 and one scale for each output row. An activation is
 `(code - zero_point) * scale` with codes from 0 to 255 (Jacob et al. 2018, arXiv 1712.05877, equation 1).
 """
 
@@ -13,16 +13,16 @@ from torch import Tensor, nn
 
 from hf_ctxmodels.core.errors import CtxError
 
-LARGEST = 127  # of a weight's code, and of the distance of a token's code from `MIDDLE`
-MIDDLE = 128  # the zero point of codes by tokens
-_CHUNK = 1 << 17  # elements that are rounded at a time: intermediate results then stay in the cache
-_BETWEEN = torch.int16  # torch converts single precision to it, and it to uint8, with vector instructions
-_ROUNDED = 0.5  # added before what is behind the point is cut off
-_TINY = 1e-30  # largest value of a row below which all its codes are `MIDDLE`
+MAX_CODE = 127  # of weights; activations of a token are at most this far from `MIDDLE`
+MIDDLE = 128  # zero point of activations quantized per token
+_CHUNK = 1 << 17  # elements rounded at a time, so that intermediate results stay in the cache
+_INTERMEDIATE = torch.int16  # torch converts float32 to it, and it to uint8, with vector instructions
+_ROUNDING = 0.5  # added before truncation
+_TINY = 1e-30  # rows with a smaller maximum have codes `MIDDLE` only
 
 
 def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Codes of a weight and the scales of its rows.
+    """Quantize a weight per row.
 
     Args:
         weight: (..., rows, columns), finite.
@@ -31,34 +31,33 @@ def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
         (..., rows, columns) int8 codes and (..., rows) float32 scales; a row of zeros has the scale 1.
     """
     weight = weight.detach().float()
-    largest = weight.abs().amax(-1)
-    scale = (largest / LARGEST).where(largest > 0, 1.0)
+    maximum = weight.abs().amax(-1)
+    scale = (maximum / MAX_CODE).where(maximum > 0, 1.0)
     return (weight / scale[..., None]).round_().to(torch.int8), scale
 
 
 def dequantize_rows(codes: Tensor, scale: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """(..., rows, columns) weights of codes and of the scales of their rows."""
+    """(..., rows, columns) weights from codes and the scales of their rows."""
     return (codes * scale.float()[..., None]).to(dtype)
 
 
 def check_not_trained(module: nn.Module) -> None:
-    """Raise CtxError for a module with codes in training mode, where gradients are recorded: they would end here, and a
-    training run would learn nothing of the encoder, or fail in its first backward pass."""
+    """Raise CtxError for a quantized module in training mode with gradients: its layers would not be trained."""
     if module.training and torch.is_grad_enabled() and not torch.compiler.is_compiling():
         raise CtxError(
-            "A quantized model cannot be trained: its weights are codes.",
+            "A quantized model cannot be trained: its weights are integer codes.",
             location=type(module).__name__,
-            hint="train the model in single precision and quantize it afterwards; for inference call model.eval().",
+            hint="train the float32 model and quantize it afterwards; call model.eval() for inference.",
         )
 
 
 class Activations(NamedTuple):
-    """Codes of activations.
+    """Quantized activations.
 
     Attributes:
         codes: (rows, width) uint8.
-        zero_point: The code of 0.
-        scale: (rows, 1) of every row, or a number for all.
+        zero_point: Code of the value 0.
+        scale: (rows, 1) scale of each row, or one number.
     """
 
     codes: Tensor
@@ -71,62 +70,62 @@ class Activations(NamedTuple):
 
 
 def quantize_tokens(states: Tensor) -> Activations:
-    """Codes with a scale for each row, so that a row's result depends on no other row.
+    """Quantize activations with one scale per row, so that a row's result does not depend on other rows.
 
     Args:
-        states: (rows, width) float32. A row that is not finite has a scale that is not finite.
+        states: (rows, width) float32. The scale of a non-finite row is not finite.
     """
-    middle, scales = states.new_full((states.shape[1],), MIDDLE + _ROUNDED), []
+    middle, scales = states.new_full((states.shape[1],), MIDDLE + _ROUNDING), []
 
-    def scaled(rows: Tensor) -> Tensor:
-        largest = rows.abs().amax(1, keepdim=True)
-        scales.append(largest * (1 / LARGEST))
-        return torch.addcmul(middle, rows, largest.clamp_min_(_TINY).reciprocal_().mul_(LARGEST))
+    def scale_rows(rows: Tensor) -> Tensor:
+        maximum = rows.abs().amax(1, keepdim=True)
+        scales.append(maximum * (1 / MAX_CODE))
+        return torch.addcmul(middle, rows, maximum.clamp_min_(_TINY).reciprocal_().mul_(MAX_CODE))
 
-    codes = _rounded(states, scaled)
+    codes = _round_to_uint8(states, scale_rows)
     return Activations(codes, MIDDLE, torch.cat(scales))
 
 
 def range_of(states: Tensor) -> tuple[float, float]:
-    """The least and the largest value, and 0 where that lies outside."""
+    """Minimum and maximum, extended to include 0."""
     if not states.numel():
         return 0.0, 0.0
-    least, largest = (float(each) for each in states.aminmax())
-    return min(least, 0.0), max(largest, 0.0)
+    minimum, maximum = (float(value) for value in states.aminmax())
+    return min(minimum, 0.0), max(maximum, 0.0)
 
 
-def scale_of_range(least: float, largest: float) -> tuple[float, int]:
-    """Scale and zero point of codes from 0 to 255 for values of a range that has 0 in it."""
-    scale = (largest - least) / 255 or 1.0
-    return scale, round(-least / scale) if math.isfinite(scale) else 0
+def scale_of_range(minimum: float, maximum: float) -> tuple[float, int]:
+    """Scale and zero point of codes from 0 to 255 for a range that includes 0."""
+    scale = (maximum - minimum) / 255 or 1.0
+    return scale, round(-minimum / scale) if math.isfinite(scale) else 0
 
 
 def quantize_tensor(states: Tensor, scale: float, zero_point: int) -> Activations:
-    """Codes with one scale; values outside of its range become its ends.
+    """Quantize activations with one scale; values outside the range are clamped.
 
     Args:
         states: (rows, width) float32.
-        scale, zero_point: Of `scale_of_range`.
+        scale, zero_point: As returned by `scale_of_range`.
     """
-    middle = states.new_full((), zero_point + _ROUNDED)
-    codes = _rounded(states, lambda rows: torch.add(middle, rows, alpha=1 / scale).clamp_(0, 255))
+    middle = states.new_full((), zero_point + _ROUNDING)
+    codes = _round_to_uint8(states, lambda rows: torch.add(middle, rows, alpha=1 / scale).clamp_(0, 255))
     return Activations(codes, zero_point, scale)
 
 
-def _rounded(states: Tensor, scaled: Callable[[Tensor], Tensor]) -> Tensor:
-    """uint8 codes of what `scaled` makes of each part of the rows, which then stays in the cache."""
-    parts = _parts(states)
-    if len(parts) == 1:
-        return scaled(states).to(_BETWEEN).to(torch.uint8)
+def _round_to_uint8(states: Tensor, scale_rows: Callable[[Tensor], Tensor]) -> Tensor:
+    """uint8 codes of scaled rows, computed in chunks that fit into the cache."""
+    chunks = _row_chunks(states)
+    if len(chunks) == 1:
+        return scale_rows(states).to(_INTERMEDIATE).to(torch.uint8)
     codes = torch.empty(states.shape, dtype=torch.uint8, device=states.device)
-    for part in parts:
-        codes[part] = scaled(states[part]).to(_BETWEEN)
+    for chunk in chunks:
+        codes[chunk] = scale_rows(states[chunk]).to(_INTERMEDIATE)
     return codes
 
 
-def _parts(states: Tensor) -> list[slice]:
+def _row_chunks(states: Tensor) -> list[slice]:
     rows, width = states.shape
-    if torch.compiler.is_compiling():  # the number of parts would depend on the data
+    if torch.compiler.is_compiling():  # the number of chunks would depend on the data
         return [slice(None)]
     step = max(1, _CHUNK // max(1, width))
     return [slice(first, first + step) for first in range(0, max(1, rows), step)]

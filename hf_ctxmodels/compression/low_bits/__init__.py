@@ -1,1 +1,1 @@
-"""Weights of 2 to 8 bits with a range for each group of rows (Q-BERT, Shen et al. 2019, arXiv 1909.05840)."""
+"""Weights of 2 to 8 bits, quantized in groups of rows (Q-BERT, Shen et al. 2019, arXiv 1909.05840)."""

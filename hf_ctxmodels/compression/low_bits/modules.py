@@ -1,4 +1,4 @@
-"""Linear maps and tables with weights of a few bits: as they are trained, and as they are stored."""
+"""Linear layers and embeddings with low-bit weights: fake-quantized for training, and packed."""
 
 from typing import Any, Self
 
@@ -20,28 +20,28 @@ from hf_ctxmodels.layers.cpu.linear import fast_linear, operators_are_intercepte
 
 
 def round_activations(states: Tensor) -> Tensor:
-    """The values of codes of 8 bits with a scale for each token; the gradient passes straight through."""
-    given = states.detach().reshape(-1, states.shape[-1]).float()
-    values = quantize_tokens(given).dequantize().view(states.shape).to(states.dtype)
+    """Fake-quantize activations to 8 bits with one scale per token, with a straight-through gradient."""
+    rows = states.detach().reshape(-1, states.shape[-1]).float()
+    values = quantize_tokens(rows).dequantize().view(states.shape).to(states.dtype)
     return states + (values - states).detach() if torch.is_grad_enabled() and states.requires_grad else values
 
 
 class FakeQuantizedLinear(nn.Linear):
-    """A linear map that computes with the values of codes, while its weight is trained in single precision.
+    """Linear layer that computes with the dequantized weight, while the weight is trained in float32.
 
     Attributes:
-        bits, groups: Of the weight's codes.
+        bits, groups: As in `quantize_groups`.
     """
 
     bits: int
     groups: int
 
     @classmethod
-    def of(cls, module: nn.Linear, bits: int, groups: int) -> Self:
-        """The map with the parameters of another."""
-        made = cls(module.in_features, module.out_features, module.bias is not None, device="meta")
-        made.weight, made.bias, made.bits, made.groups = module.weight, module.bias, bits, groups
-        return made.train(module.training)
+    def from_module(cls, module: nn.Linear, bits: int, groups: int) -> Self:
+        """The layer with the parameters of a linear layer."""
+        layer = cls(module.in_features, module.out_features, module.bias is not None, device="meta")
+        layer.weight, layer.bias, layer.bits, layer.groups = module.weight, module.bias, bits, groups
+        return layer.train(module.training)
 
     def forward(self, input: Tensor) -> Tensor:
         """(..., in) -> (..., out)."""
@@ -49,17 +49,17 @@ class FakeQuantizedLinear(nn.Linear):
 
 
 class FakeQuantizedEmbedding(nn.Embedding):
-    """A table that gives the values of codes, while it is trained in single precision."""
+    """Embedding that returns dequantized weights, while the weight is trained in float32."""
 
     bits: int
     groups: int
 
     @classmethod
-    def of(cls, module: nn.Embedding, bits: int, groups: int) -> Self:
-        """The table with the parameters of another."""
-        made = cls(module.num_embeddings, module.embedding_dim, module.padding_idx, device="meta")
-        made.weight, made.bits, made.groups = module.weight, bits, groups
-        return made.train(module.training)
+    def from_module(cls, module: nn.Embedding, bits: int, groups: int) -> Self:
+        """The embedding with the parameters of another embedding."""
+        layer = cls(module.num_embeddings, module.embedding_dim, module.padding_idx, device="meta")
+        layer.weight, layer.bits, layer.groups = module.weight, bits, groups
+        return layer.train(module.training)
 
     def forward(self, input: Tensor) -> Tensor:
         """(...) ids -> (..., width)."""
@@ -67,38 +67,38 @@ class FakeQuantizedEmbedding(nn.Embedding):
 
 
 class _Packed(nn.Module):
-    """Codes as they are stored.
+    """Packed codes of a weight.
 
     Attributes:
         packed: (bytes,) uint8, see `pack_bits`.
-        least, step: (groups,) of `GroupCodes`.
+        least, step: (groups,) minimum and step, see `GroupCodes`.
     """
 
     def __init__(self, rows: int, columns: int, bits: int, groups: int) -> None:
         super().__init__()
         self.shape, self.bits, self.groups = (rows, columns), bits, groups
-        number = count_groups(rows, groups)
+        num_groups = count_groups(rows, groups)
         self.packed = _fixed(torch.empty(packed_size(rows * columns, bits), dtype=torch.uint8))
-        self.least, self.step = _fixed(torch.empty(number)), _fixed(torch.empty(number))
+        self.least, self.step = _fixed(torch.empty(num_groups)), _fixed(torch.empty(num_groups))
         self._values: tuple[Any, Tensor] | None = None
 
     def store(self, weight: Tensor) -> Self:
-        """Take the codes of a weight."""
-        found = quantize_groups(weight, self.bits, self.groups)
-        self.packed = _fixed(pack_bits(found.codes, self.bits))
-        self.least, self.step = _fixed(found.least), _fixed(found.step)
+        """Quantize and pack a weight."""
+        quantized = quantize_groups(weight, self.bits, self.groups)
+        self.packed = _fixed(pack_bits(quantized.codes, self.bits))
+        self.least, self.step = _fixed(quantized.minimum), _fixed(quantized.step)
         return self
 
     def values(self) -> Tensor:
-        """(rows, columns) float32; made once and kept, for as long as the codes are the same."""
+        """(rows, columns) float32 dequantized weight, cached until the codes change."""
         if operators_are_intercepted():
-            return self._made()
-        version = tuple((each.data_ptr(), each._version) for each in (self.packed, self.least, self.step))
+            return self._dequantize()
+        version = tuple((values.data_ptr(), values._version) for values in (self.packed, self.least, self.step))
         if self._values is None or self._values[0] != version:
-            self._values = (version, self._made())
+            self._values = (version, self._dequantize())
         return self._values[1]
 
-    def _made(self) -> Tensor:
+    def _dequantize(self) -> Tensor:
         codes = unpack_bits(self.packed, self.bits, self.shape)
         return GroupCodes(codes, self.least.float(), self.step.float()).dequantize()
 
@@ -106,12 +106,12 @@ class _Packed(nn.Module):
         return self.__dict__ | {"_values": None}
 
     def extra_repr(self) -> str:
-        """For `print(model)`."""
+        """Text for `print(model)`."""
         return f"{self.shape}, bits={self.bits}, groups={self.groups}"
 
 
 class PackedLinear(_Packed):
-    """A linear map with a weight of a few bits, whose inputs have 8."""
+    """Linear layer with a packed low-bit weight and 8-bit inputs."""
 
     def __init__(self, in_features: int, out_features: int, bias: bool, bits: int, groups: int) -> None:
         super().__init__(out_features, in_features, bits, groups)
@@ -125,7 +125,7 @@ class PackedLinear(_Packed):
 
 
 class PackedEmbedding(_Packed):
-    """A table of a few bits."""
+    """Embedding with a packed low-bit weight."""
 
     def __init__(self, num_embeddings: int, embedding_dim: int, bits: int, groups: int) -> None:
         super().__init__(num_embeddings, embedding_dim, bits, groups)
@@ -133,7 +133,7 @@ class PackedEmbedding(_Packed):
 
     @property
     def weight(self) -> Tensor:
-        """The values of the whole table."""
+        """The dequantized weight."""
         return self.values()
 
     def forward(self, input: Tensor) -> Tensor:

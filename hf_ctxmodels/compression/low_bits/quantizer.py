@@ -1,4 +1,4 @@
-"""The method `ctx-low-bits` of transformers' `quantization_config`, and the replacement of modules."""
+"""The quantization method `ctx-low-bits` of transformers, and replacement of modules."""
 
 import copy
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from hf_ctxmodels.compression.int8.module_replacement import mark_initialized, names_in_class
-from hf_ctxmodels.compression.low_bits.group_quantization import FEWEST, MOST
+from hf_ctxmodels.compression.low_bits.group_quantization import MAX_BITS, MIN_BITS
 from hf_ctxmodels.compression.low_bits.modules import (
     FakeQuantizedEmbedding,
     FakeQuantizedLinear,
@@ -25,16 +25,16 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.layers.cpu.linear import is_plain_linear
 
 METHOD = "ctx-low-bits"
-_HEADS = {"classifier", "qa_outputs"}  # stay in single precision, as in Q-BERT
+_HEADS = {"classifier", "qa_outputs"}  # stay in float32, as in Q-BERT
 
 
 @dataclass
 class CtxLowBitsConfig(QuantizationConfigMixin):
-    """Which weights have how many bits.
+    """Configuration of low-bit quantization.
 
     Attributes:
-        groups: Groups of rows with a range of their own.
-        bits: Path of a module -> bits of its weight.
+        groups: Number of groups of rows, each with its own range.
+        bits: Name of a module -> bits of its weight.
     """
 
     quant_method: Any = METHOD
@@ -42,98 +42,101 @@ class CtxLowBitsConfig(QuantizationConfigMixin):
     bits: dict[str, int] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """As in config.json."""
+        """The entry of config.json."""
         return asdict(self)
 
 
 class CtxLowBitsQuantizer(HfQuantizer):
-    """Opens models with weights of a few bits."""
+    """Loads models with packed low-bit weights."""
 
     quantization_config: CtxLowBitsConfig
-    requires_calibration = True  # such a model is trained
+    requires_calibration = True  # quantized weights result from training
 
     def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:
         model._keep_in_fp32_modules_strict = {*(model._keep_in_fp32_modules_strict or ()), "least", "step"}
         config = self.quantization_config
-        places = dict(model.named_modules())
-        for stored in config.bits:
-            for name in names_in_class(model, [stored]):
-                module = places.get(name)
+        modules = dict(model.named_modules())
+        for saved_name in config.bits:
+            for name in names_in_class(model, [saved_name]):
+                module = modules.get(name)
                 if isinstance(module, nn.Linear | nn.Embedding):
                     mark_initialized(model, name)
-                    _put(model, module, _packed(module, config.bits[stored], config.groups))
+                    _replace_module(model, module, _new_packed(module, config.bits[saved_name], config.groups))
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
         return model.requires_grad_(False)
 
     def is_serializable(self) -> bool:
-        """Yes."""
+        """Quantized models can be saved."""
         return True
 
     @property
     def is_trainable(self) -> bool:
-        """No: codes have no gradients."""
+        """Integer codes have no gradients."""
         return False
 
 
 def register_low_bits() -> None:
-    """Make the method known to transformers; idempotent."""
+    """Register the method with transformers; idempotent."""
     if METHOD not in AUTO_QUANTIZER_MAPPING:
         register_quantization_config(METHOD)(CtxLowBitsConfig)
         register_quantizer(METHOD)(CtxLowBitsQuantizer)
 
 
 def find_quantizable_modules(model: nn.Module) -> tuple[list[str], list[str]]:
-    """Paths of the linear maps but the last layer of a head, and of the tables; adapters stay in single precision.
+    """Names of the linear layers, without output layers of heads, and of the embeddings; adapters stay in float32.
 
     Raises:
-        CtxError: There is no map, or an output layer is tied to a table.
+        CtxError: There is no linear layer, or an output layer is tied to the embeddings.
     """
     if isinstance(model, PreTrainedModel) and model.all_tied_weights_keys:
         raise CtxError(
-            f"The output layer of {type(model).__name__} is tied to its embeddings, which have bits of their own.",
+            f"The output layer of {type(model).__name__} is tied to its embeddings, whose bits differ.",
             location="--quantize_bits",
-            hint="fine-tune a head without a language model.",
+            hint="fine-tune a model without a language-model head.",
         )
     modules = [(name, module) for name, module in model.named_modules() if not is_adapter_parameter(name)]
-    maps = [
+    linear_layers = [
         name
         for name, module in modules
         if is_plain_linear(module) and name.rpartition(".")[2] not in _HEADS and min(module.weight.shape) > 1
     ]
-    tables = [name for name, module in modules if type(module) is nn.Embedding]
-    if not maps:
-        raise CtxError(f"{type(model).__name__} has no linear map.", hint="take a Transformer.")
-    return maps, tables
+    embeddings = [name for name, module in modules if type(module) is nn.Embedding]
+    if not linear_layers:
+        raise CtxError(f"{type(model).__name__} has no linear layer.", hint="use a Transformer.")
+    return linear_layers, embeddings
 
 
 def replace_with_fake_quantized(model: nn.Module, bits: Mapping[str, int], groups: int) -> None:
-    """Put maps and tables that compute with codes in the place of others; the parameters and their names stay.
+    """Replace linear layers and embeddings by fake-quantized ones with the same parameters and names.
 
     Raises:
-        CtxError: A number of bits or of groups is impossible.
+        CtxError: The number of bits or of groups is out of range.
     """
-    if groups < 1 or not all(FEWEST <= each <= MOST for each in bits.values()):
+    if groups < 1 or not all(MIN_BITS <= num_bits <= MAX_BITS for num_bits in bits.values()):
         raise CtxError(
-            f"Weights have from {FEWEST} to {MOST} bits, in one group of rows or more.",
+            f"Expected {MIN_BITS} to {MAX_BITS} bits and at least one group, got {sorted(set(bits.values()))} bits and "
+            f"{groups} groups.",
             location="--quantize_bits, --quantize_embedding_bits, --quantize_groups",
+            hint="correct the flag.",
         )
-    for name, number in bits.items():
+    for name, num_bits in bits.items():
         module = model.get_submodule(name)
-        kind = FakeQuantizedLinear if isinstance(module, nn.Linear) else FakeQuantizedEmbedding
-        _put(model, module, kind.of(module, number, groups))  # type: ignore[arg-type]
+        module_class = FakeQuantizedLinear if isinstance(module, nn.Linear) else FakeQuantizedEmbedding
+        _replace_module(model, module, module_class.from_module(module, num_bits, groups))  # type: ignore[arg-type]
 
 
 @torch.no_grad()
 def pack_model(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy that is stored with the bits it was trained with, and computes the same."""
+    """A copy with packed weights and the same outputs."""
     packed = copy.deepcopy(model)
     packed.__dict__.pop("forward", None)  # what training put around it
     config = CtxLowBitsConfig()
     for name, module in [*packed.named_modules()]:
         if isinstance(module, FakeQuantizedLinear | FakeQuantizedEmbedding):
             config.bits[name], config.groups = module.bits, module.groups
-            _put(packed, module, _packed(module, module.bits, module.groups).store(module.weight))
+            packed_module = _new_packed(module, module.bits, module.groups).store(module.weight)
+            _replace_module(packed, module, packed_module)
             if isinstance(module, FakeQuantizedLinear) and module.bias is not None:
                 packed.get_submodule(name).bias = nn.Parameter(module.bias.detach(), requires_grad=False)
     object.__setattr__(packed, "hf_quantizer", CtxLowBitsQuantizer(config, pre_quantized=True))
@@ -142,14 +145,14 @@ def pack_model(model: PreTrainedModel) -> PreTrainedModel:
     return packed.requires_grad_(False).eval()
 
 
-def _packed(module: Any, bits: int, groups: int) -> PackedLinear | PackedEmbedding:
+def _new_packed(module: Any, bits: int, groups: int) -> PackedLinear | PackedEmbedding:
     if isinstance(module, nn.Embedding):
         return PackedEmbedding(module.num_embeddings, module.embedding_dim, bits, groups)
     return PackedLinear(module.in_features, module.out_features, module.bias is not None, bits, groups)
 
 
-def _put(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
-    """In every place where the old module stands."""
+def _replace_module(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
+    """Replace a module in all its parents."""
     for parent in [*model.modules()]:
         for name, child in parent._modules.items():
             if child is old:

@@ -1,5 +1,5 @@
-"""How sensitive a model's loss is to its layers: the top eigenvalues of the Hessian (Q-BERT, Shen et al. 2019, arXiv
-1909.05840, section 3.1), and the bits that each layer gets by them."""
+"""Sensitivity of the loss to each layer, by the top eigenvalues of the Hessian (Q-BERT, Shen et al. 2019, arXiv
+1909.05840, section 3.1), and the assignment of bits to layers."""
 
 import re
 import statistics
@@ -15,61 +15,61 @@ _LAYER = re.compile(r"^(?:.*\.)?layers\.\d+(?=\.)")
 def top_eigenvalue(
     loss: Tensor, parameters: Sequence[Tensor], *, iterations: int = 50, tolerance: float = 1e-3, seed: int = 0
 ) -> float:
-    """The eigenvalue of largest magnitude of the Hessian of a loss, by power iteration (Shen et al., algorithm 1).
+    """Eigenvalue of largest magnitude of the Hessian of a loss, by power iteration (Shen et al., algorithm 1).
 
     Args:
-        loss: A scalar that depends on the parameters and is twice differentiable.
-        parameters: The block of the Hessian.
-        iterations: The most products with the Hessian.
+        loss: A twice differentiable scalar function of the parameters.
+        parameters: The parameters of the Hessian block.
+        iterations: Maximum number of Hessian-vector products.
         tolerance: Relative change between two estimates at which to stop.
-        seed: Of the first vector.
+        seed: Random seed of the first vector.
     """
     gradients = torch.autograd.grad(loss, parameters, create_graph=True)
     generator = torch.Generator().manual_seed(seed)
-    vector = _normalised([torch.randn(each.shape, generator=generator).to(each) for each in parameters])
+    vector = _normalised([torch.randn(p.shape, generator=generator).to(p) for p in parameters])
     eigenvalue = 0.0
     for _ in range(iterations):
         product = torch.autograd.grad(gradients, parameters, grad_outputs=vector, retain_graph=True)
         estimate = float(sum((left * right).sum() for left, right in zip(vector, product, strict=True)))
-        settled = abs(estimate - eigenvalue) <= tolerance * abs(estimate)
+        has_converged = abs(estimate - eigenvalue) <= tolerance * abs(estimate)
         eigenvalue, vector = estimate, _normalised(product)
-        if settled:
+        if has_converged:
             break
     return eigenvalue
 
 
 def _normalised(vector: Iterable[Tensor]) -> list[Tensor]:
     vector = [*vector]
-    length = torch.stack([each.square().sum() for each in vector]).sum().sqrt().clamp_min(1e-30)
-    return [each / length for each in vector]
+    norm = torch.stack([values.square().sum() for values in vector]).sum().sqrt().clamp_min(1e-30)
+    return [values / norm for values in vector]
 
 
-def layers_of(names: Iterable[str]) -> dict[str, list[str]]:
-    """Layer -> the modules that lie in it; what lies in none is left out."""
-    found: dict[str, list[str]] = {}
+def group_by_layer(names: Iterable[str]) -> dict[str, list[str]]:
+    """Layer -> names of its modules; modules outside of layers are dropped."""
+    names_by_layer: dict[str, list[str]] = {}
     for name in names:
         if (match := _LAYER.match(name)) is not None:
-            found.setdefault(match[0], []).append(name)
-    return found
+            names_by_layer.setdefault(match[0], []).append(name)
+    return names_by_layer
 
 
-def sensitivities(
-    model: nn.Module, layers: Mapping[str, Sequence[str]], parts: Iterable[Mapping[str, Any]]
+def layer_sensitivities(
+    model: nn.Module, layers: Mapping[str, Sequence[str]], batches: Iterable[Mapping[str, Any]]
 ) -> dict[str, float]:
-    """abs(mean) + standard deviation of each layer's top eigenvalue over parts of the data (Shen et al., equation 5).
+    """abs(mean) + standard deviation of each layer's top eigenvalue over batches (Shen et al., equation 5).
 
     Args:
-        model: With a loss that is twice differentiable: in evaluation mode, with eager attention.
-        layers: Layer -> paths of its linear maps.
-        parts: Batches, one for each part of the data.
+        model: A model with a twice differentiable loss: in evaluation mode, with eager attention.
+        layers: Layer -> names of its linear layers.
+        batches: One batch from each part of the data.
     """
     blocks = {layer: [_weight(model, name) for name in names] for layer, names in layers.items()}
-    found: dict[str, list[float]] = {layer: [] for layer in layers}
-    for part in parts:
-        loss = model(**part).loss
+    eigenvalues: dict[str, list[float]] = {layer: [] for layer in layers}
+    for batch in batches:
+        loss = model(**batch).loss
         for layer, parameters in blocks.items():
-            found[layer].append(top_eigenvalue(loss, parameters))
-    return {layer: abs(statistics.mean(each)) + statistics.pstdev(each) for layer, each in found.items()}
+            eigenvalues[layer].append(top_eigenvalue(loss, parameters))
+    return {layer: abs(statistics.mean(values)) + statistics.pstdev(values) for layer, values in eigenvalues.items()}
 
 
 def _weight(model: nn.Module, name: str) -> Tensor:
@@ -77,13 +77,13 @@ def _weight(model: nn.Module, name: str) -> Tensor:
     return weight
 
 
-def mix_bits(sensitivity: Mapping[str, float], bits: Sequence[int]) -> dict[str, int]:
-    """Layer -> bits: the most sensitive layers get the most; each number of bits is that of as many layers.
+def assign_bits(sensitivity: Mapping[str, float], bits: Sequence[int]) -> dict[str, int]:
+    """Layer -> bits: the most sensitive layers get the most bits; each number of bits has equally many layers.
 
     Args:
-        sensitivity: Of each layer.
-        bits: The numbers to be given.
+        sensitivity: Layer -> sensitivity.
+        bits: Numbers of bits to assign.
     """
     ordered = sorted(sensitivity, key=lambda layer: -sensitivity[layer])
-    widths = sorted(bits, reverse=True)
-    return {layer: widths[place * len(widths) // len(ordered)] for place, layer in enumerate(ordered)}
+    descending_bits = sorted(bits, reverse=True)
+    return {layer: descending_bits[rank * len(bits) // len(ordered)] for rank, layer in enumerate(ordered)}

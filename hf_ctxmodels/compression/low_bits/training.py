@@ -1,4 +1,4 @@
-"""Fine-tuning with weights of a few bits (Q-BERT, Shen et al. 2019, arXiv 1909.05840)."""
+"""Quantization-aware fine-tuning with low-bit weights (Q-BERT, Shen et al. 2019, arXiv 1909.05840)."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -15,7 +15,7 @@ from hf_ctxmodels.compression.low_bits.quantizer import (
     pack_model,
     replace_with_fake_quantized,
 )
-from hf_ctxmodels.compression.low_bits.sensitivity import layers_of, mix_bits, sensitivities
+from hf_ctxmodels.compression.low_bits.sensitivity import assign_bits, group_by_layer, layer_sensitivities
 from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag, non_default_fields, reject_flag_conflicts
@@ -76,35 +76,38 @@ def start_low_bits(
     batch_size: int,
     accelerator: Accelerator,
 ) -> None:
-    """Let a model compute with weights of a few bits from now on, if any bits are given.
+    """Replace a model's layers by fake-quantized ones; nothing without `quantize_bits`.
 
     Args:
-        model: With a head; its parameters and their names stay.
-        arguments: Which bits.
-        features: Training examples, and `collate` makes a batch of them.
-        batch_size: Examples of a part of the data.
-        accelerator: Says which process reports.
+        model: A model with a head; its parameters and their names do not change.
+        arguments: The bits.
+        features, collate: Training examples and their collator, for the sensitivities.
+        batch_size: Batch size for the sensitivities.
+        accelerator: The main process reports the sensitivities.
 
     Raises:
-        CtxError: The bits are impossible, or the model is quantized already or has tied outputs.
+        CtxError: The bits are out of range, or the model is quantized already or has tied output layers.
     """
     require_trainable(model)
     if not arguments.quantize_bits:
         return
-    maps, tables = find_quantizable_modules(model)
-    bits = dict.fromkeys(tables, arguments.quantize_embedding_bits) | dict.fromkeys(maps, max(arguments.quantize_bits))
-    layers = layers_of(maps)
+    linear_layers, embeddings = find_quantizable_modules(model)
+    bits = dict.fromkeys(embeddings, arguments.quantize_embedding_bits)
+    bits |= dict.fromkeys(linear_layers, max(arguments.quantize_bits))
+    layers = group_by_layer(linear_layers)
     if len(arguments.quantize_bits) > 1 and layers:
-        parts = _parts(features, collate, batch_size, arguments.sensitivity_parts)
-        found = _sensitivities(model, layers, parts)
-        for layer, number in mix_bits(found, arguments.quantize_bits).items():
-            print_status(f"{layer}: sensitivity {found[layer]:.4g}, {number} bits", accelerator.is_main_process)
-            bits |= dict.fromkeys(layers[layer], number)
+        batches = _sample_batches(features, collate, batch_size, arguments.sensitivity_parts)
+        sensitivities = _measure_sensitivities(model, layers, batches)
+        for layer, num_bits in assign_bits(sensitivities, arguments.quantize_bits).items():
+            print_status(
+                f"{layer}: sensitivity {sensitivities[layer]:.4g}, {num_bits} bits", accelerator.is_main_process
+            )
+            bits |= dict.fromkeys(layers[layer], num_bits)
     replace_with_fake_quantized(model, bits, arguments.quantize_groups)
 
 
-def _parts(features: Sequence[Any], collate: Any, size: int, parts: int) -> Iterator[Mapping[str, Any]]:
-    """A batch from the beginning of each part of the examples.
+def _sample_batches(features: Sequence[Any], collate: Any, size: int, parts: int) -> Iterator[Mapping[str, Any]]:
+    """The first batch of each of several parts of the training examples.
 
     Raises:
         CtxError: There are fewer examples than parts.
@@ -113,27 +116,27 @@ def _parts(features: Sequence[Any], collate: Any, size: int, parts: int) -> Iter
         raise CtxError(
             f"There are {len(features)} training examples.",
             location=f"--sensitivity_parts {parts}",
-            hint="give a number from 1 to that.",
+            hint=f"give a number from 1 to {len(features)}.",
         )
     examples, length = EpochIndexed(features), len(features) // parts
-    for first in range(0, parts * length, length):
-        batch = collate([examples[0, number] for number in range(first, first + min(size, length))])
+    for start in range(0, parts * length, length):
+        batch = collate([examples[0, index] for index in range(start, start + min(size, length))])
         yield {name: value for name, value in batch.items() if isinstance(value, Tensor)}
 
 
-def _sensitivities(
-    model: PreTrainedModel, layers: Mapping[str, Sequence[str]], parts: Iterator[Mapping[str, Any]]
+def _measure_sensitivities(
+    model: PreTrainedModel, layers: Mapping[str, Sequence[str]], batches: Iterator[Mapping[str, Any]]
 ) -> dict[str, float]:
-    """`sensitivities` of the model as it computes; frozen layers have a Hessian too."""
+    """`layer_sensitivities` in evaluation mode, with gradients for frozen layers too."""
     was_training = model.training
-    maps = [model.get_submodule(name) for names in layers.values() for name in names]
-    frozen = [each.weight for each in maps if not each.weight.requires_grad]
+    linear_layers = [model.get_submodule(name) for names in layers.values() for name in names]
+    frozen = [layer.weight for layer in linear_layers if not layer.weight.requires_grad]
     model.eval()
     try:
         for weight in frozen:
             weight.requires_grad_(True)
         with inspection_mode(model), torch.enable_grad():
-            return sensitivities(model, layers, parts)
+            return layer_sensitivities(model, layers, batches)
     finally:
         for weight in frozen:
             weight.requires_grad_(False)
@@ -147,9 +150,10 @@ def save_packed(
     output_dir: str,
     accelerator: Accelerator,
 ) -> None:
-    """Write the trained model as it is stored to the folder `quantized` of the output directory, if it has few bits.
+    """Write the trained model with packed weights to the folder `quantized` of the output directory.
 
-    The output directory itself holds the weights in single precision, from which training goes on.
+    The output directory itself holds the float32 weights, which training resumes from. Nothing is written without
+    `quantize_bits`.
     """
     if not arguments.quantize_bits or not accelerator.is_main_process:
         return
@@ -157,5 +161,5 @@ def save_packed(
     with wrap_write_errors(folder):
         pack_model(model.cpu()).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-    sizes = [sum(each.stat().st_size for each in place.glob("*.safetensors")) for place in (Path(output_dir), folder)]
-    print_status(f"{folder}: {sizes[1] / 1e6:,.1f} MB, in single precision {sizes[0] / 1e6:,.1f} MB")
+    sizes = [sum(path.stat().st_size for path in root.glob("*.safetensors")) for root in (Path(output_dir), folder)]
+    print_status(f"{folder}: {sizes[1] / 1e6:,.1f} MB, in float32 {sizes[0] / 1e6:,.1f} MB")

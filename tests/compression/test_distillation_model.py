@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from lessons import VOCABULARY, batch_of, classifier, features, new_model, padded
+from distillation_models import VOCABULARY, batch_of, classifier, features, new_model, padded
 from safetensors.torch import load_file
 from torch.utils.data import Dataset
 from transformers import AutoModelForMaskedLM, DistilBertForMaskedLM, DistilBertModel, Trainer, TrainingArguments
@@ -16,13 +16,13 @@ from zoo import assert_close
 import hf_ctxmodels
 from hf_ctxmodels import CtxBertForMaskedLM, CtxBertModel
 from hf_ctxmodels.compression.distillation import (
-    Cosine,
+    CosineLoss,
     CtxDistillationModel,
     DistillationCollator,
-    HardTargets,
-    Hidden,
-    LogitsError,
-    SoftTargets,
+    HardTargetLoss,
+    HiddenStateLoss,
+    LogitLoss,
+    SoftTargetLoss,
     copy_layers,
 )
 from hf_ctxmodels.compression.distillation.model import PROJECTIONS_FILE
@@ -33,7 +33,7 @@ from hf_ctxmodels.training.loop import make_accelerator, train
 from hf_ctxmodels.training.model_loading import load_family_config
 from hf_ctxmodels.training.trainer import CtxTrainer
 
-TERMS = [SoftTargets(weight=5.0), HardTargets(weight=2.0), Hidden()]
+TERMS = [SoftTargetLoss(weight=5.0), HardTargetLoss(weight=2.0), HiddenStateLoss()]
 
 
 class Rows(Dataset):
@@ -168,9 +168,9 @@ def test_evaluation_is_the_students_own_and_each_model_reads_its_own_tokens():
     assert torch.equal(own.logits, through.logits)
     assert measured.soft_targets_loss > 0
     assert_close(measured.hard_targets_loss, own.loss)
-    with pytest.raises(CtxError, match="read input_ids"):
+    with pytest.raises(CtxError, match="needs input_ids"):
         model.train()(inputs_embeds=torch.zeros(1, 3, 8))
-    with pytest.raises(CtxError, match="is no list of terms"):
+    with pytest.raises(CtxError, match="not a list of losses"):
         CtxDistillationModel(model.student, model.teacher, ["soft-targets"])
 
     # a teacher with another vocabulary, by its own inputs, whose lengths differ from the student's
@@ -184,7 +184,7 @@ def test_evaluation_is_the_students_own_and_each_model_reads_its_own_tokens():
     batch = collate(
         [{**row, **{f"teacher_{name}": each for name, each in other.items()}} for row, other in zip(rows, others)]
     )
-    loss = CtxDistillationModel(student, teacher, [LogitsError()])(**batch).loss
+    loss = CtxDistillationModel(student, teacher, [LogitLoss()])(**batch).loss
     with torch.no_grad():
         wanted = torch.cat([teacher(input_ids=row["input_ids"][None]).logits for row in others])
     own = torch.cat([student(input_ids=row["input_ids"][None]).logits for row in rows])
@@ -201,7 +201,7 @@ def test_a_student_of_some_layers_is_exported_as_distilbert(tmp_path):
     copy_layers(student, teacher, [0, 3])
     for own, number in zip(student.bert.layers, (0, 3), strict=True):
         assert same_weights(own, teacher.bert.layers[number])
-    CtxDistillationModel(student, teacher, [Cosine()]).student.export_reference(tmp_path / "mlm")
+    CtxDistillationModel(student, teacher, [CosineLoss()]).student.export_reference(tmp_path / "mlm")
     encoder = CtxBertModel(student.config, add_pooling_layer=False)
     encoder.load_state_dict(student.bert.state_dict())
     encoder.export_reference(tmp_path / "base")

@@ -5,28 +5,28 @@ from typing import Any
 
 import pytest
 import torch
-from lessons import LENGTHS, VOCABULARY, batch_of, classifier, features, gradients, new_model, tagger, tags
+from distillation_models import LENGTHS, VOCABULARY, batch_of, classifier, features, gradients, new_model, tagger, tags
 from torch import Tensor, nn
 from torch.nn import functional as F
 from zoo import assert_close
 
 from hf_ctxmodels import CtxAlbertConfig, CtxAlbertForMaskedLM, CtxBertModel
 from hf_ctxmodels.compression.distillation import (
-    Attention,
-    Cosine,
+    AttentionScoreLoss,
+    CosineLoss,
     CtxDistillationModel,
-    Embeddings,
-    HardTargets,
-    Hidden,
-    LogitsError,
-    Patient,
-    Sentences,
-    SoftClasses,
-    SoftTargets,
-    parse_terms,
+    EmbeddingLoss,
+    HardTargetLoss,
+    HiddenStateLoss,
+    LogitLoss,
+    PatientLoss,
+    SentenceVectorLoss,
+    SoftClassLoss,
+    SoftTargetLoss,
+    parse_losses,
 )
-from hf_ctxmodels.compression.distillation.layer_maps import layer_pairs
-from hf_ctxmodels.compression.distillation.prediction_losses import Term
+from hf_ctxmodels.compression.distillation.layer_maps import parse_layer_map
+from hf_ctxmodels.compression.distillation.prediction_losses import DistillationLoss
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.layers.lm_loss import cross_entropy as chunked
@@ -138,13 +138,13 @@ class Loops:
         return (1 - F.cosine_similarity(own.hidden_states[-1][0], other.hidden_states[-1][0], dim=-1)).sum()
 
 
-def oracle(model: CtxDistillationModel, term: Term, rows: list[dict[str, Any]], kind: str) -> Any:
+def oracle(model: CtxDistillationModel, term: DistillationLoss, rows: list[dict[str, Any]], kind: str) -> Any:
     """The sum over rows divided by the number of targets."""
-    of_predictions = term.reads == "predictions"
+    of_predictions = term.inputs == "predictions"
     labelled = (
-        isinstance(term, HardTargets) or getattr(term, "masked_only", False) or (kind == "tags" and of_predictions)
+        isinstance(term, HardTargetLoss) or getattr(term, "masked_only", False) or (kind == "tags" and of_predictions)
     )
-    once_a_row = isinstance(term, (Patient, Sentences)) or (kind == "rows" and of_predictions)
+    once_a_row = isinstance(term, (PatientLoss, SentenceVectorLoss)) or (kind == "rows" and of_predictions)
     total: Any = 0.0
     for row in rows:
         with torch.no_grad():
@@ -155,14 +155,42 @@ def oracle(model: CtxDistillationModel, term: Term, rows: list[dict[str, Any]], 
     return total / (len(rows) if once_a_row else LABELLED if labelled else TOKENS)
 
 
-ON_TEXT = [
-    *(SoftTargets(), SoftTargets(temperature=1.0, masked_only=True), HardTargets(), Cosine(), Patient(), Attention()),
-    *(Patient(layers="1:3,2:1"), Hidden(), Hidden(projection=False), Hidden(layers="1:3,2:1"), Embeddings()),
-    *(Sentences(), Sentences(distance="mse")),
+MASKED_LM_LOSSES = [
+    SoftTargetLoss(),
+    SoftTargetLoss(temperature=1.0, masked_only=True),
+    HardTargetLoss(),
+    CosineLoss(),
+    PatientLoss(),
+    PatientLoss(layers="1:3,2:1"),
+    AttentionScoreLoss(),
+    HiddenStateLoss(),
+    HiddenStateLoss(projection=False),
+    HiddenStateLoss(layers="1:3,2:1"),
+    EmbeddingLoss(),
+    SentenceVectorLoss(),
+    SentenceVectorLoss(distance="mse"),
 ]
-ON_ROWS = [SoftTargets(temperature=5.0), HardTargets(), LogitsError(), SoftClasses(), Patient(), Cosine(), Sentences()]
-ON_TAGS = [SoftTargets(temperature=5.0), HardTargets(), LogitsError(), SoftClasses(temperature=1.0), Hidden()]
-KINDS = [(new_model, "text", ON_TEXT), (classifier, "rows", ON_ROWS), (tagger, "tags", ON_TAGS)]
+CLASSIFIER_LOSSES = [
+    SoftTargetLoss(temperature=5.0),
+    HardTargetLoss(),
+    LogitLoss(),
+    SoftClassLoss(),
+    PatientLoss(),
+    CosineLoss(),
+    SentenceVectorLoss(),
+]
+TAGGER_LOSSES = [
+    SoftTargetLoss(temperature=5.0),
+    HardTargetLoss(),
+    LogitLoss(),
+    SoftClassLoss(temperature=1.0),
+    HiddenStateLoss(),
+]
+KINDS = [
+    (new_model, "text", MASKED_LM_LOSSES),
+    (classifier, "rows", CLASSIFIER_LOSSES),
+    (tagger, "tags", TAGGER_LOSSES),
+]
 
 
 def test_each_term_and_its_gradients_are_those_of_plain_loops(subtests):
@@ -172,7 +200,7 @@ def test_each_term_and_its_gradients_are_those_of_plain_loops(subtests):
     for make, kind, terms in KINDS:
         for term in terms:
             for narrow in (False, True):
-                if narrow and not (isinstance(term, (Hidden, Sentences)) and term.projection):
+                if narrow and not (isinstance(term, (HiddenStateLoss, SentenceVectorLoss)) and term.projection):
                     continue
                 with subtests.test(term=str(term), kind=kind, narrow=narrow):
                     width = {"hidden_size": 4} if narrow else {}
@@ -186,7 +214,7 @@ def test_each_term_and_its_gradients_are_those_of_plain_loops(subtests):
                     expected = oracle(model, term, rows, kind)
                     expected.backward()
                     assert_close(output.loss.double(), expected.double(), str(term))
-                    assert_close(getattr(output, term.loss_name), output.loss, "the term for the log")
+                    assert_close(getattr(output, term.output_name), output.loss, "the term for the log")
                     wanted = gradients(model)
                     assert got.keys() >= {name for name, each in wanted.items() if each.abs().max() > 0}
                     for name, gradient in wanted.items():
@@ -233,7 +261,7 @@ def test_one_batch_of_four_is_two_of_two(subtests):
         for term in terms:
             with subtests.test(term=str(term), kind=kind):
                 model = CtxDistillationModel(
-                    make(2), make(4, seed=1), [HardTargets(), term][isinstance(term, HardTargets) :]
+                    make(2), make(4, seed=1), [HardTargetLoss(), term][isinstance(term, HardTargetLoss) :]
                 )
                 model(**batch_of(rows, kind)).loss.backward()
                 whole = gradients(model)
@@ -254,13 +282,13 @@ def test_layer_maps(subtests):
             ("2:1,1:5", 2, 5): ((2, 1), (1, 5)),
         }
         for (text, student, teacher), pairs in expected.items():
-            with subtests.test(text, first=first):
-                assert layer_pairs(text, student, teacher, first=first) == pairs
+            with subtests.test(text, first_layer=first):
+                assert parse_layer_map(text, student, teacher, first_layer=first) == pairs
     wrong = {"uniform": "multiple", "1:6": "layer 6 of the teacher", "3:1": "layer 3 of the student", "0:1": "layer 0"}
-    wrong |= dict.fromkeys(("", "1", "1:2;2:3", "-1:2", "first"), "no layer map")
+    wrong |= dict.fromkeys(("", "1", "1:2;2:3", "-1:2", "first"), "not a layer map")
     for text, message in wrong.items():
         with subtests.test(text), pytest.raises(CtxError, match=message):
-            layer_pairs(text, 2, 5, first=1)
+            parse_layer_map(text, 2, 5, first_layer=1)
 
 
 def test_what_cannot_be_learned_is_explained(subtests):
@@ -272,32 +300,37 @@ def test_what_cannot_be_learned_is_explained(subtests):
     albert = CtxAlbertForMaskedLM(
         CtxAlbertConfig(vocab_size=24, embedding_size=4, hidden_size=8, num_attention_heads=2, intermediate_size=8)
     )
-    cases: dict[str, tuple[Any, Any, list[Term], str]] = {
-        "no term": (student, teacher, [], "No term"),
-        "twice": (student, teacher, [Cosine(), Cosine(weight=2.0)], "given twice"),
-        "itself": (teacher, teacher, [Cosine()], "teacher itself"),
-        "width": (narrow, teacher, [Cosine()], "4 wide.*8 wide"),
-        "width of patience": (narrow, teacher, [Patient()], "4 wide"),
-        "no projection": (narrow, teacher, [Hidden(projection=False)], r"hidden\.projection"),
-        "no projection of sentences": (narrow, teacher, [Sentences(projection=False)], r"sentences\.projection"),
-        "vocabulary": (wide_vocabulary, teacher, [SoftTargets()], "24 classes, the teacher 23 .vocab_size"),
-        "another family's vocabulary": (albert, teacher, [SoftTargets()], "vocab_size"),
-        "heads": (four_heads, teacher, [Attention()], "4 attention heads, the teacher 2"),
-        "labels": (classifier(2, labels=2), classifier(4), [SoftClasses()], "2 classes, the teacher 3"),
-        "no classes": (classifier(2, labels=1), classifier(4, labels=1), [SoftClasses()], "regression"),
+    cases: dict[str, tuple[Any, Any, list[DistillationLoss], str]] = {
+        "no term": (student, teacher, [], "no loss"),
+        "twice": (student, teacher, [CosineLoss(), CosineLoss(weight=2.0)], "occurs twice"),
+        "itself": (teacher, teacher, [CosineLoss()], "same model"),
+        "width": (narrow, teacher, [CosineLoss()], "width 4.*width 8"),
+        "width of patience": (narrow, teacher, [PatientLoss()], "width 4"),
+        "no projection": (narrow, teacher, [HiddenStateLoss(projection=False)], r"hidden\.projection"),
+        "no projection of sentences": (
+            narrow,
+            teacher,
+            [SentenceVectorLoss(projection=False)],
+            r"sentences\.projection",
+        ),
+        "vocabulary": (wide_vocabulary, teacher, [SoftTargetLoss()], "24 classes, the teacher 23 .vocab_size"),
+        "another family's vocabulary": (albert, teacher, [SoftTargetLoss()], "vocab_size"),
+        "heads": (four_heads, teacher, [AttentionScoreLoss()], "4 attention heads, the teacher 2"),
+        "labels": (classifier(2, labels=2), classifier(4), [SoftClassLoss()], "2 classes, the teacher 3"),
+        "no classes": (classifier(2, labels=1), classifier(4, labels=1), [SoftClassLoss()], "regression"),
         "no classes at a temperature": (
             classifier(2, labels=1),
             classifier(4, labels=1),
-            [SoftTargets()],
+            [SoftTargetLoss()],
             "regression",
         ),
-        "no head": (classifier(2), untrained, [LogitsError()], "no trained head.*classifier"),
-        "another head": (classifier(2), teacher, [LogitsError()], "no trained head"),
-        "a tagger's teacher": (tagger(2), classifier(4), [SoftClasses()], "no trained head"),
-        "no head of the student": (CtxBertModel(student.config), teacher, [HardTargets()], "no loss of its own"),
-        "masked LM without classes": (student, teacher, [SoftClasses()], "no predictions"),
-        "beyond": (student, teacher, [Hidden(layers="1:5")], "layer 5 of the teacher"),
-        "one layer": (new_model(1), teacher, [Patient()], "empty"),
+        "no head": (classifier(2), untrained, [LogitLoss()], "no trained head.*classifier"),
+        "another head": (classifier(2), teacher, [LogitLoss()], "no trained head"),
+        "a tagger's teacher": (tagger(2), classifier(4), [SoftClassLoss()], "no trained head"),
+        "no head of the student": (CtxBertModel(student.config), teacher, [HardTargetLoss()], "has no loss"),
+        "masked LM without classes": (student, teacher, [SoftClassLoss()], "no predictions"),
+        "beyond": (student, teacher, [HiddenStateLoss(layers="1:5")], "layer 5 of the teacher"),
+        "one layer": (new_model(1), teacher, [PatientLoss()], "empty"),
     }
     for name, (own, other, terms, message) in cases.items():
         with subtests.test(name), pytest.raises(CtxError, match=message):
@@ -305,21 +338,21 @@ def test_what_cannot_be_learned_is_explained(subtests):
     batch = batch_of(features())
     other_ids = {"teacher_input_ids": batch["input_ids"], "teacher_attention_mask": batch["attention_mask"]}
     with subtests.test("tokens of two tokenizers"), pytest.raises(CtxError, match="compare tokens"):
-        CtxDistillationModel(student, teacher, [Cosine()])(**batch, **other_ids)
+        CtxDistillationModel(student, teacher, [CosineLoss()])(**batch, **other_ids)
     with subtests.test("no labels"), pytest.raises(CtxError, match="needs labels"):
-        CtxDistillationModel(student, teacher, [HardTargets()])(input_ids=batch["input_ids"])
+        CtxDistillationModel(student, teacher, [HardTargetLoss()])(input_ids=batch["input_ids"])
     for texts, options, message in (
-        ([], [], "nothing to learn"),
+        ([], [], "No loss"),
         (["soft-target=1"], [], "soft-targets: KL"),
-        (["cosine"], [], "no weight"),
-        (["cosine=1", "cosine=2"], [], "no weight"),
+        (["cosine"], [], "not a weight"),
+        (["cosine=1", "cosine=2"], [], "not a weight"),
         (["cosine=x"], [], "invalid float"),
         (["patient=1"], ["layers=skip"], r"patient\.layers"),
         (["patient=1"], ["hiden.layers=skip"], r"patient\.layers"),
         (["soft-targets=1"], ["soft-targets.temperature=0"], "temperature"),
     ):
         with subtests.test(f"{texts} {options}"), pytest.raises(CtxError, match=message):
-            parse_terms(texts, options)
-    assert parse_terms(["hidden=2"], ["hidden.projection=false", "patient.layers=skip"]) == [
-        Hidden(weight=2.0, projection=False)
+            parse_losses(texts, options)
+    assert parse_losses(["hidden=2"], ["hidden.projection=false", "patient.layers=skip"]) == [
+        HiddenStateLoss(weight=2.0, projection=False)
     ]
