@@ -1,50 +1,133 @@
-"""The base of families with a character encoder and bidirectional LSTM layers."""
+"""Character models: encoders of words from their characters, with bidirectional LSTM layers."""
 
+from collections.abc import Container
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers import initialization as init
 
-from hf_ctxmodels.architectures.character_vectors import CharacterVectors
-from hf_ctxmodels.architectures.configuration_character import CtxCharacterConfig
+from hf_ctxmodels.architectures.configurations import CtxCharacterConfig
 from hf_ctxmodels.architectures.pretrained_word_vectors import (
-    EmbeddingLoaderPreTrainedModel,
+    lacks_word_vectors,
+    load_word_vectors,
     open_pretrained_embeddings,
 )
 from hf_ctxmodels.architectures.static_embeddings import get_words_and_vectors
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.layers.characters import CharacterEncoder
+from hf_ctxmodels.core.model import CtxPreTrainedModel
+from hf_ctxmodels.layers.characters import CharacterEncoder, row_hashes
 from hf_ctxmodels.layers.recurrent.lstm import LSTM
-from hf_ctxmodels.layers.scalar_mix import ScalarMix
-from hf_ctxmodels.tokenizers.character_level import encode_characters
+
+_UPPER = range(ord("A") + 1, ord("Z") + 2)  # character ids: bytes from 1 on
+_TO_LOWER = ord("a") - ord("A")
+_EMPTY_KEY = torch.iinfo(torch.int64).max
 
 
-class CharacterPreTrainedModel(EmbeddingLoaderPreTrainedModel):
-    """The common model base of these families."""
+class CharacterVectors(nn.Module):
+    """Pretrained word vectors, looked up by a hash of the characters of a word. Unknown words have a zero vector.
 
-    config: CtxCharacterConfig
-    table_class = CharacterVectors
-    token_id_axes: ClassVar[tuple[str, ...]] = ("characters",)
-    id_limit_field: ClassVar[str] = "num_characters"
+    Args:
+        words: Maximum number of words.
+        width: Width of the vectors.
+        padding_character: Id of the padding after the end of a word.
+        lower_case: Whether the words are lower-cased; the look-up then lower-cases the letters A to Z.
+        trainable: Whether the vectors are trained.
+    """
+
+    initializes_itself = True
+    keys: Tensor
+
+    def __init__(self, words: int, width: int, *, padding_character: int, lower_case: bool, trainable: bool) -> None:
+        super().__init__()
+        self.padding_character, self.lower_case = padding_character, lower_case
+        self.fixed_parameters = () if trainable else ("table",)
+        self.table = nn.Parameter(torch.zeros(words + 1, width), requires_grad=trainable)  # the last: unknown words
+        self.register_buffer("keys", torch.full((words,), _EMPTY_KEY))
 
     @torch.no_grad()
-    def _init_weights(self, module: nn.Module) -> None:
-        if isinstance(module, CharacterEncoder | CharacterVectors):
-            module.reset_parameters()
-        elif isinstance(module, ScalarMix):
-            init.zeros_(module.weights)
-            init.ones_(module.gamma)
-        else:
-            super()._init_weights(module)
+    def reset_parameters(self) -> None:
+        """Remove all words."""
+        init.zeros_(self.table)
+        init.constant_(self.keys, _EMPTY_KEY)
+
+    @torch.no_grad()
+    def fill(self, character_ids: Tensor, vectors: Tensor) -> None:
+        """Set the words, (n, characters) ids, and their vectors, (n, width); of words with equal keys the first counts.
+
+        Raises:
+            CtxError: The vectors have another width, or are too many.
+        """
+        if len(vectors) > len(self.keys) or vectors.shape[1] != self.table.shape[1]:
+            raise CtxError(
+                f"The vectors are {tuple(vectors.shape)}, but the model has room for {tuple(self.table[1:].shape)}."
+            )
+        sorted_keys, order = self._hash(character_ids).sort(stable=True)
+        is_first = torch.ones_like(sorted_keys, dtype=torch.bool)
+        is_first[1:] = sorted_keys[1:] != sorted_keys[:-1]
+        sorted_keys, order = sorted_keys[is_first], order[is_first]
+        keys = torch.full_like(self.keys, _EMPTY_KEY)
+        keys[: len(sorted_keys)] = sorted_keys.to(keys.device)
+        table = torch.zeros_like(self.table)
+        table[: len(sorted_keys)] = vectors[order].to(table)
+        self.keys.copy_(keys)
+        self.table.copy_(table)
+
+    def _hash(self, character_ids: Tensor) -> Tensor:
+        # so that keys do not depend on the padded width
+        ids = character_ids.masked_fill(character_ids == self.padding_character, 0)
+        if self.lower_case:
+            ids = ids + _TO_LOWER * ((ids >= _UPPER[0]) & (ids <= _UPPER[-1]))
+        return row_hashes(ids)
+
+    def forward(self, character_ids: Tensor) -> Tensor:
+        """(..., characters) ids -> (..., width)."""
+        keys = self._hash(character_ids.flatten(0, -2))
+        unknown = len(self.keys)
+        indices = torch.searchsorted(self.keys, keys).clamp(max=unknown - 1)
+        indices = torch.where(self.keys[indices] == keys, indices, unknown)
+        return F.embedding(indices, self.table).unflatten(0, character_ids.shape[:-1])
+
+
+def build_character_vectors(config: CtxCharacterConfig) -> CharacterVectors | None:
+    """Empty `CharacterVectors` for the vectors of `config.pretrained_embeddings`; None without them.
+
+    Raises:
+        CtxError: The configuration lacks the number and width of the vectors.
+    """
+    if not config.pretrained_embedding_size and config.pretrained_embeddings is None:
+        return None
+    if not config.pretrained_embedding_size:
+        raise CtxError(
+            "The configuration has pretrained_embeddings without their number and width.",
+            location=config.pretrained_embeddings,
+            hint="set all fields that `embedding_fields(source)` of the model class returns.",
+        )
+    return CharacterVectors(
+        config.pretrained_vocab_size,
+        config.pretrained_embedding_size,
+        padding_character=config.padding_character,
+        lower_case=config.pretrained_lower_case,
+        trainable=config.train_pretrained_embeddings,
+    )
+
+
+class CharacterPreTrainedModel(CtxPreTrainedModel):
+    """Base class of the character models."""
+
+    config: CtxCharacterConfig
+    supports_gradient_checkpointing = False  # the recurrence stores little more than its outputs
+    token_id_axes: ClassVar[tuple[str, ...]] = ("characters",)
+    id_limit_field: ClassVar[str] = "num_characters"
 
     @staticmethod
     def embedding_fields(source: str) -> dict[str, Any]:
         """Configuration fields for the word embeddings of a directory or Hub id.
 
-        Pass them to a new model's configuration, or to `from_pretrained`; then call `load_pretrained_embeddings`.
+        Pass them to the configuration of a new model, or to `from_pretrained`; then call `load_pretrained_embeddings`.
 
         Raises:
             CtxError: The configuration or the tokenizer cannot be opened.
@@ -57,26 +140,38 @@ class CharacterPreTrainedModel(EmbeddingLoaderPreTrainedModel):
             "pretrained_lower_case": bool(getattr(tokenizer, "do_lower_case", False)),
         }
 
-    def copy_vectors(self, table: Any, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Copy the words' characters and vectors.
+    def load_pretrained_embeddings(self, source: str | None = None) -> None:
+        """Copy the word vectors of another model; arguments and errors as in `load_word_vectors`."""
+        load_word_vectors(self, source, CharacterVectors, self._copy_vectors)
+
+    def load_pretrained_components(self, missing: Container[str] | None = None) -> None:
+        """Copy the vectors, unless the checkpoint has them; see `CtxPreTrainedModel.load_pretrained_components`."""
+        super().load_pretrained_components(missing)
+        if lacks_word_vectors(self, CharacterVectors, missing):
+            self.load_pretrained_embeddings()
+
+    def _copy_vectors(
+        self, vectors: CharacterVectors, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+    ) -> None:
+        """Copy the characters and the vectors of all words.
 
         Raises:
-            CtxError: The model is no static word embedding, or the table has another size.
+            CtxError: The model has no static word embeddings, or they have another size.
         """
-        words, vectors, _ = get_words_and_vectors(model, tokenizer)
+        words, word_vectors, _ = get_words_and_vectors(model, tokenizer)
         width = self.config.max_characters_per_token
-        ids = np.array([encode_characters(word, width) for word in words], dtype=np.int64).reshape(-1, width)
-        table.fill(torch.from_numpy(ids), vectors)
+        ids = np.array([(word, width) for word in words], dtype=np.int64).reshape(-1, width)
+        vectors.fill(torch.from_numpy(ids), word_vectors)
 
     def resize_token_embeddings(
         self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
     ) -> nn.Module:
         """Resize the output embeddings; the encoder does not depend on the vocabulary."""
         if new_num_tokens is not None or pad_to_multiple_of is not None:
-            size, step = new_num_tokens or self.config.vocab_size, pad_to_multiple_of or 1
-            size = -(-size // step) * step
-            if (decoder := self.get_output_embeddings()) is not None:
-                self.set_output_embeddings(self._get_resized_lm_head(decoder, size, mean_resizing=mean_resizing))
+            size, multiple = new_num_tokens or self.config.vocab_size, pad_to_multiple_of or 1
+            size = -(-size // multiple) * multiple
+            if (output_layer := self.get_output_embeddings()) is not None:
+                self.set_output_embeddings(self._get_resized_lm_head(output_layer, size, mean_resizing=mean_resizing))
             self.config.vocab_size = size
         return self.get_input_embeddings()
 
@@ -115,7 +210,11 @@ class CharacterModel(CharacterPreTrainedModel):
         )
 
     def encode_words(self, characters: Tensor) -> Tensor:
-        """(words, characters) ids -> (words, width); raises CtxError if words are shorter than the widest filter."""
+        """(words, characters) ids -> (words, width).
+
+        Raises:
+            CtxError: The words have fewer characters than the widest filter.
+        """
         if characters.shape[1] < self.characters.max_filter_width:
             raise CtxError(
                 f"input_ids have {characters.shape[1]} characters per word, but a filter has width "
@@ -132,26 +231,3 @@ class CharacterModel(CharacterPreTrainedModel):
     def set_input_embeddings(self, value: nn.Embedding) -> None:
         """Replace the character embeddings."""
         self.characters.embeddings = value
-
-
-def build_character_vectors(config: CtxCharacterConfig) -> CharacterVectors | None:
-    """An empty table for the vectors of `config.pretrained_embeddings`; None without them.
-
-    Raises:
-        CtxError: The configuration lacks their number and width.
-    """
-    if not config.pretrained_embedding_size and config.pretrained_embeddings is None:
-        return None
-    if not config.pretrained_embedding_size:
-        raise CtxError(
-            "The configuration has pretrained_embeddings without their number and width.",
-            location=config.pretrained_embeddings,
-            hint="set all fields that the model class's embedding_fields(source) returns.",
-        )
-    return CharacterVectors(
-        config.pretrained_vocab_size,
-        config.pretrained_embedding_size,
-        padding_character=config.padding_character,
-        lower_case=config.pretrained_lower_case,
-        trainable=config.train_pretrained_embeddings,
-    )

@@ -1,10 +1,10 @@
-"""The base configuration of BERT-like encoders."""
+"""Base configurations of the architectures: fields and checks that several families share."""
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, Self
 
 from huggingface_hub.dataclasses import strict
 
-from hf_ctxmodels.core.config import CtxTransformerConfig
+from hf_ctxmodels.core.config import CtxConfig, CtxTransformerConfig
 
 
 @strict
@@ -67,3 +67,367 @@ class CtxEncoderConfig(CtxTransformerConfig):
                 f"answer_steps={self.answer_steps} with type_vocab_size={self.type_vocab_size}: an answer network "
                 "compares two segments in one step or more; use 0 for a linear classifier."
             )
+
+
+PAIR_SEGMENTS = 2
+"""Segments of BERT."""
+GENERATION_TOKEN_FIELDS = ("query_token_id", "decoder_start_token_id", "eos_token_id")
+"""Fields that BERT's configuration lacks, by which a head writes."""
+
+
+@strict
+class CtxQueryGenerationConfig(CtxEncoderConfig):
+    """Shape of an encoder whose head `QueryForConditionalGeneration` writes. A BERT configuration, with the segments of
+    a pair, opens as one with all of the family's.
+
+    Args: those of `CtxEncoderConfig`, and
+        query_token_id: The token whose state predicts a token of the target: a mask token, or one of its own.
+        decoder_start_token_id: First of `decoder_input_ids`.
+        eos_token_id: Last token of a target.
+        label_smoothing: Share of a target's probability that the training loss of the writing head spreads over the
+            vocabulary (Szegedy et al. 2016, section 7).
+        span_loss_weight: Weight of the loss of whole spans where they are given, in [0, 1]; that of single tokens has
+            the rest.
+    """
+
+    query_token_id: int | None = None
+    decoder_start_token_id: int | None = None
+    label_smoothing: float | int = 0.0
+    span_loss_weight: float | int = 0.5
+    is_encoder_decoder: bool = True
+
+    copied_segments: ClassVar[tuple[int, ...]]
+    """BERT's segments, of which the embeddings of those after them begin as copies."""
+
+    feeds_start_token: ClassVar[bool] = False
+    """Whether the first of `decoder_input_ids` is read, as a token of the target; else it only holds the place."""
+
+    non_reference_fields: ClassVar[tuple[str, ...]] = (
+        *CtxEncoderConfig.non_reference_fields,
+        *GENERATION_TOKEN_FIELDS,
+        *("label_smoothing", "span_loss_weight", "is_encoder_decoder", "type_vocab_size"),
+    )
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        super().__post_init__(**kwargs)
+        self.is_encoder_decoder = True  # what a reference checkpoint says is of its own heads
+
+    def validate_shares(self) -> None:
+        """Check the weights of the writing head's loss (called at construction)."""
+        for name in ("label_smoothing", "span_loss_weight"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name}={getattr(self, name)} is a share, and must be between 0 and 1.")
+
+    @classmethod
+    def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """As in transformers; a BERT checkpoint, with segments of a pair only, is given all."""
+        fields, unused = super().get_config_dict(*args, **kwargs)
+        if fields.get("type_vocab_size") == PAIR_SEGMENTS:
+            fields = {**fields, "type_vocab_size": PAIR_SEGMENTS + len(cls.copied_segments)}
+        return fields, unused
+
+    @property
+    def max_source_target_length(self) -> int:
+        """Most tokens of a source and of its target, the end included: both have positions in one row."""
+        return self.max_position_embeddings - int(self.feeds_start_token)
+
+    @property
+    def target_vocab_size(self) -> int:
+        """Size of the target's vocabulary, the source's."""
+        return self.vocab_size
+
+
+@strict
+class CtxDecoderConfig(CtxTransformerConfig):
+    """Shape and regularisation of a causal Transformer with learned positions.
+
+    The reference's names (`n_embd`, `n_layer`, `n_head`, `n_positions`, `resid_pdrop`, ...) are read as well.
+
+    Args: those of `CtxTransformerConfig`, and
+        vocab_size: Number of tokens of the tokenizer.
+        hidden_size: Width of the residual stream; a multiple of `num_attention_heads`.
+        num_hidden_layers: Number of layers.
+        num_attention_heads: Attention heads per layer.
+        intermediate_size: Width of the feed-forward layer; None for 4 * hidden_size.
+        hidden_act: Activation of the feed-forward layer; "gelu_new" is the tanh approximation of GELU.
+        embedding_dropout_prob: Dropout on the sum of token and position embeddings.
+        hidden_dropout_prob: Dropout after each sub-layer.
+        attention_probs_dropout_prob: Dropout on attention probabilities.
+        classifier_dropout: Dropout before the task heads; None for `hidden_dropout_prob`.
+        max_position_embeddings: Longest sequence, in tokens.
+        initializer_range: Standard deviation of the normal initialisation.
+        layer_norm_eps: Epsilon of every LayerNorm.
+        tie_word_embeddings: Share the output layer with the word embeddings.
+    """
+
+    attribute_map: ClassVar[dict[str, str]] = {
+        "n_embd": "hidden_size",
+        "n_layer": "num_hidden_layers",
+        "n_head": "num_attention_heads",
+        "n_positions": "max_position_embeddings",
+        "embd_pdrop": "embedding_dropout_prob",
+        "resid_pdrop": "hidden_dropout_prob",
+        "attn_pdrop": "attention_probs_dropout_prob",
+        "layer_norm_epsilon": "layer_norm_eps",
+    }
+
+    vocab_size: int = 50257
+    hidden_size: int = 768
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12
+    intermediate_size: int | None = None
+    hidden_act: str = "gelu_new"
+    embedding_dropout_prob: float | int = 0.1
+    hidden_dropout_prob: float | int = 0.1
+    attention_probs_dropout_prob: float | int = 0.1
+    classifier_dropout: float | int | None = None
+    max_position_embeddings: int = 1024
+    initializer_range: float | int = 0.02
+    layer_norm_eps: float = 1e-5
+    tie_word_embeddings: bool = True
+
+    @property
+    def feed_forward_size(self) -> int:
+        """Width of the feed-forward layer."""
+        return 4 * self.hidden_size if self.intermediate_size is None else self.intermediate_size
+
+
+@strict
+class CtxSeq2SeqConfig(CtxTransformerConfig):
+    """Shape and regularisation of a Transformer encoder and decoder of one width (Vaswani et al. 2017).
+
+    Fields without "decoder" are those of the encoder, and of both where there is no other. The defaults are
+    BART-large's.
+
+    Args: those of `CtxTransformerConfig`, and
+        vocab_size: Number of tokens of the tokenizer, of sources and of targets.
+        hidden_size: Width of the residual stream.
+        num_hidden_layers, decoder_layers: Number of layers.
+        num_attention_heads, decoder_attention_heads: Attention heads per layer, which divide `hidden_size`.
+        intermediate_size, decoder_ffn_dim: Width of the feed-forward layer.
+        hidden_act: Activation of the feed-forward layer.
+        hidden_dropout_prob: Dropout after the embeddings and after each sub-layer.
+        attention_probs_dropout_prob: Dropout on attention probabilities.
+        classifier_dropout: Dropout before the task heads; None for `hidden_dropout_prob`.
+        max_position_embeddings: Longest source and longest target, in tokens.
+        initializer_range: Standard deviation of the normal initialisation.
+        layer_norm_eps: Epsilon of every norm.
+        decoder_start_token_id: Id of the token before a target's first.
+        tie_word_embeddings: Share the output layer with the encoder's word embeddings.
+        share_word_embeddings: Share the decoder's word embeddings with the encoder's; None for `tie_word_embeddings`.
+    """
+
+    vocab_size: int = 50265
+    hidden_size: int = 1024
+    num_hidden_layers: int = 12
+    decoder_layers: int = 12
+    num_attention_heads: int = 16
+    decoder_attention_heads: int = 16
+    intermediate_size: int = 4096
+    decoder_ffn_dim: int = 4096
+    hidden_act: str = "gelu"
+    hidden_dropout_prob: float | int = 0.1
+    attention_probs_dropout_prob: float | int = 0.0
+    classifier_dropout: float | int | None = None
+    max_position_embeddings: int = 1024
+    initializer_range: float | int = 0.02
+    layer_norm_eps: float = 1e-5
+    pad_token_id: int | None = 1
+    bos_token_id: int | None = 0
+    eos_token_id: int | list[int] | None = 2
+    decoder_start_token_id: int | None = 2
+    is_encoder_decoder: bool = True
+    tie_word_embeddings: bool = True
+    share_word_embeddings: bool | None = None
+
+    non_reference_fields: ClassVar[tuple[str, ...]] = (
+        *CtxTransformerConfig.non_reference_fields,
+        "share_word_embeddings",
+    )
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        super().__post_init__(**kwargs)
+        if self.share_word_embeddings is None:  # settled now: adapters may untie the output layer later
+            self.share_word_embeddings = self.tie_word_embeddings
+
+    def validate_decoder(self) -> None:
+        """Check that there are layers, and that the heads divide the width (called at construction)."""
+        self.require_positive("num_hidden_layers", "decoder_layers", "decoder_attention_heads")
+        if self.hidden_size % self.decoder_attention_heads:
+            raise ValueError(
+                f"hidden_size={self.hidden_size} is not a multiple of "
+                f"decoder_attention_heads={self.decoder_attention_heads}; choose a number of heads that divides it."
+            )
+
+    @property
+    def target_vocab_size(self) -> int:
+        """Number of tokens of targets."""
+        return self.vocab_size
+
+    @property
+    def shares_word_embeddings(self) -> bool:
+        """Whether encoder and decoder have one table of word embeddings."""
+        return bool(self.share_word_embeddings)
+
+
+def seq2seq_size(width: int, layers: int, heads: int) -> dict[str, int]:
+    """Configuration fields of an encoder and a decoder of one shape, with feed-forward layers of four times the hidden
+    size."""
+    return {
+        "hidden_size": width,
+        "num_hidden_layers": layers,
+        "decoder_layers": layers,
+        "num_attention_heads": heads,
+        "decoder_attention_heads": heads,
+        "intermediate_size": 4 * width,
+        "decoder_ffn_dim": 4 * width,
+    }
+
+
+@strict
+class CtxLSTMLanguageModelConfig(CtxConfig):
+    """Fields of `hf_ctxmodels.architectures.lstm_language_model`; families add others and set their defaults.
+
+    Args:
+        vocab_size: Number of words.
+        hidden_size: Width of the last layer's output.
+        num_hidden_layers: Number of LSTM layers.
+        stateful: Return `past_key_values` by default, so that the next batch may continue from them.
+        initializer_range: Bound of the embeddings' uniform initialisation.
+    """
+
+    vocab_size: int = 60_000
+    hidden_size: int = 400
+    num_hidden_layers: int = 1
+    stateful: bool = False
+    initializer_range: float | int = 0.1
+
+    @property
+    def layer_sizes(self) -> list[int]:
+        """Widths of all layers' inputs, and of the last layer's output."""
+        return [self.hidden_size] * (self.num_hidden_layers + 1)
+
+
+# The widths of released vectors (GloVe: 50, 100, 200, 300; word2vec: 300), and smaller ones for tests.
+WORD_VECTOR_SIZES: dict[str, dict[str, Any]] = {
+    "tiny": {"hidden_size": 50},
+    "small": {"hidden_size": 100},
+    "base": {"hidden_size": 300},
+}
+
+
+@strict
+class CtxStaticConfig(CtxConfig):
+    """A table of word vectors, and its use in downstream tasks.
+
+    Args:
+        vocab_size: Number of words, special tokens included.
+        hidden_size: Width of a vector.
+        pad_token_id: Id of the padding token; its vector is zero.
+        pooling: Pooling of a sequence: "mean" of its words' vectors, or "mean+max", twice as wide.
+        classifier_dropout: Dropout before the task heads.
+        update_threads: Threads of in-place updates on a CPU. Several threads write without locks, as in the released
+            code: faster, but not reproducible to the last bit.
+    """
+
+    vocab_size: int = 30_000
+    hidden_size: int = 100
+    pad_token_id: int | None = 0
+    pooling: Literal["mean", "mean+max"] = "mean"
+    classifier_dropout: float | int = 0.0
+    update_threads: int = 1
+
+    def validate_width(self) -> None:
+        """Check the sizes (called at construction)."""
+        self.require_positive("vocab_size", "hidden_size", "update_threads")
+
+    @classmethod
+    def for_single_table(cls, vocab_size: int, hidden_size: int) -> Self:
+        """The configuration of one table of given vectors."""
+        return cls(vocab_size=vocab_size, hidden_size=hidden_size)
+
+    @property
+    def num_hidden_layers(self) -> int:
+        """0: there are no layers after the table."""
+        return 0
+
+    @property
+    def pooler_size(self) -> int:
+        """Width of `pooler_output`."""
+        return self.hidden_size * (2 if self.pooling == "mean+max" else 1)
+
+
+@strict
+class CtxCharacterConfig(CtxConfig):
+    """A character encoder, bidirectional LSTM layers, and pretrained word vectors.
+
+    Args:
+        vocab_size: Size of the tokenizer's vocabulary; the encoder does not depend on it.
+        hidden_size: Width of a hidden state, both directions concatenated.
+        cell_size: Width of each direction's cell state.
+        num_hidden_layers: Number of LSTM layers.
+        num_characters: Number of character ids: padding, bytes, beginnings and ends, and languages.
+        num_languages: Number of languages with a character of their own, the last ids; 0 for none.
+        max_characters_per_token: Characters of a word, its beginning and end included; longer words are cut.
+        character_embedding_size: Width of a character.
+        filters: [width in characters, number of filters] pairs.
+        num_highway_layers: Highway layers after the filters.
+        hidden_act: Activation of the filters' maxima.
+        cell_clip: Bound of the absolute value of a cell; None for no bound.
+        projection_clip: Bound of the absolute value of a direction's output.
+        initializer_range: Standard deviation of the initialisation of heads.
+        pretrained_embeddings: Directory or Hub id of static word embeddings. `load_pretrained_embeddings` copies the
+            vectors into a new model; they are saved with it.
+        train_pretrained_embeddings: Train these vectors too.
+        pretrained_vocab_size, pretrained_embedding_size, pretrained_lower_case: Their number, their width, and whether
+            their words are lower-cased; the model class's `embedding_fields` returns these fields.
+        classifier_dropout: Dropout before the task heads.
+        pad_token_id: Id of padding in the vocabulary.
+    """
+
+    vocab_size: int = 1000
+    hidden_size: int = 1024
+    cell_size: int = 1024
+    num_hidden_layers: int = 2
+    num_characters: int = 262
+    num_languages: int = 0
+    max_characters_per_token: int = 50
+    character_embedding_size: int = 16
+    filters: list[Any] | None = None
+    num_highway_layers: int = 0
+    hidden_act: str = "relu"
+    cell_clip: float | int | None = None
+    projection_clip: float | int | None = None
+    initializer_range: float | int = 0.02
+    pretrained_embeddings: str | None = None
+    train_pretrained_embeddings: bool = False
+    pretrained_vocab_size: int = 0
+    pretrained_embedding_size: int = 0
+    pretrained_lower_case: bool = False
+    classifier_dropout: float | int = 0.1
+    pad_token_id: int | None = 0
+
+    def validate_words(self) -> None:
+        """Check the shape (called at construction)."""
+        self.require_even_hidden_size()
+        self.require_positive("vocab_size", "cell_size", "num_hidden_layers", "num_characters")
+        if not 0 <= self.num_languages < self.num_characters - 1:
+            raise ValueError(f"num_languages={self.num_languages} of num_characters={self.num_characters}.")
+        pairs = self.filters or []
+        if not pairs or any(len(pair) != 2 or min(pair) < 1 for pair in pairs):
+            raise ValueError(f"filters={pairs} must be pairs of a width and a number, each 1 or more.")
+        if max(width for width, _ in pairs) > self.max_characters_per_token:
+            raise ValueError(
+                f"A filter has a width of {max(width for width, _ in pairs)} characters, but a word has "
+                f"max_characters_per_token={self.max_characters_per_token}."
+            )
+
+    @property
+    def projection_size(self) -> int:
+        """Width of one direction."""
+        return self.hidden_size // 2
+
+    @property
+    def padding_character(self) -> int:
+        """The id of padding after a word's end."""
+        return self.num_characters - self.num_languages - 1

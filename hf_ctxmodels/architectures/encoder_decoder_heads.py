@@ -1,35 +1,39 @@
-"""Heads of Transformer encoder-decoders: the language model of targets, and tasks on the decoder's states."""
+"""Heads of Transformer encoder-decoders: conditional generation, and the base class of task heads."""
 
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache, EncoderDecoderCache
-from transformers.modeling_outputs import (
-    QuestionAnsweringModelOutput,
-    Seq2SeqQuestionAnsweringModelOutput,
-    Seq2SeqSequenceClassifierOutput,
-    SequenceClassifierOutput,
-)
+from transformers.utils.generic import can_return_tuple
 
-from hf_ctxmodels.architectures.encoder_decoder import EncoderDecoder, ResizesBothTables, refuse_segments
-from hf_ctxmodels.architectures.transformer_stack import Source
+from hf_ctxmodels.architectures.encoder_decoder import (
+    EncodedSource,
+    EncoderDecoder,
+    reject_segments,
+    resize_decoder_embeddings,
+)
+from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.generation_cache import BeamSearchCache, PreallocatedCache, SharedSourceCache
-from hf_ctxmodels.core.inputs import is_traced
-from hf_ctxmodels.heads.base import HeadModel, with_named_argument
-from hf_ctxmodels.heads.downstream import SequenceHead
-from hf_ctxmodels.heads.seq2seq import DecoderInputs, ForConditionalGeneration
+from hf_ctxmodels.core.inputs import check_aligned, check_source_mask, is_traced, sequence_starts
+from hf_ctxmodels.heads.base import HeadModel, ItemCounts, language_modeling_loss, loss_from_logits, validate_targets
+from hf_ctxmodels.heads.seq2seq import (
+    ConditionalGenerationOutput,
+    Seq2SeqHead,
+    as_model_output,
+    conditional_generation_output,
+)
+from hf_ctxmodels.layers.cpu.linear import linear
 from hf_ctxmodels.layers.decoder_output import DecoderOutput
 from hf_ctxmodels.layers.pooling import last_token_columns, mask_until_last_target, states_at, token_mask
 
-_OUTPUTS: dict[type, type] = {
-    SequenceClassifierOutput: Seq2SeqSequenceClassifierOutput,
-    QuestionAnsweringModelOutput: Seq2SeqQuestionAnsweringModelOutput,
-}
 
+class EncoderDecoderHeadModel(HeadModel):
+    """A head on an encoder-decoder, which has no pooler.
 
-class EncoderDecoderHeadModel(ResizesBothTables, HeadModel):
-    """A head on an encoder-decoder, which has no pooler."""
+    Heads on a sequence read the decoder's state at the last end token of a row, as in BART; in a row without an end
+    token, and with `inputs_embeds`, at the last token.
+    """
 
     encoder_class: ClassVar[type[EncoderDecoder]]  # type: ignore[misc]
     supports_reentrant_checkpointing = False
@@ -38,91 +42,211 @@ class EncoderDecoderHeadModel(ResizesBothTables, HeadModel):
         """Create the encoder-decoder."""
         return self.encoder_class(config)
 
-    def build_output(self, kind: type, encoded: Any, **found: Any) -> Any:
-        """The output of a task's head: of transformers' kind for encoder-decoders."""
-        if kind not in _OUTPUTS:
-            return super().build_output(kind, encoded, **found)
-        names: tuple[str, ...] = ("decoder_hidden_states", "decoder_attentions", "cross_attentions")
-        names += ("encoder_last_hidden_state", "encoder_hidden_states", "encoder_attentions", "past_key_values")
-        return _OUTPUTS[kind](**found, **{name: getattr(encoded, name, None) for name in names})
+    def _resize_token_embeddings(
+        self, new_num_tokens: int | None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
+    ) -> nn.Embedding:
+        resized = super()._resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
+        resize_decoder_embeddings(self, resized.num_embeddings, mean_resizing)
+        return resized
+
+    def encoder_fields(self, outputs: Any) -> dict[str, Any]:
+        """The fields of a task head's output that are those of the encoder-decoder's output."""
+        names = (
+            "past_key_values",
+            "decoder_hidden_states",
+            "decoder_attentions",
+            "cross_attentions",
+            "encoder_last_hidden_state",
+            "encoder_hidden_states",
+            "encoder_attentions",
+        )
+        return {name: getattr(outputs, name, None) for name in names}
+
+    def encode(self, *, attention_mask: Tensor | None = None, **inputs: Any) -> Any:
+        """Run the encoder-decoder; for heads on a sequence, `pooler_output` is the input of the head."""
+        ids, embeddings = inputs.get("input_ids"), inputs.get("inputs_embeds")
+        is_invalid = self.input_shape(ids, embeddings) is None or (ids is not None and embeddings is not None)
+        if not self.uses_pooled_output or self.pooling is not None or is_invalid:  # the encoder raises the error
+            return super().encode(attention_mask=attention_mask, **inputs)
+        words: Any = embeddings if ids is None else ids
+        is_padding_mask = isinstance(attention_mask, Tensor) and attention_mask.shape == words.shape[:2]
+        columns = self.end_token_columns(words, ids, attention_mask if is_padding_mask else None)
+        hidden_states = self.config.resolve_output_flags(inputs)["output_hidden_states"]
+        needs_all_states = (
+            is_traced(words)
+            or self.layer_mix is not None
+            or self.feature_lookup is not None
+            or (hidden_states is not None and hidden_states is not False)
+            or (attention_mask is not None and not is_padding_mask)
+        )
+        output_mask = None
+        if not needs_all_states:
+            output_mask = torch.arange(words.shape[1], device=words.device) == columns[:, None]
+        outputs = super().encode(attention_mask=attention_mask, output_mask=output_mask, **inputs)
+        states = outputs.last_hidden_state
+        outputs.pooler_output = states_at(states, columns) if output_mask is None else states
+        return outputs
+
+    def end_token_columns(self, words: Tensor, input_ids: Tensor | None, attention_mask: Tensor | None) -> Tensor:
+        """(batch,) column of the last end token, or of the last token.
+
+        Args:
+            words: (batch, length, ...) the input.
+            input_ids: (batch, length), None with embeddings.
+            attention_mask: (batch, length), 0 at padding, or None.
+        """
+        tokens = token_mask(words, attention_mask)
+        last, end_ids = last_token_columns(words, tokens), self.config.eos_token_id
+        if input_ids is None or end_ids is None:
+            return last
+        end_ids = [end_ids] if isinstance(end_ids, int) else end_ids
+        is_end = torch.stack([input_ids == end_id for end_id in end_ids]).any(0) & tokens
+        return torch.where(is_end.any(1), last_token_columns(words, is_end), last)
 
 
-class TransformerForConditionalGeneration(ForConditionalGeneration):
+class TransformerForConditionalGeneration(Seq2SeqHead, EncoderDecoderHeadModel):
     """The language model of targets; the output layer has no bias.
 
-    With `labels` and without a `decoder_attention_mask` the decoder computes up to each row's last label only, which
-    no earlier state depends on. With `sequence_ids` and `decoder_sequence_ids` a row holds several pairs: each target
-    is written from the source of the same place in its row.
+    With `labels` and without a `decoder_attention_mask` the decoder computes up to the last label of each row only,
+    since no earlier state depends on later ones. With `sequence_ids` and `decoder_sequence_ids` a row has several
+    pairs: each target is generated from the source with the same index in its row.
     """
 
     output_layer = "lm_head"
-    decoder_arguments: ClassVar[tuple[str, ...]] = (
-        "decoder_attention_mask",
-        "decoder_inputs_embeds",
-        "decoder_position_ids",
-        "decoder_sequence_ids",
-    )
     _is_stateful = False
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Name `sequence_ids` and the `decoder_arguments` in the signature of `forward`, read by Trainer."""
-        super().__init_subclass__(**kwargs)
-        for name in ("sequence_ids", *cls.decoder_arguments):
-            cls.forward = with_named_argument(cls.forward, name)  # type: ignore[method-assign]
-
     def build_head(self, config: Any) -> None:
-        """The output layer."""
+        """Create the output layer."""
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
     def get_encoder(self, modality: str | None = None) -> nn.Module:
         """The encoder, run once by `generate`."""
         return self.base_model.get_encoder()
 
-    @property
-    def prediction(self) -> nn.Linear:  # type: ignore[override]
-        """The output layer."""
-        return self.lm_head
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        sequence_ids: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        decoder_inputs_embeds: Tensor | None = None,
+        decoder_position_ids: Tensor | None = None,
+        decoder_sequence_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        encoder_outputs: Any = None,
+        past_key_values: Cache | None = None,
+        use_cache: bool | None = None,
+        num_items_in_batch: ItemCounts = None,
+        return_logits: bool | None = None,
+        **kwargs: Any,
+    ) -> ConditionalGenerationOutput:
+        """Compute logits, or the loss with `labels`. Other arguments as in `EncoderDecoder.forward`.
 
-    def start(self, encoded: Any) -> EncoderDecoderCache:
-        """An empty cache."""
-        return self.base_model.new_cache()
-
-    def first_state(self, encoded: Any, use_cache: bool | None) -> EncoderDecoderCache | None:
-        """An empty cache with `use_cache`, else none."""
-        return self.start(encoded) if use_cache else None
-
-    def encode_source(self, token_type_ids: Tensor | None = None, **inputs: Any) -> Any:
-        """Run the encoder."""
-        refuse_segments({"token_type_ids": token_type_ids})
-        return self.get_encoder()(return_dict=True, **inputs)
-
-    def source(self, given: DecoderInputs) -> Source:
-        """What the decoder attends to."""
-        return Source(given.encoded.last_hidden_state, given.attention_mask, given.sequence_ids)
-
-    def decode(self, ids: Tensor | None, target_mask: Tensor | None, given: DecoderInputs) -> DecoderOutput:
-        """See `ForConditionalGeneration.decode`."""
-        own = {name: value for name, value in given.further.items() if name.startswith("decoder_")}
-        written = {name.removeprefix("decoder_"): value for name, value in own.items()}
-        written["inputs_embeds"] = written["inputs_embeds"] if ids is None else None
-        whole = written["sequence_ids"] is not None  # a sequence without a label has its own source
-        if target_mask is not None and written["attention_mask"] is None and given.cache is None and not whole:
-            written["attention_mask"] = mask_until_last_target(target_mask)
-        decoded = self.base_model.decode(
-            self.source(given),
-            input_ids=ids,
-            past_key_values=given.cache,
-            output_mask=target_mask,
-            **written,
-            **given.recorded,
+        Args:
+            decoder_input_ids: (batch, steps) target ids, each the token before the one to be predicted; None for
+                `labels` shifted to the right, after `config.decoder_start_token_id`.
+            decoder_inputs_embeds: (batch, steps, hidden), instead of `decoder_input_ids`.
+            decoder_attention_mask: (batch, steps), with a cache (batch, past + steps): 0 at padding.
+            labels: (batch, steps) target ids; -100 is ignored.
+            encoder_outputs: The encoder's output, if it has been computed; a tuple holds states, hidden states and
+                attention weights.
+            past_key_values: The cache before `decoder_input_ids`, returned by an earlier forward.
+            use_cache: Return `past_key_values`, and with labels the logits as well.
+            num_items_in_batch: As in `mean_over_targets`.
+            return_logits: See `returns_logits`.
+        """
+        reject_segments(kwargs)
+        labels = None if labels is None else validate_targets(labels, "labels")
+        output_flags = self.config.resolve_output_flags(kwargs)
+        encoder_kwargs, decoder_kwargs = self.split_kwargs(kwargs)
+        if encoder_outputs is None:
+            encoder_outputs = self.get_encoder()(
+                input_ids=input_ids,
+                attention_mask=attention_mask,
+                inputs_embeds=inputs_embeds,
+                sequence_ids=sequence_ids,
+                return_dict=True,
+                **encoder_kwargs,
+            )
+        else:
+            encoder_outputs = as_model_output(encoder_outputs)
+            check_source_mask(attention_mask, encoder_outputs.last_hidden_state)
+        states = encoder_outputs.last_hidden_state
+        ids = self.resolve_decoder_input_ids(states.shape[0], decoder_input_ids, labels, decoder_inputs_embeds)
+        if decoder_input_ids is None and ids is not None and decoder_sequence_ids is not None:
+            check_aligned({"decoder_sequence_ids": decoder_sequence_ids}, *ids.shape)
+            ids = ids.masked_fill(sequence_starts(decoder_sequence_ids), self.config.decoder_start_token_id or 0)
+        if past_key_values is None and use_cache:
+            past_key_values = self.base_model.new_cache()
+        source = self.encoded_source(states, attention_mask, sequence_ids, decoder_kwargs)
+        decoder_inputs: dict[str, Any] = {
+            "input_ids": ids,
+            "attention_mask": decoder_attention_mask,
+            "inputs_embeds": decoder_inputs_embeds if ids is None else None,
+            "position_ids": decoder_position_ids,
+            "sequence_ids": decoder_sequence_ids,
+            "past_key_values": past_key_values,
+            **decoder_kwargs,
+            **output_flags,
+        }
+        computes_logits = labels is None or bool(use_cache) or self.returns_logits(return_logits)
+        is_recording = any(value is not None and value is not False for value in output_flags.values())
+        loss = logits = decoder_outputs = None
+        if computes_logits or is_recording:
+            decoder_outputs = self.decode(source, **decoder_inputs)
+            logits = linear(self.lm_head, self.decoder_input(decoder_outputs.states))
+        if labels is not None and logits is not None:
+            loss = loss_from_logits(logits, labels, num_items_in_batch)
+        elif labels is not None:
+            target_states = self.target_states(source, labels != IGNORE_INDEX, decoder_inputs)
+            loss = language_modeling_loss(self.lm_head, self.decoder_input(target_states), labels, num_items_in_batch)
+        return conditional_generation_output(
+            encoder_outputs, decoder_outputs, output_flags, loss, logits if computes_logits else None, use_cache
         )
+
+    def split_kwargs(self, kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The other keyword arguments of `forward` for the encoder, and for the decoder."""
+        return kwargs, {}
+
+    def encoded_source(
+        self,
+        states: Tensor,
+        attention_mask: Tensor | None,
+        sequence_ids: Tensor | None,
+        decoder_kwargs: dict[str, Any],
+    ) -> EncodedSource:
+        """The encoder's output that the decoder attends to.
+
+        Args:
+            states: (batch, length, hidden) output of the encoder.
+            attention_mask, sequence_ids: (batch, length) of the source.
+            decoder_kwargs: Other arguments of the decoder, from which arguments of cross-attention are popped.
+        """
+        return EncodedSource(states, attention_mask, sequence_ids)
+
+    def decode(self, source: EncodedSource, **decoder_inputs: Any) -> DecoderOutput:
+        """Run the decoder; the states are the input of the output layer. Arguments as in `EncoderDecoder.decode`."""
+        outputs = self.base_model.decode(source, **decoder_inputs)
         return DecoderOutput(
-            decoded.last_hidden_state,
-            decoded.past_key_values,
-            decoded.hidden_states,
-            decoded.cross_attentions,
-            decoded.attentions,
+            outputs.last_hidden_state,
+            outputs.past_key_values,
+            outputs.hidden_states,
+            outputs.cross_attentions,
+            outputs.attentions,
         )
+
+    def target_states(self, source: EncodedSource, target_mask: Tensor, decoder_inputs: dict[str, Any]) -> Tensor:
+        """(targets, hidden) states of the decoder at the (batch, steps) positions of `target_mask`."""
+        if is_traced(target_mask) or not self.config.unpad:
+            return self.decode(source, **decoder_inputs).states[target_mask]
+        decoder_inputs = decoder_inputs | {"output_mask": target_mask}
+        is_cut = decoder_inputs["attention_mask"] is None and decoder_inputs["past_key_values"] is None
+        if is_cut and decoder_inputs["sequence_ids"] is None:  # a sequence without a label has a source, too
+            decoder_inputs["attention_mask"] = mask_until_last_target(target_mask)
+        return self.decode(source, **decoder_inputs).states
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
@@ -130,7 +254,7 @@ class TransformerForConditionalGeneration(ForConditionalGeneration):
 
     @staticmethod
     def create_masks_for_generate(attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor | None:
-        """The decoder's padding mask as it is: each layout makes its own masks, for a cache of fixed length too."""
+        """The decoder's padding mask, unchanged: the layouts create masks for all caches."""
         return attention_mask
 
     def _prepare_cache_for_generation(self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any) -> None:
@@ -138,55 +262,15 @@ class TransformerForConditionalGeneration(ForConditionalGeneration):
         caches: Any = model_kwargs.get("past_key_values")
         if not isinstance(caches, EncoderDecoderCache) or hasattr(caches, "_is_user_defined"):
             return
-        own, cross = caches.self_attention_cache, caches.cross_attention_cache
+        self_cache, cross_cache = caches.self_attention_cache, caches.cross_attention_cache
         config = self.config.get_text_config(decoder=True)
-        if _is_plain(own):
-            own = PreallocatedCache(config=config)
-        if _is_plain(cross):
+        if _is_default_cache(self_cache):
+            self_cache = PreallocatedCache(config=config)
+        if _is_default_cache(cross_cache):
             targets_per_source = max(generation_config.num_beams or 1, generation_config.num_return_sequences or 1)
-            cross = SharedSourceCache(config=config, targets_per_source=targets_per_source)
-        model_kwargs["past_key_values"] = BeamSearchCache(own, cross)
+            cross_cache = SharedSourceCache(config=config, targets_per_source=targets_per_source)
+        model_kwargs["past_key_values"] = BeamSearchCache(self_cache, cross_cache)
 
 
-def _is_plain(cache: Cache) -> bool:
+def _is_default_cache(cache: Cache) -> bool:
     return type(cache) is DynamicCache and not cache.offloading
-
-
-class EndTokenHead(SequenceHead):
-    """A head on the decoder's state at a row's last end token; in a row without one, and with `inputs_embeds`, at its
-    last token."""
-
-    def encode(self, *, attention_mask: Tensor | None = None, **kwargs: Any) -> Any:
-        """Run the encoder-decoder; `pooler_output` is the head's input."""
-        if self.pooling is not None:
-            return super().encode(attention_mask=attention_mask, **kwargs)
-        ids, embeddings = kwargs.get("input_ids"), kwargs.get("inputs_embeds")
-        if self.input_shape(ids, embeddings) is None or (ids is not None and embeddings is not None):
-            return HeadModel.encode(self, attention_mask=attention_mask, **kwargs)  # which says what is wrong
-        given: Any = embeddings if ids is None else ids
-        fits = isinstance(attention_mask, Tensor) and attention_mask.shape == given.shape[:2]
-        columns = self.read_columns(given, ids, attention_mask if fits else None)
-        places = torch.arange(given.shape[1], device=given.device) == columns[:, None]
-        recorded = self.config.resolve_output_flags(kwargs)["output_hidden_states"]
-        everywhere = is_traced(given) or self.layer_mix is not None or self.feature_lookup is not None
-        everywhere = everywhere or (recorded is not None and recorded is not False)
-        output_mask = None if everywhere or (not fits and attention_mask is not None) else places
-        outputs = HeadModel.encode(self, attention_mask=attention_mask, output_mask=output_mask, **kwargs)
-        states = outputs.last_hidden_state
-        outputs.pooler_output = states if output_mask is not None else states_at(states, columns)
-        return outputs
-
-    def read_columns(self, given: Tensor, ids: Tensor | None, attention_mask: Tensor | None) -> Tensor:
-        """(batch,) column of the state that is read.
-
-        Args:
-            given: (batch, length, ...) the input.
-            ids: (batch, length), None with embeddings.
-            attention_mask: (batch, length), 0 at padding, or None.
-        """
-        tokens = token_mask(given, attention_mask)
-        last, known = last_token_columns(given, tokens), self.config.eos_token_id
-        if ids is None or known is None:
-            return last
-        ends = torch.stack([ids == end for end in ([known] if isinstance(known, int) else known)]).any(0) & tokens
-        return torch.where(ends.any(1), last_token_columns(given, ends), last)

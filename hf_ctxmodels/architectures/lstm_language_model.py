@@ -15,21 +15,23 @@ from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils.generic import can_return_tuple
 
-from hf_ctxmodels import heads
-from hf_ctxmodels.architectures.configuration_lstm_language_model import CtxLSTMLanguageModelConfig
-from hf_ctxmodels.architectures.recurrent import RecurrentPreTrainedModel
+from hf_ctxmodels.architectures.configurations import CtxLSTMLanguageModelConfig
 from hf_ctxmodels.architectures.recurrent_inputs import prepare_inputs
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.core.recurrent_cache import RecurrentCache, validate_cache
+from hf_ctxmodels.heads.base import ItemCounts, mean_over_targets
+from hf_ctxmodels.heads.causal_lm import ForCausalLM
 from hf_ctxmodels.layers.pooling import Pooling, pool_tokens, token_mask
 from hf_ctxmodels.layers.recurrent.lstm import LSTM
 from hf_ctxmodels.layers.recurrent.packing import PackedSequences
 
 
-class LSTMLanguageModelPreTrainedModel(RecurrentPreTrainedModel):
-    """The common model base of LSTM language models."""
+class LSTMLanguageModelPreTrainedModel(CtxPreTrainedModel):
+    """Base class of LSTM language models and of their heads."""
 
     config: CtxLSTMLanguageModelConfig
+    supports_gradient_checkpointing = False  # the recurrence stores little more than its outputs
     _input_embed_layer = "word_embeddings"
 
     @torch.no_grad()
@@ -51,9 +53,9 @@ class LSTMLanguageModelOutput(BaseModelOutputWithPooling):
     Attributes:
         last_hidden_state: (batch, length, hidden) of the last layer, before dropout.
         pooler_output: (batch, hidden) for families with a `pooling`; else None.
-        hidden_states: The embeddings and the layers' outputs, of the widths in `config.layer_sizes`.
-        past_key_values: Hidden and cell state of every layer after a row's last token, (batch, 1, width) each.
-        regularization_loss: In a language model's training, the sum of the additional loss terms; else None.
+        hidden_states: The embeddings and the outputs of the layers, with the widths in `config.layer_sizes`.
+        past_key_values: Hidden and cell state of every layer after the last token of a row, (batch, 1, width) each.
+        regularization_loss: In training of a language model, the sum of the additional loss terms; else None.
     """
 
     past_key_values: RecurrentCache | None = None
@@ -64,7 +66,7 @@ class LSTMLanguageModel(LSTMLanguageModelPreTrainedModel):
     """Word embeddings and unidirectional LSTM layers, with the widths in `config.layer_sizes`.
 
     Attributes:
-        pooling: Pooling of a row's states to `pooler_output`; None for none.
+        pooling: Pooling of the token states to `pooler_output`; None for none.
     """
 
     pooling: ClassVar[Pooling | None] = None
@@ -109,67 +111,81 @@ class LSTMLanguageModel(LSTMLanguageModelPreTrainedModel):
     ) -> LSTMLanguageModelOutput:
         """Encode a batch.
 
-        Args: those of `prepare_inputs`, whose errors it raises, and
+        Args: as in `prepare_inputs`, whose errors it raises, and
             past_key_values: The state after the preceding text, returned by an earlier forward; None for zeros.
             use_cache: Return `past_key_values`; None for `config.stateful`.
             truncation: Number of steps to back-propagate through; None for all.
-            layers: Number of layers to run, the last of which gives `last_hidden_state`; None for all.
+            layers: Number of layers to run, whose last one computes `last_hidden_state`; None for all.
             output_hidden_states: Return `hidden_states`.
             kwargs: Ignored arguments of other families' models.
         """
-        given = (input_ids, inputs_embeds, attention_mask, sequence_ids)
-        inputs = prepare_inputs(self, *given, width=self.config.layer_sizes[0], output_mask=output_mask)
+        inputs = prepare_inputs(
+            self,
+            input_ids,
+            inputs_embeds,
+            attention_mask,
+            sequence_ids,
+            width=self.config.layer_sizes[0],
+            output_mask=output_mask,
+        )
         if sequence_ids is not None:
             if past_key_values is not None:
-                raise CtxError("past_key_values cannot be combined with sequence_ids: they hold one state per row.")
+                raise CtxError("past_key_values cannot be combined with sequence_ids: a cache has one state per row.")
             use_cache = False
+        if use_cache is None:
+            use_cache = self.config.stateful
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
         rows = inputs.pack(2).backward_only() if self.is_backward else inputs.pack(1)
         packed = rows.pack(inputs.words)
-        packed = self.embed(packed) if inputs.are_ids else packed
-        wants = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        recorded, last, final = self._run(packed, rows, past_key_values, truncation, self.layers[:layers], wants)
+        if inputs.are_ids:
+            packed = self.embed(packed)
+        hidden_states, last, cache = self._run_layers(
+            packed, rows, past_key_values, truncation, self.layers[:layers], output_hidden_states
+        )
         return LSTMLanguageModelOutput(
             last_hidden_state=last if output_mask is None else last[output_mask],
             pooler_output=None if self.pooling is None else pool_tokens(last, inputs.tokens, self.pooling),
-            hidden_states=(*recorded, last) if wants else None,
-            past_key_values=final if (self.config.stateful if use_cache is None else use_cache) else None,
+            hidden_states=(*hidden_states, last) if output_hidden_states else None,
+            past_key_values=cache if use_cache else None,
         )
 
-    def _run(
+    def _run_layers(
         self,
         packed: Tensor,
         rows: PackedSequences,
         cache: RecurrentCache | None,
         truncation: int | None,
         layers: Iterable[nn.Module],
-        records: bool,
+        output_hidden_states: bool,
     ) -> tuple[list[Tensor], Tensor, RecurrentCache]:
-        """Each layer's input, if it is to be recorded, and the last one's output, (batch, length, width) each; and the
-        state after the last token."""
-        seen, length = 0, rows.shape[1]
-        before: list[tuple[Tensor, ...] | None] = [None] * len(self.layers)
+        """The input of each layer if requested, and the last output, (batch, length, width) each; and the state after
+        the last token."""
+        num_past_tokens, length = 0, rows.shape[1]
+        initial_states: list[tuple[Tensor, ...] | None] = [None] * len(self.layers)
         if cache is not None:
             validate_cache(cache, [[(rows.shape[0], 1, size)] * 2 for size in self.config.layer_sizes[1:]])
-            seen, before = cache.seen_tokens, [rows.pack_state(state) for state in cache.states]
-        recorded, after = [], []
+            num_past_tokens = cache.seen_tokens
+            initial_states = [rows.pack_state(state) for state in cache.states]
+        hidden_states, final_states = [], []
         for depth, layer in enumerate(layers):
-            if records:
-                recorded.append(rows.unpack(packed)[0])
-                packed = rows.repack(recorded[-1][None])  # gradients with respect to what is recorded pass through it
-            packed, state = layer(self.layer_dropout(packed, rows, depth), rows, before[depth], truncation)
-            after.append(rows.unpack_state(state))
-        return recorded, rows.unpack(packed)[0], RecurrentCache(after, seen + length)
+            if output_hidden_states:
+                hidden_states.append(rows.unpack(packed)[0])
+                packed = rows.repack(hidden_states[-1][None])  # so that gradients reach the recorded states
+            packed, state = layer(self.layer_dropout(packed, rows, depth), rows, initial_states[depth], truncation)
+            final_states.append(rows.unpack_state(state))
+        return hidden_states, rows.unpack(packed)[0], RecurrentCache(final_states, num_past_tokens + length)
 
 
-class LSTMForCausalLM(heads.ForCausalLM):
-    """Predicts each word from the words before it; `past_key_values` carry the state."""
+class LSTMForCausalLM(ForCausalLM):
+    """Predicts each word from the words before it; `past_key_values` is the recurrent state."""
 
     output_layer = "decoder"
     state_outputs: ClassVar[tuple[str, ...]] = ("past_key_values",)
-    _is_stateful = True  # tokens cannot be removed from a state, which assisted generation would need
+    _is_stateful = True  # tokens cannot be removed from a state, as assisted generation would need
 
     def build_head(self, config: CtxLSTMLanguageModelConfig) -> None:
-        """The linear map to the vocabulary's logits."""
+        """Create the output layer."""
         self.decoder = nn.Linear(config.layer_sizes[-1], config.vocab_size)
 
     def output_dropout(self, states: Tensor) -> Tensor:
@@ -177,14 +193,14 @@ class LSTMForCausalLM(heads.ForCausalLM):
         return states
 
     def regularization_loss(
-        self, raw: Tensor, dropped: Tensor, target_mask: Tensor, neighbours: Tensor
+        self, states: Tensor, dropped_states: Tensor, target_mask: Tensor, is_same_sequence: Tensor
     ) -> Tensor | None:
         """The terms that training adds to the summed cross-entropy; None for none.
 
         Args:
-            raw, dropped: (batch, length, hidden) the last layer's output before and after dropout.
+            states, dropped_states: (batch, length, hidden) output of the last layer before and after dropout.
             target_mask: (batch, length) bool, True at words with a target.
-            neighbours: (batch, length - 1) bool, True where two adjacent words belong to the same sequence.
+            is_same_sequence: (batch, length - 1) bool, True where two adjacent words belong to the same sequence.
         """
         return None
 
@@ -193,34 +209,44 @@ class LSTMForCausalLM(heads.ForCausalLM):
         """Whether the encoder reads from right to left."""
         return self.base_model.is_backward
 
-    def encode_for_targets(self, target_mask: Tensor | None, everywhere: bool, **inputs: Any) -> Any:
+    def encode_for_targets(self, target_mask: Tensor | None, computes_logits: bool, **inputs: Any) -> Any:
         """Run the encoder on all words, which the regularization terms need; `last_hidden_state` is after
         `output_dropout`."""
         attention_mask, sequence_ids = inputs.get("attention_mask"), inputs.get("sequence_ids")
         if target_mask is not None:
-            given = (inputs.get("input_ids"), inputs.get("inputs_embeds"), attention_mask, None)
-            self.check_encoder_input(*given, sequence_ids=sequence_ids, output_mask=target_mask)
+            self.check_encoder_input(
+                inputs.get("input_ids"),
+                inputs.get("inputs_embeds"),
+                attention_mask,
+                None,
+                sequence_ids=sequence_ids,
+                output_mask=target_mask,
+            )
         outputs = self.encode(**inputs)
-        raw = outputs.last_hidden_state
-        outputs.last_hidden_state = dropped = self.output_dropout(raw)
+        states = outputs.last_hidden_state
+        outputs.last_hidden_state = dropped_states = self.output_dropout(states)
         if target_mask is not None and self.training:
-            neighbours = _neighbours(token_mask(raw, attention_mask, sequence_ids), sequence_ids)
-            outputs.regularization_loss = self.regularization_loss(raw, dropped, target_mask, neighbours)
-        if not everywhere:
-            outputs.last_hidden_state = dropped[target_mask]
+            is_same_sequence = _same_sequence(token_mask(states, attention_mask, sequence_ids), sequence_ids)
+            outputs.regularization_loss = self.regularization_loss(
+                states, dropped_states, target_mask, is_same_sequence
+            )
+        if not computes_logits:
+            outputs.last_hidden_state = dropped_states[target_mask]
         return outputs
 
     def next_token_loss(
-        self, outputs: Any, targets: Tensor, counts: heads.ItemCounts, logits: Tensor | None = None
+        self, outputs: Any, targets: Tensor, num_items: ItemCounts, logits: Tensor | None = None
     ) -> Tensor:
         """Mean cross-entropy in nats per target, in training with the regularization terms."""
-        loss, more = super().next_token_loss(outputs, targets, counts, logits), outputs.regularization_loss
-        return loss if more is None else loss + heads.mean_over_targets(more, targets, "labels", counts)
+        loss = super().next_token_loss(outputs, targets, num_items, logits)
+        if outputs.regularization_loss is None:
+            return loss
+        return loss + mean_over_targets(outputs.regularization_loss, targets, "labels", num_items)
 
     def prepare_inputs_for_generation(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        """The tokens after those in the cache, and their mask; raises CtxError for a backward model."""
+        """The tokens after the tokens in the cache, and their mask; raises CtxError for a backward model."""
         if self.is_backward:
             raise CtxError(
                 "A backward language model cannot continue a text at its end.",
@@ -237,7 +263,7 @@ class LSTMForCausalLM(heads.ForCausalLM):
         return False  # the first forward creates the cache
 
 
-def _neighbours(tokens: Tensor, sequence_ids: Tensor | None) -> Tensor:
+def _same_sequence(tokens: Tensor, sequence_ids: Tensor | None) -> Tensor:
     """(batch, length - 1) bool: True where two adjacent words belong to the same sequence."""
-    together = tokens[:, 1:] & tokens[:, :-1]
-    return together if sequence_ids is None else together & (sequence_ids[:, 1:] == sequence_ids[:, :-1])
+    are_tokens = tokens[:, 1:] & tokens[:, :-1]
+    return are_tokens if sequence_ids is None else are_tokens & (sequence_ids[:, 1:] == sequence_ids[:, :-1])

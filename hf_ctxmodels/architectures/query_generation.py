@@ -36,6 +36,7 @@ from hf_ctxmodels.core.inputs import (
 )
 from hf_ctxmodels.heads import ItemCounts
 from hf_ctxmodels.heads.base import IGNORE_INDEX, language_modeling_loss, validate_targets
+from hf_ctxmodels.heads.masked_lm import build_mlm_head
 from hf_ctxmodels.heads.seq2seq import ConditionalGenerationOutput
 from hf_ctxmodels.layers.transformer import StackOutput
 
@@ -103,7 +104,11 @@ class QueryForConditionalGeneration(heads.Seq2SeqHead):
 
     source_type: ClassVar[int | None] = None
     target_type: ClassVar[int]
-    mlm_head: Any
+    output_layer = "mlm_head.decoder"
+
+    def build_head(self, config: Any) -> None:
+        """Create the masked-LM head."""
+        self.mlm_head = build_mlm_head(config, config.hidden_size)
 
     def get_encoder(self, modality: str | None = None) -> nn.Module:
         """What `generate` reads the source with."""

@@ -1,4 +1,4 @@
-"""The checked inputs of recurrent and static encoders: ids or embeddings, the token mask, and packed rows."""
+"""Input checks of recurrent and static encoders."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ from hf_ctxmodels.layers.recurrent.packing import PackedSequences
 
 @dataclass(frozen=True)
 class CheckedInputs:
-    """A checked batch; `prepare_inputs` makes it.
+    """The checked inputs of an encoder, see `prepare_inputs`.
 
     Attributes:
         words: (batch, length, ...) ids, or (batch, length, width) embeddings.
         are_ids: Whether `words` are ids.
-        tokens: (batch, length) bool, False at padding positions.
-        sequences: (batch, length) number of the sequence within its row; None for one sequence per row.
+        tokens: (batch, length) bool, False at padding.
+        sequences: (batch, length) index of the sequence within its row; None for one sequence per row.
         unpad: `config.unpad`.
     """
 
@@ -31,15 +31,15 @@ class CheckedInputs:
     unpad: bool
 
     def embed(self, embed_ids: Callable[[Tensor], Tensor]) -> Tensor:
-        """(batch, length, width): the given embeddings, or `embed_ids` of the ids."""
+        """(batch, length, width) embeddings, computed from ids by `embed_ids`."""
         return embed_ids(self.words) if self.are_ids else self.words
 
     def pack(self, directions: int, tokens: Tensor | None = None) -> PackedSequences:
-        """The rows without padding positions; with them if `config.unpad` is off or a graph is traced.
+        """Pack the rows without padding; with padding if `config.unpad` is false or a graph is traced.
 
         Args:
             directions: 1 or 2.
-            tokens: (batch, length) bool, in place of `tokens`.
+            tokens: (batch, length) bool, instead of the attribute `tokens`.
         """
         build = PackedSequences.build if self.unpad and not is_traced(self.words) else PackedSequences.with_padding
         return build(self.tokens if tokens is None else tokens, self.sequences, directions)
@@ -60,17 +60,17 @@ def prepare_inputs(
     width: int,
     **aligned: Tensor | None,
 ) -> CheckedInputs:
-    """Check the inputs of an encoder, and find its tokens. These arguments are common to all such encoders.
+    """Check the common inputs of recurrent and static encoders.
 
     Args:
         model: The encoder.
-        input_ids: (batch, length) ids, or (batch, length, characters) of character-based families.
-        inputs_embeds: (batch, length, width) in place of the ids.
-        attention_mask: (batch, length), 1 at tokens and 0 at padding positions, which change no state.
+        input_ids: (batch, length) ids, or (batch, length, characters) ids of character-based families.
+        inputs_embeds: (batch, length, width), instead of the ids.
+        attention_mask: (batch, length), 1 at tokens and 0 at padding, which does not change the state.
         sequence_ids: (batch, length), for several sequences in one row: 0 at padding; a run of equal numbers is one
             sequence, whose initial state is zero.
         width: Width of the embeddings.
-        aligned: Other (batch, length) tensors; with `output_mask`, bool, the encoder's `last_hidden_state` holds only
+        aligned: Other (batch, length) tensors; with `output_mask`, bool, the encoder's `last_hidden_state` has only
             these positions, (targets, hidden).
 
     Raises:
@@ -81,5 +81,5 @@ def prepare_inputs(
     tokens = token_mask(words, attention_mask, sequence_ids)
     if not is_traced(words):
         check_row_lengths(tokens.sum(1))
-    numbers = None if sequence_ids is None else sequence_numbers(sequence_ids)
-    return CheckedInputs(words, input_ids is not None, tokens, numbers, model.config.unpad)
+    sequences = None if sequence_ids is None else sequence_numbers(sequence_ids)
+    return CheckedInputs(words, input_ids is not None, tokens, sequences, model.config.unpad)

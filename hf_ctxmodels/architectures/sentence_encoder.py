@@ -1,23 +1,104 @@
-"""Sentence vectors of any model: its `pooler_output`, or its pooled token states."""
+"""Sentence vectors of any model, and encoders of sentences with bidirectional recurrent layers."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.modeling_outputs import BaseModelOutputWithPooling
+from transformers.utils.generic import can_return_tuple
 
+from hf_ctxmodels.architectures.recurrent_inputs import prepare_inputs, zero_padding
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.loading import load_pretrained
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.core.model_modes import evaluation_mode
-from hf_ctxmodels.layers.pooling import Pooling, pool_tokens, token_mask
+from hf_ctxmodels.layers.cpu.dropout import Dropout
+from hf_ctxmodels.layers.pooling import Pooling, PoolingLayer, pool_tokens, token_mask
+from hf_ctxmodels.layers.recurrent.lstm import LSTM
+from hf_ctxmodels.layers.recurrent.packing import run_bidirectional
 from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model
 
 
-class SentenceEncoder(CtxPreTrainedModel):
-    """A base model whose `pooler_output` is a sentence vector."""
+class RecurrentSentenceEncoder(CtxPreTrainedModel):
+    """Embeddings, bidirectional recurrent layers, and pooling: `pooler_output` is the sentence vector.
+
+    Args:
+        config: A configuration with `layer_sizes`, `pooling` and `hidden_dropout_prob`.
+        add_pooling_layer: Whether to compute `pooler_output`.
+
+    Attributes:
+        layers: The bidirectional layers.
+        pooler: Pools the states to `pooler_output`, or None.
+    """
+
+    def __init__(self, config: Any, add_pooling_layer: bool = True) -> None:
+        super().__init__(config)
+        self.build_embeddings(config)
+        *input_sizes, hidden_size = config.layer_sizes
+        self.layers = nn.ModuleList(self.build_layer(input_size, hidden_size // 2) for input_size in input_sizes)
+        self.dropout = Dropout(config.hidden_dropout_prob)
+        self.pooler = PoolingLayer(config.pooling) if add_pooling_layer else None
+        self.post_init()
+
+    def build_embeddings(self, config: Any) -> None:
+        """Create the embeddings: `embeddings`, unless a family overrides this."""
+        self.embeddings = nn.Embedding(config.vocab_size, config.embedding_size, padding_idx=config.pad_token_id)
+
+    def build_layer(self, input_size: int, hidden_size: int) -> nn.Module:
+        """Create a bidirectional layer with this width per direction, by default an LSTM."""
+        return LSTM(input_size, hidden_size, state_bias=True)
+
+    def select_tokens(self, input_ids: Tensor | None, tokens: Tensor) -> Tensor:
+        """(batch, length) bool: the tokens to encode, a subset of `tokens`, which is False at padding."""
+        return tokens
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        sequence_ids: Tensor | None = None,
+        output_mask: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutputWithPooling:
+        """Encode a batch.
+
+        Args: as in `prepare_inputs`, whose errors it raises, and
+            token_type_ids: (batch, length), checked only: heads use them to separate two texts.
+            output_hidden_states: Return `hidden_states`: the embeddings and the outputs of the layers.
+            kwargs: Ignored arguments of other families' models.
+
+        Returns:
+            `pooler_output` (batch, hidden) is the sentence vector, pooled over all sequences of a row. States are zero
+            at positions that `select_tokens` excludes.
+        """
+        inputs = prepare_inputs(
+            self,
+            input_ids,
+            inputs_embeds,
+            attention_mask,
+            sequence_ids,
+            width=self.config.embedding_size,
+            output_mask=output_mask,
+            token_type_ids=token_type_ids,
+        )
+        tokens = self.select_tokens(input_ids, inputs.tokens)
+        embedded = zero_padding(inputs.embed(self.get_input_embeddings()), tokens)
+        states, _ = run_bidirectional(self.layers, self.dropout(embedded), inputs.pack(2, tokens), self.dropout)
+        last = states[-1]
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
+        return BaseModelOutputWithPooling(
+            last_hidden_state=last if output_mask is None else last[output_mask],
+            pooler_output=None if self.pooler is None else self.pooler(last, tokens),
+            hidden_states=(embedded, *states[1:]) if output_hidden_states else None,
+        )
 
     def encode(
         self,
@@ -27,16 +108,16 @@ class SentenceEncoder(CtxPreTrainedModel):
         batch_size: int = 64,
         normalize: bool = False,
     ) -> Tensor:
-        """(sentences, width) vectors; see `encode_sentences`.
+        """(sentences, width) vectors of sentences, see `encode_sentences`.
 
         Args:
             sentences: Any number of texts.
-            tokenizer: The model's tokenizer; None opens the one that was saved with the model.
+            tokenizer: The tokenizer of the model; None opens the tokenizer that was saved with the model.
             batch_size: Sentences per batch.
             normalize: Scale every vector to length 1.
 
         Raises:
-            CtxError: As there, or no tokenizer is given, nor was one saved with the model.
+            CtxError: As in `encode_sentences`; or no tokenizer is passed and none was saved with the model.
         """
         if tokenizer is None:
             tokenizer = load_pretrained(AutoTokenizer, self.config.name_or_path, "the model's tokenizer")
@@ -44,12 +125,12 @@ class SentenceEncoder(CtxPreTrainedModel):
 
 
 def sentence_vectors(model: PreTrainedModel, inputs: Mapping[str, Tensor], pooling: Pooling | None = None) -> Tensor:
-    """(batch, width) vectors of tokenised sentences.
+    """(batch, width) vectors of tokenized sentences.
 
     Args:
         model: A base model.
         inputs: Its inputs.
-        pooling: Pooling of the tokens' states; None for the model's `pooler_output`.
+        pooling: Pooling of the token states; None for the model's `pooler_output`.
 
     Raises:
         CtxError: The model has no `pooler_output`.
@@ -58,13 +139,12 @@ def sentence_vectors(model: PreTrainedModel, inputs: Mapping[str, Tensor], pooli
     if pooling is not None:
         states = outputs.last_hidden_state
         return pool_tokens(states, token_mask(states, inputs.get("attention_mask")), pooling)
-    pooled = getattr(outputs, "pooler_output", None)
-    if pooled is None:
+    pooler_output = getattr(outputs, "pooler_output", None)
+    if pooler_output is None:
         raise CtxError(
-            f"{type(model).__name__} has no pooler_output.",
-            hint='choose a pooling of its tokens: pooling="mean".',
+            f"{type(model).__name__} has no pooler_output.", hint='choose a pooling of its tokens: pooling="mean".'
         )
-    return pooled
+    return pooler_output
 
 
 def encode_sentences(
@@ -76,13 +156,13 @@ def encode_sentences(
     batch_size: int = 64,
     normalize: bool = False,
 ) -> Tensor:
-    """A vector for every sentence, on the model's device, in the given order.
+    """Encode sentences as vectors.
 
-    Batches hold sentences of similar length. The model is in evaluation mode during the call. Longer sentences than the
-    model's limit are cut.
+    Batches contain sentences of similar length. The model is in evaluation mode during the call. Sentences that are
+    longer than the model's limit are truncated.
 
     Args:
-        model: A base model, as `AutoModel` opens, of any family.
+        model: A base model of any family, as opened by `AutoModel`.
         tokenizer: Its tokenizer.
         sentences: Any number of texts.
         pooling: As in `sentence_vectors`.
@@ -90,59 +170,64 @@ def encode_sentences(
         normalize: Scale every vector to length 1.
 
     Returns:
-        (sentences, width).
+        (sentences, width) vectors in the order of the sentences, on the model's device.
 
     Raises:
-        CtxError: `sentences` is no list of texts, a sentence has no token, the tokenizer does not fit the model, or the
-            model does not pool.
+        CtxError: `sentences` is no list of texts, a sentence has no token, the tokenizer does not match the model, or
+            the model does not pool.
 
     Example:
         >>> vectors = encode_sentences(model, tokenizer, ["A cat sat.", "It ran."], pooling="mean")
     """
-    texts = _checked(sentences)
+    texts = _validate_sentences(sentences)
     if batch_size < 1:
         raise CtxError(f"batch_size={batch_size}, expected 1 or more.")
     check_tokenizer_matches_model(tokenizer, model.config, location=tokenizer.name_or_path or type(tokenizer).__name__)
     if not texts:
         width = encode_sentences(model, tokenizer, ["a"], pooling=pooling).shape[1]
         return torch.zeros(0, width, dtype=model.dtype, device=model.device)
-    encoded = tokenise(tokenizer, texts, max_input_length(model, tokenizer))
-    lengths = [len(ids) for ids in encoded["input_ids"]]
-    order = sorted(range(len(texts)), key=lambda number: lengths[number])
+    encoding = tokenize_sentences(tokenizer, texts, max_sentence_length(model, tokenizer))
+    lengths = [len(ids) for ids in encoding["input_ids"]]
+    order = sorted(range(len(texts)), key=lambda index: lengths[index])
     vectors: dict[int, Tensor] = {}
     with evaluation_mode(model):
-        for first in range(0, len(order), batch_size):
-            numbers = order[first : first + batch_size]
-            batch = tokenizer.pad(
-                {name: [values[number] for number in numbers] for name, values in encoded.items()}, return_tensors="pt"
-            )
-            found = sentence_vectors(model, {name: each.to(model.device) for name, each in batch.items()}, pooling)
-            vectors |= dict(zip(numbers, F.normalize(found, dim=1) if normalize else found, strict=True))
-    return torch.stack([vectors[number] for number in range(len(texts))])
+        for start in range(0, len(order), batch_size):
+            indices = order[start : start + batch_size]
+            examples = {name: [values[index] for index in indices] for name, values in encoding.items()}
+            batch = tokenizer.pad(examples, return_tensors="pt")
+            inputs = {name: tensor.to(model.device) for name, tensor in batch.items()}
+            batch_vectors = sentence_vectors(model, inputs, pooling)
+            if normalize:
+                batch_vectors = F.normalize(batch_vectors, dim=1)
+            vectors.update(zip(indices, batch_vectors, strict=True))
+    return torch.stack([vectors[index] for index in range(len(texts))])
 
 
-def tokenise(tokenizer: PreTrainedTokenizerBase, texts: list[str], max_length: int | None) -> dict[str, list[Any]]:
-    """The model inputs of every text, without padding; raises CtxError for a text without tokens."""
-    cut = {} if max_length is None else {"truncation": True, "max_length": max_length}
-    encoded = tokenizer(texts, verbose=False, **cut)
-    for number, ids in enumerate(encoded["input_ids"]):
+def tokenize_sentences(
+    tokenizer: PreTrainedTokenizerBase, sentences: list[str], max_length: int | None
+) -> dict[str, list[Any]]:
+    """The model inputs of all sentences, without padding; raises CtxError for a sentence without tokens."""
+    truncation = {} if max_length is None else {"truncation": True, "max_length": max_length}
+    encoding = tokenizer(sentences, verbose=False, **truncation)
+    for index, ids in enumerate(encoding["input_ids"]):
         if not len(ids):
-            raise CtxError(f"Sentence {number} (counted from 0) has no word: {texts[number]!r}.", hint="leave it out.")
-    return {name: encoded[name] for name in encoded}
+            raise CtxError(
+                f"Sentence {index} (counted from 0) has no word: {sentences[index]!r}.", hint="leave it out."
+            )
+    return {name: encoding[name] for name in encoding}
 
 
-def max_input_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """Maximum number of input tokens; None without a limit."""
+def max_sentence_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """Maximum number of tokens of a sentence; None without a limit."""
     limits = [tokenizer.model_max_length, getattr(model.config, "max_sequence_length", None)]
-    found = [limit for limit in limits if limit is not None and 0 < limit < 1_000_000]
-    return min(found, default=None)
+    return min((limit for limit in limits if limit is not None and 0 < limit < 1_000_000), default=None)
 
 
-def _checked(sentences: Sequence[str]) -> list[str]:
+def _validate_sentences(sentences: Sequence[str]) -> list[str]:
     if isinstance(sentences, str):
-        raise CtxError("sentences is a single text.", hint="give a list: encode([text]).")
+        raise CtxError("sentences is a single text.", hint="pass a list: encode([text]).")
     texts = list(sentences)
-    for number, text in enumerate(texts):
+    for index, text in enumerate(texts):
         if not isinstance(text, str):
-            raise CtxError(f"sentences[{number}] is a {type(text).__name__}, expected a text.")
+            raise CtxError(f"sentences[{index}] is a {type(text).__name__}, expected a text.")
     return texts

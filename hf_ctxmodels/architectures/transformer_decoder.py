@@ -1,8 +1,8 @@
-"""The decoder of GPT (Radford et al. 2018) and its successors: embeddings, causal layers, cache."""
+"""The Transformer decoder of GPT (Radford et al. 2018) and its successors, and the base class of its heads."""
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -10,20 +10,24 @@ from transformers import Cache, DynamicCache
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
-from hf_ctxmodels.architectures.configuration_decoder import CtxDecoderConfig
+from hf_ctxmodels.architectures.configurations import CtxDecoderConfig
+from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_ids, cumulative_token_counts, is_traced
 from hf_ctxmodels.core.model import CtxPreTrainedModel
+from hf_ctxmodels.heads.base import HeadModel, ItemCounts, mean_over_targets
+from hf_ctxmodels.heads.causal_lm import next_token_targets
 from hf_ctxmodels.layers.attention.layouts import build_layout
 from hf_ctxmodels.layers.attention.masks import CAUSAL, MaskSpec
 from hf_ctxmodels.layers.attention.modules import SelfAttention
 from hf_ctxmodels.layers.cpu.dropout import Dropout
 from hf_ctxmodels.layers.hook_points import HookPoint
-from hf_ctxmodels.layers.pooling import token_mask
+from hf_ctxmodels.layers.lm_loss.cross_entropy import chunked_cross_entropy, summed_cross_entropy
+from hf_ctxmodels.layers.pooling import Pooling, token_mask
 from hf_ctxmodels.layers.transformer import FeedForward, TransformerBlock, run_stack
 
 
-def build_layer(config: CtxDecoderConfig, norm: Literal["post", "pre"]) -> TransformerBlock:
+def build_decoder_layer(config: CtxDecoderConfig, norm: Literal["post", "pre"]) -> TransformerBlock:
     """A layer with post-norm or pre-norm."""
     return TransformerBlock(
         config.hidden_size,
@@ -36,18 +40,18 @@ def build_layer(config: CtxDecoderConfig, norm: Literal["post", "pre"]) -> Trans
 
 
 class TransformerDecoder(CtxPreTrainedModel):
-    """A causal Transformer, GPT-2's unless a family overrides its parts.
+    """A causal Transformer: GPT-2's, unless a family overrides its parts.
 
-    A token's position is the number of tokens before it in its sequence, wherever the padding is, so left, right and no
-    padding give the same states without `position_ids`. transformers counts columns.
+    The position of a token is the number of tokens before it in its sequence, wherever the padding is, so that left,
+    right and no padding give the same states without `position_ids`. transformers counts columns.
 
     Attributes:
-        word_embeddings, position_embeddings: Tables whose rows are summed.
+        word_embeddings, position_embeddings: The embeddings, which are summed.
         embedding_norm: The norm of the sum, identity in most families.
         layers: The layers in the order of application.
         final_norm: The norm of the last layer's output, identity with post-norm.
-        masks: Which earlier tokens a token sees: one mask for all layers, or one for each.
-        zeros_padding: Whether padding positions are 0 in all layers.
+        masks: The attention pattern: one for all layers, or one for each layer.
+        zeros_padding: Whether the states at padding positions are 0 in all layers.
     """
 
     accepts_4d_masks = True
@@ -66,13 +70,13 @@ class TransformerDecoder(CtxPreTrainedModel):
         self.post_init()
 
     def build_embeddings(self, config: Any) -> None:
-        """Create the tables whose rows are summed."""
+        """Create the embeddings that are summed."""
         self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
         self.position_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
 
     def build_layer(self, config: Any) -> nn.Module:
         """Create a layer."""
-        return build_layer(config, "pre")
+        return build_decoder_layer(config, "pre")
 
     def build_embedding_norm(self, config: Any) -> nn.Module:
         """Create the norm of the embeddings."""
@@ -82,12 +86,12 @@ class TransformerDecoder(CtxPreTrainedModel):
         """Create the norm of the last layer's output."""
         return nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
-    def extra_embedding_ids(self, words: Tensor, given: dict[str, Any]) -> dict[str, Tensor]:
-        """(batch, length) ids that `embed` takes beside words and positions, by name.
+    def extra_embedding_ids(self, words: Tensor, kwargs: dict[str, Any]) -> dict[str, Tensor]:
+        """Other (batch, length) arguments of `embed` than words and positions, by name.
 
         Args:
-            words: (batch, length, ...).
-            given: Keywords of `forward`; what belongs to the embeddings is taken out.
+            words: (batch, length, ...) ids or embeddings.
+            kwargs: Keyword arguments of `forward`, from which the arguments of the embeddings are popped.
         """
         return {}
 
@@ -112,17 +116,18 @@ class TransformerDecoder(CtxPreTrainedModel):
         """Encode a batch.
 
         Args:
-            input_ids: (batch, length) token ids; or `inputs_embeds` (batch, length, hidden) in their place.
+            input_ids: (batch, length) token ids; or `inputs_embeds` (batch, length, hidden).
             attention_mask: (batch, length), with a cache (batch, past + length): 1 at tokens and 0 at padding; or a
-                ready 4-D mask.
-            position_ids: (batch, length) or (1, length); None for the number of tokens before each.
-            sequence_ids: (batch, length), 0 at padding; a run of equal numbers is one sequence, which sees itself only.
+                4-D mask of the attention function.
+            position_ids: (batch, length) or (1, length); None for the number of tokens before each token.
+            sequence_ids: (batch, length), 0 at padding; a run of equal numbers is one sequence, which attends to itself
+                only.
             past_key_values: The cache of the preceding tokens, from an earlier forward; it is extended in place.
-            use_cache: Return `past_key_values`; None only if they are given. Without a cache the batch is computed
-                unpadded.
-            output_mask: (batch, length) bool; `last_hidden_state` then holds only these positions, (targets, hidden) in
+            use_cache: Return `past_key_values`; None returns them if they are passed. Without a cache the batch is
+                computed unpadded.
+            output_mask: (batch, length) bool; `last_hidden_state` then has only these positions, (targets, hidden) in
                 row-major order, and the last layer is computed only there.
-            kwargs: `output_hidden_states`, `output_attentions` (by eager attention in place of sdpa), and arguments of
+            kwargs: `output_hidden_states`, `output_attentions` (by eager attention instead of sdpa), and arguments of
                 the attention function.
 
         Raises:
@@ -130,16 +135,27 @@ class TransformerDecoder(CtxPreTrainedModel):
         """
         recorded = self.config.resolve_output_flags(kwargs)
         cache = DynamicCache(config=self.config) if use_cache and past_key_values is None else past_key_values
-        past = 0 if cache is None else cache.get_seq_length()
-        places = {"sequence_ids": sequence_ids, "output_mask": output_mask, "position_ids": position_ids}
-        words = self._checked_input(input_ids, inputs_embeds, attention_mask, cache, past, **places)
+        past_length = 0 if cache is None else cache.get_seq_length()
+        limit = self.config.max_position_embeddings
+        words = self.check_encoder_input(
+            input_ids,
+            inputs_embeds,
+            mask_of_new_tokens(attention_mask, inputs_embeds if input_ids is None else input_ids, cache),
+            None,
+            width=self.config.hidden_size,
+            sequence_ids=sequence_ids,
+            output_mask=output_mask,
+            position_ids=position_ids,
+        )
+        check_cache(cache, words, past_length, limit)
+        check_ids("position_ids", position_ids, limit, "max_position_embeddings")
         if position_ids is None:
-            position_ids = default_positions(words, attention_mask, sequence_ids, past)
-        beside = self.extra_embedding_ids(words, kwargs)
+            position_ids = default_positions(words, attention_mask, sequence_ids, past_length)
+        embedding_arguments = self.extra_embedding_ids(words, kwargs)
         kwargs |= recorded
         layout = build_layout(words, attention_mask, sequence_ids, self.config, past_key_values=cache, **kwargs)
-        beside |= {"words": words, "position_ids": position_ids.expand(words.shape[:2])}
-        embedded = self.embed(**{name: layout.pack(each) for name, each in beside.items()})
+        embedding_arguments |= {"words": words, "position_ids": position_ids.expand(words.shape[:2])}
+        embedded = self.embed(**{name: layout.pack(tensor) for name, tensor in embedding_arguments.items()})
         outputs = run_stack(
             self.layers,
             self.embedding_output(embedded),
@@ -158,34 +174,119 @@ class TransformerDecoder(CtxPreTrainedModel):
             attentions=outputs.attentions,
         )
 
-    def _checked_input(
-        self,
-        input_ids: Tensor | None,
-        inputs_embeds: Tensor | None,
-        attention_mask: Tensor | None,
-        cache: Cache | None,
-        past: int | Tensor,
-        **places: Tensor | None,
+
+class EncodedTokens(NamedTuple):
+    """The (batch, length) tokens that a decoder's output belongs to; `input_ids` is None with `inputs_embeds`."""
+
+    input_ids: Tensor | None
+    attention_mask: Tensor | None
+    sequence_ids: Tensor | None
+
+
+class DecoderHeadModel(HeadModel):
+    """A head on a decoder, which has no pooler: heads on a sequence read the state of its last token.
+
+    For these heads, padding tokens at the end of a row are padding if there is no `attention_mask`, as in transformers.
+
+    With `has_auxiliary_lm_loss`, training adds a language modelling loss, weighted by `config.lm_loss_weight`, to the
+    loss of the task (Radford et al. 2018, section 3.2, equation 5). The loss of a row is the mean over its tokens, and
+    rows have equal weights, as in the released code of GPT. With several rows for a target (choices) it is their mean;
+    with several targets in a row (tokens) each target counts the row's loss once. So the number of targets of this term
+    is the task's, and `num_items_in_batch` makes accumulation exact for both. There is no such term for
+    `inputs_embeds`, whose tokens are unknown, and in evaluation mode.
+
+    Attributes:
+        has_auxiliary_lm_loss: Whether the head adds the language modelling loss. It is computed by the `output_layer`,
+            or without one by the word embeddings, to which it is tied.
+    """
+
+    has_auxiliary_lm_loss: ClassVar[bool] = False
+
+    def build_encoder(self, config: Any) -> CtxPreTrainedModel:
+        """Create the decoder."""
+        return self.encoder_class(config)
+
+    @property
+    def pooling(self) -> Pooling | None:
+        """Pooling of the token states, by default "last"; None for heads that do not pool."""
+        return self.config.classifier_pooling or "last" if self.has_configurable_pooling else None
+
+    def encode(self, *, attention_mask: Tensor | None = None, **inputs: Any) -> Any:
+        """Run the decoder. With an auxiliary loss, the output has the attribute `encoded_tokens`."""
+        input_ids, pad_token_id = inputs.get("input_ids"), self.config.pad_token_id
+        infers_padding = attention_mask is None and self.uses_pooled_output and pad_token_id is not None
+        if infers_padding and isinstance(input_ids, Tensor) and input_ids.dim() == 2:
+            attention_mask = mask_trailing_padding(input_ids, pad_token_id)
+        outputs = super().encode(attention_mask=attention_mask, **inputs)
+        if self.has_auxiliary_lm_loss:
+            outputs.encoded_tokens = EncodedTokens(input_ids, attention_mask, inputs.get("sequence_ids"))
+        return outputs
+
+    def add_regularization(
+        self, loss: Tensor, outputs: Any, targets: Tensor, name: str, num_items: ItemCounts
     ) -> Tensor:
-        """(batch, length) ids or (batch, length, hidden) embeddings; raises CtxError if an argument does not fit."""
-        own_mask = mask_of_input(attention_mask, inputs_embeds if input_ids is None else input_ids, cache)
-        width, limit = self.config.hidden_size, self.config.max_position_embeddings
-        words = self.check_encoder_input(input_ids, inputs_embeds, own_mask, None, width=width, **places)
-        validate_cache(cache, words, past, limit)
-        check_ids("position_ids", places["position_ids"], limit, "max_position_embeddings")
-        return words
+        """Add the `penalty` and the weighted language modelling loss, in training."""
+        loss = super().add_regularization(loss, outputs, targets, name, num_items)
+        if not self.has_auxiliary_lm_loss or not self.training or not self.config.lm_loss_weight:
+            return loss
+        if outputs.encoded_tokens.input_ids is None:
+            return loss
+        total = self._summed_lm_loss(outputs, _count_targets(targets))
+        return loss + self.config.lm_loss_weight * mean_over_targets(total, targets, name, num_items)
+
+    def _summed_lm_loss(self, outputs: Any, target_counts: Tensor) -> Tensor:
+        """The sum of the losses of the rows, each times its number of targets.
+
+        Args:
+            outputs: The decoder's output, with `encoded_tokens`.
+            target_counts: (batch,) number of targets of each example; the rows of an example are adjacent.
+        """
+        input_ids, mask, sequence_ids = outputs.encoded_tokens
+        mask = mask if mask is not None and mask.dim() == 2 else None
+        labels = input_ids if mask is None else input_ids.masked_fill(mask == 0, IGNORE_INDEX)
+        targets = next_token_targets(labels, input_ids.shape[1], mask, sequence_ids)
+        target_mask = targets != IGNORE_INDEX
+        rows_per_example = len(input_ids) // len(target_counts)
+        row_weights = target_counts.repeat_interleave(rows_per_example) / rows_per_example
+        row_weights = row_weights / target_mask.sum(1).clamp(min=1)
+        weights = row_weights[:, None].expand_as(targets)[target_mask]
+        states = self.decoder_input(outputs.last_hidden_state[target_mask])
+        output_layer = self.get_output_embeddings()
+        if output_layer is not None:
+            return summed_cross_entropy(output_layer, states, targets[target_mask], weights)
+        if not self.config.tie_word_embeddings:
+            raise CtxError(
+                f"{type(self).__name__} has no output layer, and tie_word_embeddings is false, but "
+                f"lm_loss_weight={self.config.lm_loss_weight}.",
+                hint="set lm_loss_weight=0.",
+            )
+        matrix = self._embedding_matrix()
+        return chunked_cross_entropy(states, matrix, None, targets[target_mask], reduction="sum", weights=weights)
+
+    def _embedding_matrix(self) -> Tensor:
+        """(vocabulary, hidden) word embeddings; a module that replaces them, such as an adapter, is called."""
+        embeddings = self.get_input_embeddings()
+        if type(embeddings) is nn.Embedding:
+            return embeddings.weight
+        return embeddings(torch.arange(self.config.vocab_size, device=self.device))
+
+
+def _count_targets(targets: Tensor) -> Tensor:
+    """(batch,) float32 number of targets that are not -100 in each example."""
+    is_target = torch.ones_like(targets, dtype=torch.bool) if targets.is_floating_point() else targets != IGNORE_INDEX
+    return is_target.flatten(1).sum(1).float() if targets.dim() > 1 else is_target.float()
 
 
 def default_positions(
-    words: Tensor, attention_mask: Tensor | None, sequence_ids: Tensor | None, past: int | Tensor
+    words: Tensor, attention_mask: Tensor | None, sequence_ids: Tensor | None, past_length: int | Tensor
 ) -> Tensor:
-    """(batch, length) number of tokens before each in its sequence, 0 at leading padding.
+    """(batch, length) number of tokens before each token in its sequence, 0 at leading padding.
 
     Args:
         words: (batch, length, ...).
-        attention_mask: (batch, past + length), 0 at padding; others say nothing about positions.
+        attention_mask: (batch, past + length), 0 at padding; masks with other dimensions are ignored.
         sequence_ids: (batch, length), see `cumulative_token_counts`.
-        past: Columns in the cache.
+        past_length: Number of columns in the cache.
     """
     length = words.shape[1]
     padding = attention_mask if attention_mask is not None and attention_mask.dim() == 2 else None
@@ -193,41 +294,43 @@ def default_positions(
         return (cumulative_token_counts(token_mask(words, padding, sequence_ids), sequence_ids) - 1).clamp(min=0)
     if padding is not None:
         return ((padding != 0).cumsum(1)[:, -length:] - 1).clamp(min=0)
-    return torch.arange(length, device=words.device)[None] + past
+    return torch.arange(length, device=words.device)[None] + past_length
 
 
-def without_trailing_padding(input_ids: Tensor, pad_token_id: int) -> Tensor:
+def mask_trailing_padding(input_ids: Tensor, pad_token_id: int) -> Tensor:
     """(batch, length) bool: False at the padding tokens at the end of a row; True in a row of padding tokens only."""
-    others = input_ids != pad_token_id
-    before_the_last = others.flip(1).cumsum(1).flip(1) > 0
-    return before_the_last | ~others.any(1, keepdim=True)
+    is_token = input_ids != pad_token_id
+    before_last_token = is_token.flip(1).cumsum(1).flip(1) > 0
+    return before_last_token | ~is_token.any(1, keepdim=True)
 
 
-def mask_of_input(attention_mask: Any, given: Any, cache: Cache | None) -> Any:
-    """The part of a (batch, past + length) mask that belongs to the input."""
+def mask_of_new_tokens(attention_mask: Any, inputs: Any, cache: Cache | None) -> Any:
+    """The columns of a (batch, past + length) mask that belong to the input; other masks are returned unchanged."""
     if cache is None or not isinstance(attention_mask, Tensor) or attention_mask.dim() != 2:
         return attention_mask
-    return attention_mask[:, -given.shape[1] :] if isinstance(given, Tensor) and given.dim() > 1 else attention_mask
+    return attention_mask[:, -inputs.shape[1] :] if isinstance(inputs, Tensor) and inputs.dim() > 1 else attention_mask
 
 
-def validate_cache(cache: Cache | None, words: Tensor, past: int | Tensor, limit: int | None) -> None:
-    """Raise CtxError if the cache has other rows than the input, or together they are longer than the limit, if any."""
+def check_cache(cache: Cache | None, words: Tensor, past_length: int | Tensor, limit: int | None) -> None:
+    """Raise CtxError if the batch size of the cache is not the input's, or both together exceed the limit, if any."""
     if is_traced(words):
         return
-    length, past = words.shape[1], int(past)
-    if limit is not None and past + length > limit:
-        given = f"{past} tokens of past_key_values and {length} of the input are" if past else f"{length} tokens are"
+    length, past_length = words.shape[1], int(past_length)
+    if limit is not None and past_length + length > limit:
+        tokens = (
+            f"{past_length} tokens of past_key_values and {length} of the input" if past_length else f"{length} tokens"
+        )
         raise CtxError(
-            f"The sequence is too long: {given} above the model's max_sequence_length={limit} (see "
+            f"The sequence is too long: {tokens} exceed the model's max_sequence_length={limit} (see "
             "max_position_embeddings).",
             hint=f"truncate it (tokenizer(..., truncation=True, max_length={limit})), generate fewer new tokens, or "
             "split it into windows.",
         )
-    rows = _batch_size(cache) if past else None
-    if rows is not None and rows != words.shape[0]:
+    cache_size = _batch_size(cache) if past_length else None
+    if cache_size is not None and cache_size != words.shape[0]:
         raise CtxError(
-            f"past_key_values holds {rows} rows, but the input has {words.shape[0]}.",
-            hint="give the cache of the same texts, or batch_repeat_interleave it.",
+            f"past_key_values has batch size {cache_size}, but the input has {words.shape[0]}.",
+            hint="pass the cache of the same texts, or batch_repeat_interleave it.",
         )
 
 

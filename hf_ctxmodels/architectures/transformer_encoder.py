@@ -1,4 +1,4 @@
-"""The encoder of BERT (Devlin et al. 2019) and its successors: embeddings, post-norm layers, optional pooler."""
+"""The Transformer encoder of BERT (Devlin et al. 2019) and its successors: embeddings, post-norm layers, pooler."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -30,17 +30,17 @@ def build_embeddings(
     *,
     width: int,
     projected_size: int | None = None,
-    kind: Callable[..., TokenPositionTypeEmbeddings] = TokenPositionTypeEmbeddings,
+    embeddings_class: Callable[..., TokenPositionTypeEmbeddings] = TokenPositionTypeEmbeddings,
 ) -> TokenPositionTypeEmbeddings:
     """The input embeddings of a configuration.
 
     Args:
         config: A configuration with the Hub's standard names.
-        width: Width of the tables.
+        width: Width of the embeddings.
         projected_size: Width to which the embeddings are projected; None for no projection.
-        kind: Makes them.
+        embeddings_class: Class of the embeddings.
     """
-    return kind(
+    return embeddings_class(
         config.vocab_size,
         width,
         config.max_position_embeddings,
@@ -52,7 +52,7 @@ def build_embeddings(
     )
 
 
-def build_layer(config: Any) -> TransformerBlock:
+def build_encoder_layer(config: Any) -> TransformerBlock:
     """A layer of a configuration with the Hub's standard names."""
     return TransformerBlock(
         config.hidden_size,
@@ -65,18 +65,18 @@ def build_layer(config: Any) -> TransformerBlock:
 
 
 class TransformerEncoder(CtxPreTrainedModel):
-    """A post-norm encoder, BERT's unless a family overrides its parts.
+    """A post-norm encoder: BERT's, unless a family overrides its parts.
 
     Args:
         config: A configuration with the Hub's standard names.
         add_pooling_layer: Whether to compute `pooler_output`.
 
     Attributes:
-        embeddings: Words, positions and segments -> (..., hidden).
+        embeddings: Word, position and segment embeddings -> (..., hidden).
         layers: The layers in the order of application; a layer may occur several times.
-        pooler: Makes `pooler_output` of the first tokens' states, or None.
-        extra_input_ids: Names of further ids of every token, (batch, length) each, that the embeddings take as arguments ->
-            the configuration's field with their number.
+        pooler: Computes `pooler_output` from the states of the first tokens, or None.
+        extra_input_ids: Names of other (batch, length) ids that the embeddings take -> the configuration's field with
+            their number. A family with any names them in the forward of its encoder and of its heads.
     """
 
     accepts_4d_masks = True
@@ -96,7 +96,7 @@ class TransformerEncoder(CtxPreTrainedModel):
 
     def build_layers(self, config: Any) -> nn.Module:
         """Create the layers."""
-        return nn.ModuleList(build_layer(config) for _ in range(config.num_hidden_layers))
+        return nn.ModuleList(build_encoder_layer(config) for _ in range(config.num_hidden_layers))
 
     def build_pooler(self, config: Any) -> nn.Module:
         """Create the pooler."""
@@ -118,28 +118,43 @@ class TransformerEncoder(CtxPreTrainedModel):
         """Encode a batch.
 
         Args:
-            input_ids: (batch, length) token ids; or `inputs_embeds` (batch, length, hidden) in their place.
-            attention_mask: (batch, length), 1 at tokens and 0 at padding; or a ready 4-D mask.
-            token_type_ids: (batch, length), 0 for the first segment, 1 for the second; None is all 0. Not read with
+            input_ids: (batch, length) token ids; or `inputs_embeds` (batch, length, hidden).
+            attention_mask: (batch, length), 1 at tokens and 0 at padding; or a 4-D mask of the attention function.
+            token_type_ids: (batch, length), 0 for the first segment, 1 for the second; None for 0. Ignored with
                 `type_vocab_size=0`.
             position_ids: (batch, length) or (1, length); None for `default_positions`.
-            sequence_ids: (batch, length), for several sequences in one row: 0 at padding; a run of equal
-                numbers is one sequence, whose tokens attend to each other only.
-            output_mask: (batch, length) bool; `last_hidden_state` then holds only these positions, (targets, hidden) in
+            sequence_ids: (batch, length), for several sequences in one row: 0 at padding; a run of equal numbers is one
+                sequence, whose tokens attend to each other only.
+            output_mask: (batch, length) bool; `last_hidden_state` then has only these positions, (targets, hidden) in
                 row-major order, and the last layer is computed only there and at the pooler's first tokens.
-            kwargs: `output_hidden_states`, `output_attentions` (by eager attention in place of sdpa), `extra_input_ids`,
-                and arguments of the attention function.
+            kwargs: `output_hidden_states`, `output_attentions` (by eager attention instead of sdpa), the ids of
+                `extra_input_ids`, and arguments of the attention function.
 
         Raises:
-            CtxError: Inputs do not match each other or the model, see `check_encoder_input`; or one is not read.
+            CtxError: Inputs do not match each other or the model, see `check_encoder_input`; or an argument is not
+                supported.
         """
         recorded = self.config.resolve_output_flags(kwargs)
-        further = {name: kwargs.pop(name, None) for name in self.extra_input_ids}
+        extra_ids = {name: kwargs.pop(name, None) for name in self.extra_input_ids}
         if kwargs.get("past_key_values") is not None:
             raise CtxError("past_key_values is given, but an encoder has no cache.", hint="leave it out.")
-        places = {"sequence_ids": sequence_ids, "output_mask": output_mask}
-        ids = {"token_type_ids": token_type_ids, "position_ids": position_ids, **further}
-        words = self._checked_input(input_ids, inputs_embeds, attention_mask, ids, **places)
+        words = self.check_encoder_input(
+            input_ids,
+            inputs_embeds,
+            attention_mask,
+            self.config.max_sequence_length,
+            width=getattr(self.config, "embedding_size", self.config.hidden_size),
+            sequence_ids=sequence_ids,
+            output_mask=output_mask,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            **extra_ids,
+        )
+        check_ids("position_ids", position_ids, self.config.max_position_embeddings, "max_position_embeddings")
+        if self.config.type_vocab_size:
+            check_ids("token_type_ids", token_type_ids, self.config.type_vocab_size, "type_vocab_size")
+        for name, size_field in self.extra_input_ids.items():
+            check_ids(name, extra_ids[name], getattr(self.config, size_field), size_field)
         if position_ids is None:
             position_ids = self.default_positions(words, attention_mask, sequence_ids)
         layout = build_layout(words, attention_mask, sequence_ids, self.config, **kwargs | recorded)
@@ -147,50 +162,25 @@ class TransformerEncoder(CtxPreTrainedModel):
             layout.pack(words),
             layout.pack(position_ids.expand(words.shape[:2])),
             None if token_type_ids is None else layout.pack(token_type_ids),
-            **{name: layout.pack(ids) for name, ids in further.items() if ids is not None},
+            **{name: layout.pack(ids) for name, ids in extra_ids.items() if ids is not None},
         )
         mask = self.mask_spec(layout, token_type_ids)
         outputs = self.run_layers(hidden_states, layout, output_mask, mask, **recorded)
+        first_tokens = None if self.pooler is None else outputs.layout.first_tokens(outputs.computed_states)
         return BaseModelOutputWithPooling(
             last_hidden_state=outputs.last_hidden_state,
-            pooler_output=None
-            if self.pooler is None
-            else self.pooler(outputs.layout.first_tokens(outputs.computed_states)),
+            pooler_output=None if self.pooler is None else self.pooler(first_tokens),
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
 
-    def _checked_input(
-        self,
-        input_ids: Tensor | None,
-        inputs_embeds: Tensor | None,
-        attention_mask: Tensor | None,
-        ids: Mapping[str, Tensor | None],
-        **places: Tensor | None,
-    ) -> Tensor:
-        """(batch, length) ids or (batch, length, hidden) embeddings; raises CtxError if an argument does not fit."""
-        width = getattr(self.config, "embedding_size", self.config.hidden_size)
-        limit = self.config.max_sequence_length
-        words = self.check_encoder_input(input_ids, inputs_embeds, attention_mask, limit, width=width, **places, **ids)
-        limits = {
-            "token_type_ids": "type_vocab_size",
-            "position_ids": "max_position_embeddings",
-            **self.extra_input_ids,
-        }
-        for name, field in limits.items():
-            if name != "token_type_ids" or self.config.type_vocab_size:  # without segments they are not read
-                check_ids(name, ids[name], getattr(self.config, field), field)
-        return words
-
     def default_positions(self, words: Tensor, attention_mask: Tensor | None, sequence_ids: Tensor | None) -> Tensor:
         """(batch, length) positions within the row, or within the sequence with `sequence_ids`."""
-        return (
-            cumulative_token_counts(torch.ones(words.shape[:2], dtype=torch.bool, device=words.device), sequence_ids)
-            - 1
-        )
+        columns = torch.ones(words.shape[:2], dtype=torch.bool, device=words.device)
+        return cumulative_token_counts(columns, sequence_ids) - 1
 
     def mask_spec(self, layout: Layout, token_type_ids: Tensor | None) -> MaskSpec:
-        """Which tokens of its sequence each token sees: all. `token_type_ids` (batch, length) as in `forward`."""
+        """The attention pattern within a sequence; `token_type_ids` (batch, length) as in `forward`."""
         return BIDIRECTIONAL
 
     def run_layers(
@@ -201,8 +191,8 @@ class TransformerEncoder(CtxPreTrainedModel):
         mask: MaskSpec = BIDIRECTIONAL,
         **recorded: Any,
     ) -> StackOutput:
-        """Run the layers on (..., hidden) states packed by `layout`; `mask` and `recorded`, outputs to record, as in
-        `run_stack`."""
+        """Run the layers on (..., hidden) states packed by `layout`; `mask` and `recorded`, the outputs to record, as
+        in `run_stack`."""
         return run_stack(
             self.layers,
             hidden_states,

@@ -16,7 +16,7 @@ from hf_ctxmodels.core.config import CtxConfig
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_encoder_input
 from hf_ctxmodels.core.peft_support import PeftConfigAttribute, newly_initialized_modules
-from hf_ctxmodels.core.remote_code import InstalledCode, without_remote_code
+from hf_ctxmodels.core.remote_code import without_remote_code
 from hf_ctxmodels.core.weights import check_exportable, check_savable, register_pending_conversions
 
 SaveHook = Callable[[PreTrainedModel, Path, dict[str, Tensor] | None, bool], dict[str, Tensor] | None]
@@ -24,29 +24,28 @@ SaveHook = Callable[[PreTrainedModel, Path, dict[str, Tensor] | None, bool], dic
 the weights to save."""
 
 
-class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
-    """What all families share.
+class CtxPreTrainedModel(PreTrainedModel):
+    """The base class of all models: input checks, initialisation, saving, export to the reference layout.
 
     Attributes:
-        newly_initialized_modules: Names of the modules that the opened checkpoint did not have, or whose weights were drawn anew.
-        num_new_tokens: Number of the last rows of the table of words that it did not have.
-        reinitialized_weights: Names of the weights that were drawn anew in place of the checkpoint's, see
-            `downstream.finetuning.reinitialization`.
-        save_hooks: Hooks of a base model that `save_pretrained` and `export_reference` call, also those of a head on it.
+        newly_initialized_modules: Names of the modules that were missing in the checkpoint or have been re-initialised.
+        num_new_tokens: Number of the last word embeddings that were missing in the checkpoint.
+        reinitialized_weights: Names of the re-initialised weights, see `downstream.finetuning.reinitialization`.
+        save_hooks: Hooks of a base model that `save_pretrained` and `export_reference` call, also for a head on it.
         regularizers: Functions of a base model's parameters that heads add to the training loss, each a scalar or None.
         peft_config: PEFT's configurations by adapter, once PEFT has adapted the model.
         is_encoder_frozen: Whether the encoder stays in evaluation mode, see `training.optim.freezing.freeze_encoder`.
-        token_id_axes: Names of the axes that the ids of a single token have; none where a token is one integer.
-        id_limit_field: The configuration's field that every id is below.
+        token_id_axes: Names of the axes of a single token's ids; empty if a token is one integer.
+        id_limit_field: Field of the configuration with the exclusive upper limit of the ids.
         accepts_4d_masks: Whether `attention_mask` may be a 4-D mask of the attention function.
-        mask_hint: What to give in place of a mask of other dimensions; None for nothing.
-        loss_targets: The `forward` arguments a head's loss is computed from, one per term. Every head divides a term's
-            sum by the number of its targets; `num_items_in_batch` may give these numbers for a larger batch.
-        reference_model_type: `model_type` of the reference implementation in transformers; None where there is none.
-        reference_architecture: Name of the reference's class where it is not this one's without its prefix.
-        export_conversion: The invertible part of the family's conversion table.
-        supports_reentrant_checkpointing: Whether layers may be recomputed with `use_reentrant=True`, which differentiates
-            the tensors among a layer's arguments alone.
+        mask_hint: Fix in the error for a mask with an unsupported number of dimensions; or None.
+        loss_targets: The arguments of `forward` with targets, one for each loss term. The summed loss of a term is
+            divided by its number of targets, or by the number in `num_items_in_batch`.
+        reference_model_type: `model_type` of the reference implementation in transformers, or None.
+        reference_architecture: Name of the reference class; None for the name of this class without "Ctx".
+        export_conversion: The invertible part of the family's weight conversion.
+        supports_reentrant_checkpointing: Whether gradient checkpointing with `use_reentrant=True` is exact: it loses
+            gradients of tensors that are not among the arguments of a layer.
     """
 
     config: CtxConfig
@@ -87,16 +86,28 @@ class CtxPreTrainedModel(InstalledCode, PreTrainedModel):
         known += [getattr(base, "config_class", None) for base in cls.__bases__]
         cls.config_class = max(filter(None, known), key=lambda config: len(config.__mro__))
 
+    @classmethod
+    def register_for_auto_class(cls, auto_class: Any = None) -> None:
+        """Do not register the class as custom code: it is always imported from the installed package."""
+
     def post_init(self) -> None:
-        """Finish construction, as in transformers; conversion tables are registered by now."""
+        """Finish the construction as in transformers, after registering pending weight conversions."""
         register_pending_conversions()
         super().post_init()
         self._keys_to_ignore_on_load_unexpected.add(ADAPTER_KEYS)
 
     def _initialize_weights(self, module: torch.nn.Module, is_custom_code: bool = False) -> None:
-        # For code outside of transformers it passes over modules without parameters of their own, whose `_init_weights`
-        # may set those of their children. All of ours use `transformers.initialization`, which keeps loaded weights.
+        # With `is_custom_code`, modules without parameters are skipped, although `_init_weights` may initialise their
+        # children. All families use `transformers.initialization`, which keeps loaded weights.
         super()._initialize_weights(module)
+
+    @torch.no_grad()
+    def _init_weights(self, module: torch.nn.Module) -> None:
+        """Initialise a module as in transformers, or by its `reset_parameters` if it has `initializes_itself`."""
+        if getattr(module, "initializes_itself", False):
+            module.reset_parameters()  # type: ignore[operator]
+        else:
+            super()._init_weights(module)
 
     def _set_gradient_checkpointing(self, *args: Any, **kwargs: Any) -> None:
         """As in transformers.

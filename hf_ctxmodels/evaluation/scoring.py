@@ -187,7 +187,7 @@ class _BidirectionalScorer(_Scorer):
 
 def _make_scorer(model: Any, tokenizer: PreTrainedTokenizerBase) -> _Scorer:
     model = getattr(model, "generator", model)  # ELECTRA's pair
-    if isinstance(model, heads.ForMaskedLM):
+    if heads.is_masked_lm(model):
         return _MaskedScorer(model, tokenizer)
     if isinstance(model, heads.ForCausalLM):
         return _CausalScorer(model, tokenizer)

@@ -1,8 +1,7 @@
-"""Generic heads; a family binds each to its encoder in two lines (see `HeadModel`)."""
+"""Task heads. A family binds a head to its encoder by inheritance, see `HeadModel`."""
 
-from hf_ctxmodels.heads.auxiliary_lm import WithLanguageModeling
+from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.heads.base import (
-    IGNORE_INDEX,
     HeadModel,
     ItemCounts,
     accuracy_counts,
@@ -10,11 +9,13 @@ from hf_ctxmodels.heads.base import (
     check_target_shape,
     check_token_labels,
     cross_entropy_over_targets,
+    detached_loss,
     has_targets,
     language_modeling_loss,
     loss_from_logits,
     mean_over_targets,
     number_of_targets,
+    select_states,
     validate_sequence_targets,
     validate_targets,
 )
@@ -23,18 +24,16 @@ from hf_ctxmodels.heads.downstream import (
     ForMultipleChoice,
     ForQuestionAnswering,
     ForSequenceClassification,
+    ForTextPairClassification,
     ForTokenClassification,
+    encode_text_pair,
     problem_type_of,
     sequence_loss,
 )
-from hf_ctxmodels.heads.generation import PrepackingGenerationMixin
-from hf_ctxmodels.heads.masked_lm import ForMaskedLM
-from hf_ctxmodels.heads.pretraining import ForMaskedLMWithTasks, Prediction, PretrainingTask
+from hf_ctxmodels.heads.masked_lm import ForMaskedLM, build_mlm_head, is_masked_lm, masked_lm_loss
 from hf_ctxmodels.heads.seq2seq import (
     ConditionalGenerationOutput,
     DecoderInputs,
     ForConditionalGeneration,
     Seq2SeqHead,
 )
-from hf_ctxmodels.heads.text_pairs import ForTextPairClassification, SiameseEncoder
-from hf_ctxmodels.layers.pooling import pair_features

@@ -1,20 +1,17 @@
-"""The base of all heads, and losses that are sums over targets divided by their number.
+"""The base class of all heads, and the losses that they share.
 
-`num_items_in_batch` replaces that number by the count over a larger batch (accumulated micro-batches, other
-processes), so that accumulation is exact: a number for heads with one term (from Trainer), or a mapping from target
-names to numbers.
+Every loss is a sum over targets divided by the number of targets. `num_items_in_batch` replaces this number by the
+number of targets of a larger batch (accumulated micro-batches, other processes), so that gradient accumulation is
+exact. It is a number for heads with one loss term, as Trainer passes it, or a mapping from the names of the targets to
+their numbers.
 """
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, distributed, nn
 from torch.nn import functional as F
-from transformers import initialization as init
-from transformers.utils import ModelOutput
 
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
@@ -23,72 +20,73 @@ from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.heads.layer_mix import LayerMix, encode_with_layer_mix, num_hidden_states
 from hf_ctxmodels.layers.hook_points import HookPoint
 from hf_ctxmodels.layers.lm_loss.cross_entropy import summed_cross_entropy
-from hf_ctxmodels.layers.pooling import Pooling
+from hf_ctxmodels.layers.pooling import Pooling, pool_tokens, token_mask
 
 ItemCounts = int | Tensor | Mapping[str, int | Tensor] | None
 
 
 def validate_targets(targets: Any, name: str, *shapes: Sequence[int]) -> Tensor:
-    """The targets as int64, once they are a tensor of integers of one of the shapes. No value is read.
+    """Check the type and the shape of targets, and return them as int64. Their values are not read.
 
     Args:
-        targets: Class numbers or token ids, as given to `forward`.
-        name: Their argument there.
-        shapes: Those that are right; none for any. Not checked while a graph is being traced.
+        targets: Class indices or token ids.
+        name: Name of the argument of `forward`.
+        shapes: The accepted shapes; none accepts any shape. Not checked while a graph is traced.
 
     Raises:
-        CtxError: They are not.
+        CtxError: The targets are no tensor of integers, or have another shape.
     """
     check_id_type(name, targets)
     check_target_shape(targets, name, *shapes)
     return targets.long()
 
 
-def validate_sequence_targets(targets: Any, name: str, rows: int) -> Tensor:
-    """`validate_targets` of (rows,) or (rows, 1) targets, as (rows,)."""
-    return validate_targets(targets, name, (rows,), (rows, 1)).reshape(-1)
+def validate_sequence_targets(targets: Any, name: str, batch_size: int) -> Tensor:
+    """`validate_targets` of (batch,) or (batch, 1) targets; returns (batch,)."""
+    return validate_targets(targets, name, (batch_size,), (batch_size, 1)).reshape(-1)
 
 
 def check_target_shape(targets: Tensor, name: str, *shapes: Sequence[int]) -> None:
-    """Raise CtxError if there are shapes, of which the targets have none. Skipped while a graph is being traced."""
-    if not shapes or is_traced(targets) or tuple(targets.shape) in (expected := [tuple(each) for each in shapes]):
+    """Raise CtxError if the targets have none of the shapes, if any are given. Skipped while a graph is traced."""
+    expected = [tuple(shape) for shape in shapes]
+    if not expected or is_traced(targets) or tuple(targets.shape) in expected:
         return
     raise CtxError(
         f"{name} is {tuple(targets.shape)}, expected {' or '.join(map(str, expected))}.",
-        hint=f"{name} and the inputs must be of the same batch.",
+        hint=f"pass {name} and inputs of the same batch.",
     )
 
 
-def mean_over_targets(total: Tensor, targets: Tensor, name: str, counts: ItemCounts) -> Tensor:
-    """Divide a term's summed loss by its number of targets.
+def mean_over_targets(total: Tensor, targets: Tensor, name: str, num_items: ItemCounts) -> Tensor:
+    """Divide the summed loss of a term by its number of targets.
 
     Args:
-        total: The sum over this batch.
-        targets: This batch's targets; -100 is not counted.
-        name: Their argument in `forward`.
-        counts: Their number over a larger batch, see the module's docstring; None counts `targets`.
+        total: The loss summed over this batch.
+        targets: The targets of this batch; -100 is not counted.
+        name: Name of the targets' argument of `forward`.
+        num_items: `num_items_in_batch`, see the docstring of the module; None counts `targets`.
     """
-    return total / number_of_targets(targets, name, counts)
+    return total / number_of_targets(targets, name, num_items)
 
 
-def number_of_targets(targets: Tensor, name: str, counts: ItemCounts) -> int | Tensor:
-    """The divisor of a term's summed loss, at least 1; arguments as in `mean_over_targets`."""
-    count = counts.get(name) if isinstance(counts, Mapping) else counts
+def number_of_targets(targets: Tensor, name: str, num_items: ItemCounts) -> int | Tensor:
+    """The divisor of a summed loss, at least 1; arguments as in `mean_over_targets`."""
+    count = num_items.get(name) if isinstance(num_items, Mapping) else num_items
     if count is None:
-        count = (targets != IGNORE_INDEX).sum().clamp(min=1) if not targets.is_floating_point() else targets.numel()
+        count = targets.numel() if targets.is_floating_point() else (targets != IGNORE_INDEX).sum().clamp(min=1)
     return count
 
 
-def cross_entropy_over_targets(logits: Tensor, targets: Tensor, name: str, counts: ItemCounts = None) -> Tensor:
+def cross_entropy_over_targets(logits: Tensor, targets: Tensor, name: str, num_items: ItemCounts = None) -> Tensor:
     """Mean cross-entropy in nats over the targets that are not -100.
 
     Args:
         logits: (..., classes).
-        targets: (...) class ids.
-        name, counts: As in `mean_over_targets`.
+        targets: (...) class indices.
+        name, num_items: As in `mean_over_targets`.
 
     Raises:
-        CtxError: Targets of another type or shape, or one outside [0, classes).
+        CtxError: The targets have another type or shape, or one is outside [0, classes).
     """
     classes = logits.shape[-1]
     targets = validate_targets(targets, name, logits.shape[:-1])
@@ -96,18 +94,18 @@ def cross_entropy_over_targets(logits: Tensor, targets: Tensor, name: str, count
     total = F.cross_entropy(
         logits.reshape(-1, classes).float(), targets.reshape(-1), ignore_index=IGNORE_INDEX, reduction="sum"
     )
-    return mean_over_targets(total, targets, name, counts)
+    return mean_over_targets(total, targets, name, num_items)
 
 
 def check_classes(targets: Tensor, classes: int, name: str) -> None:
     """Raise CtxError if a target that is not -100 is outside [0, classes). Skipped while compiling."""
     if torch.compiler.is_compiling():
         return
-    bad = targets[(targets != IGNORE_INDEX) & ((targets < 0) | (targets >= classes))]
-    if bad.numel():
+    invalid = targets[(targets != IGNORE_INDEX) & ((targets < 0) | (targets >= classes))]
+    if invalid.numel():
         raise CtxError(
-            f"{name} holds {int(bad[0])}, outside [0, {classes}) and not -100 (ignored). "
-            f"Set config.num_labels (now {classes}) to the number of classes, or correct the labels."
+            f"{name} contains {int(invalid[0])}, outside [0, {classes}) and not -100 (ignored).",
+            hint=f"set config.num_labels (now {classes}) to the number of classes, or correct the labels.",
         )
 
 
@@ -115,114 +113,118 @@ def language_modeling_loss(
     decoder: nn.Linear,
     states: Tensor,
     labels: Tensor,
-    counts: ItemCounts,
+    num_items: ItemCounts,
     name: str = "labels",
     *,
     summed_loss: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """Mean cross-entropy in nats of a softmax over the vocabulary, at the labelled positions only.
+    """Mean cross-entropy in nats of a softmax over the vocabulary, computed at the labelled positions only.
 
     Args:
-        decoder: The linear map to the vocabulary's logits.
+        decoder: The output layer.
         states: (targets, hidden) the states where `labels` is not -100.
         labels: (...) token ids.
-        counts, name: As in `mean_over_targets`.
-        summed_loss: (targets, hidden) states and (targets,) ids -> summed cross-entropy; None for that of `decoder`.
+        num_items, name: As in `mean_over_targets`.
+        summed_loss: (targets, hidden) states and (targets,) ids -> summed loss; None for cross-entropy.
 
     Raises:
-        CtxError: Labels of another type, or one outside the vocabulary.
+        CtxError: The labels have another type, or one is outside the vocabulary.
     """
     labels = validate_targets(labels, name)
     check_token_labels(labels, decoder.out_features, name)
     targets = labels[labels != IGNORE_INDEX]
     total = summed_cross_entropy(decoder, states, targets) if summed_loss is None else summed_loss(states, targets)
-    return mean_over_targets(total, labels, name, counts)
+    return mean_over_targets(total, labels, name, num_items)
 
 
-def loss_from_logits(logits: Tensor, labels: Tensor, counts: ItemCounts, name: str = "labels") -> Tensor:
-    """`language_modeling_loss` where the logits of all positions are there.
+def loss_from_logits(logits: Tensor, labels: Tensor, num_items: ItemCounts, name: str = "labels") -> Tensor:
+    """`language_modeling_loss` from the logits of all positions.
 
     Args:
         logits: (..., vocabulary).
         labels: (...) token ids.
-        counts, name: As in `mean_over_targets`.
+        num_items, name: As in `mean_over_targets`.
 
     Raises:
-        CtxError: Labels of another type or shape, or one outside the vocabulary.
+        CtxError: The labels have another type or shape, or one is outside the vocabulary.
     """
     labels = validate_targets(labels, name, logits.shape[:-1])
     check_token_labels(labels, logits.shape[-1], name)
-    targets = labels != IGNORE_INDEX
-    total = F.cross_entropy(logits[targets].float(), labels[targets], reduction="sum")
-    return mean_over_targets(total, labels, name, counts)
+    target_mask = labels != IGNORE_INDEX
+    total = F.cross_entropy(logits[target_mask].float(), labels[target_mask], reduction="sum")
+    return mean_over_targets(total, labels, name, num_items)
 
 
 def check_token_labels(labels: Tensor, vocab_size: int, name: str = "labels") -> None:
     """Raise CtxError if a label that is not -100 is outside the vocabulary. Skipped while compiling."""
     if torch.compiler.is_compiling():
         return
-    bad = labels[(labels != IGNORE_INDEX) & ((labels < 0) | (labels >= vocab_size))]
-    if bad.numel():
-        raise CtxError(f"{name} holds {int(bad[0])}, outside [0, vocab_size={vocab_size}).")
+    invalid = labels[(labels != IGNORE_INDEX) & ((labels < 0) | (labels >= vocab_size))]
+    if invalid.numel():
+        raise CtxError(f"{name} contains {int(invalid[0])}, outside [0, vocab_size={vocab_size}).")
 
 
 def has_targets(targets: Tensor | None) -> bool:
-    """Whether a target is not -100, or may be, as while a graph is being traced."""
+    """Whether any target is not -100. True for targets whose values are unknown because a graph is traced."""
     return targets is not None and (is_traced(targets) or bool((targets != IGNORE_INDEX).any()))
 
 
-def accuracy_counts(logits: Tensor, targets: Tensor) -> Tensor:
-    """(2,): number of targets with the largest logit, and number of targets.
+def select_states(states: Tensor, targets: Tensor, output_mask: Tensor | None) -> Tensor:
+    """(targets, hidden) states at the positions with a target.
 
-    The output field `metrics` of a pretraining head is a mapping of name -> (numerator, denominator), both summed over
-    the batch; the training loop sums them and logs the ratio.
+    Args:
+        states: (batch, length, hidden); with `output_mask` (outputs, hidden), the states at these positions.
+        targets: (batch, length), -100 where there is no target.
+        output_mask: (batch, length) bool, True at every position with a target; or None.
+    """
+    target_mask = targets != IGNORE_INDEX
+    return states[target_mask if output_mask is None else target_mask[output_mask]]
+
+
+def accuracy_counts(logits: Tensor, targets: Tensor) -> Tensor:
+    """(2,) float32: number of correct predictions, and number of targets.
+
+    The output field `metrics` of a pretraining head maps names to (numerator, denominator), both summed over the batch;
+    the training loop sums them and logs the ratio.
 
     Args:
         logits: (..., classes).
-        targets: (...) class ids; -100 is ignored.
+        targets: (...) class indices; -100 is ignored.
     """
-    counted = targets != IGNORE_INDEX
-    return torch.stack([((logits.argmax(-1) == targets) & counted).sum(), counted.sum()]).float()
+    target_mask = targets != IGNORE_INDEX
+    return torch.stack([((logits.argmax(-1) == targets) & target_mask).sum(), target_mask.sum()]).float()
 
 
-def with_named_argument(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """The function with an argument in its signature that it takes among its `**kwargs`, if it has any."""
-    signature = inspect.signature(function)
-    *parameters, rest = signature.parameters.values()
-    if name in signature.parameters or rest.kind is not inspect.Parameter.VAR_KEYWORD:
-        return function
-
-    @wraps(function)
-    def named(*args: Any, **kwargs: Any) -> Any:
-        return function(*args, **kwargs)
-
-    argument = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Tensor | None)
-    named.__signature__ = signature.replace(parameters=[*parameters, argument, rest])  # type: ignore[attr-defined]
-    return named
+def detached_loss(loss: Tensor | None, targets: Tensor | None) -> Tensor | None:
+    """A loss term as an output field: without gradient, and None if the batch has no target."""
+    return loss.detach() if loss is not None and has_targets(targets) else None
 
 
 class HeadModel(CtxPreTrainedModel):
-    """A head on a family's encoder, which is an attribute named by the family's `base_model_prefix`.
+    """A head on a family's encoder, which is the attribute named by the family's `base_model_prefix`.
 
-    A family binds it in a class that derives from both: `class CtxXForY(heads.ForY, CtxXHeadModel)`, where
-    `CtxXHeadModel` has the `encoder_class`. `build_head` creates the head's modules. Every `forward` raises CtxError
-    for inputs that do not match each other or the model.
+    A family binds the generic heads to its encoder by inheritance: `class CtxXForY(heads.ForY, CtxXHeadModel)`, where
+    `CtxXHeadModel` derives from this class and sets `encoder_class`. `build_head` creates the modules of the head.
+    Every `forward` raises CtxError for inputs that do not match each other or the model.
 
     Attributes:
-        encoder_class: The family's base model; its `extra_input_ids`, if it has any, are arguments of `forward`, too.
-        pools: Whether the head uses `pooler_output`.
-        accepts_loss_kwargs: Whether Trainer may pass one `num_items_in_batch`: exact for heads with one term only; for
-            others there is `hf_ctxmodels.training.trainer.CtxTrainer`.
-        uses_pooler: Whether this instance does.
-        output_layer: Name of the linear map to the vocabulary's logits, such as "mlm_head.decoder"; None without one.
+        encoder_class: The family's base model.
+        uses_pooled_output: Whether the head reads `pooler_output`.
+        has_configurable_pooling: Whether `config.classifier_pooling` may replace the encoder's pooler.
+        accepts_loss_kwargs: Whether Trainer may pass `num_items_in_batch` as a number, which is exact for heads with
+            one loss term only. `hf_ctxmodels.training.trainer.CtxTrainer` handles the others.
+        output_layer: Name of the linear layer that computes the vocabulary's logits, such as "mlm_head.decoder"; or
+            None.
         supports_layer_mix: Whether the head may read a mix of the layers (`config.layer_mix`).
-        has_custom_layer_mix: Whether the family's heads mix the layers by themselves.
-        layer_mix: The mix of the layers that the head reads; None for the last layer.
-        feature_lookup: In place of a frozen encoder, see `downstream.finetuning.feature_cache`; None for the encoder.
+        has_custom_layer_mix: Whether the family's heads mix the layers in another way.
+        layer_mix: The layer mix that the head reads; None for the last layer.
+        decoder_input: Hook point of the input of the output layer.
+        feature_lookup: Replaces a frozen encoder, see `downstream.finetuning.feature_cache`; None for the encoder.
     """
 
     encoder_class: ClassVar[type[CtxPreTrainedModel]]
-    pools: ClassVar[bool] = False
+    uses_pooled_output: ClassVar[bool] = False
+    has_configurable_pooling: ClassVar[bool] = False
     accepts_loss_kwargs = True
     output_layer: str | None = None
     supports_layer_mix: ClassVar[bool] = False
@@ -230,137 +232,161 @@ class HeadModel(CtxPreTrainedModel):
     layer_mix: LayerMix | None
     feature_lookup: Callable[..., Any] | None = None
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Name the encoder's `extra_input_ids` in the signature of `forward`, by which Trainer keeps their columns."""
-        super().__init_subclass__(**kwargs)
-        for name in getattr(getattr(cls, "encoder_class", None), "extra_input_ids", ()):
-            if (named := with_named_argument(cls.forward, name)) is not cls.forward:
-                cls.forward = named  # type: ignore[method-assign]
-
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         setattr(self, self.base_model_prefix, self.build_encoder(config))
-        mixes = self.supports_layer_mix and not self.has_custom_layer_mix and config.layer_mix
-        self.layer_mix = LayerMix(num_hidden_states(self.base_model)) if mixes else None
+        has_layer_mix = self.supports_layer_mix and not self.has_custom_layer_mix and config.layer_mix
+        self.layer_mix = LayerMix(num_hidden_states(self.base_model)) if has_layer_mix else None
         self.decoder_input = HookPoint()
         self.build_head(config)
         self.post_init()
-
-    def _init_weights(self, module: nn.Module) -> None:
-        """New weights; those of the mix give the average of the layers."""
-        if isinstance(module, LayerMix):
-            init.zeros_(module.weights)
-            init.ones_(module.gamma)
-        else:
-            super()._init_weights(module)
 
     def build_encoder(self, config: Any) -> CtxPreTrainedModel:
         """Create the encoder, with a pooler if the head uses it."""
         return self.encoder_class(config, add_pooling_layer=self.uses_pooler)
 
+    def build_head(self, config: Any) -> None:
+        """Create the modules of the head."""
+        raise NotImplementedError
+
     @property
     def uses_pooler(self) -> bool:
-        """Whether the head reads the `pooler_output` of the encoder."""
-        return self.pools and self.pooling is None
+        """Whether the head reads the `pooler_output` that the encoder's pooler computes."""
+        return self.uses_pooled_output and self.pooling is None
 
     @property
     def pooling(self) -> Pooling | None:
-        """Pooling of the tokens' states; None for the encoder's `pooler_output`."""
-        return None
+        """Pooling of the token states; None for the encoder's `pooler_output`."""
+        return getattr(self.config, "classifier_pooling", None) if self.has_configurable_pooling else None
 
     def get_output_embeddings(self) -> nn.Module | None:
-        """The linear map to the vocabulary's logits, or None."""
+        """The output layer over the vocabulary, or None."""
         return None if self.output_layer is None else self.get_submodule(self.output_layer)
 
     def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
-        """Replace the linear map to the vocabulary's logits."""
+        """Replace the output layer over the vocabulary."""
         if self.output_layer is not None:
             self.set_submodule(self.output_layer, new_embeddings)
 
-    def build_head(self, config: Any) -> None:
-        """Create the head's own modules."""
-        raise NotImplementedError
+    def encode(self, *, attention_mask: Tensor | None = None, **inputs: Any) -> Any:
+        """Run the encoder; returns a model output.
+
+        With a `layer_mix`, `last_hidden_state` is the mix of the layers. With a `pooling`, `pooler_output` is the
+        pooled `last_hidden_state`.
+        """
+        if self.layer_mix is None and self.feature_lookup is None:
+            outputs: Any = self.base_model(attention_mask=attention_mask, return_dict=True, **inputs)
+        else:
+            outputs = encode_with_layer_mix(
+                self.base_model, self.layer_mix, self.feature_lookup, attention_mask=attention_mask, **inputs
+            )
+        if self.pooling is not None:
+            if attention_mask is not None and attention_mask.dim() != 2:
+                raise CtxError(
+                    f"Pooling needs an attention_mask (batch, length); got {tuple(attention_mask.shape)}.",
+                    hint="pass a mask of this shape, or set classifier_pooling=None.",
+                )
+            tokens = token_mask(outputs.last_hidden_state, attention_mask, inputs.get("sequence_ids"))
+            outputs.pooler_output = pool_tokens(outputs.last_hidden_state, tokens, self.pooling)
+        return outputs
+
+    def encoder_fields(self, outputs: Any) -> dict[str, Any]:
+        """The fields of a task head's output that are those of the encoder's output."""
+        return {"hidden_states": outputs.hidden_states, "attentions": outputs.attentions}
 
     def input_shape(self, input_ids: Any, inputs_embeds: Any) -> tuple[int, int] | None:
-        """(batch, length) of the ids or the embeddings; None if the encoder will refuse them for their dimensions.
+        """(batch, length) of the input; None if the encoder will raise an error for its number of dimensions.
 
         Raises:
-            CtxError: One of them is no tensor.
+            CtxError: An argument is no tensor.
         """
         check_tensors(input_ids=input_ids, inputs_embeds=inputs_embeds)
-        given = input_ids if input_ids is not None else inputs_embeds
+        inputs = input_ids if input_ids is not None else inputs_embeds
         axes = 3 if input_ids is None else 2 + len(self.token_id_axes)
-        return None if given is None or given.dim() != axes or not given.numel() else (given.shape[0], given.shape[1])
+        if inputs is None or inputs.dim() != axes or not inputs.numel():
+            return None
+        return inputs.shape[0], inputs.shape[1]
 
     def validate_token_targets(
-        self, targets: Any, name: str, input_ids: Any, inputs_embeds: Any = None, *more: int
+        self, targets: Any, name: str, input_ids: Any, inputs_embeds: Any = None, *label_shape: int
     ) -> Tensor | None:
-        """`validate_targets` of (batch, length, *more) targets, one for each token of the input; None without targets, and
-        for an input that the encoder will refuse.
+        """`validate_targets` of (batch, length, *label_shape) targets, one for each token.
 
-        What a head does with targets before it encodes comes after this.
+        Returns None without targets, and for an input for which the encoder will raise an error.
         """
         shape = self.input_shape(input_ids, inputs_embeds)
-        return None if targets is None or shape is None else validate_targets(targets, name, (*shape, *more))
+        return None if targets is None or shape is None else validate_targets(targets, name, (*shape, *label_shape))
 
     def returns_logits(self, return_logits: bool | None) -> bool:
-        """Whether a language model returns, with labels too, the logits of all positions, which it otherwise does not
-        compute.
+        """Whether a language model with labels computes and returns the logits of all positions.
 
         Args:
-            return_logits: Of the call; None for `config.return_logits_with_labels`. If that is None too: in
-                evaluation without gradients, as Trainer evaluates, for its metrics.
+            return_logits: The argument of `forward`; None for `config.return_logits_with_labels`. If this is None as
+                well, logits are returned in evaluation without gradients, since Trainer's metrics read them.
         """
-        chosen = self.config.return_logits_with_labels if return_logits is None else return_logits
-        return not (self.training or torch.is_grad_enabled()) if chosen is None else chosen
+        if return_logits is None:
+            return_logits = self.config.return_logits_with_labels
+        return not (self.training or torch.is_grad_enabled()) if return_logits is None else return_logits
+
+    def total_loss(self, *losses: Tensor | None) -> Tensor | None:
+        """The sum of the losses that are not None; None if all are.
+
+        If a loss is missing, parameters without gradient get a gradient of zero, see `with_unused_parameters`.
+        """
+        present = [loss for loss in losses if loss is not None]
+        if not present:
+            return None
+        total = torch.stack(present).sum()
+        return total if len(present) == len(losses) else self.with_unused_parameters(total)
 
     def with_unused_parameters(self, loss: Tensor | None) -> Tensor | None:
-        """The loss with zero gradients for parameters that the batch did not use, which distributed training needs:
-        for heads without a kind of batch that uses all parameters."""
+        """The loss with zero gradients of the parameters that the batch did not use, as DDP requires.
+
+        For heads without a batch that uses all parameters.
+        """
         if loss is None or not self.training or not (distributed.is_available() and distributed.is_initialized()):
             return loss
-        return loss + 0.0 * torch.stack([each.sum() for each in self.parameters() if each.requires_grad]).sum()
+        parameters = [parameter for parameter in self.parameters() if parameter.requires_grad]
+        return loss + 0.0 * torch.stack([parameter.sum() for parameter in parameters]).sum()
 
     def penalty(self) -> Tensor | None:
-        """The training loss's regularization term, a function of the parameters only; None without one."""
+        """The regularization term of the training loss, a function of the parameters only; or None."""
         penalties = [regularizer() for regularizer in self.base_model.regularizers]
         penalties = [penalty for penalty in penalties if penalty is not None]
         return torch.stack(penalties).sum() if penalties else None
 
-    def add_regularization(self, loss: Tensor, encoded: Any, targets: Tensor, name: str, counts: ItemCounts) -> Tensor:
-        """The loss plus each target's share of `penalty`, so that the shares of micro-batches sum to one penalty.
+    def add_regularization(
+        self, loss: Tensor, outputs: Any, targets: Tensor, name: str, num_items: ItemCounts
+    ) -> Tensor:
+        """Add the `penalty` to the loss in training.
+
+        Every target adds an equal share of it, so that the shares of micro-batches sum to one penalty.
 
         Args:
-            loss: The task's loss.
-            encoded: The encoder's output.
-            targets, name, counts: As in `mean_over_targets`.
+            loss: The loss of the task.
+            outputs: The encoder's output.
+            targets, name, num_items: As in `mean_over_targets`.
         """
         penalty = self.penalty() if self.training else None
         if penalty is None:
             return loss
         number = targets.numel() if targets.is_floating_point() else (targets != IGNORE_INDEX).sum()
-        return loss + mean_over_targets(penalty * number, targets, name, counts)
-
-    def build_output(self, kind: type[ModelOutput], encoded: Any, **found: Any) -> Any:
-        """The output of a task's head, with what the encoder recorded.
-
-        Args:
-            kind: Its class.
-            encoded: The encoder's output.
-            found: The fields of the head itself.
-        """
-        return kind(**found, hidden_states=encoded.hidden_states, attentions=encoded.attentions)
-
-    def encode(self, **kwargs: Any) -> Any:
-        """Run the encoder; always returns a model output. With a `layer_mix` its last state is the mix."""
-        if self.layer_mix is None and self.feature_lookup is None:
-            return self.base_model(return_dict=True, **kwargs)
-        return encode_with_layer_mix(self.base_model, self.layer_mix, self.feature_lookup, **kwargs)
+        return loss + mean_over_targets(penalty * number, targets, name, num_items)
 
     def reference_config(self) -> dict[str, Any]:
-        """The reference class's configuration; raises CtxError if its head reads one layer where this one mixes."""
-        if self.layer_mix is not None:
+        """The configuration of the reference class.
+
+        Raises:
+            CtxError: The reference class lacks the head's layer mix, pooling or answer network.
+        """
+        defaults: dict[str, Any] = {"classifier_pooling": None, "answer_steps": 0}
+        unsupported = ["layer_mix"] if self.layer_mix is not None else []
+        if self.has_configurable_pooling:
+            unsupported += [name for name, value in defaults.items() if getattr(self.config, name, value) != value]
+        if unsupported:
+            name = unsupported[0]
             raise CtxError(
-                f"transformers' peer of {type(self).__name__} does not mix layers.", hint="use save_pretrained."
+                f"{type(self).__name__.removeprefix('Ctx')} in transformers does not support {name}.",
+                hint=f"use save_pretrained, or fine-tune with {name}={defaults.get(name, False)}.",
             )
         return super().reference_config()

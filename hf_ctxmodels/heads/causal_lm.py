@@ -1,43 +1,47 @@
-"""The causal language modelling head."""
+"""The head for causal language modelling."""
 
 from typing import Any, ClassVar, cast
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers import DynamicCache, GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.modeling_utils import slice_logits_to_keep
 from transformers.utils.generic import can_return_tuple
 
+from hf_ctxmodels.core.constants import IGNORE_INDEX
+from hf_ctxmodels.core.generation_cache import PreallocatedCache
 from hf_ctxmodels.core.inputs import check_aligned, check_tensors, is_traced, sequence_numbers
-from hf_ctxmodels.heads.base import (
-    IGNORE_INDEX,
-    HeadModel,
-    ItemCounts,
-    language_modeling_loss,
-    loss_from_logits,
-    validate_targets,
-)
-from hf_ctxmodels.heads.generation import PrepackingGenerationMixin
-from hf_ctxmodels.layers.cpu.linear import linear
+from hf_ctxmodels.heads.base import HeadModel, ItemCounts, language_modeling_loss, loss_from_logits, validate_targets
+from hf_ctxmodels.layers.cpu.linear import MAX_PREPACKED_BYTES, linear, prepacked_weights
 
 
-class ForCausalLM(HeadModel, PrepackingGenerationMixin):
-    """Predicts each token from those before it; `generate` continues a text.
+class ForCausalLM(HeadModel, GenerationMixin):
+    """Predicts each token from the tokens before it; `generate` continues a text.
 
-    With `labels`, the encoder's output and the vocabulary logits are computed for the tokens with a target only, and
-    `logits` is None, unless `returns_logits`. A family creates the linear map to the logits in `build_head`, names it
-    in `output_layer`, and lists `GenerationMixin` among its class's direct bases, as transformers requires.
+    With `labels`, the encoder's output and the vocabulary's logits are computed for the tokens with a target only, and
+    `logits` is None, unless `returns_logits`. A family lists `GenerationMixin` among the direct bases of its class, as
+    transformers requires.
 
     Attributes:
-        shifts_labels: Whether the head shifts the labels: a token's label is the target of the token before it.
+        shifts_labels: Whether the head shifts the labels: the label of a token is the target of the token before it.
+        prepacked_bytes: Upper limit in bytes of the copies of weights that `generate` prepacks for oneDNN on a CPU;
+            0 for none.
     """
 
+    output_layer: str | None = "lm_head"
     loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
     shifts_labels: ClassVar[bool] = True
+    prepacked_bytes: int = MAX_PREPACKED_BYTES
+
+    def build_head(self, config: Any) -> None:
+        """Create the output layer, without a bias."""
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
     @property
     def is_backward(self) -> bool:
-        """Whether the model reads from right to left and predicts each token from those after it."""
+        """Whether the model reads from right to left and predicts each token from the tokens after it."""
         return False
 
     @can_return_tuple
@@ -56,25 +60,26 @@ class ForCausalLM(HeadModel, PrepackingGenerationMixin):
         return_logits: bool | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
-        """The loss with `labels`, else logits. Other arguments as in the encoder's forward.
+        """Compute logits, or the loss with `labels`. Other arguments as in the encoder's forward.
 
         Args:
             labels: (batch, length) the tokens themselves, as in transformers, shifted by the head; -100 is ignored. Or
-                (batch, length + 1), including the token that follows the row (precedes it, for a backward model), so
-                that the last token in reading order has a target too.
-            logits_to_keep: As in transformers: how many of the last positions have logits, 0 for all, or a tensor of
+                (batch, length + 1), with the token that follows the row (precedes it, for a backward model), so that
+                the last token in reading order has a target as well.
+            logits_to_keep: As in transformers: number of last positions with logits, 0 for all, or a tensor of
                 positions. The loss does not depend on it.
+            num_items_in_batch: As in `mean_over_targets`.
             return_logits: See `returns_logits`.
             kwargs: Arguments of the encoder; and `shift_labels` (batch, length), the target of each token, -100 for
-                none, in place of `labels`. It is no argument by name, since Trainer takes those for labels of its own.
+                none, instead of `labels`. It is no named argument, since Trainer would take it for its labels.
         """
         check_tensors(attention_mask=attention_mask)
         shape = self.input_shape(input_ids, inputs_embeds)
         targets = self._targets(shape, labels, kwargs.pop("shift_labels", None), attention_mask, sequence_ids)
-        everywhere = targets is None or self.returns_logits(return_logits)
+        computes_logits = targets is None or self.returns_logits(return_logits)
         outputs = self.encode_for_targets(
             None if targets is None else targets != IGNORE_INDEX,
-            everywhere,
+            computes_logits,
             input_ids=input_ids,
             attention_mask=attention_mask,
             position_ids=position_ids,
@@ -85,13 +90,13 @@ class ForCausalLM(HeadModel, PrepackingGenerationMixin):
             **kwargs,
         )
         states = outputs.last_hidden_state
-        logits = self._logits(slice_logits_to_keep(states, logits_to_keep)) if everywhere else None
+        logits = self._logits(slice_logits_to_keep(states, logits_to_keep)) if computes_logits else None
         loss = None
         if targets is not None:
-            full = logits if isinstance(logits_to_keep, int) and not logits_to_keep else None
-            if everywhere and full is None:
+            all_logits = logits if isinstance(logits_to_keep, int) and not logits_to_keep else None
+            if computes_logits and all_logits is None:
                 outputs.last_hidden_state = states[targets != IGNORE_INDEX]
-            loss = self.next_token_loss(outputs, targets, num_items_in_batch, full)
+            loss = self.next_token_loss(outputs, targets, num_items_in_batch, all_logits)
         return CausalLMOutputWithPast(
             loss=loss,
             logits=logits,
@@ -109,7 +114,7 @@ class ForCausalLM(HeadModel, PrepackingGenerationMixin):
         sequence_ids: Tensor | None = None,
         **kwargs: Any,
     ) -> Tensor | None:
-        """(batch, length) the target of each token, -100 for none; None without any. Arguments as in `forward`."""
+        """(batch, length) target of each token, -100 for none; None without labels. Arguments as in `forward`."""
         shape = self.input_shape(input_ids, None)
         return self._targets(shape, labels, shift_labels, attention_mask, sequence_ids)
 
@@ -121,65 +126,103 @@ class ForCausalLM(HeadModel, PrepackingGenerationMixin):
         attention_mask: Tensor | None,
         sequence_ids: Tensor | None,
     ) -> Tensor | None:
-        """(batch, length) from either argument, or None; arguments as in `forward`, `shape` the input's."""
+        """(batch, length) targets, or None; `shape` as of `input_shape`, other arguments as in `forward`."""
         check_tensors(labels=labels, shift_labels=shift_labels)
         if shape is None:
-            return None  # the encoder says what is wrong
+            return None  # the encoder raises the error
         if shift_labels is not None:
             return validate_targets(shift_labels, "shift_labels", shape)
         if labels is None:
             return None
-        rows, length = shape
-        labels = validate_targets(labels, "labels", shape, (rows, length + 1))
+        batch_size, length = shape
+        labels = validate_targets(labels, "labels", shape, (batch_size, length + 1))
         if not is_traced(labels):
-            check_aligned({"attention_mask": attention_mask, "sequence_ids": sequence_ids}, rows, length)
+            check_aligned({"attention_mask": attention_mask, "sequence_ids": sequence_ids}, batch_size, length)
         return next_token_targets(labels, length, attention_mask, sequence_ids, self.is_backward)
 
-    def encode_for_targets(self, target_mask: Tensor | None, everywhere: bool, **inputs: Any) -> Any:
+    def encode_for_targets(self, target_mask: Tensor | None, computes_logits: bool, **inputs: Any) -> Any:
         """Run the encoder.
 
         Args:
             target_mask: (batch, length) bool, True at tokens with a target; None without labels.
-            everywhere: Whether `last_hidden_state` is that of all tokens, (batch, length, hidden), or of those with a
-                target, (targets, hidden).
+            computes_logits: Whether `last_hidden_state` is needed at all tokens, (batch, length, hidden), or only at
+                the tokens with a target, (targets, hidden).
             inputs: Arguments of the encoder.
         """
-        return self.encode(output_mask=None if everywhere else target_mask, **inputs)
+        return self.encode(output_mask=None if computes_logits else target_mask, **inputs)
 
     def next_token_loss(
-        self, outputs: Any, targets: Tensor, counts: ItemCounts, logits: Tensor | None = None
+        self, outputs: Any, targets: Tensor, num_items: ItemCounts, logits: Tensor | None = None
     ) -> Tensor:
         """Mean cross-entropy in nats per target, the logarithm of the perplexity.
 
         Args:
             outputs: The encoder's output; without `logits`, with `last_hidden_state` (targets, hidden).
             targets: (batch, length), see `next_token_targets`.
-            counts: As in `mean_over_targets`.
-            logits: (batch, length, vocabulary), where those of all tokens are there.
+            num_items: As in `mean_over_targets`.
+            logits: (batch, length, vocabulary), if all of them have been computed.
         """
         if logits is not None:
-            return loss_from_logits(logits, targets, counts)
+            return loss_from_logits(logits, targets, num_items)
         states = self.decoder_input(outputs.last_hidden_state)
-        return language_modeling_loss(self._decoder, states, targets, counts)
+        return language_modeling_loss(self._output_layer, states, targets, num_items)
 
     def _logits(self, states: Tensor) -> Tensor:
-        return linear(self._decoder, self.decoder_input(states))
+        return linear(self._output_layer, self.decoder_input(states))
 
     @property
-    def _decoder(self) -> nn.Linear:
+    def _output_layer(self) -> nn.Linear:
         return cast(nn.Linear, self.get_output_embeddings())
+
+    def _prepare_cache_for_generation(self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any) -> None:
+        super()._prepare_cache_for_generation(generation_config, model_kwargs, *args)
+        cache: Any = model_kwargs.get("past_key_values")
+        if type(cache) is DynamicCache and not cache.offloading and not hasattr(cache, "_is_user_defined"):
+            model_kwargs["past_key_values"] = PreallocatedCache(config=self.config)
+
+    def generate(self, inputs: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Generate as in transformers, after the last token of each row, wherever the padding is.
+
+        transformers continues after the last column, which is padding in a row with right padding.
+
+        Args:
+            inputs: (batch, length) token ids of the prompts, or `input_ids` by name; returned as they are.
+            args, kwargs: As in transformers; `attention_mask` (batch, length) is 0 at padding.
+        """
+        with prepacked_weights(self.prepacked_bytes):
+            input_ids, mask = kwargs.get("input_ids") if inputs is None else inputs, kwargs.get("attention_mask")
+            if not _has_right_padding(input_ids, mask):
+                return super().generate(inputs, *args, **kwargs)
+            order = torch.argsort((mask != 0).long(), dim=1, stable=True)  # type: ignore[union-attr]
+            kwargs["input_ids"] = input_ids
+            for name, value in kwargs.items():
+                if isinstance(value, Tensor) and value.shape == order.shape:
+                    kwargs[name] = value.gather(1, order.to(value.device))
+            outputs: Any = super().generate(None, *args, **kwargs)
+        sequences = outputs if isinstance(outputs, Tensor) else outputs.sequences
+        prompts = input_ids.repeat_interleave(len(sequences) // len(input_ids), 0)  # type: ignore[arg-type, union-attr]
+        sequences[:, : prompts.shape[1]] = prompts
+        return outputs
+
+
+def _has_right_padding(input_ids: Any, mask: Any) -> bool:
+    """Whether a row of (batch, length) prompts ends with padding."""
+    if not isinstance(input_ids, Tensor) or not isinstance(mask, Tensor):
+        return False
+    return mask.dim() == 2 and input_ids.shape == mask.shape and bool((mask[:, -1] == 0).any())
 
 
 def next_token_targets(
     labels: Tensor, length: int, attention_mask: Tensor | None, sequence_ids: Tensor | None, backward: bool = False
 ) -> Tensor:
-    """(batch, length): each token's target, the next token in reading order; -100 for none.
+    """(batch, length) target of each token, the next token in reading order; -100 for none.
 
-    (batch, length) labels have no target at padding positions and at the end of a sequence; (batch, length + 1) labels
-    are used as they are.
+    Tokens at padding positions and at the end of a sequence have no target if labels are (batch, length). Labels of
+    shape (batch, length + 1) are used without change.
     """
     if backward:
-        mask, sequences = (None if each is None else each.flip(1) for each in (attention_mask, sequence_ids))
+        mask = None if attention_mask is None else attention_mask.flip(1)
+        sequences = None if sequence_ids is None else sequence_ids.flip(1)
         return next_token_targets(labels.flip(1), length, mask, sequences).flip(1)
     if labels.shape[1] == length + 1:
         return labels[:, 1:]

@@ -1,4 +1,4 @@
-"""Heads for downstream tasks: sequences, tokens, spans, choices (Devlin et al. 2019, sections 4 and 5.3)."""
+"""Heads for downstream tasks: sequences, pairs, tokens, spans, choices (Devlin et al. 2019, sections 4 and 5.3)."""
 
 from typing import Any, ClassVar
 
@@ -8,16 +8,18 @@ from torch.nn import functional as F
 from transformers.modeling_outputs import (
     MultipleChoiceModelOutput,
     QuestionAnsweringModelOutput,
+    Seq2SeqQuestionAnsweringModelOutput,
+    Seq2SeqSequenceClassifierOutput,
     SequenceClassifierOutput,
     TokenClassifierOutput,
 )
 from transformers.utils.generic import can_return_tuple
 
+from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.inputs import check_tensors
-from hf_ctxmodels.heads.answer_network import AnswerNetwork
+from hf_ctxmodels.core.inputs import check_tensors, is_traced
+from hf_ctxmodels.heads.answer_network import AnswerNetwork, build_answer_network
 from hf_ctxmodels.heads.base import (
-    IGNORE_INDEX,
     HeadModel,
     ItemCounts,
     check_target_shape,
@@ -27,78 +29,54 @@ from hf_ctxmodels.heads.base import (
 )
 from hf_ctxmodels.layers.cpu.dropout import Dropout
 from hf_ctxmodels.layers.lm_loss.cross_entropy import ProjectedHead
-from hf_ctxmodels.layers.pooling import Pooling, pool_tokens, token_mask
+from hf_ctxmodels.layers.pooling import pair_features, token_mask
+
+_SequenceOutputClass = type[SequenceClassifierOutput] | type[Seq2SeqSequenceClassifierOutput]
+_SpanOutputClass = type[QuestionAnsweringModelOutput] | type[Seq2SeqQuestionAnsweringModelOutput]
 
 
-class SequenceHead(HeadModel):
-    """A head on a sequence's vector: the encoder's `pooler_output`, or a pooling by `config.classifier_pooling`."""
+class ForSequenceClassification(HeadModel):
+    """A classifier or regressor of sequences (Devlin et al. 2019, section 4.1).
 
-    pools = True
+    The classifier reads the encoder's `pooler_output`, or the token states pooled by `config.classifier_pooling`.
+    `config.problem_type` may be "regression", "single_label_classification" or "multi_label_classification"; with None
+    every call chooses by `problem_type_of`. Unlike transformers, the head does not change the configuration.
 
-    @property
-    def pooling(self) -> Pooling | None:
-        """Pooling of the tokens' states; None for the encoder's `pooler_output`."""
-        return getattr(self.config, "classifier_pooling", None)
-
-    def encode(self, *, attention_mask: Tensor | None = None, sequence_ids: Tensor | None = None, **kwargs: Any) -> Any:
-        """Run the encoder; `pooler_output` is the head's input."""
-        if sequence_ids is not None:
-            kwargs["sequence_ids"] = sequence_ids
-        outputs = super().encode(attention_mask=attention_mask, **kwargs)
-        if self.pooling is not None:
-            if attention_mask is not None and attention_mask.dim() != 2:
-                raise CtxError(
-                    f"Pooling needs an attention_mask (batch, length); got {tuple(attention_mask.shape)}.",
-                    hint="give one, or use classifier_pooling=None.",
-                )
-            tokens = token_mask(outputs.last_hidden_state, attention_mask, sequence_ids)
-            outputs.pooler_output = pool_tokens(outputs.last_hidden_state, tokens, self.pooling)
-        return outputs
-
-    def reference_config(self) -> dict[str, Any]:
-        """The reference class's configuration; raises CtxError if its head has no such pooling."""
-        for name, nothing in (("classifier_pooling", None), ("answer_steps", 0)):
-            if getattr(self.config, name, nothing) != nothing:
-                raise CtxError(
-                    f"transformers' peer of {type(self).__name__} does not support {name}.",
-                    hint=f"use save_pretrained, or fine-tune with {name}={nothing}.",
-                )
-        return super().reference_config()
-
-
-class ForSequenceClassification(SequenceHead):
-    """A classifier or regressor on a sequence's vector (Devlin et al. 2019, section 4.1).
-
-    `config.problem_type` may be "regression", "single_label_classification" or "multi_label_classification"; None
-    chooses by `problem_type_of` at each call. Unlike transformers, the head does not change the configuration.
-
-    With `config.answer_steps` the classifier is an `AnswerNetwork` on the states of a pair's tokens.
+    With `config.answer_steps` the classifier is an `AnswerNetwork` on the token states of a pair.
 
     Attributes:
         classifier_activation: Activation of a dense layer before the classifier; None for a linear classifier.
-        accepts_both_orders: Whether inputs may be (batch, orders, length), a pair in both its orders.
+        accepts_both_orders: Whether inputs may be (batch, orders, length), a pair in both orders.
+        output_class: Class of the output.
     """
 
+    uses_pooled_output = True
+    has_configurable_pooling = True
     supports_layer_mix = True
     loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
     classifier_activation: ClassVar[str | None] = None
     accepts_both_orders: ClassVar[bool] = False
+    output_class: ClassVar[_SequenceOutputClass] = SequenceClassifierOutput
 
     def build_head(self, config: Any) -> None:
-        """Dropout and the classifier; a family may replace either."""
-        size, labels, rate = config.pooler_size, config.num_labels, config.head_dropout
-        self.dropout: nn.Module = Dropout(rate)
+        """Create dropout and the classifier; a family may replace either."""
+        self.dropout: nn.Module = Dropout(config.head_dropout)
         self.classifier: nn.Module
         if getattr(config, "answer_steps", 0):
-            self.classifier = AnswerNetwork.of(config)
+            self.classifier = build_answer_network(config)
         elif self.classifier_activation is None:
-            self.classifier = nn.Linear(size, labels)
+            self.classifier = nn.Linear(config.pooler_size, config.num_labels)
         else:
-            self.classifier = ProjectedHead(size, labels, activation=self.classifier_activation, dropout=rate)
+            self.classifier = ProjectedHead(
+                config.pooler_size,
+                config.num_labels,
+                activation=self.classifier_activation,
+                dropout=config.head_dropout,
+            )
 
     @property
     def uses_pooler(self) -> bool:
-        """See `HeadModel.uses_pooler`."""
+        """See `HeadModel.uses_pooler`; an answer network reads the token states."""
         return super().uses_pooler and not getattr(self.config, "answer_steps", 0)
 
     @can_return_tuple
@@ -112,9 +90,14 @@ class ForSequenceClassification(SequenceHead):
         labels: Tensor | None = None,
         num_items_in_batch: ItemCounts = None,
         **kwargs: Any,
-    ) -> SequenceClassifierOutput:
-        """Logits (batch, num_labels), and the loss with `labels`: (batch,) class ids or numbers, or (batch, num_labels)
-        of 0.0 and 1.0 for multi-label classification."""
+    ) -> SequenceClassifierOutput | Seq2SeqSequenceClassifierOutput:
+        """Compute logits (batch, num_labels), and the loss with `labels`. Other arguments as in the encoder's forward.
+
+        Args:
+            labels: (batch,) class indices or numbers; or (batch, num_labels) of 0.0 and 1.0 for multi-label
+                classification, or of numbers for regression.
+            num_items_in_batch: As in `mean_over_targets`.
+        """
         outputs = self.encode(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -131,40 +114,132 @@ class ForSequenceClassification(SequenceHead):
         if labels is not None:
             loss = sequence_loss(self.config, logits, labels, num_items_in_batch)
             loss = self.add_regularization(loss, outputs, labels, "labels", num_items_in_batch)
-        return self.build_output(SequenceClassifierOutput, outputs, loss=loss, logits=logits)
+        return self.output_class(loss=loss, logits=logits, **self.encoder_fields(outputs))
 
 
 def problem_type_of(config: Any, labels: Tensor | None) -> str:
-    """`config.problem_type`; if None, by transformers' rule: regression with one class, multi-label classification with
-    floating-point labels."""
+    """`config.problem_type`; if it is None, transformers' rule: regression with one class, multi-label classification
+    with floating-point labels, else single-label classification."""
     if config.problem_type is not None:
         return config.problem_type
     if config.num_labels == 1:
         return "regression"
-    several = labels is not None and labels.is_floating_point()
-    return "multi_label_classification" if several else "single_label_classification"
+    is_multi_label = labels is not None and labels.is_floating_point()
+    return "multi_label_classification" if is_multi_label else "single_label_classification"
 
 
-def sequence_loss(config: Any, logits: Tensor, labels: Tensor, counts: ItemCounts) -> Tensor:
+def sequence_loss(config: Any, logits: Tensor, labels: Tensor, num_items: ItemCounts) -> Tensor:
     """Mean squared error, cross-entropy or binary cross-entropy of (batch, num_labels) logits, by `problem_type_of`."""
     check_tensors(labels=labels)
-    problem_type, (rows, classes) = problem_type_of(config, labels), logits.shape
+    problem_type, (batch_size, classes) = problem_type_of(config, labels), logits.shape
     if problem_type == "single_label_classification":
-        return cross_entropy_over_targets(logits, validate_sequence_targets(labels, "labels", rows), "labels", counts)
-    check_target_shape(labels, "labels", *([(rows,)] if classes == 1 else []), (rows, classes))
+        targets = validate_sequence_targets(labels, "labels", batch_size)
+        return cross_entropy_over_targets(logits, targets, "labels", num_items)
+    check_target_shape(labels, "labels", *([(batch_size,)] if classes == 1 else []), (batch_size, classes))
     labels = labels.to(torch.float32).view(logits.shape)
-    error = F.mse_loss if problem_type == "regression" else F.binary_cross_entropy_with_logits
-    return mean_over_targets(error(logits.float(), labels, reduction="sum"), labels, "labels", counts)
+    criterion = F.mse_loss if problem_type == "regression" else F.binary_cross_entropy_with_logits
+    return mean_over_targets(criterion(logits.float(), labels, reduction="sum"), labels, "labels", num_items)
+
+
+def encode_text_pair(
+    head: HeadModel,
+    *,
+    input_ids: Tensor | None = None,
+    attention_mask: Tensor | None = None,
+    token_type_ids: Tensor | None = None,
+    inputs_embeds: Tensor | None = None,
+    sequence_ids: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Any, Tensor, Tensor]:
+    """Run a head's encoder on both texts of every example separately (Conneau et al. 2017, section 3.1).
+
+    `token_type_ids` is 0 in the first and above 0 in the second text. A single text is used as both.
+
+    Returns:
+        The encoder's output, where each token's state comes from its own text, and the (batch, width) vectors of both
+        texts.
+    """
+    aligned = {"token_type_ids": token_type_ids, "sequence_ids": sequence_ids}
+    inputs = head.check_word_input(input_ids, inputs_embeds, attention_mask, **aligned)
+    arguments = {"input_ids": input_ids, "inputs_embeds": inputs_embeds, "sequence_ids": sequence_ids}
+    if token_type_ids is None or not (is_traced(inputs) or bool(token_type_ids.any())):
+        outputs = HeadModel.encode(head, attention_mask=attention_mask, **arguments, **kwargs)
+        return outputs, outputs.pooler_output, outputs.pooler_output
+    first, second = _text_masks(inputs, attention_mask, token_type_ids)
+    doubled = {name: None if tensor is None else torch.cat([tensor, tensor]) for name, tensor in arguments.items()}
+    outputs = HeadModel.encode(head, attention_mask=torch.cat([first, second]), **doubled, **kwargs)
+
+    def merge(states: Tensor) -> Tensor:
+        first_states, second_states = states.chunk(2)
+        return torch.where(first[..., None], first_states, second_states)
+
+    first_vectors, second_vectors = outputs.pooler_output.chunk(2)
+    outputs.last_hidden_state = merge(outputs.last_hidden_state)
+    if outputs.hidden_states is not None:
+        outputs.hidden_states = tuple(merge(states) for states in outputs.hidden_states)
+    return outputs, first_vectors, second_vectors
+
+
+def _text_masks(inputs: Tensor, attention_mask: Tensor | None, token_type_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Two (batch, length) masks, of the tokens of the first and of the second text; a single text is used as both."""
+    tokens = token_mask(inputs, attention_mask)
+    first, second = tokens & (token_type_ids == 0), tokens & (token_type_ids != 0)
+    return first | (tokens & ~first.any(1, keepdim=True)), second | (tokens & ~second.any(1, keepdim=True))
+
+
+class ForTextPairClassification(ForSequenceClassification):
+    """A classifier of text pairs on the features (u, v, |u - v|, u * v) of their vectors u and v.
+
+    A single text is used as both. Without `config.text_pairs`, a linear classifier of a single text's vector.
+    """
+
+    def build_head(self, config: Any) -> None:
+        """Create dropout and the classifier."""
+        self.dropout = Dropout(config.head_dropout)
+        if config.text_pairs:
+            self.classifier = self.build_pair_classifier(config)
+        else:
+            self.classifier = nn.Linear(config.pooler_size, config.num_labels)
+
+    def build_pair_classifier(self, config: Any) -> nn.Module:
+        """Create the classifier of (u, v, |u - v|, u * v)."""
+        raise NotImplementedError
+
+    def encode(
+        self, *, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None, **inputs: Any
+    ) -> Any:
+        """Run the encoder on both texts; `pooler_output` is the input of the classifier.
+
+        Raises:
+            CtxError: There is a second text without `config.text_pairs`.
+        """
+        if self.config.text_pairs:
+            outputs, first, second = encode_text_pair(
+                self, attention_mask=attention_mask, token_type_ids=token_type_ids, **inputs
+            )
+            outputs.pooler_output = pair_features(first, second)
+            return outputs
+        if token_type_ids is not None and not is_traced(token_type_ids) and bool(token_type_ids.any()):
+            raise CtxError(
+                "There is a second text (token_type_ids is not 0), but text_pairs is false.",
+                hint="train with text_pairs=true.",
+            )
+        return super().encode(attention_mask=attention_mask, **inputs)
 
 
 class ForTokenClassification(HeadModel):
-    """A classifier of each token (Devlin et al. 2019, section 5.3)."""
+    """A classifier of each token (Devlin et al. 2019, section 5.3).
+
+    Attributes:
+        output_class: Class of the output.
+    """
 
     supports_layer_mix = True
     loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
+    output_class: ClassVar[type[TokenClassifierOutput]] = TokenClassifierOutput
 
     def build_head(self, config: Any) -> None:
-        """Dropout and a linear classifier."""
+        """Create dropout and a linear classifier."""
         self.dropout: nn.Module = Dropout(config.head_dropout)
         self.classifier = nn.Linear(config.head_input_size, config.num_labels)
 
@@ -180,7 +255,13 @@ class ForTokenClassification(HeadModel):
         num_items_in_batch: ItemCounts = None,
         **kwargs: Any,
     ) -> TokenClassifierOutput:
-        """Logits (batch, length, num_labels), and the loss with `labels` (batch, length); -100 is ignored."""
+        """Compute logits (batch, length, num_labels), and the loss with `labels`. Other arguments as in the encoder's
+        forward.
+
+        Args:
+            labels: (batch, length) class indices; -100 is ignored.
+            num_items_in_batch: As in `mean_over_targets`.
+        """
         outputs = self.encode(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -194,18 +275,23 @@ class ForTokenClassification(HeadModel):
         if labels is not None:
             loss = cross_entropy_over_targets(logits, labels, "labels", num_items_in_batch)
             loss = self.add_regularization(loss, outputs, labels, "labels", num_items_in_batch)
-        return self.build_output(TokenClassifierOutput, outputs, loss=loss, logits=logits)
+        return self.output_class(loss=loss, logits=logits, **self.encoder_fields(outputs))
 
 
 class ForQuestionAnswering(HeadModel):
-    """Start and end logits of an answer span (Devlin et al. 2019, section 4.2)."""
+    """Start and end logits of an answer span (Devlin et al. 2019, section 4.2).
+
+    Attributes:
+        output_class: Class of the output.
+    """
 
     supports_layer_mix = True
     loss_targets: ClassVar[tuple[str, ...]] = ("start_positions", "end_positions")
     accepts_loss_kwargs = False
+    output_class: ClassVar[_SpanOutputClass] = QuestionAnsweringModelOutput
 
     def build_head(self, config: Any) -> None:
-        """A linear map from each token's state to its start and end logits."""
+        """Create a linear layer from each token's state to its start and end logits."""
         self.qa_outputs = nn.Linear(config.head_input_size, 2)
 
     @can_return_tuple
@@ -220,9 +306,16 @@ class ForQuestionAnswering(HeadModel):
         end_positions: Tensor | None = None,
         num_items_in_batch: ItemCounts = None,
         **kwargs: Any,
-    ) -> QuestionAnsweringModelOutput:
-        """Start and end logits (batch, length), and the mean of the two losses with both positions (batch,); positions
-        outside the sequence are ignored, as in transformers. Unlike there, the softmax excludes padding."""
+    ) -> QuestionAnsweringModelOutput | Seq2SeqQuestionAnsweringModelOutput:
+        """Compute start and end logits (batch, length), and the mean of the two losses if both positions are given.
+
+        Unlike in transformers, the softmax excludes padding. Other arguments as in the encoder's forward.
+
+        Args:
+            start_positions, end_positions: (batch,) columns of the answer's first and last token; positions outside the
+                sequence are ignored, as in transformers.
+            num_items_in_batch: As in `mean_over_targets`.
+        """
         outputs = self.encode(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -231,26 +324,34 @@ class ForQuestionAnswering(HeadModel):
             inputs_embeds=inputs_embeds,
             **kwargs,
         )
-        logits = self.qa_outputs(outputs.last_hidden_state)
-        start_logits, end_logits = (part.contiguous() for part in logits.unbind(-1))
+        start_logits, end_logits = self.qa_outputs(outputs.last_hidden_state).unbind(-1)
+        start_logits, end_logits = start_logits.contiguous(), end_logits.contiguous()
         loss = None
         if start_positions is not None and end_positions is not None:
             padding = attention_mask == 0 if attention_mask is not None and attention_mask.dim() == 2 else None
-            start = position_loss(start_logits, start_positions, padding, "start_positions", num_items_in_batch)
-            end = position_loss(end_logits, end_positions, padding, "end_positions", num_items_in_batch)
-            loss = (start + end) / 2
-        found = {"loss": loss, "start_logits": start_logits, "end_logits": end_logits}
-        return self.build_output(QuestionAnsweringModelOutput, outputs, **found)
+            start_loss = position_loss(start_logits, start_positions, padding, "start_positions", num_items_in_batch)
+            end_loss = position_loss(end_logits, end_positions, padding, "end_positions", num_items_in_batch)
+            loss = (start_loss + end_loss) / 2
+        return self.output_class(
+            loss=loss, start_logits=start_logits, end_logits=end_logits, **self.encoder_fields(outputs)
+        )
 
 
-class ForMultipleChoice(SequenceHead):
-    """A logit for each of several choices, each encoded with the context (Devlin et al. 2019, section 4.4)."""
+class ForMultipleChoice(HeadModel):
+    """A logit for each of several choices, each encoded with the context (Devlin et al. 2019, section 4.4).
 
+    Attributes:
+        output_class: Class of the output.
+    """
+
+    uses_pooled_output = True
+    has_configurable_pooling = True
     supports_layer_mix = True
     loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
+    output_class: ClassVar[type[MultipleChoiceModelOutput]] = MultipleChoiceModelOutput
 
     def build_head(self, config: Any) -> None:
-        """Dropout and a linear map from the pooled output to one logit."""
+        """Create dropout and a linear layer from the pooled output to one logit."""
         self.dropout: nn.Module = Dropout(config.head_dropout)
         self.classifier = nn.Linear(config.pooler_size, 1)
 
@@ -271,48 +372,67 @@ class ForMultipleChoice(SequenceHead):
         choice_mask: Tensor | None = None,
         **kwargs: Any,
     ) -> MultipleChoiceModelOutput:
-        """Logits (batch, choices) from inputs (batch, choices, length), and the loss with `labels` (batch,).
+        """Compute logits (batch, choices), and the loss with `labels`. Other arguments as in the encoder's forward.
 
-        `choice_mask` (batch, choices) is 0 at what fills up rows of fewer choices: its logits are the lowest number.
+        Args:
+            input_ids, attention_mask, token_type_ids, position_ids: (batch, choices, length).
+            inputs_embeds: (batch, choices, length, hidden), instead of `input_ids`.
+            labels: (batch,) index of the correct choice.
+            num_items_in_batch: As in `mean_over_targets`.
+            choice_mask: (batch, choices), 0 at padding choices, whose logits become the lowest number.
         """
-        inputs = {
+        token_arguments = {
             "input_ids": input_ids,
             "attention_mask": attention_mask,
             "token_type_ids": token_type_ids,
             "position_ids": position_ids,
             "inputs_embeds": inputs_embeds,
-            **{name: kwargs.pop(name) for name in getattr(self.encoder_class, "extra_input_ids", ()) if name in kwargs},
         }
-        check_tensors(**inputs, choice_mask=choice_mask)
-        given = input_ids if input_ids is not None else inputs_embeds
-        if given is None or given.dim() != (3 if input_ids is not None else 4):
-            raise CtxError(
-                "Multiple choice takes input_ids (batch, choices, length) or inputs_embeds (batch, choices, length, "
-                f"hidden); got {None if given is None else tuple(given.shape)}."
-            )
-        for name, tensor in inputs.items():
-            if tensor is not None and (tensor.dim() < 3 or tensor.shape[:2] != given.shape[:2]):
-                raise CtxError(
-                    f"{name} is {tuple(tensor.shape)}, expected (batch, choices, ...) as of the input, "
-                    f"{tuple(given.shape[:2])}."
-                )
-        if choice_mask is not None and choice_mask.shape != given.shape[:2]:
-            raise CtxError(f"choice_mask is {tuple(choice_mask.shape)}, expected {tuple(given.shape[:2])}.")
-        inputs = {name: None if tensor is None else tensor.flatten(0, 1) for name, tensor in inputs.items()}
-        outputs = self.encode(**inputs, **kwargs)
-        logits = self.score(outputs.pooler_output, given.shape[1]).view(given.shape[:2])
+        for name in getattr(self.encoder_class, "extra_input_ids", ()):
+            token_arguments[name] = kwargs.pop(name, None)
+        batch_size, choices = _check_choices(token_arguments, choice_mask)
+        flattened = {name: None if tensor is None else tensor.flatten(0, 1) for name, tensor in token_arguments.items()}
+        outputs = self.encode(**flattened, **kwargs)
+        logits = self.score(outputs.pooler_output, choices).view(batch_size, choices)
         if choice_mask is not None:
             logits = logits.masked_fill(choice_mask == 0, torch.finfo(logits.dtype).min)
         loss = None
         if labels is not None:
-            targets = validate_sequence_targets(labels, "labels", len(logits))
+            targets = validate_sequence_targets(labels, "labels", batch_size)
             loss = cross_entropy_over_targets(logits, targets, "labels", num_items_in_batch)
             loss = self.add_regularization(loss, outputs, targets, "labels", num_items_in_batch)
-        return self.build_output(MultipleChoiceModelOutput, outputs, loss=loss, logits=logits)
+        return self.output_class(loss=loss, logits=logits, **self.encoder_fields(outputs))
+
+
+def _check_choices(token_arguments: dict[str, Tensor | None], choice_mask: Tensor | None) -> tuple[int, int]:
+    """(batch, choices) of the inputs; raises CtxError if the arguments have other or different axes."""
+    check_tensors(**token_arguments, choice_mask=choice_mask)
+    input_ids, inputs_embeds = token_arguments["input_ids"], token_arguments["inputs_embeds"]
+    inputs = input_ids if input_ids is not None else inputs_embeds
+    if inputs is None or inputs.dim() != (3 if input_ids is not None else 4):
+        raise CtxError(
+            "Multiple choice takes input_ids (batch, choices, length) or inputs_embeds (batch, choices, length, "
+            f"hidden); got {None if inputs is None else tuple(inputs.shape)}."
+        )
+    for name, tensor in token_arguments.items():
+        if tensor is not None and (tensor.dim() < 3 or tensor.shape[:2] != inputs.shape[:2]):
+            raise CtxError(
+                f"{name} is {tuple(tensor.shape)}, expected (batch, choices, ...) with the batch and choices of the "
+                f"input, {tuple(inputs.shape[:2])}."
+            )
+    if choice_mask is not None and choice_mask.shape != inputs.shape[:2]:
+        raise CtxError(f"choice_mask is {tuple(choice_mask.shape)}, expected {tuple(inputs.shape[:2])}.")
+    return inputs.shape[0], inputs.shape[1]
 
 
 def position_loss(
-    scores: Tensor, positions: Tensor, excluded: Tensor | None, name: str, counts: ItemCounts, *, why: str = "padding"
+    scores: Tensor,
+    positions: Tensor,
+    excluded: Tensor | None,
+    name: str,
+    num_items: ItemCounts,
+    *,
+    reason: str = "padding",
 ) -> Tensor:
     """Mean cross-entropy in nats of choosing a position.
 
@@ -320,8 +440,8 @@ def position_loss(
         scores: (batch, length).
         positions: (batch,); positions outside the sequence are ignored.
         excluded: (batch, length) bool, positions excluded from the softmax, or None.
-        name, counts: As in `mean_over_targets`.
-        why: The reason of the exclusion, for the error.
+        name, num_items: As in `mean_over_targets`.
+        reason: The reason of the exclusion, for the error.
 
     Raises:
         CtxError: A target is excluded.
@@ -332,6 +452,6 @@ def position_loss(
         misplaced = excluded.gather(1, positions.clamp(min=0)[:, None])[:, 0] & (positions != IGNORE_INDEX)
         if not torch.compiler.is_compiling() and bool(misplaced.any()):
             row = int(misplaced.nonzero()[0])
-            raise CtxError(f"{name}[{row}] is {int(positions[row])}, which is excluded: {why}.")
+            raise CtxError(f"{name}[{row}] is {int(positions[row])}, which is excluded: {reason}.")
         scores = scores.masked_fill(excluded, torch.finfo(scores.dtype).min)
-    return cross_entropy_over_targets(scores, positions, name, counts)
+    return cross_entropy_over_targets(scores, positions, name, num_items)

@@ -6,15 +6,52 @@ from torch import Tensor
 from transformers.modeling_outputs import MaskedLMOutput
 from transformers.utils.generic import can_return_tuple
 
-from hf_ctxmodels.heads.base import IGNORE_INDEX, HeadModel, ItemCounts, language_modeling_loss, loss_from_logits
+from hf_ctxmodels.core.constants import IGNORE_INDEX
+from hf_ctxmodels.heads.base import HeadModel, ItemCounts, language_modeling_loss, loss_from_logits
 from hf_ctxmodels.layers.lm_loss.cross_entropy import MaskedLMHead
+
+
+def build_mlm_head(config: Any, embedding_size: int, activation: str | None = None) -> MaskedLMHead:
+    """The masked-LM head of a configuration.
+
+    Args:
+        config: A configuration with the Hub's standard names.
+        embedding_size: Width of the word embeddings, to which the decoder may be tied.
+        activation: Activation of the dense layer; None for `config.hidden_act`.
+    """
+    return MaskedLMHead(
+        config.hidden_size,
+        embedding_size,
+        config.vocab_size,
+        activation=activation or config.hidden_act,
+        layer_norm_eps=config.layer_norm_eps,
+    )
+
+
+def masked_lm_loss(
+    head: MaskedLMHead, states: Tensor, labels: Tensor, num_items: ItemCounts, name: str = "labels"
+) -> Tensor:
+    """Mean cross-entropy in nats of the masked tokens.
+
+    Args:
+        head: The masked-LM head.
+        states: (targets, hidden) the encoder's output where `labels` is not -100.
+        labels: (batch, length) token ids.
+        num_items, name: As in `mean_over_targets`.
+    """
+    return language_modeling_loss(head.decoder, states, labels, num_items, name, summed_loss=head.summed_loss)
+
+
+def is_masked_lm(model: Any) -> bool:
+    """Whether a model predicts masked tokens; so do pretraining heads with further tasks."""
+    return isinstance(model, ForMaskedLM) or isinstance(getattr(model, "mlm_head", None), MaskedLMHead)
 
 
 class ForMaskedLM(HeadModel):
     """Predicts masked tokens (Devlin et al. 2019, section 3.1).
 
-    With `labels`, the last layer and the vocabulary logits are computed at the labelled positions only, and `logits` is
-    None, unless `returns_logits`.
+    With `labels`, the last layer and the vocabulary's logits are computed at the labelled positions only, and `logits`
+    is None, unless `returns_logits`.
 
     Attributes:
         transform_activation: Activation of the head's dense layer; None for `config.hidden_act`.
@@ -25,35 +62,17 @@ class ForMaskedLM(HeadModel):
     output_layer = "mlm_head.decoder"
 
     def build_head(self, config: Any) -> None:
-        """The masked-LM head; its decoder has the width of the word embeddings."""
-        self.mlm_head = MaskedLMHead(
-            config.hidden_size,
-            self.get_input_embeddings().embedding_dim,
-            config.vocab_size,
-            activation=self.transform_activation or config.hidden_act,
-            layer_norm_eps=config.layer_norm_eps,
-        )
+        """Create the masked-LM head, whose decoder has the width of the word embeddings."""
+        embedding_size = self.get_input_embeddings().embedding_dim
+        self.mlm_head = build_mlm_head(config, embedding_size, self.transform_activation)
 
-    def masked_lm(
-        self, states: Tensor, labels: Tensor | None, counts: ItemCounts, everywhere: bool, name: str = "labels"
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """The mean cross-entropy in nats at the labelled positions, and the logits; None for what is not there.
+    def token_logits(self, states: Tensor) -> Tensor:
+        """(..., hidden) output of the encoder -> (..., vocabulary) logits."""
+        return self.mlm_head(states)
 
-        Args:
-            states: The encoder's output: (batch, length, hidden) where logits are to be returned, else (targets,
-                hidden) at the positions where `labels` is not -100.
-            labels: (batch, length), or None.
-            counts: As in `mean_over_targets`.
-            everywhere: Whether to return logits.
-            name: The argument of `forward` that `labels` are.
-        """
-        head = self.mlm_head
-        if everywhere:
-            logits = head(states)
-            return None if labels is None else loss_from_logits(logits, labels, counts, name), logits
-        assert labels is not None
-        loss = language_modeling_loss(head.decoder, states, labels, counts, name, summed_loss=head.summed_loss)
-        return loss, None
+    def token_loss(self, states: Tensor, labels: Tensor, num_items: ItemCounts) -> Tensor:
+        """Mean cross-entropy in nats; (targets, hidden) states at the labelled positions, see `masked_lm_loss`."""
+        return masked_lm_loss(self.mlm_head, states, labels, num_items)
 
     @can_return_tuple
     def forward(
@@ -69,10 +88,15 @@ class ForMaskedLM(HeadModel):
         return_logits: bool | None = None,
         **kwargs: Any,
     ) -> MaskedLMOutput:
-        """Logits, or the loss with `labels` (batch, length); -100 is ignored. For `return_logits` see
-        `returns_logits`."""
+        """Compute logits, or the loss with `labels`. Other arguments as in the encoder's forward.
+
+        Args:
+            labels: (batch, length) ids of the masked tokens; -100 is ignored.
+            num_items_in_batch: As in `mean_over_targets`.
+            return_logits: See `returns_logits`.
+        """
         labels = self.validate_token_targets(labels, "labels", input_ids, inputs_embeds)
-        everywhere = labels is None or self.returns_logits(return_logits)
+        computes_logits = labels is None or self.returns_logits(return_logits)
         outputs = self.encode(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -80,10 +104,15 @@ class ForMaskedLM(HeadModel):
             position_ids=position_ids,
             inputs_embeds=inputs_embeds,
             sequence_ids=sequence_ids,
-            output_mask=None if everywhere else labels != IGNORE_INDEX,
+            output_mask=None if labels is None or computes_logits else labels != IGNORE_INDEX,
             **kwargs,
         )
-        loss, logits = self.masked_lm(outputs.last_hidden_state, labels, num_items_in_batch, everywhere)
+        loss = logits = None
+        if computes_logits:
+            logits = self.token_logits(outputs.last_hidden_state)
+            loss = None if labels is None else loss_from_logits(logits, labels, num_items_in_batch)
+        elif labels is not None:
+            loss = self.token_loss(outputs.last_hidden_state, labels, num_items_in_batch)
         return MaskedLMOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )

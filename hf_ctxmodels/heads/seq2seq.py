@@ -1,4 +1,4 @@
-"""The sequence-to-sequence head: an encoder, an autoregressive decoder, and logits over the target vocabulary."""
+"""Sequence-to-sequence heads: an encoder, an autoregressive decoder, and logits over the target vocabulary."""
 
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -9,45 +9,31 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import GenerationConfig
+from transformers import GenerationConfig, GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
 
+from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.inputs import (
-    check_aligned,
-    check_ids,
-    check_source_mask,
-    check_tensors,
-    is_traced,
-    sequence_starts,
-)
-from hf_ctxmodels.heads.base import (
-    IGNORE_INDEX,
-    HeadModel,
-    ItemCounts,
-    language_modeling_loss,
-    loss_from_logits,
-    validate_targets,
-)
-from hf_ctxmodels.heads.generation import PrepackingGenerationMixin
-from hf_ctxmodels.layers.cpu.linear import linear
+from hf_ctxmodels.core.inputs import check_ids, check_source_mask, check_tensors, is_traced
+from hf_ctxmodels.heads.base import HeadModel, ItemCounts, language_modeling_loss, loss_from_logits, validate_targets
+from hf_ctxmodels.layers.cpu.linear import MAX_PREPACKED_BYTES, linear, prepacked_weights
 from hf_ctxmodels.layers.decoder_output import DecoderOutput
 
 
 @dataclass
 class ConditionalGenerationOutput(ModelOutput):
-    """Output of `ForConditionalGeneration`; the names are those of transformers' Seq2SeqLMOutput.
+    """Output of sequence-to-sequence heads, with the field names of transformers' `Seq2SeqLMOutput`.
 
     Attributes:
         loss: Cross-entropy in nats per target.
         logits: (batch, steps, target vocabulary); with `labels`, see `returns_logits`.
-        past_key_values: The decoder's state; None without `use_cache`.
-        decoder_hidden_states, decoder_attentions, cross_attentions: As recorded, see `DecoderOutput`; None if they were not
-            asked for. A recurrent decoder does not attend to what it wrote.
-        encoder_last_hidden_state: (batch, length, hidden) the encoder's output.
-        encoder_hidden_states, encoder_attentions: Of the encoder, as asked for.
+        past_key_values: The state of the decoder; None without `use_cache`.
+        decoder_hidden_states, decoder_attentions, cross_attentions: See `DecoderOutput`; None unless requested. A
+            recurrent decoder has no self-attention.
+        encoder_last_hidden_state: (batch, length, hidden) output of the encoder.
+        encoder_hidden_states, encoder_attentions: Of the encoder; None unless requested.
     """
 
     loss: Tensor | None = None
@@ -62,109 +48,114 @@ class ConditionalGenerationOutput(ModelOutput):
 
     @property
     def hidden_states(self) -> tuple[Tensor, ...] | None:
-        """`decoder_hidden_states`, by the name that other heads have for their own."""
+        """`decoder_hidden_states`, under the name that other heads use."""
         return self.decoder_hidden_states
 
     @property
     def attentions(self) -> tuple[Tensor, ...] | None:
-        """`decoder_attentions`, likewise."""
+        """`decoder_attentions`, under the name that other heads use."""
         return self.decoder_attentions
 
 
-@dataclass(frozen=True)
-class DecoderInputs:
-    """Inputs of a decoder besides its ids.
+class Seq2SeqHead(HeadModel, GenerationMixin):
+    """Base class of heads that generate a target from a source.
+
+    The configuration has `target_vocab_size` and `decoder_start_token_id`. A family lists `GenerationMixin` among the
+    direct bases of its class, as transformers requires.
 
     Attributes:
-        encoded: The encoder's output.
-        attention_mask: (batch, length) mask of the source, or None.
-        cache: The decoder's state before the ids; None for a Transformer without a cache.
-        languages: (batch,) numbers of the target languages, or None.
-        recorded: Which hidden states and attention weights are asked for, see `config.resolve_output_flags`.
-        further: What else the decoder takes, by the names in `decoder_arguments`.
-        sequence_ids: (batch, length) of the source, see `TransformerStack.forward`, or None.
-    """
-
-    encoded: Any
-    attention_mask: Tensor | None
-    cache: Any
-    languages: Tensor | None
-    recorded: Mapping[str, Any] = field(default_factory=dict)
-    further: Mapping[str, Any] = field(default_factory=dict)
-    sequence_ids: Tensor | None = None
-
-    @property
-    def record(self) -> bool:
-        """Whether any are asked for."""
-        return any(value is not None and value is not False for value in self.recorded.values())
-
-
-class Seq2SeqHead(HeadModel, PrepackingGenerationMixin):
-    """The base of heads that write a target for a source.
-
-    The configuration has `target_vocab_size` and `decoder_start_token_id`. A family's class lists `GenerationMixin`
-    among its direct bases, as transformers requires.
-
-    Attributes:
-        decoder_arguments: Further arguments of `forward` that the decoder takes.
+        decoder_only_arguments: Arguments of `forward` without the prefix "decoder_" that the encoder does not take.
+        prepacked_bytes: Upper limit in bytes of the copies of weights that `generate` prepacks for oneDNN on a CPU;
+            0 for none.
     """
 
     loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
-    decoder_arguments: ClassVar[tuple[str, ...]] = ()
-    _is_stateful = True  # no token is taken back, which assisted generation would need
+    decoder_only_arguments: ClassVar[tuple[str, ...]] = ()
+    prepacked_bytes: int = MAX_PREPACKED_BYTES
+    _is_stateful = True  # tokens cannot be removed from a state, as assisted generation would need
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
         return False  # the first forward creates the cache
 
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """Generate as in transformers, with weights prepacked for oneDNN on a CPU."""
+        with prepacked_weights(self.prepacked_bytes):
+            return super().generate(*args, **kwargs)
+
     def _prepare_text_encoder_decoder_kwargs_for_generation(
         self, inputs_tensor: Tensor, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> dict[str, Any]:
-        """Run the encoder, without what the decoder takes. Targets, which Seq2SeqTrainer passes, are left out."""
-        given = {name: value for name, value in model_kwargs.items() if name not in self.loss_targets}
-        for_decoder = {name: given.pop(name) for name in self.decoder_arguments if name in given}
-        prepared = super()._prepare_text_encoder_decoder_kwargs_for_generation(inputs_tensor, given, *args, **kwargs)
-        return prepared | for_decoder
+        """Run the encoder, without the arguments of the decoder, and without targets, which Seq2SeqTrainer passes."""
+        encoder_kwargs = {name: value for name, value in model_kwargs.items() if name not in self.loss_targets}
+        decoder_kwargs = {
+            name: encoder_kwargs.pop(name)
+            for name in list(encoder_kwargs)
+            if name.startswith("decoder_") or name in self.decoder_only_arguments
+        }
+        prepared = super()._prepare_text_encoder_decoder_kwargs_for_generation(
+            inputs_tensor, encoder_kwargs, *args, **kwargs
+        )
+        return prepared | decoder_kwargs
 
     def _prefill(
         self, input_ids: Tensor, generation_config: GenerationConfig, model_kwargs: dict[str, Any], **kwargs: Any
     ) -> Any:
-        """The first step of `generate`, always at once: of several parts, transformers would cut the source's mask to
-        the length of each."""
+        """Run the first step of `generate` in one chunk: transformers would cut the source's mask to each chunk."""
         if generation_config.prefill_chunk_size is not None:
             generation_config = copy(generation_config)
             generation_config.prefill_chunk_size = None
         return super()._prefill(input_ids, generation_config, model_kwargs, **kwargs)
 
+    def prepare_inputs_for_generation(
+        self, input_ids: Tensor, past_key_values: Any = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        """The inputs of the next step: the target tokens, (batch, steps) `input_ids`, after the tokens in the cache."""
+        if past_key_values is not None:
+            kwargs["next_sequence_length"] = max(1, input_ids.shape[1] - past_key_values.get_seq_length())
+        return super().prepare_inputs_for_generation(input_ids, past_key_values=past_key_values, **kwargs)
+
     def resolve_decoder_input_ids(
-        self, rows: int | None, ids: Tensor | None, labels: Tensor | None, embeddings: Tensor | None = None
+        self,
+        batch_size: int | None,
+        decoder_input_ids: Tensor | None,
+        labels: Tensor | None,
+        decoder_inputs_embeds: Tensor | None = None,
     ) -> Any:
-        """(batch, steps) the decoder's input: `ids`, or the labels shifted to the right; None with embeddings.
+        """(batch, steps) ids of the decoder's input: `decoder_input_ids`, or the labels shifted to the right.
 
         Args:
-            rows: Number of texts; None does not check it.
-            ids, labels, embeddings: As `decoder_input_ids`, `labels` and `decoder_inputs_embeds` in `forward`.
+            batch_size: Number of sources; None does not check it.
+            decoder_input_ids, labels, decoder_inputs_embeds: As in `forward`. With embeddings the result is None.
 
         Raises:
-            CtxError: None is given, or their shapes do not match each other or the source.
+            CtxError: All are None, or their shapes do not match each other or the source.
         """
-        if ids is None and labels is None and embeddings is None:
-            raise CtxError("Give decoder_input_ids, or labels, or call generate.")
-        if ids is not None and embeddings is not None:
-            raise CtxError("Give one of decoder_input_ids and decoder_inputs_embeds.")
-        given = {"decoder_input_ids": ids, "decoder_inputs_embeds": embeddings, "labels": labels}
-        check_tensors(**given)
-        for name, tensor in given.items():
-            axes = 3 if name == "decoder_inputs_embeds" else 2
+        if decoder_input_ids is None and labels is None and decoder_inputs_embeds is None:
+            raise CtxError("The decoder has no input.", hint="pass decoder_input_ids or labels, or call generate.")
+        if decoder_input_ids is not None and decoder_inputs_embeds is not None:
+            raise CtxError("Both decoder_input_ids and decoder_inputs_embeds are given.", hint="pass only one of them.")
+        tensors = {
+            "decoder_input_ids": decoder_input_ids,
+            "decoder_inputs_embeds": decoder_inputs_embeds,
+            "labels": labels,
+        }
+        check_tensors(**tensors)
+        for name, tensor in tensors.items():
             if tensor is None:
                 continue
-            if tensor.dim() != axes or (rows is not None and tensor.shape[0] != rows) or not tensor.shape[1]:
-                raise CtxError(f"{name} is {tuple(tensor.shape)}, expected ({rows}, steps), as many rows as texts.")
-        read = ids if ids is not None else embeddings
-        if read is not None and labels is not None and read.shape[:2] != labels.shape:
-            raise CtxError(f"labels is {tuple(labels.shape)}, but decoder_input_ids {tuple(read.shape[:2])}.")
-        check_ids("decoder_input_ids", ids, self.config.target_vocab_size, "target_vocab_size")
-        return ids if read is not None else self.prepare_decoder_input_ids_from_labels(labels)  # type: ignore[arg-type]
+            has_axes = tensor.dim() == (3 if name == "decoder_inputs_embeds" else 2)
+            if not has_axes or (batch_size is not None and tensor.shape[0] != batch_size) or not tensor.shape[1]:
+                raise CtxError(
+                    f"{name} is {tuple(tensor.shape)}, expected ({batch_size}, steps), one row for each source."
+                )
+        inputs = decoder_input_ids if decoder_input_ids is not None else decoder_inputs_embeds
+        if inputs is not None and labels is not None and inputs.shape[:2] != labels.shape:
+            raise CtxError(f"labels is {tuple(labels.shape)}, but decoder_input_ids {tuple(inputs.shape[:2])}.")
+        check_ids("decoder_input_ids", decoder_input_ids, self.config.target_vocab_size, "target_vocab_size")
+        if inputs is None:
+            return self.prepare_decoder_input_ids_from_labels(labels)  # type: ignore[arg-type]
+        return decoder_input_ids
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
         """(batch, steps) labels shifted to the right, after `config.decoder_start_token_id`.
@@ -173,20 +164,44 @@ class Seq2SeqHead(HeadModel, PrepackingGenerationMixin):
         """
         size = self.config.target_vocab_size
         ids = F.pad(labels[:, :-1], (1, 0), value=self.config.decoder_start_token_id or 0)
-        # the loss raises for ids outside the vocabulary
+        # the loss raises an error for ids outside the vocabulary
         return torch.where((ids < 0) | (ids >= size), self.config.pad_token_id or 0, ids)
 
 
-class ForConditionalGeneration(Seq2SeqHead):
-    """Predicts each target token from the source and the target tokens before it.
-
-    Encoder and decoder are recurrent, or Transformers (`architectures.encoder_decoder`). The configuration has
-    `num_languages` if `has_target_languages`.
+@dataclass(frozen=True)
+class DecoderInputs:
+    """Inputs of a recurrent decoder other than the target ids.
 
     Attributes:
-        prediction: Linear map from the decoder's states to logits.
+        encoder_outputs: The encoder's output.
+        attention_mask: (batch, length) mask of the source, or None.
+        cache: The state of the decoder before the target ids.
+        target_languages: (batch,) indices of the target languages, or None.
+        output_flags: The requested hidden states and attention weights, see `config.resolve_output_flags`.
+    """
+
+    encoder_outputs: Any
+    attention_mask: Tensor | None
+    cache: Any
+    target_languages: Tensor | None
+    output_flags: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether hidden states or attention weights are requested."""
+        return any(value is not None and value is not False for value in self.output_flags.values())
+
+
+class ForConditionalGeneration(Seq2SeqHead):
+    """Predicts each target token from the source and the target tokens before it, with a recurrent decoder.
+
+    Transformer decoders have `architectures.encoder_decoder_heads.TransformerForConditionalGeneration`. The
+    configuration has `num_languages` if `has_target_languages`.
+
+    Attributes:
+        prediction: Linear layer from the decoder's states to logits.
         has_target_languages: Whether the decoder is conditioned on the target language.
-        required_encoder_outputs: What it needs of the encoder's output.
+        required_encoder_outputs: Fields of the encoder's output that the decoder reads.
     """
 
     has_target_languages: ClassVar[bool] = False
@@ -194,18 +209,17 @@ class ForConditionalGeneration(Seq2SeqHead):
     prediction: nn.Linear
 
     @abstractmethod
-    def start(self, encoded: Any) -> Any:
-        """The decoder's initial state."""
+    def start(self, encoder_outputs: Any) -> Any:
+        """The initial state of the decoder."""
 
     @abstractmethod
-    def decode(self, ids: Any, target_mask: Tensor | None, given: DecoderInputs) -> DecoderOutput:
+    def decode(self, decoder_input_ids: Tensor, target_mask: Tensor | None, inputs: DecoderInputs) -> DecoderOutput:
         """Run the decoder.
 
         Args:
-            ids: (batch, steps) target ids, each the token before the one to be predicted; where the decoder takes
-                `decoder_inputs_embeds`, None with these.
+            decoder_input_ids: (batch, steps) target ids, each the token before the one to be predicted.
             target_mask: (batch, steps) bool, True at positions with a target; None for all positions.
-            given: The other inputs.
+            inputs: The other inputs.
 
         Returns:
             (targets, hidden) states; without `target_mask` (batch, steps, hidden), and the state after the last token.
@@ -215,10 +229,6 @@ class ForConditionalGeneration(Seq2SeqHead):
         """The encoder, run once by `generate`."""
         return self.base_model
 
-    def first_state(self, encoded: Any, use_cache: bool | None) -> Any:
-        """The decoder's state before its first token; None for a decoder that needs none without `use_cache`."""
-        return self.start(encoded)
-
     @can_return_tuple
     def forward(
         self,
@@ -227,8 +237,6 @@ class ForConditionalGeneration(Seq2SeqHead):
         token_type_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         decoder_input_ids: Tensor | None = None,
-        decoder_attention_mask: Tensor | None = None,
-        decoder_inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         encoder_outputs: Any = None,
         past_key_values: Any = None,
@@ -238,144 +246,123 @@ class ForConditionalGeneration(Seq2SeqHead):
         return_logits: bool | None = None,
         **kwargs: Any,
     ) -> ConditionalGenerationOutput:
-        """The loss with `labels`, else logits. Other arguments as in the encoder's forward.
+        """Compute logits, or the loss with `labels`. Other arguments as in the encoder's forward.
 
         Args:
             decoder_input_ids: (batch, steps) target ids, each the token before the one to be predicted; None for
                 `labels` shifted to the right, after `config.decoder_start_token_id`.
-            decoder_attention_mask: (batch, steps), with a cache (batch, past + steps): 0 at padding; for decoders that
-                attend to what they wrote.
-            decoder_inputs_embeds: (batch, steps, hidden) in place of `decoder_input_ids`, for the same decoders.
             labels: (batch, steps) target ids; -100 is ignored.
-            encoder_outputs: The encoder's output, if it has been computed; as a tuple, states, hidden states, weights.
+            encoder_outputs: The encoder's output, if it has been computed; a tuple holds states, hidden states and
+                attention weights.
             past_key_values: The state before `decoder_input_ids`, returned by an earlier forward.
             use_cache: Return `past_key_values`, and with labels the logits as well.
-            target_languages: (batch,) numbers of the target languages; None for the first.
+            target_languages: (batch,) indices of the target languages; None for the first.
+            num_items_in_batch: As in `mean_over_targets`.
             return_logits: See `returns_logits`.
         """
         labels = None if labels is None else validate_targets(labels, "labels")
-        written = {"decoder_attention_mask": decoder_attention_mask, "decoder_inputs_embeds": decoder_inputs_embeds}
-        further = self._further(written, kwargs)
-        recorded = self.config.resolve_output_flags(kwargs)
-        given_outputs = encoder_outputs is not None
-        if not given_outputs:
-            inputs = {"input_ids": input_ids, "token_type_ids": token_type_ids, "inputs_embeds": inputs_embeds}
-            encoder_outputs = self.encode_source(attention_mask=attention_mask, **inputs, **kwargs)
-        encoder_outputs = self._read_from(encoder_outputs)
-        if given_outputs:  # else the encoder has checked its mask
+        for name in ("decoder_attention_mask", "decoder_inputs_embeds"):
+            if kwargs.pop(name, None) is not None:
+                raise CtxError(f"The decoder of {type(self).__name__} takes no {name}.", hint="leave it out.")
+        output_flags = self.config.resolve_output_flags(kwargs)
+        if encoder_outputs is None:
+            encoder_outputs = self.encode(
+                input_ids=input_ids,
+                attention_mask=attention_mask,
+                token_type_ids=token_type_ids,
+                inputs_embeds=inputs_embeds,
+                **kwargs,
+            )
+        else:
+            encoder_outputs = as_model_output(encoder_outputs)
+            self._check_encoder_outputs(encoder_outputs)
             check_source_mask(attention_mask, encoder_outputs.last_hidden_state)
-        rows = encoder_outputs.last_hidden_state.shape[0]
-        ids = self.resolve_decoder_input_ids(rows, decoder_input_ids, labels, decoder_inputs_embeds)
-        ids = ids if decoder_input_ids is not None else self._begun(ids, further.get("decoder_sequence_ids"))
-        self._check_languages(rows, target_languages)
-        before = self.first_state(encoder_outputs, use_cache) if past_key_values is None else past_key_values
-        sides = (encoder_outputs, attention_mask, before, target_languages, recorded, further)
-        given = DecoderInputs(*sides, sequence_ids=kwargs.get("sequence_ids"))
-        wants_logits = labels is None or bool(use_cache) or self.returns_logits(return_logits)
-        loss = logits = decoded = None
-        if wants_logits or given.record:
-            logits, decoded = self.predict(ids, given)
+        batch_size = encoder_outputs.last_hidden_state.shape[0]
+        decoder_input_ids = self.resolve_decoder_input_ids(batch_size, decoder_input_ids, labels)
+        self._check_target_languages(batch_size, target_languages)
+        cache = self.start(encoder_outputs) if past_key_values is None else past_key_values
+        inputs = DecoderInputs(encoder_outputs, attention_mask, cache, target_languages, output_flags)
+        computes_logits = labels is None or bool(use_cache) or self.returns_logits(return_logits)
+        loss = logits = decoder_outputs = None
+        if computes_logits or inputs.is_recording:
+            logits, decoder_outputs = self.predict(decoder_input_ids, inputs)
         if labels is not None and logits is not None:
             loss = loss_from_logits(logits, labels, num_items_in_batch)
         elif labels is not None:
-            loss = self.decoder_loss(ids, labels, given, num_items_in_batch)
-        return _output(encoder_outputs, decoded, recorded, loss, logits if wants_logits else None, use_cache)
+            loss = self.decoder_loss(decoder_input_ids, labels, inputs, num_items_in_batch)
+        return conditional_generation_output(
+            encoder_outputs, decoder_outputs, output_flags, loss, logits if computes_logits else None, use_cache
+        )
 
-    def _read_from(self, encoded: Any) -> Any:
-        """The encoder's output by names; raises CtxError if it lacks what the decoder reads."""
-        encoded = as_model_output(encoded)
-        missing = [name for name in self.required_encoder_outputs if getattr(encoded, name, None) is None]
-        if missing:
-            raise CtxError(
-                f"encoder_outputs has no {' and no '.join(missing)}.", hint="give what model.get_encoder() returns."
-            )
-        return encoded
-
-    def _begun(self, ids: Tensor | None, sequence_ids: Tensor | None) -> Tensor | None:
-        """(batch, steps) shifted labels, if any, each sequence of a row after `config.decoder_start_token_id`."""
-        if sequence_ids is None or ids is None:
-            return ids
-        check_aligned({"decoder_sequence_ids": sequence_ids}, *ids.shape)
-        return ids.masked_fill(sequence_starts(sequence_ids), self.config.decoder_start_token_id or 0)
-
-    def encode_source(self, token_type_ids: Tensor | None = None, **inputs: Any) -> Any:
-        """Run the encoder."""
-        return self.encode(token_type_ids=token_type_ids, **inputs)
-
-    def _further(self, written: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-        """The `decoder_arguments` among the named ones and those of `given`, where they are taken out.
-
-        Raises:
-            CtxError: The decoder does not take a named one.
-        """
-        for name, value in written.items():
-            if value is not None and name not in self.decoder_arguments:
-                raise CtxError(f"The decoder of {type(self).__name__} takes no {name}.", hint="leave it out.")
-        further = {name: given.pop(name, None) for name in self.decoder_arguments if name not in written}
-        return further | {name: value for name, value in written.items() if name in self.decoder_arguments}
-
-    def predict(self, ids: Any, given: DecoderInputs) -> tuple[Tensor, DecoderOutput]:
+    def predict(self, decoder_input_ids: Tensor, inputs: DecoderInputs) -> tuple[Tensor, DecoderOutput]:
         """(batch, steps, target vocabulary) logits, and the output of `decode` for all steps."""
-        decoded = self.decode(ids, None, given)
-        return linear(self.prediction, self.decoder_input(decoded.states)), decoded
+        outputs = self.decode(decoder_input_ids, None, inputs)
+        return linear(self.prediction, self.decoder_input(outputs.states)), outputs
 
-    def decoder_loss(self, ids: Any, labels: Tensor, given: DecoderInputs, counts: ItemCounts) -> Tensor:
-        """Mean cross-entropy in nats of the labels; see `decode` and `language_modeling_loss`."""
+    def decoder_loss(
+        self, decoder_input_ids: Tensor, labels: Tensor, inputs: DecoderInputs, num_items: ItemCounts
+    ) -> Tensor:
+        """Mean cross-entropy in nats of the labels; arguments as in `decode` and `language_modeling_loss`."""
         target_mask = labels != IGNORE_INDEX
         if is_traced(labels) or not self.config.unpad:
-            states = self.decode(ids, None, given).states[target_mask]
+            states = self.decode(decoder_input_ids, None, inputs).states[target_mask]
         else:
-            states = self.decode(ids, target_mask, given).states
-        return language_modeling_loss(self.prediction, self.decoder_input(states), labels, counts)
+            states = self.decode(decoder_input_ids, target_mask, inputs).states
+        return language_modeling_loss(self.prediction, self.decoder_input(states), labels, num_items)
 
-    def _check_languages(self, rows: int, languages: Tensor | None) -> None:
-        if languages is None:
+    def _check_encoder_outputs(self, encoder_outputs: Any) -> None:
+        """Raise CtxError if a field that the decoder reads is missing."""
+        missing = [name for name in self.required_encoder_outputs if getattr(encoder_outputs, name, None) is None]
+        if missing:
+            raise CtxError(
+                f"encoder_outputs has no {' and no '.join(missing)}.", hint="pass the output of model.get_encoder()."
+            )
+
+    def _check_target_languages(self, batch_size: int, target_languages: Tensor | None) -> None:
+        if target_languages is None:
             return
         if not self.has_target_languages:
-            if "decoder_langs" in self.decoder_arguments and self.config.embeds_languages:
-                raise CtxError(
-                    f"{type(self).__name__} reads no target_languages.",
-                    hint="give decoder_langs, (batch, steps) numbers, in their place.",
-                )
             raise CtxError(f"{type(self).__name__} has one target language.", hint="leave target_languages out.")
-        check_tensors(target_languages=languages)
-        if tuple(languages.shape) != (rows,):
-            raise CtxError(f"target_languages is {tuple(languages.shape)}, expected ({rows},): one for each text.")
-        check_ids("target_languages", languages, self.config.num_languages, "num_languages")
-
-    def prepare_inputs_for_generation(
-        self, input_ids: Tensor, past_key_values: Any = None, **kwargs: Any
-    ) -> dict[str, Any]:
-        """The target tokens, (batch, steps) `input_ids`, after those in the cache."""
-        if past_key_values is not None:
-            kwargs["next_sequence_length"] = max(1, input_ids.shape[1] - past_key_values.get_seq_length())
-        return super().prepare_inputs_for_generation(input_ids, past_key_values=past_key_values, **kwargs)
+        check_tensors(target_languages=target_languages)
+        if tuple(target_languages.shape) != (batch_size,):
+            raise CtxError(
+                f"target_languages is {tuple(target_languages.shape)}, expected ({batch_size},): one for each example."
+            )
+        check_ids("target_languages", target_languages, self.config.num_languages, "num_languages")
 
 
-def as_model_output(encoded: Any) -> Any:
-    """An encoder's output by names: with `return_dict=False` it is a tuple of states, hidden states and weights."""
-    return BaseModelOutput(*encoded[:3]) if isinstance(encoded, tuple | list) else encoded
+def as_model_output(encoder_outputs: Any) -> Any:
+    """The encoder's output with named fields; with `return_dict=False` it is a tuple of states, hidden states and
+    attention weights."""
+    if isinstance(encoder_outputs, tuple | list):
+        return BaseModelOutput(*encoder_outputs[:3])
+    return encoder_outputs
 
 
-def _output(
-    encoded: Any,
-    decoded: DecoderOutput | None,
-    recorded: Mapping[str, Any],
+def conditional_generation_output(
+    encoder_outputs: Any,
+    decoder_outputs: DecoderOutput | None,
+    output_flags: Mapping[str, Any],
     loss: Tensor | None,
     logits: Tensor | None,
     use_cache: bool | None,
 ) -> ConditionalGenerationOutput:
-    """The head's output, with what was recorded as far as it was asked for."""
-    states, weights = (recorded[name] for name in ("output_hidden_states", "output_attentions"))
-    shows_states = decoded is not None and states is not None and states is not False
+    """The output of a head, with the requested states and attention weights."""
+    recorded: dict[str, Any] = {}
+    if decoder_outputs is not None:
+        if use_cache:
+            recorded["past_key_values"] = decoder_outputs.cache
+        hidden_states = output_flags["output_hidden_states"]
+        if hidden_states is not None and hidden_states is not False:
+            recorded["decoder_hidden_states"] = decoder_outputs.hidden_states
+        if output_flags["output_attentions"]:
+            recorded["decoder_attentions"] = decoder_outputs.attentions
+            recorded["cross_attentions"] = decoder_outputs.cross_attentions
     return ConditionalGenerationOutput(
         loss=loss,
         logits=logits,
-        past_key_values=decoded.cache if use_cache and decoded is not None else None,
-        decoder_hidden_states=decoded.hidden_states if decoded is not None and shows_states else None,
-        decoder_attentions=decoded.attentions if decoded is not None and weights else None,
-        cross_attentions=decoded.cross_attentions if decoded is not None and weights else None,
-        encoder_last_hidden_state=encoded.last_hidden_state,
-        encoder_hidden_states=encoded.hidden_states,
-        encoder_attentions=encoded.get("attentions"),
+        encoder_last_hidden_state=encoder_outputs.last_hidden_state,
+        encoder_hidden_states=encoder_outputs.hidden_states,
+        encoder_attentions=encoder_outputs.get("attentions"),
+        **recorded,
     )

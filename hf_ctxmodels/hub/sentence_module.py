@@ -9,7 +9,12 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_ctxmodels.architectures.sentence_encoder import encode_sentences, max_input_length, sentence_vectors, tokenise
+from hf_ctxmodels.architectures.sentence_encoder import (
+    encode_sentences,
+    max_sentence_length,
+    sentence_vectors,
+    tokenize_sentences,
+)
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.layers.pooling import Pooling
 
@@ -112,7 +117,9 @@ class CtxSentenceEncoder(InputModule):
             CtxError: A text has no tokens.
         """
         texts = [f"{prompt or ''}{text}" for text in inputs]
-        encoded = tokenise(self.tokenizer, texts, self.max_seq_length or max_input_length(self.model, self.tokenizer))
+        encoded = tokenize_sentences(
+            self.tokenizer, texts, self.max_seq_length or max_sentence_length(self.model, self.tokenizer)
+        )
         return dict(self.tokenizer.pad(encoded, return_tensors="pt"))
 
     def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:

@@ -64,6 +64,8 @@ class CharacterEncoder(nn.Module):
         activation: Activation after the maximum over positions.
     """
 
+    initializes_itself = True
+
     def __init__(
         self,
         characters: int,

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from transformers import initialization as init
 
 
 class ScalarMix(nn.Module):
@@ -14,11 +15,18 @@ class ScalarMix(nn.Module):
         layer_norm: Normalise every layer to mean 0 and variance 1, over all values of its tokens, before mixing.
     """
 
+    initializes_itself = True
+
     def __init__(self, layers: int, layer_norm: bool = False) -> None:
         super().__init__()
         self.layer_norm = layer_norm
         self.weights = nn.Parameter(torch.zeros(layers))
         self.gamma = nn.Parameter(torch.ones(1))
+
+    def reset_parameters(self) -> None:
+        """Initialise the mix to the average of the layers."""
+        init.zeros_(self.weights)
+        init.ones_(self.gamma)
 
     def distance(self) -> Tensor:
         """The squared distance of the weights from the average, their squared norm (section 3.4)."""

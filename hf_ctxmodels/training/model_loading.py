@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.architectures.character_models import CharacterPreTrainedModel
-from hf_ctxmodels.architectures.configuration_character import CtxCharacterConfig
+from hf_ctxmodels.architectures.configurations import CtxCharacterConfig
 from hf_ctxmodels.core.config import CtxConfig
 from hf_ctxmodels.core.constants import MULTITASK_MODEL_TYPE
 from hf_ctxmodels.core.errors import CtxError

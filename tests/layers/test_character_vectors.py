@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hf_ctxmodels.architectures.character_vectors import CharacterVectors
+from hf_ctxmodels.architectures.character_models import CharacterVectors
 
 FILLER = 260
 WORDS = ["cat", "Cat", "a", "the", "cats"]

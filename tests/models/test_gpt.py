@@ -11,7 +11,6 @@ from zoo import Batch, Case, assert_close, assert_same_gradients, gradients, mak
 
 from hf_ctxmodels import CtxGptConfig, CtxGptForSequenceClassification
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.heads import WithLanguageModeling
 from hf_ctxmodels.registry import FAMILIES
 
 GPT = FAMILIES["gpt"]
@@ -20,7 +19,7 @@ WITH_LM = [
     Case(family, name)
     for family in FAMILIES.values()
     for name, model in family.models.items()
-    if issubclass(model, WithLanguageModeling)
+    if getattr(model, "has_auxiliary_lm_loss", False)
 ]
 GENERATORS = [Case(FAMILIES[name], "AutoModelForCausalLM") for name in ("gpt", "gpt2")]
 LENGTHS = (9, 3, 7, 5)

@@ -5,9 +5,12 @@ import torch
 from zoo import CASES, Case, assert_close, assert_same_gradients, gradients, make_batch, make_targets, objective
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.heads.downstream import SequenceHead
 
-POOLED = [case for case in CASES if case.has_field("classifier_pooling") and issubclass(case.model_class, SequenceHead)]
+POOLED = [
+    case
+    for case in CASES
+    if case.has_field("classifier_pooling") and getattr(case.model_class, "has_configurable_pooling", False)
+]
 
 
 # The two ways to a pooled state: BERT's pooler and XLNet's summary, each over one text and over choices.

@@ -8,12 +8,12 @@ from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTo
 from zoo import ARCHETYPE_FAMILIES, tiny_config
 
 from hf_ctxmodels import CtxError
-from hf_ctxmodels.architectures.sentence_encoder import SentenceEncoder, encode_sentences
+from hf_ctxmodels.architectures.sentence_encoder import RecurrentSentenceEncoder, encode_sentences
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.spec import FamilySpec
 
 TEXTS = ["the cat saw a small garden", "nobody", "a dog carried seven letters over the bridge", "the old sailor"]
-ENCODERS = [family for family in FAMILIES.values() if issubclass(family.models["AutoModel"], SentenceEncoder)]
+ENCODERS = [family for family in FAMILIES.values() if issubclass(family.models["AutoModel"], RecurrentSentenceEncoder)]
 some_families = pytest.mark.parametrize("opened", ARCHETYPE_FAMILIES, indirect=True, ids=lambda family: family.name)
 Opened = tuple[PreTrainedModel, PreTrainedTokenizerBase, str]
 

@@ -11,7 +11,6 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from hf_ctxmodels.architectures.static_embeddings import StaticPreTrainedModel
-from hf_ctxmodels.heads import ForMaskedLM
 from hf_ctxmodels.layers.recurrent.gru import GRU
 from hf_ctxmodels.layers.recurrent.lstm import LSTM
 from hf_ctxmodels.spec import FamilySpec, Target
@@ -114,7 +113,7 @@ class Case:
                 "AutoModelForSeq2SeqLM",
             )
             and self.has_auto_class
-        ) or issubclass(self.model_class, ForMaskedLM)
+        ) or getattr(self.model_class, "output_layer", None) == "mlm_head.decoder"
 
     @property
     def returns_logits_with_labels(self) -> bool:
@@ -262,7 +261,7 @@ class Case:
     def embed(self, model: PreTrainedModel, ids: Tensor) -> Tensor:
         """What a model makes of ids before anything else."""
         encoder = model.base_model
-        return encoder.look_up(ids) if hasattr(encoder, "look_up") else model.get_input_embeddings()(ids)
+        return encoder.embed_ids(ids) if hasattr(encoder, "embed_ids") else model.get_input_embeddings()(ids)
 
     @property
     def has_segments(self) -> bool:

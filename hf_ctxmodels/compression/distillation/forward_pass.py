@@ -145,9 +145,7 @@ def hard_target_loss(student: ForwardPass, labels: Tensor, counts: ItemCounts) -
     if not isinstance(student.model, ForMaskedLM):
         return student.output.loss
     states = student.last_hidden_state[labels != IGNORE_INDEX]
-    loss, _ = student.model.masked_lm(states, labels, counts, everywhere=False)
-    assert loss is not None
-    return loss
+    return student.model.token_loss(states, labels, counts)
 
 
 def real_token_mask(batch: Mapping[str, Tensor]) -> Tensor:

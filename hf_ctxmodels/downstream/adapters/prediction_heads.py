@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.heads import ForMaskedLM, ForSequenceClassification, ForTokenClassification
+from hf_ctxmodels.heads import ForSequenceClassification, ForTokenClassification, is_masked_lm
 from hf_ctxmodels.layers.lm_loss.cross_entropy import MaskedLMHead, ProjectedHead
 from hf_ctxmodels.layers.transformer import FirstTokenPooler
 
@@ -48,7 +48,7 @@ class FlexibleHead:
 def find_flexible_head(model: PreTrainedModel) -> FlexibleHead | None:
     """The flexible head that corresponds to the model's head, or None."""
     config: Any = model.config
-    if isinstance(model, ForMaskedLM) and isinstance(getattr(model, "mlm_head", None), MaskedLMHead):
+    if is_masked_lm(model) and isinstance(getattr(model, "mlm_head", None), MaskedLMHead):
         values = {
             "head_type": "masked_lm",
             "layers": 2,
@@ -57,7 +57,7 @@ def find_flexible_head(model: PreTrainedModel) -> FlexibleHead | None:
             "label2id": None,
             "vocab_size": config.vocab_size,
             "embedding_size": model.get_input_embeddings().embedding_dim,
-            "activation_function": model.transform_activation or config.hidden_act,
+            "activation_function": getattr(model, "transform_activation", None) or config.hidden_act,
             "layer_norm": True,
         }
         return FlexibleHead(values, {"0": "mlm_head.dense", "2": "mlm_head.norm", "3": "mlm_head.decoder"})

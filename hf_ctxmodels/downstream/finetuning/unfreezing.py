@@ -10,7 +10,6 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import PreTrainedModel
 
-from hf_ctxmodels import heads
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.training.callbacks import checkpoint_directory, unwrap_optimizer
 from hf_ctxmodels.training.optim.gradual_unfreezing import LayerUnfreezing
@@ -164,7 +163,7 @@ class ThreeStageUnfreezing(LayerUnfreezing):
 
     Args:
         model: The model, not wrapped; with `lm_weights` a head with an auxiliary language modelling loss
-            (`heads.WithLanguageModeling`).
+            (`has_auxiliary_lm_loss`).
         epochs: Passes over the data before the encoder's layers are trained, and before its embeddings are; 1 and 4 in
             the released configuration, which counts them from 1: epochs 2 and 5.
         lm_weights: Weight of the auxiliary loss at the first and the last step, decaying exponentially; exp(-1.6) to
@@ -242,7 +241,7 @@ class ThreeStageUnfreezing(LayerUnfreezing):
 def _check_lm_weights(model: PreTrainedModel, weights: tuple[float, float]) -> None:
     """Raise CtxError for a head without the auxiliary loss, or weights that increase."""
     location = f"--lm_weights {weights[0]:g} {weights[1]:g}"
-    if not isinstance(model, heads.WithLanguageModeling):
+    if not getattr(model, "has_auxiliary_lm_loss", False):
         raise CtxError(
             f"{type(model).__name__} has no auxiliary language modelling loss.",
             location=location,

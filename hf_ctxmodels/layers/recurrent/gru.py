@@ -43,6 +43,8 @@ class GRU(nn.Module):
         directions: 1 or 2.
     """
 
+    initializes_itself = True
+
     def __init__(self, input_size: int, hidden_size: int, *, directions: int = 2) -> None:
         super().__init__()
         self.hidden_size = hidden_size

@@ -55,6 +55,8 @@ class LSTM(nn.Module):
             1708.02182, section 2).
     """
 
+    initializes_itself = True
+
     def __init__(
         self,
         input_size: int,

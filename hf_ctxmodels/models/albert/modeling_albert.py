@@ -1,14 +1,18 @@
 """ALBERT (Lan et al. 2019, arXiv 1909.11942): BERT's encoder with factorised embeddings and cross-layer parameter
 sharing, pretrained by masked language modelling and sentence-order prediction."""
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
+from transformers.utils import ModelOutput
+from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
-from hf_ctxmodels.architectures.transformer_encoder import TransformerEncoder, build_embeddings, build_layer
+from hf_ctxmodels.architectures.transformer_encoder import TransformerEncoder, build_embeddings, build_encoder_layer
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
+from hf_ctxmodels.heads import IGNORE_INDEX, ItemCounts
 from hf_ctxmodels.layers.cpu.dropout import Dropout
 from hf_ctxmodels.layers.transformer import StackOutput, TokenPositionTypeEmbeddings
 from hf_ctxmodels.models.albert.configuration_albert import CtxAlbertConfig
@@ -17,7 +21,7 @@ from hf_ctxmodels.models.albert.shared_layers import SHARED_SUBLAYERS, SharedLay
 
 
 class CtxAlbertPreTrainedModel(CtxPreTrainedModel):
-    """ALBERT's part of the model base."""
+    """Base class of the ALBERT models."""
 
     config: CtxAlbertConfig
     base_model_prefix = "albert"
@@ -52,7 +56,7 @@ class CtxAlbertModel(TransformerEncoder, CtxAlbertPreTrainedModel):
     def build_layers(self, config: CtxAlbertConfig) -> SharedLayers:
         """Create layers with shared parameters."""
         return SharedLayers(
-            lambda: build_layer(config),
+            lambda: build_encoder_layer(config),
             config.num_hidden_layers,
             scope=config.parameter_sharing,
             num_groups=config.num_hidden_groups,
@@ -77,34 +81,113 @@ class CtxAlbertForMaskedLM(heads.ForMaskedLM, CtxAlbertHeadModel):
     _tied_weights_keys = {"mlm_head.decoder.weight": "albert.embeddings.word_embeddings.weight"}
 
 
-class CtxAlbertForPreTraining(heads.ForMaskedLMWithTasks, CtxAlbertForMaskedLM):
-    """Both pretraining objectives: masked-LM and sentence-order prediction (section 3.1).
+@dataclass
+class CtxAlbertForPreTrainingOutput(ModelOutput):
+    """Output of `CtxAlbertForPreTraining`.
 
-    `sentence_order_label` (batch,) is 0 if the segments are in order, 1 if they are swapped.
+    Attributes:
+        loss: The sum of the losses whose targets are given.
+        prediction_logits: (batch, length, vocabulary); with `labels`, only if `returns_logits`.
+        sop_logits: (batch, 2).
+        mlm_loss, sentence_order_loss: Cross-entropy in nats per target, detached; None without targets.
+        metrics: "sentence_order_accuracy", see `heads.accuracy_counts`; None without `sentence_order_label`.
+        hidden_states, attentions: Of the encoder; None unless requested.
     """
 
-    tasks = (heads.PretrainingTask("sentence_order", "sentence_order_label", "sop_head", "sop_logits"),)
+    loss: Tensor | None = None
+    prediction_logits: Tensor | None = None
+    sop_logits: Tensor | None = None
+    mlm_loss: Tensor | None = None
+    sentence_order_loss: Tensor | None = None
+    metrics: dict[str, Tensor] | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
+
+
+class CtxAlbertForPreTraining(CtxAlbertHeadModel):
+    """Both pretraining objectives: masked language modelling and sentence-order prediction (section 3.1).
+
+    With `labels`, the last layer and the vocabulary's logits are computed at the labelled positions only, unless
+    `returns_logits`.
+    """
+
+    uses_pooled_output = True
+    accepts_loss_kwargs = False  # a single number of targets cannot describe two losses
+    output_layer = "mlm_head.decoder"
+    loss_targets: ClassVar[tuple[str, ...]] = ("labels", "sentence_order_label")
+    loss_terms: ClassVar[tuple[str, ...]] = ("mlm_loss", "sentence_order_loss")
+    _tied_weights_keys = CtxAlbertForMaskedLM._tied_weights_keys
 
     def build_head(self, config: CtxAlbertConfig) -> None:
-        """The masked-LM head and the sentence-order classifier."""
-        super().build_head(config)
+        """Create the masked-LM head and the sentence-order classifier."""
+        self.mlm_head = heads.build_mlm_head(config, config.embedding_size)
         self.dropout = Dropout(config.head_dropout)
         self.sop_head = nn.Linear(config.hidden_size, 2)
 
-    def classify(self, task: heads.PretrainingTask, states: Tensor) -> Tensor:
-        """(batch, hidden) pooled output -> (batch, 2) logits."""
-        return super().classify(task, self.dropout(states))
-
     def reference_config(self) -> dict[str, Any]:
-        """The configuration of the reference class, without class names, which set this classifier's size there."""
+        """The configuration of the reference class, without class names, which set the size of its classifier."""
         values = super().reference_config()
         if self.config.num_labels != 2:
             values.pop("id2label", None)
             values.pop("label2id", None)
         return values
 
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        sentence_order_label: Tensor | None = None,
+        num_items_in_batch: ItemCounts = None,
+        return_logits: bool | None = None,
+        **kwargs: Any,
+    ) -> CtxAlbertForPreTrainingOutput:
+        """Compute the logits of both heads, and the loss. Other arguments as in the encoder's forward.
 
-CtxAlbertForPreTrainingOutput = CtxAlbertForPreTraining.output_class
+        Args:
+            labels: (batch, length) ids of the masked tokens; -100 is ignored.
+            sentence_order_label: (batch,) 0 if the segments are in order, 1 if they are swapped; -100 is ignored.
+            num_items_in_batch: Numbers of targets by argument, see `heads.mean_over_targets`.
+            return_logits: See `returns_logits`.
+        """
+        labels = self.validate_token_targets(labels, "labels", input_ids, inputs_embeds)
+        computes_logits = labels is None or self.returns_logits(return_logits)
+        outputs = self.encode(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            output_mask=None if labels is None or computes_logits else labels != IGNORE_INDEX,
+            **kwargs,
+        )
+        states = outputs.last_hidden_state
+        prediction_logits = self.mlm_head(states) if computes_logits else None
+        sop_logits = self.sop_head(self.dropout(outputs.pooler_output))
+        mlm_loss = sentence_order_loss = metrics = None
+        if labels is not None and prediction_logits is not None:
+            mlm_loss = heads.loss_from_logits(prediction_logits, labels, num_items_in_batch)
+        elif labels is not None:
+            mlm_loss = heads.masked_lm_loss(self.mlm_head, states, labels, num_items_in_batch)
+        if sentence_order_label is not None:
+            name = "sentence_order_label"
+            targets = heads.validate_sequence_targets(sentence_order_label, name, len(sop_logits))
+            sentence_order_loss = heads.cross_entropy_over_targets(sop_logits, targets, name, num_items_in_batch)
+            metrics = {"sentence_order_accuracy": heads.accuracy_counts(sop_logits.detach(), targets)}
+        return CtxAlbertForPreTrainingOutput(
+            loss=self.total_loss(mlm_loss, sentence_order_loss),
+            prediction_logits=prediction_logits,
+            sop_logits=sop_logits,
+            mlm_loss=heads.detached_loss(mlm_loss, labels),
+            sentence_order_loss=heads.detached_loss(sentence_order_loss, sentence_order_label),
+            metrics=metrics,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
 
 
 class CtxAlbertForSequenceClassification(heads.ForSequenceClassification, CtxAlbertHeadModel):

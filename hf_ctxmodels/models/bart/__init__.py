@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from hf_ctxmodels.architectures.configuration_seq2seq import seq2seq_size
+from hf_ctxmodels.architectures.configurations import seq2seq_size
 from hf_ctxmodels.models.bart.configuration_bart import CtxBartConfig
 from hf_ctxmodels.models.bart.conversion_bart import BART_CONVERSION
 from hf_ctxmodels.models.bart.modeling_bart import (

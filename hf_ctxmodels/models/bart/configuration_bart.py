@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
 
-from hf_ctxmodels.architectures.configuration_seq2seq import CtxSeq2SeqConfig
+from hf_ctxmodels.architectures.configurations import CtxSeq2SeqConfig
 
 
 @strict

@@ -5,15 +5,14 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import GenerationMixin
 from transformers.core_model_loading import WeightTransform
+from transformers.modeling_outputs import Seq2SeqQuestionAnsweringModelOutput, Seq2SeqSequenceClassifierOutput
 
 from hf_ctxmodels import heads
-from hf_ctxmodels.architectures.encoder_decoder import EncoderDecoder
+from hf_ctxmodels.architectures.encoder_decoder import EncoderDecoder, TransformerStack
 from hf_ctxmodels.architectures.encoder_decoder_heads import (
     EncoderDecoderHeadModel,
-    EndTokenHead,
     TransformerForConditionalGeneration,
 )
-from hf_ctxmodels.architectures.transformer_stack import TransformerStack
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.transformer import ScaledEmbedding
@@ -58,7 +57,7 @@ class CtxBartPreTrainedModel(CtxPreTrainedModel):
 class BartStack(TransformerStack):
     """Encoder or decoder of BART."""
 
-    def build_words(self, config: CtxBartConfig) -> nn.Embedding:
+    def build_word_embeddings(self, config: CtxBartConfig) -> nn.Embedding:
         """Create the word embeddings."""
         embedding_class = ScaledEmbedding if config.scale_embedding else nn.Embedding
         return embedding_class(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
@@ -67,9 +66,9 @@ class BartStack(TransformerStack):
         """Create the position embeddings, of which the first are unused."""
         self.position_embeddings = nn.Embedding(config.max_position_embeddings + _POSITION_OFFSET, config.hidden_size)
 
-    def embed(self, words: Tensor, position_ids: Tensor, **beside: Tensor) -> Tensor:
+    def embed(self, words: Tensor, position_ids: Tensor, **extra_ids: Tensor) -> Tensor:
         """(..., hidden) word embeddings and (...) positions -> (..., hidden)."""
-        return super().embed(words, position_ids + _POSITION_OFFSET, **beside)
+        return super().embed(words, position_ids + _POSITION_OFFSET, **extra_ids)
 
 
 class CtxBartModel(EncoderDecoder, CtxBartPreTrainedModel):
@@ -84,13 +83,14 @@ class CtxBartHeadModel(EncoderDecoderHeadModel, CtxBartPreTrainedModel):
     encoder_class = CtxBartModel
 
 
-class CtxBartForConditionalGeneration(TransformerForConditionalGeneration, CtxBartHeadModel, GenerationMixin):
+class CtxBartForConditionalGeneration(TransformerForConditionalGeneration, CtxBartPreTrainedModel, GenerationMixin):
     """BART with a language modelling head, for pretraining and for summaries, answers and translations.
 
     The output layer is tied to the word embeddings. Its bias is `final_logits_bias` of transformers: a buffer of zeros
     in new and released models that is not trained.
     """
 
+    encoder_class = CtxBartModel
     _tied_weights_keys = {"lm_head.weight": "bart.encoder.word_embeddings.weight"}
 
     def build_head(self, config: CtxBartConfig) -> None:
@@ -108,11 +108,14 @@ class CtxBartForConditionalGeneration(TransformerForConditionalGeneration, CtxBa
             layer.register_buffer("bias", buffer)
 
 
-class CtxBartForSequenceClassification(EndTokenHead, heads.ForSequenceClassification, CtxBartHeadModel):
+class CtxBartForSequenceClassification(heads.ForSequenceClassification, CtxBartHeadModel):
     """BART with a classifier or regressor on the decoder's state at the last </s> (section 3.1)."""
 
     classifier_activation = "tanh"
+    output_class = Seq2SeqSequenceClassifierOutput
 
 
 class CtxBartForQuestionAnswering(heads.ForQuestionAnswering, CtxBartHeadModel):
     """BART with a span classifier on the decoder's states for extractive question answering."""
+
+    output_class = Seq2SeqQuestionAnsweringModelOutput

@@ -1,25 +1,51 @@
 """BERT (Devlin et al. 2019, arXiv 1810.04805): a bidirectional Transformer encoder, pretrained by masked language
 modelling and next-sentence prediction."""
 
+import re
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 from transformers.core_model_loading import WeightTransform
 from transformers.modeling_outputs import NextSentencePredictorOutput
+from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
 from hf_ctxmodels.architectures.transformer_encoder import TransformerEncoder
 from hf_ctxmodels.core.model import CtxPreTrainedModel
-from hf_ctxmodels.heads import ItemCounts, cross_entropy_over_targets
+from hf_ctxmodels.heads import IGNORE_INDEX, ItemCounts
 from hf_ctxmodels.models.bert.configuration_bert import CtxBertConfig
 from hf_ctxmodels.models.bert.conversion_bert import BERT_EXPORT, DISTILBERT_EXPORT
 from hf_ctxmodels.models.bert.distilbert import reject_distilbert_head
 from hf_ctxmodels.models.bert.distilbert_export import distilbert_config
 
+TIED_WEIGHTS = {"mlm_head.decoder.weight": "bert.embeddings.word_embeddings.weight"}
+
+
+def bert_architecture(model: CtxPreTrainedModel) -> str:
+    """Name of the BERT class in transformers that corresponds to a class with BERT's network: "BertForMaskedLM"."""
+    return re.sub(r"^Ctx\w*?(?=For|Model$)", "Bert", type(model).__name__)
+
+
+def export_masked_lm(model: Any, masked_lm_class: type[CtxPreTrainedModel], save_directory: str | Path) -> None:
+    """Export the encoder and the masked-LM head of a model whose other heads transformers lacks.
+
+    Args:
+        model: A model with the encoder `bert` and the head `mlm_head`.
+        masked_lm_class: The family's masked-LM model.
+        save_directory: Directory for config.json and model.safetensors; created if needed.
+    """
+    with torch.device("meta"):
+        masked_lm: Any = masked_lm_class(model.config)
+    masked_lm.bert, masked_lm.mlm_head = model.bert, model.mlm_head
+    masked_lm.export_reference(save_directory)
+
 
 class CtxBertPreTrainedModel(CtxPreTrainedModel):
-    """BERT's part of the model base."""
+    """Base class of the BERT models."""
 
     config: CtxBertConfig
     base_model_prefix = "bert"
@@ -30,15 +56,18 @@ class CtxBertPreTrainedModel(CtxPreTrainedModel):
 
     @property
     def export_conversion(self) -> list[WeightTransform]:  # type: ignore[override]
-        """That of BERT, or of DistilBERT without segment embeddings."""
+        """Weight conversion for export; DistilBERT's layout if `type_vocab_size` is 0."""
         return BERT_EXPORT if self.config.type_vocab_size else DISTILBERT_EXPORT
 
     def reference_config(self) -> dict[str, Any]:
-        """As of every model; DistilBERT's without segment embeddings."""
-        if self.config.type_vocab_size:
-            return super().reference_config()
-        has_pooler = getattr(self.base_model, "pooler", None) is not None
-        return distilbert_config(self.config, type(self).__name__, has_pooler)
+        """The configuration of the reference class; DistilBERT's if `type_vocab_size` is 0."""
+        if not self.config.type_vocab_size:
+            has_pooler = getattr(self.base_model, "pooler", None) is not None
+            return distilbert_config(self.config, type(self).__name__, has_pooler)
+        values = super().reference_config()
+        if self.reference_model_type == "bert":
+            values["architectures"] = [bert_architecture(self)]
+        return values
 
 
 class CtxBertModel(TransformerEncoder, CtxBertPreTrainedModel):
@@ -54,34 +83,119 @@ class CtxBertHeadModel(heads.HeadModel, CtxBertPreTrainedModel):
 class CtxBertForMaskedLM(heads.ForMaskedLM, CtxBertHeadModel):
     """BERT with the masked-LM head; the decoder is tied to the word embeddings."""
 
-    _tied_weights_keys = {"mlm_head.decoder.weight": "bert.embeddings.word_embeddings.weight"}
+    _tied_weights_keys = TIED_WEIGHTS
 
 
-class CtxBertForPreTraining(heads.ForMaskedLMWithTasks, CtxBertForMaskedLM):
-    """Both pretraining objectives: masked-LM and next-sentence prediction (section 3.1).
+@dataclass
+class CtxBertForPreTrainingOutput(ModelOutput):
+    """Output of `CtxBertForPreTraining`.
 
-    `next_sentence_label` (batch,) is 0 if the second segment follows the first, 1 if it is random.
+    Attributes:
+        loss: The sum of the losses whose targets are given.
+        prediction_logits: (batch, length, vocabulary); with `labels`, only if `returns_logits`.
+        seq_relationship_logits: (batch, 2).
+        mlm_loss, next_sentence_loss: Cross-entropy in nats per target, detached; None without targets.
+        metrics: "next_sentence_accuracy", see `heads.accuracy_counts`; None without `next_sentence_label`.
+        hidden_states, attentions: Of the encoder; None unless requested.
     """
 
-    tasks = (heads.PretrainingTask("next_sentence", "next_sentence_label", "nsp_head", "seq_relationship_logits"),)
+    loss: Tensor | None = None
+    prediction_logits: Tensor | None = None
+    seq_relationship_logits: Tensor | None = None
+    mlm_loss: Tensor | None = None
+    next_sentence_loss: Tensor | None = None
+    metrics: dict[str, Tensor] | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
+
+
+class CtxBertForPreTraining(CtxBertHeadModel):
+    """Both pretraining objectives: masked language modelling and next-sentence prediction (section 3.1).
+
+    With `labels`, the last layer and the vocabulary's logits are computed at the labelled positions only, unless
+    `returns_logits`.
+    """
+
+    uses_pooled_output = True
+    accepts_loss_kwargs = False  # a single number of targets cannot describe two losses
+    output_layer = "mlm_head.decoder"
+    loss_targets: ClassVar[tuple[str, ...]] = ("labels", "next_sentence_label")
+    loss_terms: ClassVar[tuple[str, ...]] = ("mlm_loss", "next_sentence_loss")
+    _tied_weights_keys = TIED_WEIGHTS
 
     def build_head(self, config: CtxBertConfig) -> None:
-        """The masked-LM head and the next-sentence classifier."""
-        super().build_head(config)
+        """Create the masked-LM head and the next-sentence classifier."""
+        self.mlm_head = heads.build_mlm_head(config, config.hidden_size)
         self.nsp_head = nn.Linear(config.hidden_size, 2)
 
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        next_sentence_label: Tensor | None = None,
+        num_items_in_batch: ItemCounts = None,
+        return_logits: bool | None = None,
+        **kwargs: Any,
+    ) -> CtxBertForPreTrainingOutput:
+        """Compute the logits of both heads, and the loss. Other arguments as in the encoder's forward.
 
-CtxBertForPreTrainingOutput = CtxBertForPreTraining.output_class
+        Args:
+            labels: (batch, length) ids of the masked tokens; -100 is ignored.
+            next_sentence_label: (batch,) 0 if the second segment follows the first, 1 if it is random; -100 is ignored.
+            num_items_in_batch: Numbers of targets by argument, see `heads.mean_over_targets`.
+            return_logits: See `returns_logits`.
+        """
+        labels = self.validate_token_targets(labels, "labels", input_ids, inputs_embeds)
+        computes_logits = labels is None or self.returns_logits(return_logits)
+        outputs = self.encode(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            output_mask=None if labels is None or computes_logits else labels != IGNORE_INDEX,
+            **kwargs,
+        )
+        states = outputs.last_hidden_state
+        prediction_logits = self.mlm_head(states) if computes_logits else None
+        seq_relationship_logits = self.nsp_head(outputs.pooler_output)
+        mlm_loss = next_sentence_loss = metrics = None
+        if labels is not None and prediction_logits is not None:
+            mlm_loss = heads.loss_from_logits(prediction_logits, labels, num_items_in_batch)
+        elif labels is not None:
+            mlm_loss = heads.masked_lm_loss(self.mlm_head, states, labels, num_items_in_batch)
+        if next_sentence_label is not None:
+            name = "next_sentence_label"
+            targets = heads.validate_sequence_targets(next_sentence_label, name, len(seq_relationship_logits))
+            next_sentence_loss = heads.cross_entropy_over_targets(
+                seq_relationship_logits, targets, name, num_items_in_batch
+            )
+            metrics = {"next_sentence_accuracy": heads.accuracy_counts(seq_relationship_logits.detach(), targets)}
+        return CtxBertForPreTrainingOutput(
+            loss=self.total_loss(mlm_loss, next_sentence_loss),
+            prediction_logits=prediction_logits,
+            seq_relationship_logits=seq_relationship_logits,
+            mlm_loss=heads.detached_loss(mlm_loss, labels),
+            next_sentence_loss=heads.detached_loss(next_sentence_loss, next_sentence_label),
+            metrics=metrics,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
 
 
 class CtxBertForNextSentencePrediction(CtxBertHeadModel):
     """BERT with the next-sentence classifier only (section 3.1, task 2)."""
 
     loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
-    pools = True
+    uses_pooled_output = True
 
     def build_head(self, config: CtxBertConfig) -> None:
-        """The next-sentence classifier."""
+        """Create the next-sentence classifier."""
         self.nsp_head = nn.Linear(config.hidden_size, 2)
 
     @can_return_tuple
@@ -96,7 +210,12 @@ class CtxBertForNextSentencePrediction(CtxBertHeadModel):
         num_items_in_batch: ItemCounts = None,
         **kwargs: Any,
     ) -> NextSentencePredictorOutput:
-        """Logits (batch, 2), and the loss with `labels` (batch,): 0 = follows, 1 = random."""
+        """Compute logits (batch, 2), and the loss with `labels`. Other arguments as in the encoder's forward.
+
+        Args:
+            labels: (batch,) 0 if the second segment follows the first, 1 if it is random.
+            num_items_in_batch: As in `heads.mean_over_targets`.
+        """
         outputs = self.encode(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -108,9 +227,8 @@ class CtxBertForNextSentencePrediction(CtxBertHeadModel):
         logits = self.nsp_head(outputs.pooler_output)
         loss = None
         if labels is not None:
-            loss = cross_entropy_over_targets(
-                logits, heads.validate_sequence_targets(labels, "labels", len(logits)), "labels", num_items_in_batch
-            )
+            targets = heads.validate_sequence_targets(labels, "labels", len(logits))
+            loss = heads.cross_entropy_over_targets(logits, targets, "labels", num_items_in_batch)
         return NextSentencePredictorOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
@@ -120,7 +238,7 @@ class CtxBertForSequenceClassification(heads.ForSequenceClassification, CtxBertH
     """BERT with a classifier or regressor on the pooled output."""
 
     def build_head(self, config: CtxBertConfig) -> None:
-        """The classifier; raises CtxError for a checkpoint with DistilBERT's, see `reject_distilbert_head`."""
+        """Create the classifier; raises CtxError for a DistilBERT checkpoint with a head of its own."""
         reject_distilbert_head(type(self).__name__, config.architectures)
         super().build_head(config)
 
@@ -137,6 +255,6 @@ class CtxBertForMultipleChoice(heads.ForMultipleChoice, CtxBertHeadModel):
     """BERT with a logit for each of several choices."""
 
     def build_head(self, config: CtxBertConfig) -> None:
-        """The scores; raises CtxError for a checkpoint with DistilBERT's, see `reject_distilbert_head`."""
+        """Create the classifier; raises CtxError for a DistilBERT checkpoint with a head of its own."""
         reject_distilbert_head(type(self).__name__, config.architectures)
         super().build_head(config)

@@ -4,12 +4,12 @@ from typing import Any
 
 from hf_ctxmodels.models.cove.configuration_cove import CtxCoveConfig
 from hf_ctxmodels.models.cove.modeling_cove import (
+    CtxCoveForConditionalGeneration,
     CtxCoveForSequenceClassification,
     CtxCoveForTokenClassification,
     CtxCoveModel,
 )
 from hf_ctxmodels.models.cove.tokenization_cove import CtxCoveTokenizer
-from hf_ctxmodels.models.cove.translation_cove import CtxCoveForConditionalGeneration
 from hf_ctxmodels.objectives import Translation
 from hf_ctxmodels.spec import FamilySpec, PublishedCount, ShortTraining, Traits
 

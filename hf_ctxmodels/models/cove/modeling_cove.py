@@ -1,11 +1,12 @@
 """CoVe (McCann et al. 2017, arXiv 1708.00107): frozen GloVe vectors, concatenated with the states of a bidirectional
-LSTM that is pretrained on translation. The translation model is in `translation_cove`."""
+LSTM that is pretrained on translation."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils.generic import can_return_tuple
 
@@ -17,9 +18,11 @@ from hf_ctxmodels.architectures.pretrained_word_vectors import (
 from hf_ctxmodels.architectures.recurrent_inputs import prepare_inputs, zero_padding
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import is_traced
+from hf_ctxmodels.core.recurrent_cache import RecurrentCache
 from hf_ctxmodels.layers.cpu.dropout import Dropout
+from hf_ctxmodels.layers.decoder_output import DecoderOutput
 from hf_ctxmodels.layers.pooling import forward_fill_padding, token_mask
-from hf_ctxmodels.layers.recurrent.attentional_decoder import reset_lstm_cell
+from hf_ctxmodels.layers.recurrent.attentional_decoder import AttentionalDecoder, reset_lstm_cell
 from hf_ctxmodels.layers.recurrent.lstm import LSTM
 from hf_ctxmodels.layers.recurrent.packing import run_bidirectional
 from hf_ctxmodels.models.cove.biattention import Biattention, MaxoutClassifier
@@ -136,19 +139,16 @@ class CtxCoveHeadModel(heads.HeadModel, CtxCovePreTrainedModel):
     """
 
     encoder_class = CtxCoveModel
-    is_task_head: ClassVar[bool] = True
 
     def train(self, mode: bool = True) -> "CtxCoveHeadModel":
         """Set the mode; a frozen encoder stays in evaluation mode."""
         super().train(mode)
-        if self.is_task_head and self.config.freeze_context and hasattr(self, self.base_model_prefix):
+        if self.config.freeze_context and hasattr(self, self.base_model_prefix):
             self.base_model.eval()
         return self
 
     def encode(self, **kwargs: Any) -> Any:
         """Run the encoder; without `config.task_context`, `last_hidden_state` holds only the word vectors."""
-        if not self.is_task_head:
-            return super().encode(**kwargs)
         if self.config.freeze_context:
             with torch.no_grad():
                 outputs = super().encode(**kwargs)
@@ -211,3 +211,44 @@ class CtxCoveForSequenceClassification(heads.ForSequenceClassification, CtxCoveH
 
 class CtxCoveForTokenClassification(heads.ForTokenClassification, CtxCoveHeadModel):
     """A linear classifier of each word's embedding and hidden state."""
+
+
+class CtxCoveForConditionalGeneration(heads.ForConditionalGeneration, CtxCovePreTrainedModel, GenerationMixin):
+    """The translation model (section 3). The decoder starts from the encoder's final states."""
+
+    encoder_class = CtxCoveModel
+    required_encoder_outputs = ("last_hidden_state", "final_hidden", "final_cell")
+    decoder: AttentionalDecoder
+
+    def build_encoder(self, config: CtxCoveConfig) -> CtxCoveModel:
+        """Create the encoder."""
+        encoder = CtxCoveModel(config)
+        encoder.returns_final_states = True
+        return encoder
+
+    def build_head(self, config: CtxCoveConfig) -> None:
+        """Create the decoder and the output layer."""
+        self.decoder = AttentionalDecoder(
+            config.target_vocab_size,
+            config.embedding_size,
+            config.hidden_size,
+            config.num_hidden_layers,
+            dropout=config.hidden_dropout_prob,
+            use_attention=config.decoder_attention,
+            padding_idx=config.pad_token_id,
+        )
+        self.prediction = nn.Linear(config.hidden_size, config.target_vocab_size)
+
+    def start(self, encoded: CtxCoveModelOutput) -> RecurrentCache:
+        """The decoder's initial state: the encoder's final states."""
+        assert encoded.final_hidden is not None  # both are in `required_encoder_outputs`
+        assert encoded.final_cell is not None
+        return self.decoder.start(encoded.final_hidden, encoded.final_cell)
+
+    def decode(self, ids: Tensor, target_mask: Tensor | None, inputs: heads.DecoderInputs) -> DecoderOutput:
+        """Run the decoder on target ids, see `ForConditionalGeneration.decode`."""
+        encoded = inputs.encoder_outputs.last_hidden_state
+        memory, tokens = encoded[..., self.config.embedding_size :], token_mask(encoded, inputs.attention_mask)
+        if target_mask is None:
+            return self.decoder(ids, memory, tokens, inputs.cache, inputs.is_recording)
+        return DecoderOutput(self.decoder.target_states(ids, target_mask, memory, tokens, inputs.cache))

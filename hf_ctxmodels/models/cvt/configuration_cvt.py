@@ -4,7 +4,7 @@ from typing import Any, ClassVar, Literal
 
 from huggingface_hub.dataclasses import strict
 
-from hf_ctxmodels.architectures.configuration_character import CtxCharacterConfig
+from hf_ctxmodels.architectures.configurations import CtxCharacterConfig
 from hf_ctxmodels.models.cvt.cross_view import TEXT_VIEWS, WORD_VIEWS
 
 _FILTERS = [[2, 100], [3, 100], [4, 100]]

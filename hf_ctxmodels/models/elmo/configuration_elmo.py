@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from huggingface_hub.dataclasses import strict
 
-from hf_ctxmodels.architectures.configuration_character import CtxCharacterConfig
+from hf_ctxmodels.architectures.configurations import CtxCharacterConfig
 
 _FILTERS = [[1, 32], [2, 32], [3, 64], [4, 128], [5, 256], [6, 512], [7, 1024]]
 

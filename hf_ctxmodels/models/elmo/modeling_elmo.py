@@ -14,9 +14,9 @@ from hf_ctxmodels import heads
 from hf_ctxmodels.architectures.character_models import (
     CharacterModel,
     CharacterPreTrainedModel,
+    CharacterVectors,
     build_character_vectors,
 )
-from hf_ctxmodels.architectures.character_vectors import CharacterVectors
 from hf_ctxmodels.architectures.recurrent_inputs import prepare_inputs
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_ids
@@ -155,7 +155,7 @@ class CtxElmoHeadModel(heads.HeadModel, CtxElmoPreTrainedModel):
             self.mixes: Any = nn.ModuleList(ScalarMix(layers, config.mix_layer_norm) for _ in range(config.num_mixes))
             if (vectors := build_character_vectors(config)) is not None:
                 self.vectors = vectors
-        if self.pools:
+        if self.uses_pooled_output:
             self.pooler = PoolingLayer(config.pooling)
         return CtxElmoModel(config)
 
@@ -179,7 +179,7 @@ class CtxElmoHeadModel(heads.HeadModel, CtxElmoPreTrainedModel):
             features.append(self._look_up_vectors(kwargs.get("input_ids")).to(features[0].dtype))
         mixed = torch.cat(features, -1)
         outputs.last_hidden_state = mixed
-        if self.pools:
+        if self.uses_pooled_output:
             outputs.pooler_output = self.pooler(mixed, tokens)
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states

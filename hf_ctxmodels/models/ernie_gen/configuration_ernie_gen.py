@@ -4,7 +4,7 @@ from typing import ClassVar
 
 from huggingface_hub.dataclasses import strict
 
-from hf_ctxmodels.architectures.configuration_query_generation import CtxQueryGenerationConfig
+from hf_ctxmodels.architectures.configurations import CtxQueryGenerationConfig
 from hf_ctxmodels.models.bert.configuration_bert import CtxBertConfig
 
 TARGET_SEGMENT = 3

@@ -1,44 +1,63 @@
-"""ERNIE-GEN (Xiao et al. 2020, arXiv 2001.11314): BERT's network, pretrained and fine-tuned to write by infilling
-generation, in which every token of a target is predicted by a query token in its place."""
+"""ERNIE-GEN (Xiao et al. 2020, arXiv 2001.11314): BERT's network, pretrained and fine-tuned by infilling
+generation, in which a query token at the position of each target token predicts it."""
+
+from pathlib import Path
+from typing import Any, ClassVar
 
 from transformers import GenerationMixin
 
-from hf_ctxmodels.architectures.bert_reference import ExportsMaskedLM
+from hf_ctxmodels import heads
 from hf_ctxmodels.architectures.query_generation import QueryForConditionalGeneration
+from hf_ctxmodels.architectures.transformer_encoder import TransformerEncoder
+from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.models.bert import modeling_bert as bert
-from hf_ctxmodels.models.bert.segment_expansion import MoreSegmentsThanBert
+from hf_ctxmodels.models.bert.segment_expansion import exported_segment_fields
 from hf_ctxmodels.models.ernie_gen.configuration_ernie_gen import TARGET_SEGMENT, CtxErnieGenConfig
 from hf_ctxmodels.models.ernie_gen.conversion_ernie_gen import ERNIE_GEN_EXPORT
 
 
-class CtxErnieGenPreTrainedModel(MoreSegmentsThanBert, bert.CtxBertPreTrainedModel):
-    """ERNIE-GEN's part of the model base; the names of the weights are BERT's."""
+class CtxErnieGenPreTrainedModel(CtxPreTrainedModel):
+    """Base class of the ERNIE-GEN models; the names of the weights are BERT's."""
 
     config: CtxErnieGenConfig
+    base_model_prefix = "bert"
+    reference_model_type: ClassVar[str | None] = "bert"
     export_conversion = ERNIE_GEN_EXPORT
+    _no_split_modules = ["TransformerBlock"]
+    _keys_to_ignore_on_load_unexpected = bert.CtxBertPreTrainedModel._keys_to_ignore_on_load_unexpected
+
+    def reference_config(self) -> dict[str, Any]:
+        """The configuration of the BERT class, see `exported_segment_fields`."""
+        architectures = {"architectures": [bert.bert_architecture(self)]}
+        return super().reference_config() | architectures | exported_segment_fields(self)
 
 
-class CtxErnieGenModel(CtxErnieGenPreTrainedModel, bert.CtxBertModel):
+class CtxErnieGenModel(TransformerEncoder, CtxErnieGenPreTrainedModel):
     """The network, as an encoder."""
 
 
-class CtxErnieGenHeadModel(CtxErnieGenPreTrainedModel):
-    """Binds BERT's heads to ERNIE-GEN's network."""
+class CtxErnieGenHeadModel(heads.HeadModel, CtxErnieGenPreTrainedModel):
+    """Binds the generic heads to ERNIE-GEN's network."""
 
     encoder_class = CtxErnieGenModel
 
 
-class CtxErnieGenForMaskedLM(CtxErnieGenHeadModel, bert.CtxBertForMaskedLM):
+class CtxErnieGenForMaskedLM(heads.ForMaskedLM, CtxErnieGenHeadModel):
     """ERNIE-GEN with the masked-LM head; the decoder is tied to the word embeddings."""
 
+    _tied_weights_keys = bert.TIED_WEIGHTS
 
-class CtxErnieGenForConditionalGeneration(
-    QueryForConditionalGeneration, ExportsMaskedLM, CtxErnieGenForMaskedLM, GenerationMixin
-):
-    """ERNIE-GEN that writes a target for a source (sections 3.1 and 3.2).
 
-    A target begins with `[CLS]`, which is not predicted. With `span_ids` it is predicted span by span as well.
+class CtxErnieGenForConditionalGeneration(QueryForConditionalGeneration, CtxErnieGenHeadModel, GenerationMixin):
+    """ERNIE-GEN that generates a target from a source (sections 3.1 and 3.2).
+
+    A target begins with `[CLS]`, which is not predicted. With `span_ids` it is also predicted span by span.
     """
 
-    masked_lm_class = CtxErnieGenForMaskedLM
+    reference_model_type: ClassVar[str | None] = None
     target_type = TARGET_SEGMENT
+    _tied_weights_keys = bert.TIED_WEIGHTS
+
+    def export_reference(self, save_directory: str | Path) -> None:
+        """Write weights and a config.json that `transformers.BertForMaskedLM` opens; see `bert.export_masked_lm`."""
+        bert.export_masked_lm(self, CtxErnieGenForMaskedLM, save_directory)

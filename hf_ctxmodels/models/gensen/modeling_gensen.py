@@ -11,23 +11,25 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
-from hf_ctxmodels.architectures.recurrent import RecurrentPreTrainedModel
-from hf_ctxmodels.architectures.recurrent_sentence_encoder import RecurrentSentenceEncoder
+from hf_ctxmodels.architectures.sentence_encoder import RecurrentSentenceEncoder
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import is_traced
+from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.core.recurrent_cache import RecurrentCache
 from hf_ctxmodels.layers.cpu.dropout import Dropout
 from hf_ctxmodels.layers.cpu.linear import LinearLayers, linear
 from hf_ctxmodels.layers.decoder_output import DecoderOutput
+from hf_ctxmodels.layers.pooling import pair_features
 from hf_ctxmodels.layers.recurrent.gru import GRU
 from hf_ctxmodels.layers.recurrent.sentence_decoder import ConditionalDecoder
 from hf_ctxmodels.models.gensen.configuration_gensen import CtxGenSenConfig
 
 
-class CtxGenSenPreTrainedModel(RecurrentPreTrainedModel):
+class CtxGenSenPreTrainedModel(CtxPreTrainedModel):
     """Base class of the GenSen models."""
 
     config: CtxGenSenConfig
+    supports_gradient_checkpointing = False  # the recurrence stores little more than its outputs
     base_model_prefix = "gensen"
     _input_embed_layer = "embeddings"
 
@@ -75,16 +77,14 @@ class CtxGenSenForPreTrainingOutput(heads.ConditionalGenerationOutput):
     metrics: dict[str, Tensor] | None = None
 
 
-class CtxGenSenForPreTraining(
-    heads.SiameseEncoder, heads.ForConditionalGeneration, CtxGenSenPreTrainedModel, GenerationMixin
-):
+class CtxGenSenForPreTraining(heads.ForConditionalGeneration, CtxGenSenPreTrainedModel, GenerationMixin):
     """A decoder for each generation task, and a classifier of text pairs.
 
     A batch may contain examples of several tasks; the paper trains with one task per batch.
     """
 
     encoder_class = CtxGenSenModel
-    pools = True
+    uses_pooled_output = True
     has_target_languages = True
     accepts_loss_kwargs = False
     loss_targets: ClassVar[tuple[str, ...]] = ("labels", "relation_labels")
@@ -101,7 +101,7 @@ class CtxGenSenForPreTraining(
 
     def encode(self, **inputs: Any) -> CtxGenSenEncoded:
         """Run the encoder on one or two texts."""
-        outputs, first, second = self.encode_texts(**inputs)
+        outputs, first, second = heads.encode_text_pair(self, **inputs)
         return CtxGenSenEncoded(
             last_hidden_state=outputs.last_hidden_state,
             pooler_output=self.dropout(first),
@@ -116,8 +116,8 @@ class CtxGenSenForPreTraining(
     def predict(self, ids: Tensor, inputs: heads.DecoderInputs) -> tuple[Tensor, DecoderOutput]:
         """Run the decoder of each example's task, see `ForConditionalGeneration.predict`."""
         batch, steps = ids.shape
-        tasks, selects_examples = self._decoder_indices(ids, inputs.languages), self._selects_examples(ids)
-        embeddings, cache = inputs.encoded.pooler_output, inputs.cache
+        tasks, selects_examples = self._decoder_indices(ids, inputs.target_languages), self._selects_examples(ids)
+        embeddings, cache = inputs.encoder_outputs.pooler_output, inputs.cache
         outputs: list[tuple[Tensor, ...]] = []
         positions = []  # of the outputs in the batch; in (tasks * batch) if all decoders run on all examples
         for task, decoder in self._numbered_decoders():
@@ -129,7 +129,7 @@ class CtxGenSenForPreTraining(
                 embeddings[examples],
                 cache.select(examples),
                 unpad=selects_examples,
-                record=inputs.record,
+                record=inputs.is_recording,
             )
             logits = linear(decoder.prediction, decoded.states)
             outputs.append((logits, decoded.states, *decoded.cache.states[0], *(decoded.hidden_states or ())))
@@ -137,13 +137,13 @@ class CtxGenSenForPreTraining(
         order = torch.cat(positions).argsort() if selects_examples else tasks * batch + positions[0]
         logits, states, hidden, *layers = (torch.cat(tensors)[order] for tensors in zip(*outputs, strict=True))
         new_cache = RecurrentCache([(hidden,)], cache.seen_tokens + steps)
-        return logits, DecoderOutput(states, new_cache, tuple(layers) if inputs.record else None)
+        return logits, DecoderOutput(states, new_cache, tuple(layers) if inputs.is_recording else None)
 
     def decoder_loss(
         self, ids: Tensor, labels: Tensor, inputs: heads.DecoderInputs, counts: heads.ItemCounts
     ) -> Tensor:
         """Loss of the decoder of each example's task, see `ForConditionalGeneration.decoder_loss`."""
-        tasks, embeddings = self._decoder_indices(ids, inputs.languages), inputs.encoded.pooler_output
+        tasks, embeddings = self._decoder_indices(ids, inputs.target_languages), inputs.encoder_outputs.pooler_output
         target_mask = labels != heads.IGNORE_INDEX
         heads.check_token_labels(labels, self.config.target_vocab_size)
         total = (embeddings * 0).sum()  # a batch without targets has a loss with a gradient
@@ -234,7 +234,7 @@ class CtxGenSenForPreTraining(
             and self.relation is not None
             and (embeddings := getattr(encoder_outputs, "text_embeddings", None))
         ):
-            output["relation_logits"] = self.relation(self.relation_dropout(heads.pair_features(*embeddings)))
+            output["relation_logits"] = self.relation(self.relation_dropout(pair_features(*embeddings)))
         if heads.has_targets(labels):
             output["generation_loss"] = generated.loss.detach()
         if output.loss is not None:
@@ -258,7 +258,7 @@ class CtxGenSenForPreTraining(
                 "relation_labels require config.relations, and encoder_outputs of both texts.",
                 hint="set config.relations, and pass texts instead of encoder_outputs.",
             )
-        logits = self.relation(self.relation_dropout(heads.pair_features(*embeddings)))
+        logits = self.relation(self.relation_dropout(pair_features(*embeddings)))
         loss = heads.cross_entropy_over_targets(logits, targets, "relation_labels", counts)
         output["loss"] = loss if output.loss is None else output.loss + loss
         output["relation_loss"] = loss.detach() if heads.has_targets(targets) else None

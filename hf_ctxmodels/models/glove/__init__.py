@@ -1,6 +1,6 @@
 """GloVe (Pennington et al. 2014): least squares on co-occurrence counts."""
 
-from hf_ctxmodels.architectures.configuration_static import WORD_VECTOR_SIZES
+from hf_ctxmodels.architectures.configurations import WORD_VECTOR_SIZES
 from hf_ctxmodels.models.glove.configuration_glove import CtxGloveConfig
 from hf_ctxmodels.models.glove.modeling_glove import (
     CtxGloveForPreTraining,

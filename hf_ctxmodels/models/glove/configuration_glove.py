@@ -4,7 +4,7 @@ from typing import Self
 
 from huggingface_hub.dataclasses import strict
 
-from hf_ctxmodels.architectures.configuration_static import CtxStaticConfig
+from hf_ctxmodels.architectures.configurations import CtxStaticConfig
 
 
 @strict

@@ -38,7 +38,7 @@ class CtxGloveModel(StaticEmbeddingModel, CtxGlovePreTrainedModel):
 
     def build_encoder(self, config: CtxGloveConfig) -> None:
         """Create the context vectors."""
-        self.context_embeddings = self.build_table(config) if config.context_vectors else None
+        self.context_embeddings = self.build_embedding(config) if config.context_vectors else None
 
     def embed_ids(self, input_ids: Tensor) -> Tensor:
         """(batch, length) ids -> (batch, length, hidden)."""

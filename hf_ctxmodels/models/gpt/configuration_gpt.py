@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
 
-from hf_ctxmodels.architectures.configuration_decoder import CtxDecoderConfig
+from hf_ctxmodels.architectures.configurations import CtxDecoderConfig
 
 # The name of an activation in transformers' GPT -> its usual name. "gelu" is the tanh approximation there.
 ACTIVATIONS = {"gelu": "gelu_new", "relu": "relu", "silu": "silu", "swish": "silu"}

@@ -8,8 +8,7 @@ from torch import Tensor, nn
 from transformers import GenerationMixin
 
 from hf_ctxmodels import heads
-from hf_ctxmodels.architectures.decoder_heads import DecoderForCausalLM, DecoderHeadModel, LastTokenHead
-from hf_ctxmodels.architectures.transformer_decoder import TransformerDecoder, build_layer
+from hf_ctxmodels.architectures.transformer_decoder import DecoderHeadModel, TransformerDecoder, build_decoder_layer
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.cpu.dropout import shared_dropout
@@ -54,7 +53,7 @@ class CtxGptModel(TransformerDecoder, CtxGptPreTrainedModel):
 
     def build_layer(self, config: CtxGptConfig) -> nn.Module:
         """Create a post-norm layer."""
-        return build_layer(config, "post")
+        return build_decoder_layer(config, "post")
 
     def build_final_norm(self, config: CtxGptConfig) -> nn.Module:
         """No final norm: the output of a post-norm layer is normalised."""
@@ -67,16 +66,14 @@ class CtxGptHeadModel(DecoderHeadModel, CtxGptPreTrainedModel):
     encoder_class = CtxGptModel
 
 
-class CtxGptForCausalLM(DecoderForCausalLM, CtxGptHeadModel, GenerationMixin):
+class CtxGptForCausalLM(heads.ForCausalLM, CtxGptHeadModel, GenerationMixin):
     """GPT language model; the output layer is tied to the word embeddings."""
 
     _tied_weights_keys = {"lm_head.weight": "gpt.word_embeddings.weight"}
     reference_architecture = "OpenAIGPTLMHeadModel"
 
 
-class CtxGptForSequenceClassification(
-    LastTokenHead, heads.ForSequenceClassification, heads.WithLanguageModeling, CtxGptHeadModel
-):
+class CtxGptForSequenceClassification(heads.ForSequenceClassification, CtxGptHeadModel):
     """GPT with a classifier or regressor on the state of the last token, _classify_ (section 3.3).
 
     For similarity tasks `input_ids` (batch, orders, length) hold both orders of a pair; the classifier's input is the
@@ -84,6 +81,7 @@ class CtxGptForSequenceClassification(
     """
 
     accepts_both_orders = True
+    has_auxiliary_lm_loss = True
     reference_architecture = "OpenAIGPTForSequenceClassification"
     export_conversion = GPT_SEQUENCE_EXPORT
 
@@ -102,9 +100,10 @@ class CtxGptForSequenceClassification(
         return outputs
 
 
-class CtxGptForTokenClassification(heads.ForTokenClassification, heads.WithLanguageModeling, CtxGptHeadModel):
+class CtxGptForTokenClassification(heads.ForTokenClassification, CtxGptHeadModel):
     """GPT with a token classifier on the causal states; not in the paper."""
 
+    has_auxiliary_lm_loss = True
     reference_model_type = None
 
 
@@ -122,12 +121,13 @@ class ChoiceDropout(nn.Module):
         return shared_dropout(pooled, examples, batch, self.p, self.training, drop_rows=False)
 
 
-class CtxGptForMultipleChoice(LastTokenHead, heads.ForMultipleChoice, heads.WithLanguageModeling, CtxGptHeadModel):
+class CtxGptForMultipleChoice(heads.ForMultipleChoice, CtxGptHeadModel):
     """GPT with a multiple-choice classifier on the last token's state (section 3.3)."""
 
     _tied_weights_keys = {"lm_head.weight": "gpt.word_embeddings.weight"}
     reference_architecture = "OpenAIGPTDoubleHeadsModel"
     export_conversion = GPT_CHOICE_EXPORT
+    has_auxiliary_lm_loss = True
     output_layer = "lm_head"
 
     def build_head(self, config: CtxGptConfig) -> None:

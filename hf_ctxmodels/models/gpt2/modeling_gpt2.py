@@ -8,8 +8,7 @@ from transformers import GenerationMixin
 from transformers import initialization as init
 
 from hf_ctxmodels import heads
-from hf_ctxmodels.architectures.decoder_heads import DecoderForCausalLM, DecoderHeadModel, LastTokenHead
-from hf_ctxmodels.architectures.transformer_decoder import TransformerDecoder
+from hf_ctxmodels.architectures.transformer_decoder import DecoderHeadModel, TransformerDecoder
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.attention.modules import SelfAttention
 from hf_ctxmodels.layers.transformer import FeedForward
@@ -29,14 +28,19 @@ class CtxGpt2PreTrainedModel(CtxPreTrainedModel):
     _keys_to_ignore_on_load_unexpected = [r"^lm_head\.", r"attn\.(masked_)?bias$"]
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Normal initialisation; the output layers of the sub-layers are scaled by 1 / sqrt(number of sub-layers)
-        (section 2.3)."""
+        """Initialise a module, see `init_residual_projections`."""
         super()._init_weights(module)
-        std = self.config.initializer_range / (2 * self.config.num_hidden_layers) ** 0.5
-        if isinstance(module, SelfAttention):
-            init.normal_(module.out_proj.weight, std=std)
-        elif isinstance(module, FeedForward):
-            init.normal_(module.down_proj.weight, std=std)
+        init_residual_projections(module, self.config)
+
+
+def init_residual_projections(module: nn.Module, config: CtxGpt2Config) -> None:
+    """Scale the initial weights of the linear layers before the residual stream by 1 / sqrt(residual sub-layers)
+    (section 2.3)."""
+    std = config.initializer_range / (2 * config.num_hidden_layers) ** 0.5
+    if isinstance(module, SelfAttention):
+        init.normal_(module.out_proj.weight, std=std)
+    elif isinstance(module, FeedForward):
+        init.normal_(module.down_proj.weight, std=std)
 
 
 class CtxGpt2Model(TransformerDecoder, CtxGpt2PreTrainedModel):
@@ -51,14 +55,14 @@ class CtxGpt2HeadModel(DecoderHeadModel, CtxGpt2PreTrainedModel):
     encoder_class = CtxGpt2Model
 
 
-class CtxGpt2ForCausalLM(DecoderForCausalLM, CtxGpt2HeadModel, GenerationMixin):
+class CtxGpt2ForCausalLM(heads.ForCausalLM, CtxGpt2HeadModel, GenerationMixin):
     """GPT-2 language model; the output layer is tied to the word embeddings."""
 
     _tied_weights_keys = {"lm_head.weight": "gpt2.word_embeddings.weight"}
     reference_architecture = "GPT2LMHeadModel"
 
 
-class CtxGpt2ForSequenceClassification(LastTokenHead, heads.ForSequenceClassification, CtxGpt2HeadModel):
+class CtxGpt2ForSequenceClassification(heads.ForSequenceClassification, CtxGpt2HeadModel):
     """GPT-2 with a classifier or regressor on the last token's state."""
 
     reference_architecture = "GPT2ForSequenceClassification"
@@ -70,13 +74,14 @@ class CtxGpt2ForSequenceClassification(LastTokenHead, heads.ForSequenceClassific
         self.classifier = nn.Linear(config.pooler_size, config.num_labels, bias=False)
 
 
-class CtxGpt2ForMultipleChoice(LastTokenHead, heads.ForMultipleChoice, heads.WithLanguageModeling, CtxGpt2HeadModel):
+class CtxGpt2ForMultipleChoice(heads.ForMultipleChoice, CtxGpt2HeadModel):
     """GPT-2 with a multiple-choice classifier on the last token's state and an auxiliary language modelling loss, as in
     GPT (Radford et al. 2018, section 3)."""
 
     _tied_weights_keys = {"lm_head.weight": "gpt2.word_embeddings.weight"}
     reference_architecture = "GPT2DoubleHeadsModel"
     export_conversion = GPT2_CHOICE_EXPORT
+    has_auxiliary_lm_loss = True
     output_layer = "lm_head"
 
     def build_head(self, config: CtxGpt2Config) -> None:

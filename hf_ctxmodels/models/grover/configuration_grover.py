@@ -4,7 +4,7 @@ from typing import Any
 
 from huggingface_hub.dataclasses import strict
 
-from hf_ctxmodels.architectures.configuration_decoder import CtxDecoderConfig
+from hf_ctxmodels.architectures.configurations import CtxDecoderConfig
 
 # distance of the ids of `CtxGroverTokenizer` from the end of the vocabulary
 _DISTANCE_FROM_END = {"bos_token_id": 5, "eos_token_id": 4, "classifier_token_id": 3}

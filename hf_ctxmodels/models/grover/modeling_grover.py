@@ -10,8 +10,7 @@ from transformers import initialization as init
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from hf_ctxmodels import heads
-from hf_ctxmodels.architectures.decoder_heads import DecoderForCausalLM, DecoderHeadModel, LastTokenHead
-from hf_ctxmodels.architectures.transformer_decoder import TransformerDecoder
+from hf_ctxmodels.architectures.transformer_decoder import DecoderHeadModel, TransformerDecoder
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.attention.layouts import Layout
 from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, AttentionMask
@@ -106,7 +105,7 @@ class CtxGroverHeadModel(DecoderHeadModel, CtxGroverPreTrainedModel):
     encoder_class = CtxGroverModel
 
 
-class CtxGroverForCausalLM(DecoderForCausalLM, CtxGroverHeadModel, GenerationMixin):
+class CtxGroverForCausalLM(heads.ForCausalLM, CtxGroverHeadModel, GenerationMixin):
     """Grover language model; the output layer is tied to the word embeddings and has no bias.
 
     `hf_ctxmodels.inference.generate_field` generates a field of an article from other fields.
@@ -115,23 +114,23 @@ class CtxGroverForCausalLM(DecoderForCausalLM, CtxGroverHeadModel, GenerationMix
     _tied_weights_keys = {"lm_head.weight": "grover.word_embeddings.weight"}
 
 
-class CtxGroverForSequenceClassification(
-    LastTokenHead, heads.ForSequenceClassification, heads.WithLanguageModeling, CtxGroverHeadModel
-):
+class CtxGroverForSequenceClassification(heads.ForSequenceClassification, CtxGroverHeadModel):
     """Grover with a sequence classifier, for example of human and machine-generated articles (section 5).
 
     The classifier's input is the state of the first `config.classifier_token_id`, <|beginsummary|>, or of the last
-    token without it. The training loss has an auxiliary language modelling term (`heads.WithLanguageModeling`),
+    token without it. The training loss has an auxiliary language modelling term (`DecoderHeadModel`),
     averaged over the targets of an example and then over examples. The released code averages over all tokens of a
     batch, which is not invariant to gradient accumulation.
     """
 
-    def encode(self, *, input_ids: Tensor | None = None, **kwargs: Any) -> Any:
+    has_auxiliary_lm_loss = True
+
+    def encode(self, *, input_ids: Tensor | None = None, **kwargs: Any) -> Any:  # type: ignore[override]
         """Run the decoder; `pooler_output` is the classifier's input."""
         outputs = super().encode(input_ids=input_ids, **kwargs)
         if self.config.classifier_pooling is None and input_ids is not None:
-            states, read = outputs.last_hidden_state, outputs.tokens_read
-            tokens = token_mask(states, read["attention_mask"], read["sequence_ids"])
+            states, encoded = outputs.last_hidden_state, outputs.encoded_tokens
+            tokens = token_mask(states, encoded.attention_mask, encoded.sequence_ids)
             is_classifier_token = (input_ids == self.config.classifier_token_id) & tokens
             first = is_classifier_token.int().argmax(1)
             columns = torch.where(is_classifier_token.any(1), first, last_token_columns(states, tokens))

@@ -9,7 +9,7 @@ from hf_ctxmodels.architectures.pretrained_word_vectors import (
     PretrainedEmbeddingEncoder,
     PretrainedEmbeddingPreTrainedModel,
 )
-from hf_ctxmodels.architectures.recurrent_sentence_encoder import RecurrentSentenceEncoder
+from hf_ctxmodels.architectures.sentence_encoder import RecurrentSentenceEncoder
 from hf_ctxmodels.layers.cpu.dropout import Dropout
 from hf_ctxmodels.layers.cpu.linear import LinearLayers
 from hf_ctxmodels.models.infersent.configuration_infersent import CtxInferSentConfig

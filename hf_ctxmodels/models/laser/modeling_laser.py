@@ -5,19 +5,20 @@ from transformers import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from hf_ctxmodels import heads
-from hf_ctxmodels.architectures.recurrent import RecurrentPreTrainedModel
-from hf_ctxmodels.architectures.recurrent_sentence_encoder import RecurrentSentenceEncoder
+from hf_ctxmodels.architectures.sentence_encoder import RecurrentSentenceEncoder
 from hf_ctxmodels.core.inputs import is_traced
+from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.core.recurrent_cache import RecurrentCache
 from hf_ctxmodels.layers.decoder_output import DecoderOutput
 from hf_ctxmodels.layers.recurrent.sentence_decoder import SentenceDecoder
 from hf_ctxmodels.models.laser.configuration_laser import CtxLaserConfig
 
 
-class CtxLaserPreTrainedModel(RecurrentPreTrainedModel):
+class CtxLaserPreTrainedModel(CtxPreTrainedModel):
     """Base class of the LASER models."""
 
     config: CtxLaserConfig
+    supports_gradient_checkpointing = False  # the recurrence stores little more than its outputs
     base_model_prefix = "laser"
     _input_embed_layer = "embeddings"
 
@@ -35,7 +36,7 @@ class CtxLaserHeadModel(heads.HeadModel, CtxLaserPreTrainedModel):
 class CtxLaserForConditionalGeneration(heads.ForConditionalGeneration, CtxLaserHeadModel, GenerationMixin):
     """The translation model; the decoder depends on the source only through the sentence embedding."""
 
-    pools = True
+    uses_pooled_output = True
     has_target_languages = True
     required_encoder_outputs = ("last_hidden_state", "pooler_output")
     decoder: SentenceDecoder
@@ -61,13 +62,13 @@ class CtxLaserForConditionalGeneration(heads.ForConditionalGeneration, CtxLaserH
 
     def decode(self, ids: Tensor, target_mask: Tensor | None, inputs: heads.DecoderInputs) -> DecoderOutput:
         """Run the decoder on target ids, see `ForConditionalGeneration.decode`."""
-        languages = inputs.languages
+        languages = inputs.target_languages
         if languages is None:
             languages = ids.new_zeros(ids.shape[0])
-        vectors = self.decoder.step_vectors(inputs.encoded.pooler_output, languages)
+        vectors = self.decoder.step_vectors(inputs.encoder_outputs.pooler_output, languages)
         if target_mask is None:
             unpad = self.config.unpad and not is_traced(ids)
-            return self.decoder(ids, vectors, inputs.cache, unpad=unpad, record=inputs.record)
+            return self.decoder(ids, vectors, inputs.cache, unpad=unpad, record=inputs.is_recording)
         return DecoderOutput(self.decoder.target_states(ids, target_mask, vectors, inputs.cache))
 
 

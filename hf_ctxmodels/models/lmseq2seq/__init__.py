@@ -3,8 +3,11 @@
 from typing import Any
 
 from hf_ctxmodels.models.lmseq2seq.configuration_lmseq2seq import CtxLmSeq2SeqConfig
-from hf_ctxmodels.models.lmseq2seq.modeling_lmseq2seq import CtxLmSeq2SeqForConditionalGeneration, CtxLmSeq2SeqModel
-from hf_ctxmodels.models.lmseq2seq.pretraining_lmseq2seq import CtxLmSeq2SeqForPreTraining
+from hf_ctxmodels.models.lmseq2seq.modeling_lmseq2seq import (
+    CtxLmSeq2SeqForConditionalGeneration,
+    CtxLmSeq2SeqForPreTraining,
+    CtxLmSeq2SeqModel,
+)
 from hf_ctxmodels.models.lmseq2seq.tokenization_lmseq2seq import CtxLmSeq2SeqTokenizer
 from hf_ctxmodels.objectives import Translation, TranslationWithLanguageModels
 from hf_ctxmodels.spec import FamilySpec, PublishedCount, ShortTraining, Target, Traits

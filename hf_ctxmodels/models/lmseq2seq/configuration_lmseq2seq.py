@@ -6,7 +6,7 @@ from typing import Self
 
 from huggingface_hub.dataclasses import strict
 
-from hf_ctxmodels.architectures.configuration_lstm_language_model import CtxLSTMLanguageModelConfig
+from hf_ctxmodels.architectures.configurations import CtxLSTMLanguageModelConfig
 
 PRETRAINED_PARTS = ("embeddings", "layers", "softmax")
 

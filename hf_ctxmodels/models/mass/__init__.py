@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from hf_ctxmodels.architectures.configuration_seq2seq import seq2seq_size
+from hf_ctxmodels.architectures.configurations import seq2seq_size
 from hf_ctxmodels.models.mass.configuration_mass import CtxMassConfig
 from hf_ctxmodels.models.mass.modeling_mass import CtxMassForConditionalGeneration, CtxMassModel
 from hf_ctxmodels.models.mass.tokenization_mass import CtxMassTokenizer

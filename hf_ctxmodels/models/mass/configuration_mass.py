@@ -2,7 +2,7 @@
 
 from huggingface_hub.dataclasses import strict
 
-from hf_ctxmodels.architectures.configuration_seq2seq import CtxSeq2SeqConfig
+from hf_ctxmodels.architectures.configurations import CtxSeq2SeqConfig
 from hf_ctxmodels.models.xlm.configuration_xlm import validate_languages
 
 

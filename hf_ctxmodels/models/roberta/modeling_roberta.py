@@ -1,6 +1,8 @@
 """RoBERTa (Liu et al. 2019, arXiv 1907.11692): BERT's encoder with positions from `pad_token_id + 1`, pretrained longer
 by masked language modelling only."""
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from hf_ctxmodels import heads
@@ -14,7 +16,7 @@ from hf_ctxmodels.models.roberta.conversion_roberta import ROBERTA_EXPORT
 
 
 class CtxRobertaPreTrainedModel(CtxPreTrainedModel):
-    """RoBERTa's part of the model base."""
+    """Base class of the RoBERTa models."""
 
     config: CtxRobertaConfig
     base_model_prefix = "roberta"
@@ -53,6 +55,14 @@ class CtxRobertaHeadModel(heads.HeadModel, CtxRobertaPreTrainedModel):
     encoder_class = CtxRobertaModel
 
 
+def build_first_token_encoder(head: heads.HeadModel, config: CtxRobertaConfig) -> CtxPreTrainedModel:
+    """The encoder of a head, with the first token's state as `pooler_output` unless the head pools the token states."""
+    encoder: Any = head.encoder_class(config, add_pooling_layer=False)
+    if head.pooling is None:
+        encoder.pooler = nn.Identity()
+    return encoder
+
+
 class CtxRobertaForMaskedLM(heads.ForMaskedLM, CtxRobertaHeadModel):
     """RoBERTa with the masked-LM head; the decoder is tied to the word embeddings."""
 
@@ -67,10 +77,7 @@ class CtxRobertaForSequenceClassification(heads.ForSequenceClassification, CtxRo
 
     def build_encoder(self, config: CtxRobertaConfig) -> CtxPreTrainedModel:
         """Create the encoder; its `pooler_output` is the first token's state."""
-        encoder = self.encoder_class(config, add_pooling_layer=False)
-        if self.pooling is None:
-            encoder.pooler = nn.Identity()
-        return encoder
+        return build_first_token_encoder(self, config)
 
 
 class CtxRobertaForTokenClassification(heads.ForTokenClassification, CtxRobertaHeadModel):

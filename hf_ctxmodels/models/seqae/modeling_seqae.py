@@ -57,8 +57,10 @@ class CtxSeqaeHeadModel(heads.HeadModel, CtxSeqaePreTrainedModel):
     encoder_class = CtxSeqaeModel
 
 
-class CtxSeqaeForCausalLM(CtxSeqaeHeadModel, LSTMForCausalLM, GenerationMixin):
+class CtxSeqaeForCausalLM(LSTMForCausalLM, CtxSeqaePreTrainedModel, GenerationMixin):
     """The language model, and the auto-encoder: `generate` reconstructs a text that ends with the end token."""
+
+    encoder_class = CtxSeqaeModel
 
     def output_dropout(self, states: Tensor) -> Tensor:
         """Dropout of (batch, length, hidden)."""

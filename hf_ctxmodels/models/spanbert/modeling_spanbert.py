@@ -1,23 +1,26 @@
 """SpanBERT (Joshi et al. 2020, arXiv 1907.10529): BERT's network, pretrained by predicting spans of words from their
 context and from their boundaries."""
 
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from transformers.utils import ModelOutput
+from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
-from hf_ctxmodels.architectures.bert_reference import ExportsMaskedLM, ReferenceIsBert
+from hf_ctxmodels.architectures.transformer_encoder import TransformerEncoder
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.heads import IGNORE_INDEX, ItemCounts, check_token_labels, number_of_targets
+from hf_ctxmodels.heads import IGNORE_INDEX, ItemCounts
 from hf_ctxmodels.models.bert import modeling_bert as bert
 from hf_ctxmodels.models.spanbert.configuration_spanbert import CtxSpanBertConfig
 from hf_ctxmodels.models.spanbert.span_boundary import BoundaryTargets, SpanBoundaryHead
 
 
-class CtxSpanBertPreTrainedModel(ReferenceIsBert, bert.CtxBertPreTrainedModel):
-    """SpanBERT's part of the model base; the names of the encoder's weights are BERT's."""
+class CtxSpanBertPreTrainedModel(bert.CtxBertPreTrainedModel):
+    """Base class of the SpanBERT models; the names of the encoder's weights are BERT's."""
 
     config: CtxSpanBertConfig
     _keys_to_ignore_on_load_unexpected = [
@@ -26,94 +29,170 @@ class CtxSpanBertPreTrainedModel(ReferenceIsBert, bert.CtxBertPreTrainedModel):
     ]
 
 
-class CtxSpanBertModel(CtxSpanBertPreTrainedModel, bert.CtxBertModel):
+class CtxSpanBertModel(TransformerEncoder, CtxSpanBertPreTrainedModel):
     """The encoder; pretraining does not train its pooler."""
 
 
-class CtxSpanBertHeadModel(CtxSpanBertPreTrainedModel):
-    """Binds BERT's heads to SpanBERT's encoder."""
+class CtxSpanBertHeadModel(heads.HeadModel, CtxSpanBertPreTrainedModel):
+    """Binds the generic heads to SpanBERT's encoder."""
 
     encoder_class = CtxSpanBertModel
 
 
-class CtxSpanBertForMaskedLM(CtxSpanBertHeadModel, bert.CtxBertForMaskedLM):
+class CtxSpanBertForMaskedLM(heads.ForMaskedLM, CtxSpanBertHeadModel):
     """SpanBERT with the masked-LM head; the decoder is tied to the word embeddings."""
 
+    _tied_weights_keys = bert.TIED_WEIGHTS
 
-class CtxSpanBertForPreTraining(ExportsMaskedLM, heads.ForMaskedLMWithTasks, CtxSpanBertForMaskedLM):
-    """Both pretraining objectives: the masked-LM head on spans, and the span boundary head (section 3.2).
 
-    A run of `labels` is a span; `boundary_labels` (batch, length) are those of them that the span boundary head
-    predicts, -100 elsewhere: among the first `config.max_pair_targets` tokens of a span with a token before and after
-    it. That term is a sum over targets divided by their number plus one, which every process adds; the output's
-    `metrics` have "sbo_share", the share of the masked tokens with a boundary target.
+@dataclass
+class CtxSpanBertForPreTrainingOutput(ModelOutput):
+    """Output of `CtxSpanBertForPreTraining`.
 
-    Both decoders are tied to the word embeddings; each has its own bias. The encoder's last layer runs at the targets
-    and at the boundaries only. transformers has no such head: `export_reference` writes the masked-LM model.
+    Attributes:
+        loss: The sum of the losses whose targets are given.
+        prediction_logits: (batch, length, vocabulary); with targets, only if `returns_logits`.
+        mlm_loss: Cross-entropy in nats per target, detached; None without targets.
+        sbo_loss: Loss of the span boundary objective, detached; None without targets.
+        metrics: "sbo_share", the share of masked tokens with a boundary target, see `heads.accuracy_counts`; None
+            without `boundary_labels`.
+        hidden_states, attentions: Of the encoder; None unless requested.
     """
 
+    loss: Tensor | None = None
+    prediction_logits: Tensor | None = None
+    mlm_loss: Tensor | None = None
+    sbo_loss: Tensor | None = None
+    metrics: dict[str, Tensor] | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
+
+
+class CtxSpanBertForPreTraining(CtxSpanBertHeadModel):
+    """Both pretraining objectives: the masked-LM head on spans, and the span boundary head (section 3.2).
+
+    The loss of the span boundary objective is a sum over targets divided by their number plus one, which every process
+    adds. Both decoders are tied to the word embeddings; each has its own bias. The encoder's last layer is computed at
+    the targets and at the boundaries only. transformers has no such head: `export_reference` writes the masked-LM
+    model.
+    """
+
+    reference_model_type: ClassVar[str | None] = None
+    accepts_loss_kwargs = False  # a single number of targets cannot describe two losses
+    output_layer = "mlm_head.decoder"
+    loss_targets: ClassVar[tuple[str, ...]] = ("labels", "boundary_labels")
+    loss_terms: ClassVar[tuple[str, ...]] = ("mlm_loss", "sbo_loss")
     _tied_weights_keys = {
-        **bert.CtxBertForMaskedLM._tied_weights_keys,
+        **bert.TIED_WEIGHTS,
         "sbo_head.decoder.weight": "bert.embeddings.word_embeddings.weight",
     }
-    masked_lm_class = CtxSpanBertForMaskedLM
-    tasks = (heads.PretrainingTask("sbo", "boundary_labels", "sbo_head", of_tokens=True),)
 
     def build_head(self, config: CtxSpanBertConfig) -> None:
-        """The masked-LM head and the span boundary head."""
-        super().build_head(config)
+        """Create the masked-LM head and the span boundary head."""
+        self.mlm_head = heads.build_mlm_head(config, config.hidden_size)
         self.sbo_head = SpanBoundaryHead(config)
 
-    def output_mask(self, targets: Mapping[str, Tensor]) -> Tensor | None:
-        """The masked tokens and the boundaries."""
-        spans = self._boundaries(targets)
-        return super().output_mask(targets) if spans is None else spans.positions | (targets["labels"] != IGNORE_INDEX)
+    def export_reference(self, save_directory: str | Path) -> None:
+        """Write weights and a config.json that `transformers.BertForMaskedLM` opens; see `bert.export_masked_lm`."""
+        bert.export_masked_lm(self, CtxSpanBertForMaskedLM, save_directory)
 
-    def predict(
+    @can_return_tuple
+    def forward(
         self,
-        task: heads.PretrainingTask,
-        outputs: Any,
-        targets: Mapping[str, Tensor],
-        output_mask: Tensor | None,
-        counts: ItemCounts,
-    ) -> heads.Prediction:
-        """As there; the span boundary term, from the states at all positions, or at those of `output_mask`."""
-        if task.name != "sbo":
-            return super().predict(task, outputs, targets, output_mask, counts)
-        if (spans := self._boundaries(targets)) is None:
-            return heads.Prediction()
-        before, after = spans.rows(output_mask)
-        rows = outputs.last_hidden_state.flatten(0, -2)
-        labels, own = targets["labels"], targets["boundary_labels"]
-        boundaries = (rows[before], rows[after], spans.numbers)
-        total = self.sbo_head.summed_loss(*boundaries, own[own != IGNORE_INDEX])
-        share = torch.stack([(each != IGNORE_INDEX).sum() for each in (own, labels)]).float()
-        loss = total / (number_of_targets(own, "boundary_labels", counts) + 1)
-        return heads.Prediction(loss, metrics={"sbo_share": share})
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        boundary_labels: Tensor | None = None,
+        num_items_in_batch: ItemCounts = None,
+        return_logits: bool | None = None,
+        **kwargs: Any,
+    ) -> CtxSpanBertForPreTrainingOutput:
+        """Compute the logits of the masked-LM head, and the loss. Other arguments as in the encoder's forward.
 
-    def _boundaries(self, targets: Mapping[str, Tensor]) -> BoundaryTargets | None:
-        if "boundary_labels" not in targets:
+        Args:
+            labels: (batch, length) ids of the masked tokens; -100 is ignored. A run of labels is a span.
+            boundary_labels: (batch, length) the labels that the span boundary head predicts, -100 elsewhere: they are
+                among the first `config.max_pair_targets` tokens of a span with a token before and after it.
+            num_items_in_batch: Numbers of targets by argument, see `heads.mean_over_targets`.
+            return_logits: See `returns_logits`.
+        """
+        labels = self.validate_token_targets(labels, "labels", input_ids, inputs_embeds)
+        boundary_labels = self.validate_token_targets(boundary_labels, "boundary_labels", input_ids, inputs_embeds)
+        boundaries = self._boundaries(labels, boundary_labels)
+        output_mask = None
+        if labels is not None and not self.returns_logits(return_logits):
+            output_mask = labels != IGNORE_INDEX
+            if boundaries is not None:
+                output_mask = output_mask | boundaries.positions
+        outputs = self.encode(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            output_mask=output_mask,
+            **kwargs,
+        )
+        states = outputs.last_hidden_state
+        prediction_logits = self.mlm_head(states) if output_mask is None else None
+        mlm_loss = sbo_loss = metrics = None
+        if labels is not None and prediction_logits is not None:
+            mlm_loss = heads.loss_from_logits(prediction_logits, labels, num_items_in_batch)
+        elif labels is not None:
+            mlm_states = heads.select_states(states, labels, output_mask)
+            mlm_loss = heads.masked_lm_loss(self.mlm_head, mlm_states, labels, num_items_in_batch)
+        if labels is not None and boundary_labels is not None and boundaries is not None:
+            sbo_loss = self._boundary_loss(states, boundaries, boundary_labels, output_mask, num_items_in_batch)
+            is_target = torch.stack([boundary_labels != IGNORE_INDEX, labels != IGNORE_INDEX])
+            metrics = {"sbo_share": is_target.sum((1, 2)).float()}
+        return CtxSpanBertForPreTrainingOutput(
+            loss=self.total_loss(mlm_loss, sbo_loss),
+            prediction_logits=prediction_logits,
+            mlm_loss=heads.detached_loss(mlm_loss, labels),
+            sbo_loss=heads.detached_loss(sbo_loss, boundary_labels),
+            metrics=metrics,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+    def _boundaries(self, labels: Tensor | None, boundary_labels: Tensor | None) -> BoundaryTargets | None:
+        if boundary_labels is None:
             return None
-        if "labels" not in targets:
-            raise CtxError("boundary_labels needs labels, whose runs are the spans.", hint="give both.")
-        check_token_labels(targets["boundary_labels"], self.config.vocab_size, "boundary_labels")
-        return BoundaryTargets(targets["labels"], targets["boundary_labels"], self.config.max_pair_targets)
+        if labels is None:
+            raise CtxError("boundary_labels needs labels, whose runs are the spans.", hint="pass both.")
+        heads.check_token_labels(boundary_labels, self.config.vocab_size, "boundary_labels")
+        return BoundaryTargets(labels, boundary_labels, self.config.max_pair_targets)
+
+    def _boundary_loss(
+        self,
+        states: Tensor,
+        boundaries: BoundaryTargets,
+        boundary_labels: Tensor,
+        output_mask: Tensor | None,
+        num_items: ItemCounts,
+    ) -> Tensor:
+        """The loss of the span boundary objective, from the states at all positions or at those of `output_mask`."""
+        before, after = boundaries.rows(output_mask)
+        rows = states.flatten(0, -2)
+        targets = boundary_labels[boundary_labels != IGNORE_INDEX]
+        total = self.sbo_head.summed_loss(rows[before], rows[after], boundaries.numbers, targets)
+        return total / (heads.number_of_targets(boundary_labels, "boundary_labels", num_items) + 1)
 
 
-CtxSpanBertForPreTrainingOutput = CtxSpanBertForPreTraining.output_class
-
-
-class CtxSpanBertForSequenceClassification(CtxSpanBertHeadModel, bert.CtxBertForSequenceClassification):
+class CtxSpanBertForSequenceClassification(heads.ForSequenceClassification, CtxSpanBertHeadModel):
     """SpanBERT with a classifier or regressor on the pooled output."""
 
 
-class CtxSpanBertForTokenClassification(CtxSpanBertHeadModel, bert.CtxBertForTokenClassification):
+class CtxSpanBertForTokenClassification(heads.ForTokenClassification, CtxSpanBertHeadModel):
     """SpanBERT with a classifier of each token."""
 
 
-class CtxSpanBertForQuestionAnswering(CtxSpanBertHeadModel, bert.CtxBertForQuestionAnswering):
+class CtxSpanBertForQuestionAnswering(heads.ForQuestionAnswering, CtxSpanBertHeadModel):
     """SpanBERT with start and end logits of an answer span."""
 
 
-class CtxSpanBertForMultipleChoice(CtxSpanBertHeadModel, bert.CtxBertForMultipleChoice):
+class CtxSpanBertForMultipleChoice(heads.ForMultipleChoice, CtxSpanBertHeadModel):
     """SpanBERT with a logit for each of several choices."""

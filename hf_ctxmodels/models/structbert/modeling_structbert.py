@@ -1,19 +1,27 @@
 """StructBERT (Wang et al. 2019, arXiv 1908.04577): BERT's network, pretrained on masked words, the order of shuffled
 words and the order of two segments."""
 
-from torch import nn
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers.utils import ModelOutput
+from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
-from hf_ctxmodels.architectures.bert_reference import ExportsMaskedLM, ReferenceIsBert
+from hf_ctxmodels.architectures.transformer_encoder import TransformerEncoder
+from hf_ctxmodels.heads import IGNORE_INDEX, ItemCounts
 from hf_ctxmodels.models.bert import modeling_bert as bert
 from hf_ctxmodels.models.structbert.configuration_structbert import CtxStructBertConfig
 
 SENTENCE_CLASSES = 3
-"""The second segment follows the first, precedes it, or is of another document."""
+"""The second segment follows the first, precedes it, or is from another document."""
 
 
-class CtxStructBertPreTrainedModel(ReferenceIsBert, bert.CtxBertPreTrainedModel):
-    """StructBERT's part of the model base; the names of the encoder's weights are BERT's."""
+class CtxStructBertPreTrainedModel(bert.CtxBertPreTrainedModel):
+    """Base class of the StructBERT models; the names of the encoder's weights are BERT's."""
 
     config: CtxStructBertConfig
     _keys_to_ignore_on_load_unexpected = [
@@ -22,55 +30,152 @@ class CtxStructBertPreTrainedModel(ReferenceIsBert, bert.CtxBertPreTrainedModel)
     ]
 
 
-class CtxStructBertModel(CtxStructBertPreTrainedModel, bert.CtxBertModel):
+class CtxStructBertModel(TransformerEncoder, CtxStructBertPreTrainedModel):
     """The encoder."""
 
 
-class CtxStructBertHeadModel(CtxStructBertPreTrainedModel):
-    """Binds BERT's heads to StructBERT's encoder."""
+class CtxStructBertHeadModel(heads.HeadModel, CtxStructBertPreTrainedModel):
+    """Binds the generic heads to StructBERT's encoder."""
 
     encoder_class = CtxStructBertModel
 
 
-class CtxStructBertForMaskedLM(CtxStructBertHeadModel, bert.CtxBertForMaskedLM):
+class CtxStructBertForMaskedLM(heads.ForMaskedLM, CtxStructBertHeadModel):
     """StructBERT with the masked-LM head; the decoder is tied to the word embeddings."""
 
+    _tied_weights_keys = bert.TIED_WEIGHTS
 
-class CtxStructBertForPreTraining(ExportsMaskedLM, heads.ForMaskedLMWithTasks, CtxStructBertForMaskedLM):
-    """All pretraining objectives: masked words, word structure and sentence structure (section 2.2).
 
-    The masked-LM head predicts masked tokens, `labels`, and those of shuffled n-grams, `shuffle_labels` (batch, length)
-    their original ids. `sentence_label` (batch,) is 0 if the second segment follows the first, 1 if it precedes it, 2
-    if it is of another document. The terms have equal weights. transformers has no such head: `export_reference`
-    writes the masked-LM model.
+@dataclass
+class CtxStructBertForPreTrainingOutput(ModelOutput):
+    """Output of `CtxStructBertForPreTraining`.
+
+    Attributes:
+        loss: The sum of the losses whose targets are given.
+        prediction_logits: (batch, length, vocabulary); with targets of tokens, only if `returns_logits`.
+        sentence_logits: (batch, 3).
+        mlm_loss, sentence_loss, shuffle_loss: Cross-entropy in nats per target, detached; None without targets.
+        metrics: "sentence_accuracy", see `heads.accuracy_counts`; None without `sentence_label`.
+        hidden_states, attentions: Of the encoder; None unless requested.
     """
 
-    masked_lm_class = CtxStructBertForMaskedLM
-    tasks = (
-        heads.PretrainingTask("sentence", "sentence_label", "sentence_head", "sentence_logits"),
-        heads.PretrainingTask("shuffle", "shuffle_labels", of_tokens=True),
-    )
+    loss: Tensor | None = None
+    prediction_logits: Tensor | None = None
+    sentence_logits: Tensor | None = None
+    mlm_loss: Tensor | None = None
+    sentence_loss: Tensor | None = None
+    shuffle_loss: Tensor | None = None
+    metrics: dict[str, Tensor] | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
+
+
+class CtxStructBertForPreTraining(CtxStructBertHeadModel):
+    """All pretraining objectives: masked words, word structure and sentence structure (section 2.2).
+
+    The masked-LM head predicts the masked tokens and the tokens of shuffled n-grams. The terms have equal weights.
+    transformers has no such head: `export_reference` writes the masked-LM model.
+    """
+
+    reference_model_type: ClassVar[str | None] = None
+    uses_pooled_output = True
+    accepts_loss_kwargs = False  # a single number of targets cannot describe three losses
+    output_layer = "mlm_head.decoder"
+    loss_targets: ClassVar[tuple[str, ...]] = ("labels", "sentence_label", "shuffle_labels")
+    loss_terms: ClassVar[tuple[str, ...]] = ("mlm_loss", "sentence_loss", "shuffle_loss")
+    _tied_weights_keys = bert.TIED_WEIGHTS
 
     def build_head(self, config: CtxStructBertConfig) -> None:
-        """The masked-LM head and the classifier of pairs."""
-        super().build_head(config)
+        """Create the masked-LM head and the classifier of pairs."""
+        self.mlm_head = heads.build_mlm_head(config, config.hidden_size)
         self.sentence_head = nn.Linear(config.hidden_size, SENTENCE_CLASSES)
 
+    def export_reference(self, save_directory: str | Path) -> None:
+        """Write weights and a config.json that `transformers.BertForMaskedLM` opens; see `bert.export_masked_lm`."""
+        bert.export_masked_lm(self, CtxStructBertForMaskedLM, save_directory)
 
-CtxStructBertForPreTrainingOutput = CtxStructBertForPreTraining.output_class
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        sentence_label: Tensor | None = None,
+        shuffle_labels: Tensor | None = None,
+        num_items_in_batch: ItemCounts = None,
+        return_logits: bool | None = None,
+        **kwargs: Any,
+    ) -> CtxStructBertForPreTrainingOutput:
+        """Compute the logits of both heads, and the loss. Other arguments as in the encoder's forward.
+
+        Args:
+            labels: (batch, length) ids of the masked tokens; -100 is ignored.
+            sentence_label: (batch,) 0 if the second segment follows the first, 1 if it precedes it, 2 if it is from
+                another document; -100 is ignored.
+            shuffle_labels: (batch, length) original ids of the tokens of shuffled n-grams; -100 is ignored.
+            num_items_in_batch: Numbers of targets by argument, see `heads.mean_over_targets`.
+            return_logits: See `returns_logits`.
+        """
+        labels = self.validate_token_targets(labels, "labels", input_ids, inputs_embeds)
+        shuffle_labels = self.validate_token_targets(shuffle_labels, "shuffle_labels", input_ids, inputs_embeds)
+        target_masks = [targets != IGNORE_INDEX for targets in (labels, shuffle_labels) if targets is not None]
+        computes_logits = not target_masks or self.returns_logits(return_logits)
+        output_mask = None if computes_logits else torch.stack(target_masks).any(0)
+        outputs = self.encode(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            output_mask=output_mask,
+            **kwargs,
+        )
+        states = outputs.last_hidden_state
+        prediction_logits = self.mlm_head(states) if computes_logits else None
+        sentence_logits = self.sentence_head(outputs.pooler_output)
+
+        def token_loss(targets: Tensor, name: str) -> Tensor:
+            if prediction_logits is not None:
+                return heads.loss_from_logits(prediction_logits, targets, num_items_in_batch, name)
+            target_states = heads.select_states(states, targets, output_mask)
+            return heads.masked_lm_loss(self.mlm_head, target_states, targets, num_items_in_batch, name)
+
+        mlm_loss = None if labels is None else token_loss(labels, "labels")
+        shuffle_loss = None if shuffle_labels is None else token_loss(shuffle_labels, "shuffle_labels")
+        sentence_loss = metrics = None
+        if sentence_label is not None:
+            targets = heads.validate_sequence_targets(sentence_label, "sentence_label", len(sentence_logits))
+            sentence_loss = heads.cross_entropy_over_targets(
+                sentence_logits, targets, "sentence_label", num_items_in_batch
+            )
+            metrics = {"sentence_accuracy": heads.accuracy_counts(sentence_logits.detach(), targets)}
+        return CtxStructBertForPreTrainingOutput(
+            loss=self.total_loss(mlm_loss, sentence_loss, shuffle_loss),
+            prediction_logits=prediction_logits,
+            sentence_logits=sentence_logits,
+            mlm_loss=heads.detached_loss(mlm_loss, labels),
+            sentence_loss=heads.detached_loss(sentence_loss, sentence_label),
+            shuffle_loss=heads.detached_loss(shuffle_loss, shuffle_labels),
+            metrics=metrics,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
 
 
-class CtxStructBertForSequenceClassification(CtxStructBertHeadModel, bert.CtxBertForSequenceClassification):
+class CtxStructBertForSequenceClassification(heads.ForSequenceClassification, CtxStructBertHeadModel):
     """StructBERT with a classifier or regressor on the pooled output."""
 
 
-class CtxStructBertForTokenClassification(CtxStructBertHeadModel, bert.CtxBertForTokenClassification):
+class CtxStructBertForTokenClassification(heads.ForTokenClassification, CtxStructBertHeadModel):
     """StructBERT with a classifier of each token."""
 
 
-class CtxStructBertForQuestionAnswering(CtxStructBertHeadModel, bert.CtxBertForQuestionAnswering):
+class CtxStructBertForQuestionAnswering(heads.ForQuestionAnswering, CtxStructBertHeadModel):
     """StructBERT with start and end logits of an answer span."""
 
 
-class CtxStructBertForMultipleChoice(CtxStructBertHeadModel, bert.CtxBertForMultipleChoice):
+class CtxStructBertForMultipleChoice(heads.ForMultipleChoice, CtxStructBertHeadModel):
     """StructBERT with a logit for each of several choices."""

@@ -11,20 +11,21 @@ from torch import Tensor, nn
 from transformers import GenerationMixin
 from transformers import initialization as init
 from transformers.core_model_loading import WeightTransform
-from transformers.modeling_outputs import BaseModelOutput
+from transformers.modeling_outputs import (
+    BaseModelOutput,
+    Seq2SeqQuestionAnsweringModelOutput,
+    Seq2SeqSequenceClassifierOutput,
+)
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
-from hf_ctxmodels.architectures.encoder_decoder import EncoderDecoder
+from hf_ctxmodels.architectures.encoder_decoder import EncodedSource, EncoderDecoder, TransformerStack
 from hf_ctxmodels.architectures.encoder_decoder_heads import (
     EncoderDecoderHeadModel,
-    EndTokenHead,
     TransformerForConditionalGeneration,
 )
-from hf_ctxmodels.architectures.transformer_stack import TransformerStack
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
-from hf_ctxmodels.heads.seq2seq import DecoderInputs
 from hf_ctxmodels.layers.attention.masks import MaskSpec
 from hf_ctxmodels.layers.attention.modules import CrossAttention, SelfAttention
 from hf_ctxmodels.layers.attention.position_bias import BucketedPositionBias
@@ -66,7 +67,7 @@ class T5Stack(TransformerStack):
 
     config: CtxT5Config
 
-    def build_words(self, config: CtxT5Config) -> nn.Embedding:
+    def build_word_embeddings(self, config: CtxT5Config) -> nn.Embedding:
         """Create the word embeddings. The padding token, the decoder's first input, has an embedding."""
         return nn.Embedding(config.vocab_size, config.hidden_size)
 
@@ -113,11 +114,11 @@ class T5Stack(TransformerStack):
         """Create the final norm."""
         return DroppedRMSNorm(config.hidden_size, eps=config.layer_norm_eps, dropout=config.hidden_dropout_prob)
 
-    def mask(self) -> MaskSpec:
+    def mask_spec(self) -> MaskSpec:
         """The relative position bias; causal in the decoder."""
         return MaskSpec(causal=self.is_decoder, bias=self.position_bias)
 
-    def embed(self, words: Tensor, position_ids: Tensor, **beside: Tensor) -> Tensor:
+    def embed(self, words: Tensor, position_ids: Tensor, **extra_ids: Tensor) -> Tensor:
         """(..., hidden) word embeddings -> (..., hidden); positions enter only through the bias."""
         return self.dropout(words)
 
@@ -250,29 +251,33 @@ class CtxT5HeadModel(EncoderDecoderHeadModel, CtxT5PreTrainedModel):
     encoder_class = CtxT5Model
 
 
-class CtxT5ForConditionalGeneration(TransformerForConditionalGeneration, CtxT5HeadModel, GenerationMixin):
+class CtxT5ForConditionalGeneration(TransformerForConditionalGeneration, CtxT5PreTrainedModel, GenerationMixin):
     """T5 with a language modelling head. Version 1.0 ties the output layer to the word embeddings and scales its input;
     version 1.1 does neither."""
 
+    encoder_class = CtxT5Model
     _tied_weights_keys = {"lm_head.weight": "t5.encoder.word_embeddings.weight"}
 
-    def decode(self, ids: Tensor | None, target_mask: Tensor | None, given: DecoderInputs) -> DecoderOutput:
-        """See `ForConditionalGeneration.decode`; the states are those that logits are made of."""
-        decoded = super().decode(ids, target_mask, given)
+    def decode(self, source: EncodedSource, **decoder_inputs: Any) -> DecoderOutput:
+        """Run the decoder; the states are scaled if `config.scale_decoder_outputs`."""
+        outputs = super().decode(source, **decoder_inputs)
         if not self.config.scale_decoder_outputs:
-            return decoded
-        return decoded._replace(states=decoded.states * self.config.hidden_size**-0.5)
+            return outputs
+        return outputs._replace(states=outputs.states * self.config.hidden_size**-0.5)
 
 
-class CtxT5ForSequenceClassification(EndTokenHead, heads.ForSequenceClassification, CtxT5HeadModel):
+class CtxT5ForSequenceClassification(heads.ForSequenceClassification, CtxT5HeadModel):
     """T5 with a classifier or regressor on the decoder's state at the last </s>."""
 
     prefixed_reference = True
     classifier_activation = "tanh"
+    output_class = Seq2SeqSequenceClassifierOutput
 
 
 class CtxT5ForQuestionAnswering(heads.ForQuestionAnswering, CtxT5HeadModel):
     """T5 with a span classifier on the decoder's states for extractive question answering."""
+
+    output_class = Seq2SeqQuestionAnsweringModelOutput
 
 
 class CtxT5ForTokenClassification(heads.ForTokenClassification, CtxT5PreTrainedModel):

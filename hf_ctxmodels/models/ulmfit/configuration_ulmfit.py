@@ -4,7 +4,7 @@ from typing import Literal
 
 from huggingface_hub.dataclasses import strict
 
-from hf_ctxmodels.architectures.configuration_lstm_language_model import CtxLSTMLanguageModelConfig
+from hf_ctxmodels.architectures.configurations import CtxLSTMLanguageModelConfig
 
 _DROPOUTS = ("embedding", "input", "hidden", "output", "weight")
 

@@ -59,29 +59,36 @@ class CtxUlmfitModel(LSTMLanguageModel, CtxUlmfitPreTrainedModel):
         return shared_dropout(packed, rows.sequence_indices, rows.order.shape[0], rate, self.training, drop_rows=False)
 
 
+def variational_dropout(states: Tensor, rate: float, training: bool) -> Tensor:
+    """Dropout of (batch, length, hidden) states with one mask for all positions of a row."""
+    rows = torch.arange(states.shape[0], device=states.device)[:, None].expand(states.shape[:2])
+    return shared_dropout(states, rows, states.shape[0], rate, training, drop_rows=False)
+
+
 class CtxUlmfitHeadModel(heads.HeadModel, CtxUlmfitPreTrainedModel):
     """Base class of the heads."""
 
     encoder_class = CtxUlmfitModel
 
-    def output_dropout(self, states: Tensor) -> Tensor:
-        """Variational dropout of (batch, length, hidden)."""
-        rows = torch.arange(states.shape[0], device=states.device)[:, None].expand(states.shape[:2])
-        return shared_dropout(
-            states, rows, states.shape[0], self.config.dropout_rate("output"), self.training, drop_rows=False
-        )
 
-
-class CtxUlmfitForCausalLM(CtxUlmfitHeadModel, LSTMForCausalLM, GenerationMixin):
+class CtxUlmfitForCausalLM(LSTMForCausalLM, CtxUlmfitPreTrainedModel, GenerationMixin):
     """The language model (section 3.1)."""
 
+    encoder_class = CtxUlmfitModel
     _tied_weights_keys = {"decoder.weight": "ulmfit.word_embeddings.weight"}
 
-    def regularization_loss(self, raw: Tensor, dropped: Tensor, target_mask: Tensor, neighbours: Tensor) -> Tensor:
-        """AR and TAR (Merity et al. 2017, section 4.6), summed over the words with a target."""
-        activation = dropped[target_mask].float().square().mean(-1).sum()
-        change = (raw[:, 1:] - raw[:, :-1])[target_mask[:, 1:] & neighbours].float().square().mean(-1).sum()
-        return self.config.activation_penalty * activation + self.config.slowness_penalty * change
+    def output_dropout(self, states: Tensor) -> Tensor:
+        """Variational dropout of (batch, length, hidden)."""
+        return variational_dropout(states, self.config.dropout_rate("output"), self.training)
+
+    def regularization_loss(
+        self, states: Tensor, dropped_states: Tensor, target_mask: Tensor, is_same_sequence: Tensor
+    ) -> Tensor:
+        """AR and TAR (Merity et al. 2017, section 4.6), each summed over the words with a target."""
+        size = dropped_states[target_mask].float().square().mean(-1).sum()
+        changes = (states[:, 1:] - states[:, :-1])[target_mask[:, 1:] & is_same_sequence]
+        change = changes.float().square().mean(-1).sum()
+        return self.config.activation_penalty * size + self.config.slowness_penalty * change
 
 
 class CtxUlmfitForSequenceClassification(heads.ForSequenceClassification, CtxUlmfitHeadModel):
@@ -113,7 +120,7 @@ class CtxUlmfitForSequenceClassification(heads.ForSequenceClassification, CtxUlm
         """Run the encoder and the pooling."""
         kwargs |= {"attention_mask": attention_mask, "sequence_ids": sequence_ids, "truncation": self.config.bptt}
         outputs = super().encode(**kwargs)
-        states = self.output_dropout(outputs.last_hidden_state)
+        states = variational_dropout(outputs.last_hidden_state, self.config.dropout_rate("output"), self.training)
         outputs.pooler_output = self.pooler(states, token_mask(states, attention_mask, sequence_ids))
         return outputs
 

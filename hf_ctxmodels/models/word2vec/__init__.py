@@ -1,6 +1,6 @@
 """word2vec (Mikolov et al. 2013): words predicted from their neighbours."""
 
-from hf_ctxmodels.architectures.configuration_static import WORD_VECTOR_SIZES
+from hf_ctxmodels.architectures.configurations import WORD_VECTOR_SIZES
 from hf_ctxmodels.models.word2vec.configuration_word2vec import CtxWord2VecConfig
 from hf_ctxmodels.models.word2vec.modeling_word2vec import (
     CtxWord2VecForPreTraining,

@@ -8,15 +8,28 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache, GenerationMixin
 from transformers import initialization as init
-from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.modeling_outputs import (
+    BaseModelOutputWithPast,
+    CausalLMOutputWithPast,
+    MaskedLMOutput,
+    MultipleChoiceModelOutput,
+    QuestionAnsweringModelOutput,
+    Seq2SeqQuestionAnsweringModelOutput,
+    Seq2SeqSequenceClassifierOutput,
+    SequenceClassifierOutput,
+    TokenClassifierOutput,
+)
 
 from hf_ctxmodels import heads
-from hf_ctxmodels.architectures.decoder_heads import DecoderForCausalLM, DecoderHeadModel
-from hf_ctxmodels.architectures.transformer_decoder import TransformerDecoder, build_layer, without_trailing_padding
+from hf_ctxmodels.architectures.transformer_decoder import (
+    TransformerDecoder,
+    build_decoder_layer,
+    mask_trailing_padding,
+)
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import is_traced
 from hf_ctxmodels.core.model import CtxPreTrainedModel
-from hf_ctxmodels.heads.downstream import SequenceHead
+from hf_ctxmodels.heads import ItemCounts
 from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, CAUSAL
 from hf_ctxmodels.layers.cpu.linear import linear
 from hf_ctxmodels.layers.pooling import Pooling
@@ -26,7 +39,7 @@ from hf_ctxmodels.models.xlm.languages import SinusoidalPositions, extend_langua
 
 
 class CtxXLMPreTrainedModel(CtxPreTrainedModel):
-    """XLM's part of the model base."""
+    """Base class of the XLM models."""
 
     config: CtxXLMConfig
     base_model_prefix = "xlm"
@@ -87,7 +100,7 @@ class CtxXLMModel(TransformerDecoder, CtxXLMPreTrainedModel):
 
     def build_layer(self, config: CtxXLMConfig) -> nn.Module:
         """Create a post-norm layer."""
-        return build_layer(config, "post")
+        return build_decoder_layer(config, "post")
 
     def build_embedding_norm(self, config: CtxXLMConfig) -> nn.Module:
         """Create the norm of the embeddings."""
@@ -165,13 +178,28 @@ def trailing_padding(input_ids: Any, pad_token_id: int | None) -> Tensor | None:
         return None
     if not is_traced(input_ids) and not bool((input_ids[:, -1] == pad_token_id).any()):
         return None
-    return without_trailing_padding(input_ids, pad_token_id).long()
+    return mask_trailing_padding(input_ids, pad_token_id).long()
 
 
-class CtxXLMHeadModel(DecoderHeadModel, CtxXLMPreTrainedModel):
-    """Binds the generic heads to XLM; their forward takes `langs` as well."""
+class CtxXLMHeadModel(heads.HeadModel, CtxXLMPreTrainedModel):
+    """Binds the generic heads to XLM. Heads on a sequence read the state of the first token, </s>."""
 
     encoder_class = CtxXLMModel
+
+    def build_encoder(self, config: CtxXLMConfig) -> CtxXLMModel:
+        """Create the network."""
+        return CtxXLMModel(config)
+
+    @property
+    def pooling(self) -> Pooling | None:
+        """Pooling of the token states, by default "first"; None for heads that do not pool."""
+        return self.config.classifier_pooling or "first" if self.has_configurable_pooling else None
+
+    def encode(self, *, attention_mask: Tensor | None = None, **inputs: Any) -> Any:
+        """Run the network; for heads on a sequence, `pooler_output` is the input of the head."""
+        if attention_mask is None and self.uses_pooled_output:
+            attention_mask = trailing_padding(inputs.get("input_ids"), self.config.pad_token_id)
+        return super().encode(attention_mask=attention_mask, **inputs)
 
 
 class CtxXLMForMaskedLM(heads.ForMaskedLM, CtxXLMHeadModel):
@@ -185,34 +213,55 @@ class CtxXLMForMaskedLM(heads.ForMaskedLM, CtxXLMHeadModel):
     output_layer = "lm_head"
 
     def build_head(self, config: CtxXLMConfig) -> None:
-        """The output layer."""
+        """Create the output layer."""
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size)
 
-    def masked_lm(
+    def token_logits(self, states: Tensor) -> Tensor:
+        """(..., hidden) output of the encoder -> (..., vocabulary) logits."""
+        return linear(self.lm_head, self.decoder_input(states))
+
+    def token_loss(self, states: Tensor, labels: Tensor, num_items: ItemCounts) -> Tensor:
+        """Mean cross-entropy in nats; (targets, hidden) states at the labelled positions."""
+        return heads.language_modeling_loss(self.lm_head, self.decoder_input(states), labels, num_items)
+
+    def forward(
         self,
-        states: Tensor,
-        labels: Tensor | None,
-        counts: heads.ItemCounts,
-        everywhere: bool,
-        name: str = "labels",
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """See `ForMaskedLM.masked_lm`; the states are decoded without a dense layer."""
-        states = self.decoder_input(states)
-        if everywhere:
-            logits = linear(self.lm_head, states)
-            return None if labels is None else heads.loss_from_logits(logits, labels, counts, name), logits
-        assert labels is not None
-        return heads.language_modeling_loss(self.lm_head, states, labels, counts, name), None
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        sequence_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        num_items_in_batch: ItemCounts = None,
+        return_logits: bool | None = None,
+        langs: Tensor | None = None,
+        **kwargs: Any,
+    ) -> MaskedLMOutput:
+        """As in `heads.ForMaskedLM`, with `langs`, see `CtxXLMModel.forward`."""
+        return super().forward(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            sequence_ids=sequence_ids,
+            labels=labels,
+            num_items_in_batch=num_items_in_batch,
+            return_logits=return_logits,
+            langs=langs,
+            **kwargs,
+        )
 
 
-class CtxXLMForCausalLM(DecoderForCausalLM, CtxXLMHeadModel, GenerationMixin):
+class CtxXLMForCausalLM(heads.ForCausalLM, CtxXLMHeadModel, GenerationMixin):
     """XLM as a causal language model (section 3.2); its configuration has `causal`.
 
     Its weights have the names of `CtxXLMForMaskedLM`, which opens them, and exports them to transformers.
     """
 
     _tied_weights_keys = {"lm_head.weight": "xlm.word_embeddings.weight"}
-    reference_model_type = None  # the class there gives the logits, but shifts no labels
+    reference_model_type = None  # the reference class computes the logits, but does not shift labels
 
     def __init__(self, config: CtxXLMConfig) -> None:
         if not config.causal:
@@ -221,51 +270,94 @@ class CtxXLMForCausalLM(DecoderForCausalLM, CtxXLMHeadModel, GenerationMixin):
         super().__init__(config)
 
     def build_head(self, config: CtxXLMConfig) -> None:
-        """The output layer, which has a bias."""
+        """Create the output layer, which has a bias."""
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size)
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        sequence_ids: Tensor | None = None,
+        past_key_values: Any = None,
+        use_cache: bool | None = None,
+        labels: Tensor | None = None,
+        logits_to_keep: int | Tensor = 0,
+        num_items_in_batch: ItemCounts = None,
+        return_logits: bool | None = None,
+        langs: Tensor | None = None,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast:
+        """As in `heads.ForCausalLM`, with `langs`, see `CtxXLMModel.forward`."""
+        return super().forward(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            sequence_ids=sequence_ids,
+            past_key_values=past_key_values,
+            use_cache=use_cache,
+            labels=labels,
+            logits_to_keep=logits_to_keep,
+            num_items_in_batch=num_items_in_batch,
+            return_logits=return_logits,
+            langs=langs,
+            **kwargs,
+        )
 
     def prepare_inputs_for_generation(
         self, input_ids: Tensor, *args: Any, langs: Tensor | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        """As in transformers; new tokens are in the language of their prompt's last one."""
+        """As in transformers; new tokens are in the language of the last token of their prompt."""
         inputs = super().prepare_inputs_for_generation(input_ids, *args, **kwargs)
         if langs is not None:
-            given = inputs["input_ids"] if inputs.get("input_ids") is not None else inputs["inputs_embeds"]
-            end = max(input_ids.shape[1], given.shape[1])
-            inputs["langs"] = extend_languages(langs, end)[:, end - given.shape[1] :]
+            new_tokens = inputs["input_ids"] if inputs.get("input_ids") is not None else inputs["inputs_embeds"]
+            end = max(input_ids.shape[1], new_tokens.shape[1])
+            inputs["langs"] = extend_languages(langs, end)[:, end - new_tokens.shape[1] :]
         return inputs
 
 
-class FirstTokenHead(SequenceHead):
-    """A head on the state of the first token, </s>."""
-
-    @property
-    def pooling(self) -> Pooling:
-        """Pooling of the tokens' states."""
-        return self.config.classifier_pooling or "first"
-
-    def encode(self, *, attention_mask: Tensor | None = None, **kwargs: Any) -> Any:
-        """Run the network; `pooler_output` is the head's input."""
-        if attention_mask is None:
-            attention_mask = trailing_padding(kwargs.get("input_ids"), self.config.pad_token_id)
-        return super().encode(attention_mask=attention_mask, **kwargs)
-
-
-class CtxXLMForSequenceClassification(FirstTokenHead, heads.ForSequenceClassification, CtxXLMHeadModel):
+class CtxXLMForSequenceClassification(heads.ForSequenceClassification, CtxXLMHeadModel):
     """XLM with a classifier or regressor on the first token's state."""
 
     reference_architecture = "XLMForSequenceClassification"
     export_conversion = XLM_SUMMARY_EXPORT
 
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        num_items_in_batch: ItemCounts = None,
+        langs: Tensor | None = None,
+        **kwargs: Any,
+    ) -> SequenceClassifierOutput | Seq2SeqSequenceClassifierOutput:
+        """As in `heads.ForSequenceClassification`, with `langs`, see `CtxXLMModel.forward`."""
+        return super().forward(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            labels=labels,
+            num_items_in_batch=num_items_in_batch,
+            langs=langs,
+            **kwargs,
+        )
 
-class CtxXLMForMultipleChoice(FirstTokenHead, heads.ForMultipleChoice, CtxXLMHeadModel):
-    """XLM that chooses by two linear maps, the first of width `num_labels`, as transformers has it."""
+
+class CtxXLMForMultipleChoice(heads.ForMultipleChoice, CtxXLMHeadModel):
+    """XLM that scores choices by two linear layers, the first of width `num_labels`, as in transformers."""
 
     reference_architecture = "XLMForMultipleChoice"
     export_conversion = XLM_SUMMARY_EXPORT
 
     def build_head(self, config: CtxXLMConfig) -> None:
-        """Dropout and both maps."""
+        """Create dropout and both linear layers."""
         super().build_head(config)
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
         self.logits_proj = nn.Linear(config.num_labels, 1)
@@ -274,14 +366,93 @@ class CtxXLMForMultipleChoice(FirstTokenHead, heads.ForMultipleChoice, CtxXLMHea
         """(batch * choices, hidden) -> (batch * choices, 1) logits."""
         return self.logits_proj(self.classifier(self.dropout(pooled)))
 
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        num_items_in_batch: ItemCounts = None,
+        choice_mask: Tensor | None = None,
+        langs: Tensor | None = None,
+        **kwargs: Any,
+    ) -> MultipleChoiceModelOutput:
+        """As in `heads.ForMultipleChoice`, with `langs`, see `CtxXLMModel.forward`."""
+        return super().forward(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            labels=labels,
+            num_items_in_batch=num_items_in_batch,
+            choice_mask=choice_mask,
+            langs=langs,
+            **kwargs,
+        )
+
 
 class CtxXLMForTokenClassification(heads.ForTokenClassification, CtxXLMHeadModel):
     """XLM with a classifier of each token."""
 
     reference_architecture = "XLMForTokenClassification"
 
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        num_items_in_batch: ItemCounts = None,
+        langs: Tensor | None = None,
+        **kwargs: Any,
+    ) -> TokenClassifierOutput:
+        """As in `heads.ForTokenClassification`, with `langs`, see `CtxXLMModel.forward`."""
+        return super().forward(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            labels=labels,
+            num_items_in_batch=num_items_in_batch,
+            langs=langs,
+            **kwargs,
+        )
+
 
 class CtxXLMForQuestionAnswering(heads.ForQuestionAnswering, CtxXLMHeadModel):
     """XLM with start and end logits of an answer span."""
 
     reference_architecture = "XLMForQuestionAnsweringSimple"
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        start_positions: Tensor | None = None,
+        end_positions: Tensor | None = None,
+        num_items_in_batch: ItemCounts = None,
+        langs: Tensor | None = None,
+        **kwargs: Any,
+    ) -> QuestionAnsweringModelOutput | Seq2SeqQuestionAnsweringModelOutput:
+        """As in `heads.ForQuestionAnswering`, with `langs`, see `CtxXLMModel.forward`."""
+        return super().forward(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            start_positions=start_positions,
+            end_positions=end_positions,
+            num_items_in_batch=num_items_in_batch,
+            langs=langs,
+            **kwargs,
+        )

@@ -76,7 +76,7 @@ class BeamSearchSpanOutput(ModelOutput):
         end_top_log_probs: (batch, ends * starts) probabilities of the top ends of each start; the start varies fastest.
         end_top_index: (batch, ends * starts) columns of the top ends.
         cls_logits: (batch,) logits of being unanswerable.
-        hidden_states, attentions: As requested.
+        hidden_states, attentions, mems: See `CtxXLNetModelOutput`.
     """
 
     loss: Tensor | None = None
@@ -87,6 +87,7 @@ class BeamSearchSpanOutput(ModelOutput):
     cls_logits: Tensor | None = None
     hidden_states: tuple[Tensor, ...] | None = None
     attentions: tuple[Tensor, ...] | None = None
+    mems: tuple[Tensor, ...] | None = None
 
 
 class ForBeamSearchQuestionAnswering(HeadModel):
@@ -143,11 +144,11 @@ class ForBeamSearchQuestionAnswering(HeadModel):
             _check_below(states.shape[1], cls_index, "cls_index")
         cls_states = states_at(states, cls_index)
         if start_positions is None or end_positions is None:
-            return self.build_output(BeamSearchSpanOutput, outputs, **self._search(states, cls_states, excluded))
+            return BeamSearchSpanOutput(**self._search(states, cls_states, excluded), **self.encoder_fields(outputs))
         start_positions = validate_sequence_targets(start_positions, "start_positions", len(states))
         start_states = states_at(states, start_positions.clamp(0, states.shape[1] - 1))
         position_term = partial(
-            position_loss, excluded=excluded, counts=num_items_in_batch, why="padding, or p_mask is 1"
+            position_loss, excluded=excluded, num_items=num_items_in_batch, reason="padding, or p_mask is 1"
         )
         start = position_term(self.start_logits(states), start_positions, name="start_positions")
         end_logits = self.end_logits(states, start_states[:, None])[:, 0]
@@ -163,7 +164,7 @@ class ForBeamSearchQuestionAnswering(HeadModel):
             logits = self.answer_class(start_states, cls_states).float()
             total = F.binary_cross_entropy_with_logits(logits, targets.float(), reduction="sum")
             loss = loss + _UNANSWERABLE_WEIGHT * mean_over_targets(total, targets, "is_impossible", num_items_in_batch)
-        return self.build_output(BeamSearchSpanOutput, outputs, loss=loss)
+        return BeamSearchSpanOutput(loss=loss, **self.encoder_fields(outputs))
 
     def _search(self, states: Tensor, cls_states: Tensor, excluded: Tensor | None) -> dict[str, Tensor]:
         """The top starts, and the top ends of each start."""

@@ -5,20 +5,26 @@ encoder is in `encoder_xlnet`; everything else comes from `hf_ctxmodels.layers` 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, make_dataclass
-from functools import cache
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers import GenerationMixin
 from transformers.activations import ACT2FN
+from transformers.modeling_outputs import (
+    MultipleChoiceModelOutput,
+    QuestionAnsweringModelOutput,
+    SequenceClassifierOutput,
+    TokenClassifierOutput,
+)
 from transformers.modeling_utils import slice_logits_to_keep
 from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
-from hf_ctxmodels.layers.cpu.linear import linear
+from hf_ctxmodels.layers.cpu.linear import MAX_PREPACKED_BYTES, linear, prepacked_weights
 from hf_ctxmodels.layers.pooling import first_token_columns, last_token_columns, states_at
 from hf_ctxmodels.models.xlnet.beam_search_head import ForBeamSearchQuestionAnswering
 from hf_ctxmodels.models.xlnet.configuration_xlnet import CtxXLNetConfig
@@ -78,40 +84,58 @@ class CtxXLNetForPreTrainingOutput(ModelOutput):
 
 
 class CtxXLNetHeadModel(heads.HeadModel, CtxXLNetPreTrainedModel):
-    """Binds the generic heads to XLNet's encoder, with a summary for those that pool."""
+    """Binds the generic heads to XLNet's encoder, with a summary for heads on a sequence."""
 
     encoder_class = CtxXLNetModel
 
     def build_encoder(self, config: CtxXLNetConfig) -> CtxXLNetModel:
-        """The encoder; what pools stands beside it."""
-        if self.pools and self.pooling is None:
+        """Create the encoder, and the summary if the head reads it."""
+        if self.uses_pooler:
             self.summary = CtxXLNetSummary(config)
         return CtxXLNetModel(config)
 
-    def encode(self, *, attention_mask: Tensor | None = None, **kwargs: Any) -> Any:
-        """Run the encoder; always returns a model output, without memory unless `use_mems`."""
-        outputs = super().encode(attention_mask=attention_mask, **{"use_mems": False, **kwargs})
-        if self.pools and self.pooling is None:
+    def encode(self, *, attention_mask: Tensor | None = None, **inputs: Any) -> Any:
+        """Run the encoder; returns a model output, without memory unless `use_mems`."""
+        outputs = super().encode(attention_mask=attention_mask, **{"use_mems": False, **inputs})
+        if self.uses_pooler:
             tokens = None if attention_mask is None else attention_mask != 0
             outputs.pooler_output = self.summary(outputs.last_hidden_state, tokens)
         return outputs
 
-    def build_output(self, kind: type[ModelOutput], encoded: Any, **found: Any) -> Any:
-        """As for every head; where there is memory, with the field `mems`."""
-        if encoded.mems is None:
-            return super().build_output(kind, encoded, **found)
-        return super().build_output(_with_memory(kind), encoded, mems=encoded.mems, **found)  # type: ignore[arg-type]
+    def encoder_fields(self, outputs: Any) -> dict[str, Any]:
+        """The fields of a task head's output that are those of the encoder's output, with the memory."""
+        return super().encoder_fields(outputs) | {"mems": outputs.mems}
 
 
-@cache
-def _with_memory(kind: type[ModelOutput]) -> type[ModelOutput]:
-    """The output class of a head, with the field `mems`."""
-    memory = ("mems", tuple[Tensor, ...] | None, field(default=None))
-    namespace = {"__module__": __name__, "__doc__": f"{kind.__name__}, and `mems` as in `CtxXLNetModelOutput`."}
-    return make_dataclass(f"{kind.__name__}WithMemory", [memory], bases=(kind,), namespace=namespace)
+@dataclass
+class CtxXLNetForSequenceClassificationOutput(SequenceClassifierOutput):
+    """`SequenceClassifierOutput`, and `mems` as in `CtxXLNetModelOutput`."""
+
+    mems: tuple[Tensor, ...] | None = None
 
 
-class CtxXLNetForPreTraining(CtxXLNetHeadModel, heads.PrepackingGenerationMixin):
+@dataclass
+class CtxXLNetForTokenClassificationOutput(TokenClassifierOutput):
+    """`TokenClassifierOutput`, and `mems` as in `CtxXLNetModelOutput`."""
+
+    mems: tuple[Tensor, ...] | None = None
+
+
+@dataclass
+class CtxXLNetForQuestionAnsweringSimpleOutput(QuestionAnsweringModelOutput):
+    """`QuestionAnsweringModelOutput`, and `mems` as in `CtxXLNetModelOutput`."""
+
+    mems: tuple[Tensor, ...] | None = None
+
+
+@dataclass
+class CtxXLNetForMultipleChoiceOutput(MultipleChoiceModelOutput):
+    """`MultipleChoiceModelOutput`, and `mems` as in `CtxXLNetModelOutput`."""
+
+    mems: tuple[Tensor, ...] | None = None
+
+
+class CtxXLNetForPreTraining(CtxXLNetHeadModel, GenerationMixin):
     """XLNet's language model: predicts tokens from those before them in a random order (section 2.2), and generates.
 
     The decoder is tied to the word embeddings. For generation every prompt is followed by one unknown token, whose
@@ -125,6 +149,7 @@ class CtxXLNetForPreTraining(CtxXLNetHeadModel, heads.PrepackingGenerationMixin)
     loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
     state_outputs: ClassVar[tuple[str, ...]] = ("mems",)
     output_layer = "lm_head"
+    prepacked_bytes: int = MAX_PREPACKED_BYTES  # as in `heads.ForCausalLM`
     _tied_weights_keys = {"lm_head.weight": "xlnet.word_embeddings.weight"}
 
     def build_head(self, config: CtxXLNetConfig) -> None:
@@ -202,6 +227,11 @@ class CtxXLNetForPreTraining(CtxXLNetHeadModel, heads.PrepackingGenerationMixin)
         check_target_labels(labels, *targets)
         return labels
 
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """Generate as in transformers, with weights prepacked for oneDNN on a CPU."""
+        with prepacked_weights(self.prepacked_bytes):
+            return super().generate(*args, **kwargs)
+
     def prepare_inputs_for_generation(
         self,
         input_ids: Tensor,
@@ -249,10 +279,13 @@ class CtxXLNetForSequenceClassification(heads.ForSequenceClassification, CtxXLNe
     """XLNet that classifies a sequence, or regresses a number on it, from the summary."""
 
     export_conversion = XLNET_SUMMARY_EXPORT
+    output_class = CtxXLNetForSequenceClassificationOutput
 
 
 class CtxXLNetForTokenClassification(heads.ForTokenClassification, CtxXLNetHeadModel):
     """XLNet that classifies each token, without dropout before the classifier beyond the encoder's."""
+
+    output_class = CtxXLNetForTokenClassificationOutput
 
     def build_head(self, config: CtxXLNetConfig) -> None:
         """A linear classifier of every token's state."""
@@ -263,6 +296,8 @@ class CtxXLNetForTokenClassification(heads.ForTokenClassification, CtxXLNetHeadM
 class CtxXLNetForQuestionAnsweringSimple(heads.ForQuestionAnswering, CtxXLNetHeadModel):
     """XLNet that predicts the start and the end of an answer span."""
 
+    output_class = CtxXLNetForQuestionAnsweringSimpleOutput
+
 
 class CtxXLNetForQuestionAnswering(ForBeamSearchQuestionAnswering, CtxXLNetHeadModel):
     """XLNet that predicts an answer's end given its start, and whether there is an answer at all."""
@@ -272,3 +307,4 @@ class CtxXLNetForMultipleChoice(heads.ForMultipleChoice, CtxXLNetHeadModel):
     """XLNet that chooses one of several continuations, from the summary of each."""
 
     export_conversion = XLNET_SUMMARY_EXPORT
+    output_class = CtxXLNetForMultipleChoiceOutput
