@@ -183,12 +183,10 @@ class TransformerStack(nn.Module):
         embedding_ids = self.extra_embedding_ids(words, kwargs) | {"position_ids": position_ids.expand(words.shape[:2])}
         kwargs |= recorded | {"past_key_values": past_key_values}
         layout = build_layout(words, attention_mask, sequence_ids, self.config, **kwargs)
-        packed = layout.pack(words)
-        vectors = packed if packed.is_floating_point() else embeddings(packed)
-        embedded = self.embed(vectors, **{name: layout.pack(tensor) for name, tensor in embedding_ids.items()})
+        packed_ids = {name: layout.pack(tensor) for name, tensor in embedding_ids.items()}
         outputs = run_stack(
             self.layers,
-            self.embedding_output(embedded),
+            self._embed_packed(layout.pack(words), embeddings, packed_ids),  # no reference, so that it can be freed
             layout,
             self.mask_spec(),
             memory=None if source is None else build_memory(layout, source, get_targets_per_source(past_key_values)),
@@ -205,6 +203,11 @@ class TransformerStack(nn.Module):
             attentions=outputs.attentions,
             cross_attentions=None if source is None else outputs.cross_attentions,
         )
+
+    def _embed_packed(self, words: Tensor, embeddings: nn.Module, extra_ids: dict[str, Tensor]) -> Tensor:
+        """(...) ids or (..., hidden) word embeddings -> (..., hidden) input of the first layer."""
+        vectors = words if words.is_floating_point() else embeddings(words)
+        return self.embedding_output(self.embed(vectors, **extra_ids))
 
 
 def build_memory(layout: Layout, source: EncodedSource, targets_per_source: int) -> Memory:

@@ -149,7 +149,7 @@ def test_prompts_and_caches_that_cannot_be_right(small: tuple[CtxGpt2ForCausalLM
     nothing = torch.zeros(1, 3, dtype=torch.long)
     cached = model(ids.repeat(2, 1), use_cache=True).past_key_values
     wrong: dict[str, Callable[[], object]] = {
-        "has 40 tokens|40 tokens are": lambda: model(torch.ones(1, 40, dtype=torch.long)),
+        "40 tokens": lambda: model(torch.ones(1, 40, dtype=torch.long)),
         "32 tokens of past_key_values and 1 of the input": lambda: model.generate(
             ids, min_new_tokens=40, max_new_tokens=40
         ),

@@ -1,29 +1,18 @@
-"""What heads derive from a family's names and configuration: pair heads, kinds of problems, output layers."""
+"""Properties of heads: pretraining heads with several tasks, choices, problem types."""
 
 import inspect
 import pickle
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 from zoo import CASES, HEADS, Case, assert_close, make_batch, make_targets
 
-from hf_ctxmodels import CtxBertForPreTraining, CtxBertForSequenceClassification, CtxError
-from hf_ctxmodels.heads import ForMaskedLMWithTasks, PretrainingTask
+from hf_ctxmodels import CtxBertForSequenceClassification, CtxError
 
-WITH_TASKS = [case for case in CASES if issubclass(case.model_class, ForMaskedLMWithTasks)]
+WITH_TASKS = [case for case in CASES if "mlm_loss" in getattr(case.model_class, "loss_terms", ())]
 BERT = next(case for case in WITH_TASKS if case.family.name == "bert")
-
-
-class StructuralPretraining(CtxBertForPreTraining):
-    """Three classes of pairs under names of its own, as StructBERT has them."""
-
-    tasks = (PretrainingTask("structure", "structure_label", "nsp_head", "structure_logits"),)
-
-    def build_head(self, config) -> None:
-        super().build_head(config)
-        self.nsp_head = nn.Linear(config.hidden_size, 3)
 
 
 def batch_of(case: Case) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -32,23 +21,20 @@ def batch_of(case: Case) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
 
 
 @pytest.mark.parametrize("case", WITH_TASKS, ids=str)
-def test_a_head_of_several_tasks_has_their_names(case: Case) -> None:
-    kind = case.model_class
-    names = [task.name for task in kind.tasks]
-    assert kind.loss_targets == ("labels", *(task.target for task in kind.tasks))
-    shown = list(inspect.signature(kind.forward).parameters)[6:]
-    assert tuple(shown[: len(kind.loss_targets)]) == kind.loss_targets
-    assert shown[len(kind.loss_targets)] == "num_items_in_batch"
-    own = [task.logits for task in kind.tasks if task.logits is not None]
-    fields = ["loss", "prediction_logits", *own, "mlm_loss", *(f"{name}_loss" for name in names)]
-    assert list(kind.output_class.__dataclass_fields__) == [*fields, "metrics", "hidden_states", "attentions"]
+def test_output_of_pretraining_heads(case: Case) -> None:
+    """The loss is the sum of the terms, of which every target has one; outputs can be pickled."""
+    model_class = case.model_class
+    parameters = list(inspect.signature(model_class.forward).parameters)
+    assert set(model_class.loss_targets) <= set(parameters)
+    assert len(model_class.loss_terms) == len(model_class.loss_targets)
     batch, targets = batch_of(case)
-    found = case.model()(**batch, **targets)
-    again = pickle.loads(pickle.dumps(found))
-    assert type(again) is kind.output_class
-    terms = [again[f"{name}_loss"] for name in ("mlm", *names) if f"{name}_loss" in again]
-    assert_close(again.loss, sum(terms))
-    assert set(again.metrics) <= {f"{name}_accuracy" for name in names} | {"sbo_share"}
+    outputs = case.model()(**batch, **targets)
+    loaded = pickle.loads(pickle.dumps(outputs))
+    assert type(loaded) is type(outputs)
+    assert set(model_class.loss_terms) <= set(type(loaded).__dataclass_fields__)
+    assert_close(loaded.loss, sum(loaded[name] for name in model_class.loss_terms if name in loaded))
+    names = {name.removesuffix("_loss") for name in model_class.loss_terms}
+    assert set(loaded.metrics) <= {f"{name}_accuracy" for name in names} | {"sbo_share"}
 
 
 def test_choices_that_fill_a_row_up_are_in_no_softmax(subtests: pytest.Subtests) -> None:
@@ -71,24 +57,24 @@ def test_choices_that_fill_a_row_up_are_in_no_softmax(subtests: pytest.Subtests)
                 model(**batch, choice_mask=mask[:, :1])
 
 
-def test_a_pair_head_of_three_classes() -> None:
-    torch.manual_seed(0)
-    model = StructuralPretraining(BERT.config()).eval()
+def test_next_sentence_targets() -> None:
+    """Targets of -100 are ignored, others are checked; positional arguments work."""
+    model = BERT.model()
     batch, targets = batch_of(BERT)
-    classes = torch.arange(len(batch["input_ids"])) % 3
-    found = model(**batch, structure_label=classes)
-    assert type(found).__name__ == "StructuralPretrainingOutput"
-    assert_close(found.loss, F.cross_entropy(found.structure_logits, classes))
-    assert found.prediction_logits.shape[:2] == batch["input_ids"].shape
-    assert model(**batch, labels=targets["labels"], structure_label=classes).prediction_logits is None
-    some = classes.index_fill(0, torch.tensor([0]), -100)
-    right = (found.structure_logits.argmax(-1) == classes)[1:].sum()
-    assert model(**batch, structure_label=some).metrics["structure_accuracy"].tolist() == [right, len(classes) - 1]
-    with pytest.raises(CtxError, match="structure_label holds 3"):
-        model(**batch, structure_label=classes + 1)
-    by_place = model(batch["input_ids"], batch["attention_mask"], None, None, None, None, classes)
-    by_name = model(**{name: batch[name] for name in ("input_ids", "attention_mask")}, structure_label=classes)
-    assert torch.equal(by_place.loss, by_name.loss)
+    classes = torch.arange(len(batch["input_ids"])) % 2
+    outputs = model(**batch, next_sentence_label=classes)
+    assert_close(outputs.loss, F.cross_entropy(outputs.seq_relationship_logits, classes))
+    assert outputs.prediction_logits.shape[:2] == batch["input_ids"].shape
+    assert model(**batch, labels=targets["labels"], next_sentence_label=classes).prediction_logits is None
+    partly_ignored = classes.index_fill(0, torch.tensor([0]), -100)
+    correct = (outputs.seq_relationship_logits.argmax(-1) == classes)[1:].sum()
+    metrics = model(**batch, next_sentence_label=partly_ignored).metrics
+    assert metrics["next_sentence_accuracy"].tolist() == [correct, len(classes) - 1]
+    with pytest.raises(CtxError, match="next_sentence_label contains 2"):
+        model(**batch, next_sentence_label=classes + 1)
+    positional = model(batch["input_ids"], batch["attention_mask"], None, None, None, None, classes)
+    by_name = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], next_sentence_label=classes)
+    assert torch.equal(positional.loss, by_name.loss)
 
 
 def test_the_kind_of_problem_follows_each_batch_and_is_not_kept() -> None:

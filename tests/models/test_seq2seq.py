@@ -94,7 +94,7 @@ def test_sources_alone_and_other_modes(case: Case) -> None:
     expected = model.generate(one, **OPTIONS, do_sample=False)
     for mode in ({"assistant_model": case.model()}, {"cache_implementation": "static", "disable_compile": True}):
         assert torch.equal(model.generate(one, **OPTIONS, do_sample=False, **mode), expected), mode
-    if "cross_attention_mask" in model.decoder_arguments:
+    if "cross_attention_mask" in model.decoder_only_arguments:
         encoded, seen = model.get_encoder()(**right), right["attention_mask"].clone()
         seen[:, 1:3] = 0
         given = (right | {"cross_attention_mask": seen}, {"encoder_outputs": encoded, "attention_mask": seen}, right)
@@ -156,7 +156,7 @@ def test_what_the_decoder_reads(case: Case, monkeypatch: pytest.MonkeyPatch) -> 
     got, wanted = (each(**batch, decoder_input_ids=given, decoder_attention_mask=mask) for each in (model, padded))
     assert_close(got.logits[mask == 1], wanted.logits[mask == 1])
     assert not torch.allclose(got.logits[0, -1], unpadded.logits[0, -1])
-    with pytest.raises(CtxError, match="one of decoder_input_ids and decoder_inputs_embeds"):
+    with pytest.raises(CtxError, match="decoder_input_ids and decoder_inputs_embeds"):
         model(**batch, decoder_input_ids=given, decoder_inputs_embeds=table(given))
 
 
@@ -216,7 +216,7 @@ def test_pairs_packed_in_a_row_are_the_pairs_alone(subtests) -> None:
                         wanted = [model(**pair, return_logits=True).logits[0] for pair in alone]
                     assert_close(logits, torch.cat(wanted))
                     del together["decoder_sequence_ids"]
-                    with pytest.raises(CtxError, match="given for one of encoder and decoder"):
+                    with pytest.raises(CtxError, match="one of encoder and decoder"):
                         model(**together)
                     together["decoder_sequence_ids"] = packed(pairs, "decoder_sequence_ids", side)
 
