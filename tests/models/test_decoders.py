@@ -157,7 +157,7 @@ def test_prompts_and_caches_that_cannot_be_right(small: tuple[CtxGpt2ForCausalLM
             tokenizer([""], return_tensors="pt").input_ids.long(), max_new_tokens=2
         ),
         "no token": lambda: model.generate(nothing, attention_mask=nothing, max_new_tokens=2),
-        "holds 2 rows, but the input has 1": lambda: model(ids[:, :1], past_key_values=cached),
+        "batch size 2, but the input has 1": lambda: model(ids[:, :1], past_key_values=cached),
         "attention_mask is": lambda: model(ids, attention_mask=torch.ones(1, 2), use_cache=True),
         "sequence_ids cannot go with": lambda: model(ids[:, :1], sequence_ids=ids[:, :1], use_cache=True),
     }
