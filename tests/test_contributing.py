@@ -30,7 +30,7 @@ def test_outputs_are_of_the_copy():
 
 def copy_of_the_repository(folder: Path) -> Path:
     copied = folder / "repository"
-    for name in ("hf_ctxmodels", "tests", "scripts", "model_cards", "conversion"):
+    for name in ("hf_ctxmodels", "tests", "scripts", "model_cards"):
         shutil.copytree(ROOT / name, copied / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "CONTRIBUTING.md"):
         shutil.copy(ROOT / name, copied / name)

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from hf_ctxmodels.architectures.torch_lstm_conversion import model_on_vectors, read_state_dict
 from hf_ctxmodels.conversion.saving import check_output_free, save_converted_model
+from hf_ctxmodels.conversion.torch_lstm import model_on_vectors, read_state_dict
 from hf_ctxmodels.conversion.word_vector_files import READERS
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.registry import get_family

@@ -201,7 +201,7 @@ def test_the_language_is_exchanged(workspace: Path, languages: dict[str, Path]) 
 def test_a_pickle_is_converted(shared_data: Path, tmp_path: Path) -> None:
     for name in ("lang", "houlsby"):
         given = shared_data / "adapters_fixture" / "bert" / f"{name}_bin"
-        out = script("../conversion/adapters", "--adapter", given, "--output", tmp_path / name)
+        out = script("../hf_ctxmodels/conversion/adapters", "--adapter", given, "--output", tmp_path / name)
         assert name in out
         theirs = given.parent / name
         for path in theirs.glob("*.safetensors"):
@@ -211,5 +211,5 @@ def test_a_pickle_is_converted(shared_data: Path, tmp_path: Path) -> None:
             assert all(torch.equal(mine[key], expected[key]) for key in expected)
         model = FAMILIES["bert"].models["AutoModel"].from_pretrained(given.parent / "model")
         assert load_adapter(model, tmp_path / name) == name
-    message = script("../conversion/adapters", "--adapter", tmp_path / "none", "--output", tmp_path / "x", fails=True)
+    message = script("../hf_ctxmodels/conversion/adapters", "--adapter", tmp_path / "none", "--output", tmp_path / "x", fails=True)
     assert "no pytorch_adapter.bin" in message

@@ -15,7 +15,7 @@ from hf_ctxmodels.conversion.word_vectors import WordVectors
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.tokenizers.base import record_tokenizer_digest
 
-SCRIPT = Path(__file__).resolve().parents[2] / "conversion" / "word_vectors.py"
+SCRIPT = Path(__file__).resolve().parents[2] / "hf_ctxmodels" / "conversion" / "word_vector_files.py"
 STATIC = [name for name, family in FAMILIES.items() if issubclass(family.models["AutoModel"], StaticEmbeddingModel)]
 VECTORS = WordVectors(
     ["the", "naïve", "Zürich", "東京", "x_y", "5,000"],

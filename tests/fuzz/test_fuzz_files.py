@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from mutations import COUNTS, as_json, damaged_bytes, damaged_json, each_seed, one_screen
 
-from hf_ctxmodels.architectures.fastbpe_files import read_codes
+from hf_ctxmodels.conversion.elmo import config_from_options
+from hf_ctxmodels.conversion.fastbpe import read_codes
+from hf_ctxmodels.conversion.ulmfit import read_words
 from hf_ctxmodels.conversion.word_vector_files import READERS
 from hf_ctxmodels.data import load_documents
 from hf_ctxmodels.data.table_files import read_conll, read_conllu, read_table
 from hf_ctxmodels.downstream.tasks import TASKS, TaskArguments
 from hf_ctxmodels.downstream.tasks.question_answering import read_squad
-from hf_ctxmodels.models.elmo.conversion_elmo import config_from_options
-from hf_ctxmodels.models.ulmfit.conversion_ulmfit import read_words
 from hf_ctxmodels.training.checkpoint.directory import MANIFEST_FILE, damaged_files
 from hf_ctxmodels.training.metrics.summary import SUMMARY_FILE, TrainingSummary
 from hf_ctxmodels.training.metrics.training_log import LOG_FILE, read_log

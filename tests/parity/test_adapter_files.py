@@ -149,7 +149,7 @@ def test_old_and_foreign_files(fixture: Path, kind: str, tmp_path: Path, subtest
     foreign.mkdir()
     (foreign / "adapter_config.json").write_text('{"peft_type": "LORA"}')
     refused: dict[str, tuple[PreTrainedModel, Path, str]] = {
-        "a pickle": (model, theirs / "task_bin", "conversion/adapters.py"),
+        "a pickle": (model, theirs / "task_bin", "hf_ctxmodels.conversion.adapters"),
         "another type": (model, fixture / other / "task", "for models of type"),
         "another width": (type(model)(config), theirs / "task", "width 32.*width 64"),
         "another depth": (shallow, theirs / "task", "no parameter .*layer.2"),

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import AutoModel, AutoTokenizer
 
 from hf_ctxmodels import CtxElmoTokenizer, CtxError
-from hf_ctxmodels.models.elmo.conversion_elmo import config_from_options, read_allennlp
+from hf_ctxmodels.conversion.elmo import config_from_options, read_allennlp
 
 h5py = pytest.importorskip("h5py", reason="reads HDF5 (extra `hdf5`)")
 
@@ -113,7 +113,7 @@ def test_damaged_files(folder: Path, tmp_path: Path) -> None:
 
 def test_script(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, streams: list, expected: list) -> None:
     """Auto classes load the output, which computes the same states as AllenNLP."""
-    script = Path(__file__).parents[2] / "conversion" / "elmo.py"
+    script = Path(__file__).parents[2] / "hf_ctxmodels" / "conversion" / "elmo.py"
     files = ["--options", folder / "options.json", "--weights", folder / "lm_weights.hdf5"]
     flags = [*files, "--vocabulary", folder / "vocab_test.txt", "--output", tmp_path / "out"]
     monkeypatch.setattr(sys, "argv", [str(script), *map(str, flags)])

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_ctxmodels import CtxError, CtxUlmfitTokenizer
-from hf_ctxmodels.models.ulmfit.conversion_ulmfit import build_ulmfit_tokenizer, read_fastai, read_words
+from hf_ctxmodels.conversion.ulmfit import build_ulmfit_tokenizer, read_fastai, read_words
 
 WORDS, WIDTH, CELL, LAYERS = 40, 12, 20, 3
 ITOS = [*CtxUlmfitTokenizer.special_tokens, *(f"w{number}" for number in range(WORDS - 11)), "xxfake", "xxfake"]
@@ -81,7 +81,7 @@ def test_script(tmp_path: Path) -> None:
     reference = ReferenceModel()
     torch.save(release_weights(reference, "2"), tmp_path / "model.pth")
     (tmp_path / "itos.json").write_text(json.dumps(ITOS))
-    script = Path(__file__).resolve().parents[2] / "conversion" / "ulmfit.py"
+    script = Path(__file__).resolve().parents[2] / "hf_ctxmodels" / "conversion" / "ulmfit.py"
     flags = ["--weights", tmp_path / "model.pth", "--vocabulary", tmp_path / "itos.json", "--output", tmp_path / "out"]
     process = run_forked(script, *flags)
     assert process.returncode == 0, process.stderr

@@ -13,9 +13,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_ctxmodels import CtxError
-from hf_ctxmodels.models.gpt.openai_checkpoint import read_openai_checkpoint
+from hf_ctxmodels.conversion.gpt import read_openai_checkpoint
 
-SCRIPT = Path(__file__).parents[2] / "conversion" / "gpt.py"
+SCRIPT = Path(__file__).parents[2] / "hf_ctxmodels" / "conversion" / "gpt.py"
 TOKENS = ["<unk>", "a", "b", "t", "a</w>", "b</w>", "t</w>", "at</w>", "bat</w>"]
 MERGES = "#version: 0.2\na t</w>\nb at</w>\n"
 WIDTH, LAYERS, HEADS, POSITIONS = 24, 3, 4, 10

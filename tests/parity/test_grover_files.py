@@ -14,10 +14,10 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from hf_ctxmodels import CtxError
+from hf_ctxmodels.conversion.grover import read_grover_checkpoint
 from hf_ctxmodels.conversion.tensorflow_files import TensorFlowCheckpoint
-from hf_ctxmodels.models.grover.conversion_grover import read_grover_checkpoint
 
-SCRIPT = Path(__file__).parents[2] / "conversion" / "grover.py"
+SCRIPT = Path(__file__).parents[2] / "hf_ctxmodels" / "conversion" / "grover.py"
 WIDTH, LAYERS, POSITIONS, HEAD = 128, 3, 20, 64
 PAIRS = [("t", "h"), ("th", "e"), ("Ġ", "the")]
 

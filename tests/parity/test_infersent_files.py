@@ -10,9 +10,9 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 from hf_ctxmodels import CtxError, CtxInferSentModel
-from hf_ctxmodels.architectures.torch_lstm_conversion import model_on_vectors, read_state_dict
+from hf_ctxmodels.conversion.torch_lstm import model_on_vectors, read_state_dict
 
-SCRIPT = Path(__file__).parents[2] / "conversion" / "infersent.py"
+SCRIPT = Path(__file__).parents[2] / "hf_ctxmodels" / "conversion" / "infersent.py"
 WORDS = ["the", "cat", "saw", "The", "garden", "<p>", "</p>"]
 
 

@@ -10,10 +10,10 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 from hf_ctxmodels import CtxError
-from hf_ctxmodels.architectures.fastbpe_files import read_codes
-from hf_ctxmodels.models.laser.conversion_laser import build_laser, read_encoder
+from hf_ctxmodels.conversion.fastbpe import read_codes
+from hf_ctxmodels.conversion.laser import build_laser, read_encoder
 
-SCRIPT = Path(__file__).parents[2] / "conversion" / "laser.py"
+SCRIPT = Path(__file__).parents[2] / "hf_ctxmodels" / "conversion" / "laser.py"
 # as in released files: "@@" within a word; only one of "ca" and "cat" is in the dictionary
 SUBWORDS = ["the", "c@@", "a@@", "t", "s@@", "cat", "th@@", "e", ".", "sat"]
 CODES = [("t", "h"), ("th", "e</w>"), ("c", "a"), ("ca", "t</w>"), ("s", "a")]

@@ -13,9 +13,9 @@ from torch.nn import functional as F
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_ctxmodels import CtxError
-from hf_ctxmodels.models.mass.conversion_mass import build_summarization_model, build_translation_model, read_checkpoint
+from hf_ctxmodels.conversion.mass import build_summarization_model, build_translation_model, read_checkpoint
 
-SCRIPT = Path(__file__).parents[2] / "conversion" / "mass.py"
+SCRIPT = Path(__file__).parents[2] / "hf_ctxmodels" / "conversion" / "mass.py"
 SPECIAL = ["<s>", "</s>", "<pad>", "<unk>", *(f"<special{number}>" for number in range(10))]
 SUBWORDS = ["t@@", "t", "h@@", "h", "e@@", "e", "th@@", "the"]
 CODES = "t h 10\nth e</w> 9\n"

@@ -10,9 +10,9 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 from hf_ctxmodels import CtxCoveModel, CtxError
-from hf_ctxmodels.architectures.torch_lstm_conversion import model_on_vectors, read_state_dict
+from hf_ctxmodels.conversion.torch_lstm import model_on_vectors, read_state_dict
 
-SCRIPT = Path(__file__).parents[2] / "conversion" / "cove.py"
+SCRIPT = Path(__file__).parents[2] / "hf_ctxmodels" / "conversion" / "cove.py"
 WORDS = ["the", "cat", "saw", "The", "garden"]
 
 

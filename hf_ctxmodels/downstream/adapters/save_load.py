@@ -201,7 +201,7 @@ def _read_tensors(folder: Path, file: str, source: str | Path) -> dict[str, Tens
             f"There is no {file}.",
             location=str(source),
             hint=f"convert a directory or Hub id with {_PICKLES[file]} by "
-            f"`python conversion/adapters.py --adapter {source} --output DIR`.",
+            f"`python -m hf_ctxmodels.conversion.adapters --adapter {source} --output DIR`.",
         )
     try:
         return load_file(folder / file)

@@ -1,6 +1,6 @@
 r"""Convert released MT-LSTM weights and a file of word vectors to a CoVe encoder and its tokenizer.
 
-python conversion/cove.py --weights wmtlstm.pth --vectors glove.840B.300d.txt --output runs/cove
+python -m hf_ctxmodels.conversion.cove --weights wmtlstm.pth --vectors glove.840B.300d.txt --output runs/cove
 """
 
 from hf_ctxmodels.conversion.word_vector_encoders import VectorConversionArguments, convert

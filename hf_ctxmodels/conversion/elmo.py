@@ -1,6 +1,10 @@
-"""Conversion of released ELMo models (AllenNLP's options.json and HDF5 weights)."""
+r"""Convert released ELMo weights (AllenNLP's options.json and HDF5 file) to a model and its tokenizer.
+
+python -m hf_ctxmodels.conversion.elmo --options options.json --weights weights.hdf5 --output runs/elmo
+"""
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hf_ctxmodels.core.errors import CtxError, wrap_errors
+from hf_ctxmodels.models.elmo.tokenization_elmo import CtxElmoTokenizer
+from hf_ctxmodels.conversion.saving import check_output_free, save_converted_model
+from hf_ctxmodels.core.errors import CtxError, run_script, wrap_errors
+from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.core.json_parsing import read_json
 from hf_ctxmodels.models.elmo.configuration_elmo import CtxElmoConfig
 from hf_ctxmodels.models.elmo.modeling_elmo import CtxElmoModel
+from hf_ctxmodels.training.recipe import parse_arguments
 
 _FORGET_BIAS = 1.0  # AllenNLP adds it to the forget gate at run time
 _NUM_CHARACTERS = (261, 262)  # without and with the padding id
@@ -128,3 +136,46 @@ def _reorder_gates(gates: Tensor) -> Tensor:
     """Reorder gates from input, candidate, forget, output to input, forget, candidate, output."""
     in_gate, candidate, forget, out_gate = gates.chunk(4)
     return torch.cat([in_gate, forget, candidate, out_gate])
+
+
+@dataclass
+class ConversionArguments:
+    """Arguments of the conversion."""
+
+    options: str = field(metadata={"help": "The model's options.json."})
+    weights: str = field(metadata={"help": "The model's HDF5 file."})
+    output: str = field(metadata={"help": "Directory for the model and its tokenizer."})
+    vocabulary: str | None = field(
+        default=None,
+        metadata={"help": "Output vocabulary of the language model, one word per line, most frequent first."},
+    )
+    overwrite: bool = flag(False, "Replace an existing model in --output.")
+
+
+def read_vocabulary(file: str) -> list[str]:
+    """Read the words of a file, without special tokens; raises CtxError if it cannot be read."""
+    try:
+        words = Path(file).read_text(encoding="utf-8").split()
+    except (OSError, UnicodeDecodeError) as error:
+        raise CtxError(f"Cannot read the vocabulary: {error}.", location=file) from error
+    return [word for word in words if word not in {*CtxElmoTokenizer.special_tokens, "<UNK>"}]
+
+
+def main() -> None:
+    """Convert, and print a summary."""
+    (arguments,) = parse_arguments(ConversionArguments, description=__doc__)
+    check_output_free(arguments.output, arguments.overwrite)
+    words = [] if arguments.vocabulary is None else read_vocabulary(arguments.vocabulary)
+    model = read_allennlp(arguments.options, arguments.weights)
+    # the released models were trained on tokenized text
+    tokenizer = CtxElmoTokenizer.from_words(
+        words, split_punctuation=False, max_characters=model.config.max_characters_per_token
+    )
+    model.config.vocab_size = len(tokenizer)
+    save_converted_model(model, tokenizer, arguments.output)
+    number = sum(parameter.numel() for parameter in model.parameters())
+    print(f"{number:,} parameters: {arguments.weights} -> {arguments.output}")
+
+
+if __name__ == "__main__":
+    run_script(main)

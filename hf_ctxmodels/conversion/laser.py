@@ -1,18 +1,25 @@
-"""Conversion of a released encoder (a dictionary of shape, weights and vocabulary) and its BPE codes."""
+r"""Convert a released LASER encoder and its BPE codes to a model and its tokenizer, for text tokenized by Moses.
+
+python -m hf_ctxmodels.conversion.laser --encoder bilstm.93langs.2018-12-26.pt --codes 93langs.fcodes --output runs/laser
+"""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from hf_ctxmodels.architectures.fastbpe_files import to_native_subword
-from hf_ctxmodels.architectures.torch_lstm_conversion import convert_layers, layer_fields, read_torch_file
-from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.conversion.fastbpe import read_codes, to_native_subword
+from hf_ctxmodels.conversion.saving import check_output_free, save_converted_model
+from hf_ctxmodels.conversion.torch_lstm import convert_layers, layer_fields, read_torch_file
+from hf_ctxmodels.core.errors import CtxError, run_script
+from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.models.laser.configuration_laser import CtxLaserConfig
 from hf_ctxmodels.models.laser.modeling_laser import CtxLaserModel
 from hf_ctxmodels.models.laser.tokenization_laser import CtxLaserTokenizer
 from hf_ctxmodels.tokenizers.joint_bpe import SPECIAL_TOKENS
+from hf_ctxmodels.training.recipe import parse_arguments
 
 
 def read_encoder(file: str | Path) -> dict[str, Any]:
@@ -87,3 +94,27 @@ def build_laser(
     model = CtxLaserModel(config)
     model.load_state_dict({**layers, "embeddings.weight": torch.cat([embeddings, added_embeddings]).float()})
     return model.eval(), CtxLaserTokenizer(vocab=vocab, merges=list(merges), split_punctuation=False)
+
+
+@dataclass
+class ConversionArguments:
+    """Arguments of the conversion."""
+
+    encoder: str = field(metadata={"help": "Released encoder."})
+    codes: str = field(metadata={"help": "BPE codes: two tokens and a count per line."})
+    output: str = field(metadata={"help": "Directory for the model and its tokenizer."})
+    overwrite: bool = flag(False, "Replace an existing model in --output.")
+
+
+def main() -> None:
+    """Convert, and print a summary."""
+    (arguments,) = parse_arguments(ConversionArguments, description=__doc__)
+    check_output_free(arguments.output, arguments.overwrite)
+    model, tokenizer = build_laser(read_encoder(arguments.encoder), read_codes(arguments.codes), arguments.encoder)
+    save_converted_model(model, tokenizer, arguments.output)
+    number = sum(parameter.numel() for parameter in model.layers.parameters())
+    print(f"{number:,} parameters on {len(tokenizer):,} tokens: {arguments.encoder} -> {arguments.output}")
+
+
+if __name__ == "__main__":
+    run_script(main)

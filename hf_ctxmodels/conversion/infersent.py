@@ -1,8 +1,8 @@
 r"""Convert released InferSent weights and a file of word vectors to an encoder and its tokenizer.
 
-python conversion/infersent.py --weights infersent1.pkl --version 1 --vectors glove.840B.300d.txt \
+python -m hf_ctxmodels.conversion.infersent --weights infersent1.pkl --version 1 --vectors glove.840B.300d.txt \
     --output runs/infersent
-python conversion/infersent.py --weights infersent2.pkl --version 2 --vectors crawl-300d-2M.vec \
+python -m hf_ctxmodels.conversion.infersent --weights infersent2.pkl --version 2 --vectors crawl-300d-2M.vec \
     --vectors_format word2vec-text --output runs/infersent
 """
 

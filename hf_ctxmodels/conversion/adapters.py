@@ -1,7 +1,13 @@
-"""Conversion of adapters with pickled weights, as on AdapterHub, to safetensors."""
+r"""Convert an AdapterHub adapter with pickled weights (pytorch_adapter.bin) to safetensors.
+
+python -m hf_ctxmodels.conversion.adapters --adapter AdapterHub/bert-base-multilingual-cased-de-wiki_pfeiffer --output adapters/de
+
+Only tensors are loaded from pickles. Heads and fusions in the same folder are converted too.
+"""
 
 import pickle
 import shutil
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -9,7 +15,7 @@ from huggingface_hub import snapshot_download
 from safetensors.torch import save_file
 from torch import Tensor
 
-from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.errors import CtxError, run_script
 from hf_ctxmodels.core.output_files import wrap_write_errors
 from hf_ctxmodels.downstream.adapters.saving import (
     FUSION_WEIGHTS_FILE,
@@ -17,6 +23,7 @@ from hf_ctxmodels.downstream.adapters.saving import (
     WEIGHTS_FILE,
     check_adapter_directory,
 )
+from hf_ctxmodels.training.recipe import parse_arguments
 
 PICKLES = {
     "pytorch_adapter.bin": WEIGHTS_FILE,
@@ -78,3 +85,21 @@ def _load_tensors(path: Path) -> dict[str, Tensor]:
     if not isinstance(content, dict) or not all(isinstance(tensor, Tensor) for tensor in content.values()):
         raise CtxError("The pickle does not contain named tensors.", location=str(path), hint="give an adapter's file.")
     return {str(name): tensor.detach().clone().contiguous() for name, tensor in content.items()}
+
+
+@dataclass
+class ConversionArguments:
+    """Arguments of the conversion."""
+
+    adapter: str = field(metadata={"help": "Folder or Hub id with pytorch_adapter.bin."})
+    output: str = field(metadata={"help": "Folder for the converted adapter."})
+
+
+def main() -> None:
+    """Convert, and print a summary."""
+    (arguments,) = parse_arguments(ConversionArguments, description=__doc__)
+    print(convert_adapter(arguments.adapter, arguments.output))
+
+
+if __name__ == "__main__":
+    run_script(main)
