@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from hf_ctxmodels.models.grover.tokenization_grover import CtxGroverTokenizer
 from hf_ctxmodels.conversion.saving import check_output_free, save_converted_model
 from hf_ctxmodels.conversion.tensorflow_files import TensorFlowCheckpoint
 from hf_ctxmodels.core.errors import CtxError, run_script
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.models.grover.configuration_grover import CtxGroverConfig
 from hf_ctxmodels.models.grover.modeling_grover import CtxGroverForCausalLM, CtxGroverForSequenceClassification
+from hf_ctxmodels.models.grover.tokenization_grover import CtxGroverTokenizer
 from hf_ctxmodels.training.recipe import parse_arguments
 
 _HEAD_DIM = 64  # in all released models

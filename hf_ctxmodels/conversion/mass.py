@@ -14,13 +14,13 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from hf_ctxmodels.models.bert.tokenization_bert import CtxBertTokenizer
 from hf_ctxmodels.conversion.fastbpe import read_codes, to_native_subword
 from hf_ctxmodels.conversion.saving import check_output_free, save_converted_model
 from hf_ctxmodels.conversion.torch_lstm import read_torch_file
 from hf_ctxmodels.core.errors import CtxError, run_script
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.data.text_files import read_lines
+from hf_ctxmodels.models.bert.tokenization_bert import CtxBertTokenizer
 from hf_ctxmodels.models.mass.configuration_mass import CtxMassConfig
 from hf_ctxmodels.models.mass.modeling_mass import CtxMassForConditionalGeneration
 from hf_ctxmodels.models.mass.tokenization_mass import CtxMassTokenizer
