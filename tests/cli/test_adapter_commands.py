@@ -211,5 +211,7 @@ def test_a_pickle_is_converted(shared_data: Path, tmp_path: Path) -> None:
             assert all(torch.equal(mine[key], expected[key]) for key in expected)
         model = FAMILIES["bert"].models["AutoModel"].from_pretrained(given.parent / "model")
         assert load_adapter(model, tmp_path / name) == name
-    message = script("../hf_ctxmodels/conversion/adapters", "--adapter", tmp_path / "none", "--output", tmp_path / "x", fails=True)
+    message = script(
+        "../hf_ctxmodels/conversion/adapters", "--adapter", tmp_path / "none", "--output", tmp_path / "x", fails=True
+    )
     assert "no pytorch_adapter.bin" in message

@@ -29,8 +29,16 @@ def run(monkeypatch: pytest.MonkeyPatch, script: str, flags: str) -> int:
         ("hf_ctxmodels/conversion/infersent.py", "--weights w --vectors v --output {out}", "tokenizer.json"),
         ("hf_ctxmodels/conversion/laser.py", "--encoder e --codes c --output {out}", "config.json"),
         ("hf_ctxmodels/conversion/ulmfit.py", "--weights w --vocabulary v --output {out}", "config.json"),
-        ("hf_ctxmodels/conversion/word_vector_files.py", "--input_format glove --family glove --input i --output {out}", "config.json"),
-        ("hf_ctxmodels/conversion/word_vector_files.py", "--output_format glove --input i --output {out}/v.txt", "v.txt"),
+        (
+            "hf_ctxmodels/conversion/word_vector_files.py",
+            "--input_format glove --family glove --input i --output {out}",
+            "config.json",
+        ),
+        (
+            "hf_ctxmodels/conversion/word_vector_files.py",
+            "--output_format glove --input i --output {out}/v.txt",
+            "v.txt",
+        ),
         ("scripts/train_tokenizer.py", "--family bert --dataset d --vocab_size 9 --output_dir {out}", "tokenizer.json"),
         ("scripts/generate.py", "--model m --input i --output_file {out}/t.txt", "t.txt"),
         ("scripts/make_pairs.py", "--kind summaries --dataset d --output_dir {out}", "train.jsonl"),
