@@ -17,7 +17,7 @@ from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, AttentionMask, Ma
 from hf_ctxmodels.layers.attention.modules import CrossAttention, SelfAttention
 from hf_ctxmodels.layers.cpu.dropout import Dropout
 from hf_ctxmodels.layers.cpu.linear import apply_in_chunks, linear
-from hf_ctxmodels.layers.hook_points import HookPoint, ResidualSum
+from hf_ctxmodels.layers.hook_points import HookPoint
 
 Norm = Literal["post", "pre"]
 
@@ -193,6 +193,28 @@ class BlockOutput(NamedTuple):
     hidden_states: Tensor
     attention: Tensor | None
     cross_attention: Tensor | None
+
+
+class ResidualSum(nn.Module):
+    """Sum of a sub-layer's input and its output, normalised with post-norm.
+
+    Forward pre-hooks may change its arguments, which are always given by position.
+    """
+
+    def forward(self, hidden_states: Tensor, output: Tensor, norm: nn.Module | None, layer_index: int) -> Tensor:
+        """Add, and normalise with post-norm.
+
+        Args:
+            hidden_states: (..., hidden) the sub-layer's input, before any norm.
+            output: (..., hidden) the sub-layer's output, after dropout.
+            norm: The norm of the sum; None with pre-norm.
+            layer_index: Position of the block in the order of application, from 0; for hooks.
+
+        Returns:
+            (..., hidden).
+        """
+        total = hidden_states + output
+        return total if norm is None else norm(total)
 
 
 class TransformerBlock(GradientCheckpointingLayer):

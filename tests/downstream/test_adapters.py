@@ -37,7 +37,7 @@ from hf_ctxmodels.downstream.adapters.insertion import get_invertible_adapters, 
 from hf_ctxmodels.downstream.adapters.modules import BottleneckAdapter, SublayerAdapters
 from hf_ctxmodels.downstream.adapters.save_load import has_saved_adapters
 from hf_ctxmodels.downstream.loading_with_adapters import load_model_with_adapters, load_saved_model
-from hf_ctxmodels.layers.hook_points import ResidualSum
+from hf_ctxmodels.layers.transformer import ResidualSum
 
 HOULSBY = BottleneckConfig(
     mh_adapter=True, cross_adapter=True, non_linearity="swish", original_ln_before=False, reduction_factor=4

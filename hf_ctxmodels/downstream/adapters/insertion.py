@@ -19,7 +19,7 @@ from hf_ctxmodels.downstream.adapters.modules import (
     InvertibleAdapters,
     SublayerAdapters,
 )
-from hf_ctxmodels.layers.hook_points import ResidualSum
+from hf_ctxmodels.layers.transformer import ResidualSum
 from hf_ctxmodels.registry import FAMILIES
 
 SUBLAYERS = ("attention", "cross_attention", "feed_forward")

@@ -16,9 +16,8 @@ from hf_ctxmodels.layers.attention.layouts import Layout
 from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, AttentionMask
 from hf_ctxmodels.layers.attention.modules import SelfAttention
 from hf_ctxmodels.layers.cpu.dropout import Dropout
-from hf_ctxmodels.layers.hook_points import ResidualSum
 from hf_ctxmodels.layers.pooling import last_token_columns, states_at, token_mask
-from hf_ctxmodels.layers.transformer import BlockOutput, FeedForward, Memory
+from hf_ctxmodels.layers.transformer import BlockOutput, FeedForward, Memory, ResidualSum
 from hf_ctxmodels.models.grover.configuration_grover import CtxGroverConfig
 
 _TRUNCATION = 2.0  # in standard deviations, as in TensorFlow

@@ -31,9 +31,14 @@ from hf_ctxmodels.layers.attention.modules import CrossAttention, SelfAttention
 from hf_ctxmodels.layers.attention.position_bias import BucketedPositionBias
 from hf_ctxmodels.layers.cpu.dropout import Dropout
 from hf_ctxmodels.layers.decoder_output import DecoderOutput
-from hf_ctxmodels.layers.hook_points import ResidualSum
 from hf_ctxmodels.layers.norm import RMSNorm
-from hf_ctxmodels.layers.transformer import FeedForward, GatedFeedForward, TransformerBlock, clamp_to_float16
+from hf_ctxmodels.layers.transformer import (
+    FeedForward,
+    GatedFeedForward,
+    ResidualSum,
+    TransformerBlock,
+    clamp_to_float16,
+)
 from hf_ctxmodels.models.t5.configuration_t5 import CtxT5Config
 from hf_ctxmodels.models.t5.conversion_t5 import build_export_conversion
 

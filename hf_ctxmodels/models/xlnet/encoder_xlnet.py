@@ -21,8 +21,8 @@ from hf_ctxmodels.core.inputs import reject_unused_tensors
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.cpu.dropout import Dropout
 from hf_ctxmodels.layers.cpu.linear import linear
-from hf_ctxmodels.layers.hook_points import HookPoint, ResidualSum
-from hf_ctxmodels.layers.transformer import FeedForward, recorded_layer_numbers
+from hf_ctxmodels.layers.hook_points import HookPoint
+from hf_ctxmodels.layers.transformer import FeedForward, ResidualSum, recorded_layer_numbers
 from hf_ctxmodels.models.xlnet.configuration_xlnet import CtxXLNetConfig
 from hf_ctxmodels.models.xlnet.conversion_xlnet import XLNET_EXPORT
 from hf_ctxmodels.models.xlnet.encoder_inputs import EncoderInputs
