@@ -4,24 +4,25 @@ Nothing of them is stored: `pages` gives every text for one build. Pages written
 """
 
 import re
-from dataclasses import fields
+from collections.abc import Mapping
+from dataclasses import Field, fields
 from functools import cache
 from importlib import import_module
-from inspect import formatannotation, getdoc
+from inspect import cleandoc, formatannotation, getdoc
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, get_args, get_origin
 from unittest.mock import patch
 
 from docstrings import to_rst
 from reference import PACKAGE, api_pages, collator_of, full_name, links, objectives, title, toctree
-from transformers import HfArgumentParser
 
-from hf_ctxmodels.cli.main import COMMANDS, PROGRAM
 from hf_ctxmodels.cli.recipes import first_sentence
+from hf_ctxmodels.core.flags import REQUIRED, default_of, is_choice, is_settable
 from hf_ctxmodels.objectives import Objective
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.spec import FamilySpec
-from hf_ctxmodels.training.recipe import packaged_folder
+from hf_ctxmodels.training.recipe import Section, metavar, packaged_folder, shown_fields
+from hf_ctxmodels_cli import COMMANDS, GROUPS, PROGRAM, Command, CommandGroup
 
 ROOT = Path(__file__).parents[1]
 # How-to pages that go on from one another.
@@ -175,7 +176,7 @@ def _options(objective: type[Objective], name: str) -> list[str]:
     entries = [entry for entry in fields(objective) if entry.name in objective.option_help()]
     if not entries:
         return ["This objective has no options.", ""]
-    command = f"``{PROGRAM} pretrain --objective {name} --objective_options NAME=VALUE``"
+    command = f"``{PROGRAM} pretrain --objective {name}:NAME=VALUE,...``"
     collated = "In Python they are keywords of the class."
     lines = [f"{command} sets one or several. {collated}", "", f".. program:: {objective.__name__}", ""]
     for entry in entries:
@@ -197,60 +198,93 @@ def _help(text: str) -> str:
 # Commands
 
 
+def leaf_commands() -> dict[str, Command]:
+    """Words of a command -> the command; subcommands for those that have them."""
+    leaves: dict[str, Command] = {}
+    for name, command in COMMANDS.items():
+        if isinstance(command, CommandGroup):
+            leaves |= {f"{name} {subcommand}": leaf for subcommand, leaf in command.subcommands.items()}
+        else:
+            leaves[name] = command
+    return leaves
+
+
 def _command_pages() -> Pages:
-    made = {}
-    for command in COMMANDS:
-        made[f"commands/{command}.rst"] = _command_page(command)
-    lines = [f"- [`{PROGRAM} {command}`]({command}.rst): {what}" for command, what in COMMANDS.items()]
-    made["_parts/commands.md"] = "\n".join([*lines, "", toctree(COMMANDS)])
+    made, lines, slugs = {}, [], {words: words.replace(" ", "-") for words in leaf_commands()}
+    for words, slug in slugs.items():
+        made[f"commands/{slug}.rst"] = _command_page(words)
+    for title_, commands in GROUPS.items():
+        lines += [f"**{title_.capitalize()}**", ""]
+        for words, leaf in leaf_commands().items():
+            if words.partition(" ")[0] in commands:
+                lines.append(f"- [`{PROGRAM} {words}`]({slugs[words]}.rst): {leaf.summary}")
+        lines.append("")
+    made["_parts/commands.md"] = "\n".join([*lines, toctree(slugs.values())])
     return made
 
 
-class _AskedForArgumentsError(Exception):
-    """Raised in place of parsing a command line, to learn what a command's arguments are."""
+class _ParsedArgumentsError(Exception):
+    """Raised instead of parsing a command line, to learn what a command parses."""
 
 
-def command_arguments(command: str) -> tuple[type, ...]:
-    """The dataclasses whose fields are the command's flags."""
-    module = import_module(f"{PACKAGE}.cli.{command.replace('-', '_')}")
-    with patch.object(module, "parse_arguments", side_effect=_AskedForArgumentsError) as asked:
+def parsed_sections(command: Command) -> tuple[tuple[Section, ...], str]:
+    """The dataclasses whose fields are the flags of a command, and its description."""
+    module = import_module(f"{PACKAGE}.cli.{command.module}")
+    with patch.object(module, "parse_arguments", side_effect=_ParsedArgumentsError) as parse:
         try:
-            module.main()
-        except _AskedForArgumentsError:
-            return asked.call_args.args
-    raise LookupError(f"The command {command} does not parse its arguments first.")
+            module.main(*command.arguments)
+        except _ParsedArgumentsError:
+            return parse.call_args.args, parse.call_args.kwargs["description"]
+    raise LookupError(f"The command {command.module} does not parse its arguments first.")
 
 
-def _command_page(command: str) -> str:
-    module = import_module(f"{PACKAGE}.cli.{command.replace('-', '_')}")
-    lines = [*title(f"{PROGRAM} {command}"), to_rst(getdoc(module) or "", links()), ""]
-    lines += [f".. program:: {PROGRAM} {command}", ""]
-    for kind in command_arguments(command):
-        lines += [*title(kind.__name__, "-"), to_rst(getdoc(kind) or "", links()), ""]
-        for action in HfArgumentParser(kind)._actions:
-            if action.dest != "help":
-                lines += _flag(action)
-    if command_arguments(command):
+def _command_page(words: str) -> str:
+    sections, description = parsed_sections(leaf_commands()[words])
+    lines = [*title(f"{PROGRAM} {words}"), to_rst(cleandoc(description), links()), ""]
+    lines += [f".. program:: {PROGRAM} {words}", ""]
+    for section in sections:
+        options = section[0] if isinstance(section, tuple) else section
+        lines += title((getdoc(options) or options.__name__).partition("\n")[0].rstrip("."), "-")
+        for entry in shown_fields(section):
+            lines += _flag(entry, get_type_hints(options)[entry.name])
+    if sections:
         lines += ["``--recipe NAME`` reads defaults from a file or from one of the :doc:`/recipes`.", ""]
     return "\n".join(lines)
 
 
-def _flag(action: Any) -> list[str]:
+def _flag(entry: Field, annotation: Any) -> list[str]:
     """A flag with its values, default and help."""
-    kind = getattr(action.type, "__name__", "")
-    value = "" if action.nargs == 0 else {"str": "TEXT"}.get(kind, kind.upper() if kind in ("int", "float") else "")
-    shape = f" {value or 'VALUE'}" + (" ..." if action.nargs in ("+", "*") else "") if action.nargs != 0 else ""
-    if action.nargs == "?":  # a switch: its name alone is True
-        shape = ""
-    lines = [f".. option:: --{action.dest}{shape}", "", f"    {_help((action.help or '').replace('%%', '%'))}"]
-    choices = [str(choice) for choice in action.choices or ()]
-    if choices:
+    default, choices = default_of(entry), entry.metadata.get("choices") or ()
+    nested = is_choice(entry) or entry.metadata.get("nested")
+    shape = " NAME[:KEY=VALUE,...]" if nested else "" if annotation is bool else f" {metavar(annotation)}"
+    lines = [f".. option:: --{entry.name}{shape}", "", f"    {_help(entry.metadata['help'])}"]
+    if isinstance(choices, Mapping):
+        lines += ["", *_nested_options(choices)]
+    elif choices:
         lines.append(f"    One of {', '.join(f'``{choice}``' for choice in choices)}.")
-    if action.required:
+    if default is REQUIRED:
         lines.append("    Required.")
-    elif action.default not in (None, [], False, ""):
-        lines.append(f"    Default: ``{action.default}``.")
+    elif default not in (None, [], False, ""):
+        lines.append(f"    Default: ``{default}``.")
     return [*lines, ""]
+
+
+def _nested_options(choices: Mapping[str, Any]) -> list[str]:
+    """The values of a flag with nested options, each with its options."""
+    names_by_class: dict[type, list[str]] = {}
+    for name, options in choices.items():
+        names_by_class.setdefault(options if isinstance(options, type) else type(options), []).append(name)
+    lines = []
+    for options, names in names_by_class.items():
+        summary = (getdoc(options) or "").partition("\n\n")[0].replace("\n", " ")
+        lines += [f"    - {', '.join(f'``{name}``' for name in names)}: {_help(summary)}", ""]
+        for entry in fields(options):
+            if is_settable(entry) and "help" in entry.metadata:
+                default = default_of(entry)
+                shown = "" if default in (None, REQUIRED, ()) else f" Default: ``{default}``."
+                lines.append(f"      - ``{entry.name}``: {_help(entry.metadata['help'])}{shown}")
+        lines.append("")
+    return lines
 
 
 # Recipes

@@ -13,10 +13,10 @@ from docstrings import list_table
 from transformers import PreTrainedConfig
 
 import hf_ctxmodels
-from hf_ctxmodels.cli.main import PROGRAM
 from hf_ctxmodels.objectives import Objective
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.spec import FamilySpec
+from hf_ctxmodels_cli import PROGRAM
 
 PACKAGE = hf_ctxmodels.__name__
 # Rooms without an API: a command is documented by its flags, and benchmarks by their command.

@@ -3,9 +3,9 @@ the weights moved, over seeds.
 
     python scripts/compare_finetuning.py --model runs/bert --recipe_of_finetune polarity_learning --text held_out.txt \
         --train_file train.tsv --validation_file dev.tsv --text_columns sentence \
-        --ways plain 'l2: --anchor l2 --anchor_weight 0.1' 'chain: --thaw chain' --output_dir runs/ways
+        --ways plain 'l2: --anchor l2:weight=0.1' 'chain: --freeze chain' --output_dir runs/ways
 
-Every run is `hf-ctxmodels finetune`, then `evaluate-forgetting`, and printed. Runs that are finished are used again;
+Every run is `hf-ctxmodels finetune`, then `evaluate forgetting`, and printed. Runs that are finished are used again;
 those of other flags are an error. Leaves ways.md, a table with mean and standard deviation, and ways.json.
 """
 
@@ -35,7 +35,7 @@ class ComparisonArguments:
     text: list[str] = field(metadata={"help": "Documents of the pretraining loss, as --dataset of pretrain."})
     output_dir: str = field(metadata={"help": "Directory for everything that is made."})
     ways: list[str] = flag(
-        ("plain", "l2: --anchor l2", "chain: --thaw chain", "gradual: --thaw gradual", "mixout: --mixout 0.5"),
+        ("plain", "l2: --anchor l2", "chain: --freeze chain", "gradual: --freeze gradual", "mixout: --mixout 0.5"),
         "Ways to compare, each a name, or `name: flags of finetune`.",
     )
     recipe_of_finetune: str = flag("polarity_learning", "Recipe of finetune that all ways share.")
@@ -69,6 +69,7 @@ def run(arguments: ComparisonArguments, name: str, flags: list[str], seed: int) 
     _run_once(
         output / SUMMARY_FILE,
         "finetune",
+        "sequence-classification",
         *("--recipe", arguments.recipe_of_finetune, "--model", arguments.model, "--seed", seed),
         *("--train_file", arguments.train_file, "--validation_file", arguments.validation_file, *size),
         *("--text_columns", arguments.text_columns, "--output_dir", output, "--overwrite", "true"),
@@ -78,7 +79,8 @@ def run(arguments: ComparisonArguments, name: str, flags: list[str], seed: int) 
     file, share = output / "forgetting.json", arguments.validation_fraction
     _run_once(
         file,
-        "evaluate-forgetting",
+        "evaluate",
+        "forgetting",
         *("--pretrained", arguments.model, "--finetuned", output, "--text", *arguments.text),
         *(() if share is None else ("--validation_fraction", share)),
         *("--output_file", file),
@@ -105,7 +107,7 @@ def _run_once(result: Path, command: str, *flags: object) -> None:
     Raises:
         CtxError: Another command line has.
     """
-    record, line = result.parent / f"{command}.command", shlex.join([command, *map(str, flags)]) + "\n"
+    record, line = result.parent / f"{result.stem}.command", shlex.join([command, *map(str, flags)]) + "\n"
     if not result.exists():
         run_stage(command, *flags)
         with wrap_write_errors(record):

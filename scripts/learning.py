@@ -89,6 +89,7 @@ def finetune(arguments: LearningArguments, output: Path, few: bool) -> tuple[lis
         result = output / "finetuned" / f"{model.name}-{measured_on}-{'few' if few else 'all'}-{rate:g}-{seed}"
         command = run_stage(
             "finetune",
+            "sequence-classification",
             *("--recipe", recipe, "--model", model, "--learning_rate", rate, "--seed", seed),
             *("--train_file", arguments.train_file, *size, "--validation_file", files[measured_on]),
             *("--text_columns", arguments.text_column, "--output_dir", result),

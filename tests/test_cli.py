@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -10,8 +11,10 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from commands import run_command
 
-from hf_ctxmodels.cli import main as cli
+import hf_ctxmodels_cli as cli
+from hf_ctxmodels.cli import finetune
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.registry import get_family
 from hf_ctxmodels.training.arguments import LoopArguments
@@ -23,49 +26,68 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 TEXT = "The cat sat on the mat.\nA dog ran to the river.\nIt was cold.\n\n" * 20
 
 
-def module_of(command: str) -> str:
-    return command.replace("-", "_")
+SUBCOMMANDS = [
+    (name, subcommand)
+    for name, group in cli.COMMANDS.items()
+    if isinstance(group, cli.CommandGroup)
+    for subcommand in group.subcommands
+]
+LEAVES = [(name,) for name, command in cli.COMMANDS.items() if isinstance(command, cli.Command)] + SUBCOMMANDS
 
 
-def run(monkeypatch: pytest.MonkeyPatch, *argv: str) -> int:
-    """Run the command in this process; its exit code."""
-    monkeypatch.setattr(sys, "argv", ["/usr/bin/hf-ctxmodels", *argv])
-    with pytest.raises(SystemExit) as stopped:
-        cli.main()
-    return stopped.value.code
-
-
-def test_the_command_is_installed_and_knows_every_module():
+def test_the_command_is_installed_and_every_module_is_a_command():
     module, _, function = PROJECT["project"]["scripts"]["hf-ctxmodels"].partition(":")
     assert getattr(import_module(module), function) is cli.main
-    modules = {path.stem for path in (ROOT / "hf_ctxmodels" / "cli").glob("[!_]*.py")} - {"main"}
-    assert {module_of(command) for command in cli.COMMANDS} == modules
+    folder = ROOT / "hf_ctxmodels" / "cli"
+    modules = {".".join(path.relative_to(folder).with_suffix("").parts) for path in folder.rglob("[!_]*.py")}
+    commands = [cli.COMMANDS[name] for (name, *_) in LEAVES if isinstance(cli.COMMANDS[name], cli.Command)]
+    commands += [cli.COMMANDS[name].subcommands[subcommand] for name, subcommand in SUBCOMMANDS]
+    assert {command.module for command in commands} == modules
 
 
-def test_without_a_command_the_list_is_shown(monkeypatch, capsys):
-    assert run(monkeypatch) == 0
+def test_help_is_short_complete_and_imports_nothing_heavy(capsys):
+    assert len(cli.COMMANDS) <= 12
+    assert run_command() == 0
     shown = capsys.readouterr().out
-    assert all(f"  {name} " in shown and what in shown for name, what in cli.COMMANDS.items())
+    assert [line.split()[0] for line in shown.splitlines() if line.startswith("  ")] == list(cli.FIRST_COMMANDS)
+    assert run_command("--help") == 0
+    shown = capsys.readouterr().out
+    assert all(f"  {name} " in shown and command.summary in shown for name, command in cli.COMMANDS.items())
+    assert run_command("evaluate") == 0
+    assert "  words " in capsys.readouterr().out
+    code = "import sys, hf_ctxmodels_cli; print(hf_ctxmodels_cli.help_text(['--help'])); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert not {"torch", "transformers", "hf_ctxmodels"} & set(done.stdout.splitlines()[-1].split())
 
 
-@pytest.mark.parametrize("command", cli.COMMANDS)
-def test_every_command_explains_itself(monkeypatch, capsys, command):
-    assert run(monkeypatch, command, "--help") == 0
-    assert capsys.readouterr().out.startswith(f"usage: hf-ctxmodels {command} [-h]")
+@pytest.mark.parametrize("words", LEAVES, ids=" ".join)
+def test_every_command_explains_its_flags(capsys, words):
+    assert run_command(*words, "--help") == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"usage: hf-ctxmodels {' '.join(words)} [--help]")
+    flags = [line.split()[0] for line in shown.splitlines() if line.startswith("  -")]
+    assert len(flags) == len(set(flags))
+    assert len(flags) <= (58 if words == ("finetune", "seq2seq") or words == ("pretrain",) else 47)
+    if words == ("finetune", "sequence-classification"):
+        assert len(flags) <= 45
+        assert flags[2:12] == [f"--{name}" for name in finetune.ESSENTIAL]
+    descriptions = [line.strip() for line in shown.splitlines()]
+    assert not [text for text in descriptions if text.endswith("(default: None)")]
 
 
-def test_a_misspelt_command_is_one_screen(monkeypatch, capsys):
-    assert run(monkeypatch, "pretain", "--family", "bert") == 2
+def test_a_misspelt_command_is_one_screen(capsys):
+    assert run_command("pretain", "--family", "bert") == 2
     assert "did you mean pretrain?" in capsys.readouterr().err
+    assert run_command("finetune", "regresion") == 2
+    assert "did you mean regression?" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("script", sorted(ROOT.glob("scripts/[!c]*.py")), ids=lambda path: path.stem)  # no check_*.py
-def test_every_script_is_a_thin_twin_of_a_command(script):
-    text = script.read_text(encoding="utf-8")
-    command = text.partition("`hf-ctxmodels ")[2].partition("`")[0]
-    assert command in cli.COMMANDS
-    assert f"from hf_ctxmodels.cli.{module_of(command)} import main\n" in text
-    assert len(text.splitlines()) < 10
+@pytest.mark.parametrize("path", sorted(ROOT.glob("scripts/recipes/*.yaml")), ids=lambda path: path.stem)
+def test_every_recipe_is_parsed_by_the_command_in_its_comment(path, capsys):
+    words = re.search(rf"(?:hf-ctxmodels|hf_ctxmodels) ([a-z0-9 -]+?) --recipe {path.stem}\b", path.read_text())
+    flags = ["--recipe", str(path), "--max_steps", "1" * 9, "--learning_rate", "fast"]
+    assert run_command(*words[1].split(), *flags) == 2
+    assert "--learning_rate: invalid float value 'fast'" in capsys.readouterr().err, "all other values are valid"
 
 
 @pytest.mark.parametrize("name", ["bert_tiny_demo", "bert_tiny_demo.yaml"])
@@ -84,8 +106,8 @@ def test_a_recipe_that_does_not_exist_is_explained(tmp_path, monkeypatch):
         parse_arguments(LoopArguments, argv=["--recipe", "bert_tinydemo"])
 
 
-def test_recipes_and_configurations_are_listed(monkeypatch, capsys):
-    assert run(monkeypatch, "recipes") == 0
+def test_recipes_and_configurations_are_listed(capsys):
+    assert run_command("recipes") == 0
     shown = capsys.readouterr().out
     assert "  bert_base               BERT-base, phase 1 (Devlin et al. 2019, appendix A.2)\n" in shown
     assert all(path.stem in shown for path in ROOT.glob("scripts/recipes/*.yaml"))
@@ -110,7 +132,7 @@ def test_the_wheel_has_every_recipe_and_configuration(installed: Path):
         assert {path.name: path.read_bytes() for path in (installed / "hf_ctxmodels" / folder).iterdir()} == expected
     assert not (installed / "scripts").exists()
     entries = next(installed.glob("*.dist-info/entry_points.txt")).read_text()
-    assert "hf-ctxmodels = hf_ctxmodels.cli.main:main" in entries
+    assert "hf-ctxmodels = hf_ctxmodels_cli:main" in entries
 
 
 def test_a_recipe_runs_by_its_name_from_the_wheel(installed: Path, tmp_path: Path):
@@ -142,4 +164,4 @@ def test_gpt3_is_trained_by_the_table_of_the_paper():
         tokens = pretraining.max_length * loop.per_device_batch_size * loop.gradient_accumulation_steps
         assert tokens == pytest.approx(millions * 1e6, rel=0.05), size
         assert (tokens * loop.max_steps, tokens * loop.warmup_steps) == pytest.approx((300e9, 375e6), rel=2e-3), size
-        assert (loop.learning_rate, loop.adam_beta2, loop.min_lr_rate) == (rate, 0.95, 0.1)
+        assert (loop.learning_rate, loop.optimizer.beta2, loop.lr_scheduler.min_rate) == (rate, 0.95, 0.1)

@@ -27,7 +27,7 @@ WORDS += ["old", "small", "it", "was", "and", "then"]
 
 @dataclass(frozen=True)
 class Workspace:
-    """Paths of the problem, and how to run `scripts/pretrain.py` on it."""
+    """Paths of the problem, and how to run `hf-ctxmodels pretrain` on it."""
 
     folder: Path
     family: str = "bert"
@@ -53,8 +53,8 @@ class Workspace:
         return ForkedProcess(*command, cwd=ROOT, OMP_NUM_THREADS="1")
 
     def pretrain(self, *flags: object) -> tuple[int, str]:
-        """Run `scripts/pretrain.py` to its end: exit code and stderr."""
-        process = self.start("scripts/pretrain.py", *flags)
+        """Run `hf-ctxmodels pretrain` to its end: exit code and stderr."""
+        process = self.start("-m", "hf_ctxmodels", "pretrain", *flags)
         _, errors = process.communicate()
         return process.returncode, errors
 
@@ -94,7 +94,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
 @pytest.fixture(scope="session")
 def contiguous_workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     """A model with a memory, carried along contiguous rows of text."""
-    return make_workspace(tmp_path_factory.mktemp("contiguous"), "xlnet", objective_options="memory_length=20")
+    return make_workspace(tmp_path_factory.mktemp("contiguous"), "xlnet", objective="plm:memory_length=20")
 
 
 @pytest.fixture(params=["workspace", "contiguous_workspace"])

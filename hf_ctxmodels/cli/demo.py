@@ -112,7 +112,7 @@ def print_summary(report: DemoReport, folder: Path) -> None:
     text = ("--dataset", "YOUR.txt", "--output_dir", "runs/tokenizer")
     print(
         format_next_commands(
-            ("evaluate-words", "--model", folder / "word2vec", "--near", "king"),
+            ("evaluate", "words", "--model", folder / "word2vec", "--near", "king"),
             ("train-tokenizer", "--family", "bert", "--vocab_size", 8000, *text),
             ("pretrain", "--help"),
         )

@@ -27,9 +27,9 @@ class EnsembleArguments:
 
 def main() -> None:
     """Open, classify, print."""
-    arguments, task_arguments = parse_arguments(EnsembleArguments, TaskArguments, description=__doc__)
+    task_section = (TaskArguments, SequenceClassification.reads)
+    arguments, task_arguments = parse_arguments(EnsembleArguments, task_section, description=__doc__)
     task = SequenceClassification(task_arguments)
-    task.refuse_unread_flags()
     examples = task.read(arguments.validation_file, "validation")
     classifiers = []
     for source in arguments.models:

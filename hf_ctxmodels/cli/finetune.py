@@ -1,12 +1,4 @@
-r"""Fine-tune a model on a task, and compare it with a baseline.
-
-    hf-ctxmodels finetune --model runs/bert --task sequence-classification --train_file train.tsv \
-        --validation_file dev.tsv --text_columns sentence --label_column label --output_dir runs/sst2
-
-A list of tasks (--tasks) in place of --task and its files trains one encoder with a head for each (MT-DNN).
-
-Runs as well under `accelerate launch`; --resume goes on where the last checkpoint was saved.
-"""
+"""`hf-ctxmodels finetune TASK`: fine-tune a model on a task."""
 
 import json
 from dataclasses import replace
@@ -16,116 +8,145 @@ from typing import Any
 
 from hf_ctxmodels.compression.low_bits.training import LowBitsArguments
 from hf_ctxmodels.core.console import format_next_commands
-from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.output_files import check_output_file
 from hf_ctxmodels.downstream.adapters.arguments import AdapterArguments
-from hf_ctxmodels.downstream.finetuning.arguments import FinetuningMethodArguments
-from hf_ctxmodels.downstream.finetuning.configuration import FinetuningConfig
-from hf_ctxmodels.downstream.finetuning.finetuning_run import (
+from hf_ctxmodels.downstream.finetuning.arguments import (
     FinetuningArguments,
     FinetuningLoopArguments,
+    FinetuningMethodArguments,
+    StartingModelArguments,
+)
+from hf_ctxmodels.downstream.finetuning.configuration import FinetuningConfig
+from hf_ctxmodels.downstream.finetuning.finetuning_run import (
     Learn,
     finetune,
     load_config_and_tokenizer,
     open_model,
 )
 from hf_ctxmodels.downstream.finetuning.multitask.multitask_run import MultitaskArguments, Start, finetune_tasks, report
-from hf_ctxmodels.downstream.tasks import Task, TaskArguments
+from hf_ctxmodels.downstream.tasks import TASKS, Task, TaskArguments
 from hf_ctxmodels.downstream.tasks.normalized_references import CEILING
+from hf_ctxmodels.downstream.tasks.task_list import KINDS
 from hf_ctxmodels.training.arguments import LoopArguments
-from hf_ctxmodels.training.recipe import parse_arguments
+from hf_ctxmodels.training.recipe import Section, parse_arguments
+from hf_ctxmodels_cli import FINETUNING_TASKS
+
+ESSENTIAL = (
+    *("model", "train_file", "validation_file", "text_columns", "label_column", "output_dir"),
+    *("num_train_epochs", "per_device_batch_size", "learning_rate", "max_length"),
+)
+_DESCRIPTION = """{summary} {more}
+
+    hf-ctxmodels finetune {task} --model runs/bert {data} --output_dir runs/{task}
+
+It runs under `accelerate launch -m`, too. After an interruption the same command with --resume continues from the last
+checkpoint."""
+
+
+def sections_of(task: str) -> tuple[Section, ...]:
+    """The flags of a task, in groups."""
+    if task == "multitask":
+        columns = {name for kind in KINDS for name in TASKS[kind].reads}
+        model = (StartingModelArguments, ("model", "family", "config_options"))
+        return MultitaskArguments, model, (TaskArguments, columns), FinetuningLoopArguments
+    task_class = TASKS[task]
+    names = set(FinetuningArguments.__dataclass_fields__)
+    if task_class.read_unlabelled is Task.read_unlabelled:
+        names -= {"unlabelled_file"}
+    return (
+        (FinetuningArguments, names),
+        (TaskArguments, task_class.reads),
+        FinetuningLoopArguments,
+        FinetuningMethodArguments,
+        AdapterArguments,
+        LowBitsArguments,
+    )
+
+
+def parse(task: str) -> tuple[Any, ...]:
+    """The flags of `hf-ctxmodels finetune TASK` on the command line."""
+    if task == "multitask":
+        more, data = (
+            "The list is a YAML file or the name of a list of the package.",
+            "--tasks mtdnn --tasks_folder glue",
+        )
+    else:
+        more = "The metrics are compared with a baseline that ignores the input."
+        data = "--train_file train.tsv --validation_file dev.tsv"
+    description = _DESCRIPTION.format(task=task, summary=FINETUNING_TASKS[task], more=more, data=data)
+    return parse_arguments(*sections_of(task), description=description, essential=ESSENTIAL)
+
+
+def main(task: str) -> None:
+    """Fine-tune on a task, and print the metrics and those of the baseline."""
+    if task == "multitask":
+        run_multitask(*parse(task))
+        return
+    arguments, task_arguments, loop_arguments, *methods = parse(task)
+    run(replace(arguments, task=task), task_arguments, loop_arguments, FinetuningConfig(*methods))
+
+
+def run_multitask(
+    arguments: MultitaskArguments, model: StartingModelArguments, defaults: TaskArguments, loop: LoopArguments
+) -> None:
+    """Fine-tune on a list of tasks, and print the metrics of each and those of its baseline."""
+    start = Start(
+        partial(load_config_and_tokenizer, model, own=True),
+        partial(open_model, model),
+        model.model or "--family",
+        arguments.freeze is not None,
+    )
+    report(finetune_tasks(arguments, defaults, loop, start))
 
 
 def write_predictions(file: str, task: Task[Any], examples: list[Any], predictions: list[Any]) -> None:
-    """One JSON object a line: the example, its label and what was predicted."""
+    """Write a JSON object per line: an example, its label and its prediction."""
     Path(file).parent.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps(task.record(*pair), ensure_ascii=False) for pair in zip(examples, predictions, strict=True)]
     Path(file).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def table(metrics: dict[str, float], baseline: dict[str, float], ceiling: dict[str, float]) -> str:
-    """The metrics beside what the baseline gets, and what they are at most."""
-    most = {name: f"{value:>10.4f}" for name, value in ceiling.items()}
-    rows = [f"{'metric':<24}{'model':>10}{'baseline':>10}" + f"{'ceiling':>10}" * bool(most)]
-    rows.append(f"{'loss':<24}{metrics['eval_loss']:>10.4f}")
+    """The metrics of the model, those of the baseline, and the highest possible values."""
+    ceilings = {name: f"{value:>10.4f}" for name, value in ceiling.items()}
+    lines = [f"{'metric':<24}{'model':>10}{'baseline':>10}" + f"{'ceiling':>10}" * bool(ceilings)]
+    lines.append(f"{'loss':<24}{metrics['eval_loss']:>10.4f}")
     for name, value in baseline.items():
-        rows.append(f"{name:<24}{metrics[f'eval_{name}']:>10.4f}{value:>10.4f}" + most.get(name, ""))
-    return "\n".join(rows)
-
-
-def main() -> None:
-    """Fine-tune; print the metrics beside the baseline's."""
-    kinds = (FinetuningArguments, TaskArguments, FinetuningLoopArguments, MultitaskArguments)
-    arguments, task_arguments, loop_arguments, several, *parts = parse_arguments(
-        *kinds, FinetuningMethodArguments, AdapterArguments, LowBitsArguments, description=__doc__
-    )
-    how = FinetuningConfig(*parts)
-    if several.tasks is not None:
-        start = start_of(arguments, how)
-        report(finetune_tasks(several, task_arguments, loop_arguments, start))
-        return
-    if several != MultitaskArguments():
-        raise CtxError("It belongs to --tasks.", location="--tasks_folder, --only or --keep", hint="give --tasks.")
-    run(arguments, task_arguments, loop_arguments, how)
-
-
-def start_of(arguments: FinetuningArguments, how: FinetuningConfig) -> Start:
-    """The start of a run over several tasks, by the flags.
-
-    Raises:
-        CtxError: There are flags of a single task.
-    """
-    files = ("train_file", "validation_file", "unlabelled_file", "predictions_file")
-    single = ("task", *files, "train_examples", "language")
-    if given := [f"--{name}" for name in single if getattr(arguments, name)]:
-        raise CtxError(
-            "Several tasks have their files in their list, no files of predictions, and no language for all.",
-            location=", ".join(given),
-            hint="leave it out, or --tasks.",
-        )
-    if (
-        how.methods.freeze == "embeddings"
-        or replace(how, methods=replace(how.methods, freeze=None)) != FinetuningConfig()
-    ):
-        raise CtxError(
-            "Of the methods to fine-tune, several tasks take --freeze encoder alone.",
-            location="--tasks with --layer_mix, --thaw, --anchor, --mixout, --reinit_layers, --adapter or bits",
-            hint="fine-tune a task by itself from the joint model, by --task_name, with them.",
-        )
-    where, frozen = arguments.model or str(arguments.family), how.methods.freeze is not None
-    return Start(partial(load_config_and_tokenizer, arguments, own=True), partial(open_model, arguments), where, frozen)
+        lines.append(f"{name:<24}{metrics[f'eval_{name}']:>10.4f}{value:>10.4f}" + ceilings.get(name, ""))
+    return "\n".join(lines)
 
 
 def run(
     arguments: FinetuningArguments,
     task_arguments: TaskArguments,
     loop_arguments: LoopArguments,
-    how: FinetuningConfig | None = None,
+    config: FinetuningConfig | None = None,
     learn: Learn | None = None,
 ) -> None:
-    """`finetune`, and what is written and printed after it."""
-    predictions = arguments.predictions_file
-    if predictions is not None:
+    """Call `finetune`, write the summary and the predictions, and print the metrics."""
+    file = arguments.predictions_file
+    if file is not None:
         check_output_file(
-            predictions,
+            file,
             flag="--predictions_file",
             overwrite=loop_arguments.overwrite or loop_arguments.resume,
             inputs=(arguments.train_file, arguments.validation_file, arguments.unlabelled_file),
         )
-    found = finetune(arguments, task_arguments, loop_arguments, how, learn)
-    if predictions is not None and not found.evaluation.predictions:  # nothing was left to train
-        found.evaluation(found.model.eval(), found.accelerator)
-    if found.accelerator.is_main_process:
-        found.save_summary(arguments)
-        if predictions is not None:
-            write_predictions(predictions, found.task, found.validation, found.evaluation.predictions)
-        print(table(found.result.metrics, found.baseline, found.ceiling))
-        if found.ceiling:
-            print(CEILING)
-        if found.task.baseline_name:
-            print(f"baseline: {found.task.baseline_name}")
-        output = loop_arguments.output_dir
-        print(f"{len(found.training)} training and {len(found.validation)} validation examples")
-        print(f"model, tokenizer, log and summary saved in {output}" + (f", {predictions}" if predictions else ""))
-        write = [("generate", "--model", output, "--input", "FILE")] if found.task.is_generative else []
-        print(format_next_commands(*write, ("push", "--model", output, "--repo_id", "ORGANISATION/NAME")))
+    tuned = finetune(arguments, task_arguments, loop_arguments, config, learn)
+    if file is not None and not tuned.evaluation.predictions:  # the run was finished before
+        tuned.evaluation(tuned.model.eval(), tuned.accelerator)
+    if not tuned.accelerator.is_main_process:
+        return
+    tuned.save_summary(arguments)
+    if file is not None:
+        write_predictions(file, tuned.task, tuned.validation, tuned.evaluation.predictions)
+    print(table(tuned.result.metrics, tuned.baseline, tuned.ceiling))
+    if tuned.ceiling:
+        print(CEILING)
+    if tuned.task.baseline_name:
+        print(f"baseline: {tuned.task.baseline_name}")
+    output = loop_arguments.output_dir
+    print(f"{len(tuned.training)} training and {len(tuned.validation)} validation examples")
+    print(f"model, tokenizer, log and summary saved in {output}" + (f", {file}" if file else ""))
+    generation = [("generate", "--model", output, "--input", "FILE")] if tuned.task.is_generative else []
+    print(format_next_commands(*generation, ("push", "--model", output, "--repo_id", "ORGANISATION/NAME")))

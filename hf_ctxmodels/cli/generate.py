@@ -1,11 +1,11 @@
-r"""Write a text for each line of a file: a translation, a summary, a question, or a continuation.
+r"""Generate a text for each line of a file: a translation, a summary, a question, or a continuation.
 
-    hf-ctxmodels generate --model runs/cove --input test.en.gz --references test.de.gz --num_beams 5 \
+    hf-ctxmodels generate --model runs/cove --input test.en.gz --references test.de.gz --decoding beam:num_beams=5 \
         --output_file test.hypotheses
-    hf-ctxmodels generate --model runs/gpt2 --input prompts.txt --do_sample --top_p 0.9 --output_file continued.txt
+    hf-ctxmodels generate --model runs/gpt2 --input prompts.txt --decoding sample:top_p=0.9 --output_file continued.txt
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from transformers import set_seed as seed_generators
 
 from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.core.flags import REQUIRED, check_range, choice_flag, flag, parse_choices
 from hf_ctxmodels.core.languages import LanguagePair
 from hf_ctxmodels.core.output_files import check_output_file, wrap_write_errors
 from hf_ctxmodels.data.text_files import read_lines
@@ -22,177 +22,181 @@ from hf_ctxmodels.downstream.loading_with_adapters import load_model_with_adapte
 from hf_ctxmodels.downstream.tasks.normalized_references import CEILING, NormalizedReferences
 from hf_ctxmodels.downstream.tasks.text_metrics import corpus_bleu, metric_names, score_texts
 from hf_ctxmodels.inference import generate_texts
-from hf_ctxmodels.objectives.base import check_at_least
 from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model
 from hf_ctxmodels.training.model_loading import load_config, load_tokenizer
 from hf_ctxmodels.training.recipe import parse_arguments
 
 
-@dataclass
-class GenerationArguments:
-    """What is written, and how.
+@dataclass(frozen=True)
+class GreedyOptions:
+    """The most probable token in each step."""
 
-    Raises:
-        CtxError: A flag of sampling or beams without sampling or beams, or a number out of its range.
-    """
 
-    model: str = field(
-        metadata={"help": "Checkpoint directory or Hub id of an encoder-decoder or a decoder, with its tokenizer."}
-    )
-    input: str = field(metadata={"help": "File with one text a line, plain or .gz: sources, or prompts of a decoder."})
-    output_file: str | None = flag(
-        None, "Write the texts here, one a line; by default they are printed, unless --references are given."
-    )
-    overwrite: bool = flag(False, "Replace --output_file if it exists.")
-    references: str | None = flag(None, "File with the right text for each line, to score against.")
-    metrics: str = flag("bleu", "With --references: what is computed, of rouge, bleu and exact_match.")
-    lower_case: bool = flag(False, "Score without regard to case.")
-    max_new_tokens: int = flag(60, "Longest written text in tokens.")
-    max_length: int | None = flag(
-        None, "Cut each text to so many tokens; by default a text over the model's limit is an error."
-    )
-    batch_size: int = flag(64, "Texts at a time.")
-    language: str | None = flag(
-        None,
-        "Language to write, where the model writes several: its mark, such as `<de>`, or its name in lang2id of the "
-        "configuration.",
-    )
-    source_language: str | None = flag(
-        None,
-        "Language of the texts, for models with embeddings of both. Default: the one that `finetune --language` "
-        "trained on.",
-    )
-    num_beams: int = flag(1, "Width of the beam search; 1 is greedy.")
+@dataclass(frozen=True)
+class BeamOptions:
+    """Beam search."""
+
+    num_beams: int = flag(5, "Width of the beam search.")
     length_penalty: float | None = flag(
-        None, "With beams: exponent of the length by which a beam's score is divided. Default: 1."
+        None, "Exponent of the length by which the score of a beam is divided; by default that of the model."
     )
-    no_repeat_ngram_size: int = flag(0, "No sequence of so many tokens is written twice; 0 allows all.")
-    do_sample: bool = flag(False, "Draw each token at random from the model's distribution.")
-    temperature: float | None = flag(None, "With --do_sample: divides the logits. Default: 1.")
-    top_k: int | None = flag(None, "With --do_sample: draw from the so many most probable tokens. Default: from all.")
-    top_p: float | None = flag(None, "With --do_sample: draw from the most probable tokens of this share. Default: 1.")
-    seed: int = flag(42, "With --do_sample: the same seed, texts and --batch_size give the same texts.")
 
     def __post_init__(self) -> None:
-        self._check_numbers()
-        for names, needed, given in (
-            (("temperature", "top_k", "top_p"), "--do_sample", self.do_sample),
-            (("length_penalty",), "--num_beams 2 or more", self.num_beams > 1),
-        ):
-            for name in names:
-                if getattr(self, name) is not None and not given:
-                    raise CtxError(
-                        f"--{name} needs {needed}.", location=f"--{name} {getattr(self, name)}", hint="give both."
-                    )
+        check_range(self, "num_beams", at_least=1, location="--decoding beam")
 
-    def _check_numbers(self) -> None:
-        for minimum, names in (
-            (1, ("max_new_tokens", "max_length", "batch_size", "num_beams")),
-            (0, ("no_repeat_ngram_size", "top_k")),
-        ):
-            given = {name: getattr(self, name) for name in names}
-            check_at_least(minimum, **{name: value for name, value in given.items() if value is not None})
-        if self.temperature is not None and self.temperature <= 0:
-            raise CtxError(f"--temperature {self.temperature} is not above 0.", hint="use a small number, such as 0.1.")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise CtxError(f"--top_p {self.top_p} is a share.", hint="use a number above 0, up to 1.")
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """Random sampling."""
+
+    temperature: float = flag(1.0, "Divisor of the logits.")
+    top_k: int = flag(0, "Sample from the k most probable tokens; 0 for all.")
+    top_p: float = flag(1.0, "Sample from the most probable tokens of this cumulative probability.")
+    num_beams: int = flag(1, "Width of the beam search that is sampled from.")
+    seed: int = flag(42, "Random seed; the result also depends on --batch_size.")
+
+    def __post_init__(self) -> None:
+        check_range(self, "temperature", above=0, location="--decoding sample")
+        check_range(self, "top_k", at_least=0, location="--decoding sample")
+        check_range(self, "num_beams", at_least=1, location="--decoding sample")
+        check_range(self, "top_p", above=0, at_most=1, location="--decoding sample")
+
+
+@dataclass
+class GenerationArguments:
+    """Model, input and output."""
+
+    model: str = flag(
+        REQUIRED, "Checkpoint directory or Hub id of an encoder-decoder or a decoder, with its tokenizer."
+    )
+    input: str = flag(REQUIRED, "File with one source or prompt per line, optionally .gz.")
+    output_file: str | None = flag(
+        None, "File for the generated texts, one per line; by default they are printed, unless --references are given."
+    )
+    overwrite: bool = flag(False, "Replace --output_file if it exists.")
+    decoding: GreedyOptions | BeamOptions | SamplingOptions = choice_flag(
+        "greedy", "Decoding method.", {"greedy": GreedyOptions, "beam": BeamOptions, "sample": SamplingOptions}
+    )
+    max_new_tokens: int = flag(60, "Longest generated text in tokens.")
+    no_repeat_ngram_size: int = flag(0, "Size of n-grams that are not repeated within a text; 0 allows all.")
+    max_length: int | None = flag(
+        None, "Truncate inputs to N tokens; by default an input over the model's limit is an error."
+    )
+    batch_size: int = flag(64, "Texts per batch.")
+    language: str | None = flag(
+        None, "Language to generate, for multilingual models: a token, such as `<de>`, or a name in lang2id."
+    )
+    source_language: str | None = flag(
+        None, "Language of the input, for models with language embeddings; by default that of fine-tuning."
+    )
+    references: str | None = flag(None, "File with the reference text of each line, to compute --metrics with.")
+    metrics: str = flag("bleu", "Metrics, separated by commas: rouge, bleu, exact_match.")
+    lower_case: bool = flag(False, "Ignore case in the metrics.")
+
+    def __post_init__(self) -> None:
+        parse_choices(self)
+        check_range(self, "max_new_tokens", "max_length", "batch_size", at_least=1)
+        check_range(self, "no_repeat_ngram_size", at_least=0)
 
     @property
     def options(self) -> dict[str, Any]:
         """Arguments of `generate_texts`."""
-        names = ("max_new_tokens", "max_length", "batch_size", "language", "source_language", "num_beams", "do_sample")
-        found: dict[str, Any] = {name: getattr(self, name) for name in names}
+        names = ("max_new_tokens", "max_length", "batch_size", "language", "source_language")
+        options: dict[str, Any] = {name: getattr(self, name) for name in names}
         if self.no_repeat_ngram_size:
-            found["no_repeat_ngram_size"] = self.no_repeat_ngram_size
-        if self.length_penalty is not None:
-            found["length_penalty"] = self.length_penalty
-        if self.do_sample:
-            defaults = {"temperature": 1.0, "top_k": 0, "top_p": 1.0}
-            found |= {
-                name: default if getattr(self, name) is None else getattr(self, name)
-                for name, default in defaults.items()
-            }
-        return found
+            options["no_repeat_ngram_size"] = self.no_repeat_ngram_size
+        options |= {"num_beams": 1, "do_sample": False}
+        match self.decoding:
+            case BeamOptions(num_beams, length_penalty):
+                options["num_beams"] = num_beams
+                if length_penalty is not None:
+                    options["length_penalty"] = length_penalty
+            case SamplingOptions(temperature, top_k, top_p, num_beams):
+                options |= {"do_sample": True, "num_beams": num_beams}
+                options |= {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+        return options
 
 
-def writing_head(config: PreTrainedConfig, source: str) -> str:
-    """Name of the Auto class of the head that writes; raises CtxError if the model has none."""
+def generation_head(config: PreTrainedConfig, source: str) -> str:
+    """Name of the Auto class of the head that generates; raises CtxError if the model has none."""
     for auto_class in (AutoModelForSeq2SeqLM, AutoModelForCausalLM):
         if type(config) in auto_class._model_mapping:
             return auto_class.__name__
     raise CtxError(
-        f"{type(config).__name__} has no head that writes text.",
+        f"{type(config).__name__} has no head that generates text.",
         location=source,
         hint="give an encoder-decoder or a decoder.",
     )
 
 
-def lines_of(file: str) -> list[str]:
-    """The lines of a file, stripped; raises CtxError if it has none."""
+def read_texts(file: str) -> list[str]:
+    """The stripped lines of a file; raises CtxError if it has none."""
     lines = [line.strip() for line in read_lines(Path(file))]
     if not lines:
-        raise CtxError("The file is empty.", location=file, hint="give a file with one text a line.")
+        raise CtxError("The file is empty.", location=file, hint="give a file with one text per line.")
     return lines
 
 
-def scores(
+def metric_lines(
     arguments: GenerationArguments,
     names: list[str],
-    written: list[str],
+    generated: list[str],
     references: list[str],
     tokenizer: PreTrainedTokenizerBase,
 ) -> list[str]:
-    """A line for each metric, BLEU's with its signature, and more if the tokenizer does not give references back."""
+    """A line per metric, BLEU with its signature; and the ceilings, if the tokenizer cannot reproduce the references."""
     if not names:
         return []
-    found = []
+    lines = []
     for name in names:
         if name == "bleu":
-            bleu = corpus_bleu(written, references, lower_case=arguments.lower_case)
-            found.append(f"BLEU {bleu.score:.2f}  {bleu.signature}")
+            bleu = corpus_bleu(generated, references, lower_case=arguments.lower_case)
+            lines.append(f"BLEU {bleu.score:.2f}  {bleu.signature}")
         else:
-            values = score_texts([name], written, references, lower_case=arguments.lower_case)
-            found.append(pairs_of(values))
-    told = LanguagePair.tokenizer_arguments(tokenizer, arguments.language)
-    normalized = NormalizedReferences(tokenizer, names, lower_case=arguments.lower_case, tokenizer_arguments=told)
-    if most := normalized.ceiling(references):
-        found += [f"ceiling: {pairs_of(most)}", pairs_of(normalized.scores(written, references)), CEILING]
-    return found
+            values = score_texts([name], generated, references, lower_case=arguments.lower_case)
+            lines.append(format_metrics(values))
+    languages = LanguagePair.tokenizer_arguments(tokenizer, arguments.language)
+    normalized = NormalizedReferences(tokenizer, names, lower_case=arguments.lower_case, tokenizer_arguments=languages)
+    if ceiling := normalized.ceiling(references):
+        lines.append(f"ceiling: {format_metrics(ceiling)}")
+        lines += [format_metrics(normalized.scores(generated, references)), CEILING]
+    return lines
 
 
-def pairs_of(values: dict[str, float]) -> str:
+def format_metrics(values: dict[str, float]) -> str:
     """Names and values on one line."""
     return "  ".join(f"{key} {value:.4f}" for key, value in values.items())
 
 
 def main() -> None:
-    """Generate, write, print the scores."""
+    """Generate, and print or write the texts and the metrics."""
     (arguments,) = parse_arguments(GenerationArguments, description=__doc__)
     if arguments.output_file is not None:
         inputs = (arguments.input, arguments.references)
         check_output_file(arguments.output_file, flag="--output_file", overwrite=arguments.overwrite, inputs=inputs)
     names = [] if arguments.references is None else metric_names(arguments.metrics)
-    texts = lines_of(arguments.input)
-    references = [] if arguments.references is None else lines_of(arguments.references)
+    texts = read_texts(arguments.input)
+    references = [] if arguments.references is None else read_texts(arguments.references)
     if names and len(references) != len(texts):
         raise CtxError(
-            f"{len(texts)} texts, {len(references)} references.",
+            f"Expected one reference per text, got {len(texts)} texts and {len(references)} references.",
             location=arguments.references,
-            hint="give one for each.",
+            hint="give a file with a reference for each line of --input.",
         )
     config, tokenizer = load_config(arguments.model), load_tokenizer(arguments.model)
     check_tokenizer_matches_model(tokenizer, config, location=arguments.model)
-    model = load_model_with_adapters(arguments.model, writing_head(config, arguments.model), config)
-    print_status(f"{type(model).__name__} writes {len(texts):,} texts")
-    seed_generators(arguments.seed)
-    written = generate_texts(model, tokenizer, texts, progress=True, **arguments.options)
-    written = [" ".join(text.splitlines()) for text in written]  # one text a line
+    model = load_model_with_adapters(arguments.model, generation_head(config, arguments.model), config)
+    print_status(f"{type(model).__name__} generates {len(texts):,} texts")
+    if isinstance(arguments.decoding, SamplingOptions):
+        seed_generators(arguments.decoding.seed)
+    generated = generate_texts(model, tokenizer, texts, progress=True, **arguments.options)
+    generated = [" ".join(text.splitlines()) for text in generated]  # one text per line
     if arguments.output_file is None and not names:
-        print("\n".join(written))
+        print("\n".join(generated))
     elif arguments.output_file is not None:
         with wrap_write_errors(arguments.output_file):
             Path(arguments.output_file).parent.mkdir(parents=True, exist_ok=True)
-            Path(arguments.output_file).write_text("".join(f"{line}\n" for line in written), encoding="utf-8")
-    print(f"{len(written)} texts written" + (f" to {arguments.output_file}" if arguments.output_file else ""))
-    for line in scores(arguments, names, written, references, tokenizer):
+            Path(arguments.output_file).write_text("".join(f"{line}\n" for line in generated), encoding="utf-8")
+    print(f"{len(generated)} texts generated" + (f", in {arguments.output_file}" if arguments.output_file else ""))
+    for line in metric_lines(arguments, names, generated, references, tokenizer):
         print(line)

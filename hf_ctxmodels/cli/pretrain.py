@@ -1,10 +1,10 @@
-r"""Pretrain a model of any registered family on raw text.
+r"""Pretrain a model of any family on raw text.
 
     hf-ctxmodels pretrain --family bert --config tiny --tokenizer DIR --dataset demo --max_steps 500 \
         --per_device_batch_size 32 --max_length 128 --output_dir DIR
 
-Runs as well under `accelerate launch`. After an interruption the same command with --resume goes on exactly where the
-last checkpoint was saved.
+It runs under `accelerate launch -m`, too. After an interruption the same command with --resume continues exactly from
+the last checkpoint.
 """
 
 from pathlib import Path
@@ -22,13 +22,23 @@ from hf_ctxmodels.training.pretraining import PretrainingArguments, pretrain
 from hf_ctxmodels.training.recipe import parse_arguments
 from hf_ctxmodels.training.token_embeddings import EmbeddingTrainingArguments
 
+ESSENTIAL = (
+    *("family", "config", "tokenizer", "dataset", "objective", "output_dir"),
+    *("max_steps", "per_device_batch_size", "learning_rate", "max_length"),
+)
+
 
 def main() -> None:
-    """Parse the command line and pretrain; say what was saved where."""
-    arguments, loop_arguments, adapters, part = parse_arguments(
-        PretrainingArguments, LoopArguments, AdapterArguments, EmbeddingTrainingArguments, description=__doc__
+    """Pretrain; print what was saved where."""
+    arguments, loop_arguments, adapters, embeddings = parse_arguments(
+        PretrainingArguments,
+        LoopArguments,
+        AdapterArguments,
+        EmbeddingTrainingArguments,
+        description=__doc__,
+        essential=ESSENTIAL,
     )
-    summary = pretrain(arguments, loop_arguments, adapters, part=part)
+    summary = pretrain(arguments, loop_arguments, adapters, part=embeddings)
     if not PartialState().is_main_process:
         return
     output = loop_arguments.output_dir
@@ -36,13 +46,14 @@ def main() -> None:
     show_results(summary, output)
     print(
         format_next_commands(
-            finetuning_of(output, summary.model_type), ("push", "--model", output, "--repo_id", "ORGANISATION/NAME")
+            finetuning_command(output, summary.model_type),
+            ("push", "--model", output, "--repo_id", "ORGANISATION/NAME"),
         )
     )
 
 
 def show_results(summary: TrainingSummary, output: str) -> None:
-    """Print the files in the output directory, and held-out losses beside their baselines."""
+    """Print the files in the output directory, the validation losses and their baselines."""
     print(f"  {', '.join(sorted(path.name for path in Path(output).iterdir()))}")
     for name, value in summary.metrics.items():
         if name.startswith("eval_"):
@@ -50,7 +61,7 @@ def show_results(summary: TrainingSummary, output: str) -> None:
             print(f"  {name:<30}{value:.4f}" + (f"  baseline {baseline:.4f}" if baseline is not None else ""))
 
 
-def finetuning_of(model: str, model_type: str) -> tuple[str, ...]:
+def finetuning_command(model: str, model_type: str) -> tuple[str, ...]:
     """The command that fine-tunes a model on a task that its family has a head for.
 
     Args:
@@ -60,4 +71,4 @@ def finetuning_of(model: str, model_type: str) -> tuple[str, ...]:
     heads = get_family(model_type).models
     task = SequenceClassification if SequenceClassification.auto_class in heads else Seq2Seq
     files = ("--train_file", "FILE", "--validation_file", "FILE", "--output_dir", "DIR")
-    return ("finetune", "--model", model, "--task", task.name, *files)
+    return ("finetune", task.name, "--model", model, *files)

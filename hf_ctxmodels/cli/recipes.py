@@ -16,7 +16,7 @@ def main() -> None:
     recipes, tasks, configurations = map(packaged_folder, ("recipes", "tasks", "accelerate"))
     lines = [f"Recipes, by name (--recipe NAME), in {recipes}:"]
     lines += [f"  {path.stem:<24}{first_sentence(path)}" for path in sorted(recipes.glob("*.yaml"))]
-    lines += ["", f"Lists of tasks, by name (finetune --tasks NAME --tasks_folder DATA), in {tasks}:"]
+    lines += ["", f"Lists of tasks, by name (finetune multitask --tasks NAME --tasks_folder DATA), in {tasks}:"]
     lines += [f"  {path.stem:<24}{first_sentence(path)}" for path in sorted(tasks.glob("*.yaml"))]
     lines += ["", "Configurations for several processes (accelerate launch --config_file FILE -m hf_ctxmodels ...):"]
     lines += [f"  {path}\n      {first_sentence(path)}" for path in sorted(configurations.glob("*.yaml"))]

@@ -1,27 +1,309 @@
-"""Declaration and validation of command-line flags in dataclasses."""
+"""Options of commands as dataclasses.
 
-from collections.abc import Collection, Iterable
-from dataclasses import MISSING, field, fields
-from typing import Any
+Each field of a dataclass is a flag. The value of a field that `choice_flag` declares is one of several dataclasses,
+whose own options are nested below the flag:
+
+    --optimizer adamw:beta2=0.98,weight_decay=0.1
+
+is `AdamWOptions(beta2=0.98, weight_decay=0.1)`. A recipe has a mapping: `optimizer: {adamw: {beta2: 0.98}}`. Several
+values of one option follow one another: `q-bert:bits=2,4,groups=128`.
+"""
+
+import difflib
+import json
+import re
+import types
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, field, fields, is_dataclass, replace
+from functools import cache
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from hf_ctxmodels.core.errors import CtxError
 
+REQUIRED: Any = MISSING
+"""The default of a flag that has to be given."""
 
-def flag(default: object, explanation: str) -> Any:
-    """A dataclass field with a default and a `--help` text; a tuple becomes the default of a list."""
+
+def flag(
+    default: object,
+    help: str,
+    *,
+    group: str | None = None,
+    choices: Collection[str] = (),
+    conflicts: Sequence[str] = (),
+    nested: bool = False,
+    fixed: bool = False,
+) -> Any:
+    """Declare a dataclass field as a flag.
+
+    Args:
+        default: Its default; a tuple is the default of a list, `REQUIRED` no default.
+        help: One line for `--help`.
+        group: Title of its group in `--help`; by default the first line of the dataclass's docstring.
+        choices: The values that are allowed; a `Literal` type needs none.
+        conflicts: Names of flags that it cannot be combined with.
+        nested: Whether the value is a text `NAME:key=value,...` that the command parses itself.
+        fixed: Whether it is set by the command, and cannot be given.
+    """
+    metadata = {
+        "help": help,
+        "group": group,
+        "choices": tuple(choices),
+        "conflicts": tuple(conflicts),
+        "nested": nested,
+        "fixed": fixed,
+    }
     if isinstance(default, tuple):
-        return field(default_factory=lambda: list(default), metadata={"help": explanation})
-    return field(default=default, metadata={"help": explanation})
+        return field(default_factory=lambda: list(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def choice_flag(
+    default: str | None,
+    help: str,
+    choices: Mapping[str, Any],
+    *,
+    group: str | None = None,
+    conflicts: Sequence[str] = (),
+) -> Any:
+    """Declare a dataclass field as a flag with nested options. The dataclass calls `parse_choices(self)` in
+    `__post_init__`.
+
+    Args:
+        default: The default as on the command line, or None.
+        help, group, conflicts: See `flag`.
+        choices: Name -> dataclass of its options, or an instance with other defaults.
+    """
+    metadata = {"help": help, "group": group, "choices": choices, "conflicts": tuple(conflicts)}
+    return field(default=default, metadata=metadata)
+
+
+def is_choice(entry: Field) -> bool:
+    """Whether a field was declared by `choice_flag`."""
+    return isinstance(entry.metadata.get("choices"), Mapping)
+
+
+def is_settable(entry: Field) -> bool:
+    """Whether a field can be given on the command line."""
+    return entry.init and not entry.metadata.get("fixed")
+
+
+def parse_choices(arguments: Any) -> None:
+    """Replace the texts in the fields of `choice_flag` by the dataclasses that they name.
+
+    Raises:
+        CtxError: A name or an option is unknown, or a value is of another type.
+    """
+    for entry in fields(arguments):
+        value = getattr(arguments, entry.name)
+        if is_choice(entry) and isinstance(value, str):
+            setattr(arguments, entry.name, parse_choice(value, entry.metadata["choices"], f"--{entry.name}"))
+
+
+def parse_choice(text: str, choices: Mapping[str, Any], location: str) -> Any:
+    """`"ewc:weight=0.01,fisher_file=F"` as an instance of the dataclass that `choices` has for `ewc`.
+
+    Args:
+        text: The name, and its options after a colon.
+        choices: See `choice_flag`.
+        location: The flag, for errors.
+
+    Raises:
+        CtxError: The name or an option is unknown, an option is missing, or a value is of another type.
+    """
+    name, texts = split_choice(text)
+    if name not in choices:
+        raise CtxError(
+            f"Unknown value {name!r}.",
+            location=location,
+            hint=f"{did_you_mean(name, choices)}use one of: {', '.join(choices)}.",
+        )
+    options = choices[name]
+    location = f"{location} {name}"
+    values = typed_options(options if isinstance(options, type) else type(options), texts, location=location)
+    if not isinstance(options, type):
+        return replace(options, **values)
+    if missing := [entry.name for entry in fields(options) if _is_required(entry) and entry.name not in values]:
+        raise CtxError(
+            f"{name} needs {', '.join(missing)}.", location=location, hint=f"write {name}:{missing[0]}=VALUE."
+        )
+    return options(**values)
+
+
+def split_choice(text: str) -> tuple[str, dict[str, str]]:
+    """`"q-bert:bits=2,4,groups=128"` as `("q-bert", {"bits": "2,4", "groups": "128"})`."""
+    name, _, rest = text.partition(":")
+    options: dict[str, str] = {}
+    key = ""
+    for part in rest.split(",") if rest else ():
+        if found := re.match(r"([A-Za-z_][\w-]*)=", part):
+            key = found[1].replace("-", "_")
+            options[key] = part[found.end() :]
+        elif key:  # a further value of the same option
+            options[key] += f",{part}"
+        else:
+            options[part] = ""
+    return name.strip(), options
+
+
+def join_choice(name: str, options: Mapping[str, object]) -> str:
+    """The inverse of `split_choice`."""
+    return name + (":" if options else "") + ",".join(f"{key}={value}" for key, value in options.items())
+
+
+def typed_options(
+    options: type, texts: Mapping[str, str], *, location: str, names: Collection[str] | None = None
+) -> dict[str, Any]:
+    """Options of a dataclass with the types of its fields.
+
+    Args:
+        options: The dataclass.
+        texts: Names of fields -> values as on a command line.
+        location: The flag, for errors.
+        names: The fields that are options; None for all.
+
+    Raises:
+        CtxError: There is no such field, or a value is of another type.
+    """
+    entries = [entry for entry in fields(options) if is_settable(entry) and (names is None or entry.name in names)]
+    types_by_name = {entry.name: _types(options)[entry.name] for entry in entries}
+    values = {}
+    for name, text in texts.items():
+        if name not in types_by_name or not text:
+            raise CtxError(
+                f"Unknown option {name!r}." if name not in types_by_name else f"{name!r} has no value.",
+                location=location,
+                hint=did_you_mean(name, types_by_name) * (name not in types_by_name)
+                + "use KEY=VALUE with one of:"
+                + ("".join(f"\n    {line}" for line in option_help(options, documented_only=names is not None)) or " none; it has no options."),
+            )
+        try:
+            values[name] = convert(text, types_by_name[name])
+        except ValueError as error:
+            raise CtxError(f"{name}: {error}.", location=f"{location} {name}={text}") from error
+    return values
+
+
+@cache
+def _types(options: type) -> dict[str, Any]:
+    return get_type_hints(options)
+
+
+def _is_required(entry: Field) -> bool:
+    return entry.init and entry.default is MISSING and entry.default_factory is MISSING
+
+
+def default_of(entry: Field) -> Any:
+    """The default of a dataclass field; `REQUIRED` if it has none."""
+    return entry.default if entry.default_factory is MISSING else entry.default_factory()
+
+
+def option_help(options: Any, documented_only: bool = False) -> Iterator[str]:
+    """A line for each field of a dataclass, or of an instance: name, default and help."""
+    for entry in filter(is_settable, fields(options)):
+        if documented_only and "help" not in entry.metadata:
+            continue
+        default = default_of(entry) if isinstance(options, type) else getattr(options, entry.name)
+        text = entry.metadata.get("help", "")
+        shown = "" if default in (None, REQUIRED, [], ()) else f"={default}"
+        yield f"{entry.name}{shown}" + (f": {text}" if text else "")
+
+
+def convert(text: str, annotation: Any) -> Any:
+    """A text as a value of a type: bool, int, float, str, Literal, list, tuple, or a union of them; else JSON.
+
+    Raises:
+        ValueError: It is no value of that type.
+    """
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin in (Union, types.UnionType):
+        if type(None) in arguments and text.lower() in ("none", "null"):
+            return None
+        members = [member for member in arguments if member is not type(None)]
+        if len(members) == 1:
+            return convert(text, members[0])
+        for member in sorted(members, key=lambda member: member is str):  # str last: it takes any text
+            try:
+                return convert(text, member)
+            except ValueError:
+                continue
+        raise ValueError(f"invalid value {text!r}")
+    if origin is Literal:
+        values = {str(value): value for value in arguments}
+        if text not in values:
+            raise ValueError(f"invalid value {text!r}; {did_you_mean(text, values)}use one of: {', '.join(values)}")
+        return values[text]
+    if origin in (list, tuple):
+        items = [convert(part.strip(), arguments[0]) for part in text.split(",")]
+        return items if origin is list else tuple(items)
+    if annotation is bool:
+        if text.lower() not in ("true", "false", "yes", "no", "1", "0"):
+            raise ValueError(f"invalid value {text!r}; use true or false")
+        return text.lower() in ("true", "yes", "1")
+    if annotation in (int, float, str):
+        try:
+            return annotation(text)
+        except ValueError as error:
+            raise ValueError(f"invalid {annotation.__name__} value {text!r}") from error
+    return json.loads(text)
+
+
+def did_you_mean(name: str, names: Collection[str]) -> str:
+    """`"did you mean x? "` for the most similar name, or an empty text."""
+    similar = difflib.get_close_matches(name, list(names), n=1)
+    return f"did you mean {similar[0]}? " if similar else ""
+
+
+def flat_options(arguments: Any) -> dict[str, Any]:
+    """Names and values of a dataclass of flags; nested options as `flag.option`, and the flag's value as their name.
+
+    `LoopArguments(optimizer="adamw:beta2=0.98")` has `optimizer: "adamw"` and `optimizer.beta2: 0.98`.
+    """
+    values: dict[str, Any] = {}
+    for entry in fields(arguments):
+        value = getattr(arguments, entry.name)
+        if is_dataclass(value) and is_choice(entry):
+            values[entry.name] = choice_name(value, entry.metadata["choices"])
+            values |= {f"{entry.name}.{name}": nested for name, nested in flat_options(value).items()}
+        else:
+            values[entry.name] = value
+    return values
+
+
+def choice_name(value: Any, choices: Mapping[str, Any]) -> str:
+    """The name of the dataclass in `choices` that a value is an instance of; its `choice` attribute if it has one."""
+    names = (name for name, options in choices.items() if type(value) in (options, type(options)))
+    return getattr(value, "choice", None) or next(names)
 
 
 def non_default_fields(arguments: Any) -> set[str]:
-    """Names of the fields of a dataclass of flags whose values differ from their defaults."""
+    """Names of the fields of a dataclass of flags that differ from their defaults."""
     names = set()
-    for argument in fields(arguments):
-        default = argument.default if argument.default_factory is MISSING else argument.default_factory()
-        if getattr(arguments, argument.name) != default:
-            names.add(argument.name)
+    for entry in fields(arguments):
+        default, value = default_of(entry), getattr(arguments, entry.name)
+        if is_choice(entry) and isinstance(default, str):
+            default = parse_choice(default, entry.metadata["choices"], entry.name)
+        if value != default:
+            names.add(entry.name)
     return names
+
+
+def check_conflicts(*arguments: Any) -> None:
+    """Raise CtxError if two flags are given that cannot be combined.
+
+    Args:
+        arguments: Dataclasses of flags, which declare `conflicts`.
+    """
+    given = {name for options in arguments for name in non_default_fields(options)}
+    for options in arguments:
+        for entry in fields(options):
+            for other in entry.metadata.get("conflicts", ()):
+                if entry.name in given and other in given:
+                    raise CtxError(
+                        f"--{entry.name} cannot be combined with --{other}.",
+                        location=f"--{entry.name}, --{other}",
+                        hint="remove one of them, also from the recipe.",
+                    )
 
 
 def check_choice(choices: Collection[object], **values: object) -> None:
@@ -31,13 +313,39 @@ def check_choice(choices: Collection[object], **values: object) -> None:
             raise CtxError(f"{name}={value!r} is unknown.", hint=f"use one of: {', '.join(map(str, choices))}.")
 
 
-def reject_flag_conflicts(rules: Iterable[tuple[object, str, str]], hint: str) -> None:
-    """Raise CtxError for the first violated rule.
+def check_range(
+    arguments: object,
+    *names: str,
+    above: float | None = None,
+    at_least: float | None = None,
+    at_most: float | None = None,
+    below: float | None = None,
+    location: str | None = None,
+) -> None:
+    """Check numbers among the flags; None is always allowed.
 
     Args:
-        rules: Whether the rule is violated, the flags, and the message.
-        hint: How to fix it.
+        arguments: A dataclass of flags.
+        names: Names of its fields.
+        above, at_least, at_most, below: Limits.
+        location: The flag whose nested options the fields are; None if they are flags themselves.
+
+    Raises:
+        CtxError: A value is out of range.
     """
-    for is_violated, location, message in rules:
-        if is_violated:
-            raise CtxError(message, location=location, hint=hint)
+    limits = {"above": above, "at least": at_least, "at most": at_most, "below": below}
+    expected = " and ".join(f"{name} {limit:g}" for name, limit in limits.items() if limit is not None)
+    for name in names:
+        value = getattr(arguments, name)
+        if value is None:
+            continue
+        if (
+            (above is not None and not value > above)
+            or (at_least is not None and not value >= at_least)
+            or (at_most is not None and not value <= at_most)
+            or (below is not None and not value < below)
+        ):
+            flag_name = f"--{name}" if location is None else f"{location} {name}"
+            raise CtxError(
+                f"{flag_name} must be {expected}.", location=f"{flag_name} {value}", hint="give a value in this range."
+            )

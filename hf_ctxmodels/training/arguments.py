@@ -1,142 +1,251 @@
-"""The flags of the training loop, shared by all scripts."""
+"""Flags of the training loop."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.core.flags import REQUIRED, check_range, choice_flag, flag, parse_choices
+
+_OPTIMIZATION, _RECORDS = "optimization", "logging, evaluation and checkpoints"
+
+
+@dataclass(frozen=True)
+class AdamWOptions:
+    """AdamW (Loshchilov & Hutter 2019), optionally with steps scaled by the size of the parameters."""
+
+    weight_decay: float = flag(0.01, "Decoupled weight decay, except for biases and normalisation weights.")
+    beta1: float = flag(0.9, "Decay of the first moment.")
+    beta2: float = flag(0.999, "Decay of the second moment.")
+    epsilon: float = flag(1e-6, "Added to the denominator.")
+    scale_by_size: bool = flag(False, "Multiply the step of each parameter by its root mean square, as for T5.")
+
+    def __post_init__(self) -> None:
+        _check_adam(self)
+
+
+@dataclass(frozen=True)
+class LambOptions:
+    """LAMB (You et al. 2020), for very large batches."""
+
+    weight_decay: float = flag(0.01, "Decoupled weight decay, except for biases and normalisation weights.")
+    beta1: float = flag(0.9, "Decay of the first moment.")
+    beta2: float = flag(0.999, "Decay of the second moment.")
+    epsilon: float = flag(1e-6, "Added to the denominator.")
+
+    def __post_init__(self) -> None:
+        _check_adam(self)
+
+
+@dataclass(frozen=True)
+class AdafactorOptions:
+    """Adafactor (Shazeer & Stern 2018), with factored second moments that need little memory."""
+
+    weight_decay: float = flag(0.01, "Decoupled weight decay, except for biases and normalisation weights.")
+    scale_by_size: bool = flag(False, "Multiply the step of each parameter by its root mean square.")
+
+    def __post_init__(self) -> None:
+        check_range(self, "weight_decay", at_least=0, location="--optimizer")
+
+
+@dataclass(frozen=True)
+class AdaGradOptions:
+    """AdaGrad (Duchi et al. 2011), for word vectors."""
+
+    weight_decay: float = flag(0.0, "Weight decay; impossible with sparse gradients.")
+
+    def __post_init__(self) -> None:
+        check_range(self, "weight_decay", at_least=0, location="--optimizer")
+
+
+@dataclass(frozen=True)
+class SGDOptions:
+    """Plain stochastic gradient descent."""
+
+    weight_decay: float = flag(0.0, "Weight decay; impossible with sparse gradients.")
+
+    def __post_init__(self) -> None:
+        check_range(self, "weight_decay", at_least=0, location="--optimizer")
+
+
+@dataclass(frozen=True)
+class ASGDOptions:
+    """SGD with weights averaged from the first step (Polyak & Juditsky 1992)."""
+
+    weight_decay: float = flag(0.01, "Weight decay, except for biases and normalisation weights.")
+
+    def __post_init__(self) -> None:
+        check_range(self, "weight_decay", at_least=0, location="--optimizer")
+
+
+@dataclass(frozen=True)
+class NTASGDOptions(ASGDOptions):
+    """SGD with weights averaged once the validation loss stops falling (Merity et al. 2017); needs --eval_steps."""
+
+    patience: int = flag(5, "Evaluations without a lower validation loss before averaging starts.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self, "patience", above=0, location="--optimizer")
+
+
+OptimizerOptions = (
+    AdamWOptions | LambOptions | AdafactorOptions | AdaGradOptions | SGDOptions | ASGDOptions | NTASGDOptions
+)
+OPTIMIZERS: dict[str, type] = {
+    "adamw": AdamWOptions,
+    "lamb": LambOptions,
+    "adafactor": AdafactorOptions,
+    "adagrad": AdaGradOptions,
+    "sgd": SGDOptions,
+    "asgd": ASGDOptions,
+    "nt-asgd": NTASGDOptions,
+}
+
+
+@dataclass(frozen=True)
+class LinearOptions:
+    """Linear decay to 0."""
+
+
+@dataclass(frozen=True)
+class CosineOptions:
+    """Cosine decay."""
+
+    min_rate: float = flag(0.0, "Lowest learning rate, as a fraction of the peak; GPT-3: 0.1.")
+
+    def __post_init__(self) -> None:
+        check_range(self, "min_rate", at_least=0, below=1, location="--lr_scheduler")
+
+
+@dataclass(frozen=True)
+class ConstantOptions:
+    """A constant learning rate."""
+
+
+@dataclass(frozen=True)
+class InverseSquareRootOptions:
+    """The inverse square root of the step (T5); the peak until the end of the warm-up."""
+
+
+@dataclass(frozen=True)
+class SlantedTriangularOptions:
+    """The slanted triangular learning rate of ULMFiT."""
+
+    ratio: float = flag(32.0, "Ratio of the peak to the lowest learning rate.")
+
+    def __post_init__(self) -> None:
+        check_range(self, "ratio", at_least=1, location="--lr_scheduler")
+
+
+SchedulerOptions = LinearOptions | CosineOptions | ConstantOptions | InverseSquareRootOptions | SlantedTriangularOptions
+SCHEDULERS: dict[str, type] = {
+    "linear": LinearOptions,
+    "cosine": CosineOptions,
+    "constant": ConstantOptions,
+    "rsqrt": InverseSquareRootOptions,
+    "slanted-triangular": SlantedTriangularOptions,
+}
 
 
 @dataclass
 class LoopArguments:
-    """Arguments of the training loop besides model, data and collator.
+    """Training.
+
+    `optimizer` and `lr_scheduler` may be given as on the command line, `"adamw:beta2=0.98"`.
 
     Raises:
         CtxError: A value is out of range, or not exactly one of `max_steps` and `num_train_epochs` is given.
     """
 
-    output_dir: str = field(metadata={"help": "Directory for the model, its checkpoints and logs."})
+    output_dir: str = flag(REQUIRED, "Directory for the model, its checkpoints and logs.")
     max_steps: int | None = flag(None, "Optimizer steps to train.")
-    num_train_epochs: float | None = flag(None, "Passes over the data to train, instead of --max_steps.")
+    num_train_epochs: float | None = flag(
+        None, "Passes over the data to train, instead of --max_steps.", conflicts=("max_steps",)
+    )
     per_device_batch_size: int = flag(32, "Examples per process and micro-batch.")
-    gradient_accumulation_steps: int = flag(1, "Micro-batches per optimizer step.")
-    optimizer: Literal["adamw", "lamb", "adafactor", "adagrad", "sgd", "asgd", "nt-asgd"] = flag(
-        "adamw",
-        "AdamW; LAMB for very large batches; Adafactor for moments of little memory; AdaGrad or plain SGD for word "
-        "vectors; averaged SGD, from the start or (nt-asgd) once the held-out loss stops falling.",
+    gradient_accumulation_steps: int = flag(1, "Micro-batches per optimizer step.", group=_OPTIMIZATION)
+    optimizer: OptimizerOptions = choice_flag("adamw", "Optimizer.", OPTIMIZERS, group=_OPTIMIZATION)
+    learning_rate: float = flag(1e-4, "Peak learning rate.", group=_OPTIMIZATION)
+    lr_scheduler: SchedulerOptions = choice_flag(
+        "linear", "Learning rate after the warm-up.", SCHEDULERS, group=_OPTIMIZATION
     )
-    scale_by_size: bool = flag(
-        False,
-        "Multiply the step of each parameter by its root mean square: adamw and adafactor, for models whose weights "
-        "are of very different sizes, as T5's.",
+    warmup_steps: float = flag(0.0, "Steps of linear warm-up; a fraction of all steps if below 1.", group=_OPTIMIZATION)
+    layerwise_lr_decay: float = flag(
+        1.0, "Factor between the learning rates of adjacent layers; ULMFiT: 2.6.", group=_OPTIMIZATION
     )
-    average_after: int = flag(5, "Evaluations for which nt-asgd waits for a better held-out loss.")
-    lr_reference_targets: float = flag(
-        0.0, "Scale the learning rate of a step by its number of targets divided by this; 0: no scaling."
-    )
-    learning_rate: float = flag(1e-4, "Peak learning rate.")
-    weight_decay: float = flag(0.01, "Decoupled weight decay, except for biases and normalisation weights.")
-    adam_beta1: float = flag(0.9, "Decay of the first moment.")
-    adam_beta2: float = flag(0.999, "Decay of the second moment.")
-    adam_epsilon: float = flag(1e-6, "Added to the denominator.")
-    lr_scheduler: Literal["linear", "cosine", "constant", "rsqrt", "slanted-triangular"] = flag(
-        "linear",
-        "Learning rate after the warm-up; rsqrt is that of T5, the inverse square root of the step, and the peak until "
-        "then; slanted-triangular is that of ULMFiT.",
-    )
-    min_lr_rate: float = flag(0.0, "Lowest learning rate of cosine, as a share of the peak; GPT-3: 0.1.")
-    slant_ratio: float = flag(32.0, "Ratio of the peak to the lowest rate of slanted-triangular.")
-    warmup_steps: float = flag(0.0, "Steps of linear warm-up; a value below 1 is a share of all steps.")
-    layerwise_lr_decay: float = flag(1.0, "Factor between the learning rates of adjacent layers; ULMFiT: 2.6.")
     head_learning_rate: float | None = flag(
-        None, "Peak learning rate of the heads, everything above the encoder's layers; by default --learning_rate."
+        None, "Peak learning rate of the heads; by default --learning_rate.", group=_OPTIMIZATION
     )
-    unfreeze_steps: float = flag(
-        0.0, "Steps after which gradual unfreezing trains one more layer; below 1 a share of all; 0 trains all layers."
+    lr_reference_targets: float = flag(
+        0.0,
+        "Scale the learning rate of a step by its number of targets divided by this; 0 disables scaling.",
+        group=_OPTIMIZATION,
     )
-    max_grad_norm: float = flag(1.0, "Clip the gradient to this norm; 0 does not clip.")
+    max_grad_norm: float = flag(1.0, "Gradient norm to clip to; 0 disables clipping.", group=_OPTIMIZATION)
     mixed_precision: Literal["no", "bf16", "fp16"] | None = flag(
-        None, "Precision of the forward pass; by default that of `accelerate launch`, else no."
+        None, "Precision of the forward pass; by default that of `accelerate launch`, or no.", group=_OPTIMIZATION
     )
-    seed: int = flag(42, "Seed of initialisation, data order, masks and dropout.")
-    logging_steps: int = flag(50, "Steps between two log records.")
-    eval_steps: int = flag(0, "Steps between two evaluations; 0 evaluates at the end only.")
-    save_steps: int = flag(500, "Steps between two checkpoints; 0 saves at the end only.")
-    save_total_limit: int = flag(2, "Newest checkpoints to keep.")
-    resume: bool = flag(False, "Continue exactly from the newest checkpoint in --output_dir, if there is one.")
-    overwrite: bool = flag(False, "Delete the run and the model in --output_dir, and start a new run.")
-    report_to: Literal["none", "tensorboard", "trackio"] = flag("none", "Experiment tracker.")
+    seed: int = flag(42, "Seed of initialisation, data order, masking and dropout.")
+    logging_steps: int = flag(50, "Steps between log records.", group=_RECORDS)
+    eval_steps: int = flag(0, "Steps between evaluations; 0 evaluates at the end only.", group=_RECORDS)
+    save_steps: int = flag(500, "Steps between checkpoints; 0 saves at the end only.", group=_RECORDS)
+    save_total_limit: int = flag(2, "Number of newest checkpoints to keep.", group=_RECORDS)
+    resume: bool = flag(
+        False,
+        "Continue exactly from the newest checkpoint in --output_dir, if there is one.",
+        group=_RECORDS,
+        conflicts=("overwrite",),
+    )
+    overwrite: bool = flag(False, "Delete the run and the model in --output_dir and start a new run.", group=_RECORDS)
+    report_to: Literal["none", "tensorboard", "trackio"] = flag("none", "Experiment tracker.", group=_RECORDS)
     dataloader_workers: int | None = flag(
-        None,
-        "Background processes that make batches; 0 makes them in the training process. By default 1, or 0 with fewer "
-        "than four CPU cores.",
+        None, "Processes that collate batches; 0: the training process. By default 1, or 0 with fewer than 4 cores."
     )
 
     def __post_init__(self) -> None:
+        parse_choices(self)
         if (self.max_steps is None) == (self.num_train_epochs is None):
             raise CtxError(
                 f"The length of training is {'given twice' if self.max_steps is not None else 'missing'}.",
                 location=f"--max_steps {self.max_steps} --num_train_epochs {self.num_train_epochs}",
                 hint="give exactly one of --max_steps and --num_train_epochs.",
             )
-        for name in ("max_steps", "num_train_epochs", "per_device_batch_size", "gradient_accumulation_steps"):
-            self._require(name, above=0)
-        for name in ("learning_rate", "logging_steps", "average_after", "save_total_limit", "adam_epsilon"):
-            self._require(name, above=0)
-        for name in ("weight_decay", "warmup_steps", "unfreeze_steps", "max_grad_norm", "eval_steps", "save_steps"):
-            self._require(name, at_least=0)
-        for name in ("slant_ratio", "layerwise_lr_decay"):
-            self._require(name, at_least=1)
-        self._require("head_learning_rate", above=0)
-        for name in ("dataloader_workers", "seed", "lr_reference_targets"):
-            self._require(name, at_least=0)
+        check_range(self, "max_steps", "num_train_epochs", "per_device_batch_size", above=0)
+        check_range(self, "gradient_accumulation_steps", "learning_rate", "head_learning_rate", above=0)
+        check_range(self, "logging_steps", "save_total_limit", above=0)
+        check_range(self, "warmup_steps", "max_grad_norm", "eval_steps", "save_steps", at_least=0)
+        check_range(self, "dataloader_workers", "seed", "lr_reference_targets", at_least=0)
+        check_range(self, "layerwise_lr_decay", at_least=1)
         if self.resume and self.overwrite:
             raise CtxError(
                 "A run is either continued or overwritten.",
                 location="--resume --overwrite",
                 hint="leave one of them out.",
             )
-        if self.min_lr_rate and (self.lr_scheduler != "cosine" or not 0 < self.min_lr_rate < 1):
+        if isinstance(self.lr_scheduler, InverseSquareRootOptions) and not self.warmup_steps:
             raise CtxError(
-                "A lowest learning rate is a share of the peak, from 0 to below 1, and needs cosine decay.",
-                location=f"--lr_scheduler {self.lr_scheduler} --min_lr_rate {self.min_lr_rate}",
-                hint="leave it out, or use --lr_scheduler cosine --min_lr_rate 0.1, for example.",
-            )
-        if self.scale_by_size and self.optimizer not in ("adamw", "adafactor"):
-            raise CtxError(
-                "Steps are scaled by the size of the parameters with adamw and adafactor only.",
-                location=f"--optimizer {self.optimizer} --scale_by_size",
-                hint="leave it out, or use one of these optimizers.",
-            )
-        if self.lr_scheduler == "rsqrt" and not self.warmup_steps:
-            raise CtxError(
-                "The inverse square root of the step needs a step from which on it applies.",
+                "The inverse square root of the step starts after the warm-up.",
                 location="--lr_scheduler rsqrt --warmup_steps 0",
                 hint="give --warmup_steps; T5: 10000.",
             )
-        if self.optimizer == "nt-asgd" and not self.eval_steps:
+        if isinstance(self.optimizer, NTASGDOptions) and not self.eval_steps:
             raise CtxError(
                 "nt-asgd needs evaluations during training.",
                 location="--optimizer nt-asgd --eval_steps 0",
                 hint="give --eval_steps, or use --optimizer asgd.",
             )
 
-    def _require(self, name: str, above: float | None = None, at_least: float | None = None) -> None:
-        value = getattr(self, name)
-        if value is None or (above is not None and value > above) or (at_least is not None and value >= at_least):
-            return
-        expected = f"above {above}" if above is not None else f"at least {at_least}"
-        raise CtxError(f"--{name} must be {expected}.", location=f"--{name} {value}", hint=f"give a value {expected}.")
-
     def warmup(self, total_steps: int) -> int:
         """Steps of warm-up in a run of `total_steps`."""
-        return _steps(self.warmup_steps, total_steps)
-
-    def unfreezing(self, total_steps: int) -> int:
-        """Steps between unfreezing two groups of layers in a run of `total_steps`; 0 for no freezing."""
-        return max(1, _steps(self.unfreeze_steps, total_steps)) if self.unfreeze_steps else 0
+        return steps_of(self.warmup_steps, total_steps)
 
 
-def _steps(value: float, total_steps: int) -> int:
-    """A number of steps, or a share of all if below 1."""
+def steps_of(value: float, total_steps: int) -> int:
+    """A number of steps; a value below 1 is a fraction of all steps."""
     return round(value * total_steps) if value < 1 else int(value)
+
+
+def _check_adam(options: AdamWOptions | LambOptions) -> None:
+    check_range(options, "weight_decay", at_least=0, location="--optimizer")
+    check_range(options, "epsilon", above=0, location="--optimizer")
+    check_range(options, "beta1", "beta2", at_least=0, below=1, location="--optimizer")

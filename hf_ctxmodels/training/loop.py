@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence, Sized
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from transformers import (
 
 from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import flat_options
 from hf_ctxmodels.data import ExampleStream
 from hf_ctxmodels.layers.cpu.allocator import retain_freed_memory
 from hf_ctxmodels.tokenizers.base import record_tokenizer_digest
@@ -48,7 +49,6 @@ from hf_ctxmodels.training.metrics.step_metrics import StepMetrics, require_fini
 from hf_ctxmodels.training.metrics.summary import TrainingSummary
 from hf_ctxmodels.training.metrics.training_log import Stopwatch, TrainingLog
 from hf_ctxmodels.training.optim.averaging import Averaging
-from hf_ctxmodels.training.optim.gradual_unfreezing import GradualUnfreezing
 from hf_ctxmodels.training.optim.optimizers import make_optimizer, make_scheduler
 from hf_ctxmodels.training.recurrent_state import RecurrentStateCarrier, state_outputs
 from hf_ctxmodels.training.training_step import LossFunction, TrainingStep
@@ -119,7 +119,7 @@ class TrainingResult:
     def summary(self, *, task: str, dataset: str, **more: Any) -> TrainingSummary:
         """The summary of this run; `more` are other fields of `TrainingSummary`."""
         result = {name: value for name, value in vars(self).items() if name != "arguments"}
-        hyperparameters = asdict(self.arguments)
+        hyperparameters = flat_options(self.arguments)
         return TrainingSummary(
             task=task,
             dataset=dataset,
@@ -263,8 +263,6 @@ class TrainingLoop:
 
         # optimizer: callbacks may regroup its parameters before the schedule is made
         optimizer = make_optimizer(model, arguments)
-        if interval := arguments.unfreezing(self.total_steps):
-            self.callbacks.append(GradualUnfreezing(model, interval))
         self.trainer_state = TrainerState(
             global_step=self.state.step, max_steps=self.total_steps, num_train_epochs=self._epochs(self.total_steps)
         )
@@ -298,7 +296,7 @@ class TrainingLoop:
         start_batch = self.state.step * arguments.gradient_accumulation_steps
         self.batches = training_batches(accelerator, examples, collate, arguments, start_batch, contiguous)
         if arguments.report_to != "none":
-            config = {name: value for name, value in asdict(arguments).items() if value is not None}
+            config = {name: value for name, value in flat_options(arguments).items() if value is not None}
             accelerator.init_trackers(Path(arguments.output_dir).resolve().name, config=config)
         title = (
             f"{self.state.model_class}, {self.num_parameters:,} parameters, "

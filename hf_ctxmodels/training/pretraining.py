@@ -1,22 +1,18 @@
 """Pretraining of any family from raw text, for `hf-ctxmodels pretrain`."""
 
 import time
-from argparse import ArgumentTypeError
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from inspect import formatannotation
 from pathlib import Path
-from types import NoneType
-from typing import Any, Literal, Protocol, get_args, get_origin, get_type_hints
+from typing import Any, Protocol
 
 from accelerate import Accelerator
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.hf_argparser import string_to_bool
 
 from hf_ctxmodels.core.console import print_status, progress_bar
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import flag, non_default_fields, reject_flag_conflicts
+from hf_ctxmodels.core.flags import flag, split_choice, typed_options
 from hf_ctxmodels.data import DataArguments, ExampleSet, build_training_set
 from hf_ctxmodels.data.examples import Example, ExampleBuilder
 from hf_ctxmodels.objectives import Objective
@@ -46,7 +42,7 @@ from hf_ctxmodels.training.token_embeddings import EmbeddingTrainingArguments
 _BATCHES_FOR_RATES = 50
 # Flags of which a resumed run may have others, if the model's class, configuration and tokenizer and the objective with
 # its options are the same.
-_UNCOMPARED_FIELDS = ("family", "config", "config_options", "model", "tokenizer", "packing")
+_UNCOMPARED_FIELDS = ("family", "config", "config_options", "model", "tokenizer")
 
 
 @dataclass(kw_only=True)
@@ -67,9 +63,9 @@ class PretrainingArguments(DataArguments):
         None, "Continue from this checkpoint (directory or Hub id), of this package or the reference."
     )
     config_options: list[str] = flag((), "Configuration fields to change, as key=value.")
-    objective: str | None = flag(None, "Pretraining objective; by default the family's own.")
-    objective_options: list[str] = flag((), "Options of the objective as key=value; an unknown key lists them.")
-    packing: bool = flag(False, "Same as --objective_options packing=true: pack documents into rows.")
+    objective: str | None = flag(
+        None, "Pretraining objective, by default that of the family; an unknown option lists its options.", nested=True
+    )
     max_length: int = flag(128, "Longest input in tokens.")
     validation_fraction: float = flag(0.0, "Share of the documents held out for evaluation; 0 for none.")
 
@@ -92,7 +88,7 @@ class TrainingSetup:
 class AdapterOptions(Protocol):
     """Options of the adapters trained in a pretrained model, see `hf_ctxmodels.downstream.adapters.arguments`."""
 
-    adapter: str | None
+    adapter: Any
 
     def apply_for_pretraining(self, model: PreTrainedModel) -> None:
         """Add the adapters to the model and freeze its other weights."""
@@ -143,7 +139,7 @@ def pretrain(
             "objective": name,
             "objective_options": objective.options,
             **({} if adapters is None else adapters.identity(model)),
-            **({} if part is None or part.train is None else asdict(part)),
+            **({} if part is None or part.train_only is None else asdict(part)),
             **learner.identity,
         },
         contiguous=objective.sampling.contiguous,
@@ -178,18 +174,14 @@ def make_trained_model(
         CtxError: There is no pretrained model for it, or both are to be trained, or as `make_model`.
     """
     source = arguments.model
-    kept = "is trained in a pretrained model, which stays as it is."
-    part = None if part is None or part.train is None else part
-    rules = (
-        (part and source is None, "--train", f"A part {kept}"),
-        (adapters and adapters.adapter and source is None, "--adapter", f"An adapter {kept}"),
-        (
-            part and adapters and non_default_fields(adapters),
-            "--train --adapter, --adapters",
-            "Below an adapter everything is frozen.",
-        ),
-    )
-    reject_flag_conflicts(rules, "give --model, and one of --train and --adapter.")
+    part = None if part is None or part.train_only is None else part
+    trains_adapter = adapters is not None and adapters.adapter is not None
+    if source is None and (part is not None or trains_adapter):
+        raise CtxError(
+            "Expected a pretrained model, of which an adapter or the embeddings are trained.",
+            location="--train_only" if part is not None else "--adapter",
+            hint="give --model.",
+        )
     if part is None:
         model = make_model(family, objective, tokenizer, arguments)
         if adapters is not None:
@@ -250,71 +242,17 @@ def make_objective(
     Raises:
         CtxError: The family has no such objective, or the objective no such option.
     """
-    name = arguments.objective or next(iter(family.objectives))
+    name, option_texts = split_choice(arguments.objective or next(iter(family.objectives)))
     if name not in family.objectives:
         raise CtxError(
             f"The family {family.name} has no objective {name!r}.",
             location="--objective",
             hint=f"use one of: {', '.join(family.objectives)}.",
         )
-    kind = family.objectives[name]
-    texts = [*arguments.objective_options, *(["packing=true"] if arguments.packing else [])]
-    options = parse_options(kind, texts)
-    return name, kind(tokenizer, max_length=arguments.max_length, seed=seed, **options)
-
-
-def parse_options(
-    objective: type[Objective], texts: list[str], location: str = "--objective_options"
-) -> dict[str, Any]:
-    """`["mlm_probability=0.2"]` as `{"mlm_probability": 0.2}`, with the types of the objective's fields.
-
-    Raises:
-        CtxError: A text is not `key=value`, a key is unknown, or a value has the wrong type.
-    """
-    pairs = dict(text.partition("=")[::2] for text in texts)
-    known = objective.option_help()
-    for key, value in pairs.items():
-        if key not in known or not value:
-            explained = "".join(f"\n    {name}: {text}" for name, text in known.items())
-            raise CtxError(
-                f"{objective.__name__} has no option {key!r}." if value else f"{key!r} is not key=value.",
-                location=location,
-                hint=f"use key=value with one of:{explained}",
-            )
-    return typed_options(objective, pairs, location=location)
-
-
-def typed_options(options_class: type, texts: Mapping[str, str], *, location: str) -> dict[str, Any]:
-    """Options by name, with the types of a dataclass's fields; raises CtxError for a value of another type.
-
-    Args:
-        options_class: The dataclass.
-        texts: Field names -> values as on a command line.
-        location: The flag, for the error.
-    """
-    types = get_type_hints(options_class)
-    options = {}
-    for name, text in texts.items():
-        try:
-            options[name] = _parse_value(text, types[name])
-        except (ValueError, ArgumentTypeError) as error:
-            expected = formatannotation(types[name]).replace("Literal", "one of ")
-            raise CtxError(
-                f"{name}={text!r} is invalid.", location=location, hint=f"use a value of the type {expected}."
-            ) from error
-    return options
-
-
-def _parse_value(text: str, annotation: Any) -> Any:
-    """A value of a field's type: a number, a string, a bool, one of several literals, or None."""
-    if get_origin(annotation) is Literal:
-        if text not in get_args(annotation):
-            raise ValueError(text)
-        return text
-    types = [option for option in get_args(annotation) or (annotation,) if option is not NoneType]
-    if len(types) < len(get_args(annotation)) and text == "None":
-        return None
-    return string_to_bool(text) if types == [bool] else types[0](text)
+    objective_class = family.objectives[name]
+    names = objective_class.option_help()
+    options = typed_options(objective_class, option_texts, location=f"--objective {name}", names=names)
+    return name, objective_class(tokenizer, max_length=arguments.max_length, seed=seed, **options)
 
 
 def make_model(
@@ -347,7 +285,7 @@ def make_model(
             raise CtxError(
                 f"The model was trained with {name}={getattr(config, name)}, but the objective has {value}.",
                 location=source,
-                hint=f"give --objective_options {name}={str(getattr(config, name)).lower()}."
+                hint=f"give --objective NAME:{name}={str(getattr(config, name)).lower()}."
                 if name in objective.option_help()
                 else "give the tokenizer that the model was trained with, or start a new model.",
             )

@@ -1,75 +1,249 @@
 """Command lines from dataclasses, with YAML recipes of defaults."""
 
 import argparse
-import difflib
 import sys
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import Field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import yaml
-from transformers import HfArgumentParser
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import (
+    REQUIRED,
+    check_conflicts,
+    convert,
+    default_of,
+    did_you_mean,
+    is_choice,
+    is_settable,
+    join_choice,
+    option_help,
+    split_choice,
+)
+
+ESSENTIAL = "most used"
+_WIDTH = 100
+
+Section = type | tuple[type, Collection[str]]
+"""A dataclass whose fields become flags, or a dataclass and the names of the fields that do."""
 
 
-class _HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
-    """Keeps the description's line breaks, and shows non-empty defaults."""
+class _Parser(argparse.ArgumentParser):
+    """A parser that reports errors as `CtxError`."""
 
-    def _get_help_string(self, action: argparse.Action) -> str | None:
-        return action.help if action.default in (None, []) else super()._get_help_string(action)
+    def error(self, message: str) -> Any:
+        """Raise `message` as a CtxError."""
+        flag, _, problem = message.removeprefix("argument ").partition(": ")
+        if message.startswith("argument ") and problem:
+            raise CtxError(f"{flag}: {problem}.", location=flag, hint=f"see `{self.prog} --help`.")
+        raise CtxError(
+            f"{message[0].upper()}{message[1:]}.", location=self.prog, hint=f"add them; see `{self.prog} --help`."
+        )
+
+
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Keeps the line breaks of the description and of the help of a flag."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=40, width=_WIDTH)
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return [
+            wrapped
+            for line in text.splitlines()
+            for wrapped in textwrap.wrap(line, width, subsequent_indent="    " if line.startswith("  ") else "")
+        ]
+
+
+class _ChoiceAction(argparse.Action):
+    """Stores `NAME:key=value,...`. The same name given again, as after a recipe, adds to the options."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        """Store the text."""
+        name, options = split_choice(values)
+        previous = getattr(namespace, f"_{self.dest}", None)
+        if previous is not None and previous[0] == name:
+            options = {**previous[1], **options}
+        setattr(namespace, f"_{self.dest}", (name, options))
+        setattr(namespace, self.dest, join_choice(name, options))
 
 
 def parse_arguments(
-    *dataclass_types: type, description: str | None = None, argv: Sequence[str] | None = None
+    *sections: Section,
+    description: str | None = None,
+    argv: Sequence[str] | None = None,
+    essential: Sequence[str] = (),
 ) -> tuple[Any, ...]:
     """Parse the command line into one instance of each dataclass.
 
-    `--recipe NAME` is a file of `flag: value` pairs, or the name of one in the package. They are parsed like flags
+    `--recipe NAME` is a YAML file of `flag: value` pairs, or the name of one in the package. They are parsed like flags
     before those of the command line: the same checks apply, and the command line overrides the recipe.
 
     Args:
-        dataclass_types: Dataclasses whose fields become flags, with `metadata={"help": ...}`.
+        sections: Dataclasses, or tuples of a dataclass and the names of the fields that become flags. Each field is
+            declared by `core.flags.flag` or `choice_flag`.
         description: First lines of `--help`.
         argv: The command line without the program name; `sys.argv[1:]` by default.
+        essential: The flags that `--help` shows first.
 
     Raises:
-        CtxError: The recipe is missing or no mapping of flags to values, or a flag is unknown.
+        CtxError: The recipe is missing or no mapping of flags to values, a flag or value is unknown, or two flags
+            cannot be combined.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
-    parser = HfArgumentParser(dataclass_types, description=description, formatter_class=_HelpFormatter)
-    known = {action.dest for action in parser._actions if action.dest != "help"}
-    parser.add_argument(
-        "--recipe",
-        metavar="NAME",
-        help="YAML file of `flag: value` defaults, or a name that `hf-ctxmodels recipes` lists; flags override it.",
-    )
-
+    parser = make_parser(*sections, description=description, essential=essential)
+    names = {action.dest for action in parser._actions} - {"help", "recipe"}
+    argv = [_with_underscores(argument, names) for argument in argv]
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     finder.add_argument("--recipe")
     recipe = finder.parse_known_args(argv)[0].recipe
     if recipe is not None and not {"-h", "--help"} & set(argv):
-        argv = recipe_flags(find_recipe(recipe), known) + argv
-    *parsed, unknown = parser.parse_args_into_dataclasses(argv, look_for_args_file=False, return_remaining_strings=True)
+        argv = recipe_flags(find_recipe(recipe), names) + argv
+    namespace, unknown = parser.parse_known_args(argv)
     if unknown:
-        near = difflib.get_close_matches(unknown[0].removeprefix("--").replace("-", "_"), known, n=1)
         raise CtxError(
             f"Unknown arguments: {' '.join(unknown)}.",
             location=unknown[0],
-            hint=(f"did you mean --{near[0]}? " if near else "") + "--help lists the flags.",
+            hint=f"{_did_you_mean_flag(unknown[0], names)}see `{parser.prog} --help`.",
         )
-    return tuple(parsed[: len(dataclass_types)])
+    parsed = []
+    for section in sections:
+        options = section[0] if isinstance(section, tuple) else section
+        shown = [entry.name for entry in shown_fields(section)]
+        parsed.append(options(**{name: getattr(namespace, name) for name in shown}))
+    check_conflicts(*parsed)
+    return tuple(parsed)
+
+
+def shown_fields(section: Section) -> list[Field]:
+    """The fields of a section that are flags."""
+    options, names = section if isinstance(section, tuple) else (section, None)
+    entries = [entry for entry in fields(options) if is_settable(entry) and "help" in entry.metadata]
+    return [entry for entry in entries if names is None or entry.name in names]
+
+
+def make_parser(
+    *sections: Section, description: str | None = None, essential: Sequence[str] = ()
+) -> argparse.ArgumentParser:
+    """The parser of `parse_arguments`, with the flags in groups."""
+    parser = _Parser(
+        description=description,
+        formatter_class=_HelpFormatter,
+        allow_abbrev=False,
+        usage="%(prog)s [--help] [--recipe NAME] --flag VALUE ...",
+    )
+    groups: dict[str, Any] = {}
+    entries = [(entry, section) for section in sections for entry in shown_fields(section)]
+    entries.sort(key=lambda pair: essential.index(pair[0].name) if pair[0].name in essential else len(essential))
+    for entry, section in entries:
+        options = section[0] if isinstance(section, tuple) else section
+        title = (options.__doc__ or options.__name__).strip().partition("\n")[0].rstrip(".")
+        title = ESSENTIAL if entry.name in essential else entry.metadata.get("group") or title
+        group = groups.setdefault(title, None) or parser.add_argument_group(title)
+        groups[title] = group
+        _add_flag(group, entry, get_type_hints(options)[entry.name])
+    parser.add_argument(
+        "--recipe",
+        metavar="NAME",
+        help="YAML file of `flag: value` defaults, or a name that `hf-ctxmodels recipes` lists; flags override it",
+    )
+    return parser
+
+
+def _add_flag(group: Any, entry: Field, annotation: Any) -> None:
+    """Add the argument of a field."""
+    default = default_of(entry)
+    settings: dict[str, Any] = {"required": default is REQUIRED}
+    if default is not REQUIRED:
+        settings["default"] = default
+    lines = [entry.metadata["help"].rstrip(".") + _shown_default(entry, default)]
+    is_list = get_origin(_without_none(annotation)) is list
+    if is_list and entry.metadata.get("nested"):
+        settings |= {"nargs": "+", "metavar": "NAME[:KEY=VALUE,...]"}
+    elif is_choice(entry) or entry.metadata.get("nested"):
+        settings |= {"action": _ChoiceAction, "metavar": "NAME[:KEY=VALUE,...]"}
+        lines += choice_lines(entry.metadata["choices"]) if is_choice(entry) else []
+    elif _without_none(annotation) is bool:
+        settings |= {"nargs": "?", "const": True, "metavar": "BOOL", "type": _converter(bool)}
+    elif is_list:
+        (item,) = get_args(_without_none(annotation))
+        settings |= {"nargs": "+", "metavar": metavar(item), "type": _converter(item)}
+    else:
+        choices = entry.metadata.get("choices")
+        kind = Literal[tuple(choices)] if choices else annotation
+        settings |= {"metavar": metavar(kind), "type": _converter(kind)}
+    group.add_argument(f"--{entry.name}", help="\n".join(lines).replace("%", "%%"), **settings)
+
+
+def choice_lines(choices: Mapping[str, Any]) -> list[str]:
+    """A line for each value of a flag with nested options, values with the same options together."""
+    names_by_options: dict[str, list[str]] = {}
+    for name, options in choices.items():
+        text = ", ".join(line.partition(": ")[0] for line in option_help(options, documented_only=True))
+        if any("help" not in entry.metadata for entry in fields(options)):
+            text += ", ..."
+        names_by_options.setdefault(text, []).append(name)
+    return [f"  {' | '.join(names)}" + (f": {text}" if text else "") for text, names in names_by_options.items()]
+
+
+def metavar(annotation: Any) -> str:
+    """What stands for a value in `--help`."""
+    annotation = _without_none(annotation)
+    if get_origin(annotation) is Literal:
+        text = "{" + ",".join(map(str, get_args(annotation))) + "}"
+        return text if len(text) < 70 else "NAME"
+    return {int: "N", float: "X"}.get(annotation, "TEXT")
+
+
+def _shown_default(entry: Field, default: Any) -> str:
+    if default is REQUIRED:
+        return " (required)"
+    if default in (None, [], "", False):
+        return ""
+    return f" (default: {' '.join(map(str, default)) if isinstance(default, list) else default})"
+
+
+def _without_none(annotation: Any) -> Any:
+    members = [member for member in get_args(annotation) if member is not type(None)]
+    return members[0] if type(None) in get_args(annotation) and len(members) == 1 else annotation
+
+
+def _converter(annotation: Any) -> Callable[[str], Any]:
+    """The `type` of an argument of argparse."""
+
+    def convert_argument(text: str) -> Any:
+        try:
+            return convert(text, annotation)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return convert_argument
+
+
+def _with_underscores(argument: str, names: set[str]) -> str:
+    """`--max-steps` as `--max_steps`."""
+    name, equals, value = argument.removeprefix("--").partition("=")
+    name = name.replace("-", "_")
+    return f"--{name}{equals}{value}" if argument.startswith("--") and name in names else argument
+
+
+def _did_you_mean_flag(flag: str, names: set[str]) -> str:
+    similar = did_you_mean(flag.removeprefix("--").partition("=")[0].replace("-", "_"), names)
+    return similar.replace("mean ", "mean --")
 
 
 def packaged_folder(name: str) -> Path:
-    """A folder of files that come with the package, "recipes", "tasks" or "accelerate": in the installed package,
-    else in the source tree."""
+    """A folder of files that come with the package: "recipes", "tasks" or "accelerate". It is in the installed package,
+    or else in the source tree."""
     installed = Path(__file__).parents[1] / name
     return installed if installed.is_dir() else Path(__file__).parents[2] / "scripts" / name
 
 
 def find_recipe(name: str) -> Path:
-    """The recipe's file: a path, or the name of one that comes with the package.
+    """The file of a recipe: a path, or the name of a recipe in the package.
 
     Raises:
         CtxError: There is neither.
@@ -78,47 +252,72 @@ def find_recipe(name: str) -> Path:
 
 
 def find_packaged(name: str, folder: str, what: str, flag: str) -> Path:
-    """A YAML file: a path, or the name of one in a `packaged_folder`.
+    """A YAML file: a path, or the name of a file in a `packaged_folder`.
 
     Args:
         name: The path or name.
-        folder: See `packaged_folder`.
-        what, flag: What it is and the flag that gave it, for the error.
+        folder: Name of the packaged folder.
+        what, flag: Kind of file and the flag that named it, for the error.
 
     Raises:
         CtxError: There is neither.
     """
-    given = Path(name)
+    path = Path(name)
     packaged = packaged_folder(folder) / f"{name.removesuffix('.yaml')}.yaml"
-    if given.is_file() or given.name != name:
-        return given
+    if path.is_file() or path.name != name:
+        return path
     if packaged.is_file():
         return packaged
-    near = difflib.get_close_matches(packaged.stem, [path.stem for path in packaged.parent.glob("*.yaml")])
+    similar = did_you_mean(packaged.stem, [file.stem for file in packaged.parent.glob("*.yaml")])
     raise CtxError(
-        f"The {what} cannot be read: there is no such file, and none of that name comes with the package.",
+        f"The {what} cannot be read: neither a file nor a {what} of the package has this name.",
         location=f"{flag} {name}",
-        hint=(f"did you mean {' or '.join(near)}? " if near else "") + "`hf-ctxmodels recipes` lists those there are.",
+        hint=f"{similar}`hf-ctxmodels recipes` lists the names.",
     )
 
 
-def recipe_flags(path: Path, known: set[str]) -> list[str]:
-    """The flags of a recipe: `{"max_steps": 10}` is `["--max_steps", "10"]`. A list gives several values, a mapping
-    `key=value` pairs, `null` or nothing no flag."""
+def recipe_flags(path: Path, names: set[str]) -> list[str]:
+    """The flags of a recipe: `{"max_steps": 10}` is `["--max_steps", "10"]`.
+
+    A list gives several values. A mapping of mappings names values and their nested options: `{"optimizer": {"adamw":
+    {"beta2": 0.98}}}` is `["--optimizer", "adamw:beta2=0.98"]`. Any other mapping gives `key=value` pairs. `null` or an
+    empty value gives no flag.
+
+    Args:
+        path: The YAML file.
+        names: The flags of the command.
+
+    Raises:
+        CtxError: The file is no mapping of flags to values.
+    """
     flags: list[str] = []
     for key, value in _read_recipe(path).items():
-        if key not in known:
+        if key not in names:
             raise CtxError(
                 f"Unknown key {key!r} in the recipe.",
                 location=str(path),
-                hint=f"use one of: {', '.join(sorted(known))}.",
+                hint=f"{did_you_mean(key, names)}use one of: {', '.join(sorted(names))}.",
             )
         if value in ("", "null"):
             continue
-        if isinstance(value, dict):
-            value = [f"{name}={item}" for name, item in value.items()]
-        flags += [f"--{key}", *(value if isinstance(value, list) else [value])]
+        flags += [f"--{key}", *_recipe_values(value)]
     return flags
+
+
+def _recipe_values(value: Any) -> list[str]:
+    if not isinstance(value, dict):
+        return value if isinstance(value, list) else [value]
+    values = []
+    for name, options in value.items():
+        if isinstance(options, dict):
+            values.append(join_choice(name, {key: _joined(item) for key, item in options.items()}))
+        else:
+            values.append(f"{name}={_joined(options)}" if options else name)
+    return values
+
+
+def _joined(value: Any) -> str:
+    return ",".join(value) if isinstance(value, list) else value
 
 
 def _read_recipe(path: Path) -> dict[str, Any]:

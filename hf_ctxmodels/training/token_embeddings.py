@@ -24,7 +24,7 @@ _IDS = "_token_id"
 class EmbeddingTrainingArguments:
     """Which part of a pretrained model goes on learning."""
 
-    train: Literal["embeddings"] | None = flag(
+    train_only: Literal["embeddings"] | None = flag(
         None,
         "`embeddings`: train the embeddings of tokens alone, and what is tied to them, in a frozen --model. Those of "
         "another --tokenizer are drawn anew, but for special tokens that both have.",

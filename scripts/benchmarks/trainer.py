@@ -56,7 +56,7 @@ def train_with_trainer(
         max_steps=how.max_steps or 0,
         per_device_train_batch_size=how.per_device_batch_size,
         learning_rate=how.learning_rate,
-        weight_decay=how.weight_decay,
+        weight_decay=how.optimizer.weight_decay,
         logging_steps=how.logging_steps,
         bf16=how.mixed_precision == "bf16",
         use_cpu=device.type == "cpu",

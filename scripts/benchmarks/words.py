@@ -26,7 +26,7 @@ from hf_ctxmodels.evaluation import (
 )
 from hf_ctxmodels.objectives import Objective
 from hf_ctxmodels.registry import get_family
-from hf_ctxmodels.training.arguments import LoopArguments
+from hf_ctxmodels.training.arguments import AdaGradOptions, ConstantOptions, LinearOptions, LoopArguments, SGDOptions
 from hf_ctxmodels.training.loop import make_accelerator, train
 
 WIDTH, WINDOW, NEGATIVE, SUBSAMPLING, MIN_COUNT, ROW, BATCH = 100, 5, 5, 1e-3, 5, 1000, 128
@@ -219,11 +219,10 @@ def _train(
             output_dir=folder,
             num_train_epochs=epochs,
             per_device_batch_size=BATCH if word2vec else 16,
-            optimizer="sgd" if word2vec else "adagrad",
+            optimizer=SGDOptions() if word2vec else AdaGradOptions(),
             dataloader_workers=0,
             learning_rate=RATES[objective.config_fields["architecture"]] if word2vec else 0.05,
-            lr_scheduler="linear" if word2vec else "constant",
-            weight_decay=0.0,
+            lr_scheduler=LinearOptions() if word2vec else ConstantOptions(),
             max_grad_norm=0.0,
             logging_steps=20,
             save_steps=0,

@@ -28,11 +28,12 @@ from hf_ctxmodels.registry import FAMILIES
 ROOT = Path(__file__).parents[2]
 NAMES, PLACES = ["Anna", "Boris", "Clara", "David"], ["Paris", "Rome", "Athens", "Lima"]
 VERBS = {"en": "saw", "de": "sah", "fr": "vit"}
+LANGUAGE = "madx-language:name=en"
 FLAGS = ["--per_device_batch_size", 8, "--max_length", 24, "--dataloader_workers", 0, "--learning_rate", "2e-2"]
 
 
-def script(name: str, *flags: object, fails: bool = False) -> str:
-    done = run_forked(ROOT / "scripts" / f"{name}.py", *flags)
+def run_cli(command: str, *flags: object, fails: bool = False) -> str:
+    done = run_forked("-m", "hf_ctxmodels", *command.split(), *flags)
     assert (done.returncode == 0) != fails, done.stderr
     return done.stderr if fails else done.stdout
 
@@ -41,6 +42,12 @@ def sentence(draw: random.Random, language: str) -> list[tuple[str, str]]:
     return [(draw.choice(NAMES), "B-PER"), (VERBS[language], "O"), (draw.choice(PLACES), "B-LOC")][
         :: draw.choice([1, -1])
     ]
+
+
+def convert(*flags: object, fails: bool = False) -> str:
+    done = run_forked(ROOT / "hf_ctxmodels" / "conversion" / "adapters.py", *flags)
+    assert (done.returncode == 0) != fails, done.stderr
+    return done.stderr if fails else done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -69,9 +76,18 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def languages(workspace: Path) -> dict[str, Path]:
     """The folders of adapters: of English trained by the command, of German drawn, and one that spoils everything."""
-    flags = ["--model", workspace / "model", "--dataset", workspace / "en.txt", "--objective", "mlm", "--adapter", "en"]
+    flags = [
+        "--model",
+        workspace / "model",
+        "--dataset",
+        workspace / "en.txt",
+        "--objective",
+        "mlm",
+        "--adapter",
+        LANGUAGE,
+    ]
     flags += ["--validation_fraction", 0, "--max_steps", 6, "--save_steps", 3, *FLAGS]
-    script("pretrain", *flags, "--output_dir", workspace / "en")
+    run_cli("pretrain", *flags, "--output_dir", workspace / "en")
     for language, size in (("de", 0.02), ("fr", 3.0)):
         model = AutoModelForMaskedLM.from_pretrained(workspace / "model")
         add_adapter(model, language, "madx-language")
@@ -95,14 +111,12 @@ def test_a_language_adapter_is_trained_alone_and_resumed(workspace: Path, langua
         shutil.rmtree(path)
     flags = ["--model", workspace / "model", "--dataset", workspace / "en.txt", "--objective", "mlm", "--resume"]
     flags += ["--validation_fraction", 0, "--max_steps", 6, "--save_steps", 3, *FLAGS, "--output_dir", again]
-    assert "adapters is" in script("pretrain", *flags, "--adapter", "en:pfeiffer", fails=True)
-    script("pretrain", *flags, "--adapter", "en")
+    assert "adapters is" in run_cli("pretrain", *flags, "--adapter", "pfeiffer:name=en", fails=True)
+    run_cli("pretrain", *flags, "--adapter", LANGUAGE)
     resumed = load_file(again / "adapters" / "en" / "adapter.safetensors")
     assert all(torch.equal(resumed[name], whole[name]) for name in whole)
-    message = script("pretrain", *flags[2:], "--family", "bert", "--tokenizer", run, "--adapter", "x", fails=True)
-    assert "trained in a pretrained model" in message
-    alone = [*flags[:-1], workspace / "none", "--adapters", run / "adapters" / "en"]
-    assert "No adapter is to be trained" in script("pretrain", *alone, fails=True)
+    message = run_cli("pretrain", *flags[2:], "--family", "bert", "--tokenizer", run, "--adapter", LANGUAGE, fails=True)
+    assert "Expected a pretrained model" in message
     model = AutoModelForMaskedLM.from_pretrained(run)
     before = {name: value.clone() for name, value in model.named_parameters()}
     assert load_saved_adapters(model, run) == ["en"]
@@ -114,10 +128,9 @@ def test_a_language_adapter_is_trained_alone_and_resumed(workspace: Path, langua
 def test_a_task_adapter_on_a_language(workspace: Path, languages: dict[str, Path]) -> None:
     run = workspace / "ner"
     files = ["--train_file", workspace / "en.train.conll", "--validation_file", workspace / "en.dev.conll"]
-    flags = ["--model", workspace / "model", "--task", "token-classification", *files, *FLAGS, "--max_steps", 250]
-    adapters = ["--adapter", "ner:houlsby", "--adapter_options", "reduction_factor=4", "leave_out=[0]"]
-    adapters += ["--adapters", languages["en"]]
-    script("finetune", *flags, *adapters, "--output_dir", run)
+    flags = ["token-classification", "--model", workspace / "model", *files, *FLAGS, "--max_steps", 250]
+    adapters = ["--adapter", f"houlsby:name=ner,reduction_factor=4,leave_out=0,frozen_adapters={languages['en']}"]
+    run_cli("finetune", *flags, *adapters, "--output_dir", run)
     summary = json.loads((run / "training_summary.json").read_text())
     assert summary["metrics"]["eval_f1"] > 0.9
     written, given = load_file(run / "model.safetensors"), load_file(workspace / "model" / "model.safetensors")
@@ -137,14 +150,11 @@ def test_a_task_adapter_on_a_language(workspace: Path, languages: dict[str, Path
     assert sorted(load_saved_adapters(again, workspace / "published")) == ["en", "ner"]
     assert all(torch.equal(value, again.state_dict()[name]) for name, value in model.state_dict().items())
     check_commands_use_adapters(run, model.eval(), workspace)
-    for wrong, message in {
-        "--adapters": "No adapter is to be trained",
-        "--freeze": "Below an adapter the encoder is frozen",
-        "--adapter_options": "no field of an adapter's form",
-    }.items():
-        more = {"--adapters": ["--adapters", "x"], "--freeze": ["--adapter", "a", "--freeze", "encoder"]}
-        more["--adapter_options"] = ["--adapter", "a", "--adapter_options", "width=3"]
-        assert message in script("finetune", *flags, *more[wrong], "--output_dir", workspace / "none", fails=True)
+    for wrong, message in (
+        (["--adapter", "houlsby", "--freeze", "encoder"], "--adapter cannot be combined with --freeze"),
+        (["--adapter", "houlsby:width=3"], "Unknown option 'width'"),
+    ):
+        assert message in run_cli("finetune", *flags, *wrong, "--output_dir", workspace / "none", fails=True)
 
 
 def check_commands_use_adapters(run: Path, model: Any, workspace: Path) -> None:
@@ -161,13 +171,13 @@ def check_commands_use_adapters(run: Path, model: Any, workspace: Path) -> None:
     plain = AutoModelForTokenClassification.from_pretrained(run).eval()
     assert difference(plain) > 0.2
     assert difference(Teacher.open(str(run)).load("AutoModelForTokenClassification")) < 1e-6
-    script("export", "--model", run, "--format", "torch", "--output", workspace / "ner.pt2")
+    run_cli("export torch", "--model", run, "--output", workspace / "ner.pt2")
     assert difference(torch.export.load(workspace / "ner.pt2").module()) < 1e-4
     (workspace / "ner-int8" / "adapters" / "old").mkdir(parents=True)
-    assert "already holds adapters" in script(
-        "quantize", "--model", run, "--output_dir", workspace / "ner-int8", fails=True
+    assert "already holds adapters" in run_cli(
+        "export int8", "--model", run, "--output_dir", workspace / "ner-int8", fails=True
     )
-    script("quantize", "--model", run, "--output_dir", workspace / "ner-int8", "--overwrite", "true")
+    run_cli("export int8", "--model", run, "--output_dir", workspace / "ner-int8", "--overwrite", "true")
     small = AutoModelForTokenClassification.from_pretrained(workspace / "ner-int8").eval()
     assert load_saved_adapters(small, workspace / "ner-int8") == ["en", "ner"]
     assert difference(small) < 0.05
@@ -180,13 +190,16 @@ def check_commands_use_adapters(run: Path, model: Any, workspace: Path) -> None:
 def test_the_language_is_exchanged(workspace: Path, languages: dict[str, Path]) -> None:
     """The adapter of another language stands below the tagger in a test: one that spoils everything does so there."""
     run, files = workspace / "transfer", {language: workspace / f"{language}.test.wikiann" for language in VERBS}
-    flags = ["--model", workspace / "model", "--task", "ner", "--adapter", "tagger:houlsby", "--max_steps", 250, *FLAGS]
+    flags = ["--model", workspace / "model", "--task", "ner", "--max_steps", 250, *FLAGS]
+    flags += ["--adapter", "houlsby:name=tagger,reduction_factor=2"]
     flags += ["--train", f"en={workspace / 'en.train.wikiann'}", "--validation_file", workspace / "en.dev.wikiann"]
-    flags += ["--adapter_options", "reduction_factor=2", "--test", ",".join(f"{name}={files[name]}" for name in files)]
-    message = script("evaluate_transfer", *flags, "--adapters", "en=x", "--output_dir", workspace / "none", fails=True)
+    flags += ["--test", ",".join(f"{name}={files[name]}" for name in files)]
+    message = run_cli(
+        "evaluate transfer", *flags, "--language_adapters", "en=x", "--output_dir", workspace / "none", fails=True
+    )
     assert "no adapter of the language 'de'" in message
     given = ",".join(f"{name}={folder}" for name, folder in languages.items())
-    script("evaluate_transfer", *flags, "--adapters", given, "--output_dir", run)
+    run_cli("evaluate transfer", *flags, "--language_adapters", given, "--output_dir", run)
     rows = json.loads((run / "transfer.json").read_text())["languages"]
     found = {row["language"]: row["metrics"]["f1"] for row in rows}
     assert found["en"] > 0.9
@@ -201,7 +214,7 @@ def test_the_language_is_exchanged(workspace: Path, languages: dict[str, Path]) 
 def test_a_pickle_is_converted(shared_data: Path, tmp_path: Path) -> None:
     for name in ("lang", "houlsby"):
         given = shared_data / "adapters_fixture" / "bert" / f"{name}_bin"
-        out = script("../hf_ctxmodels/conversion/adapters", "--adapter", given, "--output", tmp_path / name)
+        out = convert("--adapter", given, "--output", tmp_path / name)
         assert name in out
         theirs = given.parent / name
         for path in theirs.glob("*.safetensors"):
@@ -211,7 +224,5 @@ def test_a_pickle_is_converted(shared_data: Path, tmp_path: Path) -> None:
             assert all(torch.equal(mine[key], expected[key]) for key in expected)
         model = FAMILIES["bert"].models["AutoModel"].from_pretrained(given.parent / "model")
         assert load_adapter(model, tmp_path / name) == name
-    message = script(
-        "../hf_ctxmodels/conversion/adapters", "--adapter", tmp_path / "none", "--output", tmp_path / "x", fails=True
-    )
+    message = convert("--adapter", tmp_path / "none", "--output", tmp_path / "x", fails=True)
     assert "no pytorch_adapter.bin" in message

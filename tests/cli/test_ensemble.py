@@ -1,12 +1,11 @@
 """Several classifiers as one."""
 
-import runpy
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from commands import run_command
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from zoo import tiny_config
 
@@ -69,17 +68,12 @@ def test_script(task: tuple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
     for folder, parts in zip(folders, members, strict=True):
         for part in parts:
             part.save_pretrained(folder)
-    monkeypatch.setattr(sys, "argv", [str(ENSEMBLE), "--models", *folders, "--validation_file", str(task[2])])
-    with pytest.raises(SystemExit) as stopped:
-        runpy.run_path(str(ENSEMBLE), run_name="__main__")
-    assert stopped.value.code == 0
+    flags = ["--models", *folders, "--validation_file", task[2]]
+    assert run_command("ensemble", *flags) == 0
     scores = score_ensemble(members, task[1], task[0])
     *lines, last = capsys.readouterr().out.strip().splitlines()[-4:]
     for line, expected in zip(lines, [*scores.members, scores.ensemble], strict=True):
         assert f"accuracy {expected['accuracy']:.4f}" in line
     assert last == f"{len(TEXTS)} texts"
-    monkeypatch.setattr(sys, "argv", [*sys.argv, "--doc_stride", "3"])
-    with pytest.raises(SystemExit) as stopped:
-        runpy.run_path(str(ENSEMBLE), run_name="__main__")
-    assert stopped.value.code == 2
-    assert "sequence-classification does not read it" in capsys.readouterr().err
+    assert run_command("ensemble", *flags, "--doc_stride", 3) == 2
+    assert "Unknown arguments: --doc_stride" in capsys.readouterr().err

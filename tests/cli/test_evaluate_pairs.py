@@ -13,7 +13,7 @@ from hf_ctxmodels.inference import score
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.tokenizers.word_level import CtxWordTokenizer
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "evaluate_pairs.py"
+COMMAND = ("-m", "hf_ctxmodels", "evaluate", "pairs")
 TEXTS = ["the cat saw a small garden", "a dog carried seven letters over the bridge", "the dog saw the cat"]
 PAIRS = [
     ("the cat saw a garden", "the cat saw a letters", "agreement"),
@@ -52,7 +52,7 @@ def test_command(tmp_path: Path) -> None:
     pairs = write_pairs(tmp_path / "pairs.jsonl.gz", PAIRS)
     (tmp_path / "text.txt").write_text("\n".join(TEXTS))
     flags = ("--model", tmp_path / "model", "--pairs", pairs, "--unigram_text", tmp_path / "text.txt")
-    done = run_forked(SCRIPT, *flags)
+    done = run_forked(*COMMAND, *flags)
     assert done.returncode == 0, done.stderr
     assert "newly initialised" not in done.stderr
     scores = [[each.log_probability for each in score(model, tokenizer, row[:2])] for row in PAIRS]
@@ -64,7 +64,7 @@ def test_command(tmp_path: Path) -> None:
         assert float(lines[name][6]) == pytest.approx(accuracy - float(lines[name][4]), abs=1e-4)
         assert lines[name][7:] == [str(len(rows)), "pairs"]
     assert lines["order"][4] == "0.5000", "the same words in another order"
-    fewer = run_forked(SCRIPT, *flags, "--max_pairs", 1)
+    fewer = run_forked(*COMMAND, *flags, "--max_pairs", 1)
     assert fewer.stdout.splitlines()[-1].endswith(" 1 pairs")
 
 
@@ -72,7 +72,7 @@ def test_bad_input(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("a b\n")
     (tmp_path / "pairs.jsonl").write_text('{"sentence_good": "a b"}\n')
     flags = ("--unigram_text", tmp_path / "text.txt", "--pairs", tmp_path / "pairs.jsonl")
-    done = run_forked(SCRIPT, "--model", tmp_path, *flags)
+    done = run_forked(*COMMAND, "--model", tmp_path, *flags)
     assert done.returncode != 0
     assert "pairs.jsonl, line 1" in done.stderr
     assert "Traceback" not in done.stderr
@@ -81,7 +81,7 @@ def test_bad_input(tmp_path: Path) -> None:
     for part in (tokenizer, Case(family, "AutoModel").model(vocab_size=len(tokenizer))):
         part.save_pretrained(tmp_path / "model")
     pairs = write_pairs(tmp_path / "pairs.jsonl.gz", PAIRS)
-    done = run_forked(SCRIPT, "--model", tmp_path / "model", *flags[:2], "--pairs", pairs)
+    done = run_forked(*COMMAND, "--model", tmp_path / "model", *flags[:2], "--pairs", pairs)
     assert done.returncode != 0
     assert "'infersent' has no language model" in done.stderr
 

@@ -13,7 +13,7 @@ from hf_ctxmodels.cli.evaluate_sentences import retrieval_lines
 from hf_ctxmodels.conversion.word_vectors import WordVectors
 from hf_ctxmodels.inference import encode_sentences
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "evaluate_sentences.py"
+COMMAND = ("-m", "hf_ctxmodels", "evaluate", "sentences")
 WORDS = ["cat", "dog", "tree", "katze", "hund", "baum"]
 MATRIX = np.array([[1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 0.1, 0], [0, 1, 0.1], [0.1, 0, 1]], dtype=np.float32)
 
@@ -27,7 +27,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(*flags: object) -> subprocess.CompletedProcess:
-    return run_forked(SCRIPT, *flags)
+    return run_forked(*COMMAND, *flags)
 
 
 def test_four_kinds_of_tests(checkpoint: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from hf_ctxmodels.downstream.tasks.language_files import LanguageFile
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.training.optim.freezing import freeze_encoder
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "evaluate_transfer.py"
+COMMAND = ("-m", "hf_ctxmodels", "evaluate", "transfer")
 NAMES, PLACES = ["Anna", "Boris", "Clara", "David"], ["Paris", "Rome", "Athens", "Lima"]
 VERBS = {"en": "saw", "de": "sah", "fr": "vit"}
 
@@ -72,7 +72,7 @@ def test_table(data: Path, encoder: Path, tmp_path: Path, frozen: bool) -> None:
         "--per_device_batch_size",
         16,
     ]
-    done = run_forked(SCRIPT, *flags, *(["--freeze", "encoder"] if frozen else []))
+    done = run_forked(*COMMAND, *flags, *(["--freeze", "encoder"] if frozen else []))
     assert done.returncode == 0, done.stderr
     result = json.loads((output / "transfer.json").read_text())
     rows = {row["language"]: row for row in result["languages"]}
@@ -113,10 +113,10 @@ def test_language_embeddings(data: Path, tmp_path: Path) -> None:
     for part in (family.models["AutoModel"](tiny_config(family, **sizes)), tokenizer):
         part.save_pretrained(tmp_path / "xlm")
     flags = ["--model", tmp_path / "xlm", "--task", "ner", "--data_dir", data, "--max_steps", 2, "--max_length", 32]
-    done = run_forked(SCRIPT, *flags, "--test", "en,de", "--output_dir", tmp_path / "output")
+    done = run_forked(*COMMAND, *flags, "--test", "en,de", "--output_dir", tmp_path / "output")
     assert done.returncode == 0, done.stderr
     assert AutoModelForTokenClassification.from_pretrained(tmp_path / "output").config.default_lang == 1
-    done = run_forked(SCRIPT, *flags, "--test", f"fi={data}/wikiann/de.test.txt", "--output_dir", tmp_path / "other")
+    done = run_forked(*COMMAND, *flags, "--test", f"fi={data}/wikiann/de.test.txt", "--output_dir", tmp_path / "other")
     assert done.returncode == 2
     assert "no embedding of the language 'fi'" in done.stderr
 

@@ -10,7 +10,7 @@ from forked import run_forked
 from hf_ctxmodels.conversion.word_vectors import WordVectors
 from hf_ctxmodels.registry import FAMILIES
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "evaluate_words.py"
+COMMAND = ("-m", "hf_ctxmodels", "evaluate", "words")
 WORDS = ["man", "king", "woman", "queen", "apple", "pear"]
 MATRIX = np.array([[1, 0, 0.1], [1, 1, 0.1], [-1, 0, 0.1], [-1, 1, 0.1], [0, 0.1, 1], [0, 0.2, 1.1]], dtype=np.float32)
 
@@ -25,7 +25,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 
 def run(*flags: object) -> subprocess.CompletedProcess:
-    return run_forked(SCRIPT, *flags)
+    return run_forked(*COMMAND, *flags)
 
 
 def test_tests_and_words(checkpoint: Path, tmp_path: Path) -> None:

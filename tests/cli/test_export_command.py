@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from hf_ctxmodels import CtxBertConfig, CtxBertForSequenceClassification, CtxBertTokenizer, CtxError
-from hf_ctxmodels.cli import export
+from hf_ctxmodels.cli.export import graph
 from hf_ctxmodels.compression.int8.modules import HAS_INT8_PRODUCT
 from hf_ctxmodels.compression.int8.quantizer import CtxInt8Config, quantize_model
 from hf_ctxmodels.compression.low_bits.quantizer import (
@@ -52,14 +52,14 @@ def test_programs(
     for number, kind in enumerate(("float32", "token", "low bits", "tensor")):
         folder = tmp_path / str(number)
         model, file = classifier(kind, folder), folder / "model.pt2"
-        flags = ["export", "--model", str(folder), "--format", "torch", "--output", str(file)]
+        flags = ["export torch", "--model", str(folder), "--output", str(file)]
         monkeypatch.setattr(sys, "argv", flags)
         with subtests.test(kind=kind):
             if kind == "tensor":
                 with pytest.raises(CtxError, match="not in a graph"):
-                    export.main()
+                    graph.main("torch")
                 continue
-            export.main()
+            graph.main("torch")
             assert "largest difference" in capsys.readouterr().out
             batch = {name: torch.ones(2, 7, dtype=torch.long) for name in ("input_ids", "attention_mask")}
             batch["token_type_ids"] = torch.zeros(2, 7, dtype=torch.long)
@@ -67,17 +67,17 @@ def test_programs(
             with exporting._AsInGraphs() if kind == "token" else nullcontext():
                 torch.testing.assert_close(found, model(**batch).logits, rtol=1e-4, atol=1e-4)
             with pytest.raises(CtxError, match="file exists"):
-                export.main()
+                graph.main("torch")
             if kind == "float32":
                 monkeypatch.setattr(sys, "argv", [*flags[:-1], str(folder / "other.pt2")])
                 monkeypatch.setattr(exporting, "MAX_RELATIVE_DIFFERENCE", -1.0)
                 with pytest.raises(CtxError, match="differs from the model"):
-                    export.main()
+                    graph.main("torch")
                 assert not (folder / "other.pt2").exists()
                 monkeypatch.setattr(exporting, "MAX_RELATIVE_DIFFERENCE", 1e-4)
                 monkeypatch.setattr(exporting, "write_program", without_a_number(exporting.write_program))
                 with pytest.raises(CtxError, match="differs from the model by inf"):
-                    export.main()
+                    graph.main("torch")
                 assert not (folder / "other.pt2").exists()
                 monkeypatch.undo()
 
@@ -124,7 +124,7 @@ def test_onnx(subtests: pytest.Subtests, tmp_path: Path, monkeypatch: pytest.Mon
         with subtests.test(kind=kind):
             folder = tmp_path / kind
             classifier(kind, folder)
-            export_by_command(monkeypatch, "--model", folder, "--output", folder / "model.onnx")
+            export_by_command(monkeypatch, "onnx", "--model", folder, "--output", folder / "model.onnx")
             graph = onnx.load(folder / "model.onnx", load_external_data=False).graph
             kinds = [each.data_type for each in graph.initializer]
             assert kinds.count(stored) >= 3, kinds  # the exporter computes what is made of the smallest constants
@@ -146,8 +146,8 @@ def test_encoder_decoders(
     for part, form in (("encoder", "torch"), ("decoder", "torch"), ("model", "onnx" if onnx else "torch")):
         with subtests.test(part=part, form=form):
             file = tmp_path / f"{part}.{'pt2' if form == 'torch' else form}"
-            flags = ["--model", tmp_path, "--part", part, "--format", form, "--output", file]
-            export_by_command(monkeypatch, *flags)  # which compares the file's outputs with the model's
+            flags = ["--model", tmp_path, "--part", part, "--output", file]
+            export_by_command(monkeypatch, form, *flags)  # which compares the file's outputs with the model's
             assert ("decoder_input_ids" in capsys.readouterr().out) == (part != "encoder")
     encoder, decoder = (torch.export.load(tmp_path / f"{part}.pt2").module() for part in ("encoder", "decoder"))
     text = {"input_ids": torch.randint(5, 20, (4, 6)), "attention_mask": torch.ones(4, 6, dtype=torch.long)}
@@ -163,9 +163,11 @@ def test_encoder_decoders(
     with pytest.raises(CtxError, match="reads more of the source than"):
         exporting.check_exportable_as(writer, tmp_path / "x.pt2", "torch", "decoder")
     with pytest.raises(CtxError, match="no decoder"):
-        export_by_command(monkeypatch, "--model", tmp_path / "encoder", "--part", "encoder", "--output", tmp_path / "x")
+        export_by_command(
+            monkeypatch, "onnx", "--model", tmp_path / "encoder", "--part", "encoder", "--output", tmp_path / "x"
+        )
 
 
-def export_by_command(monkeypatch: pytest.MonkeyPatch, *flags: object) -> None:
+def export_by_command(monkeypatch: pytest.MonkeyPatch, form: str, *flags: object) -> None:
     monkeypatch.setattr(sys, "argv", ["export", *map(str, flags)])
-    export.main()
+    graph.main(form)

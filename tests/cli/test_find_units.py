@@ -11,7 +11,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.phrase_mining import extract_entities, find_phrases
 from hf_ctxmodels.data.table_files import TaggedSentence
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "find_units.py"
+COMMAND = ("-m", "hf_ctxmodels", "data", "units")
 SENTENCES = [
     *["We saw New York City in May ."] * 6,
     *["New York is big , and we saw a City ."] * 5,
@@ -63,12 +63,12 @@ def test_the_command_joins_all_sources(tmp_path: Path) -> None:
     (tmp_path / "tags.conll").write_text("Los B-LOC\nAngeles I-LOC\nwon O\n")
     sources = ("--gazetteers", tmp_path / "names.txt", "--entities", tmp_path / "tags.conll")
     output = tmp_path / "units.txt"
-    done = run_forked(SCRIPT, "--output", output, *sources, "--dataset", tmp_path / "text.txt", "--min_count", 5)
+    done = run_forked(*COMMAND, "--output", output, *sources, "--dataset", tmp_path / "text.txt", "--min_count", 5)
     assert done.returncode == 0, done.stderr
     units = output.read_text().splitlines()
     assert {"White House", "New York", "Los Angeles"} <= set(units)
     assert "word" not in units
     assert f"{len(units)} units" in done.stdout
-    refused = run_forked(SCRIPT, "--output", output, "--overwrite")
+    refused = run_forked(*COMMAND, "--output", output, "--overwrite")
     assert refused.returncode == 2
     assert "no unit of two or more words" in refused.stderr

@@ -1,14 +1,13 @@
-"""scripts/finetune.py as a user runs it, with a tiny model of every family and of an upstream peer."""
+"""`hf-ctxmodels finetune` as a user runs it, with a tiny model of every family and of an upstream peer."""
 
 import json
 import random
-import runpy
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
+from commands import run_command
 from forked import run_forked
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, pipeline
 from zoo import Case, tiny_config
@@ -18,7 +17,7 @@ from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.training.metrics.summary import TrainingSummary
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = ROOT / "scripts" / "finetune.py"
+COMMAND = ("-m", "hf_ctxmodels", "finetune")
 GOOD, BAD = ["lovely", "great", "splendid", "charming"], ["awful", "dreadful", "boring", "silly"]
 PLACES, NAMES = ["Paris", "Rome", "Athens", "Lima"], ["Anna", "Boris", "Clara", "David"]
 OTHERS = ["the", "film", "was", "in", "saw", "a", "story", "yesterday", "who", "where", "is"]
@@ -62,11 +61,7 @@ def own_checkpoint(tmp_path_factory) -> str:
 
 
 def finetune(monkeypatch, *arguments: str) -> int:
-    """Run the script in this process, as `__main__`; returns its exit status."""
-    monkeypatch.setattr(sys, "argv", ["finetune.py", *map(str, arguments)])
-    with pytest.raises(SystemExit) as exit_:
-        runpy.run_path(str(SCRIPT), run_name="__main__")
-    return exit_.value.code
+    return run_command("finetune", *arguments)
 
 
 def classification_files(directory: Path, label=lambda good: ["neg", "pos"][good]) -> list[str]:
@@ -164,7 +159,7 @@ def test_every_task_is_learned_saved_and_recorded(checkpoint, task, tmp_path, mo
     make_files, metric = TASK_FILES[task]
     files, out = make_files(tmp_path), tmp_path / "out"
     steps = 150 if recurs(checkpoint) else 50
-    flags = ["--model", checkpoint, "--task", task, *files, *QUICK, "--max_steps", steps]
+    flags = [task, "--model", checkpoint, *files, *QUICK, "--max_steps", steps]
     status = finetune(
         monkeypatch, *flags, "--output_dir", out, "--predictions_file", tmp_path / "new" / "predictions.jsonl"
     )
@@ -209,7 +204,7 @@ def pair_files(directory: Path) -> list[str]:
 def test_tokens_of_tasks_are_added_and_pairs_are_read_in_both_orders(checkpoint, tmp_path, monkeypatch, capsys):
     """The rows of new tokens are drawn as in a new model, here with a standard deviation of 0.1."""
     before = AutoTokenizer.from_pretrained(checkpoint)
-    flags = ["--model", checkpoint, "--task", "regression", *pair_files(tmp_path), *QUICK]
+    flags = ["regression", "--model", checkpoint, *pair_files(tmp_path), *QUICK]
     flags += ["--max_steps", 1, "--learning_rate", 1e-9, "--output_dir", tmp_path / "out"]
     assert finetune(monkeypatch, *flags) == 0
     assert "3 new tokens get embeddings" in capsys.readouterr().err
@@ -232,13 +227,13 @@ def test_tokens_of_tasks_are_added_and_pairs_are_read_in_both_orders(checkpoint,
     [("one,other", "ForSequenceClassification reads a pair in one order"), ("one", "Single texts have one order")],
 )
 def test_both_orders_of_what_has_one_is_an_error(columns, says, own_checkpoint, tmp_path, monkeypatch, capsys):
-    flags = ["--model", own_checkpoint, "--task", "regression", *pair_files(tmp_path), *QUICK]
+    flags = ["regression", "--model", own_checkpoint, *pair_files(tmp_path), *QUICK]
     assert finetune(monkeypatch, *flags, "--text_columns", columns, "--output_dir", tmp_path / "out") == 2
     assert says in capsys.readouterr().err
 
 
 def test_a_fine_tuned_model_serves_a_pipeline_with_its_labels(own_checkpoint, tmp_path, monkeypatch):
-    flags = ["--model", own_checkpoint, "--task", "sequence-classification", *classification_files(tmp_path), *QUICK]
+    flags = ["sequence-classification", "--model", own_checkpoint, *classification_files(tmp_path), *QUICK]
     assert finetune(monkeypatch, *flags, "--output_dir", tmp_path / "out") == 0
     classify = pipeline("text-classification", model=str(tmp_path / "out"))
     assert [result["label"] for result in classify(["the film was lovely", "the film was awful"])] == ["pos", "neg"]
@@ -254,7 +249,7 @@ def test_a_recipe_gives_defaults_and_flags_win(own_checkpoint, tmp_path, monkeyp
 
 
 def test_a_sample_of_the_examples(own_checkpoint, tmp_path, monkeypatch, capsys):
-    flags = ["--model", own_checkpoint, "--task", "sequence-classification", *classification_files(tmp_path)]
+    flags = ["sequence-classification", "--model", own_checkpoint, *classification_files(tmp_path)]
     flags += ["--max_steps", "1", "--max_length", "24", "--output_dir", tmp_path / "out", "--train_examples"]
     assert finetune(monkeypatch, *flags, 5) == 0
     assert "5 training and" in capsys.readouterr().out
@@ -263,7 +258,7 @@ def test_a_sample_of_the_examples(own_checkpoint, tmp_path, monkeypatch, capsys)
 
 
 def test_fields_of_the_configuration_can_be_changed(own_checkpoint, tmp_path, monkeypatch, capsys):
-    flags = ["--model", own_checkpoint, "--task", "sequence-classification", *classification_files(tmp_path)]
+    flags = ["sequence-classification", "--model", own_checkpoint, *classification_files(tmp_path)]
     flags += ["--max_steps", "1", "--max_length", "24", "--output_dir", tmp_path / "out", "--config_options"]
     assert finetune(monkeypatch, *flags, "hidden_dropout_prob=0.25") == 0
     assert json.loads((tmp_path / "out" / "config.json").read_text())["hidden_dropout_prob"] == 0.25
@@ -272,7 +267,7 @@ def test_fields_of_the_configuration_can_be_changed(own_checkpoint, tmp_path, mo
 
 
 def test_resuming_gives_the_weights_of_an_uninterrupted_run(own_checkpoint, tmp_path, monkeypatch):
-    flags = ["--model", own_checkpoint, "--task", "sequence-classification", *classification_files(tmp_path)]
+    flags = ["sequence-classification", "--model", own_checkpoint, *classification_files(tmp_path)]
     flags += ["--max_steps", "6", "--save_steps", "2", "--max_length", "24", "--save_total_limit", "9"]
     assert finetune(monkeypatch, *flags, "--output_dir", tmp_path / "whole") == 0
     stopped = tmp_path / "stopped"
@@ -286,7 +281,7 @@ def test_resuming_gives_the_weights_of_an_uninterrupted_run(own_checkpoint, tmp_
 
 def test_resuming_takes_the_same_data_from_elsewhere_and_no_other(own_checkpoint, tmp_path, monkeypatch, capsys):
     files = classification_files(tmp_path)
-    flags = ["--model", own_checkpoint, "--task", "sequence-classification", "--max_length", "24", "--max_steps", "1"]
+    flags = ["sequence-classification", "--model", own_checkpoint, "--max_length", "24", "--max_steps", "1"]
     flags += ["--output_dir", tmp_path / "out"]
     assert finetune(monkeypatch, *flags, *files) == 0
     (tmp_path / "moved").mkdir()
@@ -341,7 +336,7 @@ def test_damaged_checkpoints_are_errors_on_one_screen(damage, says, own_checkpoi
     for file in Path(own_checkpoint).iterdir():
         (model / file.name).write_bytes(file.read_bytes())
     damage(model)
-    flags = ["--model", model, "--task", "sequence-classification", *classification_files(tmp_path), *QUICK]
+    flags = ["sequence-classification", "--model", model, *classification_files(tmp_path), *QUICK]
     assert finetune(monkeypatch, *flags, "--output_dir", tmp_path / "out") == 2
     error = capsys.readouterr().err
     message = error[error.rindex("CtxError") :]
@@ -353,7 +348,7 @@ def test_damaged_checkpoints_are_errors_on_one_screen(damage, says, own_checkpoi
 
 
 def test_a_length_over_the_models_limit_is_an_error(own_checkpoint, tmp_path, monkeypatch, capsys):
-    flags = ["--model", own_checkpoint, "--task", "sequence-classification", *classification_files(tmp_path)]
+    flags = ["sequence-classification", "--model", own_checkpoint, *classification_files(tmp_path)]
     assert finetune(monkeypatch, *flags, "--max_length", "65", "--output_dir", tmp_path / "out") == 2
     assert "the model's limit of 64 positions" in capsys.readouterr().err
 
@@ -361,7 +356,7 @@ def test_a_length_over_the_models_limit_is_an_error(own_checkpoint, tmp_path, mo
 def test_flags_of_another_task_are_errors(own_checkpoint, tmp_path, monkeypatch, capsys):
     """On the command line, and in a recipe; before the model is opened."""
     (tmp_path / "recipe.yaml").write_text("max_target_length: 20\n")
-    common = ["--model", own_checkpoint, "--task", "sequence-classification", *classification_files(tmp_path), *QUICK]
+    common = ["sequence-classification", "--model", own_checkpoint, *classification_files(tmp_path), *QUICK]
     for given, name in ((["--num_beams", "3"], "num_beams"), (["--recipe", tmp_path / "recipe.yaml"], "max_target_l")):
         assert finetune(monkeypatch, *common, *given, "--output_dir", tmp_path / "out") == 2
         error = capsys.readouterr().err
@@ -371,9 +366,9 @@ def test_flags_of_another_task_are_errors(own_checkpoint, tmp_path, monkeypatch,
 
 
 def test_an_unknown_label_stops_a_real_process_with_status_2(own_checkpoint, tmp_path):
-    flags = ["--model", own_checkpoint, "--task", "sequence-classification", *classification_files(tmp_path), *QUICK]
+    flags = ["sequence-classification", "--model", own_checkpoint, *classification_files(tmp_path), *QUICK]
     (tmp_path / "dev.tsv").write_text("sentence\tgold\nthe film was great\tneutral\n")
-    result = run_forked(SCRIPT, *flags, "--output_dir", tmp_path / "out")
+    result = run_forked(*COMMAND, *flags, "--output_dir", tmp_path / "out")
     assert result.returncode == 2
     assert "The label 'neutral' does not occur in the training file, whose labels are: 'neg', 'pos'." in result.stderr
     assert "dev.tsv:2" in result.stderr
@@ -383,18 +378,18 @@ def test_an_unknown_label_stops_a_real_process_with_status_2(own_checkpoint, tmp
 # Two processes that meet in a file; tests/training/test_faults.py starts two by `accelerate launch`.
 TWO_PROCESSES = """
 import sys
-sys.path.insert(0, "scripts")
-import finetune
 from accelerate import debug_launcher
-debug_launcher(finetune.main, num_processes=2)
+from hf_ctxmodels_cli import run
+sys.argv.insert(1, "finetune")
+debug_launcher(run, num_processes=2)
 """
 
 
 def test_two_processes_give_the_losses_of_one(own_checkpoint, tmp_path):
-    flags = ["--model", own_checkpoint, "--task", "token-classification", *tagging_files(tmp_path)]
+    flags = ["token-classification", "--model", own_checkpoint, *tagging_files(tmp_path)]
     flags += ["--max_length", 24, "--max_steps", 4, "--logging_steps", 1, "--learning_rate", 1e-3]
     logs = {}
-    for processes, command in ((1, [SCRIPT]), (2, ["-c", TWO_PROCESSES])):
+    for processes, command in ((1, COMMAND), (2, ["-c", TWO_PROCESSES])):
         out, size = tmp_path / f"out{processes}", 16 // processes
         result = run_forked(*command, *flags, "--output_dir", out, "--per_device_batch_size", size, cwd=ROOT)
         assert result.returncode == 0, result.stderr[-3000:]

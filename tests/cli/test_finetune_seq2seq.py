@@ -1,13 +1,12 @@
-"""finetune --task seq2seq as a user runs it: an encoder-decoder of words, new, and one of transformers."""
+"""`hf-ctxmodels finetune seq2seq` as a user runs it: an encoder-decoder of words, new, and one of transformers."""
 
 import json
 import random
-import runpy
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from commands import run_command
 from forked import run_forked
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedTokenizerFast, T5Config
@@ -19,13 +18,6 @@ ROOT = Path(__file__).parents[2]
 WORDS = {"red": "rot", "cat": "Katze", "sees": "sieht", "one": "ein", "big": "groß", "dog": "Hund"}
 QUICK = ["--metrics", "exact_match,bleu", "--max_length", 8, "--max_target_length", 6, "--save_steps", 0]
 QUICK += ["--learning_rate", "1e-2"]
-
-
-def run(monkeypatch, script, *arguments) -> int:
-    monkeypatch.setattr(sys, "argv", [script, *map(str, arguments)])
-    with pytest.raises(SystemExit) as exit_:
-        runpy.run_path(str(ROOT / "scripts" / script), run_name="__main__")
-    return exit_.value.code
 
 
 @pytest.fixture
@@ -46,7 +38,7 @@ def save_new(folder: Path) -> list:
     pairs = [f"{source}\t{target}" for source, target in WORDS.items()]
     FAMILIES["cove"].tokenizer.train(pairs, 60, min_count=1, min_target_count=1).save_pretrained(folder)
     sizes = ["embedding_size=16", "hidden_size=32", "num_hidden_layers=1", "hidden_dropout_prob=0"]
-    return ["--family", "cove", "--tokenizer", folder, "--config_options", *sizes]
+    return ["--family", f"cove:tokenizer={folder}", "--config_options", *sizes]
 
 
 def save_peer(folder: Path) -> list:
@@ -67,9 +59,9 @@ def save_peer(folder: Path) -> list:
 @pytest.mark.parametrize("save", [save_new, save_peer])
 def test_learns_and_writes_what_generate_writes(save, files, tmp_path, monkeypatch, capsys):
     out, predicted, written = tmp_path / "out", tmp_path / "predictions.jsonl", tmp_path / "written.txt"
-    flags = [*save(tmp_path / "model"), "--task", "seq2seq", *files, *QUICK, "--label_smoothing", 0.1]
+    flags = ["seq2seq", *save(tmp_path / "model"), *files, *QUICK, "--label_smoothing", 0.1]
     flags += ["--max_steps", 160, "--num_beams", 2, "--predictions_file", predicted, "--output_dir", out]
-    assert run(monkeypatch, "finetune.py", *flags) == 0
+    assert run_command("finetune", *flags) == 0
     shown = capsys.readouterr().out
     summary = TrainingSummary.load(out)
     assert summary.metrics["eval_exact_match"] > 0.5
@@ -85,14 +77,14 @@ def test_learns_and_writes_what_generate_writes(save, files, tmp_path, monkeypat
         out,
         "--input",
         tmp_path / "dev.txt",
-        "--num_beams",
-        2,
+        "--decoding",
+        "beam:num_beams=2",
         "--max_new_tokens",
         6,
         "--batch_size",
         7,
     ]
-    assert run(monkeypatch, "generate.py", *flags, "--output_file", written) == 0
+    assert run_command("generate", *flags, "--output_file", written) == 0
     assert written.read_text().splitlines() == [each["prediction"] for each in predictions]
     assert type(AutoModelForSeq2SeqLM.from_pretrained(out)).__name__ == summary.model_class
     assert AutoTokenizer.from_pretrained(out)("red cat").input_ids
@@ -104,8 +96,8 @@ def test_the_ceiling_of_lower_cased_targets_is_shown(files, tmp_path, monkeypatc
     pairs = [f"{source}\t{target}" for source, target in WORDS.items()]
     train = FAMILIES["cove"].tokenizer.train
     train(pairs, 60, min_count=1, min_target_count=1, target_lower_case=True).save_pretrained(tmp_path / "model")
-    flags += ["--task", "seq2seq", *files, *QUICK, "--max_steps", 80, "--output_dir", out]
-    assert run(monkeypatch, "finetune.py", *flags) == 0
+    flags = ["seq2seq", *flags, *files, *QUICK, "--max_steps", 80, "--output_dir", out]
+    assert run_command("finetune", *flags) == 0
     shown, found = capsys.readouterr().out, TrainingSummary.load(out).metrics
     targets = [row.split("\t")[1] for row in (tmp_path / "dev.tsv").read_text().splitlines()[1:]]
     most = sum(target == target.lower() for target in targets) / len(targets)
@@ -115,38 +107,37 @@ def test_the_ceiling_of_lower_cased_targets_is_shown(files, tmp_path, monkeypatc
     assert "\nceiling: what the references get" in shown
     (tmp_path / "dev.de").write_text("".join(f"{target}\n" for target in targets))
     flags = ["--model", out, "--input", tmp_path / "dev.txt", "--references", tmp_path / "dev.de"]
-    assert run(monkeypatch, "generate.py", *flags, "--metrics", "exact_match") == 0
+    assert run_command("generate", *flags, "--metrics", "exact_match") == 0
     shown, normalized = capsys.readouterr().out, found["eval_exact_match_normalized"]
     assert f"\nceiling: exact_match {most:.4f}\nexact_match_normalized {normalized:.4f}\nceiling: what" in shown
-    assert run(monkeypatch, "generate.py", *flags, "--metrics", "exact_match", "--lower_case") == 0
+    assert run_command("generate", *flags, "--metrics", "exact_match", "--lower_case") == 0
     shown = capsys.readouterr().out
     assert shown.endswith(f"exact_match {normalized:.4f}\n"), "case alone differs"
 
 
 def test_a_tokenizer_of_another_kind_of_family_is_refused(files, tmp_path, monkeypatch, capsys):
-    flags = [*save_new(tmp_path / "model"), "--task", "seq2seq", *files, *QUICK, "--max_steps", 1, "--output_dir", "o"]
-    flags[1] = "bert"
+    flags = ["seq2seq", *save_new(tmp_path / "model"), *files, *QUICK, "--max_steps", 1, "--output_dir", "o"]
+    flags[2] = flags[2].replace("cove", "bert")
     del flags[4:9]
-    assert run(monkeypatch, "finetune.py", *flags) == 2
+    assert run_command("finetune", *flags) == 2
     assert "target_vocab_size=10, for which CtxBertConfig has no field" in capsys.readouterr().err
 
 
 # Two processes that meet in a file; tests/training/test_faults.py starts two by `accelerate launch`.
 TWO_PROCESSES = """
 import sys
-sys.path.insert(0, "scripts")
-import finetune
 from accelerate import debug_launcher
-debug_launcher(finetune.main, num_processes=2)
+from hf_ctxmodels_cli import run
+sys.argv.insert(1, "finetune")
+debug_launcher(run, num_processes=2)
 """
 
 
 def test_two_processes_give_the_losses_and_texts_of_one(files, tmp_path):
-    flags = [*save_peer(tmp_path / "model"), "--task", "seq2seq", *files, *QUICK, "--label_smoothing", 0.1]
+    flags = ["seq2seq", *save_peer(tmp_path / "model"), *files, *QUICK, "--label_smoothing", 0.1]
     flags += ["--max_steps", 2, "--logging_steps", 1, "--gradient_accumulation_steps", 2, "--learning_rate", 1e-3]
     logs, texts = {}, {}
-    script = ROOT / "scripts" / "finetune.py"
-    for processes, command in ((1, [script]), (2, ["-c", TWO_PROCESSES])):
+    for processes, command in ((1, ["-m", "hf_ctxmodels", "finetune"]), (2, ["-c", TWO_PROCESSES])):
         out, predicted = tmp_path / f"out{processes}", tmp_path / f"{processes}.jsonl"
         more = ["--output_dir", out, "--per_device_batch_size", 8 // processes, "--predictions_file", predicted]
         result = run_forked(*command, *flags, *more, cwd=ROOT)

@@ -100,9 +100,9 @@ def ranking_files(directory: Path) -> list[str]:
 def test_candidates_are_ranked_alone_and_in_a_list(checkpoint, tmp_path, monkeypatch, capsys):
     """The relevant ones come first, and a list of tasks has the kind; a head of transformers is refused."""
     files, predicted = ranking_files(tmp_path), tmp_path / "predictions.jsonl"
-    flags = ["--task", "ranking", *files, "--max_length", 16, "--save_steps", 0, "--per_device_batch_size", 8]
+    flags = ["ranking", *files, "--max_length", 16, "--save_steps", 0, "--per_device_batch_size", 8]
     flags += ["--max_steps", 60, "--learning_rate", "3e-3", "--predictions_file", predicted]
-    assert finetune(monkeypatch, "--model", checkpoint, *flags, "--output_dir", tmp_path / "out") == 0
+    assert finetune(monkeypatch, "multitask", "--model", checkpoint, *flags, "--output_dir", tmp_path / "out") == 0
     metrics = TrainingSummary.load(tmp_path / "out").metrics
     assert metrics["eval_mrr"] > 0.9 > metrics["baseline_mrr"]
     rows = [json.loads(line) for line in predicted.read_text().splitlines()]
@@ -111,11 +111,13 @@ def test_candidates_are_ranked_alone_and_in_a_list(checkpoint, tmp_path, monkeyp
     monkeypatch.setitem(MAKERS, "ranked", ("ranking", ranking_files))
     both = written(tmp_path / "list", listed(tmp_path / "list", ranked={}, sentences={}))
     more = ["--max_length", 16, "--max_steps", 2, "--save_steps", 0, "--output_dir", tmp_path / "together"]
-    assert finetune(monkeypatch, "--model", checkpoint, *both, *more) == 0
+    assert finetune(monkeypatch, "multitask", "--model", checkpoint, *both, *more) == 0
     assert 0 < TrainingSummary.load(tmp_path / "together").metrics["eval_ranked_mrr"] <= 1
     peer = save_tiny(tmp_path / "peer", FAMILIES["bert"], upstream=True)
     capsys.readouterr()
-    assert finetune(monkeypatch, "--model", peer, *flags, "--overwrite", "--output_dir", tmp_path / "no") == 2
+    assert (
+        finetune(monkeypatch, "multitask", "--model", peer, *flags, "--overwrite", "--output_dir", tmp_path / "no") == 2
+    )
     assert "BertForMultipleChoice does not take choice_mask" in capsys.readouterr().err
 
 
@@ -128,7 +130,16 @@ def test_tasks_are_learned_together_saved_published_and_tuned_again(checkpoint, 
         choices={},
     )
     out = tmp_path / "out"
-    flags = ["--model", checkpoint, *written(tmp_path, tasks), "--max_length", "24", "--learning_rate", "5e-3"]
+    flags = [
+        "multitask",
+        "--model",
+        checkpoint,
+        *written(tmp_path, tasks),
+        "--max_length",
+        "24",
+        "--learning_rate",
+        "5e-3",
+    ]
     flags += ["--max_steps", 240, "--per_device_batch_size", 16, "--eval_steps", 80, "--keep", "best"]
     assert finetune(monkeypatch, *flags, "--output_dir", out) == 0
     shown = capsys.readouterr().out
@@ -157,7 +168,7 @@ def test_tasks_are_learned_together_saved_published_and_tuned_again(checkpoint, 
     assert type(AutoModel.from_pretrained(tmp_path / "hub")) is CtxMultiTaskModel
     assert AutoTokenizer.from_pretrained(tmp_path / "hub")("the film").input_ids
 
-    again = ["--model", out, "--task_name", "words", "--task", "token-classification", *tagging_files(tmp_path)]
+    again = ["token-classification", "--model", out, "--task_name", "words", *tagging_files(tmp_path)]
     again += [
         "--max_length",
         "24",
@@ -175,7 +186,7 @@ def test_tasks_are_learned_together_saved_published_and_tuned_again(checkpoint, 
 
 def test_resuming_gives_the_weights_of_an_uninterrupted_run(checkpoint, tmp_path, monkeypatch, capsys):
     tasks = listed(tmp_path, pairs={"answer_steps": 2}, words={})
-    flags = ["--model", checkpoint, *written(tmp_path, tasks, sampling="annealed"), "--max_length", "24"]
+    flags = ["multitask", "--model", checkpoint, *written(tmp_path, tasks, sampling="annealed"), "--max_length", "24"]
     flags += ["--num_train_epochs", "1", "--save_steps", "2", "--eval_steps", "1", "--save_total_limit", "9"]
     flags += ["--keep", "best", "--learning_rate", "1e-3"]
     assert finetune(monkeypatch, *flags, "--output_dir", tmp_path / "whole") == 0
@@ -213,7 +224,17 @@ def test_the_model_of_the_highest_mean_is_kept_until_a_new_run(tmp_path):
 def test_four_micro_batches_are_one_batch_and_two_processes_are_one(tmp_path, monkeypatch):
     upstream = save_tiny(tmp_path / "upstream", FAMILIES["bert"], upstream=True)  # of transformers' own class
     tasks = listed(tmp_path, sentences={}, words={"weight": 0.5})
-    flags = ["--model", upstream, *written(tmp_path, tasks), *EXACT, "--max_steps", 6, "--logging_steps", 1]
+    flags = [
+        "multitask",
+        "--model",
+        upstream,
+        *written(tmp_path, tasks),
+        *EXACT,
+        "--max_steps",
+        6,
+        "--logging_steps",
+        1,
+    ]
     flags += ["--learning_rate", 1e-3]
     for name, size, micro_batches in (("whole", 16, 1), ("accumulated", 4, 4)):
         more = ["--per_device_batch_size", size, "--gradient_accumulation_steps", micro_batches]
@@ -235,7 +256,7 @@ def test_what_cannot_be_is_one_screen(checkpoint, tmp_path, monkeypatch, capsys,
         tasks = json.loads(json.dumps(right))
         change(tasks)
         out = ["--output_dir", tmp_path / "out", "--max_length", "24", "--max_steps", 1]
-        status = finetune(monkeypatch, "--model", model, *written(tmp_path, tasks, **top), *out, *flags)
+        status = finetune(monkeypatch, "multitask", "--model", model, *written(tmp_path, tasks, **top), *out, *flags)
         errors = capsys.readouterr().err
         assert status == 2
         assert "Traceback" not in errors
@@ -267,7 +288,7 @@ def test_what_cannot_be_is_one_screen(checkpoint, tmp_path, monkeypatch, capsys,
         assert "--train_file" in run(lambda each: None, ["--train_file", dev])
         assert "--language" in run(lambda each: None, ["--language", "de"])
     with subtests.test("a plan for frozen layers"):
-        assert "never unfrozen" in run(lambda each: None, ["--freeze", "encoder", "--unfreeze_steps", "1"])
+        assert "--layerwise_lr_decay 1" in run(lambda each: None, ["--freeze", "encoder", "--layerwise_lr_decay", "2"])
     with subtests.test("a model of several tasks where a plain one is needed"):
         several, encoder = tmp_path / "several", AutoConfig.from_pretrained(checkpoint)
         entry = task_entry("AutoModelForSequenceClassification", encoder)
@@ -282,16 +303,27 @@ def test_what_cannot_be_is_one_screen(checkpoint, tmp_path, monkeypatch, capsys,
                 use()
         assert type(load_model_with_adapters(several, "AutoModel", config)) is CtxMultiTaskModel
     with subtests.test("a task of a plain model"):
-        assert "was not trained on several tasks" in run(lambda each: None, ["--task_name", "words"])
+        assert "Unknown arguments: --task_name" in run(lambda each: None, ["--task_name", "words"])
     with subtests.test("no task"):
-        assert (
-            finetune(monkeypatch, "--model", checkpoint, "--output_dir", tmp_path / "out", "--task", "regression") == 2
-        )
-        assert "--train_file is missing, --validation_file is missing" in capsys.readouterr().err
+        assert finetune(monkeypatch, "regression", "--model", checkpoint, "--output_dir", tmp_path / "out") == 2
+        assert "required: --train_file, --validation_file" in capsys.readouterr().err
     with subtests.test("no such list"):
-        assert finetune(monkeypatch, "--model", checkpoint, "--output_dir", tmp_path / "out", "--tasks", "mtdn") == 2
+        assert (
+            finetune(
+                monkeypatch, "multitask", "--model", checkpoint, "--output_dir", tmp_path / "out", "--tasks", "mtdn"
+            )
+            == 2
+        )
         assert "did you mean mtdnn?" in capsys.readouterr().err
-        flags = ["--model", checkpoint, "--output_dir", tmp_path / "out", "--tasks", tmp_path / "none.yaml"]
+        flags = [
+            "multitask",
+            "--model",
+            checkpoint,
+            "--output_dir",
+            tmp_path / "out",
+            "--tasks",
+            tmp_path / "none.yaml",
+        ]
         assert finetune(monkeypatch, *flags) == 2
         error = capsys.readouterr().err
         assert "no such list of tasks" in error
@@ -305,7 +337,17 @@ def test_what_cannot_be_is_one_screen(checkpoint, tmp_path, monkeypatch, capsys,
         assert "The task sentences: The label 'neutral'" in errors
         assert "dev.tsv:2" in errors
     with subtests.test("one task of the list"):
-        flags = ["--model", checkpoint, *written(tmp_path, right), "--max_length", "24", "--max_steps", 1, "--only"]
+        flags = [
+            "multitask",
+            "--model",
+            checkpoint,
+            *written(tmp_path, right),
+            "--max_length",
+            "24",
+            "--max_steps",
+            1,
+            "--only",
+        ]
         assert finetune(monkeypatch, *flags, "word", "--output_dir", tmp_path / "alone") == 2
         assert "The list has no task word." in capsys.readouterr().err
         assert finetune(monkeypatch, *flags, "words", "--output_dir", tmp_path / "alone") == 0

@@ -1,16 +1,15 @@
-"""finetune --task seq2seq for every family that writes, on targets as its paper makes them; their batches."""
+"""`hf-ctxmodels finetune seq2seq` for every family that writes, on targets as its paper makes them; their batches."""
 
 import json
 import random
 import re
-import runpy
-import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from commands import run_command
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
@@ -55,7 +54,7 @@ def flags_of(family: FamilySpec, folder: Path) -> list[Any]:
     sizes += [f"{name}={size}" for name, size in (("decoder_layers", 2), ("embedding_size", 16)) if name in known]
     sizes += ["decoder_attention_heads=2", "decoder_ffn_dim=128"] * ("decoder_ffn_dim" in known)
     sizes += ["n_langs=1"] * ("n_langs" in known)
-    return ["--family", family.name, "--tokenizer", folder, "--config_options", *sizes]
+    return ["--family", f"{family.name}:tokenizer={folder}", "--config_options", *sizes]
 
 
 def write_pairs(folder: Path) -> list[Any]:
@@ -68,10 +67,7 @@ def write_pairs(folder: Path) -> list[Any]:
 
 
 def finetune(monkeypatch: pytest.MonkeyPatch, *flags: Any) -> int:
-    monkeypatch.setattr(sys, "argv", ["finetune.py", "--task", "seq2seq", *map(str, flags)])
-    with pytest.raises(SystemExit) as stopped:
-        runpy.run_path(str(ROOT / "scripts" / "finetune.py"), run_name="__main__")
-    return stopped.value.code
+    return run_command("finetune", "seq2seq", *flags)
 
 
 def test_every_family_learns_to_write(subtests, tmp_path, monkeypatch, capsys):

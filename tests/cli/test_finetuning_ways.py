@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from commands import run_command
 from compare_finetuning import read_ways
 from safetensors.torch import load_file
 from transformers import (
@@ -30,6 +31,8 @@ GOOD, BAD, OTHERS = ["lovely", "great"], ["awful", "boring"], ["the", "film", "w
 
 def call(monkeypatch: Any, script: str, *flags: object) -> int:
     """Run a script in this process, as `__main__`; gives its exit status."""
+    if not script.endswith(".py"):
+        return run_command(*script.split(), *flags)
     monkeypatch.setattr(sys, "argv", [script, *map(str, flags)])
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(str(SCRIPTS / script), run_name="__main__")
@@ -58,19 +61,19 @@ def place(tmp_path_factory: Any) -> Path:
 def flags_of(place: Path, output: Path, model: str = "bert") -> list[object]:
     files = ["--train_file", place / "train.tsv", "--validation_file", place / "dev.tsv"]
     quick = ["--max_length", 16, "--max_steps", 8, "--per_device_batch_size", 4, "--learning_rate", 1e-3]
-    task = ["--model", place / model, "--task", "sequence-classification"]
+    task = ["sequence-classification", "--model", place / model]
     return [*task, *files, *quick, "--logging_steps", 1, "--save_steps", 4, "--output_dir", output]
 
 
-WAYS = {
-    "frozen": "--freeze encoder --layer_mix true --cache_features cache",
-    "gradual": "--thaw gradual",
-    "chain": "--thaw chain --chain_rates 1e-2 1e-3",
-    "stages": "--thaw three-stage --thaw_epochs 0.5 1",
-    "l2": "--anchor l2 --anchor_weight 1 --anchor_head_weight 0.1 --gradient_accumulation_steps 2",
-    "ewc": "--anchor ewc --anchor_weight 100 --fisher_file fisher.safetensors --fisher_text TEXT --fisher_examples 6",
+METHODS = {
+    "frozen": "--freeze encoder:cache_features=cache --config_options layer_mix=true",
+    "gradual": "--freeze gradual",
+    "chain": "--freeze chain:head_rate=1e-2,rate=1e-3",
+    "stages": "--freeze three-stage:layers_epoch=0.5,embeddings_epoch=1",
+    "l2": "--anchor l2:weight=1,head_weight=0.1 --gradient_accumulation_steps 2",
+    "ewc": "--anchor ewc:weight=100,file=fisher.safetensors,text=TEXT,examples=6",
     "mixout": "--mixout 0.5",
-    "anew": "--reinit_layers 1 --reinit_pooler true",
+    "reinitialised": "--reinit_layers 1 --reinit_modules pooler",
 }
 
 
@@ -80,11 +83,11 @@ def test_each_way_trains_and_leaves_a_plain_checkpoint(
     monkeypatch.chdir(tmp_path)
     start = load_file(place / "bert" / "model.safetensors")
     found = {}
-    for name, flags in {"plain": "", **WAYS}.items():
+    for name, flags in {"plain": "", **METHODS}.items():
         with subtests.test(name):
             given = flags.replace("TEXT", str(place / "text.txt")).split()
             output = tmp_path / name
-            assert call(monkeypatch, "finetune.py", *flags_of(place, output), *given) == 0, capsys.readouterr().err
+            assert call(monkeypatch, "finetune", *flags_of(place, output), *given) == 0, capsys.readouterr().err
             shown = capsys.readouterr().err
             model = AutoModelForSequenceClassification.from_pretrained(output)
             weights = model.state_dict()
@@ -98,57 +101,50 @@ def test_each_way_trains_and_leaves_a_plain_checkpoint(
             )
             log = (output / "training_log.jsonl").read_text()
             assert ("anchor_loss" in log) == (name in ("l2", "ewc"))
-            assert name != "anew" or "weights of the encoder are drawn anew" in shown
+            assert name != "reinitialised" or "re-initialised" in shown
             assert name != "ewc" or "computing the Fisher information" in shown
     assert found["l2"] < 0.9 * found["plain"]
     assert found["ewc"] < 0.99 * found["plain"]
     # GPT has three more tokens in tasks; layers that are drawn anew are no start
-    given = WAYS["ewc"].replace("fisher.", "gpt.").replace("TEXT", str(place / "text.txt")).split()
+    given = METHODS["ewc"].replace("fisher.", "gpt.").replace("TEXT", str(place / "text.txt")).split()
     new = [*flags_of(place, tmp_path / "gpt", "gpt"), *given, "--max_steps", 1, "--reinit_layers", 1]
-    assert call(monkeypatch, "finetune.py", *new) == 0, capsys.readouterr().err
+    assert call(monkeypatch, "finetune", *new) == 0, capsys.readouterr().err
     assert "new tokens get embeddings" in capsys.readouterr().err
 
-    given = f"{WAYS['ewc'].replace('TEXT', 'another.txt')} --max_steps 1".split()
-    assert call(monkeypatch, "finetune.py", *flags_of(place, tmp_path / "kept"), *given) == 0
+    given = f"{METHODS['ewc'].replace('TEXT', 'another.txt')} --max_steps 1".split()
+    assert call(monkeypatch, "finetune", *flags_of(place, tmp_path / "kept"), *given) == 0
     assert "examples 6, labels sampled" in capsys.readouterr().err
 
     # an earlier task's head of the same shape is kept, and said to be; with the flag it is not
-    for more, text in (([], "the head is that of"), (["--reset_head", "true"], "weights of the head are drawn anew")):
+    for more, text in (([], "the head is loaded from"), (["--reinit_modules", "head"], "weights of the head")):
         again = [*flags_of(place, tmp_path / f"again{len(more)}"), "--max_steps", 1, "--model", tmp_path / "plain"]
-        assert call(monkeypatch, "finetune.py", *again, *more) == 0
+        assert call(monkeypatch, "finetune", *again, *more) == 0
         assert text in capsys.readouterr().err
     for flags, text in (
-        ("--anchor ewc --fisher_file none.safetensors", "no such file of Fisher information"),
-        ("--anchor ewc", "needs --fisher_file"),
-        ("--cache_features cache", "of a frozen encoder"),
-        ("--freeze encoder --thaw chain", "not thawed"),
-        ("--freeze encoder --reinit_layers 1", "would be frozen as they are drawn"),
-        ("--adapter mine --reinit_layers 1", "would stay as they are drawn"),
-        ("--freeze encoder --layerwise_lr_decay 2.6", "--layerwise_lr_decay 1 --unfreeze_steps 0, also where a recipe"),
-        ("--freeze encoder --unfreeze_steps 0.1", "are never unfrozen"),
-        ("--config tiny", "has a configuration of its own"),
-        ("--family bert", "give either --model or --family"),
-        ("--thaw chain --unfreeze_steps 0.1", "are two plans"),
-        ("--thaw three-stage --lm_weights 0.2 0.1", "no auxiliary language modelling loss"),
+        ("--anchor ewc:file=none.safetensors", "no such file of Fisher information"),
+        ("--anchor ewc", "ewc needs file"),
+        ("--anchor l2:text=x", "Unknown option 'text'"),
+        ("--anchor ewcs", "did you mean ewc?"),
+        ("--freeze encoder --anchor l2", "A frozen encoder is not trained"),
+        ("--freeze encoder --reinit_layers 1", "A frozen encoder is not trained"),
+        ("--adapter houlsby --reinit_layers 1", "--adapter cannot be combined with --reinit_layers"),
+        ("--freeze encoder --layerwise_lr_decay 2.6", "--layerwise_lr_decay 1"),
+        ("--family bert:tokenizer=x", "--family cannot be combined with --model"),
+        ("--freeze three-stage:lm_weights=0.2,0.1", "no auxiliary language modelling loss"),
         ("--reinit_layers 99", "layers with weights of their own"),
         ("--mixout 1", "from 0 to below 1"),
-        ("--thaw chain --chain_rates 1 2 3", "takes two numbers"),
-        ("--chain_rates 1 2", "belongs to --thaw chain"),
-        ("--anchor_weight 1000", "belongs to --anchor"),
-        ("--fisher_text TEXT", "belongs to --anchor ewc"),
-        ("--fisher_examples 3", "--fisher_examples"),
-        ("--quantize_groups 3", "belongs to --quantize_bits"),
-        ("--thaw_epochs 1 2", "belongs to three-stage"),
-        ("--tokenizer elsewhere", "with the tokenizer beside it"),
-        ("--keep best", "belongs to --tasks"),
-        ("--thaw chain --max_steps 3", "but the run has 3 steps"),
+        ("--freeze chain:rate=fast", "invalid float value 'fast'"),
+        ("--quantize q-bert:groups=3", "q-bert needs bits"),
+        ("--tokenizer elsewhere", "Unknown arguments: --tokenizer"),
+        ("--anchr l2", "did you mean --anchor?"),
+        ("--freeze chain --max_steps 3", "but the run has 3 steps"),
     ):
-        assert call(monkeypatch, "finetune.py", *flags_of(place, tmp_path / "wrong"), *flags.split()) == 2
+        assert call(monkeypatch, "finetune", *flags_of(place, tmp_path / "wrong"), *flags.split()) == 2
         assert text in capsys.readouterr().err, flags
     resumed = flags_of(place, tmp_path / "l2")
-    other = ["--anchor", "l2", "--anchor_weight", "2", "--gradient_accumulation_steps", "2"]
-    assert call(monkeypatch, "finetune.py", *resumed, *other, "--resume") == 2
-    assert "anchor_weight is 2.0, was 1.0" in capsys.readouterr().err
+    other = ["--anchor", "l2:weight=2,head_weight=0.1", "--gradient_accumulation_steps", "2"]
+    assert call(monkeypatch, "finetune", *resumed, *other, "--resume") == 2
+    assert "anchor.weight is 2.0, was 1.0" in capsys.readouterr().err
 
 
 def test_what_was_forgotten(place: Path, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
@@ -164,7 +160,7 @@ def test_what_was_forgotten(place: Path, tmp_path: Path, monkeypatch: Any, capsy
             part.save_pretrained(tmp_path / name)
         flags = ["--pretrained", source, "--finetuned", tmp_path / name, "--text", place / "text.txt"]
         file = tmp_path / f"{name}.json"
-        assert call(monkeypatch, "evaluate_forgetting.py", *flags, "--output_file", file) == 0
+        assert call(monkeypatch, "evaluate forgetting", *flags, "--output_file", file) == 0
         shown, found = capsys.readouterr().out, json.loads(file.read_text())
         loss[name] = found["after"]["eval_loss"]
         assert f"{found['before']['eval_loss']:>12.4f}{loss[name]:>12.4f}" in shown
@@ -217,10 +213,10 @@ def test_what_was_forgotten(place: Path, tmp_path: Path, monkeypatch: Any, capsy
     assert found["distances"]["encoder"]["distance"] == 0
 
     flags = ["--pretrained", tmp_path / "other", "--finetuned", source, "--text", place / "text.txt"]
-    assert call(monkeypatch, "evaluate_forgetting.py", *flags) == 2
+    assert call(monkeypatch, "evaluate forgetting", *flags) == 2
     assert "lacks the head of its pretraining" in capsys.readouterr().err
     flags = ["--pretrained", source, "--finetuned", place / "gpt", "--text", place / "text.txt"]
-    assert call(monkeypatch, "evaluate_forgetting.py", *flags) == 2
+    assert call(monkeypatch, "evaluate forgetting", *flags) == 2
     assert "of different models" in capsys.readouterr().err
     deeper, packed = (
         tiny_config(FAMILIES["bert"], vocab_size=len(tokenizer), num_hidden_layers=len(same.bert.layers) + 1),
@@ -231,7 +227,7 @@ def test_what_was_forgotten(place: Path, tmp_path: Path, monkeypatch: Any, capsy
     other.save_pretrained(packed)
     for wrong, text in ((tmp_path / "deeper", "one alone has layers."), (packed, "quantized model are codes")):
         flags = ["--pretrained", source, "--finetuned", wrong, "--text", place / "text.txt"]
-        assert call(monkeypatch, "evaluate_forgetting.py", *flags) == 2
+        assert call(monkeypatch, "evaluate forgetting", *flags) == 2
         assert text in capsys.readouterr().err
 
 
@@ -240,7 +236,7 @@ def test_ways_are_compared(place: Path, tmp_path: Path, monkeypatch: Any, capsys
 
     def stage(command: str, *flags: object) -> None:
         ran.append(command)
-        assert call(monkeypatch, f"{command.replace('-', '_')}.py", *flags) == 0
+        assert call(monkeypatch, command, *flags) == 0
 
     ran: list[str] = []
     monkeypatch.setattr("compare_finetuning.run_stage", stage)

@@ -3,12 +3,11 @@
 import json
 import random
 import re
-import runpy
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from commands import run_command
 from sacrebleu import corpus_bleu
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 from zoo import tiny_config
@@ -17,7 +16,6 @@ from hf_ctxmodels import CtxError
 from hf_ctxmodels.inference import generate_texts
 from hf_ctxmodels.registry import FAMILIES
 
-SCRIPTS = Path(__file__).parents[2] / "scripts"
 TRANSLATING = [  # by the objective that is the family's own
     name
     for name, family in FAMILIES.items()
@@ -26,12 +24,9 @@ TRANSLATING = [  # by the objective that is the family's own
 WORDS = {"red": "rot", "cat": "Katze", "sees": "sieht", "one": "ein", "big": "groß", "dog": "Hund"}
 
 
-def run(monkeypatch: pytest.MonkeyPatch, script: str, **flags: object) -> int:
+def run(monkeypatch: pytest.MonkeyPatch, command: str, **flags: object) -> int:
     arguments = [part for name, value in flags.items() for part in (f"--{name}", *str(value).split())]
-    monkeypatch.setattr(sys, "argv", [script, *arguments])
-    with pytest.raises(SystemExit) as stopped:
-        runpy.run_path(str(SCRIPTS / script), run_name="__main__")
-    return stopped.value.code
+    return run_command(*command.split(), *arguments)
 
 
 def write(folder: Path, name: str, lines: int, seed: int) -> dict[str, Path]:
@@ -55,15 +50,15 @@ def test_learns_to_translate(
         data["language_tags"] = "<de>"
         hidden, length, demanded = 96, 250, 20  # a sentence's vector is all that the decoder has
     tokenizer, model, written = (tmp_path / name for name in ("tokenizer", "model", "written.txt"))
-    assert run(monkeypatch, "train_tokenizer.py", **data, vocab_size=50, output_dir=tokenizer) == 0
+    assert run(monkeypatch, "train-tokenizer", **data, vocab_size=50, output_dir=tokenizer) == 0
     assert "unknown tokens   0.00%" in capsys.readouterr().out
     sizes = f"embedding_size=16 hidden_size={hidden} num_hidden_layers=1 hidden_dropout_prob=0"
     steps = {"max_steps": length, "learning_rate": 1e-2, "per_device_batch_size": 32, "dataloader_workers": 0}
     output = {"output_dir": model, "save_steps": 0, "config_options": sizes, "tokenizer": tokenizer}
-    assert run(monkeypatch, "pretrain.py", **data, **steps, **output, validation_fraction=0.05, max_length=12) == 0
+    assert run(monkeypatch, "pretrain", **data, **steps, **output, validation_fraction=0.05, max_length=12) == 0
     capsys.readouterr()
     files = {"model": model, "input": test["en"], "references": test["de"], "output_file": written}
-    assert run(monkeypatch, "generate.py", **files, num_beams=3, batch_size=7) == 0
+    assert run(monkeypatch, "generate", **files, decoding="beam:num_beams=3", batch_size=7) == 0
     printed = capsys.readouterr().out
     texts, references = written.read_text().splitlines(), test["de"].read_text().splitlines()
     bleu = corpus_bleu(texts, [references]).score
@@ -86,14 +81,14 @@ def test_an_encoder_learns_to_write(
     train, test = write(tmp_path, "train", 600, seed=0), write(tmp_path, "test", 40, seed=1)
     data = {"dataset": train["en"], "translations": train["de"], "family": family}
     tokenizer, model, written = (tmp_path / name for name in ("tokenizer", "model", "written.txt"))
-    assert run(monkeypatch, "train_tokenizer.py", **data, vocab_size=120, output_dir=tokenizer) == 0
+    assert run(monkeypatch, "train-tokenizer", **data, vocab_size=120, output_dir=tokenizer) == 0
     sizes = "hidden_size=32 intermediate_size=128 initializer_range=0.1 hidden_dropout_prob=0"
     steps = {"max_steps": 130, "learning_rate": 5e-3, "per_device_batch_size": 32, "dataloader_workers": 0}
     output = {"output_dir": model, "save_steps": 0, "config_options": sizes, "tokenizer": tokenizer}
     flags = {**data, **steps, **output, "objective": objective, "validation_fraction": 0.05, "max_length": 20}
-    assert run(monkeypatch, "pretrain.py", **flags) == 0
+    assert run(monkeypatch, "pretrain", **flags) == 0
     files = {"model": model, "input": test["en"], "references": test["de"], "output_file": written}
-    assert run(monkeypatch, "generate.py", **files, num_beams=3, batch_size=7, max_new_tokens=10) == 0
+    assert run(monkeypatch, "generate", **files, decoding="beam:num_beams=3", batch_size=7, max_new_tokens=10) == 0
     capsys.readouterr()
     texts, references = written.read_text().splitlines(), test["de"].read_text().splitlines()
     bleu = corpus_bleu(texts, [references], lowercase=True).score
@@ -105,10 +100,10 @@ def test_without_translations_pretraining_says_so(
 ) -> None:
     train = write(tmp_path, "train", 30, seed=0)
     data = {"dataset": train["en"], "translations": train["de"], "family": "cove"}
-    assert run(monkeypatch, "train_tokenizer.py", **data, vocab_size=50, output_dir=tmp_path / "tokenizer") == 0
+    assert run(monkeypatch, "train-tokenizer", **data, vocab_size=50, output_dir=tmp_path / "tokenizer") == 0
     (tmp_path / "text.txt").write_text("red cat.\n")
     flags = {"family": "cove", "dataset": tmp_path / "text.txt", "tokenizer": tmp_path / "tokenizer", "max_steps": 1}
-    assert run(monkeypatch, "pretrain.py", **flags, output_dir=tmp_path / "model") == 2
+    assert run(monkeypatch, "pretrain", **flags, output_dir=tmp_path / "model") == 2
     assert "--translations" in capsys.readouterr().err
 
 
@@ -157,23 +152,23 @@ def test_samples_depend_on_the_seed_alone(
     (tmp_path / "in.txt").write_text("a red cat\none dog\n")
     files = {"model": tmp_path / "model", "input": tmp_path / "in.txt", "max_new_tokens": 8}
     found = []
-    for number, (seed, flags) in enumerate([(0, {"do_sample": ""}), (0, {"do_sample": ""}), (1, {"do_sample": ""})]):
+    for number, seed in enumerate([0, 0, 1]):
         out = tmp_path / f"{number}.txt"
-        assert run(monkeypatch, "generate.py", **files, **flags, seed=seed, output_file=out) == 0
+        assert run(monkeypatch, "generate", **files, decoding=f"sample:seed={seed}", output_file=out) == 0
         found.append(out.read_text())
     assert found[0] == found[1] != found[2]
     assert all(len(text.splitlines()) == 2 for text in found)
-    assert f"2 texts written to {tmp_path / '2.txt'}" in capsys.readouterr().out
+    assert f"2 texts generated, in {tmp_path / '2.txt'}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        ({"temperature": 0.5}, r"--temperature needs --do_sample"),
-        ({"length_penalty": 0.5}, r"--length_penalty needs --num_beams 2 or more"),
+        ({"decoding": "greedy:temperature=0.5"}, r"Unknown option 'temperature'"),
+        ({"decoding": "beams"}, r"did you mean beam\?"),
         ({"max_new_tokens": 15}, r"Text 0 .*has \d+ tokens; the model has 16 positions"),
         ({"language": "<de>"}, r"does not generate '<de>'(.|\n)*leave the language out"),
-        ({"references": "{tmp}/one.txt"}, r"2 texts, 1 references"),
+        ({"references": "{tmp}/one.txt"}, r"2 texts and 1 references"),
         ({"references": "{tmp}/in.txt", "metrics": "f1"}, r"no metric 'f1'"),
         ({"input": "{tmp}/none.txt"}, r"The file is empty"),
     ],
@@ -186,7 +181,7 @@ def test_bad_flags_and_files_say_what_to_do(
         (tmp_path / f"{name}.txt").write_text(text)
     files = {"model": tmp_path / "model", "input": tmp_path / "in.txt"}
     given = {name: str(value).replace("{tmp}", str(tmp_path)) for name, value in flags.items()}
-    assert run(monkeypatch, "generate.py", **(files | given)) == 2
+    assert run(monkeypatch, "generate", **(files | given)) == 2
     assert re.search(says, capsys.readouterr().err)
 
 
@@ -196,12 +191,13 @@ def test_numbers_that_nothing_can_be_written_with(
     (tmp_path / "in.txt").write_text("a red cat\n")
     files = {"model": tmp_path / "none", "input": tmp_path / "in.txt"}
     for flags in (
-        *({"batch_size": 0}, {"num_beams": 0}, {"max_new_tokens": 0}, {"max_length": -1}, {"no_repeat_ngram_size": -1}),
-        *({"do_sample": "", "top_k": -1}, {"do_sample": "", "temperature": 0.0}, {"do_sample": "", "top_p": 1.5}),
+        *({"batch_size": 0}, {"max_new_tokens": 0}, {"max_length": -1}, {"no_repeat_ngram_size": -1}),
+        *({"decoding": f"sample:{option}"} for option in ("top_k=-1", "temperature=0", "top_p=1.5", "num_beams=0")),
     ):
-        assert run(monkeypatch, "generate.py", **files, **flags) == 2
-        name, value = list(flags.items())[-1]
-        assert re.search(rf"{name}[= ]{value} is ", capsys.readouterr().err), flags
+        assert run(monkeypatch, "generate", **files, **flags) == 2
+        ((name, value),) = flags.items()
+        name = str(value).partition(":")[2].partition("=")[0] or name
+        assert f"{name} must be " in capsys.readouterr().err, flags
     save_decoder(tmp_path / "model")
     model, tokenizer = (kind.from_pretrained(tmp_path / "model") for kind in (AutoModelForCausalLM, AutoTokenizer))
     for options in ({"batch_size": 0}, {"num_beams": 0}, {"max_length": 0}, {"num_return_sequences": 2}):
@@ -218,8 +214,8 @@ def test_an_encoder_does_not_write(
     for part in (model, tokenizer):
         part.save_pretrained(tmp_path / "bert")
     (tmp_path / "in.txt").write_text("a red cat\n")
-    assert run(monkeypatch, "generate.py", model=tmp_path / "bert", input=tmp_path / "in.txt") == 2
-    assert "CtxBertConfig has no head that writes text" in capsys.readouterr().err
+    assert run(monkeypatch, "generate", model=tmp_path / "bert", input=tmp_path / "in.txt") == 2
+    assert "CtxBertConfig has no head that generates text" in capsys.readouterr().err
     with pytest.raises(CtxError, match="CtxBertModel does not generate text"):
         generate_texts(model, tokenizer, ["a red cat"])
 
@@ -230,14 +226,14 @@ def test_pairs_are_made_in_the_files_of_both_commands(
     articles = [f"A red cat number {number}\nOne big dog sees it. The dog runs.\n" for number in range(20)]
     (tmp_path / "news.txt").write_text("\n".join(articles))
     flags = {"kind": "summaries", "dataset": tmp_path / "news.txt", "min_source_words": 5}
-    assert run(monkeypatch, "make_pairs.py", **flags, output_dir=tmp_path / "pairs") == 0
+    assert run(monkeypatch, "data pairs", **flags, output_dir=tmp_path / "pairs") == 0
     assert "18 pairs for training and 2 for validation" in capsys.readouterr().out
     rows = [json.loads(line) for line in (tmp_path / "pairs" / "train.jsonl").read_text().splitlines()]
     for side in ("source", "target"):
         assert (tmp_path / "pairs" / f"train.{side}.txt").read_text().splitlines() == [row[side] for row in rows]
     assert rows[0] == {"source": "One big dog sees it. The dog runs.", "target": rows[0]["target"]}
-    assert run(monkeypatch, "make_pairs.py", **flags, output_dir=tmp_path / "pairs") == 2
+    assert run(monkeypatch, "data pairs", **flags, output_dir=tmp_path / "pairs") == 2
     assert "--overwrite" in capsys.readouterr().err
     flags["min_source_words"] = 50
-    assert run(monkeypatch, "make_pairs.py", **flags, output_dir=tmp_path / "none") == 2
+    assert run(monkeypatch, "data pairs", **flags, output_dir=tmp_path / "none") == 2
     assert "0 pairs for training and 0 for validation" in capsys.readouterr().err

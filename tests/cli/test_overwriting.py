@@ -1,16 +1,19 @@
-"""No script replaces what is there, unless it is told to: it says so before it reads anything."""
+"""No command replaces what is there, unless it is told to: it says so before it reads anything."""
 
 import runpy
 import sys
 from pathlib import Path
 
 import pytest
+from commands import run_command
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTES = "mine"
 
 
 def run(monkeypatch: pytest.MonkeyPatch, script: str, flags: str) -> int:
+    if not script.endswith(".py"):
+        return run_command(*script.split(), *flags.split())
     monkeypatch.setattr(sys, "argv", [script, *flags.split()])
     monkeypatch.syspath_prepend(str((ROOT / script).parent))
     with pytest.raises(SystemExit) as stopped:
@@ -39,16 +42,16 @@ def run(monkeypatch: pytest.MonkeyPatch, script: str, flags: str) -> int:
             "--output_format glove --input i --output {out}/v.txt",
             "v.txt",
         ),
-        ("scripts/train_tokenizer.py", "--family bert --dataset d --vocab_size 9 --output_dir {out}", "tokenizer.json"),
-        ("scripts/generate.py", "--model m --input i --output_file {out}/t.txt", "t.txt"),
-        ("scripts/make_pairs.py", "--kind summaries --dataset d --output_dir {out}", "train.jsonl"),
-        ("scripts/find_units.py", "--gazetteers g --output {out}/u.txt", "u.txt"),
+        ("train-tokenizer", "--family bert --dataset d --vocab_size 9 --output_dir {out}", "tokenizer.json"),
+        ("generate", "--model m --input i --output_file {out}/t.txt", "t.txt"),
+        ("data pairs", "--kind summaries --dataset d --output_dir {out}", "train.jsonl"),
+        ("data units", "--gazetteers g --output {out}/u.txt", "u.txt"),
         ("scripts/learning.py", "--family bert --output_dir {out}", "tokenizer"),
-        ("scripts/demo.py", "--output_dir {out}", "bert"),
+        ("demo", "--output_dir {out}", "bert"),
         ("scripts/benchmark.py", "--output {out}/b.md --only nothing", "b.md"),
         (
-            "scripts/finetune.py",
-            "--model m --task regression --train_file a --validation_file b --output_dir o --predictions_file {out}/p",
+            "finetune regression",
+            "--model m --train_file a --validation_file b --output_dir o --predictions_file {out}/p",
             "p",
         ),
     ],
@@ -68,13 +71,12 @@ def test_what_is_there_stays(script, flags, held, tmp_path, monkeypatch, capsys)
 @pytest.mark.parametrize(
     ("script", "flags"),
     [
-        ("scripts/generate.py", "--model m --input {file} --output_file {file} --overwrite"),
-        ("scripts/generate.py", "--model m --input i --references {file} --output_file {file} --overwrite"),
-        ("scripts/find_units.py", "--gazetteers {file} --output {file} --overwrite"),
+        ("generate", "--model m --input {file} --output_file {file} --overwrite"),
+        ("generate", "--model m --input i --references {file} --output_file {file} --overwrite"),
+        ("data units", "--gazetteers {file} --output {file} --overwrite"),
         (
-            "scripts/finetune.py",
-            "--model m --task regression --train_file {file} --validation_file b --output_dir o --overwrite "
-            "--predictions_file {file}",
+            "finetune regression",
+            "--model m --train_file {file} --validation_file b --output_dir o --overwrite --predictions_file {file}",
         ),
     ],
 )

@@ -1,15 +1,14 @@
-"""scripts/pretrain.py as a user runs it, on input that is wrong: one screen says what, where and how to mend it."""
+"""`hf-ctxmodels pretrain` as a user runs it, on input that is wrong: one screen says what, where and how to mend it."""
 
 import json
 import math
 import random
-import runpy
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from commands import run_command
 from forked import run_forked
 from transformers import AutoConfig, AutoModelForPreTraining, AutoTokenizer
 from zoo import TINY
@@ -19,7 +18,6 @@ from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.tokenizers.base import tokenizer_digest
 from hf_ctxmodels.training.metrics.summary import TrainingSummary
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "pretrain.py"
 FAMILY = next(iter(FAMILIES.values()))
 WORDS = [
     "the",
@@ -47,12 +45,8 @@ WORDS = [
 
 
 def pretrain(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
-    """Run the script in this process, as `__main__`; returns its exit status."""
     common = ("--max_length", 32, "--per_device_batch_size", 8, "--dataloader_workers", 0)
-    monkeypatch.setattr(sys, "argv", ["pretrain.py", *map(str, (*common, *arguments))])
-    with pytest.raises(SystemExit) as exit_:
-        runpy.run_path(str(SCRIPT), run_name="__main__")
-    return exit_.value.code
+    return run_command("pretrain", *common, *arguments)
 
 
 def new_run(folder: Path) -> list[object]:
@@ -211,7 +205,7 @@ def test_another_tokenizer_is_taken_when_told_so_and_remembered(folder, monkeypa
 def test_a_fault_in_a_stream_is_one_screen_and_ends_the_process(folder, workers) -> None:
     spoil_the_encoding(folder)
     flags = ["--max_steps", 1, "--max_length", 32, "--streaming", "--dataloader_workers", workers]
-    run = run_forked(SCRIPT, *continued_run(folder), *flags)
+    run = run_forked("-m", "hf_ctxmodels", "pretrain", *continued_run(folder), *flags)
     assert run.returncode == 2
     message = run.stderr[run.stderr.index("CtxError: ") :]
     assert message.startswith("CtxError: Not UTF-8: byte 7 is 0xe9.\n  where:")
@@ -322,13 +316,13 @@ def test_the_direction_of_a_model_stays(folder, monkeypatch, capsys) -> None:
     text = folder / "text.txt"
     CtxUlmfitTokenizer.train([text.read_text()], 60, min_count=1).save_pretrained(folder / "words")
     sizes = ["--config_options", "hidden_size=8", "cell_size=12", "num_hidden_layers=1", "--max_steps", 1]
-    start = ["--family", "ulmfit", "--tokenizer", folder / "words", *sizes, "--objective_options", "backward=true"]
+    start = ["--family", "ulmfit", "--tokenizer", folder / "words", *sizes, "--objective", "clm:backward=true"]
     assert pretrain(monkeypatch, *start, "--dataset", text, "--output_dir", folder / "backward") == 0
     flags = ["--model", folder / "backward", "--dataset", text, "--output_dir", folder / "more", "--max_steps", 1]
     capsys.readouterr()
     assert pretrain(monkeypatch, *flags) == 2
-    assert "give --objective_options backward=true" in capsys.readouterr().err
-    assert pretrain(monkeypatch, *flags, "--objective_options", "backward=true") == 0
+    assert "give --objective NAME:backward=true" in capsys.readouterr().err
+    assert pretrain(monkeypatch, *flags, "--objective", "clm:backward=true") == 0
     assert AutoConfig.from_pretrained(folder / "more").backward
 
 
@@ -338,6 +332,6 @@ def test_a_field_that_a_family_lacks(folder, monkeypatch, capsys) -> None:
     FAMILIES["seqae"].tokenizer.train([text.read_text()], 60, min_count=1).save_pretrained(folder / "words")
     sizes = ["--config_options", "embedding_size=8", "hidden_size=8", "--max_steps", 1, "--output_dir", folder / "out"]
     flags = ["--family", "seqae", "--objective", "clm", "--tokenizer", folder / "words", *sizes, "--dataset", text]
-    assert pretrain(monkeypatch, *flags, "--objective_options", "backward=true") == 2
+    assert pretrain(monkeypatch, *flags, "--objective", "clm:backward=true") == 2
     assert "needs the configuration field backward" in capsys.readouterr().err
     assert pretrain(monkeypatch, *flags) == 0

@@ -1,14 +1,13 @@
-"""scripts/pretrain.py on a language model of both directions: another domain, a sampled softmax, several languages."""
+"""`hf-ctxmodels pretrain` on a language model of both directions: another domain, a sampled softmax, several languages."""
 
 import json
 import math
 import random
-import runpy
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from commands import run_command
 from torch import Tensor
 from transformers import AutoModelForPreTraining, AutoTokenizer
 from zoo import TINY
@@ -16,15 +15,10 @@ from zoo import TINY
 from hf_ctxmodels import CtxElmoConfig, CtxElmoTokenizer
 from hf_ctxmodels.objectives.autoregressive.bidirectional_lm import BidirectionalLM
 
-SCRIPTS = Path(__file__).parents[2] / "scripts"
 
-
-def run(monkeypatch: pytest.MonkeyPatch, script: str, **flags: object) -> None:
+def run(monkeypatch: pytest.MonkeyPatch, command: str, **flags: object) -> None:
     arguments = [part for name, value in flags.items() for part in (f"--{name}", *str(value).split())]
-    monkeypatch.setattr(sys, "argv", [script, *arguments])
-    with pytest.raises(SystemExit) as stopped:
-        runpy.run_path(str(SCRIPTS / script), run_name="__main__")
-    assert stopped.value.code == 0
+    assert run_command(command, *arguments) == 0
 
 
 def pretrain(monkeypatch: pytest.MonkeyPatch, folder: Path, **flags: object) -> None:
@@ -34,7 +28,7 @@ def pretrain(monkeypatch: pytest.MonkeyPatch, folder: Path, **flags: object) -> 
         "learning_rate": 3e-2,
         "warmup_steps": 0.1,
     }
-    run(monkeypatch, "pretrain.py", **common, dataloader_workers=0, save_steps=0, **flags)
+    run(monkeypatch, "pretrain", **common, dataloader_workers=0, save_steps=0, **flags)
 
 
 def write(file: Path, following: dict[str, str], words: int, documents: int, seed: int) -> list[list[str]]:
@@ -78,7 +72,7 @@ def perplexity(model: Path, batch: dict[str, Tensor]) -> float:
     return math.exp(AutoModelForPreTraining.from_pretrained(model).eval()(**batch).loss)
 
 
-@pytest.mark.parametrize("options", ["negatives=0", "negatives=6"], ids=["full softmax", "sampled softmax"])
+@pytest.mark.parametrize("options", ["bilm:negatives=0", "bilm:negatives=6"], ids=["full softmax", "sampled softmax"])
 def test_another_domain_from_a_checkpoint(monkeypatch: pytest.MonkeyPatch, folder: Path, options: str) -> None:
     """What was learned of one domain serves it, and going on from there on another one's text serves that."""
     tokenizer, general, special = folder / "tokenizer", folder / "general", folder / "special"
@@ -86,7 +80,7 @@ def test_another_domain_from_a_checkpoint(monkeypatch: pytest.MonkeyPatch, folde
     for name, following in (("news", NEWS), ("law", LAW)):
         write(folder / f"{name}.txt", following, 7, 120, seed=0)
     news, law = (batch_of(tokenizer, write(folder / "unseen.txt", each, 7, 30, seed=2), 10) for each in (NEWS, LAW))
-    common = {"objective_options": options, "max_length": 10, "max_steps": STEPS}
+    common = {"objective": options, "max_length": 10, "max_steps": STEPS}
     new = {"family": "elmo", "config": folder / "tiny.json"}
     pretrain(monkeypatch, folder, **new, **common, dataset=folder / "news.txt", output_dir=general)
     learned, before = perplexity(general, news), perplexity(general, law)
@@ -102,7 +96,7 @@ def test_several_languages_by_their_tags(monkeypatch: pytest.MonkeyPatch, folder
     for name, following in (("news", NEWS), ("law", LAW)):
         write(folder / f"{name}.txt", following, 2, 120, seed=0)
     data = {"dataset": f"{folder / 'news.txt'} {folder / 'law.txt'}", "language_tags": "<en> <de>"}
-    alone = {"max_length": 8, "objective_options": "carry=false"}  # a row is one sentence
+    alone = {"max_length": 8, "objective": "bilm:carry=false"}  # a row is one sentence
     out = folder / "both"
     new = {"family": "elmo", "config": folder / "tiny.json"}
     pretrain(monkeypatch, folder, **new, **data, **alone, output_dir=out, max_steps=2 * STEPS)

@@ -1,27 +1,18 @@
-"""scripts/pretrain.py on several tasks on sentences: from files of all kinds to an encoder, and on after a stop."""
+"""`hf-ctxmodels pretrain` on several tasks on sentences: from files of all kinds to an encoder, and on after a stop."""
 
 import json
 import random
-import runpy
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from commands import run_command
 from transformers import AutoModel, AutoModelForPreTraining
 
 from hf_ctxmodels import CtxGenSenConfig, CtxGenSenForPreTraining
 
-SCRIPTS = Path(__file__).parents[2] / "scripts"
 WORDS = ["cat", "dog", "bird", "sat", "ran", "saw", "tree", "house"]
-
-
-def run(monkeypatch: pytest.MonkeyPatch, script: str, *flags: object) -> int:
-    monkeypatch.setattr(sys, "argv", [script, *map(str, flags)])
-    with pytest.raises(SystemExit) as stopped:
-        runpy.run_path(str(SCRIPTS / script), run_name="__main__")
-    return stopped.value.code
 
 
 @pytest.fixture(scope="module")
@@ -40,9 +31,8 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]
     names = [str(folder / name) for name in ("running.txt", "text.en", "text.de", "pairs.jsonl")]
     data = ["--dataset", *names[:2], f"{names[3]}=a,b,label", "--translations", "-", names[2], "-"]
     data += ["--language_tags", "-", "<de>", "-"]
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        flags = ("--family", "gensen", "--vocab_size", 90, "--output_dir", folder / "tokenizer")
-        assert run(monkeypatch, "train_tokenizer.py", *flags, *data) == 0
+    flags = ("--family", "gensen", "--vocab_size", 90, "--output_dir", folder / "tokenizer")
+    assert run_command("train-tokenizer", *flags, *data) == 0
     return folder, data
 
 
@@ -50,7 +40,7 @@ def pretrain(monkeypatch: pytest.MonkeyPatch, prepared: tuple[Path, list[str]], 
     folder, data = prepared
     common = ("--family", "gensen", "--config", folder / "tiny.json", "--tokenizer", folder / "tokenizer")
     sizes = ("--per_device_batch_size", 4, "--dataloader_workers", 0, "--logging_steps", 1)
-    return run(monkeypatch, "pretrain.py", *common, *sizes, *data, *flags)
+    return run_command("pretrain", *common, *sizes, *data, *flags)
 
 
 def records(folder: Path) -> list[dict[str, float]]:
@@ -84,7 +74,7 @@ def test_tasks_in_turn_and_exactly_on_after_a_stop(monkeypatch, prepared, tmp_pa
 
 
 def test_one_task_of_all_the_data(monkeypatch, prepared, tmp_path) -> None:
-    flags = ("--max_steps", 3, "--objective_options", "tasks=relations", "--output_dir", tmp_path)
+    flags = ("--max_steps", 3, "--objective", "sentence-tasks:tasks=relations", "--output_dir", tmp_path)
     assert pretrain(monkeypatch, prepared, *flags) == 0
     head = AutoModelForPreTraining.from_pretrained(tmp_path)
     assert type(head) is CtxGenSenForPreTraining
@@ -98,8 +88,8 @@ def test_one_task_of_all_the_data(monkeypatch, prepared, tmp_path) -> None:
 def test_mistakes_are_named(monkeypatch, prepared, tmp_path, capsys) -> None:
     for flags, message in (
         (("--streaming",), "samples a task for each step"),
-        (("--objective_options", "tasks=<fr>"), "no task '<fr>'"),
-        (("--objective_options", "relations=same,other"), "is not among same, other"),
+        (("--objective", "sentence-tasks:tasks=<fr>"), "no task '<fr>'"),
+        (("--objective", "sentence-tasks:relations=same,other"), "is not among same, other"),
     ):
         assert pretrain(monkeypatch, prepared, "--max_steps", 2, *flags, "--output_dir", tmp_path) == 2
         assert message in capsys.readouterr().err

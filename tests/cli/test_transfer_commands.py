@@ -23,17 +23,15 @@ WORDS = {
 }
 TABLES = {"bert.embeddings.word_embeddings.weight", "mlm_head.decoder.bias"}
 TWO_PROCESSES = """
-import sys
-sys.path.insert(0, "scripts")
-import pretrain
+from hf_ctxmodels.cli import pretrain
 from accelerate import debug_launcher
 debug_launcher(pretrain.main, num_processes=2)
 """
 FLAGS = ["--max_length", 24, "--dataloader_workers", 0, "--learning_rate", "2e-2"]
 
 
-def script(name: str, *flags: object, fails: bool = False) -> str:
-    done = run_forked(ROOT / "scripts" / f"{name}.py", *flags)
+def run_cli(command: str, *flags: object, fails: bool = False) -> str:
+    done = run_forked("-m", "hf_ctxmodels", *command.split(), *flags)
     assert (done.returncode == 0) != fails, done.stderr
     return done.stderr if fails else done.stdout
 
@@ -80,7 +78,7 @@ def german(workspace: Path) -> Path:
         8,
         *FLAGS,
     ]
-    script("pretrain", *text(workspace), *flags, "--output_dir", workspace / "de")
+    run_cli("pretrain", *text(workspace), *flags, "--output_dir", workspace / "de")
     return workspace / "de"
 
 
@@ -99,11 +97,11 @@ def test_embeddings_alone_are_trained_and_resumed(workspace: Path, german: Path)
     shutil.copytree(german, again)
     shutil.rmtree(again / "checkpoint-6")
     flags = [*text(workspace), "--recipe", "artetxe_embeddings", "--max_steps", 6, "--save_steps", 3, *FLAGS]
-    script("pretrain", *flags, "--per_device_batch_size", 8, "--output_dir", again, "--resume")
+    run_cli("pretrain", *flags, "--per_device_batch_size", 8, "--output_dir", again, "--resume")
     resumed = load_file(again / "model.safetensors")
     assert all(torch.equal(resumed[name], whole[name]) for name in whole)
     more = [*flags, "--per_device_batch_size", 2, "--gradient_accumulation_steps", 4]
-    script("pretrain", *more, "--output_dir", workspace / "accumulated")
+    run_cli("pretrain", *more, "--output_dir", workspace / "accumulated")
     more = [*flags, "--per_device_batch_size", 4, "--output_dir", workspace / "two-processes"]
     assert not run_forked("-c", TWO_PROCESSES, *more, cwd=ROOT).returncode
     for other in ("accumulated", "two-processes"):
@@ -117,13 +115,13 @@ def test_embeddings_alone_are_trained_and_resumed(workspace: Path, german: Path)
         == len(opened.get_input_embeddings().weight)
     )
     for more, message in (
-        (["--adapter", "de"], "Below an adapter everything is frozen"),
-        (["--model", ""], "A part is trained in a pretrained model"),
+        (["--adapter", "madx-language"], "--adapter cannot be combined with --train_only"),
+        (["--model", ""], "Expected a pretrained model"),
     ):
-        given = [*text(workspace), "--family", "bert", "--train", "embeddings", "--max_steps", 1, *more]
+        given = [*text(workspace), "--family", "bert", "--train_only", "embeddings", "--max_steps", 1, *more]
         if more[0] == "--model":
             given = given[2:-2]
-        assert message in script("pretrain", *given, "--output_dir", workspace / "none", fails=True)
+        assert message in run_cli("pretrain", *given, "--output_dir", workspace / "none", fails=True)
 
 
 def test_embeddings_are_exchanged_for_a_test(workspace: Path, german: Path) -> None:
@@ -139,11 +137,11 @@ def test_embeddings_are_exchanged_for_a_test(workspace: Path, german: Path) -> N
         (f"fr={german}", "no checkpoint with embeddings of the language 'de'"),
         (f"de={wrong}", "with hidden_size 8, this one has"),
     ):
-        assert message in script(
-            "evaluate_transfer", *flags, "--embeddings", given, "--output_dir", workspace / "none", fails=True
+        assert message in run_cli(
+            "evaluate transfer", *flags, "--language_embeddings", given, "--output_dir", workspace / "none", fails=True
         )
     assert not (workspace / "none").exists(), "all is looked at before training"
-    script("evaluate_transfer", *flags, "--embeddings", f"de={german}", "--output_dir", run)
+    run_cli("evaluate transfer", *flags, "--language_embeddings", f"de={german}", "--output_dir", run)
     rows = {row["language"]: row["metrics"] for row in json.loads((run / "transfer.json").read_text())["languages"]}
     assert rows["en"]["f1"] > 0.9, "that of training has its own again"
     tagger, start = load_file(run / "model.safetensors"), load_file(workspace / "en" / "model.safetensors")
@@ -170,14 +168,18 @@ def test_adapters_of_languages_are_looked_at_before_training(workspace: Path) ->
         add_adapter(model, name, "madx-language")
         save_adapter(model, name, workspace / "adapters" / name)
     flags = ["--model", workspace / "en", "--task", "ner", "--data_dir", workspace, "--max_steps", 1, "--test", "de"]
-    flags += ["--adapter", "tagger", "--output_dir", workspace / "untrained"]
+    flags += ["--adapter", "madx-task:name=tagger", "--output_dir", workspace / "untrained"]
     good = workspace / "adapters" / "good"
     for other, message in (
         (workspace / "adapters" / "wide", "The adapter is for models of width 64"),
         (workspace / "adapters", "it has folders of adapters: good, wide"),
     ):
-        assert message in script("evaluate_transfer", *flags, "--adapters", f"en={good},de={other}", fails=True)
-    assert "given are en, fr" in script("evaluate_transfer", *flags, "--adapters", f"en={good},fr={good}", fails=True)
+        assert message in run_cli(
+            "evaluate transfer", *flags, "--language_adapters", f"en={good},de={other}", fails=True
+        )
+    assert "given are en, fr" in run_cli(
+        "evaluate transfer", *flags, "--language_adapters", f"en={good},fr={good}", fails=True
+    )
     assert not (workspace / "untrained").exists()
 
 
@@ -190,7 +192,7 @@ def test_words_are_marked_with_the_language_of_their_file(workspace: Path, tmp_p
     for part in (family.models["AutoModel"](config), tokenizer):
         part.save_pretrained(tmp_path / "elmo")
     flags = ["--model", tmp_path / "elmo", "--task", "ner", "--data_dir", workspace, "--freeze", "encoder", *FLAGS]
-    script("evaluate_transfer", *flags, "--max_steps", 20, "--test", "de", "--output_dir", tmp_path / "run")
+    run_cli("evaluate transfer", *flags, "--max_steps", 20, "--test", "de", "--output_dir", tmp_path / "run")
     (row,) = json.loads((tmp_path / "run" / "transfer.json").read_text())["languages"]
     model, saved = (kind.from_pretrained(tmp_path / "run") for kind in (AutoModelForTokenClassification, AutoTokenizer))
     assert saved.language == "en"
@@ -207,8 +209,8 @@ def test_words_are_marked_with_the_language_of_their_file(workspace: Path, tmp_p
                 model.config.id2label[found] == tag for found, (_, tag) in zip(best, sentence, strict=True)
             )
     assert row["metrics"]["accuracy"] == pytest.approx(right["de"] / (3 * 64))
-    message = script(
-        "evaluate_transfer",
+    message = run_cli(
+        "evaluate transfer",
         *flags,
         "--max_steps",
         1,

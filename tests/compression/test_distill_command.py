@@ -2,8 +2,6 @@
 
 import json
 import random
-import runpy
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,21 +9,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from commands import run_command
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, DistilBertForMaskedLM
 
-from hf_ctxmodels.cli.distill import DistillArguments
+from hf_ctxmodels.cli.distill import sections_of
 from hf_ctxmodels.compression.distillation import Teacher, parse_losses
 from hf_ctxmodels.compression.distillation.augmentation import Augmenter, Masking, Substitution, split_words
 from hf_ctxmodels.conversion.word_vectors import WordVectors
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import split_choice, typed_options
 from hf_ctxmodels.registry import FAMILIES
-from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.metrics.summary import TrainingSummary
-from hf_ctxmodels.training.pretraining import parse_options
 from hf_ctxmodels.training.recipe import parse_arguments
 
 ROOT = Path(__file__).parents[2]
-RECIPES = [path.stem for path in sorted(ROOT.glob("scripts/recipes/*.yaml")) if "\nterms:" in path.read_text()]
+TASK = "sequence-classification"
+RECIPES = [path.stem for path in sorted(ROOT.glob("scripts/recipes/*.yaml")) if "\nlosses:" in path.read_text()]
 GOOD, BAD = ["lovely", "great", "splendid", "charming"], ["awful", "dreadful", "boring", "silly"]
 OTHERS = ["the", "film", "was", "in", "saw", "a", "story", "yesterday", "who", "where", "is"]
 QUICK = ["--num_train_epochs", "7", "--learning_rate", "5e-3", "--per_device_batch_size", "16", "--max_length", "24"]
@@ -38,21 +37,16 @@ class DemoRunner:
     def path(self, name: str) -> str:
         return str(self.folder / name)
 
-    def run(self, script: str, *flags: object) -> int:
-        """A script in this process; its exit code."""
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sys, "argv", [f"{script}.py", *map(str, flags)])
-            with pytest.raises(SystemExit) as stopped:
-                runpy.run_path(str(ROOT / "scripts" / f"{script}.py"), run_name="__main__")
-        return stopped.value.code
+    def run(self, command: str, *flags: object) -> int:
+        return run_command(*command.split(), *flags)
 
     def task(self, output: str) -> list[str]:
         files = ["--train_file", self.path("train.tsv"), "--validation_file", self.path("dev.tsv")]
-        task = ["--task", "sequence-classification", "--text_columns", "sentence", "--label_column", "gold"]
+        task = ["--text_columns", "sentence", "--label_column", "gold"]
         return [*task, *files, *QUICK, "--output_dir", self.path(output)]
 
-    def prepare_finetuning(self, script: str, output: str, *flags: object) -> TrainingSummary:
-        assert self.run(script, *self.task(output), *flags) == 0
+    def prepare_finetuning(self, command: str, output: str, *flags: object) -> TrainingSummary:
+        assert self.run(f"{command} sequence-classification", *self.task(output), *flags) == 0
         return TrainingSummary.load(self.folder / output)
 
 
@@ -86,7 +80,7 @@ def test_distilberts_recipe_makes_a_distilbert(workshop):
     flags = ["--recipe", "distilbert", "--teacher", workshop.path("pretrained"), "--dataset", workshop.path("text.txt")]
     flags += ["--student_layers", 0, 3, "--num_train_epochs", 8, "--gradient_accumulation_steps", 2, "--max_length", 24]
     flags += ["--validation_fraction", 0.2, "--logging_steps", 1, "--save_steps", 6, "--output_dir"]
-    assert workshop.run("distill", *flags, workshop.path("student")) == 0
+    assert workshop.run("distill text", *flags, workshop.path("student")) == 0
     rows = [json.loads(line) for line in (workshop.folder / "student/training_log.jsonl").read_text().splitlines()]
     first, last = rows[0], next(row for row in reversed(rows) if "soft_targets_loss" in row)
     assert last["soft_targets_loss"] < first["soft_targets_loss"]
@@ -106,7 +100,7 @@ def test_distilberts_recipe_makes_a_distilbert(workshop):
 def test_a_task_is_learned_from_a_teacher(workshop, subtests, capsys):
     """By each recipe and by a student of another family with its own words, better than by the baseline."""
     teacher = ["--teacher", workshop.path("teacher")]
-    new = ["--family", "bert", "--config", "tiny", "--tokenizer", workshop.path("bert-tokenizer")]
+    new = ["--family", f"bert:config=tiny,tokenizer={workshop.path('bert-tokenizer')}"]
     narrow = ["--config_options", "hidden_size=16", "intermediate_size=32", "max_position_embeddings=64"]
     short = ["--student_layers", 0, 1]
     pretrained = ["--model", workshop.path("pretrained"), *short]
@@ -114,9 +108,14 @@ def test_a_task_is_learned_from_a_teacher(workshop, subtests, capsys):
         "pkd": ["--recipe", "bert_pkd", *pretrained],
         "step_1": ["--recipe", "tinybert_task_1", *new, *narrow, "initializer_range=0.1"],
         "step_2": ["--recipe", "tinybert_task_2", "--model", workshop.path("step_1")],
-        "of_the_teacher": [*short, "--terms", "logits=1"],
-        "of_a_peer": ["--teacher", workshop.path("peer"), *short, "--terms", "logits=1"],  # of transformers' BERT
-        "bilstm": ["--recipe", "bilstm_distilled", "--tokenizer", workshop.path("infersent-tokenizer")],
+        "of_the_teacher": [*short, "--losses", "logits"],
+        "of_a_peer": ["--teacher", workshop.path("peer"), *short, "--losses", "logits"],  # of transformers' BERT
+        "bilstm": [
+            "--recipe",
+            "bilstm_distilled",
+            "--family",
+            f"infersent:tokenizer={workshop.path('infersent-tokenizer')}",
+        ],
     }
     AutoModelForSequenceClassification.from_pretrained(workshop.path("teacher")).export_reference(workshop.path("peer"))
     for file in (workshop.folder / "teacher").glob("tokenizer*"):
@@ -130,41 +129,63 @@ def test_a_task_is_learned_from_a_teacher(workshop, subtests, capsys):
                 assert summary.metrics["eval_accuracy"] > summary.metrics["baseline_accuracy"] + 0.1
     assert (workshop.folder / "step_1" / "distillation.safetensors").is_file()
     with subtests.test("a finished run, and one with another weight"):
-        again = [*teacher, *short, "--resume", "--terms"]
-        assert workshop.prepare_finetuning("distill", "of_the_teacher", *again, "logits=1").steps == 42
+        again = [*teacher, *short, "--resume", "--losses"]
+        assert workshop.prepare_finetuning("distill", "of_the_teacher", *again, "logits:weight=1").steps == 42
         capsys.readouterr()
-        assert workshop.run("distill", *workshop.task("of_the_teacher"), *again, "logits=2") == 2
+        assert (
+            workshop.run("distill sequence-classification", *workshop.task("of_the_teacher"), *again, "logits:weight=2")
+            == 2
+        )
         assert "'weight': 2.0" in capsys.readouterr().err
 
 
 def test_what_does_not_go_together_is_one_screen(workshop, subtests, capsys):
     teacher, text = workshop.path("teacher"), ["--dataset", workshop.path("text.txt")]
     pretrained = workshop.path("pretrained")
-    task = ["--task", "sequence-classification", "--train_file", workshop.path("train.tsv"), "--validation_file"]
+    task = ["--train_file", workshop.path("train.tsv"), "--validation_file"]
     task += [workshop.path("dev.tsv"), "--text_columns", "sentence", "--label_column", "gold"]
-    soft = ["--terms", "soft-targets=1"]
-    new = ["--family", "bert", "--tokenizer", workshop.path("bert-tokenizer")]
-    words = ["--family", "infersent", "--tokenizer", workshop.path("infersent-tokenizer")]
-    cases: dict[str, tuple[list[Any], str]] = {
-        "no teacher": ([*text, *soft], "--teacher is missing"),
-        "no text": (["--teacher", pretrained, *soft], "--dataset is missing"),
-        "an unread file": (["--teacher", pretrained, *text, *soft, "--train_file", "a"], "--train_file is not read"),
-        "an unread column": (["--teacher", pretrained, *text, *soft, "--text_columns", "a"], "--text_columns is not"),
-        "an unread objective": (["--teacher", teacher, *task, *soft, "--objective", "mlm"], "--objective is not read"),
-        "another task's flag": (["--teacher", teacher, *task, *soft, "--num_beams", 2], "does not read it"),
-        "no file": (["--teacher", teacher, *soft, *task[:2]], "--train_file is missing"),
-        "no term": (["--teacher", pretrained, *text], "soft-targets: KL(teacher"),
-        "too long for the teacher": (["--teacher", pretrained, *text, *soft, "--max_length", 65], "limit of 64"),
-        "a negative weight": (["--teacher", pretrained, *text, "--terms", "cosine=-1"], "cosine has the weight -1"),
-        "no such layer": (["--teacher", pretrained, *text, *soft, "--student_layers", 1, 4], "There is no layer 4"),
-        "no masked LM": (["--teacher", pretrained, *text, *soft, *words], "no masked language model"),
-        "not fine-tuned": (["--teacher", pretrained, *task, *soft, *new], "no trained head"),
-        "tokens of another vocabulary": (["--teacher", teacher, *task, *words, "--terms", "cosine=1"], "cosine"),
+    soft = ["--losses", "soft-targets"]
+    new = ["--family", f"bert:tokenizer={workshop.path('bert-tokenizer')}"]
+    words = ["--family", f"infersent:tokenizer={workshop.path('infersent-tokenizer')}"]
+    cases: dict[str, tuple[str, list[Any], str]] = {
+        "no teacher": ("text", [*text, *soft], "required: --teacher"),
+        "no text": ("text", ["--teacher", pretrained, *soft], "required: --dataset"),
+        "a flag of tasks": ("text", ["--teacher", pretrained, *text, *soft, "--train_file", "a"], "--train_file"),
+        "a flag of pretraining": (TASK, ["--teacher", teacher, *task, *soft, "--objective", "mlm"], "--objective"),
+        "a flag of another task": (TASK, ["--teacher", teacher, *task, *soft, "--num_beams", 2], "--num_beams"),
+        "no loss": ("text", ["--teacher", pretrained, *text], "required: --losses"),
+        "an unknown loss": ("text", ["--teacher", pretrained, *text, "--losses", "hard"], "use one of"),
+        "too long for the teacher": (
+            "text",
+            ["--teacher", pretrained, *text, *soft, "--max_length", 65],
+            "limit of 64",
+        ),
+        "a negative weight": (
+            "text",
+            ["--teacher", pretrained, *text, "--losses", "cosine:weight=-1"],
+            "cosine has the weight -1",
+        ),
+        "no such layer": (
+            "text",
+            ["--teacher", pretrained, *text, *soft, "--student_layers", 1, 4],
+            "There is no layer 4",
+        ),
+        "no masked LM": (
+            "text",
+            ["--teacher", pretrained, *text, *soft, "--family", "infersent"],
+            "no masked language model",
+        ),
+        "not fine-tuned": (TASK, ["--teacher", pretrained, *task, *soft, *new], "no trained head"),
+        "tokens of another vocabulary": (
+            TASK,
+            ["--teacher", teacher, *task, *words, "--losses", "cosine"],
+            "cosine",
+        ),
     }
-    for name, (flags, message) in cases.items():
+    for name, (command, flags, message) in cases.items():
         with subtests.test(name):
             flags = ["--max_length", 24, *flags, "--max_steps", 1, "--output_dir", workshop.path(f"wrong {name}")]
-            assert workshop.run("distill", *flags) == 2
+            assert workshop.run(f"distill {command}", *flags) == 2
             assert message in capsys.readouterr().err
     assert Teacher.open(teacher).digest != Teacher.open(pretrained).digest
 
@@ -173,18 +194,20 @@ def test_every_recipe_names_terms_and_sizes_that_there_are(subtests):
     assert {"distilbert", "bert_pkd", "tinybert_task_2"} <= set(RECIPES)
     for name in RECIPES:
         with subtests.test(name):
-            given = ["--recipe", name, "--teacher", "t", "--output_dir", "o"]
-            prepare_finetuning = "\ntask:" in (ROOT / f"scripts/recipes/{name}.yaml").read_text().split("terms:")[0]
-            given += ["--train_file", "f", "--validation_file", "v"] if prepare_finetuning else ["--dataset", "d"]
-            arguments, loop = parse_arguments(DistillArguments, LoopArguments, argv=given)
-            terms = parse_losses(arguments.terms, arguments.term_options)
-            assert sum(term.weight for term in terms) > 0
+            of_text = "distill text" in (ROOT / f"scripts/recipes/{name}.yaml").read_text()
+            data = ["--dataset", "d"] if of_text else ["--train_file", "f", "--validation_file", "v"]
+            flags = ["--recipe", name, "--teacher", "t", "--output_dir", "o", *data]
+            arguments, *_, loop = parse_arguments(*sections_of("text" if of_text else TASK), argv=flags)
+            assert sum(term.weight for term in parse_losses(arguments.losses)) > 0
             assert loop.num_train_epochs is not None
-            family = None if arguments.family is None else FAMILIES[arguments.family]
-            assert family is None or arguments.config in family.sizes
-            if arguments.objective is not None:
-                kind = FAMILIES["bert"].objectives[arguments.objective]
-                assert parse_options(kind, arguments.objective_options).keys() <= kind.option_help().keys()
+            if of_text:
+                assert arguments.family is None or arguments.config in FAMILIES[arguments.family].sizes
+                objective, options = split_choice(arguments.objective or "mlm")
+                objective_class = FAMILIES["bert"].objectives[objective]
+                typed_options(objective_class, options, location=name, names=objective_class.option_help())
+            else:
+                family = arguments.family
+                assert family is None or family.config in FAMILIES[family.family].sizes
 
 
 def test_augmented_examples_have_words_that_fit(workshop, capsys):
@@ -233,17 +256,18 @@ def check_the_command(workshop, capsys):
     model, tokenizer = vectors.to_model("glove")
     model.save_pretrained(workshop.path("vectors"))
     tokenizer.save_pretrained(workshop.path("vectors"))
-    flags = ["--model", workshop.path("pretrained"), "--vectors", workshop.path("vectors"), "--copies", 3]
+    flags = ["--model", workshop.path("pretrained"), "--copies", 3]
+    substitution = ["--rule", f"substitution:vectors={workshop.path('vectors')}"]
     flags += ["--input", workshop.path("dev.tsv"), "--text_columns", "sentence", "--label_column", "gold"]
     output = workshop.folder / "augmented.jsonl"
-    assert workshop.run("augment", *flags, "--output", output) == 0
+    assert workshop.run("data augment", *flags, *substitution, "--output", output) == 0
     rows = [json.loads(line) for line in output.read_text().splitlines()]
     assert 32 < len(rows) <= 128
     assert {tuple(row) for row in rows} == {("sentence", "gold")}
     assert {row["gold"] for row in rows} == {"neg", "pos"}
-    assert workshop.run("augment", *flags, "--output", output) == 2
+    assert workshop.run("data augment", *flags, "--output", output) == 2
     assert "The file exists" in capsys.readouterr().err
-    assert workshop.run("augment", *flags, "--rule", "masking", "--overwrite", "--output", output) == 0
+    assert workshop.run("data augment", *flags, "--rule", "masking", "--overwrite", "--output", output) == 0
     assert "[MASK]" in output.read_text()
     teacher = [
         "--teacher",
@@ -256,8 +280,13 @@ def check_the_command(workshop, capsys):
         24,
     ]
     task = ["--text_columns", "sentence", "--label_column", "gold", "--validation_file", workshop.path("dev.tsv")]
-    student = ["--tokenizer", workshop.path("infersent-tokenizer"), "--output_dir", workshop.path("augmented")]
-    assert workshop.run("distill", *teacher, *task, "--train_file", output, *student) == 0
+    student = [
+        "--family",
+        f"infersent:tokenizer={workshop.path('infersent-tokenizer')}",
+        "--output_dir",
+        workshop.path("augmented"),
+    ]
+    assert workshop.run("distill sequence-classification", *teacher, *task, "--train_file", output, *student) == 0
     opened = Teacher.open(workshop.path("teacher"))
     headless = opened.load("AutoModelForMaskedLM")
     with pytest.raises(CtxError, match=r"no trained masked-LM head: mlm_head"):

@@ -29,9 +29,9 @@ from hf_ctxmodels.compression.low_bits.sensitivity import (
     layer_sensitivities,
     top_eigenvalue,
 )
-from hf_ctxmodels.compression.low_bits.training import LowBitsArguments, start_low_bits
+from hf_ctxmodels.compression.low_bits.training import LowBitsArguments, QBertOptions, start_low_bits
 from hf_ctxmodels.downstream.adapters import load_saved_adapters
-from hf_ctxmodels.downstream.adapters.arguments import TASK_CONFIG, AdapterArguments
+from hf_ctxmodels.downstream.adapters.arguments import AdapterArguments
 from hf_ctxmodels.downstream.finetuning.arguments import FinetuningMethodArguments
 from hf_ctxmodels.downstream.finetuning.configuration import FinetuningConfig
 from hf_ctxmodels.registry import FAMILIES
@@ -132,8 +132,8 @@ def test_training_and_its_file(tmp_path: Path) -> None:
         return {name: torch.stack([row[name] for row in rows]) for name in targets}
 
     names = [name for name, _ in model.named_parameters()]
-    arguments = LowBitsArguments(quantize_bits=[3, 5], quantize_groups=4, sensitivity_parts=2)
-    start_low_bits(model, arguments, features, collate, 2, Accelerator(cpu=True))
+    options = QBertOptions(bits=(3, 5), groups=4, sensitivity_batches=2)
+    start_low_bits(model, options, features, collate, 2, Accelerator(cpu=True))
     assert names == [name for name, _ in model.named_parameters()]
     bits = {module.bits for module in model.bert.layers.modules() if isinstance(module, FakeQuantizedLinear)}
     assert bits == {3, 5}
@@ -154,7 +154,7 @@ def test_training_and_its_file(tmp_path: Path) -> None:
             torch.testing.assert_close(each(**batch).logits, expected, rtol=1e-5, atol=1e-5)
     assert isinstance(AutoModel.from_pretrained(tmp_path).layers[0].attention.qkv_proj, PackedLinear)
     with pytest.raises(CtxError, match="cannot be trained"):
-        start_low_bits(opened, LowBitsArguments(), features, collate, 2, Accelerator(cpu=True))
+        start_low_bits(opened, None, features, collate, 2, Accelerator(cpu=True))
 
 
 def test_frozen_encoders_and_adapters(tmp_path: Path, subtests: pytest.Subtests, capsys: pytest.CaptureFixture) -> None:
@@ -163,13 +163,13 @@ def test_frozen_encoders_and_adapters(tmp_path: Path, subtests: pytest.Subtests,
     batch = make_batch(BERT)
     targets = batch | make_targets(BERT, batch)
     features = [{name: value[row] for name, value in targets.items()} for row in range(4)]
-    arguments = LowBitsArguments(quantize_bits=[3, 5], quantize_groups=4, sensitivity_parts=2)
+    options = QBertOptions(bits=(3, 5), groups=4, sensitivity_batches=2)
 
     def collate(rows: list[Any]) -> dict[str, Tensor]:
         return {name: torch.stack([row[name] for row in rows]) for name in targets}
 
     def adapt(model: Any) -> None:
-        AdapterArguments(adapter="x", adapter_options=["reduction_factor=4"]).apply(model, TASK_CONFIG)
+        AdapterArguments(adapter="madx-task:name=x,reduction_factor=4").apply(model)
 
     freezes: tuple[Callable[[Any], None], ...] = (freeze_encoder, adapt)
     for freeze in freezes:
@@ -179,7 +179,7 @@ def test_frozen_encoders_and_adapters(tmp_path: Path, subtests: pytest.Subtests,
             whole, said = copy.deepcopy(model).requires_grad_(True), []
             for each in (whole, model):
                 trained = {name: parameter.requires_grad for name, parameter in each.named_parameters()}
-                start_low_bits(each, arguments, features, collate, 2, Accelerator(cpu=True))
+                start_low_bits(each, options, features, collate, 2, Accelerator(cpu=True))
                 assert trained == {name: parameter.requires_grad for name, parameter in each.named_parameters()}
                 said.append(capsys.readouterr().err)
             assert said[0].count("sensitivity") == 3
@@ -203,17 +203,17 @@ def test_frozen_encoders_and_adapters(tmp_path: Path, subtests: pytest.Subtests,
 
 
 def test_errors() -> None:
-    with pytest.raises(CtxError, match="Kept features"):  # before anything is computed
+    with pytest.raises(CtxError, match="Cached features"):  # before anything is computed
         FinetuningConfig(
-            FinetuningMethodArguments(freeze="encoder", cache_features="features"),
-            low_bits=LowBitsArguments(quantize_bits=[4]),
+            FinetuningMethodArguments(freeze="encoder:cache_features=features"),
+            low_bits=LowBitsArguments("q-bert:bits=4"),
         )
     accelerator, tied = Accelerator(cpu=True), Case(FAMILIES["bert"], "AutoModelForMaskedLM").model()
     with pytest.raises(CtxError, match="tied to its embeddings"):
-        start_low_bits(tied, LowBitsArguments(quantize_bits=[4]), [], None, 2, accelerator)
+        start_low_bits(tied, LowBitsArguments("q-bert:bits=4").quantize, [], None, 2, accelerator)
     with pytest.raises(CtxError, match="2 to 8 bits"):
-        start_low_bits(BERT.model(), LowBitsArguments(quantize_bits=[1]), [], None, 2, accelerator)
+        start_low_bits(BERT.model(), LowBitsArguments("q-bert:bits=1").quantize, [], None, 2, accelerator)
     with pytest.raises(CtxError, match="0 training examples"):
-        start_low_bits(BERT.model(), LowBitsArguments(quantize_bits=[2, 4]), [], None, 2, accelerator)
+        start_low_bits(BERT.model(), LowBitsArguments("q-bert:bits=2,4").quantize, [], None, 2, accelerator)
     with pytest.raises(CtxError, match="one group"):
         replace_with_fake_quantized(BERT.model(), {"bert.pooler.dense": 4}, 0)

@@ -343,7 +343,7 @@ def test_errors_list_what_there_is(bert: PreTrainedModel) -> None:
         (lambda: BottleneckConfig(init_weights="foo"), "init_weights='foo'.*bert.*houlsby"),  # type: ignore[arg-type]
         (lambda: BottleneckConfig(scaling="big"), "scaling='big'"),  # type: ignore[arg-type]
         (lambda: BottleneckConfig(reduction_factor=0), "reduction_factor=0.*out of range"),
-        (lambda: AdapterArguments("x", ["inv_adapter=nicest"]).form("pfeiffer"), "inv_adapter='nicest'"),
+        (lambda: AdapterArguments("pfeiffer:inv_adapter=nicest"), "inv_adapter"),
         (lambda: add_adapter(bert, "x", BottleneckConfig(leave_out=(3,))), "leave_out=\\[3\\], but the model has 3"),
         (
             lambda: add_adapter(encoder, "x", BottleneckConfig(output_adapter=False, cross_adapter=True)),
@@ -367,8 +367,8 @@ def test_errors_list_what_there_is(bert: PreTrainedModel) -> None:
         with pytest.raises(CtxError, match=message):
             attempt()
     assert not any(is_adapter_parameter(name) for name, _ in encoder.named_modules())  # what failed left nothing
-    options = ["original_ln_before=False", "ln_after=true", "inv_adapter=None", "leave_out=[0, 2]", "scaling=learned"]
-    form = AdapterArguments("x", options).form("seq_bn_inv")
+    options = "original_ln_before=False,ln_after=true,inv_adapter=None,leave_out=0,2,scaling=learned"
+    form = AdapterArguments(f"madx-language:{options}").adapter.config
     assert (form.original_ln_before, form.ln_after, form.inv_adapter, form.leave_out) == (False, True, None, (0, 2))
     assert get_active_adapters(bert) == ()
     set_active_adapters(bert, "ner")

@@ -26,7 +26,7 @@ from hf_ctxmodels.data.document_sources import load_documents
 from hf_ctxmodels.evaluation.perplexity import measure_perplexity
 
 DOCUMENTS = ["a cat sat on the mat and saw a dog", "", "rain fell", "the dog ran " * 12]
-SCRIPT = Path(__file__).parents[2] / "scripts" / "evaluate_perplexity.py"
+COMMAND = ("-m", "hf_ctxmodels", "evaluate", "perplexity")
 Pair = tuple[PreTrainedModel, PreTrainedTokenizerBase]
 
 
@@ -108,7 +108,7 @@ def test_command_reads_the_held_out_documents(decoder: Pair, tmp_path: Path) -> 
         part.save_pretrained(tmp_path / "model")
     (tmp_path / "text.txt").write_text("\n\n".join(f"{number} cats sat" for number in range(8)))
     flags = ("--model", tmp_path / "model", "--dataset", tmp_path / "text.txt")
-    done = [run_forked(SCRIPT, *flags, *more) for more in ((), ("--validation_fraction", 0.25))]
+    done = [run_forked(*COMMAND, *flags, *more) for more in ((), ("--validation_fraction", 0.25))]
     assert [each.returncode for each in done] == [0, 0], done
     held_out = list(load_documents(str(tmp_path / "text.txt")).split(0.25)[1])
     expected = measure_perplexity(*decoder, map(" ".join, held_out))

@@ -116,8 +116,8 @@ FILES: dict[str, tuple[str, bytes, Callable[[Path], Any]]] = {
     "glove": ("a.txt", b"cat 1 2 3\ndog 4 5 6\n", READERS["glove"]),
     "recipe": (
         "a.yaml",
-        b"family: bert\nmax_steps: 10\nobjective_options:\n  a: 1\n",
-        lambda path: recipe_flags(path, {"family", "max_steps", "objective_options"}),
+        b"family: bert\nmax_steps: 10\nobjective: {mlm: {a: 1}}\n",
+        lambda path: recipe_flags(path, {"family", "max_steps", "objective"}),
     ),
     "log": (LOG_FILE, b'{"step": 1, "loss": 2.5}\n{"step": 2, "loss": 2.0}\n', lambda path: read_log(path.parent, 5)),
     "manifest": (MANIFEST_FILE, b'{"sha256": {"a": "00", "b": "11"}}', lambda path: damaged_files(path.parent)),

@@ -15,7 +15,7 @@ PICKLES = (".bin", ".pt", ".pth", ".pkl")
 
 def push_command(model: Path, repo_id: str, *flags: str) -> list[str]:
     """What a clean process is to run to push a model."""
-    return ["scripts/push_to_hub.py", "--model", str(model), "--repo_id", repo_id, *flags]
+    return ["-m", "hf_ctxmodels", "push", "--model", str(model), "--repo_id", repo_id, *flags]
 
 
 class HubError(Exception):

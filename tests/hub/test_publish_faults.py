@@ -2,7 +2,6 @@
 which."""
 
 import json
-import runpy
 import shutil
 import subprocess
 import sys
@@ -11,6 +10,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from commands import run_command
 from hub_repository import PICKLES, REPO, push_command
 from hub_server import ROOT, TOKEN, HubServer, environment_for
 from safetensors import safe_open
@@ -41,16 +41,14 @@ def family(request: pytest.FixtureRequest) -> FamilySpec:
 
 # Runs several scripts, each in a process forked from this one when the package is imported.
 FORKING = """
-import json, os, runpy, sys
-sys.path.insert(0, "scripts")
-import push_to_hub
+import json, os, sys
+from hf_ctxmodels.cli import main, push
 for name, command in json.loads(sys.argv[1]).items():
     if not os.fork():
         for stream, number in (("output", 1), ("errors", 2)):
             os.dup2(os.open(os.path.join(sys.argv[2], f"{name}.{stream}"), os.O_WRONLY | os.O_CREAT), number)
-        sys.argv = command
-        runpy.run_path(command[0], run_name="__main__")
-        sys.exit()
+        sys.argv = command[1:]
+        main.main()
     with open(os.path.join(sys.argv[2], f"{name}.code"), "w") as file:
         print(os.waitstatus_to_exitcode(os.wait()[1]), file=file)
 """
@@ -58,7 +56,7 @@ for name, command in json.loads(sys.argv[1]).items():
 
 @pytest.fixture(scope="module")
 def pushes(run, saved_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str, str]]:
-    """name -> (exit code, output, errors) of `push_to_hub.py` to a new repository, by a wrong token, to a branch."""
+    """name -> (exit code, output, errors) of `hf-ctxmodels push` to a new repository, by a wrong token, to a branch."""
     folder = tmp_path_factory.mktemp("pushes")
     commands = {
         "new": push_command(saved_model, f"zoo/{saved_model.name}"),
@@ -311,11 +309,8 @@ def test_no_local_path_is_published(saved_model: Path, tmp_path: Path) -> None:
 
 
 def test_a_dry_run_lists_the_files_and_pushes_none(saved_model: Path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(sys, "argv", [*push_command(saved_model, "zoo/dry", "--dry_run")])
-    with pytest.raises(SystemExit) as stopped:
-        runpy.run_path(str(ROOT / "scripts" / "push_to_hub.py"), run_name="__main__")
+    assert run_command("push", "--model", saved_model, "--repo_id", "zoo/dry", "--dry_run") == 0
     shown = capsys.readouterr().out
-    assert stopped.value.code == 0
     assert f"{(saved_model / 'model.safetensors').stat().st_size:,}  model.safetensors" in shown
     assert {line.split()[1] for line in shown.splitlines()[:-1]} == {*repository_files(saved_model, REPO)}
     assert "nothing was pushed" in shown

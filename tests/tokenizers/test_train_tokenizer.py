@@ -1,10 +1,7 @@
-"""The script train_tokenizer.py."""
-
-import runpy
-import sys
-from pathlib import Path
+"""`hf-ctxmodels train-tokenizer` as a user runs it."""
 
 import pytest
+from commands import run_command
 from forked import run_forked
 from transformers import AutoTokenizer
 
@@ -15,8 +12,6 @@ from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.pretraining import PretrainingArguments
 from hf_ctxmodels.training.recipe import parse_arguments
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "train_tokenizer.py"
-
 
 def test_recipe_and_flags(tmp_path, documents):
     text = tmp_path / "text.txt"
@@ -24,7 +19,7 @@ def test_recipe_and_flags(tmp_path, documents):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(f"family: bert\ndataset: {text}\nvocab_size: 90\noptions:\n  do_lower_case: false\n")
     flags = ["--recipe", recipe, "--vocab_size", "150", "--output_dir", tmp_path / "out"]
-    process = run_forked(SCRIPT, *flags)
+    process = run_forked("-m", "hf_ctxmodels", "train-tokenizer", *flags)
     assert process.returncode == 0, process.stderr
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     assert 90 < len(tokenizer) <= 150, "the flag overrides the recipe"
@@ -41,11 +36,7 @@ def test_resampled_languages(tmp_path, monkeypatch, capsys, documents):
     for alpha, is_in_vocabulary in ((1.0, False), (0.0, True)):
         flags = ["--family", "bert", "--vocab_size", 150, "--options", "min_frequency=9", "--sampling_alpha", alpha]
         data = ["--dataset", tmp_path / "large.txt", tmp_path / "small.txt", "--validation_fraction", 0]
-        command = map(str, [SCRIPT, *flags, *data, "--output_dir", tmp_path / f"out-{alpha}"])
-        monkeypatch.setattr(sys, "argv", list(command))
-        with pytest.raises(SystemExit) as exit_info:
-            runpy.run_path(str(SCRIPT), run_name="__main__")
-        assert exit_info.value.code == 0
+        assert run_command("train-tokenizer", *flags, *data, "--output_dir", tmp_path / f"out-{alpha}") == 0
         tokens = AutoTokenizer.from_pretrained(tmp_path / f"out-{alpha}").get_vocab()
         assert ("kaffe" in tokens) is is_in_vocabulary
     assert "large.txt" in capsys.readouterr().out
@@ -56,10 +47,7 @@ def test_all_families(tmp_path, monkeypatch, documents, family):
     text = tmp_path / "text.txt"
     text.write_text("\n\n".join("\n".join(document) for document in documents))
     flags = ["--family", family, "--dataset", str(text), "--vocab_size", "300", "--options", "model_max_length=64"]
-    monkeypatch.setattr(sys, "argv", [str(SCRIPT), *flags, "--output_dir", str(tmp_path / "out")])
-    with pytest.raises(SystemExit) as exit_info:
-        runpy.run_path(str(SCRIPT), run_name="__main__")
-    assert exit_info.value.code == 0
+    assert run_command("train-tokenizer", *flags, "--output_dir", str(tmp_path / "out")) == 0
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     assert type(tokenizer) is FAMILIES[family].tokenizer
     assert tokenizer.model_max_length == 64
@@ -70,10 +58,7 @@ def test_all_families(tmp_path, monkeypatch, documents, family):
 
 def test_list_option(tmp_path, monkeypatch):
     command = ["--family", "elmo", "--dataset", "demo", "--vocab_size", "50", "--options", "languages=[en, de]"]
-    monkeypatch.setattr(sys, "argv", [str(SCRIPT), *command, "--output_dir", str(tmp_path)])
-    with pytest.raises(SystemExit) as exit_info:
-        runpy.run_path(str(SCRIPT), run_name="__main__")
-    assert exit_info.value.code == 0
+    assert run_command("train-tokenizer", *command, "--output_dir", str(tmp_path)) == 0
     assert AutoTokenizer.from_pretrained(tmp_path).languages == ["en", "de"]
 
 
@@ -89,10 +74,7 @@ def test_list_option(tmp_path, monkeypatch):
 )
 def test_errors(tmp_path, monkeypatch, capsys, flags, messages):
     command = ["--family", "bert", "--dataset", "demo", "--vocab_size", "150", "--output_dir", str(tmp_path), *flags]
-    monkeypatch.setattr(sys, "argv", [str(SCRIPT), *command])
-    with pytest.raises(SystemExit) as exit_info:
-        runpy.run_path(str(SCRIPT), run_name="__main__")
-    assert exit_info.value.code == 2
+    assert run_command("train-tokenizer", *command) == 2
     printed = capsys.readouterr().err
     assert all(message in printed for message in messages)
     assert len(printed.splitlines()) < 20

@@ -13,10 +13,11 @@ from hf_ctxmodels.training.optim.averaging import NEVER, Averaging, scaled_learn
 from hf_ctxmodels.training.optim.optimizers import make_optimizer
 
 
-def setup(optimizer: str, **more: Any) -> tuple[nn.Linear, torch.optim.Optimizer, Averaging]:
+def setup(optimizer: str, patience: int = 0, **more: Any) -> tuple[nn.Linear, torch.optim.Optimizer, Averaging]:
     torch.manual_seed(0)
     model = nn.Linear(3, 1)
-    options = {"weight_decay": 0.0, "learning_rate": 0.1, "eval_steps": 1, **more}
+    options = {"learning_rate": 0.1, "eval_steps": 1, **more}
+    optimizer = f"{optimizer}:weight_decay=0" + (f",patience={patience}" if patience else "")
     arguments = LoopArguments(output_dir="unused", max_steps=10, optimizer=optimizer, **options)
     made = make_optimizer(model, arguments)
     return model, made, Averaging(made, arguments, True)
@@ -47,7 +48,7 @@ def test_the_mean_of_all_steps() -> None:
 
 def test_begins_when_the_loss_falls_no_more() -> None:
     """Algorithm 1 of Merity et al. 2017: the best of the evaluations but for the last two is better."""
-    model, optimizer, averaging = setup("nt-asgd", average_after=2)
+    model, optimizer, averaging = setup("nt-asgd", patience=2)
     for step, loss in enumerate([3.0, 2.0, 2.5, 2.6, 2.4], start=1):
         seen = walk(model, optimizer, 1)
         averaging.observe(step, {"eval_loss": loss})
@@ -62,10 +63,10 @@ def test_begins_when_the_loss_falls_no_more() -> None:
 
 
 def test_state_goes_on() -> None:
-    _, _, averaging = setup("nt-asgd", average_after=1)
+    _, _, averaging = setup("nt-asgd", patience=1)
     for step, loss in enumerate([2.0, 3.0, 3.0], start=1):
         averaging.observe(step, {"eval_loss": loss})
-    _, optimizer, again = setup("nt-asgd", average_after=1)
+    _, optimizer, again = setup("nt-asgd", patience=1)
     again.load_state_dict(averaging.state_dict())
     assert again.state_dict() == averaging.state_dict()
     assert optimizer.param_groups[0]["t0"] == 2

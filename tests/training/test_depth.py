@@ -17,7 +17,7 @@ from hf_ctxmodels.downstream.finetuning import (
     ThreeStageUnfreezing,
 )
 from hf_ctxmodels.registry import FAMILIES
-from hf_ctxmodels.training.arguments import LoopArguments
+from hf_ctxmodels.training.arguments import LoopArguments, steps_of
 from hf_ctxmodels.training.callbacks import require_single_process
 from hf_ctxmodels.training.optim.layer_groups import group_rates, layer_groups
 from hf_ctxmodels.training.optim.optimizers import make_optimizer, make_scheduler, slanted_triangle
@@ -208,15 +208,11 @@ def test_several_processes_are_refused() -> None:
 
 
 def test_intervals(tmp_path: Path) -> None:
-    assert arguments(tmp_path).unfreezing(100) == 0
-    assert arguments(tmp_path, unfreeze_steps=0.25).unfreezing(100) == 25
-    assert arguments(tmp_path, unfreeze_steps=0.001).unfreezing(100) == 1
-    assert arguments(tmp_path, unfreeze_steps=7).unfreezing(100) == 7
-    for wrong in (
-        {"unfreeze_steps": -1},
-        {"layerwise_lr_decay": 0.5},
-        {"slant_ratio": 0},
-        {"head_learning_rate": -1.0},
+    assert [steps_of(steps, 100) for steps in (0.25, 0.001, 7)] == [25, 0, 7]
+    for wrong, name in (
+        ({"layerwise_lr_decay": 0.5}, "--layerwise_lr_decay"),
+        ({"lr_scheduler": "slanted-triangular:ratio=0"}, "ratio"),
+        ({"head_learning_rate": -1.0}, "--head_learning_rate"),
     ):
-        with pytest.raises(CtxError, match=f"--{next(iter(wrong))} must be"):
+        with pytest.raises(CtxError, match=f"{name} must be"):
             arguments(tmp_path, **wrong)

@@ -18,8 +18,7 @@ BATCHES = ("--per_device_batch_size", 4, "--gradient_accumulation_steps", 2)
 # Kills the process at the worst moment of its second save: everything is written, nothing has its name.
 KILLED_WHILE_SAVING = """
 import os, signal, sys
-sys.path.insert(0, "scripts")
-import pretrain
+from hf_ctxmodels.cli import pretrain
 from hf_ctxmodels.training.checkpoint import directory as checkpoint
 commit, saves = checkpoint.commit, []
 def killing_commit(temporary, final):
@@ -59,7 +58,7 @@ def test_killed_at_random_and_while_saving_then_resumed(any_workspace, tmp_path)
     assert code == 0, errors
 
     flags = any_workspace.flags(broken, *BATCHES, *LENGTH)
-    process = any_workspace.start("scripts/pretrain.py", *flags)
+    process = any_workspace.start("-m", "hf_ctxmodels", "pretrain", *flags)
     wait_for(broken / "checkpoint-3", process)
     time.sleep(random.Random(7).uniform(0, 0.1))
     os.killpg(process.pid, signal.SIGKILL)
@@ -84,7 +83,7 @@ def test_sigterm_to_the_whole_group_saves_and_resumes_a_stream(any_workspace, tm
     assert code == 0, errors
 
     flags = any_workspace.flags(broken, *BATCHES, *LENGTH, "--streaming", "--dataloader_workers", 1)
-    process = any_workspace.start("scripts/pretrain.py", *flags)
+    process = any_workspace.start("-m", "hf_ctxmodels", "pretrain", *flags)
     wait_for(broken / "checkpoint-3", process)
     os.killpg(process.pid, signal.SIGTERM)
     _, errors = process.communicate()
@@ -131,8 +130,7 @@ def test_training_that_diverges_stops_and_keeps_good_weights(workspace, tmp_path
 # Two processes that meet in a file, as `accelerate launch` starts two, but forked when everything is imported.
 TWO_FORKED = """
 import sys
-sys.path.insert(0, "scripts")
-import pretrain
+from hf_ctxmodels.cli import pretrain
 from accelerate import debug_launcher
 debug_launcher(pretrain.main, num_processes=2)
 """
@@ -143,7 +141,7 @@ def _launch(workspace, config: str, *flags: object) -> str:
     if config != "forked":
         config_file = f"scripts/accelerate/{config}"
         command = ["-m", "accelerate.commands.launch", "--config_file", config_file, "--num_processes", 2]
-        command += ["--mixed_precision", "no", "scripts/pretrain.py"]
+        command += ["--mixed_precision", "no", "-m", "hf_ctxmodels", "pretrain"]
     process = workspace.start(*command, *flags)
     _, errors = process.communicate()
     assert process.returncode == 0, errors

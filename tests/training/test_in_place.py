@@ -32,7 +32,7 @@ def run(family: FamilySpec, folder: Path, output: str, steps: int, *more: str) -
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
     argv = ["--family", family.name, "--tokenizer", folder / "tokenizer", "--dataset", folder / "text.txt"]
-    argv += ["--output_dir", folder / output, "--max_steps", steps, "--optimizer", "sgd", "--weight_decay", "0"]
+    argv += ["--output_dir", folder / output, "--max_steps", steps, "--optimizer", "sgd"]
     argv += [
         "--learning_rate",
         "0.05",
@@ -50,7 +50,7 @@ def run(family: FamilySpec, folder: Path, output: str, steps: int, *more: str) -
 
 @pytest.mark.parametrize(
     "options",
-    [(), ("--objective", "cbow"), ("--objective_options", "output=hierarchical-softmax"), ("--streaming", "true")],
+    [(), ("--objective", "cbow"), ("--objective", "skip-gram:output=hierarchical-softmax"), ("--streaming", "true")],
     ids=["skip-gram", "cbow", "tree", "stream"],
 )
 def test_resuming_is_exact(family: FamilySpec, options: tuple[str, ...], tmp_path: Path) -> None:
@@ -69,8 +69,8 @@ def test_other_optimizers_take_the_gradient(family: FamilySpec, tmp_path: Path) 
 
 
 def test_weight_decay_is_refused(family: FamilySpec, tmp_path: Path) -> None:
-    with pytest.raises(CtxError, match="--weight_decay 0"):
-        run(family, tmp_path, "decayed", 3, "--weight_decay", "0.1")
+    with pytest.raises(CtxError, match="Weight decay is not possible"):
+        run(family, tmp_path, "decayed", 3, "--optimizer", "sgd:weight_decay=0.1")
 
 
 def test_threads_reach_about_the_same_loss(family: FamilySpec, tmp_path: Path) -> None:

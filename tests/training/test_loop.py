@@ -21,6 +21,7 @@ from hf_ctxmodels.training.metrics.loss_evaluation import LossEvaluation
 from hf_ctxmodels.training.metrics.step_metrics import NonFiniteError, StepMetrics
 from hf_ctxmodels.training.metrics.training_log import read_log
 from hf_ctxmodels.training.model_loading import load_tokenizer
+from hf_ctxmodels.training.optim.gradual_unfreezing import GradualUnfreezing
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
@@ -87,7 +88,7 @@ def test_a_step_with_many_targets_has_a_larger_rate(workspace, problem, tmp_path
     for reference in (0.0, 10.0, 40.0):
         model = new_model(workspace)
         start = model.mlm_head.dense.weight.detach().clone()
-        common = {"max_steps": 1, "optimizer": "sgd", "weight_decay": 0.0, "learning_rate": 0.1}
+        common = {"max_steps": 1, "optimizer": "sgd", "learning_rate": 0.1}
         options = arguments(tmp_path / str(reference), lr_reference_targets=reference, **common)
         run(model, problem, options, collate)
         changes.append(model.mlm_head.dense.weight.detach() - start)
@@ -134,17 +135,21 @@ def test_resume_in_the_middle_of_an_epoch_and_of_a_logging_interval(workspace, p
 
 def test_layers_unfreeze_at_the_same_steps_after_a_resume(workspace, problem, tmp_path):
     """Slower below, slanted triangles; the run stops while lower layers have never moved."""
-    common = {"unfreeze_steps": 2, "layerwise_lr_decay": 2.6, "lr_scheduler": "slanted-triangular", "warmup_steps": 2}
-    common |= {"max_steps": 7}
-    run(new_model(workspace), problem, arguments(tmp_path / "a", **common))
+    common = {"layerwise_lr_decay": 2.6, "lr_scheduler": "slanted-triangular", "warmup_steps": 2, "max_steps": 7}
+
+    def run_gradually(options, **more):
+        model = new_model(workspace)
+        run(model, problem, options, callbacks=[GradualUnfreezing(model, 2)], **more)
+
+    run_gradually(arguments(tmp_path / "a", **common))
     stopped = arguments(tmp_path / "b", save_steps=1, **common)
     with pytest.raises(InterruptedError):
-        run(new_model(workspace), problem, stopped, collate=stop_after(problem[1].collate, 3))
+        run_gradually(stopped, collate=stop_after(problem[1].collate, 3))
     start, then = new_model(workspace).state_dict(), load_file(tmp_path / "b/checkpoint-2/model.safetensors")
     moved = {name for name, weight in then.items() if not torch.equal(weight, start[name])}
     assert moved
     assert not {name for name in moved if name.startswith(("bert.embeddings", "bert.layers"))}
-    run(new_model(workspace), problem, arguments(tmp_path / "b", resume=True, **common))
+    run_gradually(arguments(tmp_path / "b", resume=True, **common))
     assert (tmp_path / "a/model.safetensors").read_bytes() == (tmp_path / "b/model.safetensors").read_bytes()
 
 
@@ -163,7 +168,7 @@ def test_resume_with_other_optimizers(workspace, problem, tmp_path, optimizer):
 
 def test_resume_with_averages(workspace, problem, tmp_path):
     """Weights are averaged from the third step on, since the held-out loss rises; the run stops after that step."""
-    common = {"optimizer": "nt-asgd", "average_after": 1, "learning_rate": 0.1, "eval_steps": 1, "max_steps": 6}
+    common = {"optimizer": "nt-asgd:patience=1", "learning_rate": 0.1, "eval_steps": 1, "max_steps": 6}
 
     def rising(first):
         losses = map(float, count(first))

@@ -9,8 +9,7 @@ import pytest
 # Process 1 is killed before its third step, as by a kernel that is out of memory.
 KILLED = """
 import os, signal, sys
-sys.path.insert(0, "scripts")
-import pretrain
+from hf_ctxmodels.cli import pretrain
 from hf_ctxmodels.training.training_step import TrainingStep
 step, steps = TrainingStep.__call__, []
 def killing_step(self, batches):

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from hf_ctxmodels import CtxError
-from hf_ctxmodels.training.arguments import LoopArguments
+from hf_ctxmodels.training.arguments import AdafactorOptions, AdamWOptions, LambOptions, LoopArguments
 from hf_ctxmodels.training.optim.optimizers import make_optimizer, make_scheduler
 
 
@@ -26,7 +26,7 @@ def test_warm_up_and_decay():
 
 
 def test_cosine_decay_to_a_share_of_the_peak():
-    options = {"lr_scheduler": "cosine", "min_lr_rate": 0.1, "warmup_steps": 0.1}
+    options = {"lr_scheduler": "cosine:min_rate=0.1", "warmup_steps": 0.1}
     arguments = LoopArguments(output_dir="x", max_steps=100, learning_rate=2.0, **options)
     optimizer = make_optimizer(nn.Linear(2, 2), arguments)
     scheduler = make_scheduler(optimizer, arguments, 100)
@@ -43,7 +43,7 @@ def test_cosine_decay_to_a_share_of_the_peak():
 def test_weight_decay_spares_biases_and_normalisation():
     model = nn.Sequential(nn.Embedding(3, 4), nn.Linear(4, 4), nn.LayerNorm(4))
     model[1].bias.requires_grad_(False)
-    optimizer = make_optimizer(model, LoopArguments(output_dir="x", max_steps=1, weight_decay=0.5))
+    optimizer = make_optimizer(model, LoopArguments(output_dir="x", max_steps=1, optimizer="adamw:weight_decay=0.5"))
     decayed, spared = optimizer.param_groups
     assert {id(p) for p in decayed["params"]} == {id(model[0].weight), id(model[1].weight)}
     assert {id(p) for p in spared["params"]} == {id(model[2].weight), id(model[2].bias)}
@@ -58,7 +58,7 @@ def test_lamb_is_that_of_the_paper():
     rate, decay, beta1, beta2, epsilon = 0.02, 0.1, 0.9, 0.99, 1e-6
     assert model[0].weight.norm() > 10
     arguments = LoopArguments(
-        "x", max_steps=1, optimizer="lamb", learning_rate=rate, weight_decay=decay, adam_beta2=beta2
+        "x", max_steps=1, learning_rate=rate, optimizer=LambOptions(weight_decay=decay, beta2=beta2)
     )
     optimizer = make_optimizer(model, arguments)
     expected = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
@@ -89,7 +89,7 @@ def test_adafactor_is_that_of_the_paper(scaled):
     model = nn.Sequential(nn.Embedding(30, 6), nn.Linear(6, 4), nn.LayerNorm(4))
     rate, decay, tiny = 0.02, 0.1, 1e-30
     arguments = LoopArguments(
-        "x", max_steps=1, optimizer="adafactor", learning_rate=rate, weight_decay=decay, scale_by_size=scaled
+        "x", max_steps=1, learning_rate=rate, optimizer=AdafactorOptions(weight_decay=decay, scale_by_size=scaled)
     )
     optimizer = make_optimizer(model, arguments)
     expected = {name: parameter.detach().double() for name, parameter in model.named_parameters()}
@@ -118,13 +118,8 @@ def test_scaled_adamw_is_adamw_with_a_step_relative_to_the_parameter():
     model = nn.Sequential(nn.Embedding(30, 6), nn.Linear(6, 4), nn.LayerNorm(4))
     model[0].weight.data.mul_(50)
     rate, decay, beta1, beta2, epsilon = 0.02, 0.1, 0.8, 0.95, 1e-6
-    optimizer = make_optimizer(
-        model,
-        LoopArguments(
-            "x", max_steps=1, learning_rate=rate, weight_decay=decay, adam_beta1=beta1, adam_beta2=beta2,
-            scale_by_size=True,
-        ),
-    )  # fmt: skip
+    options = AdamWOptions(weight_decay=decay, beta1=beta1, beta2=beta2, scale_by_size=True)
+    optimizer = make_optimizer(model, LoopArguments("x", max_steps=1, learning_rate=rate, optimizer=options))
     expected = {name: parameter.detach().double().flatten().tolist() for name, parameter in model.named_parameters()}
     moments = {name: [[0.0] * len(x), [0.0] * len(x)] for name, x in expected.items()}
     assert expected["2.bias"] == [0.0] * 4
@@ -152,8 +147,8 @@ def test_the_inverse_square_root_of_the_step():
     rate = scheduler.lr_lambdas[0]
     for step in (0, 1, 9_999, 10_000, 10_001, 40_000, 2**19):
         assert 0.01 * rate(step) == pytest.approx(max(step, 10_000) ** -0.5)
-    for wrong in ({"warmup_steps": 0, "lr_scheduler": "rsqrt"}, {"scale_by_size": True, "optimizer": "lamb"}):
-        with pytest.raises(CtxError, match=r"--(lr_scheduler rsqrt|optimizer lamb --scale_by_size)"):
+    for wrong in ({"warmup_steps": 0, "lr_scheduler": "rsqrt"}, {"optimizer": "lamb:scale_by_size=true"}):
+        with pytest.raises(CtxError, match=r"--(lr_scheduler rsqrt|optimizer lamb)"):
             LoopArguments("x", max_steps=1, **wrong)
 
 

@@ -119,7 +119,7 @@ def test_refuses_to_overwrite_or_to_resume_another_run(workspace, problem, tmp_p
 @pytest.fixture(scope="module")
 def stopped_run(workspace, problem, tmp_path_factory):
     """Flags of a run with a checkpoint after its first step, at a rate that depends on its length."""
-    flags = {"max_steps": 1, "lr_scheduler": "linear", "dataloader_workers": 0, "average_after": 5}
+    flags = {"max_steps": 1, "lr_scheduler": "linear", "dataloader_workers": 0}
     directory = tmp_path_factory.mktemp("stopped") / "run"
     run(new_model(workspace), problem, arguments(directory, **flags))
     return directory, flags
@@ -131,9 +131,8 @@ def stopped_run(workspace, problem, tmp_path_factory):
         ({"layerwise_lr_decay": 2.6}, "layerwise_lr_decay is 2.6, was 1.0"),
         ({"lr_reference_targets": 9.0}, "lr_reference_targets is 9.0, was 0.0"),
         ({"mixed_precision": "bf16"}, "mixed_precision is bf16, was no"),
-        ({"slant_ratio": 9.0}, "slant_ratio is 9.0, was 32.0"),
-        ({"unfreeze_steps": 3}, "unfreeze_steps is 3, was 0"),
-        ({"average_after": 6}, "average_after is 6, was 5"),
+        ({"lr_scheduler": "cosine:min_rate=0.1"}, "lr_scheduler is cosine, was linear; lr_scheduler.min_rate is 0.1"),
+        ({"optimizer": "adamw:beta2=0.9"}, "optimizer.beta2 is 0.9, was 0.999"),
         ({"seed": 1}, "seed is 1, was 42"),
         ({"max_steps": 3}, "total_steps is 3, was 1"),
         ({"per_device_batch_size": 2}, "global_micro_batch is 2, was 4"),

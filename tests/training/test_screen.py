@@ -47,9 +47,9 @@ def test_a_terminal_is_never_blank(flags: Path, monkeypatch: pytest.MonkeyPatch,
     printed = capsys.readouterr().out
     assert f"saved in {flags}:\n" in printed
     assert all(path.name in printed for path in flags.iterdir())
-    assert f"next:\n  hf-ctxmodels finetune --model {flags} --task sequence-classification" in printed
+    assert f"next:\n  hf-ctxmodels finetune sequence-classification --model {flags}" in printed
     for name, task in (("ctx-mass", "seq2seq"), ("ctx-t5", "sequence-classification")):
-        assert pretrain.finetuning_of("runs/x", name)[4] == task
+        assert pretrain.finetuning_command("runs/x", name)[1] == task
 
 
 def test_a_file_gets_lines_with_the_rates_of_whole_intervals(flags: Path, capsys: pytest.CaptureFixture) -> None:
@@ -88,10 +88,10 @@ def test_the_other_commands_say_what_is_next(
     rows = [json.dumps({"text": text, "label": label}) for text, label in (("the cat", "a"), ("a dog", "b"))] * 4
     (tmp_path / "rows.jsonl").write_text("\n".join(rows))
     files = " ".join(f"--{name}_file {tmp_path / 'rows.jsonl'}" for name in ("train", "validation"))
-    tuned = f"--task sequence-classification --family bert --tokenizer {tmp_path} {files} --max_length 16 --max_steps 1"
+    tuned = f"--family bert:tokenizer={tmp_path} {files} --max_length 16 --max_steps 1"
     tuned += f" --dataloader_workers 0 --output_dir {tmp_path / 'tuned'}"
     monkeypatch.setattr(sys, "argv", ["finetune", *tuned.split()])
-    finetune.main()
+    finetune.main("sequence-classification")
     shown = capsys.readouterr()
     assert "tokenizing 8 training and 8 validation examples" in shown.err
     assert (

@@ -1,31 +1,27 @@
-"""The flags of distillation beside those of pretraining and fine-tuning."""
+"""Flags of distillation, in addition to those of pretraining or fine-tuning."""
 
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
-from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.core.flags import REQUIRED, flag
 
-Kind = TypeVar("Kind")
+Options = TypeVar("Options")
 
 
 @dataclass(kw_only=True)
 class DistillationArguments:
-    """Who teaches, and what is learned."""
+    """Teacher and losses."""
 
-    teacher: str = flag("", "Directory or Hub id of the teacher, with its tokenizer; for a task, a fine-tuned model.")
-    terms: list[str] = flag(
-        (), "What the student learns, as NAME=WEIGHT: soft-targets=5 hard-targets=2 cosine=1; a wrong one lists all."
-    )
-    term_options: list[str] = flag(
-        (), "Options of terms as NAME.OPTION=VALUE: soft-targets.temperature=2 patient.layers=skip."
+    teacher: str = flag(REQUIRED, "Directory or Hub id of the teacher, with its tokenizer.")
+    losses: list[str] = flag(
+        REQUIRED, "Losses, such as soft-targets:weight=5,temperature=2 cosine; an unknown name lists all.", nested=True
     )
     student_layers: list[int] = flag(
-        (),
-        "Make the student of these layers, counted from 0, of --model or else of the teacher, with its embeddings and "
-        "head; DistilBERT: 0 2 4 7 9 11.",
+        (), "Make the student of these layers of --model or the teacher, from 0; DistilBERT: 0 2 4 7 9 11."
     )
 
 
-def select_fields(kind: type[Kind], arguments: Any) -> Kind:
-    """The fields of one dataclass among those of `arguments`, as that dataclass."""
-    return kind(**{each.name: getattr(arguments, each.name) for each in fields(kind)})  # type: ignore[arg-type]
+def select_fields(options: type[Options], arguments: Any) -> Options:
+    """The fields of a dataclass among those of `arguments`, as that dataclass."""
+    values = {entry.name: getattr(arguments, entry.name) for entry in fields(options)}  # type: ignore[arg-type]
+    return options(**values)

@@ -162,7 +162,7 @@ class HiddenStateLoss(LayerMapLoss):
         """As in `DistillationLoss`."""
         self.layer_pairs(student, teacher)
         if not self.projection:
-            hint = f"leave out --term_options {self.name}.projection=false."
+            hint = f"leave out projection=false of {self.name}."
             _require_equal_width(self, student, teacher, hint)
 
     def build_projection(self, student: PreTrainedModel, teacher: PreTrainedModel) -> nn.Module | None:
@@ -206,7 +206,7 @@ class SentenceVectorLoss(DistillationLoss):
     def check_models(self, student: PreTrainedModel, teacher: PreTrainedModel) -> None:
         """As in `DistillationLoss`."""
         if not self.projection:
-            hint = f"leave out --term_options {self.name}.projection=false."
+            hint = f"leave out projection=false of {self.name}."
             _require_equal_width(self, student, teacher, hint)
 
     def target_name(self, student: PreTrainedModel) -> str:

@@ -12,12 +12,11 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from hf_ctxmodels.compression.distillation.model import DISTILLATION_LOSSES
 from hf_ctxmodels.compression.distillation.prediction_losses import DistillationLoss
 from hf_ctxmodels.core.adapter_files import ADAPTERS_FOLDER, STACK_FILE, is_adapter_parameter
-from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import parse_choice, split_choice
 from hf_ctxmodels.downstream.loading_with_adapters import load_model_with_adapters
 from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model, tokenizer_digest
 from hf_ctxmodels.training.model_loading import load_config, load_family_config, load_tokenizer, require_single_task
-from hf_ctxmodels.training.pretraining import typed_options
 
 
 @dataclass(frozen=True)
@@ -119,49 +118,18 @@ def check_layers(layers: Sequence[int], config: PreTrainedConfig) -> None:
         )
 
 
-def parse_losses(weights: Sequence[str], options: Sequence[str] = ()) -> list[DistillationLoss]:
-    """Losses from `["soft-targets=5"]` and `["soft-targets.temperature=2"]`.
-
-    Options of a loss without a weight, for example from a recipe, are reported and have no effect.
-
-    Args:
-        weights: NAME=WEIGHT of each loss.
-        options: NAME.OPTION=VALUE.
+def parse_losses(texts: Sequence[str]) -> list[DistillationLoss]:
+    """`["soft-targets:weight=5,temperature=2", "cosine:weight=1"]` as losses.
 
     Raises:
-        CtxError: An entry has another form, a loss or an option is unknown, or a value has the wrong type.
+        CtxError: There is none, a loss is unknown or given twice, or an option is unknown or of another type.
     """
-    if not weights:
-        raise CtxError("No loss is given.", location="--terms", hint=f"give NAME=WEIGHT of: {_list_losses()}")
-    values: dict[str, dict[str, str]] = {}
-    for entry in weights:
-        name, _, weight = entry.partition("=")
-        if name not in DISTILLATION_LOSSES or not weight or name in values:
-            raise CtxError(
-                f"{entry!r} is not a weight of a loss.",
-                location="--terms",
-                hint=f"give NAME=WEIGHT of: {_list_losses()}",
-            )
-        values[name] = {"weight": weight}
-    for entry in options:
-        key, _, value = entry.partition("=")
-        name, _, option = key.partition(".")
-        is_option = name in DISTILLATION_LOSSES and option in DISTILLATION_LOSSES[name].option_help()
-        if is_option and name not in values:
-            print_status(f"{key} has no effect: the loss {name} is not used")
-            continue
-        if not is_option or not value:
-            names = [f"{loss}.{option}" for loss in values for option in DISTILLATION_LOSSES[loss].option_help()]
-            raise CtxError(
-                f"{entry!r} is not an option of the losses {', '.join(values)}.",
-                location="--term_options",
-                hint=f"give NAME.OPTION=VALUE with one of: {', '.join(names) or 'none'}.",
-            )
-        values[name][option] = value
-    return [
-        DISTILLATION_LOSSES[name](**typed_options(DISTILLATION_LOSSES[name], options, location=f"--terms {name}"))
-        for name, options in values.items()
-    ]
+    if not texts:
+        raise CtxError("Expected one or more losses.", location="--losses", hint=f"give NAME:weight=W of: {_list_losses()}")
+    names = [split_choice(text)[0] for text in texts]
+    if len(set(names)) < len(names):
+        raise CtxError("A loss is given twice.", location=f"--losses {' '.join(texts)}", hint="remove one of them.")
+    return [parse_choice(text, DISTILLATION_LOSSES, "--losses") for text in texts]
 
 
 def _list_losses() -> str:

@@ -1,7 +1,7 @@
 """Quantization-aware fine-tuning with low-bit weights (Q-BERT, Shen et al. 2019, arXiv 1909.05840)."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from hf_ctxmodels.compression.low_bits.quantizer import (
 from hf_ctxmodels.compression.low_bits.sensitivity import assign_bits, group_by_layer, layer_sensitivities
 from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import flag, non_default_fields, reject_flag_conflicts
+from hf_ctxmodels.core.flags import REQUIRED, choice_flag, flag, flat_options, parse_choices
 from hf_ctxmodels.core.model_modes import inspection_mode
 from hf_ctxmodels.core.output_files import wrap_write_errors
 from hf_ctxmodels.training.batches import EpochIndexed
@@ -27,60 +27,64 @@ from hf_ctxmodels.training.model_loading import require_trainable
 PACKED_FOLDER = "quantized"
 
 
+@dataclass(frozen=True)
+class QBertOptions:
+    """Q-BERT (Shen et al. 2019)."""
+
+    bits: tuple[int, ...] = flag(
+        REQUIRED, "Bits of the weights, 2 to 8; of several, the most sensitive layers get the largest."
+    )
+    embedding_bits: int = flag(8, "Bits of the embedding matrices.")
+    groups: int = flag(128, "Groups of output features with a quantization range of their own.")
+    sensitivity_batches: int = flag(10, "Batches of the training data to compare the sensitivity of the layers on.")
+
+
 @dataclass
 class LowBitsArguments:
-    """Bits of the weights (Q-BERT).
+    """Training with low-bit weights."""
 
-    Raises:
-        CtxError: A flag needs `--quantize_bits`.
-    """
-
-    quantize_bits: list[int] = flag(
-        (),
-        "Train with weights of so many bits, from 2 to 8, and inputs of 8: one number for all layers, or several, of "
-        "which the layers with the largest eigenvalues of the Hessian get the largest (Q-BERT).",
-    )
-    quantize_embedding_bits: int = flag(8, "With --quantize_bits: bits of the tables of embeddings.")
-    quantize_groups: int = flag(128, "With --quantize_bits: groups of output rows with a range of their own.")
-    sensitivity_parts: int = flag(
-        10, "With several --quantize_bits: parts of the training data, a batch each, whose eigenvalues are compared."
+    quantize: QBertOptions | None = choice_flag(
+        None, "Train with weights of a few bits and activations of 8 bits.", {"q-bert": QBertOptions}
     )
 
     def __post_init__(self) -> None:
-        given = sorted(non_default_fields(self) - {"quantize_bits"})
-        rules = ((not self.quantize_bits, f"--{name}", "It belongs to --quantize_bits.") for name in given)
-        reject_flag_conflicts(rules, "give --quantize_bits, or leave it out.")
+        parse_choices(self)
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the weights are quantized."""
+        return self.quantize is not None
 
     def identity(self) -> dict[str, Any]:
-        """What a resumed run must have in common; nothing without bits."""
-        return asdict(self) if self.quantize_bits else {}
+        """Values that must be equal when the run is resumed; none without bits."""
+        return flat_options(self) if self.is_active else {}
 
     def start(
         self, model: PreTrainedModel, features: Sequence[Any], collate: Any, batch_size: int, accelerator: Accelerator
     ) -> None:
         """Compute with low-bit weights from now on, see `start_low_bits`."""
-        start_low_bits(model, self, features, collate, batch_size, accelerator)
+        start_low_bits(model, self.quantize, features, collate, batch_size, accelerator)
 
     def save(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, output_dir: str, accelerator: Accelerator
     ) -> None:
         """Write the packed model, see `save_packed`."""
-        save_packed(model, self, tokenizer, output_dir, accelerator)
+        save_packed(model, self.quantize, tokenizer, output_dir, accelerator)
 
 
 def start_low_bits(
     model: PreTrainedModel,
-    arguments: LowBitsArguments,
+    options: QBertOptions | None,
     features: Sequence[Any],
     collate: Any,
     batch_size: int,
     accelerator: Accelerator,
 ) -> None:
-    """Replace a model's layers by fake-quantized ones; nothing without `quantize_bits`.
+    """Replace a model's layers by fake-quantized ones; nothing without `options`.
 
     Args:
         model: A model with a head; its parameters and their names do not change.
-        arguments: The bits.
+        options: The bits; None replaces nothing.
         features, collate: Training examples and their collator, for the sensitivities.
         batch_size: Batch size for the sensitivities.
         accelerator: The main process reports the sensitivities.
@@ -89,21 +93,21 @@ def start_low_bits(
         CtxError: The bits are out of range, or the model is quantized already or has tied output layers.
     """
     require_trainable(model)
-    if not arguments.quantize_bits:
+    if options is None:
         return
     linear_layers, embeddings = find_quantizable_modules(model)
-    bits = dict.fromkeys(embeddings, arguments.quantize_embedding_bits)
-    bits |= dict.fromkeys(linear_layers, max(arguments.quantize_bits))
+    bits = dict.fromkeys(embeddings, options.embedding_bits)
+    bits |= dict.fromkeys(linear_layers, max(options.bits))
     layers = group_by_layer(linear_layers)
-    if len(arguments.quantize_bits) > 1 and layers:
-        batches = _sample_batches(features, collate, batch_size, arguments.sensitivity_parts)
+    if len(options.bits) > 1 and layers:
+        batches = _sample_batches(features, collate, batch_size, options.sensitivity_batches)
         sensitivities = _measure_sensitivities(model, layers, batches)
-        for layer, num_bits in assign_bits(sensitivities, arguments.quantize_bits).items():
+        for layer, num_bits in assign_bits(sensitivities, options.bits).items():
             print_status(
                 f"{layer}: sensitivity {sensitivities[layer]:.4g}, {num_bits} bits", accelerator.is_main_process
             )
             bits |= dict.fromkeys(layers[layer], num_bits)
-    replace_with_fake_quantized(model, bits, arguments.quantize_groups)
+    replace_with_fake_quantized(model, bits, options.groups)
 
 
 def _sample_batches(features: Sequence[Any], collate: Any, size: int, parts: int) -> Iterator[Mapping[str, Any]]:
@@ -115,7 +119,7 @@ def _sample_batches(features: Sequence[Any], collate: Any, size: int, parts: int
     if not 1 <= parts <= len(features):
         raise CtxError(
             f"There are {len(features)} training examples.",
-            location=f"--sensitivity_parts {parts}",
+            location=f"--quantize q-bert:sensitivity_batches={parts}",
             hint=f"give a number from 1 to {len(features)}.",
         )
     examples, length = EpochIndexed(features), len(features) // parts
@@ -145,7 +149,7 @@ def _measure_sensitivities(
 
 def save_packed(
     model: PreTrainedModel,
-    arguments: LowBitsArguments,
+    options: QBertOptions | None,
     tokenizer: PreTrainedTokenizerBase,
     output_dir: str,
     accelerator: Accelerator,
@@ -153,9 +157,9 @@ def save_packed(
     """Write the trained model with packed weights to the folder `quantized` of the output directory.
 
     The output directory itself holds the float32 weights, which training resumes from. Nothing is written without
-    `quantize_bits`.
+    `options`.
     """
-    if not arguments.quantize_bits or not accelerator.is_main_process:
+    if options is None or not accelerator.is_main_process:
         return
     folder = Path(output_dir) / PACKED_FOLDER
     with wrap_write_errors(folder):

@@ -1,15 +1,15 @@
-"""The flags of the ways to fine-tune, and what they make of a model."""
+"""Flags of fine-tuning: the model and the data, and the fine-tuning methods."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from accelerate import Accelerator
-from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import flag, non_default_fields, reject_flag_conflicts
+from hf_ctxmodels.core.flags import REQUIRED, check_range, choice_flag, flag, non_default_fields, parse_choices
 from hf_ctxmodels.downstream.finetuning.anchoring import ElasticWeightConsolidation, L2SPPenalty
 from hf_ctxmodels.downstream.finetuning.feature_cache import cache_features
 from hf_ctxmodels.downstream.finetuning.fisher import Labels, describe_fisher
@@ -22,128 +22,202 @@ from hf_ctxmodels.downstream.finetuning.reinitialization import (
 )
 from hf_ctxmodels.downstream.finetuning.unfreezing import ChainThaw, ThreeStageUnfreezing
 from hf_ctxmodels.downstream.tasks.base import Collator, Feature
+from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.tokenizers.base import tokenizer_digest
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.callbacks import FinetuningCallback
-from hf_ctxmodels.training.optim.freezing import freeze_encoder, refuse_layerwise_flags
+from hf_ctxmodels.training.optim.freezing import check_layerwise_flags, freeze_encoder
 from hf_ctxmodels.training.optim.gradual_unfreezing import GradualUnfreezing
 from hf_ctxmodels.training.token_embeddings import freeze_token_embeddings
 
-UNCOMPARED_FIELDS = ("cache_features", "fisher_file", "fisher_text", "fisher_labels", "fisher_examples")
-"""Flags that a resumed run may have others of; what a file of Fisher information holds is compared."""
+UNCOMPARED_FIELDS = ("freeze.cache_features", *(f"anchor.{name}" for name in ("file", "text", "labels", "examples")))
+"""Options that may differ when a run is resumed; the content of a file of Fisher information is compared."""
+
+
+@dataclass(frozen=True)
+class NewModelOptions:
+    """A new model with random weights."""
+
+    family: str = flag(REQUIRED, "Model family.", fixed=True)
+    tokenizer: str | None = flag(None, "Tokenizer directory or Hub id (required).")
+    config: str | None = flag(None, "Size, or JSON file of configuration fields; by default tiny.")
+
+
+@dataclass
+class StartingModelArguments:
+    """Model."""
+
+    model: str | None = flag(None, "Checkpoint directory or Hub id, with its tokenizer.")
+    family: NewModelOptions | None = choice_flag(
+        None,
+        "Start from random weights of this family, instead of --model.",
+        {name: NewModelOptions(name) for name in FAMILIES},
+        conflicts=("model",),
+    )
+    config_options: list[str] = flag((), "Configuration fields to change, as key=value.")
+    task_name: str | None = flag(
+        None, "Task of a multi-task --model whose encoder and head are the start.", conflicts=("family",)
+    )
+
+    def __post_init__(self) -> None:
+        parse_choices(self)
+
+
+@dataclass(kw_only=True)
+class FinetuningArguments(StartingModelArguments):
+    """Model and data."""
+
+    train_file: str = flag(
+        REQUIRED,
+        "Training examples: .csv, .tsv, .txt, .jsonl, CoNLL, .conllu or SQuAD .json, optionally .gz; or `demo`.",
+    )
+    validation_file: str = flag(REQUIRED, "Validation examples in the same format, or `demo`.")
+    unlabelled_file: str | None = flag(
+        None, "Unlabelled examples for every second batch, for heads that learn from them (cross-view training)."
+    )
+    train_examples: int | None = flag(None, "Train on a fixed subset of N examples.")
+    language: str | None = flag(None, "Language of the text, for models with language embeddings or language tokens.")
+    predictions_file: str | None = flag(None, "JSONL file for the final predictions on the validation examples.")
+    task: str = flag("", "Task.", fixed=True)
+
+
+@dataclass
+class FinetuningLoopArguments(LoopArguments):
+    """Training."""
+
+    learning_rate: float = flag(5e-5, "Peak learning rate.", group="optimization")
+    warmup_steps: float = flag(
+        0.1, "Steps of linear warm-up; a fraction of all steps if below 1.", group="optimization"
+    )
+
+    lr_reference_targets: float = flag(0.0, "Targets are not counted across tasks.", fixed=True)
+
+    def __post_init__(self) -> None:
+        if self.max_steps is None and self.num_train_epochs is None:
+            self.num_train_epochs = 3.0  # Devlin et al. 2019, appendix A.3
+        super().__post_init__()
+
+
+@dataclass(frozen=True)
+class FrozenEncoderOptions:
+    """Train only the heads and the pooler, on the states of the encoder without dropout."""
+
+    cache_features: str | None = flag(None, "Directory to cache the states of the encoder in.")
+
+
+@dataclass(frozen=True)
+class FrozenEmbeddingsOptions:
+    """Train all weights but the token embeddings, which can be replaced afterwards."""
+
+
+@dataclass(frozen=True)
+class GradualUnfreezingOptions:
+    """Unfreeze one more layer after each interval, from the top (Howard & Ruder 2018)."""
+
+    steps: float = flag(0.0, "Steps between layers; a fraction of all steps if below 1; 0 divides the run evenly.")
+
+    def __post_init__(self) -> None:
+        check_range(self, "steps", at_least=0, location="--freeze gradual")
+
+
+@dataclass(frozen=True)
+class ChainThawOptions:
+    """Train the heads, then each layer alone from the lowest, then all weights (Felbo et al. 2017)."""
+
+    head_rate: float = flag(1e-3, "Learning rate of the first stage.")
+    rate: float = flag(1e-4, "Learning rate of the other stages.")
+
+
+@dataclass(frozen=True)
+class ThreeStageOptions:
+    """Train the heads, then the layers, then the embeddings (Chronopoulou et al. 2019)."""
+
+    layers_epoch: float = flag(1.0, "Epoch after which the layers are trained.")
+    embeddings_epoch: float = flag(4.0, "Epoch after which the embeddings are trained.")
+    lm_weights: tuple[float, float] | None = flag(
+        None, "First and last weight of the auxiliary language modelling loss; released: 0.2,0.1."
+    )
+
+
+@dataclass(frozen=True)
+class L2Options:
+    """L2 distance (L2-SP, Li et al. 2018)."""
+
+    weight: float = flag(0.01, "Weight of the penalty.")
+    head_weight: float = flag(0.0, "Weight of the L2 penalty on new weights.")
+
+
+@dataclass(frozen=True)
+class EwcOptions:
+    """Elastic weight consolidation: distance weighted by the Fisher information of pretraining."""
+
+    file: str = flag(REQUIRED, "File of the Fisher information; computed from `text` if missing.")
+    weight: float = flag(0.01, "Weight of the penalty.")
+    head_weight: float = flag(0.0, "Weight of the L2 penalty on new weights.")
+    text: str | None = flag(None, "Text to compute the Fisher information from, as --dataset of pretrain.")
+    labels: Labels = flag("sampled", "Targets: sampled from the model's predictions, or those of the data.")
+    examples: int = flag(1000, "Examples to compute the Fisher information from.")
+
+
+FREEZING = {
+    "encoder": FrozenEncoderOptions,
+    "embeddings": FrozenEmbeddingsOptions,
+    "gradual": GradualUnfreezingOptions,
+    "chain": ChainThawOptions,
+    "three-stage": ThreeStageOptions,
+}
+ANCHORS = {"l2": L2Options, "ewc": EwcOptions}
+FreezingOptions = (
+    FrozenEncoderOptions | FrozenEmbeddingsOptions | GradualUnfreezingOptions | ChainThawOptions | ThreeStageOptions
+)
 
 
 @dataclass
 class FinetuningMethodArguments:
-    """Ways to fine-tune that keep more of what was pretrained, or that are stabler.
+    """Fine-tuning methods.
+
+    `freeze` and `anchor` may be given as on the command line: `anchor="l2:weight=0.1"`.
 
     Raises:
-        CtxError: A flag needs another one, or two exclude each other.
+        CtxError: An option is unknown or out of range, or two options cannot be combined.
     """
 
-    freeze: Literal["encoder", "embeddings"] | None = flag(
+    freeze: FreezingOptions | None = choice_flag(
+        None, "Freeze the encoder or its token embeddings, or unfreeze layers on a schedule.", FREEZING
+    )
+    anchor: L2Options | EwcOptions | None = choice_flag(
         None,
-        "`encoder`: train only the heads and the encoder's pooler, on its states as fixed features, without dropout in "
-        "the encoder. `embeddings`: train all but those of tokens, which others then take the place of.",
+        "Penalty on the distance from the pretrained weights, instead of their weight decay.",
+        ANCHORS,
+        conflicts=("family",),
     )
-    layer_mix: bool = flag(
-        False, "The head reads a learned mix of the embeddings and all layers, as in ELMo, in place of the last layer."
-    )
-    cache_features: str | None = flag(
-        None, "With --freeze encoder: compute the encoder's states once, and keep them in this directory."
-    )
-    thaw: Literal["gradual", "chain", "three-stage"] | None = flag(
-        None,
-        "Which layers are trained when: `gradual` from the top down, in equal shares of the run or by "
-        "--unfreeze_steps; `chain` the heads, then each layer alone from the lowest up, then all, each stage ending "
-        "with its best weights; `three-stage` the heads, then the layers, then the embeddings (--thaw_epochs).",
-    )
-    chain_rates: list[float] = flag((1e-3, 1e-4), "Learning rates of chain-thaw: of the heads alone, and afterwards.")
-    thaw_epochs: list[float] = flag(
-        (1.0, 4.0), "Passes over the data after which `three-stage` trains the layers, and the embeddings."
-    )
-    lm_weights: list[float] | None = flag(
-        None,
-        "three-stage only: first and last weight of the auxiliary language modelling loss, which falls exponentially; "
-        "for heads that have it (gpt, grover). 0.2 0.1 as released.",
-    )
-    anchor: Literal["l2", "ewc"] | None = flag(
-        None,
-        "A penalty on the distance from the pretrained weights, in place of their weight decay: `l2`, or `ewc` by the "
-        "Fisher information of pretraining.",
-    )
-    anchor_weight: float = flag(0.01, "Weight of the penalty: half of it times the squared distance.")
-    anchor_head_weight: float = flag(0.0, "Weight of a plain L2 penalty on the new weights, beside --anchor.")
-    fisher_file: str | None = flag(
-        None, "ewc only: file of the Fisher information; a new one is computed from --fisher_text."
-    )
-    fisher_text: str | None = flag(None, "ewc only: text to compute it from, as --dataset of pretrain.")
-    fisher_labels: Labels = flag(
-        "sampled", "Targets drawn from the pretrained model's predictions, or those of the data (empirical Fisher)."
-    )
-    fisher_examples: int = flag(1000, "Rows of the text to compute it from.")
-    mixout: float = flag(
-        0.0, "Probability by which each input of a linear map of the encoder meets the pretrained weights in a step."
-    )
+    mixout: float = flag(0.0, "Mixout probability.", conflicts=("family",))
     reinit_layers: int = flag(
-        0, "Draw the weights of so many layers anew, from the top; of an encoder-decoder those of the decoder."
+        0, "Re-initialise the top N layers; of an encoder-decoder, of the decoder.", conflicts=("family",)
     )
-    reinit_pooler: bool = flag(False, "Draw the encoder's pooler anew.")
-    reset_head: bool = flag(False, "Draw a head anew that the checkpoint already has, from an earlier task.")
+    reinit_modules: list[Literal["pooler", "head"]] = flag(
+        (), "Re-initialise the pooler of the encoder, or the head of a checkpoint that was fine-tuned before."
+    )
 
     def __post_init__(self) -> None:
-        given = non_default_fields(self)
-        rules = (
-            (
-                self.cache_features and self.freeze != "encoder",
-                "--cache_features",
-                "Features are kept of a frozen encoder.",
-            ),
-            (self.freeze and self.thaw, "--freeze --thaw", "What is frozen is not thawed."),
-            (self.freeze and self.anchor, "--freeze --anchor", "What is frozen needs no anchor."),
-            (self.freeze and self.mixout, "--freeze --mixout", "What is frozen has the pretrained weights."),
-            (
-                self.freeze == "encoder" and self.reinit_layers,
-                "--freeze encoder --reinit_layers",
-                "Layers that are drawn anew would be frozen as they are drawn.",
-            ),
-            (self.lm_weights and self.thaw != "three-stage", "--lm_weights", "It belongs to --thaw three-stage."),
-            ("thaw_epochs" in given and self.thaw != "three-stage", "--thaw_epochs", "It belongs to three-stage."),
-            ("chain_rates" in given and self.thaw != "chain", "--chain_rates", "It belongs to --thaw chain."),
-            ("anchor_weight" in given and not self.anchor, "--anchor_weight", "It belongs to --anchor."),
-            ("anchor_head_weight" in given and not self.anchor, "--anchor_head_weight", "It belongs to --anchor."),
-            (self.anchor == "ewc" and not self.fisher_file, "--anchor ewc", "It needs --fisher_file."),
-            *(
-                (name in given and self.anchor != "ewc", f"--{name}", "It belongs to --anchor ewc.")
-                for name in ("fisher_file", "fisher_text", "fisher_labels", "fisher_examples")
-            ),
-        )
-        reject_flag_conflicts(rules, "give the flags that go together.")
-        for name in ("chain_rates", "thaw_epochs", "lm_weights"):
-            if (values := getattr(self, name)) is not None and len(values) != 2:
-                raise CtxError(f"--{name} takes two numbers.", location=f"--{name} {values}", hint="give two.")
-
-    def configure(self, config: PreTrainedConfig) -> None:
-        """Set the fields of the configuration; raises CtxError where there is none for a mix of layers."""
-        if self.layer_mix:
-            if not hasattr(config, "layer_mix"):
-                raise CtxError(
-                    f"The heads of {type(config).__name__} read the last layer.",
-                    location="--layer_mix",
-                    hint="leave it out, or take a family of this package.",
-                )
-            config.layer_mix = True
+        parse_choices(self)
+        if isinstance(self.freeze, FrozenEncoderOptions) and (self.anchor or self.mixout or self.reinit_layers):
+            raise CtxError(
+                "A frozen encoder is not trained.",
+                location="--freeze encoder with --anchor, --mixout or --reinit_layers",
+                hint="leave one of them out.",
+            )
 
     def prepare(
         self, model: PreTrainedModel, source: str | None, loop: LoopArguments, accelerator: Accelerator
     ) -> list[FinetuningCallback]:
-        """Draw weights anew and freeze, as the flags say; gives the methods that the loop calls, in their order.
+        """Re-initialise and freeze weights, and make the callbacks of the training loop, in their order.
 
         Args:
-            model: With its pretrained weights.
-            source: The checkpoint that it was opened from; None for a new model.
-            loop: The loop's flags.
-            accelerator: The run's.
+            model: The model with its pretrained weights.
+            source: The checkpoint that it was loaded from; None for a new model.
+            loop: The flags of the loop.
+            accelerator: The accelerator of the run.
 
         Raises:
             CtxError: The flags do not fit the model.
@@ -154,80 +228,57 @@ class FinetuningMethodArguments:
                 location="--family with --anchor, --mixout or --reinit_layers",
                 hint="give --model, or leave them out.",
             )
-        if self.freeze == "encoder":
-            refuse_layerwise_flags(loop)
-        self._draw_anew(model, source, loop.seed, accelerator.is_main_process)
-        if self.freeze == "embeddings":
+        reads_layer_mix = getattr(model, "layer_mix", None) is not None or getattr(model, "has_custom_layer_mix", False)
+        if getattr(model.config, "layer_mix", False) and not reads_layer_mix:
+            raise CtxError(
+                f"{type(model).__name__} does not read a mix of layers.",
+                location="--config_options layer_mix=true",
+                hint="leave it out.",
+            )
+        self._reinitialize(model, source, loop.seed, accelerator.is_main_process)
+        if isinstance(self.freeze, FrozenEmbeddingsOptions):
             freeze_token_embeddings(model)
-        elif self.freeze is not None:
+        elif isinstance(self.freeze, FrozenEncoderOptions):
+            check_layerwise_flags(loop)
             freeze_encoder(model)  # type: ignore[arg-type]
-        mixing = [Mixout(model, self.mixout, loop.seed)] if self.mixout else []
-        return [*mixing, *self._anchors(model, source, accelerator), *self._thawing(model, loop)]
+        callbacks: list[FinetuningCallback] = [Mixout(model, self.mixout, loop.seed)] if self.mixout else []
+        if self.anchor is not None:
+            callbacks.append(self._make_anchor(self.anchor, model, source, accelerator))
+        match self.freeze:
+            case GradualUnfreezingOptions(steps):
+                callbacks.append(GradualUnfreezing(model, steps or None))
+            case ChainThawOptions(head_rate, rate):
+                callbacks.append(ChainThaw(model, head_rate, rate))
+            case ThreeStageOptions(layers_epoch, embeddings_epoch, lm_weights):
+                callbacks.append(ThreeStageUnfreezing(model, (layers_epoch, embeddings_epoch), lm_weights))
+        return callbacks
 
-    def _draw_anew(self, model: PreTrainedModel, source: str | None, seed: int, shown: bool) -> None:
-        """Draw weights anew; say that an earlier task's head is kept."""
-        if (
-            self.layer_mix
-            and getattr(model, "layer_mix", None) is None
-            and not getattr(model, "has_custom_layer_mix", False)
-        ):
-            raise CtxError(
-                f"{type(model).__name__} does not read a mix of layers.", location="--layer_mix", hint="leave it out."
-            )
-        if self.reinit_layers or self.reinit_pooler:
-            names = reinitialize_layers(model, self.reinit_layers, seed, pooler=self.reinit_pooler)
-            print_status(f"{len(names)} weights of the encoder are drawn anew", shown)
-        if self.reset_head:
-            print_status(f"{len(reinitialize_head(model, seed))} weights of the head are drawn anew", shown)
-        elif (
-            source is not None
-            and hasattr(model, "newly_initialized_modules")
-            and (kept := pretrained_head_modules(model))
-        ):
-            print_status(f"the head is that of {source} ({', '.join(kept)}); --reset_head draws a new one", shown)
+    def _reinitialize(self, model: PreTrainedModel, source: str | None, seed: int, is_shown: bool) -> None:
+        """Re-initialise the weights that the flags name; print whether the head of an earlier task is kept."""
+        has_new_pooler = "pooler" in self.reinit_modules
+        if self.reinit_layers or has_new_pooler:
+            names = reinitialize_layers(model, self.reinit_layers, seed, pooler=has_new_pooler)
+            print_status(f"re-initialised {len(names)} weights of the encoder", is_shown)
+        if "head" in self.reinit_modules:
+            print_status(f"re-initialised {len(reinitialize_head(model, seed))} weights of the head", is_shown)
+        elif source is not None and hasattr(model, "newly_initialized_modules"):
+            modules = ", ".join(pretrained_head_modules(model))
+            message = f"the head is loaded from {source} ({modules}); --reinit_modules head re-initialises it"
+            print_status(message, is_shown and bool(modules))
 
-    def _anchors(
-        self, model: PreTrainedModel, source: str | None, accelerator: Accelerator
-    ) -> list[FinetuningCallback]:
-        """The penalty on the distance from the pretrained weights, if any."""
-        if self.anchor == "l2":
-            return [L2SPPenalty(model, self.anchor_weight, self.anchor_head_weight)]
-        if self.anchor is None:
-            return []
-        file = str(self.fisher_file)
+    def _make_anchor(
+        self, anchor: L2Options | EwcOptions, model: PreTrainedModel, source: str | None, accelerator: Accelerator
+    ) -> FinetuningCallback:
+        if isinstance(anchor, L2Options):
+            return L2SPPenalty(model, anchor.weight, anchor.head_weight)
         with accelerator.main_process_first():
-            if not Path(file).exists():
-                self._compute_fisher(file, source or "", accelerator.is_main_process)
-            elif non_default_fields(self) & {"fisher_labels", "fisher_examples", "fisher_text"}:
-                print_status(f"using {file} as it is: {describe_fisher(file)}", accelerator.is_main_process)
-        return [ElasticWeightConsolidation(model, self.anchor_weight, file, self.anchor_head_weight)]
-
-    def _thawing(self, model: PreTrainedModel, loop: LoopArguments) -> list[FinetuningCallback]:
-        """Which layers are trained when, if not all; raises CtxError for two plans at once."""
-        if self.thaw in ("chain", "three-stage") and loop.unfreeze_steps:
-            raise CtxError(
-                f"--thaw {self.thaw} and gradual unfreezing are two plans.",
-                location=f"--thaw {self.thaw} --unfreeze_steps {loop.unfreeze_steps:g}",
-                hint="give --unfreeze_steps 0, also where a recipe has another value.",
-            )
-        if self.thaw == "chain":
-            return [ChainThaw(model, self.chain_rates[0], self.chain_rates[1])]
-        if self.thaw == "three-stage":
-            weights = None if self.lm_weights is None else (self.lm_weights[0], self.lm_weights[1])
-            return [ThreeStageUnfreezing(model, (self.thaw_epochs[0], self.thaw_epochs[1]), weights)]
-        return [GradualUnfreezing(model)] if self.thaw == "gradual" and not loop.unfreeze_steps else []
-
-    def _compute_fisher(self, file: str, source: str, shown: bool) -> None:
-        if self.fisher_text is None:
-            raise CtxError(
-                "There is no such file of Fisher information.",
-                location=f"--fisher_file {file}",
-                hint="give the text to compute it from by --fisher_text.",
-            )
-        print_status(f"computing the Fisher information of {source} in {file}", shown)
-        compute_fisher(
-            PretrainingEvaluation.open(source, self.fisher_text), file, self.fisher_examples, self.fisher_labels
-        )
+            if not Path(anchor.file).exists():
+                _compute_fisher(anchor, source or "", accelerator.is_main_process)
+            elif non_default_fields(anchor) & {"text", "labels", "examples"}:
+                print_status(
+                    f"using {anchor.file} unchanged: {describe_fisher(anchor.file)}", accelerator.is_main_process
+                )
+        return ElasticWeightConsolidation(model, anchor.weight, anchor.file, anchor.head_weight)
 
     def cache(
         self,
@@ -237,28 +288,39 @@ class FinetuningMethodArguments:
         collate: Collator,
         accelerator: Accelerator,
     ) -> None:
-        """Let the head read kept states of the encoder, if a directory is given.
+        """Cache the states of a frozen encoder, if `--freeze encoder:cache_features=DIR` is given.
 
         Args:
-            model: With a frozen encoder.
-            tokenizer: The tokenizer.
-            features: All rows of training and evaluation.
-            collate: Rows -> a batch.
-            accelerator: The run's.
+            model: The model, with a frozen encoder.
+            tokenizer: Its tokenizer.
+            features: All examples of training and evaluation.
+            collate: Collator of the examples.
+            accelerator: The accelerator of the run.
 
         Raises:
-            CtxError: See `cache_features`; or the run has mixed precision.
+            CtxError: As `cache_features`; or the run has mixed precision.
         """
-        if self.cache_features is None:
+        if not isinstance(self.freeze, FrozenEncoderOptions) or self.freeze.cache_features is None:
             return
         if accelerator.mixed_precision != "no":
             raise CtxError(
-                "Features are computed in the precision of the weights.",
-                location=f"--cache_features with mixed precision {accelerator.mixed_precision}",
+                "Features are cached in the precision of the weights.",
+                location=f"--freeze encoder:cache_features with mixed precision {accelerator.mixed_precision}",
                 hint="leave one of them out.",
             )
-        batches = [collate([row]) for row in features]
+        batches = [collate([feature]) for feature in features]
         identity = {"tokenizer": tokenizer_digest(tokenizer)}
+        directory, is_shown = self.freeze.cache_features, accelerator.is_main_process
         with accelerator.main_process_first():
-            shown = accelerator.is_main_process
-            cache_features(model, self.cache_features, batches, identity, shown=shown)  # type: ignore[arg-type]
+            cache_features(model, directory, batches, identity, shown=is_shown)  # type: ignore[arg-type]
+
+
+def _compute_fisher(options: EwcOptions, source: str, is_shown: bool) -> None:
+    if options.text is None:
+        raise CtxError(
+            "There is no such file of Fisher information.",
+            location=f"--anchor ewc:file={options.file}",
+            hint="give the text to compute it from, --anchor ewc:file=FILE,text=TEXT.",
+        )
+    print_status(f"computing the Fisher information of {source} in {options.file}", is_shown)
+    compute_fisher(PretrainingEvaluation.open(source, options.text), options.file, options.examples, options.labels)

@@ -1,4 +1,4 @@
-"""What may differ from plain fine-tuning, as one object for the commands."""
+"""Everything that may differ from plain fine-tuning, as one object."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -7,18 +7,25 @@ from typing import Any, Protocol
 from accelerate import Accelerator
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_ctxmodels.core.flags import reject_flag_conflicts
-from hf_ctxmodels.downstream.adapters.arguments import TASK_CONFIG, AdapterArguments, adapter_identity
-from hf_ctxmodels.downstream.finetuning.arguments import UNCOMPARED_FIELDS, FinetuningMethodArguments
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import check_conflicts
+from hf_ctxmodels.downstream.adapters.arguments import AdapterArguments, adapter_identity
+from hf_ctxmodels.downstream.finetuning.arguments import (
+    UNCOMPARED_FIELDS,
+    FinetuningMethodArguments,
+    FrozenEncoderOptions,
+)
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.callbacks import FinetuningCallback
 from hf_ctxmodels.training.checkpoint.identity import flags_identity
 
 
 class QuantizationAwareTraining(Protocol):
-    """Options of training with low-bit weights, see `hf_ctxmodels.compression.low_bits.training`."""
+    """Options of training with low-bit weights: `hf_ctxmodels.compression.low_bits.training.LowBitsArguments`."""
 
-    quantize_bits: list[int]
+    @property
+    def is_active(self) -> bool:
+        """Whether the weights are quantized."""
 
     def start(
         self, model: PreTrainedModel, features: Sequence[Any], collate: Any, batch_size: int, accelerator: Accelerator
@@ -28,7 +35,7 @@ class QuantizationAwareTraining(Protocol):
     def save(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, output_dir: str, accelerator: Accelerator
     ) -> None:
-        """Write the packed model beside the float32 weights."""
+        """Write the packed model next to the float32 weights."""
 
     def identity(self) -> dict[str, Any]:
         """Values that must be equal when the run is resumed."""
@@ -36,15 +43,15 @@ class QuantizationAwareTraining(Protocol):
 
 @dataclass(frozen=True)
 class FinetuningConfig:
-    """What may differ from plain fine-tuning.
+    """Everything that may differ from plain fine-tuning.
 
     Attributes:
-        methods: Which weights are trained when, and what holds them near their start.
+        methods: Frozen, re-initialised and regularised weights.
         adapters: Bottleneck adapters.
-        low_bits: Weights of few bits.
+        low_bits: Training with low-bit weights.
 
     Raises:
-        CtxError: They do not go together.
+        CtxError: Two of the options cannot be combined.
     """
 
     methods: FinetuningMethodArguments = field(default_factory=FinetuningMethodArguments)
@@ -52,40 +59,36 @@ class FinetuningConfig:
     low_bits: QuantizationAwareTraining | None = None
 
     def __post_init__(self) -> None:
-        rules = (
-            (
-                self.adapters.adapter is not None and self.methods.reinit_layers,
-                "--adapter with --reinit_layers",
-                "Below an adapter the encoder is frozen: layers that are drawn anew would stay as they are drawn.",
-            ),
-            (
-                self.methods.cache_features and self.low_bits is not None and self.low_bits.quantize_bits,
-                "--cache_features with --quantize_bits",
-                "Kept features are those of the encoder in single precision.",
-            ),
-        )
-        reject_flag_conflicts(rules, "leave one of them out.")
+        check_conflicts(self.methods, self.adapters)
+        frozen = self.methods.freeze
+        caches_features = isinstance(frozen, FrozenEncoderOptions) and frozen.cache_features is not None
+        if caches_features and self.low_bits is not None and self.low_bits.is_active:
+            raise CtxError(
+                "Cached features are computed with float32 weights.",
+                location="--freeze encoder:cache_features with --quantize",
+                hint="leave one of them out.",
+            )
 
     def prepare(
         self, model: Any, source: str | None, loop: LoopArguments, accelerator: Accelerator
     ) -> list[FinetuningCallback]:
-        """Draw weights anew, freeze and add adapters, as the flags say; gives the methods that the loop calls.
+        """Re-initialise and freeze weights, add adapters, and make the callbacks of the training loop.
 
         Args:
-            model: With its pretrained weights.
-            source: The checkpoint that it was opened from; None for a new model.
-            loop: The loop's flags.
-            accelerator: The run's.
+            model: The model with its pretrained weights.
+            source: The checkpoint that it was loaded from; None for a new model.
+            loop: The flags of the loop.
+            accelerator: The accelerator of the run.
 
         Raises:
-            CtxError: The flags do not fit the model, or do not go together.
+            CtxError: The flags do not fit the model.
         """
-        methods = self.methods.prepare(model, source, loop, accelerator)
-        self.adapters.apply(model, TASK_CONFIG, frozen=bool(self.methods.freeze or methods))
-        return methods
+        callbacks = self.methods.prepare(model, source, loop, accelerator)
+        self.adapters.apply(model)
+        return callbacks
 
     def identity(self, model: Any) -> dict[str, Any]:
-        """What must be equal when the run is resumed."""
+        """Values that must be equal when the run is resumed."""
         return {
             **flags_identity(self.methods, UNCOMPARED_FIELDS),
             **adapter_identity(model),

@@ -3,9 +3,9 @@
 import inspect
 import random
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
@@ -13,9 +13,9 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import flag, reject_flag_conflicts
 from hf_ctxmodels.core.generation import check_can_generate
 from hf_ctxmodels.data import RoundRobinMixture, UnlabelledCollator, mark_unlabelled
+from hf_ctxmodels.downstream.finetuning.arguments import FinetuningArguments, StartingModelArguments
 from hf_ctxmodels.downstream.finetuning.configuration import FinetuningConfig
 from hf_ctxmodels.downstream.finetuning.language import set_language
 from hf_ctxmodels.downstream.finetuning.seq2seq_targets import (
@@ -25,10 +25,10 @@ from hf_ctxmodels.downstream.finetuning.seq2seq_targets import (
 )
 from hf_ctxmodels.downstream.finetuning.task_evaluation import TaskEvaluation
 from hf_ctxmodels.downstream.finetuning.task_loss import TaskLoss
-from hf_ctxmodels.downstream.multitask.checkpoint_loading import load_initial_model, open_config, require_task
+from hf_ctxmodels.downstream.multitask.checkpoint_loading import load_initial_model, open_config
 from hf_ctxmodels.downstream.tasks import TASKS, Encoded, Task, TaskArguments
 from hf_ctxmodels.downstream.tasks.base import Collator
-from hf_ctxmodels.registry import FAMILIES, get_family
+from hf_ctxmodels.registry import get_family
 from hf_ctxmodels.tokenizers.base import CtxTokenizer, check_max_length, check_tokenizer_matches_model
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.batches import EpochIndexed
@@ -45,69 +45,11 @@ from hf_ctxmodels.training.model_loading import (
 from hf_ctxmodels.training.pretraining import TrainingSetup
 
 # Flags of which a resumed run may have others, if the model's class, configuration and tokenizer are the same.
-UNCOMPARED_FIELDS = ("family", "config", "config_options", "model", "task_name", "tokenizer", "predictions_file")
-
-
-@dataclass
-class FinetuningArguments:
-    """What to fine-tune, on what."""
-
-    task: Literal[
-        "sequence-classification",
-        "regression",
-        "token-classification",
-        "question-answering",
-        "multiple-choice",
-        "ranking",
-        "seq2seq",
-    ] = field(default="", metadata={"help": "What the model learns to do; needed, as its files are, without --tasks."})  # type: ignore[arg-type]
-    train_file: str = field(
-        default="",
-        metadata={
-            "help": "Training examples: .csv, .tsv, .txt (tab-separated) or .jsonl; CoNLL columns or .conllu for "
-            "tagging; SQuAD .json for questions; each may end in .gz. Or `demo` for sequence-classification."
-        },
-    )
-    validation_file: str = flag("", "Held-out examples in the same form, or `demo`.")
-    model: str | None = flag(None, "Checkpoint directory or Hub id, with its tokenizer; or start anew by --family.")
-    family: str | None = field(
-        default=None, metadata={"help": "Start from random weights of this family.", "choices": list(FAMILIES)}
-    )
-    config: str | None = flag(None, "With --family: a size of it or a JSON file of its fields; by default tiny.")
-    tokenizer: str | None = flag(
-        None, "With --family: tokenizer directory, from `hf-ctxmodels train-tokenizer`, or Hub id."
-    )
-    unlabelled_file: str | None = flag(
-        None,
-        "Examples in the same form whose labels are not known, or not looked at: every second batch is of them, for "
-        "heads that learn from both (cross-view training).",
-    )
-    train_examples: int | None = flag(None, "Train on a sample of so many examples, the same one whatever the seed.")
-    config_options: list[str] = flag((), "Fields of the configuration that differ from the model's, as key=value.")
-    language: str | None = flag(None, "Language of the texts, for models with language embeddings or marks.")
-    task_name: str | None = flag(
-        None, "Where --model was trained by --tasks: the task whose model is the start, by its name in the list."
-    )
-    predictions_file: str | None = flag(None, "Write the final predictions for the validation file here, as .jsonl.")
-
-
-@dataclass
-class FinetuningLoopArguments(LoopArguments):
-    """The loop's flags with the defaults of fine-tuning (Devlin et al. 2019, appendix A.3): 3 epochs at 5e-5."""
-
-    learning_rate: float = field(default=5e-5, metadata={"help": "Peak learning rate."})
-    warmup_steps: float = field(
-        default=0.1, metadata={"help": "Steps of linear warm-up; a value below 1 is a share of all steps."}
-    )
-
-    def __post_init__(self) -> None:
-        if self.max_steps is None and self.num_train_epochs is None:
-            self.num_train_epochs = 3.0
-        super().__post_init__()
+UNCOMPARED_FIELDS = ("family", "config_options", "model", "task_name", "predictions_file")
 
 
 def load_config_and_tokenizer(
-    arguments: FinetuningArguments, task: Task[Any], own: bool = False
+    arguments: StartingModelArguments, task: Task[Any], own: bool = False
 ) -> tuple[PreTrainedConfig, PreTrainedTokenizerBase]:
     """Configuration and tokenizer of the checkpoint, or of a new model; `own` opens it by a family of the package.
 
@@ -116,56 +58,28 @@ def load_config_and_tokenizer(
             opened.
     """
     if (arguments.model is None) == (arguments.family is None):
-        given = None if arguments.model is None else f"--model {arguments.model} --family {arguments.family}"
-        raise CtxError(
-            "A model is to be fine-tuned, but which one?",
-            location=given,
-            hint="give either --model or --family; a recipe may give one, too.",
-        )
+        raise CtxError("Expected exactly one of --model and --family.", hint="give exactly one of them.")
     if arguments.model is not None:
-        _refuse_flags_of_new_models(arguments)
         changes = parse_config_options(arguments.config_options)
         config = open_config(arguments.model, changes, arguments.task_name, own=own)
         set_embedding_fields(config)
         return config, load_tokenizer(arguments.model, split_words=task.split_words)
-    if arguments.task_name is not None:
-        raise CtxError(
-            "A new model was not trained on several tasks.",
-            location=f"--family {arguments.family} --task_name {arguments.task_name}",
-            hint="leave --task_name out, or give --model.",
-        )
-    if arguments.tokenizer is None:
-        raise CtxError("A new model needs a tokenizer.", hint="train one, and name it by --tokenizer.")
-    tokenizer = load_tokenizer(arguments.tokenizer, split_words=task.split_words)
+    new = arguments.family
+    if new is None or new.tokenizer is None:
+        raise CtxError("A new model needs a tokenizer.", location="--family", hint="write --family NAME:tokenizer=DIR.")
+    tokenizer = load_tokenizer(new.tokenizer, split_words=task.split_words)
     prepare_for_tasks(tokenizer)
-    family = get_family(arguments.family or "")
-    config = new_config(family, tokenizer, arguments.config, arguments.config_options)
+    family = get_family(new.family)
+    config = new_config(family, tokenizer, new.config, arguments.config_options)
     for name, value in task.config_fields(tokenizer).items():
         if not hasattr(config, name):
             raise CtxError(
                 f"The tokenizer has {name}={value}, for which {type(config).__name__} has no field.",
-                location=f"--family {family.name} --tokenizer {arguments.tokenizer}",
+                location=f"--family {family.name}:tokenizer={new.tokenizer}",
                 hint="use a tokenizer of that family.",
             )
         setattr(config, name, value)
     return config, tokenizer
-
-
-def _refuse_flags_of_new_models(arguments: FinetuningArguments) -> None:
-    """Raise CtxError for flags beside --model that a checkpoint answers by itself."""
-    beside = (
-        ("tokenizer", "A checkpoint is opened with the tokenizer beside it."),
-        ("config", "A checkpoint has a configuration of its own."),
-    )
-    rules = (
-        (value := getattr(arguments, name), f"--model {arguments.model} --{name} {value}", what)
-        for name, what in beside
-    )
-    reject_flag_conflicts(
-        rules,
-        "leave it out; --config_options changes fields of a model's configuration, `pretrain --train embeddings` its "
-        "vocabulary.",
-    )
 
 
 def prepare_for_tasks(tokenizer: PreTrainedTokenizerBase, max_length: int = 0) -> None:
@@ -186,13 +100,13 @@ def fit_config_and_tokenizer(
     length = task.arguments.max_length
     if arguments.language is not None:
         set_language(config, tokenizer, arguments.language, "--language")
-    check_tokenizer_matches_model(tokenizer, config, length, location=arguments.model or str(arguments.family))
+    check_tokenizer_matches_model(tokenizer, config, length, location=arguments.model or "--family")
     prepare_for_tasks(tokenizer, length)
     set_generation_tokens(task, config, tokenizer)
 
 
 def open_model(
-    arguments: FinetuningArguments, task: Task[Any], config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase
+    arguments: StartingModelArguments, task: Task[Any], config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase
 ) -> PreTrainedModel:
     """The checkpoint's model with the task's head and embeddings of all tokens, or a new one.
 
@@ -213,7 +127,7 @@ def open_model(
     if missing := [name for name in task.required_inputs if name not in known]:
         raise CtxError(
             f"{type(model).__name__} does not take {', '.join(missing)}, which the task {task.name} needs.",
-            location=arguments.model or arguments.family,
+            location=arguments.model or "--family",
             hint="use a model of this package.",
         )
     if task.arguments.both_orders and not getattr(model, "accepts_both_orders", False):
@@ -325,7 +239,6 @@ def finetune(
     Raises:
         CtxError: Files, model, tokenizer and flags do not fit.
     """
-    require_task(arguments)
     how = how or FinetuningConfig()
     task = TASKS[arguments.task](task_arguments)
     task.refuse_unread_flags()
@@ -334,7 +247,6 @@ def finetune(
     config, tokenizer = load_config_and_tokenizer(arguments, task, own=learn is not None)
     fit_config_and_tokenizer(arguments, task, config, tokenizer)
     task.configure(config, training, validation)
-    how.methods.configure(config)
     accelerator = make_accelerator(loop_arguments)  # first: it says what device and processes there are
     shown = accelerator.is_main_process
     print_status(f"tokenizing {len(training):,} training and {len(validation):,} validation examples", shown)

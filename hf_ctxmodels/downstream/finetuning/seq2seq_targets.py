@@ -6,12 +6,12 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import typed_options
 from hf_ctxmodels.downstream.tasks import Task
 from hf_ctxmodels.downstream.tasks.base import Collator, Feature
 from hf_ctxmodels.downstream.tasks.seq2seq import Seq2Seq
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.spec import Seq2SeqFinetuning
-from hf_ctxmodels.training.pretraining import parse_options
 
 
 def family_seq2seq_finetuning(task: Task[Any], config: PreTrainedConfig) -> Seq2SeqFinetuning | None:
@@ -61,7 +61,8 @@ def training_collator(
         return task.collator(tokenizer)
     assert isinstance(task, Seq2Seq)
     kind = seq2seq_finetuning.objective
-    options = parse_options(kind, arguments.target_options, "--target_options")
+    texts = dict(text.partition("=")[::2] for text in arguments.target_options)
+    options = typed_options(kind, texts, location="--target_options", names=kind.option_help())
     if "max_target_length" in options:
         raise CtxError(
             "The length of targets is a flag.", location="--target_options", hint="give it by --max_target_length."

@@ -45,7 +45,7 @@ def open_config(
         raise CtxError(
             "The model was not trained on several tasks.",
             location=f"--model {source} --task_name {task_name}",
-            hint="leave out --task_name, or give a directory that `finetune --tasks` wrote.",
+            hint="leave out --task_name, or give a directory that `finetune multitask` wrote.",
         )
     elif own:
         config = load_family_config(source)
@@ -65,13 +65,3 @@ def load_initial_model(
     verify_weights(Path(source))
     weights = load_pretrained(CtxMultiTaskModel, source, "the model of several tasks").task_weights(task_name)
     return load_model(source, auto_class, config, weights=weights)
-
-
-def require_task(arguments: Any) -> None:
-    """Raise CtxError unless the flags of `hf-ctxmodels finetune` give a task and its files."""
-    if missing := [name for name in ("task", "train_file", "validation_file") if not getattr(arguments, name)]:
-        raise CtxError(
-            "A task and its files are to be given.",
-            location=", ".join(f"--{name} is missing" for name in missing),
-            hint="add them, or give a list of several tasks by --tasks.",
-        )

@@ -3,14 +3,14 @@
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 from transformers import DataCollatorWithPadding, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import flag, non_default_fields, reject_flag_conflicts
+from hf_ctxmodels.core.flags import flag, non_default_fields
 from hf_ctxmodels.data.table_files import Row
 
 Feature = dict[str, Any]
@@ -21,78 +21,29 @@ Logits = dict[str, np.ndarray]
 
 @dataclass
 class TaskArguments:
-    """The columns of a task and the length of its inputs."""
+    """Columns and lengths."""
 
-    text_columns: str | None = field(
-        default=None,
-        metadata={
-            "help": "Column(s) of the text, separated by commas: one for single texts, two for pairs. Numbers "
-            "(1 = first) for a file without a header line. Default: text, or the task's usual columns (seq2seq: "
-            "source; ranking: query,candidate)."
-        },
+    text_columns: str | None = flag(
+        None, "Columns of the text, separated by commas: one for single texts, two for pairs; names or numbers from 1."
     )
-    label_column: str | None = field(
-        default=None,
-        metadata={
-            "help": "Column of the label, tag, target number or correct choice; ranking: 1 for a relevant candidate, "
-            "else 0; seq2seq: of the text to be written. Default: label, or target."
-        },
+    label_column: str | None = flag(None, "Column of the label, tags, number, choice, relevance or target text.")
+    choice_columns: str | None = flag(None, "Columns of the choices, separated by commas, or one column of lists.")
+    max_length: int = flag(128, "Longest input in tokens; longer texts are truncated or split into windows.")
+    doc_stride: int | None = flag(
+        None, "Tokens shared by consecutive windows of a long context; by default a third of --max_length."
     )
-    choice_columns: str | None = field(
-        default=None,
-        metadata={
-            "help": "multiple-choice only: the columns of the choices, separated by commas, or one column of lists. "
-            "Default: choices."
-        },
-    )
-    max_length: int = field(
-        default=128,
-        metadata={
-            "help": "Longest input in tokens; longer texts are truncated or split into windows. For seq2seq they are "
-            "an error, see --cut_sources."
-        },
-    )
-    doc_stride: int | None = field(
-        default=None,
-        metadata={
-            "help": "question-answering only: tokens shared by consecutive windows of a long context. "
-            "Default: a third of --max_length."
-        },
-    )
-    max_answer_length: int = field(
-        default=30, metadata={"help": "question-answering only: longest predicted answer, in tokens."}
-    )
-    both_orders: bool = flag(
-        False,
-        "Pairs only: the model reads each pair in both orders and sums their states, for similarity (Radford et al. "
-        "2018, section 3.3); for heads that take them, GPT's.",
-    )
-    max_target_length: int = flag(
-        64, "seq2seq only: longest target in tokens; longer ones are an error. Predictions end there."
-    )
-    cut_sources: bool = flag(False, "seq2seq only: cut sources over --max_length at their end, in place of an error.")
+    max_answer_length: int = flag(30, "Longest predicted answer in tokens.")
+    both_orders: bool = flag(False, "Encode each pair in both orders and sum the states (GPT).")
+    max_target_length: int = flag(64, "Longest target in tokens; longer targets are an error.")
+    cut_sources: bool = flag(False, "Truncate sources to --max_length; by default longer sources are an error.")
     target_language: str | None = flag(
-        None,
-        "seq2seq only: the language that is written, where the model writes several: its mark, such as `<de>`, or its "
-        "name in lang2id of the configuration; --language is then that of the sources.",
+        None, "Language to generate, for multilingual models: a token, such as `<de>`, or a name in lang2id."
     )
-    label_smoothing: float | None = flag(
-        None,
-        "seq2seq only: share of the target probability that is spread over all tokens in training. Default: as the "
-        "family was fine-tuned, see its card; else 0.",
-    )
-    num_beams: int = flag(1, "seq2seq only: width of the beam search by which predictions are written; 1 is greedy.")
-    metrics: str = flag(
-        "rouge,bleu,exact_match", "seq2seq only: what predictions are scored by, the main metric first."
-    )
-    plain_targets: bool = flag(
-        False,
-        "seq2seq only: train on the targets as they are, each token from those before it, also where the family's "
-        "paper masks them or adds noise.",
-    )
-    target_options: list[str] = flag(
-        (), "seq2seq only: options of such masks or noise, as key=value; an unknown key lists them."
-    )
+    label_smoothing: float | None = flag(None, "Label smoothing in training; by default that of the family.")
+    num_beams: int = flag(1, "Width of the beam search for predictions; 1 is greedy.")
+    metrics: str = flag("rouge,bleu,exact_match", "Metrics of the predictions, the main metric first.")
+    plain_targets: bool = flag(False, "Train on the unchanged targets, where the family masks them or adds noise.")
+    target_options: list[str] = flag((), "Options of the masks or noise on targets, as key=value.")
 
 
 @dataclass(frozen=True)
@@ -129,8 +80,8 @@ Label = TypeVar("Label")
 
 def refuse_unread_flags(arguments: TaskArguments, read: Collection[str], what: str) -> None:
     """Raise CtxError, which says `what`, for a flag that was given and is not among those that are read."""
-    unread = sorted(non_default_fields(arguments) - set(read))
-    reject_flag_conflicts([(True, f"--{name}", what) for name in unread], "leave it out, also where a recipe has it.")
+    if unread := sorted(non_default_fields(arguments) - set(read)):
+        raise CtxError(what, location=f"--{unread[0]}", hint="leave it out, also if a recipe has it.")
 
 
 class Task(ABC, Generic[Example]):

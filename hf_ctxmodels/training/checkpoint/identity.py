@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,9 @@ from accelerate.utils import DistributedType
 from transformers import PreTrainedModel
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import flat_options
 from hf_ctxmodels.data.document_sources import describe_content
-from hf_ctxmodels.training.arguments import LoopArguments
+from hf_ctxmodels.training.arguments import ConstantOptions, LoopArguments, NTASGDOptions
 
 FLAGS_THAT_MAY_CHANGE = (
     *("output_dir", "resume", "overwrite", "logging_steps", "report_to"),
@@ -36,16 +36,14 @@ def loop_identity(arguments: LoopArguments, accelerator: Accelerator, total_step
     extended. The number of processes may change if the global batch size does not, and so may the kind of parallelism,
     except that DeepSpeed stores the optimizer state in its own format.
     """
-    flags = {
-        name: value for name, value in asdict(arguments).items() if name not in (*FLAGS_THAT_MAY_CHANGE, *_DERIVED)
-    }
-    if arguments.optimizer == "nt-asgd":  # averaging starts at an evaluation
+    excluded = (*FLAGS_THAT_MAY_CHANGE, *_DERIVED)
+    flags = {name: value for name, value in flat_options(arguments).items() if name not in excluded}
+    if isinstance(arguments.optimizer, NTASGDOptions):  # averaging starts at an evaluation
         flags["eval_steps"] = arguments.eval_steps
     return {
         **flags,
-        "unfreeze_steps": arguments.unfreezing(total_steps),
         "warmup_steps": arguments.warmup(total_steps),
-        "total_steps": None if arguments.lr_scheduler == "constant" else total_steps,
+        "total_steps": None if isinstance(arguments.lr_scheduler, ConstantOptions) else total_steps,
         "global_micro_batch": arguments.per_device_batch_size * accelerator.num_processes,
         "mixed_precision": accelerator.mixed_precision,
         "deepspeed": accelerator.distributed_type == DistributedType.DEEPSPEED,
@@ -71,10 +69,10 @@ def flags_identity(arguments: Any, may_change: Iterable[str], files: Iterable[st
         files: Fields that name data files, which are compared by content: they may be moved.
     """
     identity, ignored = {}, set(may_change)
-    for name, value in asdict(arguments).items():
+    for name, value in flat_options(arguments).items():
         if name in files and value:
             value = [describe_content(file) for file in value] if isinstance(value, list) else describe_content(value)
-        if name not in ignored:
+        if name not in ignored and name.partition(".")[0] not in ignored:
             identity[name] = value
     return identity
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.training.arguments import LoopArguments
+from hf_ctxmodels.training.arguments import LoopArguments, NTASGDOptions
 
 NEVER = 1e15  # a step that no run reaches
 FROM_THE_START = -1
@@ -17,7 +17,7 @@ class Averaging:
     """The averages of `torch.optim.ASGD`, and their start; without effect for other optimizers.
 
     `asgd` averages from the first step. `nt-asgd` starts when the validation loss is above the lowest one of more than
-    `average_after` evaluations ago (Merity et al. 2017, algorithm 1). Evaluations and the final model have the
+    `patience` evaluations ago (Merity et al. 2017, algorithm 1). Evaluations and the final model have the
     averages; checkpoints have both.
 
     Args:
@@ -30,9 +30,11 @@ class Averaging:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, arguments: LoopArguments, evaluates: bool) -> None:
-        self._optimizer, self._interval = optimizer, arguments.average_after
+        options = arguments.optimizer
+        self._optimizer = optimizer
+        self._interval = options.patience if isinstance(options, NTASGDOptions) else 0
         self._averages = isinstance(optimizer, torch.optim.ASGD)
-        self._waits = arguments.optimizer == "nt-asgd"
+        self._waits = isinstance(options, NTASGDOptions)
         self._losses: list[float] = []
         if self._waits and not evaluates:
             raise CtxError(

@@ -2,7 +2,6 @@
 2018, section 3.3; Devlin et al. 2019, section 5.3)."""
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import reject_flag_conflicts
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.training.arguments import LoopArguments
 
@@ -35,15 +34,11 @@ def freeze_encoder(model: CtxPreTrainedModel) -> None:
     model.train(model.training)
 
 
-def refuse_layerwise_flags(loop: LoopArguments) -> None:
-    """Raise CtxError for flags that treat each layer in its own way, where all of them are frozen."""
-    rules = (
-        (
-            loop.layerwise_lr_decay != 1,
-            "--layerwise_lr_decay",
+def check_layerwise_flags(loop: LoopArguments) -> None:
+    """Raise CtxError for a learning rate by layer, where all layers are frozen."""
+    if loop.layerwise_lr_decay != 1:
+        raise CtxError(
             "The layers of a frozen encoder have no learning rates.",
-        ),
-        (loop.unfreeze_steps, "--unfreeze_steps", "The layers of a frozen encoder are never unfrozen."),
-    )
-    told = [(broken, f"--freeze encoder {flag} {getattr(loop, flag[2:]):g}", what) for broken, flag, what in rules]
-    reject_flag_conflicts(told, "give --layerwise_lr_decay 1 --unfreeze_steps 0, also where a recipe has other values.")
+            location=f"--freeze encoder --layerwise_lr_decay {loop.layerwise_lr_decay:g}",
+            hint="give --layerwise_lr_decay 1, also if a recipe has another value.",
+        )

@@ -6,6 +6,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.training.arguments import steps_of
 from hf_ctxmodels.training.callbacks import FinetuningCallback
 from hf_ctxmodels.training.optim.layer_groups import layer_groups, require_layers
 
@@ -43,7 +44,8 @@ class GradualUnfreezing(LayerUnfreezing):
 
     Args:
         model: The model, not wrapped.
-        interval: Optimizer steps between two groups; 0 trains all from the start; None divides the run evenly.
+        interval: Optimizer steps between two groups; a fraction of the run if below 1; 0 trains all from the start;
+            None divides the run evenly.
 
     Raises:
         CtxError: The interval is negative, or the encoder's stack of layers is unknown.
@@ -53,7 +55,7 @@ class GradualUnfreezing(LayerUnfreezing):
         >>> Trainer(model, arguments, train_dataset=data, callbacks=callbacks).train()  # doctest: +SKIP
     """
 
-    def __init__(self, model: PreTrainedModel, interval: int | None = None) -> None:
+    def __init__(self, model: PreTrainedModel, interval: float | None = None) -> None:
         if interval is not None and interval < 0:
             raise CtxError(f"interval={interval} is negative.", hint="give the optimizer steps between two groups.")
         super().__init__(model)
@@ -61,13 +63,15 @@ class GradualUnfreezing(LayerUnfreezing):
 
     def num_trained_groups(self, step: int) -> int:
         """Number of groups, counted from the last, that are trained after `step` steps."""
-        return len(self._groups) if not self._interval else min(len(self._groups), 1 + step // self._interval)
+        return len(self._groups) if not self._interval else min(len(self._groups), 1 + int(step // self._interval))
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Determine the interval; raises CtxError for several processes."""
         super().on_train_begin(args, state, control, **kwargs)
         if self._interval is None:
             self._interval = max(1, state.max_steps // len(self._groups))
+        elif self._interval:
+            self._interval = max(1, steps_of(self._interval, state.max_steps))
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Freeze and unfreeze groups."""

@@ -9,7 +9,21 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from transformers import Adafactor, get_scheduler
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.training.arguments import LoopArguments
+from hf_ctxmodels.training.arguments import (
+    AdafactorOptions,
+    AdaGradOptions,
+    AdamWOptions,
+    ASGDOptions,
+    ConstantOptions,
+    CosineOptions,
+    InverseSquareRootOptions,
+    LambOptions,
+    LinearOptions,
+    LoopArguments,
+    NTASGDOptions,
+    SGDOptions,
+    SlantedTriangularOptions,
+)
 from hf_ctxmodels.training.optim.averaging import FROM_THE_START, NEVER
 from hf_ctxmodels.training.optim.layer_groups import group_rates, has_heads, layer_groups, require_layers
 from hf_ctxmodels.training.optim.scaled_adamw import ScaledAdamW
@@ -66,46 +80,43 @@ def make_optimizer(model: nn.Module, arguments: LoopArguments) -> torch.optim.Op
     Raises:
         CtxError: Its package is not installed, or see `discriminative_groups`.
     """
+    options, rate = arguments.optimizer, arguments.learning_rate
     if arguments.layerwise_lr_decay == 1 and arguments.head_learning_rate is None:
-        groups = parameter_groups(model, arguments.weight_decay)
+        groups = parameter_groups(model, options.weight_decay)
     else:
-        rates = arguments.learning_rate, arguments.layerwise_lr_decay
-        groups = discriminative_groups(model, arguments.weight_decay, *rates, arguments.head_learning_rate)
-    options: dict[str, Any] = {
-        "lr": arguments.learning_rate,
-        "betas": (arguments.adam_beta1, arguments.adam_beta2),
-        "eps": arguments.adam_epsilon,
-    }
-    if arguments.optimizer == "lamb":
-        return _lamb(groups, options)
-    if arguments.optimizer == "adafactor":
-        # Shazeer & Stern 2018 with the rate of the schedule; updates are clipped to a root mean square of 1
-        scale = arguments.scale_by_size
-        return Adafactor(groups, lr=arguments.learning_rate, scale_parameter=scale, relative_step=False)
-    if arguments.optimizer in ("asgd", "nt-asgd"):
-        begin = FROM_THE_START if arguments.optimizer == "asgd" else NEVER
-        return torch.optim.ASGD(groups, lr=arguments.learning_rate, lambd=0.0, t0=begin)
-    if arguments.optimizer in ("adagrad", "sgd"):
-        return _for_sparse_gradients(model, groups, arguments)
-    if arguments.scale_by_size:
-        return ScaledAdamW(groups, **options)
-    # Loshchilov & Hutter 2019; the fused form is one kernel for all parameters
-    return torch.optim.AdamW(groups, fused=True, **options)
+        groups = discriminative_groups(
+            model, options.weight_decay, rate, arguments.layerwise_lr_decay, arguments.head_learning_rate
+        )
+    match options:
+        case AdamWOptions() | LambOptions():
+            settings: dict[str, Any] = {"lr": rate, "betas": (options.beta1, options.beta2), "eps": options.epsilon}
+            if isinstance(options, LambOptions):
+                return _lamb(groups, settings)
+            if options.scale_by_size:
+                return ScaledAdamW(groups, **settings)
+            # Loshchilov & Hutter 2019; the fused form is one kernel for all parameters
+            return torch.optim.AdamW(groups, fused=True, **settings)
+        case AdafactorOptions():
+            # Shazeer & Stern 2018 with the rate of the schedule; updates are clipped to a root mean square of 1
+            return Adafactor(groups, lr=rate, scale_parameter=options.scale_by_size, relative_step=False)
+        case ASGDOptions():
+            start = NEVER if isinstance(options, NTASGDOptions) else FROM_THE_START
+            return torch.optim.ASGD(groups, lr=rate, lambd=0.0, t0=start)
+    _use_sparse_gradients(model, options)
+    return (torch.optim.SGD if isinstance(options, SGDOptions) else torch.optim.Adagrad)(groups, lr=rate)
 
 
-def _for_sparse_gradients(model: Any, groups: list[dict], arguments: LoopArguments) -> torch.optim.Optimizer:
-    """AdaGrad (Duchi et al. 2011) or SGD, for sparse gradients; raises CtxError for weight decay."""
-    if hasattr(model, "set_sparse_gradients"):
-        if arguments.weight_decay:
-            raise CtxError(
-                f"Weight decay is not possible with the sparse gradients of {type(model).__name__}.",
-                location=f"--optimizer {arguments.optimizer} --weight_decay {arguments.weight_decay}",
-                hint="give --weight_decay 0.",
-            )
-        model.set_sparse_gradients(True)
-    if arguments.optimizer == "sgd":
-        return torch.optim.SGD(groups, lr=arguments.learning_rate)
-    return torch.optim.Adagrad(groups, lr=arguments.learning_rate)
+def _use_sparse_gradients(model: Any, options: SGDOptions | AdaGradOptions) -> None:
+    """Switch a model to sparse gradients, if it has them; raises CtxError for weight decay."""
+    if not hasattr(model, "set_sparse_gradients"):
+        return
+    if options.weight_decay:
+        raise CtxError(
+            f"Weight decay is not possible with the sparse gradients of {type(model).__name__}.",
+            location=f"--optimizer weight_decay={options.weight_decay:g}",
+            hint="leave weight_decay out.",
+        )
+    model.set_sparse_gradients(True)
 
 
 def _lamb(groups: list[dict], options: dict[str, Any]) -> torch.optim.Optimizer:
@@ -131,17 +142,18 @@ def make_scheduler(optimizer: torch.optim.Optimizer, arguments: LoopArguments, t
     """Linear warm-up, then linear or cosine decay until `total_steps`, or a constant rate; or slanted triangular; or
     the inverse square root of the step."""
     warmup = arguments.warmup(total_steps)
-    if arguments.lr_scheduler == "rsqrt":
+    options = arguments.lr_scheduler
+    if isinstance(options, InverseSquareRootOptions):
         # "noam" without the decay at its end, as T5 was pretrained: no linear warm-up
         return LambdaLR(optimizer, lambda step: math.sqrt(max(1, warmup) / max(1, step, warmup)))
-    if arguments.lr_scheduler == "slanted-triangular":
-        return LambdaLR(optimizer, lambda step: slanted_triangle(step, warmup, total_steps, arguments.slant_ratio))
+    if isinstance(options, SlantedTriangularOptions):
+        return LambdaLR(optimizer, lambda step: slanted_triangle(step, warmup, total_steps, options.ratio))
     steps = {"num_warmup_steps": warmup, "num_training_steps": total_steps}
-    if arguments.lr_scheduler == "cosine" and arguments.min_lr_rate:
-        lowest = {"min_lr_rate": arguments.min_lr_rate}
+    if isinstance(options, CosineOptions) and options.min_rate:
+        lowest = {"min_lr_rate": options.min_rate}
         return get_scheduler("cosine_with_min_lr", optimizer, **steps, scheduler_specific_kwargs=lowest)
-    name = "constant_with_warmup" if arguments.lr_scheduler == "constant" else arguments.lr_scheduler
-    return get_scheduler(name, optimizer, **steps)
+    names = {LinearOptions: "linear", CosineOptions: "cosine", ConstantOptions: "constant_with_warmup"}
+    return get_scheduler(names[type(options)], optimizer, **steps)
 
 
 def slanted_triangle(step: int, cut: int, total_steps: int, ratio: float = 32) -> float:

@@ -78,7 +78,7 @@ def test_penalties_are_those_written_out(tmp_path: Path) -> None:
         assert_close(terms["anchor_loss"], expected.detach(), name)
         for parameter, gradient, added in zip(model.parameters(), task, wanted):
             assert_close(parameter.grad, gradient + 4 * added, name)
-    given = arguments(tmp_path, weight_decay=0.1)
+    given = arguments(tmp_path, optimizer="adamw:weight_decay=0.1")
     optimizer = make_optimizer(model, given)
     CallbackRun(optimizer).begin(methods["l2"][0])
     decayed = {id(each) for group in optimizer.param_groups if group["weight_decay"] for each in group["params"]}

@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from hf_ctxmodels.core.config import CtxConfig
 from hf_ctxmodels.core.console import format_next_commands, print_status
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.core.flags import REQUIRED, flag
 from hf_ctxmodels.data.document_sources import describe_content
 from hf_ctxmodels.downstream.finetuning.multitask.batches import TaskCollator, mean, mixture_of, named
 from hf_ctxmodels.downstream.finetuning.multitask.evaluation import MEAN, BestModel, TasksEvaluation
@@ -27,26 +27,21 @@ from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.checkpoint.directory import publish_files, temporary_path
 from hf_ctxmodels.training.loop import TrainingResult, global_batch_size, make_accelerator, train
 from hf_ctxmodels.training.model_loading import require_trainable
-from hf_ctxmodels.training.optim.freezing import freeze_encoder, refuse_layerwise_flags
+from hf_ctxmodels.training.optim.freezing import check_layerwise_flags, freeze_encoder
 from hf_ctxmodels.training.recipe import find_packaged
 
 
 @dataclass
 class MultitaskArguments:
-    """Several tasks on one encoder (Liu et al. 2019): a list of them in place of --task and its files."""
+    """Tasks."""
 
-    tasks: str | None = flag(
-        None,
-        "YAML file that lists tasks with their kinds and files, or the name of one in the package (mtdnn); they are "
-        "learned together, and saved as one model.",
-    )
-    tasks_folder: str | None = flag(None, "Folder where relative paths in the list of tasks start.")
-    only: list[str] = flag((), "With --tasks: train these tasks of the list alone, such as one for comparison.")
+    tasks: str = flag(REQUIRED, "YAML file that lists tasks and their files, or the name of a list of the package.")
+    tasks_folder: str | None = flag(None, "Directory that relative paths in the list of tasks start from.")
+    only: list[str] = flag((), "Train only these tasks of the list.")
     keep: Literal["last", "best"] = flag(
-        "last",
-        "With --tasks: the model of the last step, or that of the evaluation (--eval_steps) with the highest mean of "
-        "the tasks' main metrics.",
+        "last", "Model to save: the last, or the one with the best mean of the main metrics in an evaluation."
     )
+    freeze: Literal["encoder"] | None = flag(None, "Train only the heads.")
 
 
 @dataclass(frozen=True)
@@ -231,14 +226,8 @@ def finetune_tasks(
     Raises:
         CtxError: Files, model, tokenizer and flags do not fit.
     """
-    if loop.lr_reference_targets:
-        raise CtxError(
-            "The targets of different tasks are not counted together.",
-            location=f"--lr_reference_targets {loop.lr_reference_targets}",
-            hint="leave it out.",
-        )
     if start.frozen:
-        refuse_layerwise_flags(loop)
+        check_layerwise_flags(loop)
     listed = read_task_list(
         find_packaged(str(several.tasks), "tasks", "list of tasks", "--tasks"), defaults, several.tasks_folder
     )
@@ -347,5 +336,5 @@ def report(tuned: TunedTasks) -> None:
     print(tuned.table())
     print(f"model, tokenizer, log and summary saved in {output}")
     files = ("--train_file", "FILE", "--validation_file", "FILE", "--output_dir", "DIRECTORY")
-    again = ("finetune", "--model", output, "--task_name", name, "--task", tuned.runs[name].listed.kind, *files)
+    again = ("finetune", tuned.runs[name].listed.kind, "--model", output, "--task_name", name, *files)
     print(format_next_commands(again, ("push", "--model", output, "--repo_id", "ORGANISATION/NAME")))

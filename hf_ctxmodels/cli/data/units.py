@@ -1,8 +1,8 @@
 r"""Write a file of phrases and entities, one per line, for objectives that mask units.
 
-hf-ctxmodels find-units --dataset books.txt --output phrases.txt
-hf-ctxmodels find-units --entities train.conll --gazetteers names.txt phrases.txt --output entities.txt
-hf-ctxmodels pretrain --recipe ernie_learning_2 --objective_options units=phrases.txt ...
+hf-ctxmodels data units --dataset books.txt --output phrases.txt
+hf-ctxmodels data units --entities train.conll --gazetteers names.txt phrases.txt --output entities.txt
+hf-ctxmodels pretrain --recipe ernie_learning_2 --objective unit-mlm+pairs:units=phrases.txt ...
 """
 
 from collections import Counter

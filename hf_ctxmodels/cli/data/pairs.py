@@ -1,7 +1,7 @@
-r"""Make sources and targets for `finetune --task seq2seq`: summaries from articles, or questions from SQuAD's form.
+r"""Make source-target pairs for `finetune seq2seq`: summaries of articles, or questions from files in SQuAD format.
 
-    hf-ctxmodels make-pairs --kind summaries --dataset news.txt.gz --output_dir data/summaries
-    hf-ctxmodels make-pairs --kind questions --dataset xquad.en.json.gz --output_dir data/questions
+    hf-ctxmodels data pairs --kind summaries --dataset news.txt.gz --output_dir data/summaries
+    hf-ctxmodels data pairs --kind questions --dataset xquad.en.json.gz --output_dir data/questions
 
 Each part is written as a table (train.jsonl, validation.jsonl), and as two files of lines (train.source.txt,
 train.target.txt, ...) for `train-tokenizer --translations` and `generate`.

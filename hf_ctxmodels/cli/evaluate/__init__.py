@@ -1,0 +1,1 @@
+"""Subcommands of `hf-ctxmodels evaluate`."""

@@ -1,0 +1,215 @@
+r"""Measure zero-shot transfer between languages: train a tagger in one language and test it in others.
+
+    hf-ctxmodels evaluate transfer --model runs/xlm --task pos --train en --test de,fr,es --data_dir ud \
+        --output_dir runs/xlm-pos
+
+A language is a code, whose files are found in --data_dir by the names of Universal Dependencies (pos) or WikiANN (ner),
+or CODE=FILE. The baseline is the most frequent tag of each word in the training file. With `--adapter madx-task
+--language_adapters en=DIR,de=DIR` the adapter of the language is replaced in each test (MAD-X), with `--freeze
+embeddings --language_embeddings de=DIR` the token embeddings (Artetxe et al. 2020). The output directory gets the model
+and transfer.json.
+"""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from transformers import PreTrainedTokenizerBase
+
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import REQUIRED, flag
+from hf_ctxmodels.core.output_files import wrap_write_errors
+from hf_ctxmodels.data.text_files import check_file
+from hf_ctxmodels.downstream.adapters.arguments import AdapterArguments, check_adapters, replace_lowest_adapter
+from hf_ctxmodels.downstream.finetuning.arguments import (
+    FinetuningArguments,
+    FinetuningLoopArguments,
+    FinetuningMethodArguments,
+)
+from hf_ctxmodels.downstream.finetuning.configuration import FinetuningConfig
+from hf_ctxmodels.downstream.finetuning.finetuning_run import FinetuningResult, finetune
+from hf_ctxmodels.downstream.finetuning.language import set_language, supported_languages
+from hf_ctxmodels.downstream.finetuning.task_evaluation import TaskEvaluation
+from hf_ctxmodels.downstream.tasks import TASKS, TaskArguments
+from hf_ctxmodels.downstream.tasks.language_files import LanguageFile, directories_of_languages
+from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model
+from hf_ctxmodels.training.model_loading import load_config, load_tokenizer
+from hf_ctxmodels.training.recipe import parse_arguments
+from hf_ctxmodels.training.token_embeddings import check_embedding_compatibility, replace_token_embeddings
+
+TASK = "token-classification"
+ESSENTIAL = ("model", "task", "train", "test", "data_dir", "output_dir", "num_train_epochs", "learning_rate")
+
+
+@dataclass
+class TransferArguments:
+    """Model and languages."""
+
+    model: str = flag(REQUIRED, "Checkpoint directory or Hub id of a multilingual encoder.")
+    task: Literal["pos", "ner"] = flag(REQUIRED, "Parts of speech (CoNLL-U) or named entities (CoNLL columns).")
+    test: str = flag(REQUIRED, "Test languages, separated by commas: de,fr or de=FILE,fr=FILE.")
+    train: str = flag("en", "Training language: en or en=FILE.")
+    data_dir: str | None = flag(None, "Directory with the files of the languages.")
+    validation_file: str | None = flag(None, "Validation file of the training language; by default its dev file.")
+    train_examples: int | None = flag(None, "Train on a fixed subset of N sentences.")
+    freeze: Literal["encoder", "embeddings"] | None = flag(None, "Weights that are not trained.")
+    language_adapters: str | None = flag(
+        None, "Adapter of each language for --adapter: LANGUAGE=DIR, separated by commas."
+    )
+    language_embeddings: str | None = flag(
+        None, "Checkpoint with the token embeddings of each test language: LANGUAGE=DIR, separated by commas."
+    )
+
+
+@dataclass(frozen=True)
+class LanguageModules:
+    """Modules that are replaced in the test of a language.
+
+    Attributes:
+        adapters: Language -> directory of its adapter.
+        embeddings: Language -> directory of a checkpoint with its token embeddings and tokenizer.
+    """
+
+    adapters: dict[str, str]
+    embeddings: dict[str, str]
+
+    @classmethod
+    def read(cls, arguments: TransferArguments, train: str, tests: list[str], output_dir: str) -> Self:
+        """Check the directories against the model, before training.
+
+        Args:
+            arguments: The flags.
+            train: The training language.
+            tests: The test languages.
+            output_dir: Directory of the fine-tuned model.
+
+        Raises:
+            CtxError: A directory is missing, or belongs to another model.
+        """
+        config = load_config(arguments.model)
+        adapters = directories_of_languages(
+            arguments.language_adapters, (train, *tests), "adapter", "--language_adapters"
+        )
+        check_adapters(config, adapters)
+        other_languages = [language for language in tests if language != train]
+        embeddings = directories_of_languages(
+            arguments.language_embeddings, other_languages, "checkpoint with embeddings", "--language_embeddings"
+        )
+        for source in embeddings.values():
+            check_embedding_compatibility(config, source)
+            check_tokenizer_matches_model(load_tokenizer(source), load_config(source), location=source)
+        return cls(adapters, embeddings | {train: output_dir} if embeddings else {})
+
+    def insert(self, tuned: FinetuningResult, language: str) -> PreTrainedTokenizerBase:
+        """Insert the modules of a language; gives its tokenizer."""
+        tokenizer = tuned.tokenizer
+        if language in self.adapters:
+            replace_lowest_adapter(tuned.model, f"language_{language}", self.adapters[language])
+        if language in self.embeddings:
+            replace_token_embeddings(tuned.model, self.embeddings[language])
+            tokenizer = load_tokenizer(self.embeddings[language], split_words=tuned.task.split_words)
+        if supported_languages(tuned.model.config, tokenizer):
+            set_language(tuned.model.config, tokenizer, language, "--test")
+        return tokenizer
+
+
+def evaluate(
+    tuned: FinetuningResult, source: LanguageFile, batch_size: int, modules: LanguageModules
+) -> dict[str, Any]:
+    """The metrics of the model and of the baseline in a language."""
+    task, tokenizer = tuned.task, modules.insert(tuned, source.language)
+    examples = task.read(str(source.file), "test")
+    encoded = task.encode(examples, tokenizer)
+    evaluation = TaskEvaluation(task, examples, encoded, task.collator(tokenizer), batch_size)
+    metrics = evaluation(tuned.model.eval(), tuned.accelerator)
+    baseline = task.score(examples, task.baseline(tuned.training, examples))
+    return {
+        "language": source.language,
+        "file": source.file.name,
+        "examples": len(examples),
+        "metrics": {name: metrics[f"eval_{name}"] for name in baseline},
+        "baseline": baseline,
+    }
+
+
+def check_languages(model: str, languages: list[str]) -> bool:
+    """Whether a model has language embeddings or language tokens.
+
+    Raises:
+        CtxError: It has none for one of the languages.
+    """
+    config, tokenizer = load_config(model), load_tokenizer(model)
+    has_languages = bool(supported_languages(config, tokenizer))
+    for language in languages if has_languages else ():
+        set_language(config, tokenizer, language, "--train, --test")
+    return has_languages
+
+
+def table(results: list[dict[str, Any]], training_language: str) -> str:
+    """The main metric in each language, and its mean over the other languages."""
+    name = next(iter(results[0]["metrics"]))
+    lines = [f"{'language':<12}{name:>10}{'baseline':>10}{'sentences':>11}"]
+    for result in results:
+        metric, baseline = result["metrics"][name], result["baseline"][name]
+        lines.append(f"{result['language']:<12}{metric:>10.4f}{baseline:>10.4f}{result['examples']:>11,}")
+    others = [result for result in results if result["language"] != training_language]
+    if len(others) > 1:
+        mean_metric = sum(result["metrics"][name] for result in others) / len(others)
+        mean_baseline = sum(result["baseline"][name] for result in others) / len(others)
+        lines.append(f"{'mean of others':<14}{mean_metric:>8.4f}{mean_baseline:>10.4f}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Fine-tune in one language and test in all; print and save the table."""
+    arguments, task_arguments, loop_arguments, adapters = parse_arguments(
+        TransferArguments,
+        (TaskArguments, TASKS[TASK].reads),
+        FinetuningLoopArguments,
+        AdapterArguments,
+        description=__doc__,
+        essential=ESSENTIAL,
+    )
+    if arguments.language_adapters and adapters.adapter is None:
+        raise CtxError(
+            "The adapters of the languages need a task adapter.",
+            location="--language_adapters",
+            hint="give --adapter madx-task.",
+        )
+    train = LanguageFile.find(arguments.train, arguments.task, "train", arguments.data_dir)
+    tests = [
+        LanguageFile.find(language.strip(), arguments.task, "test", arguments.data_dir)
+        for language in arguments.test.split(",")
+    ]
+    for source in (train, *tests):
+        check_file(source.file)
+    validation_file = arguments.validation_file or str(train.split("dev").file)
+    test_languages = [source.language for source in tests]
+    has_languages = check_languages(arguments.model, [train.language, *test_languages])
+    modules = LanguageModules.read(arguments, train.language, test_languages, loop_arguments.output_dir)
+    if train.language in modules.adapters:
+        language_adapter = (modules.adapters[train.language],)
+        adapters = replace(adapters, adapter=replace(adapters.adapter, frozen_adapters=language_adapter))
+    tuned = finetune(
+        FinetuningArguments(
+            task=TASK,
+            train_file=str(train.file),
+            validation_file=validation_file,
+            model=arguments.model,
+            language=train.language if has_languages else None,
+            train_examples=arguments.train_examples,
+        ),
+        task_arguments,
+        loop_arguments,
+        FinetuningConfig(FinetuningMethodArguments(freeze=arguments.freeze), adapters),
+    )
+    results = [evaluate(tuned, source, loop_arguments.per_device_batch_size, modules) for source in tests]
+    if not tuned.accelerator.is_main_process:
+        return
+    summary = Path(loop_arguments.output_dir) / "transfer.json"
+    record = {"task": arguments.task, "train": train.language, "train_file": train.file.name, "languages": results}
+    with wrap_write_errors(summary):
+        summary.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    print(table(results, train.language))
+    print(f"trained on {len(tuned.training)} sentences in {train.language}; model and table saved in {summary.parent}")

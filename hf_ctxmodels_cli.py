@@ -1,0 +1,222 @@
+"""The console command: `hf-ctxmodels COMMAND ...`, or `python -m hf_ctxmodels COMMAND ...`.
+
+This module is outside the package, whose import takes seconds: `hf-ctxmodels --help` answers at once.
+"""
+
+import difflib
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import NoReturn, TypeVar
+
+PROGRAM = "hf-ctxmodels"
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command.
+
+    Attributes:
+        summary: What it does, in one line.
+        module: Its module in `hf_ctxmodels.cli`, which is imported when the command runs.
+        arguments: Arguments of `main` of the module.
+    """
+
+    summary: str
+    module: str
+    arguments: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class CommandGroup:
+    """A command with subcommands.
+
+    Attributes:
+        summary: What it does, in one line.
+        subcommands: Name -> subcommand.
+        placeholder: What stands for the subcommand in a usage line.
+    """
+
+    summary: str
+    subcommands: dict[str, Command]
+    placeholder: str = "COMMAND"
+
+
+FINETUNING_TASKS = {
+    "sequence-classification": "Classify texts or pairs of texts.",
+    "regression": "Predict a number for texts or pairs of texts.",
+    "token-classification": "Tag the words of sentences.",
+    "question-answering": "Find the answer to a question in a context.",
+    "multiple-choice": "Choose among several continuations or answers.",
+    "ranking": "Rank candidates for a query.",
+    "seq2seq": "Generate a target text: translation, summary, question.",
+    "multitask": "Train one encoder on a list of tasks (MT-DNN).",
+}
+DISTILLATION_TASKS = ("sequence-classification", "regression", "token-classification")
+
+GROUPS: dict[str, dict[str, Command | CommandGroup]] = {
+    "first steps": {
+        "demo": Command("Show in a few minutes what the package does, with baselines.", "demo"),
+        "recipes": Command("List recipes, lists of tasks and configurations for `accelerate launch`.", "recipes"),
+    },
+    "data": {
+        "train-tokenizer": Command("Train the tokenizer of a family.", "train_tokenizer"),
+        "data": CommandGroup(
+            "Prepare data.",
+            {
+                "pairs": Command("Make source-target pairs for seq2seq: summaries or questions.", "data.pairs"),
+                "units": Command("Collect phrases and entities for objectives that mask units.", "data.units"),
+                "augment": Command("Augment the training examples of a task for distillation.", "data.augment"),
+            },
+        ),
+    },
+    "training": {
+        "pretrain": Command("Pretrain a model on raw text.", "pretrain"),
+        "finetune": CommandGroup(
+            "Fine-tune a model on a task.",
+            {task: Command(summary, "finetune", (task,)) for task, summary in FINETUNING_TASKS.items()},
+            "TASK",
+        ),
+        "distill": CommandGroup(
+            "Train a student on the outputs of a teacher.",
+            {
+                "text": Command("Distill a masked language model on raw text.", "distill", ("text",)),
+                **{task: Command(FINETUNING_TASKS[task], "distill", (task,)) for task in DISTILLATION_TASKS},
+            },
+            "TASK",
+        ),
+    },
+    "use and evaluation": {
+        "generate": Command("Generate a text for each line of a file.", "generate"),
+        "ensemble": Command("Classify texts by the average of several models.", "ensemble"),
+        "evaluate": CommandGroup(
+            "Evaluate a model.",
+            {
+                "words": Command("Word similarity and analogies.", "evaluate.words"),
+                "sentences": Command(
+                    "Sentence similarity, classification and translation retrieval.", "evaluate.sentences"
+                ),
+                "pairs": Command("Minimal pairs of acceptable and unacceptable sentences.", "evaluate.pairs"),
+                "perplexity": Command("Perplexity of a causal language model.", "evaluate.perplexity"),
+                "transfer": Command("Zero-shot transfer of a tagger between languages.", "evaluate.transfer"),
+                "forgetting": Command("Pretraining loss after fine-tuning.", "evaluate.forgetting"),
+            },
+        ),
+    },
+    "publication": {
+        "export": CommandGroup(
+            "Export a model for inference.",
+            {
+                "onnx": Command("Export to ONNX.", "export.graph", ("onnx",)),
+                "torch": Command("Export to a program of torch.export.", "export.graph", ("torch",)),
+                "int8": Command("Quantize the weights to 8 bits.", "export.int8"),
+            },
+            "FORMAT",
+        ),
+        "push": Command("Publish a model on the Hub.", "push"),
+    },
+}
+COMMANDS: dict[str, Command | CommandGroup] = {
+    name: command for commands in GROUPS.values() for name, command in commands.items()
+}
+FIRST_COMMANDS = ("demo", "pretrain", "finetune", "push")
+
+
+FoundCommand = TypeVar("FoundCommand", Command, Command | CommandGroup)
+
+
+def main() -> NoReturn:
+    """Run the command of the command line and exit with 0 or the exit code of its error."""
+    if (text := help_text(sys.argv[1:])) is not None:
+        print(text)
+        sys.exit(0)
+    from hf_ctxmodels.core.errors import run_script
+
+    run_script(run)
+
+
+def help_text(words: list[str]) -> str | None:
+    """The help that a command line asks for; None for a command to run."""
+    if not words:
+        return _short_help()
+    if words[0] in ("-h", "--help"):
+        return _help()
+    group = COMMANDS.get(words[0])
+    if isinstance(group, CommandGroup) and (len(words) == 1 or words[1] in ("-h", "--help")):
+        return _group_help(words[0], group)
+    return None
+
+
+def run() -> None:
+    """Run the command of the command line.
+
+    Raises:
+        CtxError: There is no such command.
+    """
+    from hf_ctxmodels import __version__
+
+    name, *rest = sys.argv[1:]
+    if name == "--version":
+        print(f"{PROGRAM} {__version__}")
+        return
+    command = _find(name, COMMANDS, PROGRAM)
+    if isinstance(command, CommandGroup):
+        subcommand, *rest = rest
+        command = _find(subcommand, command.subcommands, f"{PROGRAM} {name}")
+        name = f"{name} {subcommand}"
+    assert isinstance(command, Command)
+    sys.argv = [f"{PROGRAM} {name}", *rest]  # for usage lines, and for the command line in the summary of a run
+    import_module(f"hf_ctxmodels.cli.{command.module}").main(*command.arguments)
+
+
+def _find(name: str, commands: Mapping[str, FoundCommand], program: str) -> FoundCommand:
+    """The command of a name; raises CtxError if there is none."""
+    from hf_ctxmodels.core.errors import CtxError
+
+    if name in commands:
+        return commands[name]
+    similar = difflib.get_close_matches(name, commands, n=1)
+    raise CtxError(
+        f"Unknown command {name!r}.",
+        location=f"{program} {name}",
+        hint=(f"did you mean {similar[0]}? " if similar else "") + f"`{program} --help` lists the commands.",
+    )
+
+
+def _short_help() -> str:
+    return "\n".join(
+        [
+            "Contextual-embedding models: train, evaluate and publish them.\n",
+            *_lines({name: COMMANDS[name] for name in FIRST_COMMANDS}),
+            f"\n`{PROGRAM} --help` lists all {len(COMMANDS)} commands, `{PROGRAM} COMMAND --help` explains one.",
+        ]
+    )
+
+
+def _help() -> str:
+    lines = [f"usage: {PROGRAM} COMMAND [flags]\n", "Contextual-embedding models: train, evaluate and publish them."]
+    for title, commands in GROUPS.items():
+        lines += [f"\n{title}:", *_lines(commands)]
+    lines += [f"\n`{PROGRAM} COMMAND --help` explains a command, `{PROGRAM} --version` prints the version."]
+    return "\n".join(lines)
+
+
+def _group_help(name: str, group: CommandGroup) -> str:
+    usage = f"{PROGRAM} {name} {group.placeholder}"
+    return "\n".join(
+        [
+            f"usage: {usage} [flags]\n",
+            f"{group.summary}\n",
+            *_lines(group.subcommands),
+            f"\n`{usage} --help` lists flags.",
+        ]
+    )
+
+
+def _lines(commands: Mapping[str, Command | CommandGroup]) -> list[str]:
+    lines = []
+    for name, command in commands.items():
+        usage = f"{name} {command.placeholder}" if isinstance(command, CommandGroup) else name
+        lines.append(f"  {usage:<26}{command.summary}")
+    return lines

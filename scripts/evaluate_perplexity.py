@@ -1,7 +1,0 @@
-"""`hf-ctxmodels evaluate-perplexity` from a clone: the same command line."""
-
-from hf_ctxmodels.cli.evaluate_perplexity import main
-from hf_ctxmodels.core.errors import run_script
-
-if __name__ == "__main__":
-    run_script(main)

@@ -1,7 +1,0 @@
-"""`hf-ctxmodels make-pairs` from a clone: the same command line."""
-
-from hf_ctxmodels.cli.make_pairs import main
-from hf_ctxmodels.core.errors import run_script
-
-if __name__ == "__main__":
-    run_script(main)

@@ -1,7 +1,0 @@
-"""`hf-ctxmodels quantize` from a clone: the same command line."""
-
-from hf_ctxmodels.cli.quantize import main
-from hf_ctxmodels.core.errors import run_script
-
-if __name__ == "__main__":
-    run_script(main)
