@@ -10,7 +10,7 @@ from functools import cache
 from importlib import import_module
 from inspect import cleandoc, formatannotation, getdoc
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 from unittest.mock import patch
 
 from docstrings import to_rst

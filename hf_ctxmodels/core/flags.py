@@ -175,7 +175,10 @@ def typed_options(
                 location=location,
                 hint=did_you_mean(name, types_by_name) * (name not in types_by_name)
                 + "use KEY=VALUE with one of:"
-                + ("".join(f"\n    {line}" for line in option_help(options, documented_only=names is not None)) or " none; it has no options."),
+                + (
+                    "".join(f"\n    {line}" for line in option_help(options, documented_only=names is not None))
+                    or " none; it has no options."
+                ),
             )
         try:
             values[name] = convert(text, types_by_name[name])

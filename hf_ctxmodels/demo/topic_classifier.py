@@ -65,7 +65,17 @@ def show_topic_classifier(report: DemoReport, runner: DemoRunner, epochs: int) -
     )
     runner.run(
         report,
-        *("topics", "finetune", "sequence-classification", "--recipe", RECIPE, "--model", start, "--num_train_epochs", epochs),
+        *(
+            "topics",
+            "finetune",
+            "sequence-classification",
+            "--recipe",
+            RECIPE,
+            "--model",
+            start,
+            "--num_train_epochs",
+            epochs,
+        ),
         *("--train_file", folder / "train.jsonl", "--validation_file", folder / "test.jsonl"),
         *("--predictions_file", folder / "predictions.jsonl"),
         output=folder / "model",

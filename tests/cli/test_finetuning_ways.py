@@ -1,15 +1,14 @@
 """Ways to fine-tune from the command line, what is forgotten, and their comparison."""
 
 import json
-import runpy
 import sys
 from pathlib import Path
 from typing import Any
 
+import compare_finetuning
 import pytest
 import torch
 from commands import run_command
-from compare_finetuning import read_ways
 from safetensors.torch import load_file
 from transformers import (
     AutoModelForMaskedLM,
@@ -21,6 +20,7 @@ from zoo import tiny_config
 
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.compression.int8.quantizer import CtxInt8Config, quantize_model
+from hf_ctxmodels.core.errors import run_script
 from hf_ctxmodels.downstream.adapters import add_adapter, set_active_adapters
 from hf_ctxmodels.downstream.finetuning.forgetting import PretrainingEvaluation, distances, measure_forgetting
 from hf_ctxmodels.registry import FAMILIES
@@ -29,14 +29,17 @@ SCRIPTS = Path(__file__).parents[2] / "scripts"
 GOOD, BAD, OTHERS = ["lovely", "great"], ["awful", "boring"], ["the", "film", "was", "a", "story", "in"]
 
 
-def call(monkeypatch: Any, script: str, *flags: object) -> int:
-    """Run a script in this process, as `__main__`; gives its exit status."""
-    if not script.endswith(".py"):
-        return run_command(*script.split(), *flags)
-    monkeypatch.setattr(sys, "argv", [script, *map(str, flags)])
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_path(str(SCRIPTS / script), run_name="__main__")
-    return int(ended.value.code or 0)
+def call(monkeypatch: Any, command: str, *flags: object) -> int:
+    """Run a command in this process; gives its exit status."""
+    return run_command(*command.split(), *flags)
+
+
+def compare(monkeypatch: Any, *flags: object) -> int:
+    """Run `scripts/compare_finetuning.py` in this process; gives its exit status."""
+    monkeypatch.setattr(sys, "argv", ["compare_finetuning.py", *map(str, flags)])
+    with pytest.raises(SystemExit) as stopped:
+        run_script(compare_finetuning.main)
+    return int(stopped.value.code or 0)
 
 
 @pytest.fixture(scope="module")
@@ -244,9 +247,9 @@ def test_ways_are_compared(place: Path, tmp_path: Path, monkeypatch: Any, capsys
     flags += ["--text", place / "text.txt", "--flags", "--num_train_epochs 1 --per_device_batch_size 4 --max_length 16"]
     flags += ["--seeds", 2, "--output_dir", tmp_path, "--ways", "plain", "kept: --freeze encoder"]
     for _ in range(2):
-        assert call(monkeypatch, "compare_finetuning.py", *flags) == 0
+        assert compare(monkeypatch, *flags) == 0
         assert len(ran) == 8
-    assert call(monkeypatch, "compare_finetuning.py", *flags[:-1], "kept: --mixout 0.5") == 2
+    assert compare(monkeypatch, *flags[:-1], "kept: --mixout 0.5") == 2
     assert "made by another command line" in capsys.readouterr().err
     found = json.loads((tmp_path / "ways.json").read_text())
     assert found["ways"] == {"plain": [], "kept": ["--freeze", "encoder"]}
@@ -263,4 +266,4 @@ def test_ways_are_compared(place: Path, tmp_path: Path, monkeypatch: Any, capsys
     spread = abs(first[0]["distance"] - first[1]["distance"]) / 2**0.5
     assert rows[2].endswith(f"| {mean:.4f} ± {spread:.4f} |")
     with pytest.raises(CtxError, match="no name of its own"):
-        read_ways(["a", "a: --mixout 0.1"])
+        compare_finetuning.read_ways(["a", "a: --mixout 0.1"])

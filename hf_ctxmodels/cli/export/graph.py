@@ -15,7 +15,7 @@ from typing import Literal
 from hf_ctxmodels.core.flags import REQUIRED, flag
 from hf_ctxmodels.core.output_files import check_output_file
 from hf_ctxmodels.downstream.loading_with_adapters import load_saved_model
-from hf_ctxmodels.inference.exporting import check_exports, example_batches, export_model
+from hf_ctxmodels.inference.exporting import check_exportable_as, example_batches, export_model
 from hf_ctxmodels.training.model_loading import load_tokenizer
 from hf_ctxmodels.training.recipe import parse_arguments
 
@@ -35,7 +35,7 @@ def main(file_format: Literal["onnx", "torch"]) -> None:
     (arguments,) = parse_arguments(ExportArguments, description=__doc__)
     check_output_file(arguments.output, flag="--output", overwrite=arguments.overwrite)
     model = load_saved_model(arguments.model)
-    check_exports(model, arguments.output, file_format, arguments.part)
+    check_exportable_as(model, arguments.output, file_format, arguments.part)
     batches = example_batches(load_tokenizer(arguments.model), model, arguments.part)
     difference = export_model(model, batches, arguments.output, file_format, arguments.part)
     part = "" if arguments.part == "model" else f"The {arguments.part} of "

@@ -125,7 +125,9 @@ def parse_losses(texts: Sequence[str]) -> list[DistillationLoss]:
         CtxError: There is none, a loss is unknown or given twice, or an option is unknown or of another type.
     """
     if not texts:
-        raise CtxError("Expected one or more losses.", location="--losses", hint=f"give NAME:weight=W of: {_list_losses()}")
+        raise CtxError(
+            "Expected one or more losses.", location="--losses", hint=f"give NAME:weight=W of: {_list_losses()}"
+        )
     names = [split_choice(text)[0] for text in texts]
     if len(set(names)) < len(names):
         raise CtxError("A loss is given twice.", location=f"--losses {' '.join(texts)}", hint="remove one of them.")

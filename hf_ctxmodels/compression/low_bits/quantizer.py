@@ -92,7 +92,7 @@ def find_quantizable_modules(model: nn.Module) -> tuple[list[str], list[str]]:
     if isinstance(model, PreTrainedModel) and model.all_tied_weights_keys:
         raise CtxError(
             f"The output layer of {type(model).__name__} is tied to its embeddings, whose bits differ.",
-            location="--quantize_bits",
+            location="--quantize q-bert:bits",
             hint="fine-tune a model without a language-model head.",
         )
     modules = [(name, module) for name, module in model.named_modules() if not is_adapter_parameter(name)]
@@ -117,7 +117,7 @@ def replace_with_fake_quantized(model: nn.Module, bits: Mapping[str, int], group
         raise CtxError(
             f"Expected {MIN_BITS} to {MAX_BITS} bits and at least one group, got {sorted(set(bits.values()))} bits and "
             f"{groups} groups.",
-            location="--quantize_bits, --quantize_embedding_bits, --quantize_groups",
+            location="--quantize q-bert",
             hint="correct the flag.",
         )
     for name, num_bits in bits.items():
