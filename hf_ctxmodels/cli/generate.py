@@ -144,7 +144,7 @@ def metric_lines(
     references: list[str],
     tokenizer: PreTrainedTokenizerBase,
 ) -> list[str]:
-    """A line per metric, BLEU with its signature; and the ceilings, if the tokenizer cannot reproduce the references."""
+    """A line per metric, BLEU with its signature; the ceilings, if the tokenizer cannot reproduce the references."""
     if not names:
         return []
     lines = []

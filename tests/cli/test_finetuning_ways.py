@@ -25,7 +25,6 @@ from hf_ctxmodels.downstream.adapters import add_adapter, set_active_adapters
 from hf_ctxmodels.downstream.finetuning.forgetting import PretrainingEvaluation, distances, measure_forgetting
 from hf_ctxmodels.registry import FAMILIES
 
-SCRIPTS = Path(__file__).parents[2] / "scripts"
 GOOD, BAD, OTHERS = ["lovely", "great"], ["awful", "boring"], ["the", "film", "was", "a", "story", "in"]
 
 

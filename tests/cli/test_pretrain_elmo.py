@@ -1,4 +1,4 @@
-"""`hf-ctxmodels pretrain` on a language model of both directions: another domain, a sampled softmax, several languages."""
+"""`hf-ctxmodels pretrain` of ELMo: another domain, a sampled softmax, several languages."""
 
 import json
 import math

@@ -5,8 +5,8 @@ r"""Augment the training examples of a task for distillation.
 
 The output has each example and changed copies with its label; distillation replaces the labels of the copies by the
 predictions of the teacher. By default words are substituted by candidates of a masked language model and of word
-vectors (TinyBERT: 10 copies for MNLI and QQP, 20 for SST-2 and QNLI, 30 for CoLA, MRPC, STS-B and RTE). `--rule masking`
-masks words and samples n-grams (Tang et al. 2019), with the tokenizer of --model alone.
+vectors (TinyBERT: 10 copies for MNLI and QQP, 20 for SST-2 and QNLI, 30 for CoLA, MRPC, STS-B and RTE). `--rule
+masking` masks words and samples n-grams (Tang et al. 2019), with the tokenizer of --model alone.
 """
 
 import json
