@@ -1,21 +1,15 @@
-"""From text to training examples."""
+"""Documents, tokenized examples, and their order in training."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from hf_ctxmodels.data.batch_samplers import ContiguousBatchSampler, EpochBatchSampler, MixtureBatchSampler
 from hf_ctxmodels.data.documents import Documents
-from hf_ctxmodels.data.epochs import EpochBatchSampler
 from hf_ctxmodels.data.examples import DocumentStream, ExampleSet, ExampleStream
 from hf_ctxmodels.data.language_sampling import ResampledDocuments, sampling_probabilities
-from hf_ctxmodels.data.loaders import (
-    ContiguousBatchSampler,
-    ContiguousStream,
-    ShuffledStream,
-    training_loader,
-)
+from hf_ctxmodels.data.loaders import ContiguousStream, ShuffledStream, training_loader
 from hf_ctxmodels.data.mixtures import (
     Mixture,
-    MixtureBatchSampler,
     ReweightedMixture,
     RoundRobinMixture,
     SampledMixture,
@@ -58,12 +52,12 @@ __all__ = [
     "training_loader",
 ]
 
-# What reads files imports the readers of all tasks, which a model does not need.
+# Modules that read files are imported on access: models do not need them.
 _READERS = {"DataArguments": "hf_ctxmodels.data.arguments", "load_documents": "hf_ctxmodels.data.document_sources"}
 
 
 def __getattr__(name: str) -> Any:
-    """Import what reads files when it is asked for."""
+    """Import modules that read files on first access."""
     if name not in _READERS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_READERS[name]), name)

@@ -1,4 +1,4 @@
-"""The flags of a script's text data."""
+"""Command-line flags of text data."""
 
 from dataclasses import dataclass, field
 
@@ -11,46 +11,43 @@ from hf_ctxmodels.data.documents import Documents
 class DataArguments:
     """Documents, and the held-out share of them.
 
-    For the same `validation_fraction` all scripts hold out the same documents, whatever --seed is, so that neither
+    With the same `validation_fraction` all commands hold out the same documents, independent of --seed, so that neither
     tokenizers nor models are trained on them.
     """
 
     dataset: list[str] = field(
         metadata={
-            "help": "`demo`, a local .txt, .jsonl or .parquet file (plain or .gz) or a quoted pattern of such files, a "
-            "directory, a Hub id, or FILE=FIRST,SECOND,LABEL, a table of pairs of texts and its columns; or several of "
-            "these."
+            "help": "One or more of: `demo`, a local .txt, .jsonl or .parquet file (plain or .gz), a quoted pattern of "
+            "such files, a directory, a Hub id, or FILE=FIRST,SECOND,LABEL (a table of labelled pairs and its columns)."
         }
     )
     dataset_config: str | None = flag(None, "Configuration of a Hub data set.")
     dataset_split: str = flag("train", "Split of a Hub data set or directory.")
     language_tags: list[str] = flag(
-        (), "A tag for each --dataset, such as `<de>`, prepended to its sentences or translations; `-` for none."
+        (), "Tag for each --dataset, such as `<de>`, prepended to its sentences or translations; `-` for none."
     )
-    translations: list[str] = flag(
-        (), "A file for each --dataset, which then is a file of lines too, with their translations; `-` for none."
-    )
+    translations: list[str] = flag((), "File for each --dataset with the translations of its lines; `-` for none.")
     news_articles: bool = flag(
         False,
         "Each --dataset is a .jsonl of news articles with the fields domain, date, authors, title, article, summary.",
     )
-    text_column: str = flag("text", "Column of a document's text, except in .txt.")
+    text_column: str = flag("text", "Column with the text of a document, except in .txt.")
     units_column: str | None = flag(
         None,
-        "Column with a list of the phrases in a text that are masked as units (objectives with units); by default "
-        "those of the objective's file.",
+        "Column with a list of the phrases in a text that are masked as units; by default the phrases of the "
+        "objective option `units`.",
     )
-    streaming: bool = flag(False, "Stream the data instead of loading everything first.")
+    streaming: bool = flag(False, "Stream the data instead of loading it first.")
     sampling_alpha: float | None = flag(
         None,
-        "Sample each example (or text of a vocabulary) from several --dataset, of n sentences each, with probability "
-        "proportional to n^alpha: for languages of unequal size, 0.3 or 0.5; by default all text once per epoch.",
+        "Sample from several --dataset with n sentences each in proportion to n^alpha, such as 0.3 or 0.5 for "
+        "languages of unequal size; by default all text once per epoch.",
     )
     skip_empty_documents: bool = flag(False, "Skip documents without text instead of stopping.")
     validation_fraction: float = flag(0.05, "Share of held-out documents; 0 for none.")
 
     def load(self) -> tuple[Documents, Documents | None]:
-        """Open the training documents, and the held-out documents or None."""
+        """The training documents, and the held-out documents or None."""
         documents = load_documents(
             *self.dataset,
             split=self.dataset_split,

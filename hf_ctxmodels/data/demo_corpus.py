@@ -18,13 +18,13 @@ RATINGS = "similarities0-1.txt"
 WORD_PAIRS = "wordsim353.tsv"
 
 _PROSE = re.compile(r"[A-Z\"“‘(].*[.!?][\"”’)]*")
-_MARKUP_LEFT = re.compile(r"[{}|<>\[\]=\\_]|''|https?:|File:|Image:")
-_MINIMUM_WORDS = 8
+_REMAINING_MARKUP = re.compile(r"[{}|<>\[\]=\\_]|''|https?:|File:|Image:")
+_MIN_WORDS = 8
 
 
 def demo_file(name: str) -> Path:
-    """The path of one of gensim's test files; raises CtxError when gensim is not installed."""
-    package = importlib.util.find_spec("gensim")  # gensim itself is slow to import, and not needed
+    """The path of one of gensim's test files; raises CtxError if gensim is not installed."""
+    package = importlib.util.find_spec("gensim")  # importing gensim itself is slow and not required
     if package is None or package.origin is None:
         raise CtxError(
             "The demo text is part of the package gensim, which is not installed.",
@@ -36,7 +36,7 @@ def demo_file(name: str) -> Path:
 def demo_documents() -> Iterator[list[str]]:
     """Documents as lists of paragraphs: 299 news stories, then the articles of a shortened Wikipedia dump.
 
-    About 60,000 and 380,000 words. Raises CtxError when gensim is not installed.
+    About 60,000 and 380,000 words. Raises CtxError if gensim is not installed.
     """
     for line in demo_file(NEWS).read_text(encoding="utf-8").splitlines():
         yield [line]
@@ -47,7 +47,7 @@ def demo_documents() -> Iterator[list[str]]:
 def demo_articles() -> Iterator[tuple[str, list[str]]]:
     """Title and paragraphs of the 102 Wikipedia articles with running text.
 
-    Raises CtxError when gensim is not installed.
+    Raises CtxError if gensim is not installed.
     """
     path = demo_file(WIKIPEDIA)
     from gensim.corpora.wikicorpus import extract_pages, filter_wiki
@@ -62,10 +62,10 @@ def demo_articles() -> Iterator[tuple[str, list[str]]]:
 
 
 def rated_stories() -> tuple[list[str], np.ndarray]:
-    """50 news stories, and how similar people found each pair of them: (50, 50) mean ratings from 0 to 1.
+    """50 news stories, and human similarity ratings of all pairs: (50, 50) means from 0 to 1.
 
     From Lee, Pincombe & Welsh 2005, "An empirical evaluation of models of text document similarity". The matrix is
-    symmetric, with ones on the diagonal. Raises CtxError when gensim is not installed.
+    symmetric, with ones on the diagonal. Raises CtxError if gensim is not installed.
     """
     stories = demo_file(RATED_NEWS).read_text(encoding="windows-1252").splitlines()
     upper = np.triu(np.loadtxt(demo_file(RATINGS)), 1)
@@ -73,9 +73,9 @@ def rated_stories() -> tuple[list[str], np.ndarray]:
 
 
 def rated_words() -> list[tuple[str, str, float]]:
-    """Pairs of words with how similar people found them, from 0 to 10: WordSim-353 (Finkelstein et al. 2002).
+    """Pairs of words with human similarity ratings from 0 to 10: WordSim-353 (Finkelstein et al. 2002).
 
-    Raises CtxError when gensim is not installed.
+    Raises CtxError if gensim is not installed.
     """
     lines = demo_file(WORD_PAIRS).read_text(encoding="utf-8").splitlines()
     rows = [line.split("\t") for line in lines if not line.startswith("#")]
@@ -83,12 +83,12 @@ def rated_words() -> list[tuple[str, str, float]]:
 
 
 def prose_paragraphs(text: str) -> list[str]:
-    """The lines of running text in an article that gensim stripped of wiki markup: without headings, list items,
-    captions, table rows and lines with remaining markup. Bold and italic quotes are removed."""
+    """The lines of running text in an article without wiki markup (removed by gensim): headings, list items, captions,
+    table rows and lines with remaining markup are dropped, as are the quotes of bold and italic text."""
     paragraphs = []
     for line in text.splitlines():
         clean = html.unescape(re.sub(r"'{2,5}", "", line)).replace(" , ", ", ").replace("()", "")
         clean = " ".join(clean.split())
-        if len(clean.split()) >= _MINIMUM_WORDS and _PROSE.fullmatch(clean) and not _MARKUP_LEFT.search(clean):
+        if len(clean.split()) >= _MIN_WORDS and _PROSE.fullmatch(clean) and not _REMAINING_MARKUP.search(clean):
             paragraphs.append(clean)
     return paragraphs

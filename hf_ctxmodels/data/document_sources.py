@@ -23,9 +23,9 @@ from hf_ctxmodels.data.text_files import (
 )
 
 NONE = "-"
-"""The value for a data set without translations or language tag."""
+"""Value for a data set without translations or language tag."""
 
-_DIGESTED_BYTES = 1 << 20  # at both ends of a file: corpora of gigabytes are told apart without reading them twice
+_DIGESTED_BYTES = 1 << 20  # at both ends of a file: identifies large corpora without reading them completely
 
 
 def load_documents(
@@ -40,22 +40,22 @@ def load_documents(
     translations: Sequence[str] = (),
     news_articles: bool = False,
 ) -> Documents:
-    """Open sources of documents; every iteration reads them again.
+    """Open sources of documents; each iteration reads them again.
 
     Args:
         datasets: Sources, read one after the other: `demo`, a local `.txt`, `.jsonl` or `.parquet` file (plain or
             `.gz`), a pattern of such files as in `"corpus/*.txt.gz"`, a Hub id or directory for
-            `datasets.load_dataset`, or FILE=FIRST,SECOND,LABEL: a table (see `data.table_files`) of pairs of texts,
-            and its columns.
+            `datasets.load_dataset`, or FILE=FIRST,SECOND,LABEL: a table (see `data.table_files`) of labelled pairs and
+            its columns.
         split: Split of a Hub data set or directory.
-        text_column: Column of a record's text, except in text files.
-        units_column: Column with a list of the phrases in a record's text that are masked as units; None for none.
+        text_column: Column with the text of a record, except in text files.
+        units_column: Column with a list of the phrases of a text that are masked as units; None for none.
         config_name: Configuration of a Hub data set.
-        streaming: Stream a Hub data set instead of downloading it first. Files are always streamed.
+        streaming: Stream a Hub data set instead of downloading it first. Local files are always streamed.
         skip_empty: Skip documents without text instead of raising.
-        language_tags: A tag for each source, prepended to each of its sentences; `-` for none.
-        translations: A file for each source with the translations of its lines. A document is a line with its
-            translation; pairs with an empty side are left out. `-` for none.
+        language_tags: Tag for each source, prepended to its sentences; `-` for none.
+        translations: File for each source with the translations of its lines. A document is a line with its
+            translation; pairs with an empty side are skipped. `-` for none.
         news_articles: The sources are .jsonl files of news articles, see `data.news_files.read_articles`.
 
     Raises:
@@ -64,8 +64,8 @@ def load_documents(
     """
     _check_numbers(datasets, language_tags, translations, news_articles)
     sources, columns = [], TextColumns(text_column, units_column)
-    nothing = [NONE] * len(datasets)
-    for dataset, translation, tag in zip(datasets, translations or nothing, language_tags or nothing, strict=True):
+    absent = [NONE] * len(datasets)
+    for dataset, translation, tag in zip(datasets, translations or absent, language_tags or absent, strict=True):
         if translation != NONE:
             sources.append(_open_translated(dataset, translation, tag))
         elif news_articles:
@@ -76,35 +76,35 @@ def load_documents(
     if len(sources) == 1:
         name, read = sources[0]
     else:
-        name, read = ", ".join(name for name, _ in sources), partial(_one_by_one, [read for _, read in sources])
+        name, read = ", ".join(name for name, _ in sources), partial(_chain, [read for _, read in sources])
     return Documents(name, read, skip_empty, sources=tuple(sources))
 
 
 def _check_numbers(
     datasets: Sequence[str], language_tags: Sequence[str], translations: Sequence[str], news_articles: bool
 ) -> None:
-    """Raise CtxError unless there is a tag and a file of translations for each data set, or none."""
+    """Raise CtxError unless there is one tag and one file of translations for each data set, or none."""
     if translations and (len(translations) != len(datasets) or len(language_tags) not in (0, len(datasets))):
         raise CtxError(
             f"{len(translations)} files of translations for {len(datasets)} data sets, with {len(language_tags)} "
             "language tags.",
-            hint="give a file of translations for each data set, and a tag for each or none.",
+            hint="set one file of translations for each data set, and one tag for each or none.",
         )
     if len(language_tags) not in (0, len(datasets)):
         raise CtxError(
-            f"{len(language_tags)} language tags for {len(datasets)} data sets.", hint="give one tag for each, or none."
+            f"{len(language_tags)} language tags for {len(datasets)} data sets.", hint="set one tag for each, or none."
         )
     if news_articles and (language_tags or translations):
         raise CtxError(
             "News articles have neither language tags nor translations.",
             location="--news_articles",
-            hint="leave --language_tags and --translations out.",
+            hint="omit --language_tags and --translations.",
         )
 
 
 def describe_content(source: str) -> str:
-    """What a source of data is, wherever it lies: of files the name, the size and a digest of both ends of each; of any
-    other source what it is called."""
+    """A description of a data source that does not depend on its location: name, size and a digest of both ends of its
+    files; for other sources the name."""
     table, equals, columns = source.rpartition("=")
     if equals and not Path(source).expanduser().exists():
         return f"{describe_content(table)}={columns}"
@@ -135,7 +135,7 @@ def _open(
         files = sorted(map(Path, glob(str(path), recursive=True)))
         for file in files or [path]:
             _check_document_file(file)
-        return dataset, partial(_one_by_one, [partial(read_file, file, columns) for file in files])
+        return dataset, partial(_chain, [partial(read_file, file, columns) for file in files])
     if not path.is_dir() and (path.is_file() or file_suffix(path) in FILE_SUFFIXES):
         _check_document_file(path)
         return path.name, partial(read_file, path, columns)
@@ -149,7 +149,7 @@ def _open_pairs(file: str, columns: Sequence[str]) -> tuple[str, Callable[[], It
         raise CtxError(
             f"{len(columns)} columns: {', '.join(columns)}.",
             location=file,
-            hint="give the columns of two texts and a label: FILE=FIRST,SECOND,LABEL.",
+            hint="name the columns of two texts and a label: FILE=FIRST,SECOND,LABEL.",
         )
     path = Path(file).expanduser()
     check_file(path)
@@ -167,21 +167,21 @@ def _open_translated(dataset: str, translation: str, tag: str) -> tuple[str, Cal
 def _check_document_file(path: Path) -> None:
     if path.is_dir() or file_suffix(path) not in FILE_SUFFIXES:
         raise CtxError(
-            f"Cannot read text from a file of kind {file_suffix(path)!r}.",
+            f"Cannot read text from a file with the suffix {file_suffix(path)!r}.",
             location=str(path),
-            hint=f"give one of {', '.join(FILE_SUFFIXES)} (also with .gz), a directory, a Hub id, or `demo`.",
+            hint=f"use one of {', '.join(FILE_SUFFIXES)} (also with .gz), a directory, a Hub id, or `demo`.",
         )
     check_file(path)
 
 
-def _one_by_one(sources: list[Callable[[], Iterator[list[str]]]]) -> Iterator[list[str]]:
+def _chain(sources: list[Callable[[], Iterator[list[str]]]]) -> Iterator[list[str]]:
     for read in sources:
         yield from read()
 
 
 def _translated(text: Path, translation: Path, tag: str) -> Iterator[list[str]]:
-    for one, other in read_translated(text, translation):
-        yield TranslatedText([one, other if tag == NONE else f"{tag} {other}"])
+    for line, translated in read_translated(text, translation):
+        yield TranslatedText([line, translated if tag == NONE else f"{tag} {translated}"])
 
 
 def _labelled_pairs(file: str, columns: Sequence[str]) -> Iterator[list[str]]:
@@ -196,7 +196,7 @@ def _tagged(read: Callable[[], Iterator[list[str]]], tag: str) -> Iterator[list[
         if isinstance(paragraphs, LabelledPair):
             yield LabelledPair([f"{tag} {text}" for text in paragraphs], paragraphs.label)
             continue
-        sentences = [f"{tag} {each}" for paragraph in paragraphs for each in split_sentences(paragraph)]
+        sentences = [f"{tag} {sentence}" for paragraph in paragraphs for sentence in split_sentences(paragraph)]
         yield TextWithUnits(sentences, paragraphs.units) if isinstance(paragraphs, TextWithUnits) else sentences
 
 
@@ -209,7 +209,7 @@ def _load_dataset(dataset: str, config_name: str | None, split: str, streaming: 
         raise CtxError(
             f"The data set cannot be opened: {error}{f' ({error.__cause__})' if error.__cause__ else ''}",
             location=f"{dataset} (configuration {config_name}, split {split})",
-            hint="give the path of a text file, `demo`, or the Hub id of an accessible data set.",
+            hint="use the path of a text file, `demo`, or the Hub id of an accessible data set.",
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""Documents: running text, a text with its translation, a labelled pair, or a news article; and their held-out part."""
+"""Documents: running text, a text with its translation, a labelled pair, or a news article; and the held-out split."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -24,15 +24,15 @@ class LabelledPair(list[str]):
 
 
 class TextWithUnits(list[str]):
-    """The paragraphs or sentences of a text, and the phrases in it that are units of knowledge."""
+    """The paragraphs or sentences of a text, and its phrases that are units of knowledge."""
 
-    def __init__(self, parts: Iterable[str], units: Iterable[str]) -> None:
-        super().__init__(parts)
+    def __init__(self, sentences: Iterable[str], units: Iterable[str]) -> None:
+        super().__init__(sentences)
         self.units = tuple(units)
 
 
 class NewsArticle(list[str]):
-    """The texts of an article's fields, without fields that have none; `fields` has their names."""
+    """The texts of an article's non-empty fields; `fields` maps their names to the texts."""
 
     def __init__(self, fields: Mapping[str, str]) -> None:
         super().__init__(fields.values())
@@ -40,14 +40,14 @@ class NewsArticle(list[str]):
 
 
 class NoDocumentError(CtxError):
-    """A source, or the chosen part of it, has no document with text."""
+    """A source, or its selected subset, has no document with text."""
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """The held-out document numbers: a random one of every `block` consecutive numbers, a function of (seed, block).
+    """The numbers of the held-out documents: a random one of each `block` consecutive numbers, seeded by (seed, block).
 
-    So the share is exact, and streams can be split.
+    The share is exact, and streams can be split.
     """
 
     block: int
@@ -60,16 +60,16 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class Documents:
-    """Documents that can be iterated repeatedly; each is a non-empty list of sentences (perhaps `TextWithUnits`), or a
-    `TranslatedText`, `LabelledPair` or `NewsArticle`, which are not split. Every iteration reads the source from its
-    start.
+    """Documents that can be iterated repeatedly: non-empty lists of sentences (possibly `TextWithUnits`), or
+    `TranslatedText`, `LabelledPair` or `NewsArticle`, which are not split into sentences. Each iteration reads the
+    source from its start.
 
     Attributes:
         name: Name of the source, for errors and cards.
-        read: Opens the source and yields documents as lists of paragraphs.
+        read: Function that opens the source and yields documents as lists of paragraphs.
         skip_empty: Skip documents without text instead of raising.
         held_out: The held-out documents; None for none.
-        part: The part to iterate: "all", "training" or "held-out".
+        subset: The documents to iterate: "all", "training" or "held-out".
         first: Number of the source's first document, for `held_out`.
         sources: Name and reader of each of several sources, which `read` concatenates.
     """
@@ -78,7 +78,7 @@ class Documents:
     read: Callable[[], Iterator[list[str]]]
     skip_empty: bool = False
     held_out: HeldOut | None = None
-    part: str = "all"
+    subset: str = "all"
     first: int = 0
     sources: tuple[tuple[str, Callable[[], Iterator[list[str]]]], ...] = ()
 
@@ -89,19 +89,19 @@ class Documents:
             NoDocumentError: There is none.
             CtxError: The source cannot be read, or a document has no text (unless `skip_empty`).
         """
-        empty = True
+        is_empty = True
         for number, paragraphs in enumerate(self.read(), self.first):
-            if self.held_out is not None and (number in self.held_out) != (self.part == "held-out"):
+            if self.held_out is not None and (number in self.held_out) != (self.subset == "held-out"):
                 continue
             if isinstance(paragraphs, TranslatedText | LabelledPair | NewsArticle):
-                empty = False
+                is_empty = False
                 yield paragraphs
                 continue
             sentences = [sentence for paragraph in paragraphs for sentence in split_sentences(paragraph)]
             if isinstance(paragraphs, TextWithUnits):
                 sentences = TextWithUnits(sentences, paragraphs.units)
             if sentences:
-                empty = False
+                is_empty = False
                 yield sentences
             elif not self.skip_empty:
                 raise CtxError(
@@ -109,10 +109,10 @@ class Documents:
                     location=self.name,
                     hint="remove it from the data, or skip such documents: --skip_empty_documents (skip_empty).",
                 )
-        if empty:
+        if is_empty:
             raise NoDocumentError(
                 "The data set is empty: it has no document with text.",
-                location=self.name if self.part == "all" else f"{self.name}, {self.part} part",
+                location=self.name if self.subset == "all" else f"{self.name}, {self.subset} documents",
                 hint="check the source and the held-out share.",
             )
 
@@ -120,13 +120,13 @@ class Documents:
         """The documents as single strings, one sentence per line."""
         return DocumentTexts(self)
 
-    def parts(self) -> list[Self]:
-        """The documents of each source, with the same ones held out; every source is read once to number them."""
-        parts, first = [], self.first
+    def by_source(self) -> list[Self]:
+        """The documents of each source, with the same documents held out; each source is read once to number them."""
+        documents, first = [], self.first
         for name, read in self.sources or [(self.name, self.read)]:
-            parts.append(replace(self, name=name, read=read, first=first, sources=()))
+            documents.append(replace(self, name=name, read=read, first=first, sources=()))
             first += 0 if self.held_out is None else sum(1 for _ in read())
-        return parts
+        return documents
 
     def split(self, validation_fraction: float, seed: int = 0) -> tuple[Self, Self]:
         """Training documents and held-out documents, see `HeldOut`. All scripts use seed 0, see `DataArguments`."""
@@ -135,7 +135,7 @@ class Documents:
                 f"validation_fraction={validation_fraction} is out of range.", hint="use more than 0 and at most 0.5."
             )
         held_out = HeldOut(round(1 / validation_fraction), seed)
-        return replace(self, held_out=held_out, part="training"), replace(self, held_out=held_out, part="held-out")
+        return replace(self, held_out=held_out, subset="training"), replace(self, held_out=held_out, subset="held-out")
 
 
 @dataclass(frozen=True)

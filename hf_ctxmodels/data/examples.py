@@ -1,4 +1,4 @@
-"""Tokenised examples: in memory as flat arrays, or as a stream."""
+"""Tokenized examples: in memory as flat arrays, or as a stream."""
 
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -13,49 +13,50 @@ import torch
 from hf_ctxmodels.core.errors import CtxError
 
 Example = dict[str, np.ndarray | int]
-"""A tokenised example: token-wise columns as 1-D integer arrays of equal length, and integers for the row."""
+"""A tokenized example: token-wise columns as 1-D integer arrays of equal length, and integers."""
 
-ROWS_PER_BLOCK = 8192  # examples collected before they are concatenated
+EXAMPLES_PER_BLOCK = 8192  # examples collected before they are concatenated
 
 
 class ExampleBuilder(Protocol):
-    """The interface of `hf_ctxmodels.objectives.Objective` for examples."""
+    """The part of the interface of `hf_ctxmodels.objectives.Objective` that makes examples."""
 
     statistics: Counter[str]
 
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
-        """See `Objective.examples`."""
+        """Tokenized examples of documents, see `Objective.examples`."""
 
     def check(self, examples: "ExampleSet") -> None:
-        """See `Objective.check`."""
+        """Raise CtxError for unsuitable examples, see `Objective.check`."""
 
 
 class Column:
     """One column of a table of examples, stored flat.
 
     Attributes:
-        values: all rows' values, concatenated.
-        offsets: (rows + 1,) row i is `values[offsets[i]:offsets[i + 1]]`; None for one number per row.
+        values: The values of all examples, concatenated.
+        offsets: (examples + 1,) example i is `values[offsets[i]:offsets[i + 1]]`; None for one number per example.
     """
 
     def __init__(self, values: np.ndarray, offsets: np.ndarray | None) -> None:
         self.values, self.offsets = values, offsets
 
-    def __getitem__(self, row: int) -> np.ndarray | int:
+    def __getitem__(self, index: int) -> np.ndarray | int:
         if self.offsets is None:
-            return int(self.values[row])
-        return self.values[self.offsets[row] : self.offsets[row + 1]]
+            return int(self.values[index])
+        return self.values[self.offsets[index] : self.offsets[index + 1]]
 
 
 class ExampleSet(torch.utils.data.Dataset):
     """Examples in memory, about four bytes per token.
 
-    `examples[i]` and `examples[epoch, i]` are dictionaries with the columns of row i, and `example_index` and `epoch`,
-    which seed the collators' masks. The epoch of `examples[i]` is set by `set_epoch` (0 at first), which
+    `examples[i]` and `examples[epoch, i]` are dictionaries with the columns of example i, and `example_index` and
+    `epoch`, which seed the collators' masks. The epoch of `examples[i]` is set by `set_epoch` (0 at first), which
     `transformers.Trainer` calls for training but not for evaluation.
 
     Args:
-        columns: Columns of equal length.
+        columns: Columns of `length` examples.
+        length: Number of examples.
         statistics: The objective's statistics.
     """
 
@@ -72,14 +73,16 @@ class ExampleSet(torch.utils.data.Dataset):
         for example in examples:
             block.append(example)
             length += 1
-            if len(block) == ROWS_PER_BLOCK:
-                blocks.append(_store(block))
+            if len(block) == EXAMPLES_PER_BLOCK:
+                blocks.append(_to_columns(block))
                 block = []
         if block:
-            blocks.append(_store(block))
+            blocks.append(_to_columns(block))
         if not blocks:
-            raise no_example()
-        columns = {name: _join([stored.pop(name) for stored in blocks]) for name in list(blocks[0])}
+            raise no_examples_error()
+        columns = {
+            name: _concatenate([block_columns.pop(name) for block_columns in blocks]) for name in list(blocks[0])
+        }
         return cls(columns, length, statistics or {})
 
     def __len__(self) -> int:
@@ -90,8 +93,8 @@ class ExampleSet(torch.utils.data.Dataset):
         if not -len(self) <= index < len(self):
             raise IndexError(f"Example {index} of a set of {len(self)}.")
         index = int(index) % len(self)
-        row = {name: column[index] for name, column in self.columns.items()}
-        return {**row, "example_index": index, "epoch": int(epoch)}
+        example = {name: column[index] for name, column in self.columns.items()}
+        return {**example, "example_index": index, "epoch": int(epoch)}
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of `examples[i]`."""
@@ -99,11 +102,11 @@ class ExampleSet(torch.utils.data.Dataset):
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all rows, special tokens included."""
+        """Tokens of all examples, including special tokens."""
         return len(self.columns["input_ids"].values)
 
 
-def _store(block: list[Example]) -> dict[str, Column]:
+def _to_columns(block: list[Example]) -> dict[str, Column]:
     columns = {}
     for name, first in block[0].items():
         values = [example[name] for example in block]
@@ -115,11 +118,11 @@ def _store(block: list[Example]) -> dict[str, Column]:
     return columns
 
 
-def _join(parts: list[Column]) -> Column:
-    values = np.concatenate([part.values for part in parts])
-    if parts[0].offsets is None:
+def _concatenate(columns: list[Column]) -> Column:
+    values = np.concatenate([column.values for column in columns])
+    if columns[0].offsets is None:
         return Column(values, None)
-    lengths = np.concatenate([np.diff(part.offsets) for part in parts if part.offsets is not None])
+    lengths = np.concatenate([np.diff(column.offsets) for column in columns if column.offsets is not None])
     return Column(values, np.concatenate([[0], np.cumsum(lengths)]))
 
 
@@ -139,8 +142,8 @@ class ExampleStream(ABC):
 class DocumentStream(ExampleStream):
     """The examples of an objective.
 
-    The first pass has the same examples in the same order as the `ExampleSet` of the documents; later passes draw new
-    pairs. Only documents that are tokenised together are in memory.
+    The first pass has the same examples in the same order as the `ExampleSet` of the documents; later passes
+    sample new pairs. Only documents that are tokenized together are in memory.
 
     Attributes:
         documents: Read again in every pass.
@@ -151,7 +154,7 @@ class DocumentStream(ExampleStream):
     objective: ExampleBuilder
 
     def one_pass(self, epoch: int) -> Iterator[dict[str, Any]]:
-        """See `ExampleStream.one_pass`.
+        """The examples of one pass over the documents.
 
         Raises:
             CtxError: The documents have no example.
@@ -160,9 +163,9 @@ class DocumentStream(ExampleStream):
         for index, example in enumerate(self.objective.examples(self.documents, epoch)):
             yield {**example, "example_index": index, "epoch": epoch}
         if index < 0:
-            raise no_example()
+            raise no_examples_error()
 
 
-def no_example() -> CtxError:
+def no_examples_error() -> CtxError:
     """The error for documents without examples."""
     return CtxError("The documents have no tokens.", hint="check the data set and the tokenizer.")

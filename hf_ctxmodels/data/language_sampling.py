@@ -29,34 +29,34 @@ def multilingual_training_set(
 ) -> SampledMixture | SampledStream:
     """Examples of several sources, one per language, sampled by `alpha`.
 
-    Examples of a small language are repeated, in a new order and with new masks in every pass; those of a large one are
-    used over several epochs.
+    Examples of a small language are repeated, in a new order and with new masks in every pass; the examples of a large
+    one are used over several epochs.
 
     Args:
         documents: `Documents` of several sources, read once to count sentences when streaming.
-        objective: Makes the examples.
+        objective: The objective.
         alpha: See the module.
-        seed: Seed of the draws from a stream; a set's seed is that of its loader.
+        seed: Seed of sampling a stream; examples in memory are sampled by their loader.
         streaming: Make the examples during training.
 
     Raises:
         CtxError: There is one source, a source has no example, or alpha is out of range.
     """
-    parts = _several(documents)
+    sources = _split_sources(documents)
     if streaming:
-        probabilities = sampling_probabilities([_count_sentences(part) for part in parts], alpha)
-        return SampledStream([DocumentStream(part, objective) for part in parts], probabilities, seed)
-    counted = [_Counted(part) for part in parts]
-    sets = [ExampleSet.build(objective.examples(part)) for part in counted]
-    probabilities = sampling_probabilities([part.sentences for part in counted], alpha)
-    return SampledMixture(sets, probabilities=probabilities, by_example=True)
+        probabilities = sampling_probabilities([_count_sentences(source) for source in sources], alpha)
+        return SampledStream([DocumentStream(source, objective) for source in sources], probabilities, seed)
+    counting = [_CountingDocuments(source) for source in sources]
+    datasets = [ExampleSet.build(objective.examples(source)) for source in counting]
+    probabilities = sampling_probabilities([source.sentences for source in counting], alpha)
+    return SampledMixture(datasets, probabilities=probabilities, is_per_example=True)
 
 
 @dataclass(frozen=True)
 class ResampledDocuments:
-    """Text to train a vocabulary on: several sources in shares by `alpha`, with the same total number of sentences.
+    """Text for training a vocabulary: several sources in shares by `alpha`, with the same total number of sentences.
 
-    Documents are repeated or left out at a constant rate per source, without randomness, and sources are read one after
+    Documents are repeated or skipped at a constant rate per source, without randomness, and sources are read one after
     the other.
 
     Attributes:
@@ -73,27 +73,27 @@ class ResampledDocuments:
     @cached_property
     def _rates(self) -> list[tuple[Documents, float]]:
         """Each source and the rate of its sentences. Reads all sources once."""
-        parts = _several(self.documents)
-        sizes = np.array([_count_sentences(part) for part in parts])
+        sources = _split_sources(self.documents)
+        sizes = np.array([_count_sentences(source) for source in sources])
         rates = sampling_probabilities(sizes, self.alpha) * sizes.sum() / sizes
-        return list(zip(parts, rates.tolist(), strict=True))
+        return list(zip(sources, rates.tolist(), strict=True))
 
     def __iter__(self) -> Iterator[list[str]]:
-        for part, rate in self._rates:
-            due = 0.5  # sentences; for rounding to the nearest
-            for document in part:
+        for source, rate in self._rates:
+            due = 0.5  # sentences; rounds to the nearest
+            for document in source:
                 due += rate * len(document)
                 while due >= len(document):
                     yield document
                     due -= len(document)
 
     def texts(self) -> DocumentTexts:
-        """See `Documents.texts`."""
+        """The documents as strings, see `Documents.texts`."""
         return DocumentTexts(self)
 
 
 @dataclass
-class _Counted:
+class _CountingDocuments:
     """Documents that count their sentences while they are read."""
 
     documents: Iterable[list[str]]
@@ -106,15 +106,15 @@ class _Counted:
             yield document
 
 
-def _several(documents: Iterable[list[str]]) -> list[Documents]:
-    parts = documents.parts() if isinstance(documents, Documents) else []
-    if len(parts) < 2:
+def _split_sources(documents: Iterable[list[str]]) -> list[Documents]:
+    sources = documents.by_source() if isinstance(documents, Documents) else []
+    if len(sources) < 2:
         raise CtxError(
-            "Sampling by language needs several data sets.",
+            "Sampling by language requires several data sets.",
             location="--sampling_alpha",
-            hint="give --dataset a file or Hub id for each language.",
+            hint="set --dataset to a file or Hub id for each language.",
         )
-    return parts
+    return sources
 
 
 def _count_sentences(documents: Iterable[list[str]]) -> int:

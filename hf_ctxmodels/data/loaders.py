@@ -1,4 +1,4 @@
-"""The order of examples in training: seeded, endless, with random access to batches."""
+"""Endless training batches of example sets, streams and mixtures, independent of the number of workers."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -8,65 +8,27 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, Sampler, get_worker_info
 
-from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.data.epochs import EpochBatchSampler
+from hf_ctxmodels.data.batch_samplers import (
+    ContiguousBatchSampler,
+    EpochBatchSampler,
+    MixtureBatchSampler,
+    check_contiguous_rows,
+)
 from hf_ctxmodels.data.examples import ExampleSet, ExampleStream
-from hf_ctxmodels.data.mixtures import Mixture, MixtureBatchSampler
+from hf_ctxmodels.data.mixtures import Mixture
 from hf_ctxmodels.data.seeding import Stream, generator
-
-
-class ContiguousBatchSampler(Sampler[list[tuple[int, int]]]):
-    """Endless batches of `(epoch, index)` of contiguous text: row r of a step continues row r of the previous step.
-
-    Every epoch the consecutive examples, beginning with a random one and wrapping around, are cut into one sequence per
-    row of a step; remaining examples are left out. Micro-batch m of a step has the rows m * batch_size to
-    (m + 1) * batch_size.
-
-    Args:
-        num_examples: Number of consecutive examples.
-        batch_size: Examples of a micro-batch over all processes; `accelerate` splits it (`split_batches=True`).
-        contiguous_rows: Rows of a step, a multiple of `batch_size`.
-        seed: Seed of the epochs' first examples.
-        start_batch: The first batch to yield.
-    """
-
-    drop_last = True  # for accelerate: all batches are full
-
-    def __init__(
-        self, num_examples: int, batch_size: int, contiguous_rows: int, seed: int, start_batch: int = 0
-    ) -> None:
-        _check_rows(num_examples, contiguous_rows)
-        self.num_examples, self.batch_size, self.contiguous_rows = num_examples, batch_size, contiguous_rows
-        self.seed, self.start_batch = seed, start_batch
-
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        length = self.num_examples // self.contiguous_rows  # steps of an epoch
-        for number in count(self.start_batch):
-            step, micro_batch = divmod(number, self.contiguous_rows // self.batch_size)
-            epoch, place = divmod(step, length)
-            first = int(generator(self.seed, epoch, 0, Stream.ORDER).integers(self.num_examples))
-            rows = range(micro_batch * self.batch_size, (micro_batch + 1) * self.batch_size)
-            yield [(epoch, (first + row * length + place) % self.num_examples) for row in rows]
-
-
-def _check_rows(num_examples: int, contiguous_rows: int) -> None:
-    if num_examples < contiguous_rows:
-        raise CtxError(
-            f"{num_examples} examples cannot fill a step of {contiguous_rows} contiguous rows.",
-            hint="give more text, or use smaller or fewer micro-batches, or a shorter max_length.",
-        )
 
 
 class EndlessStream(IterableDataset, ABC):
     """Endless examples of an `ExampleStream`, independent of the number of workers; subclasses define their order.
 
     Every worker reads the whole stream and yields every n-th batch, in the order of `DataLoader`. To start at a later
-    batch, earlier batches are made and dropped.
+    batch, earlier batches are made and discarded.
 
     Args:
         stream: The examples.
         batch_size: Examples of a micro-batch over all processes, the `batch_size` of the `DataLoader`.
-        start_batch: The first batch to yield.
+        start_batch: Number of the first batch.
     """
 
     def __init__(self, stream: ExampleStream, batch_size: int, start_batch: int) -> None:
@@ -118,7 +80,7 @@ class ContiguousStream(EndlessStream):
     """Endless examples of contiguous text, as `ContiguousBatchSampler`, for text that exceeds memory.
 
     The text is read in blocks of `stretch` examples per row, so a row is contiguous for `stretch` steps. Examples at
-    the end of a pass that do not fill a step are left out.
+    the end of a pass that do not fill a step are not used.
 
     Args:
         stream, batch_size, start_batch: See `EndlessStream`.
@@ -140,7 +102,7 @@ class ContiguousStream(EndlessStream):
             length = len(block) // self.contiguous_rows
             for offset in range(length):
                 yield from block[offset : length * self.contiguous_rows : length]
-        _check_rows(total, self.contiguous_rows)
+        check_contiguous_rows(total, self.contiguous_rows)
 
 
 def training_loader(
@@ -162,12 +124,12 @@ def training_loader(
         batch_size: Examples of a micro-batch over all processes. With several, prepare the loader with an `Accelerator`
             with `DataLoaderConfiguration(split_batches=True, dispatch_batches=False)`.
         seed: Seed of the order.
-        start_batch: The first batch to yield.
+        start_batch: Number of the first batch.
         workers: Background processes; 0 for none.
         contiguous_rows: Rows of a step of contiguous text (see `ContiguousBatchSampler`); None to shuffle.
         batches_per_step: Micro-batches per optimizer step, for a `SampledMixture`.
     """
-    # A loader of persistent workers keeps its iterator, by which they can be ended.
+    # A loader with persistent workers keeps its iterator, through which they can be shut down.
     background: dict[str, Any] = {"num_workers": workers, "persistent_workers": workers > 0}
     if isinstance(examples, ExampleStream):
         stream: EndlessStream = (

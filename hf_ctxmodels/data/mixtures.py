@@ -3,125 +3,127 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
-from torch.utils.data import Dataset, Sampler, Subset
+from torch.utils.data import Dataset, Subset
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.data.epochs import EpochBatchSampler
 from hf_ctxmodels.data.examples import ExampleSet, ExampleStream
 from hf_ctxmodels.data.seeding import Stream, generator, row_hashes, uniforms
 
-_AT_ONCE = 1 << 16  # draws computed together
+_CHUNK = 1 << 16  # choices computed together
 
 
-def draw_parts(draws: np.ndarray, probabilities: np.ndarray, seed: int) -> np.ndarray:
-    """(n,) the part of each draw: independent draws with (parts,) `probabilities`.
+def sample_choices(numbers: np.ndarray, probabilities: np.ndarray, seed: int) -> np.ndarray:
+    """(n,) independent random choices among data sets with (datasets,) `probabilities`.
 
     Args:
-        draws: (n,) indices of draws, which determine the random numbers.
+        numbers: (n,) numbers of the choices, which determine the random numbers.
+        probabilities: (datasets,).
+        seed: Seed of the choices.
     """
-    keys = np.repeat(row_hashes(seed, [0], [0], Stream.MIXTURE), len(draws))
-    return np.searchsorted(np.cumsum(probabilities)[:-1], uniforms(keys, draws), side="right")
+    keys = np.repeat(row_hashes(seed, [0], [0], Stream.MIXTURE), len(numbers))
+    return np.searchsorted(np.cumsum(probabilities)[:-1], uniforms(keys, numbers), side="right")
 
 
 class Mixture(Dataset, ABC):
-    """Several data sets as one; subclasses choose the part of each draw.
+    """Several data sets as one; subclasses choose the data set of each batch or example.
 
-    The choice depends only on the seed and the index of the draw, so training resumes at any batch. Each part is
-    shuffled and repeated independently of the others.
+    A choice depends only on the seed and its number, so training resumes at any batch. Each data set is shuffled and
+    repeated independently of the others.
 
     Args:
-        parts: Data sets, each a sequence of features.
+        datasets: Data sets, each a sequence of features.
 
     Attributes:
-        starts: Index of each part's first example in the mixture.
-        by_example: Whether a draw is an example, so that batches mix parts, or a batch of a single part.
+        starts: Index of each data set's first example in the mixture.
+        is_per_example: Whether a choice is for an example, so that batches mix data sets, or for a batch.
 
     Raises:
-        CtxError: A part is empty.
+        CtxError: A data set is empty.
     """
 
-    by_example: bool = False
+    is_per_example: bool = False
 
-    def __init__(self, parts: Sequence[Any]) -> None:
-        if not all(map(len, parts)):
-            raise CtxError("A data set of the mixture is empty.", hint="leave it out.")
-        sizes = [len(part) for part in parts]
-        self.parts, self.starts = parts, [sum(sizes[:number]) for number in range(len(parts))]
+    def __init__(self, datasets: Sequence[Any]) -> None:
+        if not all(map(len, datasets)):
+            raise CtxError("A data set of the mixture is empty.", hint="remove it.")
+        sizes = [len(dataset) for dataset in datasets]
+        self.datasets, self.starts = datasets, [sum(sizes[:number]) for number in range(len(datasets))]
 
     @abstractmethod
     def __len__(self) -> int:
         """Number of examples of an epoch."""
 
     @abstractmethod
-    def choose(self, draws: np.ndarray, seed: int, batches_per_step: int = 1) -> np.ndarray:
-        """(n,) the part of each draw.
+    def choose(self, numbers: np.ndarray, seed: int, batches_per_step: int = 1) -> np.ndarray:
+        """(n,) the index of the data set of each choice.
 
         Args:
-            draws: (n,) indices of draws.
+            numbers: (n,) numbers of the choices.
             seed: Seed of random choices.
             batches_per_step: Micro-batches per optimizer step.
         """
 
     def __getitem__(self, key: tuple[int, int]) -> dict[str, Any]:
         epoch, index = key
-        part = max(number for number, start in enumerate(self.starts) if start <= index)
-        return {**self.parts[part][index - self.starts[part]], "epoch": epoch, "example_index": index}
+        number = max(number for number, start in enumerate(self.starts) if start <= index)
+        return {**self.datasets[number][index - self.starts[number]], "epoch": epoch, "example_index": index}
 
-    def draws_before(self, draw: int, seed: int, batches_per_step: int = 1) -> np.ndarray:
-        """(parts,) number of draws of each part before this draw."""
-        drawn = np.zeros(len(self.parts), dtype=np.int64)
-        for start in range(0, draw, _AT_ONCE):
-            numbers = np.arange(start, min(start + _AT_ONCE, draw))
-            drawn += np.bincount(self.choose(numbers, seed, batches_per_step), minlength=len(drawn))
-        return drawn
+    def choices_before(self, number: int, seed: int, batches_per_step: int = 1) -> np.ndarray:
+        """(datasets,) how often each data set is chosen before choice `number`."""
+        counts = np.zeros(len(self.datasets), dtype=np.int64)
+        for start in range(0, number, _CHUNK):
+            numbers = np.arange(start, min(start + _CHUNK, number))
+            counts += np.bincount(self.choose(numbers, seed, batches_per_step), minlength=len(counts))
+        return counts
 
 
 class RoundRobinMixture(Mixture):
-    """Batches of one part each, in a fixed cycle (Clark et al. 2018, section 3.1: labelled, unlabelled, labelled ...).
+    """Batches of one data set each, in a fixed cycle (Clark et al. 2018, section 3.1: labelled, unlabelled, ...).
 
-    An epoch is a pass over the first part, during which shorter parts are repeated and longer ones are seen in part.
+    An epoch is a pass over the first data set, during which shorter data sets are repeated and longer ones are used in
+    part.
 
     Args:
-        parts: See `Mixture`.
-        order: The cycle, as indices of parts; by default each once.
+        datasets: See `Mixture`.
+        order: The cycle, as indices of data sets; by default each once.
 
     Raises:
-        CtxError: A part is empty, or not in the cycle.
+        CtxError: A data set is empty, or not in the cycle.
     """
 
-    def __init__(self, parts: Sequence[Any], order: Sequence[int] | None = None) -> None:
-        super().__init__(parts)
-        self.order = list(range(len(parts)) if order is None else order)
-        if sorted(set(self.order)) != list(range(len(parts))):
-            raise CtxError(f"order={self.order} for {len(parts)} data sets.", hint="give the index of each data set.")
+    def __init__(self, datasets: Sequence[Any], order: Sequence[int] | None = None) -> None:
+        super().__init__(datasets)
+        self.order = list(range(len(datasets)) if order is None else order)
+        if sorted(set(self.order)) != list(range(len(datasets))):
+            raise CtxError(f"order={self.order} for {len(datasets)} data sets.", hint="use the index of each data set.")
 
     def __len__(self) -> int:
-        return len(self.parts[0]) * len(self.order) // self.order.count(0)
+        return len(self.datasets[0]) * len(self.order) // self.order.count(0)
 
-    def choose(self, draws: np.ndarray, seed: int, batches_per_step: int = 1) -> np.ndarray:
-        """See `Mixture.choose`."""
-        return np.asarray(self.order)[draws % len(self.order)]
+    def choose(self, numbers: np.ndarray, seed: int, batches_per_step: int = 1) -> np.ndarray:
+        """(n,) the index of the data set of each choice, see `Mixture.choose`."""
+        return np.asarray(self.order)[numbers % len(self.order)]
 
 
 class SampledMixture(Mixture):
-    """Parts sampled with fixed probabilities, for every optimizer step or for every example.
+    """Data sets sampled with fixed probabilities, for every optimizer step or for every example.
 
     Sampling by step is for tasks with different losses (Subramanian et al. 2018, arXiv 1804.00079): all micro-batches
     of a step belong to the same task. Sampling by example is for languages (Conneau et al. 2020), see
-    `data.language_sampling`. The length of an epoch is the number of examples of all parts.
+    `data.language_sampling`. The length of an epoch is the number of examples of all data sets.
 
     Args:
-        parts: See `Mixture`.
-        periods: Part -> period in steps, beginning with the first step, in place of random draws; 10 for natural
-            language inference in Subramanian et al. Ignored if all parts have one.
-        probabilities: (parts,) unnormalised probabilities; by default equal.
-        by_example: Sample for every example, not for every step.
+        datasets: See `Mixture`.
+        periods: Index of a data set -> period in steps, starting at the first step, instead of random choices; 10 for
+            natural language inference in Subramanian et al. Ignored if all data sets have one.
+        probabilities: (datasets,) unnormalised probabilities; by default equal.
+        is_per_example: Sample for every example, not for every step.
 
     Raises:
-        CtxError: A part is empty, or a period is below 1.
+        CtxError: A data set is empty, or a period is below 1.
 
     Example:
         >>> tasks = SampledMixture([[{"a": 1}], [{"a": 2}], [{"a": 3}]], {2: 10})
@@ -131,59 +133,59 @@ class SampledMixture(Mixture):
 
     def __init__(
         self,
-        parts: Sequence[Any],
+        datasets: Sequence[Any],
         periods: Mapping[int, int] | None = None,
         probabilities: Sequence[float] | np.ndarray | None = None,
-        by_example: bool = False,
+        is_per_example: bool = False,
     ) -> None:
-        super().__init__(parts)
-        self.by_example = by_example
+        super().__init__(datasets)
+        self.is_per_example = is_per_example
         self.periods = dict(periods or {})
-        if wrong := [period for period in self.periods.values() if period < 1]:
-            raise CtxError(f"A period of {wrong[0]} steps is too small.", hint="use 1 or more.")
-        if len(self.periods) == len(parts):
+        if invalid_periods := [period for period in self.periods.values() if period < 1]:
+            raise CtxError(f"A period of {invalid_periods[0]} steps is too small.", hint="use 1 or more.")
+        if len(self.periods) == len(datasets):
             self.periods = {}
-        weights = np.ones(len(parts)) if probabilities is None else np.array(probabilities, dtype=np.float64)
+        weights = np.ones(len(datasets)) if probabilities is None else np.array(probabilities, dtype=np.float64)
         weights[list(self.periods)] = 0
         self.probabilities = weights / weights.sum()
 
     @classmethod
-    def by_column(cls, examples: ExampleSet, column: str, periods: Mapping[int, int]) -> "SampledMixture":
-        """One part for each value of a column; `periods` are by value."""
-        kinds, parts = split_by_column(examples, column)
-        return cls(parts, {kinds.index(kind): period for kind, period in periods.items() if kind in kinds})
+    def by_column(cls, examples: ExampleSet, column: str, periods: Mapping[int, int]) -> Self:
+        """One data set for each value of a column; `periods` are by value."""
+        values, datasets = split_by_column(examples, column)
+        return cls(datasets, {values.index(value): period for value, period in periods.items() if value in values})
 
     def __len__(self) -> int:
-        return sum(map(len, self.parts))
+        return sum(map(len, self.datasets))
 
-    def choose(self, draws: np.ndarray, seed: int, batches_per_step: int = 1) -> np.ndarray:
-        """See `Mixture.choose`."""
-        steps = draws if self.by_example else draws // batches_per_step
-        parts = draw_parts(steps, self.probabilities, seed)
-        for part, period in self.periods.items():
-            parts[steps % period == 0] = part
-        return parts
+    def choose(self, numbers: np.ndarray, seed: int, batches_per_step: int = 1) -> np.ndarray:
+        """(n,) the index of the data set of each choice, see `Mixture.choose`."""
+        steps = numbers if self.is_per_example else numbers // batches_per_step
+        choices = sample_choices(steps, self.probabilities, seed)
+        for dataset, period in self.periods.items():
+            choices[steps % period == 0] = dataset
+        return choices
 
 
 def split_by_column(examples: ExampleSet, column: str) -> tuple[list[int], list[Subset]]:
     """The values of a column, ascending, and the examples of each."""
-    values = examples.columns[column].values
-    kinds = np.unique(values).tolist()
-    return kinds, [Subset(examples, np.flatnonzero(values == kind).tolist()) for kind in kinds]
+    column_values = examples.columns[column].values
+    values = np.unique(column_values).tolist()
+    return values, [Subset(examples, np.flatnonzero(column_values == value).tolist()) for value in values]
 
 
 class ScheduledMixture(Mixture):
-    """Optimizer steps of one part each, in stages with a given number of steps of every part (Sun et al. 2020, section
-    3.2, "continual multi-task learning").
+    """Optimizer steps of one data set each, in stages with a given number of steps of every data set (Sun et al. 2020,
+    section 3.2, "continual multi-task learning").
 
-    The steps of a stage are spread evenly over it, so that its numbers are exact. The last stage is repeated.
+    The steps of a data set are spread evenly over a stage, and their number is exact. The last stage is repeated.
 
     Args:
-        parts: See `Mixture`.
-        stages: For each stage part -> number of its steps.
+        datasets: See `Mixture`.
+        stages: For each stage index of a data set -> number of its steps.
 
     Raises:
-        CtxError: A part is empty, or a stage has no step.
+        CtxError: A data set is empty, or a stage has no step.
 
     Example:
         >>> mixture = ScheduledMixture([[{"a": 1}], [{"a": 2}]], [{0: 2}, {0: 2, 1: 4}])
@@ -191,85 +193,85 @@ class ScheduledMixture(Mixture):
         [0, 0, 1, 0, 1, 1, 0, 1]
     """
 
-    def __init__(self, parts: Sequence[Any], stages: Sequence[Mapping[int, int]]) -> None:
-        super().__init__(parts)
+    def __init__(self, datasets: Sequence[Any], stages: Sequence[Mapping[int, int]]) -> None:
+        super().__init__(datasets)
         if not stages or not all(stage and min(stage.values()) > 0 for stage in stages):
-            raise CtxError(f"stages={list(stages)} has a part without a step.", hint="give 1 step or more for each.")
-        self.orders = [_spread(stage) for stage in stages]
+            raise CtxError(f"stages={list(stages)} has a data set without a step.", hint="use 1 step or more for each.")
+        self.orders = [_spread_evenly(stage) for stage in stages]
         self.ends = np.cumsum([len(order) for order in self.orders])
 
     @classmethod
-    def by_column(cls, examples: ExampleSet, column: str, stages: Sequence[Mapping[int, int]]) -> "ScheduledMixture":
-        """One part for each value of a column; `stages` are by value."""
-        kinds, parts = split_by_column(examples, column)
-        return cls(parts, [{kinds.index(kind): steps for kind, steps in stage.items()} for stage in stages])
+    def by_column(cls, examples: ExampleSet, column: str, stages: Sequence[Mapping[int, int]]) -> Self:
+        """One data set for each value of a column; `stages` are by value."""
+        values, datasets = split_by_column(examples, column)
+        return cls(datasets, [{values.index(value): steps for value, steps in stage.items()} for stage in stages])
 
     def __len__(self) -> int:
-        return sum(map(len, self.parts))
+        return sum(map(len, self.datasets))
 
-    def choose(self, draws: np.ndarray, seed: int, batches_per_step: int = 1) -> np.ndarray:
-        """See `Mixture.choose`."""
-        steps = draws // batches_per_step
-        last = len(self.orders[-1])
-        before = self.ends[-1] - last
-        return np.concatenate(self.orders)[np.where(steps < before, steps, before + (steps - before) % last)]
+    def choose(self, numbers: np.ndarray, seed: int, batches_per_step: int = 1) -> np.ndarray:
+        """(n,) the index of the data set of each choice, see `Mixture.choose`."""
+        steps = numbers // batches_per_step
+        last_stage = len(self.orders[-1])
+        earlier_stages = self.ends[-1] - last_stage
+        repeated = earlier_stages + (steps - earlier_stages) % last_stage
+        return np.concatenate(self.orders)[np.where(steps < earlier_stages, steps, repeated)]
 
 
-def _spread(stage: Mapping[int, int]) -> np.ndarray:
-    """(steps,) the part of each step of a stage: step k of a part with n steps lies at the share (k + 1/2) / n of
-    it."""
-    parts = np.repeat(list(stage), list(stage.values()))
-    places = np.concatenate([(np.arange(steps) + 0.5) / steps for steps in stage.values()])
-    return parts[np.argsort(places, kind="stable")]
+def _spread_evenly(stage: Mapping[int, int]) -> np.ndarray:
+    """(steps,) the data set of each step of a stage: step k of a data set with n steps is at (k + 1/2) / n of it."""
+    datasets = np.repeat(list(stage), list(stage.values()))
+    positions = np.concatenate([(np.arange(steps) + 0.5) / steps for steps in stage.values()])
+    return datasets[np.argsort(positions, kind="stable")]
 
 
 class EpochMixture(Mixture):
-    """Optimizer steps of one part each, in an order of their own for every epoch; subclasses define it.
+    """Optimizer steps of one data set each, in an order that differs for every epoch; subclasses define it.
 
-    A part fills `steps` optimizer steps: its batches of one pass, the last one completed by the next pass.
+    A data set fills `steps` optimizer steps: the batches of one pass, the last one completed by the next pass.
 
     Args:
-        parts: See `Mixture`.
+        datasets: See `Mixture`.
         step_size: Examples of an optimizer step, over all micro-batches and processes.
 
     Attributes:
-        steps: (parts,) number of steps of a pass over each part.
+        steps: (datasets,) number of steps of a pass over each data set.
 
     Raises:
-        CtxError: A part is empty.
+        CtxError: A data set is empty.
     """
 
-    def __init__(self, parts: Sequence[Any], step_size: int) -> None:
-        super().__init__(parts)
+    def __init__(self, datasets: Sequence[Any], step_size: int) -> None:
+        super().__init__(datasets)
         self.step_size = step_size
-        self.steps = np.array([-(-len(part) // step_size) for part in parts])
-        self._latest: tuple[tuple[int, int], np.ndarray] | None = None
+        self.steps = np.array([-(-len(dataset) // step_size) for dataset in datasets])
+        self._cached_order: tuple[tuple[int, int], np.ndarray] | None = None
 
     def __len__(self) -> int:
         return int(self.steps.sum()) * self.step_size
 
     @abstractmethod
     def order(self, epoch: int, seed: int) -> np.ndarray:
-        """(steps of an epoch,) the part of each step."""
+        """(steps of an epoch,) the index of the data set of each step."""
 
-    def choose(self, draws: np.ndarray, seed: int, batches_per_step: int = 1) -> np.ndarray:
-        """See `Mixture.choose`."""
-        epochs, places = np.divmod(draws // batches_per_step, self.steps.sum())
-        parts = np.empty(len(draws), dtype=np.int64)
+    def choose(self, numbers: np.ndarray, seed: int, batches_per_step: int = 1) -> np.ndarray:
+        """(n,) the index of the data set of each choice, see `Mixture.choose`."""
+        epochs, steps = np.divmod(numbers // batches_per_step, self.steps.sum())
+        choices = np.empty(len(numbers), dtype=np.int64)
         for epoch in np.unique(epochs).tolist():
-            here = epochs == epoch
-            parts[here] = self._kept_order(epoch, seed)[places[here]]
-        return parts
+            in_epoch = epochs == epoch
+            choices[in_epoch] = self._order(epoch, seed)[steps[in_epoch]]
+        return choices
 
-    def _kept_order(self, epoch: int, seed: int) -> np.ndarray:
+    def _order(self, epoch: int, seed: int) -> np.ndarray:
         """`order`, computed once for all batches of an epoch."""
-        if self._latest is None or self._latest[0] != (epoch, seed):
-            self._latest = ((epoch, seed), self.order(epoch, seed))
-        return self._latest[1]
+        if self._cached_order is None or self._cached_order[0] != (epoch, seed):
+            self._cached_order = ((epoch, seed), self.order(epoch, seed))
+        return self._cached_order[1]
 
 
 class ShuffledMixture(EpochMixture):
-    """All steps of all parts, shuffled: an epoch is a pass over every part (Liu et al. 2019, arXiv 1901.11504,
+    """All steps of all data sets, shuffled: an epoch is a pass over every data set (Liu et al. 2019, arXiv 1901.11504,
     algorithm 1).
 
     Example:
@@ -279,98 +281,66 @@ class ShuffledMixture(EpochMixture):
     """
 
     def order(self, epoch: int, seed: int) -> np.ndarray:
-        """See `EpochMixture.order`."""
-        parts = np.repeat(np.arange(len(self.steps)), self.steps)
-        return generator(seed, epoch, 0, Stream.MIXTURE).permutation(parts)
+        """(steps of an epoch,) the index of the data set of each step."""
+        datasets = np.repeat(np.arange(len(self.steps)), self.steps)
+        return generator(seed, epoch, 0, Stream.MIXTURE).permutation(datasets)
 
 
 class ReweightedMixture(EpochMixture):
-    """Every step drawn with probabilities proportional to n^alpha, n the number of steps of a part.
+    """Every step sampled with probabilities proportional to n^alpha, n the number of steps of a data set.
 
     Args:
-        parts, step_size: See `EpochMixture`.
-        alphas: The exponent of each epoch; later epochs have the last one. 1 is in proportion to the parts, 0 equal.
+        datasets, step_size: See `EpochMixture`.
+        alphas: The exponent of each epoch; later epochs have the last one. 1 is proportional to the sizes, 0 equal.
 
     Example:
         >>> ReweightedMixture.annealed([[{"a": 1}] * 4, [{"a": 2}]], step_size=1, epochs=3).alphas
         [1.0, 0.6, 0.2]
     """
 
-    def __init__(self, parts: Sequence[Any], step_size: int, alphas: Sequence[float]) -> None:
-        super().__init__(parts, step_size)
+    def __init__(self, datasets: Sequence[Any], step_size: int, alphas: Sequence[float]) -> None:
+        super().__init__(datasets, step_size)
         self.alphas = list(alphas)
 
     @classmethod
-    def annealed(cls, parts: Sequence[Any], step_size: int, epochs: int) -> "ReweightedMixture":
+    def annealed(cls, datasets: Sequence[Any], step_size: int, epochs: int) -> Self:
         """alpha = 1 - 0.8 (e - 1) / (E - 1) in epoch e of E (Stickland & Murray 2019, arXiv 1902.02671)."""
-        return cls(parts, step_size, [round(1 - 0.8 * epoch / max(epochs - 1, 1), 12) for epoch in range(epochs)])
+        return cls(datasets, step_size, [round(1 - 0.8 * epoch / max(epochs - 1, 1), 12) for epoch in range(epochs)])
 
     @classmethod
-    def tempered(cls, parts: Sequence[Any], step_size: int, temperature: float) -> "ReweightedMixture":
+    def tempered(cls, datasets: Sequence[Any], step_size: int, temperature: float) -> Self:
         """alpha = 1 / temperature."""
-        return cls(parts, step_size, [1 / temperature])
+        return cls(datasets, step_size, [1 / temperature])
 
     def probabilities(self, epoch: int) -> np.ndarray:
-        """(parts,) probabilities of an epoch."""
+        """(datasets,) probabilities of an epoch."""
         weights = self.steps ** float(self.alphas[min(epoch, len(self.alphas) - 1)])
         return weights / weights.sum()
 
     def order(self, epoch: int, seed: int) -> np.ndarray:
-        """See `EpochMixture.order`."""
+        """(steps of an epoch,) the index of the data set of each step."""
         steps = int(self.steps.sum())
-        return draw_parts(np.arange(epoch * steps, (epoch + 1) * steps), self.probabilities(epoch), seed)
+        return sample_choices(np.arange(epoch * steps, (epoch + 1) * steps), self.probabilities(epoch), seed)
 
 
 class SampledStream(ExampleStream):
     """Examples of several streams, sampled with fixed probabilities for every example.
 
-    Each part is repeated, so the stream is endless; the epoch of an example is the number of passes over its part.
+    Each stream is repeated, so the mixture is endless; the epoch of an example is the number of passes over its stream.
 
     Args:
-        parts: Streams.
-        probabilities: (parts,) probabilities.
-        seed: Seed of the draws.
+        streams: Streams of examples.
+        probabilities: (streams,) probabilities.
+        seed: Seed of the sampling.
     """
 
-    def __init__(self, parts: Sequence[ExampleStream], probabilities: np.ndarray, seed: int) -> None:
-        self.parts, self.probabilities, self.seed = parts, probabilities, seed
+    def __init__(self, streams: Sequence[ExampleStream], probabilities: np.ndarray, seed: int) -> None:
+        self.streams, self.probabilities, self.seed = streams, probabilities, seed
 
     def one_pass(self, epoch: int) -> Iterator[dict[str, Any]]:
-        """All examples, without end; `epoch` is ignored."""
-        streams = [part.passes() for part in self.parts]
-        for first in count(0, _AT_ONCE):
-            for part in draw_parts(np.arange(first, first + _AT_ONCE), self.probabilities, self.seed).tolist():
-                example = next(streams[part])
-                yield {**example, "example_index": example["example_index"] * len(streams) + part}
-
-
-class MixtureBatchSampler(Sampler[list[tuple[int, int]]]):
-    """Endless batches of `(epoch, index)` of a `Mixture`, with each part in the order of an `EpochBatchSampler`.
-
-    The epoch of an example is the number of passes over its part.
-
-    Args:
-        mixture: The mixture.
-        batch_size, seed, start_batch: See `EpochBatchSampler`.
-        batches_per_step: Micro-batches per optimizer step.
-    """
-
-    drop_last = True  # for accelerate: all batches are full
-
-    def __init__(
-        self, mixture: Mixture, batch_size: int, seed: int, start_batch: int = 0, batches_per_step: int = 1
-    ) -> None:
-        self.mixture, self.batch_size, self.seed, self.start_batch = mixture, batch_size, seed, start_batch
-        self.batches_per_step = batches_per_step
-
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        mixture, options = self.mixture, (self.seed, self.batches_per_step)
-        draws = self.batch_size if mixture.by_example else 1  # per batch
-        drawn = mixture.draws_before(self.start_batch * draws, *options).tolist()
-        orders = [
-            iter(EpochBatchSampler(len(part), self.batch_size // draws, self.seed + number, drawn[number]))
-            for number, part in enumerate(mixture.parts)
-        ]
-        for first in count(self.start_batch * draws, draws):
-            parts = mixture.choose(np.arange(first, first + draws), *options).tolist()
-            yield [(epoch, mixture.starts[part] + index) for part in parts for epoch, index in next(orders[part])]
+        """All examples, endlessly; `epoch` is ignored."""
+        streams = [stream.passes() for stream in self.streams]
+        for first in count(0, _CHUNK):
+            for choice in sample_choices(np.arange(first, first + _CHUNK), self.probabilities, self.seed).tolist():
+                example = next(streams[choice])
+                yield {**example, "example_index": example["example_index"] * len(streams) + choice}

@@ -1,4 +1,4 @@
-"""Phrases of several words: found in text by their mutual information, or taken from tagged sentences."""
+"""Phrases of several words: mined from text by mutual information, or extracted from tagged sentences."""
 
 import re
 from collections import Counter
@@ -10,23 +10,23 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.table_files import TaggedSentence, is_bio
 
 _WORD = re.compile(r"\w+|[^\w\s]")
-_JOINED = " "
+_SPACE = " "
 
 
 def find_phrases(
     documents: Iterable[list[str]], *, min_count: int = 20, min_information: float = 3.0, max_words: int = 4
 ) -> Counter[str]:
-    """Runs of words that occur together more often than by chance, and how often each was found.
+    """Runs of words that occur together more often than by chance, with their counts.
 
-    Two neighbours are joined if they occur together `min_count` times or more and their pointwise mutual information
+    Two neighbours are joined if they occur together at least `min_count` times and their pointwise mutual information
     ln p(a b) / (p(a) p(b)) is at least `min_information` (Mikolov et al. 2013b, section 4, with another score). The
     joined text is counted again, so that phrases grow, until none does or `max_words` is reached.
 
     Args:
         documents: Lists of sentences, read once.
-        min_count: Least number of occurrences.
-        min_information: Least mutual information in nats.
-        max_words: Most words of a phrase, 2 or more.
+        min_count: Minimum number of occurrences.
+        min_information: Minimum mutual information in nats.
+        max_words: Maximum number of words of a phrase, 2 or more.
 
     Raises:
         CtxError: A limit is out of range.
@@ -39,7 +39,7 @@ def find_phrases(
     while True:
         accepted = _pairs(sentences, min_count, min_information, max_words)
         if not accepted:
-            return Counter(word for sentence in sentences for word in sentence if _JOINED in word)
+            return Counter(word for sentence in sentences for word in sentence if _SPACE in word)
         sentences = [list(_join(sentence, accepted)) for sentence in sentences]
 
 
@@ -52,9 +52,9 @@ def _pairs(
     total, number = words.total(), max(1, pairs.total())
     accepted = {}
     for (first, second), count in pairs.items():
-        if count < min_count or first.count(_JOINED) + second.count(_JOINED) + 2 > max_words:
+        if count < min_count or first.count(_SPACE) + second.count(_SPACE) + 2 > max_words:
             continue
-        if not (first[0].isalpha() and second[0].isalpha()):  # no number and no punctuation
+        if not (first[0].isalpha() and second[0].isalpha()):  # neither numbers nor punctuation
             continue
         information = log(count / number) - log(words[first] / total) - log(words[second] / total)
         if information >= min_information:
@@ -64,30 +64,30 @@ def _pairs(
 
 def _join(sentence: Sequence[str], accepted: dict[tuple[str, str], float]) -> Iterator[str]:
     """The words, with accepted neighbours joined from left to right."""
-    place = 0
-    while place < len(sentence):
-        pair = tuple(sentence[place : place + 2])
+    position = 0
+    while position < len(sentence):
+        pair = tuple(sentence[position : position + 2])
         if pair in accepted:
-            yield _JOINED.join(pair)
-            place += 2
+            yield _SPACE.join(pair)
+            position += 2
         else:
-            yield sentence[place]
-            place += 1
+            yield sentence[position]
+            position += 1
 
 
 def extract_entities(sentences: Iterable[TaggedSentence]) -> Counter[str]:
     """Entities of two or more words in sentences with BIO tags, and how often each occurs.
 
     Raises:
-        CtxError: The tags are no BIO tags.
+        CtxError: The tags are not BIO tags.
     """
-    found = Counter[str]()
+    entities = Counter[str]()
     for sentence in sentences:
         if not is_bio(sentence.tags):
             raise CtxError(
                 f"The tags are not B-, I- and O: {' '.join(sentence.tags)[:80]!r}.",
                 location=sentence.where,
-                hint="give a CoNLL file with entities in its last column.",
+                hint="use a CoNLL file with entities in its last column.",
             )
         entity: list[str] = []
         for word, tag in [*zip(sentence.words, sentence.tags, strict=True), ("", "O")]:
@@ -95,6 +95,6 @@ def extract_entities(sentences: Iterable[TaggedSentence]) -> Counter[str]:
                 entity.append(word)
                 continue
             if len(entity) > 1:
-                found[_JOINED.join(entity)] += 1
+                entities[_SPACE.join(entity)] += 1
             entity = [word] if tag.startswith("B-") else []
-    return found
+    return entities

@@ -17,12 +17,12 @@ ABBREVIATIONS = frozenset(
     jan feb mar apr jun jul aug sep sept oct nov dec
     e.g i.e u.s u.k u.n
     z.b bzw ca usw nr str bd hr mme mlle sra srta dra
-    """.split()  # noqa: SIM905  (a block of words reads better than a list of literals)
+    """.split()  # noqa: SIM905  (a block of words is more readable than a list of literals)
 )
 
 _END = re.compile(
     r"""
-    [.!?…]+ ["'”’»)\]]*              # a mark and what it closes,
+    [.!?…]+ ["'”’»)\]]*              # a mark and closing quotes and brackets,
     (?=\s+ ["'“‘«(\[¿¡]* (?P<next>\w))  # before a word,
     | [。！？]+ [」』”’）]*            # or a full-width mark
     """,
@@ -33,7 +33,7 @@ _LONGEST_WORD = 32
 
 
 def split_sentences(paragraph: str) -> list[str]:
-    """The sentences of a paragraph, stripped and non-empty, with all of its visible characters.
+    """The sentences of a paragraph, stripped and non-empty, with all of their visible characters.
 
     >>> split_sentences("Mr. Smith left. Was it late? It was 4.30 p.m. by the clock.")
     ['Mr. Smith left.', 'Was it late?', 'It was 4.30 p.m. by the clock.']

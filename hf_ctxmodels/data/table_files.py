@@ -1,9 +1,9 @@
 """Files of fine-tuning data -> rows and sentences, with errors that name the file and the line.
 
-Each may be gzipped (`.gz`):
+Files may be gzipped (`.gz`):
 
 - tables: `.csv` (with quotes), `.tsv` and `.txt` (tab-separated, quotes are literal, as in GLUE) and `.jsonl` (one
-  object per line). The first line has the names of the columns, unless columns are given by number;
+  object per line). The first line has the names of the columns, unless columns are numbers;
 - tagged sentences: CoNLL columns (one word per line, a blank line ends a sentence) and `.conllu`.
 """
 
@@ -24,7 +24,7 @@ _DELIMITERS = {".csv": ",", ".tsv": "\t", ".txt": "\t"}
 
 @dataclass(frozen=True)
 class Row:
-    """The chosen columns of a row of a table, and its place (`file:line`)."""
+    """The selected columns of a row of a table, and its location (`file:line`)."""
 
     values: dict[str, Any]
     where: str
@@ -32,7 +32,7 @@ class Row:
 
 @dataclass(frozen=True)
 class TaggedSentence:
-    """Words with a tag each, and the place of the first (`file:line`)."""
+    """Words with one tag each, and the location of the first (`file:line`)."""
 
     words: list[str]
     tags: list[str]
@@ -45,12 +45,12 @@ class TaggedSentence:
 
 
 def read_table(file: str | Path, columns: Sequence[str]) -> list[Row]:
-    """The given columns of a CSV, TSV or JSONL file, as rows in file order.
+    """The selected columns of a CSV, TSV or JSONL file, as rows in file order.
 
     Columns are names of the header line or JSON keys, or numbers (1 is the first) for a file without a header. Values
     are strings, or of the types of JSON.
 
-    Raises CtxError for an unknown format, a missing column, a line with another number of columns, or bad JSON.
+    Raises CtxError for an unknown format, a missing column, a line with a different number of columns, or invalid JSON.
     """
     suffix = file_suffix(Path(file))
     if suffix == ".jsonl":
@@ -59,13 +59,12 @@ def read_table(file: str | Path, columns: Sequence[str]) -> list[Row]:
         rows = list(_read_delimited(file, columns, _DELIMITERS[suffix]))
     else:
         raise CtxError(
-            f"Not a table: the ending is {suffix!r}, expected {', '.join((*_DELIMITERS, '.jsonl'))}, or one of these "
-            "with .gz.",
+            f"Not a table: the suffix is {suffix!r}, expected {', '.join((*_DELIMITERS, '.jsonl'))} (or with .gz).",
             location=str(file),
-            hint="rename or convert the file, or choose another --task.",
+            hint="rename or convert the file, or use another task.",
         )
     if not rows:
-        raise CtxError("No examples.", location=str(file), hint="give a file with at least one example.")
+        raise CtxError("No examples.", location=str(file), hint="use a file with at least one example.")
     return rows
 
 
@@ -73,21 +72,21 @@ def _read_delimited(file: str | Path, columns: Sequence[str], delimiter: str) ->
     quoting: dict[str, Any] = {} if delimiter == "," else {"quoting": csv.QUOTE_NONE}
     csv.field_size_limit(2**31 - 1)  # the default is 131,072 characters
     reader = csv.reader(io.StringIO(read_text(file), newline=""), delimiter=delimiter, **quoting)
-    position: dict[str, int] = {}
+    indices: dict[str, int] = {}
     width = 0
     while True:
-        first_line = reader.line_num + 1  # quoted fields may have line breaks, so rows several lines
+        first_line = reader.line_num + 1  # a row may span several lines: quoted fields may have line breaks
         cells = next(reader, None)
         if cells is None:
             return
         if not cells:
             continue
-        if not position:
+        if not indices:
             width = len(cells)
-            numbered = all(column.isdecimal() for column in columns)
-            names = [str(number + 1) for number in range(width)] if numbered else cells
-            position = {column: _position(column, names, file) for column in columns}
-            if not numbered:
+            is_numbered = all(column.isdecimal() for column in columns)
+            names = [str(number + 1) for number in range(width)] if is_numbered else cells
+            indices = {column: _column_index(column, names, file) for column in columns}
+            if not is_numbered:
                 continue
         if len(cells) != width:
             raise CtxError(
@@ -95,15 +94,15 @@ def _read_delimited(file: str | Path, columns: Sequence[str], delimiter: str) ->
                 location=f"{file}:{first_line}",
                 hint="correct the line; in .csv, put fields with commas in double quotes.",
             )
-        yield Row({column: cells[index] for column, index in position.items()}, f"{file}:{first_line}")
+        yield Row({column: cells[index] for column, index in indices.items()}, f"{file}:{first_line}")
 
 
-def _position(column: str, names: Sequence[str], file: str | Path) -> int:
+def _column_index(column: str, names: Sequence[str], file: str | Path) -> int:
     if column not in names:
         raise CtxError(
             f"No column {column!r}. The columns are: {', '.join(map(repr, names))}.",
             location=str(file),
-            hint="choose with --text_columns and --label_column; numbers (1 = first) mean a file without a header.",
+            hint="set --text_columns and --label_column; for a file without a header use numbers (1 = first).",
         )
     return list(names).index(column)
 
@@ -111,7 +110,7 @@ def _position(column: str, names: Sequence[str], file: str | Path) -> int:
 def _read_jsonl(file: str | Path, columns: Sequence[str]) -> Iterator[Row]:
     for record, where in read_json_lines(file):
         for column in columns:
-            _position(column, list(record), where)
+            _column_index(column, list(record), where)
         yield Row({column: record[column] for column in columns}, where)
 
 
@@ -132,12 +131,12 @@ def _blocks(file: str | Path) -> Iterator[list[tuple[int, str]]]:
 
 
 def _sentences(blocks: Iterable[list[tuple[str, str, str]]], file: str | Path) -> list[TaggedSentence]:
-    """Sentences of (word, tag, place) for each word; raises CtxError where there is none."""
+    """Sentences from blocks of (word, tag, location); raises CtxError if there is none."""
     sentences = []
     for block in blocks:
         if block:
-            words, tags, places = zip(*block)
-            sentences.append(TaggedSentence([*words], [*tags], places[0]))
+            words, tags, locations = zip(*block)
+            sentences.append(TaggedSentence([*words], [*tags], locations[0]))
     if not sentences:
         raise CtxError(
             "No sentences.", location=str(file), hint="write a word and its tag per line, with blank lines between."
@@ -152,26 +151,26 @@ def read_conll(file: str | Path, word_column: int = 1, tag_column: int = -1) -> 
     `-DOCSTART-` lines are skipped. Entity tags in IOB1 are converted to BIO. A language code and a colon before every
     word, as in WikiANN (`en:Paris`), are removed.
 
-    Raises CtxError for a line with too few columns, or another number of them than the first line.
+    Raises CtxError for a line with too few columns, or a different number of columns than the first line.
     """
     blocks = list(_blocks(file))
     first = blocks[0][0][1] if blocks else ""
     delimiter = "\t" if "\t" in first else None
     width = len(first.split(delimiter))
 
-    def parsed(number: int, line: str) -> tuple[str, str, str]:
+    def parse(number: int, line: str) -> tuple[str, str, str]:
         cells = line.split(delimiter)
         if len(cells) != width or not 1 <= abs(word_column) <= width or not 1 <= abs(tag_column) <= width:
             raise CtxError(
                 f"{len(cells)} column(s) in {line[:100]!r}; expected {width} as in the first line, with the word in "
                 f"column {word_column} and its tag in column {tag_column}.",
                 location=f"{file}:{number}",
-                hint="correct the line, or choose columns with --text_columns (word) and --label_column (tag).",
+                hint="correct the line, or set --text_columns (word) and --label_column (tag).",
             )
         word, tag = (cells[column - (column > 0)] for column in (word_column, tag_column))
         return word, tag, f"{file}:{number}"
 
-    sentences = _sentences(([parsed(*line) for line in block] for block in blocks), file)
+    sentences = _sentences(([parse(*line) for line in block] for block in blocks), file)
     return to_bio(_without_language_code(sentences))
 
 
@@ -179,21 +178,21 @@ def _without_language_code(sentences: list[TaggedSentence]) -> list[TaggedSenten
     code = re.match(r"[a-z]{2,3}:", sentences[0].words[0])
     if code is None or not all(word.startswith(code[0]) for sentence in sentences for word in sentence.words):
         return sentences
-    return [replace(each, words=[word.removeprefix(code[0]) for word in each.words]) for each in sentences]
+    return [replace(sentence, words=[word.removeprefix(code[0]) for word in sentence.words]) for sentence in sentences]
 
 
 def read_conllu(file: str | Path, word_column: str = "FORM", tag_column: str = "UPOS") -> list[TaggedSentence]:
-    """Sentences of a CoNLL-U file (Universal Dependencies), with the given columns as words and tags.
+    """Sentences of a CoNLL-U file (Universal Dependencies), with two of its columns as words and tags.
 
     Comments, multiword-token lines (`1-2`) and empty nodes (`8.1`) are skipped.
 
     Raises CtxError for an unknown column or a line without ten tab-separated columns.
     """
     for column in (word_column, tag_column):
-        _position(column, CONLLU_COLUMNS, file)
+        _column_index(column, CONLLU_COLUMNS, file)
     word_index, tag_index = CONLLU_COLUMNS.index(word_column), CONLLU_COLUMNS.index(tag_column)
 
-    def parsed(number: int, line: str) -> list[tuple[str, str, str]]:
+    def parse(number: int, line: str) -> list[tuple[str, str, str]]:
         if line.startswith("#"):
             return []
         cells = line.split("\t")
@@ -202,11 +201,11 @@ def read_conllu(file: str | Path, word_column: str = "FORM", tag_column: str = "
                 f"Not a CoNLL-U line: {line[:100]!r} has {len(cells)} tab-separated column(s); expected "
                 f"{len(CONLLU_COLUMNS)} ({', '.join(CONLLU_COLUMNS)}), the first a number.",
                 location=f"{file}:{number}",
-                hint="correct the line, or rename a file with other columns to .conll.",
+                hint="correct the line, or rename a file with different columns to .conll.",
             )
         return [(cells[word_index], cells[tag_index], f"{file}:{number}")] if cells[0].isdecimal() else []
 
-    return _sentences(([word for line in block for word in parsed(*line)] for block in _blocks(file)), file)
+    return _sentences(([word for line in block for word in parse(*line)] for block in _blocks(file)), file)
 
 
 def is_bio(tags: Sequence[str]) -> bool:
@@ -217,7 +216,7 @@ def is_bio(tags: Sequence[str]) -> bool:
 def iob1_to_bio(tags: Sequence[str]) -> list[str]:
     """IOB1 tags as BIO; BIO tags are unchanged.
 
-    IOB1 (Ramshaw & Marcus 1995) has `B-` only where an entity follows another of its type; BIO (also IOB2) always.
+    IOB1 (Ramshaw & Marcus 1995) has `B-` only if an entity follows another of its type; BIO (also IOB2) always.
     """
     converted = []
     previous = "O"

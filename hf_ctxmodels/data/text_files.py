@@ -1,6 +1,7 @@
-"""Local files -> lines, JSON objects and documents of running text, with errors that name file and line.
+"""Local files -> lines, JSON objects and documents of running text, with errors that name the file and the line.
 
-Files are read line by line or batch by batch. A document is a list of paragraphs, which may be empty.
+Files are read line by line or batch by batch. A document is a list of paragraphs, which may be empty. (The readers of
+`datasets` report neither line numbers nor, for CSV, the file, and infer types across lines.)
 """
 
 import gzip
@@ -22,8 +23,9 @@ class TextColumns(NamedTuple):
     """Columns of a record.
 
     Attributes:
-        text: The document's text; null is a document without text.
-        units: A list of the phrases in it that are units of knowledge; null is none. None if there is no such column.
+        text: Column of the document's text; null is a document without text.
+        units: Column with a list of the phrases in it that are units of knowledge, possibly null. None without such a
+            column.
     """
 
     text: str = "text"
@@ -31,29 +33,29 @@ class TextColumns(NamedTuple):
 
 
 def file_suffix(path: Path) -> str:
-    """A file's suffix without `.gz`: ".txt", ".jsonl", ".parquet" or another one."""
+    """The suffix of a file without `.gz`, such as ".txt", ".jsonl" or ".parquet"."""
     return Path(path.stem if path.suffix == ".gz" else path.name).suffix.lower()
 
 
 def check_file(path: Path) -> None:
-    """Raise CtxError unless there is such a file."""
+    """Raise CtxError unless the file exists."""
     if not path.is_file():
-        raise CtxError("No such file.", location=str(path), hint="give the path of a data file, or `demo`.")
+        raise CtxError("No such file.", location=str(path), hint="use the path of a data file, or `demo`.")
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    """Lines of a UTF-8 file with their line feeds, unpacked if it ends in `.gz`, without a byte order mark.
+    """Lines of a UTF-8 file with their line feeds, decompressed if it ends in `.gz`, without a byte order mark.
 
-    Only line feeds end a line: `str.splitlines` also splits at U+2028 and others, which JSON allows inside strings.
+    Only line feeds end a line: `str.splitlines` also splits at U+2028 and others, which JSON allows within strings.
 
     Raises:
-        CtxError: The file is missing, damaged, or not UTF-8 (with the offset of the wrong byte).
+        CtxError: The file is missing, damaged, or not UTF-8 (with the offset of the invalid byte).
     """
     check_file(path)
     offset = 0
-    packed = path.suffix == ".gz"
+    is_compressed = path.suffix == ".gz"
     try:
-        with gzip.open(path, "rb") if packed else path.open("rb") as file:
+        with gzip.open(path, "rb") if is_compressed else path.open("rb") as file:
             for line in file:
                 # only the first line may begin with a byte order mark
                 yield line.decode("utf-8-sig" if offset == 0 else "utf-8")
@@ -62,16 +64,16 @@ def read_lines(path: Path) -> Iterator[str]:
         position = offset + error.start + len(line) - len(error.object)  # error.object lacks the byte order mark
         raise CtxError(
             f"Not UTF-8: byte {position} is 0x{error.object[error.start]:02x}.",
-            location=f"{path}, byte {position}{' after unpacking' if packed else ''}",
+            location=f"{path}, byte {position}{' after decompression' if is_compressed else ''}",
             hint="convert the file, for example: iconv -f WINDOWS-1252 -t UTF-8 OLD > NEW.",
         ) from error
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise CtxError(
-            f"The gzip file is damaged: {error}.", location=str(path), hint="fetch it or pack it again."
+            f"The gzip file is damaged: {error}.", location=str(path), hint="download or compress it again."
         ) from error
     except OSError as error:
         raise CtxError(
-            f"The file cannot be read: {error.strerror or error}.", location=str(path), hint="see to its rights."
+            f"The file cannot be read: {error.strerror or error}.", location=str(path), hint="check its permissions."
         ) from error
 
 
@@ -79,7 +81,7 @@ def read_text(file: str | Path) -> str:
     """The whole text of a file; raises CtxError as `read_lines`, or if it is empty."""
     text = "".join(read_lines(Path(file)))
     if not text.strip():
-        raise CtxError("The file is empty.", location=str(file), hint="give a file with at least one example.")
+        raise CtxError("The file is empty.", location=str(file), hint="use a file with at least one example.")
     return text
 
 
@@ -87,7 +89,7 @@ def read_json_lines(file: str | Path) -> Iterator[tuple[dict[str, Any], str]]:
     """The objects of a file with one JSON object per line, and their locations (`file:line`).
 
     Raises:
-        CtxError: As `read_lines`, or a line is no JSON object.
+        CtxError: As `read_lines`, or a line is not a JSON object.
     """
     for number, line in enumerate(read_lines(Path(file)), start=1):
         if not line.strip():
@@ -104,46 +106,46 @@ def read_json_lines(file: str | Path) -> Iterator[tuple[dict[str, Any], str]]:
 
 
 def read_file(path: Path, columns: TextColumns) -> Iterator[list[str]]:
-    """Documents of a file of one of the `FILE_SUFFIXES`, plain or gzipped.
+    """Documents of a file with one of the `FILE_SUFFIXES`, plain or gzipped.
 
     Args:
-        path: In `.txt` every line is a paragraph and a blank line ends a document; in `.jsonl` every line, and in
-            `.parquet` every row, is a document.
+        path: In `.txt` each line is a paragraph and a blank line ends a document; in `.jsonl` each line, and in
+            `.parquet` each row, is a document.
         columns: Columns of `.jsonl` and `.parquet`.
 
     Raises:
         CtxError: The file is missing or damaged, not UTF-8, or has no such columns.
     """
-    kind = file_suffix(path)
-    if kind == ".txt":
+    suffix = file_suffix(path)
+    if suffix == ".txt":
         if columns.units is not None:
             raise CtxError(
                 f"A text file has no column {columns.units!r}.",
                 location=str(path),
-                hint="give a .jsonl or .parquet file, or leave units_column out.",
+                hint="use a .jsonl or .parquet file, or omit units_column.",
             )
         return _text_documents(path)
-    if kind == ".jsonl":
+    if suffix == ".jsonl":
         return (record_to_document(row, columns, location) for row, location in read_json_lines(path))
     return _parquet_documents(path, columns)
 
 
 def read_translated(path: Path, translation: Path) -> Iterator[list[str]]:
-    """[text, translation] of the lines of two files, without pairs in which one is blank.
+    """[text, translation] of the lines of two files, without pairs with a blank side.
 
     Raises:
         CtxError: As `read_lines`, or one file has more lines than the other.
     """
-    for number, (line, other) in enumerate(zip_longest(read_lines(path), read_lines(translation)), start=1):
-        if line is None or other is None:
+    for number, (line, translated) in enumerate(zip_longest(read_lines(path), read_lines(translation)), start=1):
+        if line is None or translated is None:
             short, long = (path, translation) if line is None else (translation, path)
             raise CtxError(
                 f"The file has {number - 1} lines, but {long} has more.",
                 location=str(short),
-                hint="give files whose lines are translations of each other.",
+                hint="use files whose lines are translations of each other.",
             )
-        if line.strip() and other.strip():
-            yield [line.strip(), other.strip()]
+        if line.strip() and translated.strip():
+            yield [line.strip(), translated.strip()]
 
 
 def split_paragraphs(text: str | None) -> list[str]:
@@ -164,15 +166,15 @@ def _text_documents(path: Path) -> Iterator[list[str]]:
 
 
 def record_to_document(row: dict[str, Any], columns: TextColumns, location: str) -> list[str]:
-    """The paragraphs of a record's text, with its units.
+    """The document of a record: its paragraphs, with its units.
 
     Raises:
-        CtxError: A column is missing, or does not hold what it should.
+        CtxError: A column is missing, or has the wrong type.
     """
     text = _column(row, columns.text, "text_column", location)
     if text is not None and not isinstance(text, str):
         raise CtxError(
-            f"Column {columns.text!r} holds a {type(text).__name__}, not text.",
+            f"Column {columns.text!r} contains a {type(text).__name__}, not text.",
             location=location,
             hint="set text_column to a column of strings.",
         )
@@ -181,9 +183,9 @@ def record_to_document(row: dict[str, Any], columns: TextColumns, location: str)
     units = _column(row, columns.units, "units_column", location) or []
     if not isinstance(units, list) or not all(isinstance(unit, str) for unit in units):
         raise CtxError(
-            f"Column {columns.units!r} does not hold a list of phrases.",
+            f"Column {columns.units!r} does not contain a list of phrases.",
             location=location,
-            hint='write it as ["New York", "of the same"], the phrases as they stand in the text.',
+            hint='write it as ["New York", "of the same"], with the spelling of the text.',
         )
     return TextWithUnits(split_paragraphs(text), units)
 
@@ -204,19 +206,19 @@ def _parquet_documents(path: Path, columns: TextColumns) -> Iterator[list[str]]:
 
     check_file(path)
     try:
-        # Parquet is read from its end, so gzip is unpacked first
+        # Parquet is read from its end, so gzip is decompressed first
         source = io.BytesIO(gzip.decompress(path.read_bytes())) if path.suffix == ".gz" else path
         file = pyarrow.parquet.ParquetFile(source)
-        there = file.schema_arrow.names
-        wanted = [name for name in columns if name is not None]
-        if not set(wanted) <= set(there):
-            record_to_document(dict.fromkeys(there), columns, str(path))
+        column_names = file.schema_arrow.names
+        selected = [name for name in columns if name is not None]
+        if not set(selected) <= set(column_names):
+            record_to_document(dict.fromkeys(column_names), columns, str(path))  # raises
         number = 0
-        for batch in file.iter_batches(batch_size=1024, columns=wanted):
+        for batch in file.iter_batches(batch_size=1024, columns=selected):
             for row in batch.to_pylist():
                 yield record_to_document(row, columns, f"{path}, row {number}")
                 number += 1
     except (pyarrow.ArrowException, OSError, EOFError, zlib.error) as error:
         raise CtxError(
-            f"The Parquet file is damaged: {error}.", location=str(path), hint="fetch it or write it again."
+            f"The Parquet file is damaged: {error}.", location=str(path), hint="download or write it again."
         ) from error

@@ -1,4 +1,4 @@
-"""From documents to training examples: a set, a stream, or a mixture."""
+"""Training examples of documents: a set, a stream, or a mixture."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -16,10 +16,10 @@ class SamplingPolicy:
     Attributes:
         contiguous: Consecutive examples are contiguous text, for models with a memory or recurrent state
             (`ContiguousBatchSampler`).
-        task_column: Column of the task's number. Each optimizer step then has examples of one random task
+        task_column: Column with the number of the task. Each optimizer step then has examples of one random task
             (`SampledMixture`).
-        task_periods: Task -> period in steps, in place of random draws.
-        task_stages: For each of several stages task -> number of steps (`ScheduledMixture`), in place of random draws.
+        task_periods: Task -> period in steps, instead of random choices.
+        task_stages: For each of several stages task -> number of steps (`ScheduledMixture`), instead of random choices.
     """
 
     contiguous: bool = False
@@ -41,12 +41,12 @@ def build_training_set(
 
     Args:
         documents: Read once, or once per epoch when streaming.
-        objective: Makes the examples.
+        objective: The objective.
         policy: The objective's policy; several tasks cannot be streamed.
         streaming: Make the examples during training, for text that exceeds memory.
-        alpha: Sample examples from the documents' sources by this exponent (see `data.language_sampling`); None for all text
-            once per epoch.
-        seed: Seed of draws from a stream by `alpha`.
+        alpha: Exponent of sampling the sources of the documents (see `data.language_sampling`); None for all text once
+            per epoch.
+        seed: Seed of sampling a stream by `alpha`.
 
     Raises:
         CtxError: There is no example, or the policy does not allow the other arguments.
@@ -54,17 +54,17 @@ def build_training_set(
     if alpha is not None:
         if policy != SamplingPolicy():
             raise CtxError(
-                "The objective defines the order of its examples (contiguous rows, or one task per step), so they "
+                "The objective defines the order of its examples (contiguous text, or one task per step), so they "
                 "cannot be sampled by language.",
                 location="--sampling_alpha",
-                hint="leave it out, or for contiguous rows switch the memory off.",
+                hint="omit it, or disable the memory of the model (memory_length=0, carry=false).",
             )
         return multilingual_training_set(documents, objective, alpha, seed=seed, streaming=streaming)
     if policy.task_column is not None and streaming:
         raise CtxError(
-            "The objective samples a task for each step, which needs all examples in memory.",
+            "The objective samples a task for each step, which requires all examples in memory.",
             location="--streaming",
-            hint="leave it out.",
+            hint="omit it.",
         )
     if streaming:
         return DocumentStream(documents, objective)

@@ -11,12 +11,12 @@ UNLABELLED = "unlabelled"
 
 
 def mark_unlabelled(features: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Features marked as unlabelled; their labels only mark the positions of targets."""
+    """Mark features as unlabelled; their labels only indicate the positions of targets."""
     return [{**feature, UNLABELLED: True} for feature in features]
 
 
 class UnlabelledCollator:
-    """A collator of labelled and unlabelled examples; the latter have `views` in place of labels, see CVT's heads.
+    """Collates labelled and unlabelled examples; unlabelled ones have `views` instead of labels, see CVT's heads.
 
     Args:
         collate: The task's collator.
@@ -27,12 +27,11 @@ class UnlabelledCollator:
 
     def __call__(self, features: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
         """A batch with `labels` and `views`, -100 for none."""
-        bare = [{name: value for name, value in feature.items() if name != UNLABELLED} for feature in features]
-        batch = dict(self._collate(bare))
+        task_features = [{name: value for name, value in feature.items() if name != UNLABELLED} for feature in features]
+        batch = dict(self._collate(task_features))
         labels = batch["labels"]
-        unlabelled = torch.tensor([UNLABELLED in feature for feature in features])
-        unlabelled = unlabelled.view(-1, *[1] * (labels.dim() - 1)).expand_as(labels)
-        there = labels != IGNORE_INDEX
-        batch["views"] = torch.where(unlabelled & there, 1, IGNORE_INDEX)
-        batch["labels"] = labels.masked_fill(unlabelled, IGNORE_INDEX)
+        is_unlabelled = torch.tensor([UNLABELLED in feature for feature in features])
+        is_unlabelled = is_unlabelled.view(-1, *[1] * (labels.dim() - 1)).expand_as(labels)
+        batch["views"] = torch.where(is_unlabelled & (labels != IGNORE_INDEX), 1, IGNORE_INDEX)
+        batch["labels"] = labels.masked_fill(is_unlabelled, IGNORE_INDEX)
         return batch

@@ -105,18 +105,18 @@ def test_wiki_lines_that_are_not_prose_are_left_out():
 
 BROKEN = {
     "missing": ("gone.txt", None, "No such file"),
-    "unknown kind": ("corpus.docx", b"x", r"kind '\.docx'"),
+    "unknown kind": ("corpus.docx", b"x", r"suffix '\.docx'"),
     "empty text": ("corpus.txt", b"", "data set is empty"),
     "blank text": ("corpus.txt", b" \n\n \n", "data set is empty"),
     "empty jsonl": ("corpus.jsonl", b"", "data set is empty"),
     "not utf-8": ("corpus.txt", b"Fine.\nA caf\xe9.\n", r"byte 11 is 0xe9(.|\n)*corpus.txt, byte 11"),
     "not utf-8 after a byte order mark": ("corpus.txt", b"\xef\xbb\xbfA caf\xe9.\n", "byte 8 is 0xe9"),
-    "not utf-8, packed": ("corpus.txt.gz", b"A caf\xe9.\n", "byte 5 after unpacking"),
-    "bad json": ("corpus.jsonl", b'{"text": "a"}\n{"text": \n', r"Not JSON(.|\n)*corpus\.jsonl:2"),
+    "not utf-8, packed": ("corpus.txt.gz", b"A caf\xe9.\n", "byte 5 after decompression"),
+    "bad json": ("corpus.jsonl", b'{"text": "a"}\n{"text": \n', r"JSON(.|\n)*corpus\.jsonl:2"),
     "json list": ("corpus.jsonl", b'["a"]', r"Expected a JSON object, got list(.|\n)*corpus\.jsonl:1"),
     "no column": ("corpus.jsonl", json_file(column="body"), r"No column 'text'; the columns are 'id', 'body'"),
     "no column in parquet": ("corpus.parquet", parquet_file(column="body"), "the columns are 'id', 'body'"),
-    "numbers": ("corpus.jsonl", b'{"text": 3}', "holds a int, not text"),
+    "numbers": ("corpus.jsonl", b'{"text": 3}', "'text' contains a int"),
     "no text": ("corpus.jsonl", b'{"text": "a"}\n{"text": " "}', "Document 1 .* has no text"),
     "null": ("corpus.parquet", parquet_file(["a", None]), "Document 1 .* has no text"),
     "damaged parquet": ("corpus.parquet", parquet_file()[:-20], "The Parquet file is damaged"),
@@ -184,7 +184,7 @@ def test_a_pattern_is_all_its_files_in_the_order_of_their_names(tmp_path):
     assert list(documents) == [["First."], ["Second."], ["Third."]]
     with pytest.raises(CtxError, match="No such file"):
         load_documents(str(tmp_path / "z*.txt"))
-    with pytest.raises(CtxError, match=r"kind '\.md'"):
+    with pytest.raises(CtxError, match=r"suffix '\.md'"):
         load_documents(str(tmp_path / "*"))
 
 

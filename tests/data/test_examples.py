@@ -44,7 +44,7 @@ def assert_same_batches(first, second):
 def test_a_set_gives_back_what_was_put_in(objective, documents, monkeypatch):
     made = list(objective.examples(documents))
     for block in (1, 7, 10_000):
-        monkeypatch.setattr(examples_module, "ROWS_PER_BLOCK", block)
+        monkeypatch.setattr(examples_module, "EXAMPLES_PER_BLOCK", block)
         stored = ExampleSet.build(iter(made))
         assert len(stored) == len(made)
         for index, row in enumerate(made):
@@ -110,7 +110,7 @@ def test_epochs_and_seeds_differ_in_order():
 
 @pytest.mark.parametrize("arguments", [(0, 4, 0, 0), (4, 0, 0, 0), (4, 4, 0, -1)])
 def test_a_sampler_without_anything_to_draw_is_refused(arguments):
-    with pytest.raises(CtxError, match="Cannot draw batches"):
+    with pytest.raises(CtxError, match="Cannot make batches"):
         EpochBatchSampler(*arguments)
 
 

@@ -88,7 +88,7 @@ def test_all_steps_of_all_parts_are_shuffled(subtests: pytest.Subtests) -> None:
 def _check_shuffled_steps(per_step: int) -> None:
     size = 2 * per_step  # of a step
     mixture = ShuffledMixture([LABELLED, OTHERS, MORE], size)
-    expected = [-(-len(part) // size) for part in mixture.parts]
+    expected = [-(-len(part) // size) for part in mixture.datasets]
     steps = sum(expected)
     assert len(mixture) == steps * size
     whole = list(islice(MixtureBatchSampler(mixture, 2, seed=3, batches_per_step=per_step), 12 * steps * per_step))
@@ -99,7 +99,7 @@ def _check_shuffled_steps(per_step: int) -> None:
     epochs = [[min(step) for step in kinds[first : first + steps]] for first in range(0, len(kinds), steps)]
     assert all([epoch.count(part) for part in range(3)] == expected for epoch in epochs), "an epoch has every step once"
     assert len(set(map(tuple, epochs))) > 1, "each epoch has an order of its own"
-    for number, part in enumerate(mixture.parts):
+    for number, part in enumerate(mixture.datasets):
         seen = [label for batch in drawn for label in batch if label // 100 == number]
         passes = [seen[first : first + len(part)] for first in range(0, len(seen), len(part))][:-1]
         assert all(sorted(each) == [item["labels"] for item in part] for each in passes), (

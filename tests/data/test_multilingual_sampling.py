@@ -53,7 +53,7 @@ def test_the_ends_and_what_lies_beyond():
 def test_rates_are_realised_and_batches_known_from_any_start(sizes, alpha, batch_size, seed, start):
     probabilities = sampling_probabilities(sizes, alpha)
     parts = [[{"language": number}] * size for number, size in enumerate(sizes)]
-    mixture = SampledMixture(parts, probabilities=probabilities, by_example=True)
+    mixture = SampledMixture(parts, probabilities=probabilities, is_per_example=True)
     assert len(mixture) == sum(sizes)
     number = 4000 // batch_size
     batches = list(islice(MixtureBatchSampler(mixture, batch_size, seed), number))
@@ -71,10 +71,10 @@ def test_rates_are_realised_and_batches_known_from_any_start(sizes, alpha, batch
 
 
 def test_draws_count_over_more_than_are_computed_at_once():
-    mixture = SampledMixture([[{}] * 9, [{}]], probabilities=[0.9, 0.1], by_example=True)
+    mixture = SampledMixture([[{}] * 9, [{}]], probabilities=[0.9, 0.1], is_per_example=True)
     number = 150_001
     chosen = mixture.choose(np.arange(number), seed=4)
-    assert mixture.draws_before(number, seed=4).tolist() == np.bincount(chosen).tolist()
+    assert mixture.choices_before(number, seed=4).tolist() == np.bincount(chosen).tolist()
     assert (mixture.choose(np.arange(number), seed=5) != chosen).any()
 
 
@@ -104,7 +104,7 @@ def language_of(tokenizer):
 
 def test_parts_hold_what_the_whole_holds(languages):
     for documents in languages, *languages.split(0.5):
-        parts = documents.parts()
+        parts = documents.by_source()
         assert len(parts) == 3
         assert [document for part in parts for document in part] == list(documents)
 
@@ -140,9 +140,9 @@ def test_what_is_refused(languages, objective, tmp_path):
     for policy in SamplingPolicy(contiguous=True), SamplingPolicy(task_column="task"):
         with pytest.raises(CtxError, match="defines the order"):
             build_training_set(languages, objective, policy, alpha=0.3)
-    with pytest.raises(CtxError, match="needs several data sets"):
+    with pytest.raises(CtxError, match="requires several data sets"):
         build_training_set(load_documents(str(tmp_path / "0.txt")), objective, alpha=0.3)
-    with pytest.raises(CtxError, match="needs several data sets"):
+    with pytest.raises(CtxError, match="requires several data sets"):
         list(ResampledDocuments(load_documents(str(tmp_path / "0.txt")), 0.3))
 
 
@@ -163,4 +163,4 @@ def test_text_of_a_vocabulary_has_the_shares_of_the_exponent(languages, alpha):
 
 def test_sets_are_built_once(languages, objective):
     mixture = build_training_set(languages, objective, alpha=0.3)
-    assert len(mixture) == sum(len(ExampleSet.build(objective.examples(part))) for part in languages.parts())
+    assert len(mixture) == sum(len(ExampleSet.build(objective.examples(part))) for part in languages.by_source())

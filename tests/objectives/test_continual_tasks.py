@@ -208,7 +208,7 @@ def test_tasks_join_as_the_schedule_says(tokenizer, documents):
         later = MixtureBatchSampler(mixture, 2, seed=1, start_batch=11, batches_per_step=per_step)
         assert list(islice(later, 10)) == whole[11:21]
     with pytest.raises(CtxError, match="without a step"):
-        ScheduledMixture(mixture.parts, [{0: 1}, {0: 0, 1: 2}])
+        ScheduledMixture(mixture.datasets, [{0: 1}, {0: 0, 1: 2}])
 
 
 def test_steps_are_spread_evenly_over_a_stage():

@@ -179,7 +179,7 @@ def test_alternation_and_the_arm_without_translations(tokenizer: CtxXLMTokenizer
     mixture = build_training_set(documents, both, both.sampling)
     tasks = mixture.choose(np.arange(400), 0)
     assert 0.4 < tasks.mean() < 0.6
-    assert [{int(part[index]["task"]) for index in range(len(part))} for part in mixture.parts] == [{0}, {1}]
+    assert [{int(part[index]["task"]) for index in range(len(part))} for part in mixture.datasets] == [{0}, {1}]
     shuffled = CrossLingualLM(tokenizer, max_length=40, seed=0, language="en", alternate=False)
     assert len(build_training_set(documents, shuffled, shuffled.sampling)) == len(mixture)
     streams = StreamMaskedLM(tokenizer, max_length=40, seed=0, language="en")
@@ -202,7 +202,7 @@ def test_files_with_tags_become_rows_with_languages(tokenizer: CtxXLMTokenizer, 
     assert objective.config_fields == {"n_langs": 2, "lang2id": {"de": 0, "en": 1}, "causal": False}
     sampled = StreamMaskedLM(tokenizer, max_length=20, seed=0, language="en")
     mixture = build_training_set(load_documents(*files[:2], language_tags=["<de>", "<en>"]), sampled, alpha=0.5)
-    assert mixture.by_example
+    assert mixture.is_per_example
 
 
 def test_one_language_has_no_langs_and_needs_no_tags() -> None:

@@ -196,7 +196,7 @@ def test_a_document_has_units_of_its_own_in_place_of_those_of_the_file(tokenizer
     ]
     for wrong in ("New York", [3], {"a": "b"}):
         (tmp_path / "text.jsonl").write_text(json.dumps({"text": "A.", "units": wrong}))
-        with pytest.raises(CtxError, match=r"'units' does not hold a list of phrases(.|\n)*text\.jsonl:1"):
+        with pytest.raises(CtxError, match=r"'units' does not contain a list of phrases(.|\n)*text\.jsonl:1"):
             list(read)
     with pytest.raises(CtxError, match="has no column 'units'"):
         list(load_documents(str(tmp_path / "units.txt"), units_column="units"))
