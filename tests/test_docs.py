@@ -4,6 +4,8 @@ import importlib
 import re
 import shutil
 import sys
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -138,3 +140,30 @@ def test_a_broken_link_fails_the_build(docs, tmp_path, capfd):
         (folder / "index.md").write_text(text)
         codes[name] = build(folder, tmp_path / f"{name}-site")
     assert {name for name, code in codes.items() if code} == set(pages) - {"whole"}, capfd.readouterr().err
+
+
+def test_names_in_the_tour_exist():
+    page = (ROOT / "docs" / "tour.md").read_text("utf-8")
+    names = re.findall(r"`((?:[a-z_]+\.)+[A-Za-z_]+)`", page)
+    assert len(names) > 20
+    for name in names:
+        assert resolve(f"hf_ctxmodels.{name}") is not None, name
+
+
+def resolve(name: str) -> object:
+    """The module, class, function or method of a dotted name; None if it does not exist."""
+    module_name, attributes = name, []
+    while find_module(module_name) is None:
+        module_name, _, attribute = module_name.rpartition(".")
+        attributes.insert(0, attribute)
+    found = import_module(module_name)
+    for attribute in attributes:
+        found = getattr(found, attribute, None)
+    return found
+
+
+def find_module(name: str) -> object:
+    try:
+        return find_spec(name)
+    except ModuleNotFoundError:
+        return None
