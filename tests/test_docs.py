@@ -145,6 +145,7 @@ def test_a_broken_link_fails_the_build(docs, tmp_path, capfd):
 def test_names_in_the_tour_exist():
     page = (ROOT / "docs" / "tour.md").read_text("utf-8")
     names = re.findall(r"`((?:[a-z_]+\.)+[A-Za-z_]+)`", page)
+    names = [name for name in names if name.partition(".")[0] not in ("torch", "transformers")]
     assert len(names) > 20
     for name in names:
         assert resolve(f"hf_ctxmodels.{name}") is not None, name
