@@ -1,5 +1,6 @@
-"""What is ALBERT's own: every way of sharing parameters, through everything that is done with a model."""
+"""ALBERT: all scopes of parameter sharing when saving, training, compiling and exporting; configurations."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -15,64 +16,64 @@ from hf_ctxmodels.registry import FAMILIES
 
 PRETRAINING = Case(FAMILIES["albert"], "AutoModelForPreTraining")
 ENCODER = Case(FAMILIES["albert"], "AutoModel")
-# Four depths in two groups, of one layer each or of two.
+# four depths in one or two groups, with one or two layers per depth
 SHARING = [
     {"num_hidden_layers": 4, "parameter_sharing": scope, "num_hidden_groups": groups, "inner_group_num": inner}
     for scope in ("all", "attention", "ffn", "none")
     for groups, inner in ((1, 1), (2, 2))
 ]
-PARTIAL = [sharing for sharing in SHARING if sharing["parameter_sharing"] in ("attention", "ffn")]
-WHOLE = [sharing for sharing in SHARING if sharing not in PARTIAL]
+PARTIAL_SHARING = [sharing for sharing in SHARING if sharing["parameter_sharing"] in ("attention", "ffn")]
+FULL_SHARING = [sharing for sharing in SHARING if sharing not in PARTIAL_SHARING]
 
 
-def name_of(sharing: dict) -> str:
+def sharing_id(sharing: dict) -> str:
     return f"{sharing['parameter_sharing']}-{sharing['num_hidden_groups']}x{sharing['inner_group_num']}"
 
 
-every_sharing = pytest.mark.parametrize("sharing", SHARING, ids=name_of)
-partial_sharing = pytest.mark.parametrize("sharing", PARTIAL, ids=name_of)
-whole_sharing = pytest.mark.parametrize("sharing", WHOLE, ids=name_of)
+all_sharing = pytest.mark.parametrize("sharing", SHARING, ids=sharing_id)
+partial_sharing = pytest.mark.parametrize("sharing", PARTIAL_SHARING, ids=sharing_id)
+full_sharing = pytest.mark.parametrize("sharing", FULL_SHARING, ids=sharing_id)
 
 
 class TestSharing:
-    @every_sharing
-    def test_saved_and_opened(self, sharing: dict, tmp_path: Path) -> None:
-        """One name in the file for each parameter, and nothing is missing when it is opened."""
+    @all_sharing
+    def test_saving(self, sharing: dict, tmp_path: Path) -> None:
+        """Each parameter is saved once, and no key is missing after loading."""
         model = PRETRAINING.model(**sharing)
         model.save_pretrained(tmp_path)
         with safe_open(tmp_path / "model.safetensors", "pt") as file:
             assert set(file.keys()) == {name for name, _ in model.named_parameters()}
-        again, report = PRETRAINING.model_class.from_pretrained(tmp_path, output_loading_info=True)
+        reloaded, report = PRETRAINING.model_class.from_pretrained(tmp_path, output_loading_info=True)
         assert not any(report.values()), report
-        assert sum(p.numel() for p in again.parameters()) == sum(p.numel() for p in model.parameters())
+        assert sum(p.numel() for p in reloaded.parameters()) == sum(p.numel() for p in model.parameters())
         batch = make_batch(PRETRAINING)
-        assert_same_outputs(again.eval()(**batch), model(**batch), tolerance=0)
+        assert_same_outputs(reloaded.eval()(**batch), model(**batch), tolerance=0)
 
-    @every_sharing
-    def test_untied_embeddings_leave_the_sharing_alone(self, sharing: dict, tmp_path: Path) -> None:
+    @all_sharing
+    def test_untied_embeddings_keep_the_sharing(self, sharing: dict, tmp_path: Path) -> None:
         model = PRETRAINING.model(tie_word_embeddings=False, **sharing)
         model.save_pretrained(tmp_path)
-        again, report = PRETRAINING.model_class.from_pretrained(tmp_path, output_loading_info=True)
+        reloaded, report = PRETRAINING.model_class.from_pretrained(tmp_path, output_loading_info=True)
         assert not any(report.values()), report
         batch = make_batch(PRETRAINING)
-        assert_same_outputs(again.eval()(**batch), model(**batch), tolerance=0)
+        assert_same_outputs(reloaded.eval()(**batch), model(**batch), tolerance=0)
 
-    @every_sharing
+    @all_sharing
     @pytest.mark.parametrize("checkpointing", [False, True])
-    def test_every_application_is_recorded(self, sharing: dict, checkpointing: bool) -> None:
+    def test_outputs_of_all_applications_are_recorded(self, sharing: dict, checkpointing: bool) -> None:
         model = ENCODER.model(attention="eager", **sharing)
         if checkpointing:
             model.train().activation_checkpointing_enable()
         outputs = model(**make_batch(ENCODER), output_hidden_states=True, output_attentions=True)
-        applied = sharing["num_hidden_layers"] * sharing["inner_group_num"]
-        assert len(outputs.attentions) == applied
-        assert len(outputs.hidden_states) == applied + 1
-        for one, other in zip(outputs.hidden_states, outputs.hidden_states[1:], strict=False):
-            assert not torch.equal(one, other)
+        num_applications = sharing["num_hidden_layers"] * sharing["inner_group_num"]
+        assert len(outputs.attentions) == num_applications
+        assert len(outputs.hidden_states) == num_applications + 1
+        for states, next_states in pairwise(outputs.hidden_states):
+            assert not torch.equal(states, next_states)
         assert torch.equal(outputs.hidden_states[-1], outputs.last_hidden_state)
 
-    @every_sharing
-    def test_gradient_checkpointing_changes_nothing(self, sharing: dict) -> None:
+    @all_sharing
+    def test_gradient_checkpointing_keeps_the_gradients(self, sharing: dict) -> None:
         batch = make_batch(PRETRAINING)
         batch |= make_targets(PRETRAINING, batch)
         results = []
@@ -86,16 +87,16 @@ class TestSharing:
             assert gradient.any(), name
             assert torch.equal(gradient, results[1][name]), name
 
-    @pytest.mark.parametrize("sharing", PARTIAL[::2], ids=name_of)
-    def test_compiled(self, sharing: dict) -> None:
+    @pytest.mark.parametrize("sharing", PARTIAL_SHARING[::2], ids=sharing_id)
+    def test_compile(self, sharing: dict) -> None:
         torch._dynamo.reset()
         model, batch = ENCODER.model(**sharing), make_batch(ENCODER)
         compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
         with torch.no_grad():
             assert_same_outputs(compiled(**batch), model(**batch), batch["attention_mask"])
 
-    def test_parameters_of_the_four_scopes(self) -> None:
-        """As in table 4: the feed-forward network, shared, saves more than attention."""
+    def test_parameter_counts_of_the_scopes(self) -> None:
+        """As in table 4: sharing the feed-forward network saves more parameters than sharing attention."""
 
         def count(**sharing: object) -> int:
             return sum(
@@ -103,12 +104,12 @@ class TestSharing:
                 for parameter in ENCODER.model(num_hidden_layers=4, intermediate_size=128, **sharing).parameters()
             )
 
-        scopes = [count(parameter_sharing=scope) for scope in ("all", "ffn", "attention", "none")]
-        assert scopes == sorted(set(scopes))
-        assert scopes[-1] == count(num_hidden_groups=4)
+        counts = [count(parameter_sharing=scope) for scope in ("all", "ffn", "attention", "none")]
+        assert counts == sorted(set(counts))
+        assert counts[-1] == count(num_hidden_groups=4)
 
 
-# Two processes, each with half of the rows: their averaged gradients are those of the whole batch.
+# two processes with half of the batch each: the averaged gradients equal those of the batch
 DISTRIBUTED = [{"classifier_dropout_prob": 0.0, **sharing} for sharing in (SHARING[0], SHARING[3], SHARING[4])]
 PROCESS = """
 import sys
@@ -135,7 +136,7 @@ for number, sharing in enumerate(DISTRIBUTED):
 
 
 def distributed_batch() -> dict:
-    """Rows with equally many targets each, so that the mean over rows is the mean over targets."""
+    """Examples with the same number of targets, so that the mean over examples is the mean over targets."""
     batch = make_batch(PRETRAINING, (9, 9, 6, 6))
     batch["labels"] = torch.full_like(batch["input_ids"], -100)
     batch["labels"][:, 2:4] = batch["input_ids"][:, 2:4]
@@ -143,71 +144,71 @@ def distributed_batch() -> dict:
     return batch
 
 
-def test_two_processes(tmp_path: Path) -> None:
-    both = [ForkedProcess("-c", PROCESS, rank, tmp_path) for rank in (0, 1)]
-    errors = [process.communicate()[1] for process in both]
-    assert [process.returncode for process in both] == [0, 0], errors
+def test_distributed_data_parallel(tmp_path: Path) -> None:
+    processes = [ForkedProcess("-c", PROCESS, rank, tmp_path) for rank in (0, 1)]
+    errors = [process.communicate()[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], errors
     for number, sharing in enumerate(DISTRIBUTED):
         model = PRETRAINING.model(**sharing).train()
         expected = gradients(model, model(**distributed_batch()).loss)
-        found = torch.load(tmp_path / f"{number}.pt", weights_only=True)
-        assert found.keys() == expected.keys()
+        averaged = torch.load(tmp_path / f"{number}.pt", weights_only=True)
+        assert averaged.keys() == expected.keys()
         for name, gradient in expected.items():
-            assert_close(found[name], gradient, f"{name_of(sharing)} {name}")
+            assert_close(averaged[name], gradient, f"{sharing_id(sharing)} {name}")
 
 
 class TestReference:
-    @whole_sharing
-    def test_whole_layers_are_exported(self, sharing: dict, tmp_path: Path) -> None:
-        """Sharing nothing is a group for each depth there."""
+    @full_sharing
+    def test_full_sharing_is_exported(self, sharing: dict, tmp_path: Path) -> None:
+        """Without sharing, transformers has one group per depth."""
         model = PRETRAINING.model(**sharing)
         model.export_reference(tmp_path)
-        reference = _opened_by_the_reference(tmp_path)
+        reference = _load_reference(tmp_path)
         groups = 4 if sharing["parameter_sharing"] == "none" else sharing["num_hidden_groups"]
         assert reference.config.num_hidden_groups == groups
         assert not hasattr(reference.config, "parameter_sharing")
         batch = make_batch(PRETRAINING)
         assert_same_outputs(model(**batch), reference(**batch), batch["attention_mask"])
-        again, report = PRETRAINING.model_class.from_pretrained(tmp_path, output_loading_info=True)
+        reloaded, report = PRETRAINING.model_class.from_pretrained(tmp_path, output_loading_info=True)
         assert not any(report.values()), report
-        assert_same_outputs(again.eval()(**batch), model(**batch), tolerance=0)
+        assert_same_outputs(reloaded.eval()(**batch), model(**batch), tolerance=0)
 
     @partial_sharing
-    def test_parts_of_layers_are_refused(self, sharing: dict, tmp_path: Path) -> None:
+    def test_partial_sharing_cannot_be_exported(self, sharing: dict, tmp_path: Path) -> None:
         with pytest.raises(CtxError, match=rf"(?s)parameter_sharing='{sharing['parameter_sharing']}'.*save_pretrained"):
             PRETRAINING.model(**sharing).export_reference(tmp_path / "export")
         assert not (tmp_path / "export").exists()
 
-    def test_a_part_shared_by_one_depth_only_is_not_shared(self, tmp_path: Path) -> None:
+    def test_partial_sharing_with_one_depth_per_group_is_exported(self, tmp_path: Path) -> None:
         model = PRETRAINING.model(num_hidden_groups=3, parameter_sharing="attention")
         model.export_reference(tmp_path)
         batch = make_batch(PRETRAINING)
-        assert_same_outputs(model(**batch), _opened_by_the_reference(tmp_path)(**batch), batch["attention_mask"])
+        assert_same_outputs(model(**batch), _load_reference(tmp_path)(**batch), batch["attention_mask"])
 
-    def test_classes_of_a_task_do_not_size_the_pair_classifier(self, tmp_path: Path) -> None:
-        """The reference sizes it by `num_labels`, which a fine-tuned configuration sets."""
+    def test_num_labels_does_not_change_the_sentence_order_classifier(self, tmp_path: Path) -> None:
+        """transformers sizes it by `num_labels`, which a fine-tuned configuration sets."""
         model = PRETRAINING.model(num_labels=5)
         model.export_reference(tmp_path)
-        assert _opened_by_the_reference(tmp_path).config.num_labels == 2
+        assert _load_reference(tmp_path).config.num_labels == 2
 
 
-def _opened_by_the_reference(folder: Path) -> PreTrainedModel:
+def _load_reference(folder: Path) -> PreTrainedModel:
     model, report = transformers.AlbertForPreTraining.from_pretrained(folder, output_loading_info=True)
     assert not any(report.values()), report
     return model.eval()
 
 
 class TestConfiguration:
-    @pytest.mark.parametrize(("groups", "fitting"), [(5, "1, 2, 3, 4, 6, 12"), (0, "1, 2"), (24, "12")])
-    def test_groups_that_do_not_divide_the_layers(self, groups: int, fitting: str) -> None:
-        with pytest.raises(Exception, match=rf"num_hidden_groups={groups}.*num_hidden_layers=12.*choose.*{fitting}"):
+    @pytest.mark.parametrize(("groups", "divisors"), [(5, "1, 2, 3, 4, 6, 12"), (0, "1, 2"), (24, "12")])
+    def test_groups_that_do_not_divide_the_layers(self, groups: int, divisors: str) -> None:
+        with pytest.raises(Exception, match=rf"num_hidden_groups={groups}.*num_hidden_layers=12.*{divisors}"):
             CtxAlbertConfig(num_hidden_groups=groups)
 
     def test_unknown_scope(self) -> None:
         with pytest.raises(Exception, match=r"(?s)parameter_sharing.*attention"):
             CtxAlbertConfig(parameter_sharing="heads")
 
-    def test_no_layer_at_a_depth(self) -> None:
+    def test_zero_layers_per_depth(self) -> None:
         with pytest.raises(Exception, match="inner_group_num=0"):
             CtxAlbertConfig(inner_group_num=0)
 
@@ -217,7 +218,7 @@ class TestConfiguration:
 
     @pytest.mark.parametrize("field", ["gap_size", "net_structure_type", "num_memory_blocks"])
     def test_fields_of_the_first_release(self, field: str, tmp_path: Path) -> None:
-        """Their one published value passes; another would be another model."""
+        """Only their published value is supported."""
         reference = transformers.AlbertConfig(**{field: 0})
         reference.save_pretrained(tmp_path)
         CtxAlbertConfig.from_pretrained(tmp_path)

@@ -1,7 +1,8 @@
-"""Layers that share parameters: which are one, in which order they run, and that each parameter is there once."""
+"""ALBERT's shared layers: identity of modules, order of application, parameter names, gradients, autocast."""
 
 import copy
 from collections import Counter
+from itertools import product
 from typing import Any
 
 import pytest
@@ -19,9 +20,9 @@ from hf_ctxmodels.models.albert.shared_layers import SharedLayers, cache_autocas
 WIDTH, DEPTHS = 8, 6
 LAYOUT = PaddedLayout(2, 5)
 SCOPES = ("all", "attention", "ffn", "none")
-# One group, several, one per depth; one layer per depth, or two.
+# (groups, layers per depth)
 SHAPES = [(1, 1), (2, 1), (3, 2), (6, 1)]
-# A bit of what a shared and a free part of a layer are made of.
+# a parameter of each of the two sublayers
 ATTENTION, FEED_FORWARD = "attention.out_proj.weight", "feed_forward.up_proj.weight"
 
 
@@ -51,80 +52,80 @@ def states(seed: int = 0) -> Tensor:
 @pytest.mark.parametrize(("groups", "inner"), SHAPES)
 @pytest.mark.parametrize("scope", SCOPES)
 class TestStructure:
-    def test_what_is_one(self, scope: str, groups: int, inner: int) -> None:
-        """Depths of a group share what the scope says; nothing else is shared."""
+    def test_shared_modules(self, scope: str, groups: int, inner: int) -> None:
+        """The depths of a group share the modules of the scope, and no other modules."""
         layers = list(make_layers(scope, groups, inner))
         assert len(layers) == DEPTHS * inner == len(make_layers(scope, groups, inner))
-        places = [(number // inner, number % inner) for number in range(len(layers))]
-        for one, (depth, position) in zip(layers, places, strict=True):
-            for other, (other_depth, other_position) in zip(layers, places, strict=True):
-                slot = position == other_position and depth * groups // DEPTHS == other_depth * groups // DEPTHS
-                same = slot if scope == "all" else (depth, position) == (other_depth, other_position)
-                assert (one is other) == same
-                assert (one.attention is other.attention) == (same or (slot and scope == "attention"))
-                assert (one.attention_norm is other.attention_norm) == (same or (slot and scope == "attention"))
-                assert (one.feed_forward is other.feed_forward) == (same or (slot and scope == "ffn"))
-                assert (one.feed_forward_norm is other.feed_forward_norm) == (same or (slot and scope == "ffn"))
+        slots = [(number // inner * groups // DEPTHS, number % inner) for number in range(len(layers))]
+        for (i, first), (j, second) in product(enumerate(layers), repeat=2):
+            in_group = slots[i] == slots[j]
+            is_same = in_group if scope == "all" else i == j
+            assert (first is second) == is_same
+            assert (first.attention is second.attention) == (is_same or (in_group and scope == "attention"))
+            assert (first.attention_norm is second.attention_norm) == (is_same or (in_group and scope == "attention"))
+            assert (first.feed_forward is second.feed_forward) == (is_same or (in_group and scope == "ffn"))
+            assert (first.feed_forward_norm is second.feed_forward_norm) == (is_same or (in_group and scope == "ffn"))
 
-    def test_every_parameter_has_one_name(self, scope: str, groups: int, inner: int) -> None:
+    def test_parameters_have_one_name(self, scope: str, groups: int, inner: int) -> None:
         layers = make_layers(scope, groups, inner)
         names = [name for name, _ in layers.named_parameters(remove_duplicate=False)]
         assert set(layers.state_dict()) == set(names)
         parameters = [id(parameter) for parameter in layers.parameters()]
         assert len(names) == len(parameters) == len(set(parameters))
-        reached = {id(parameter) for layer in layers for _, parameter in parts_of(layer)}
-        assert reached == set(parameters)
-        shared, free = groups * inner, DEPTHS * inner
-        assert sum(ATTENTION in name for name in names) == (shared if scope in ("all", "attention") else free)
-        assert sum(FEED_FORWARD in name for name in names) == (shared if scope in ("all", "ffn") else free)
+        used = {id(parameter) for layer in layers for _, parameter in used_parameters(layer)}
+        assert used == set(parameters)
+        shared, separate = groups * inner, DEPTHS * inner
+        assert sum(ATTENTION in name for name in names) == (shared if scope in ("all", "attention") else separate)
+        assert sum(FEED_FORWARD in name for name in names) == (shared if scope in ("all", "ffn") else separate)
 
     def test_equal_to_separate_layers_with_copied_weights(self, scope: str, groups: int, inner: int) -> None:
-        """The gradient of a shared parameter is the sum of those of its copies."""
+        """The gradient of a shared parameter is the sum of the gradients of its copies."""
         layers = make_layers(scope, groups, inner)
-        separate = [copied(layer) for layer in layers]
-        got, expected = run(layers, states()), run(separate, states())
-        assert_close(got, expected)
-        weighting = states(1)
-        (got * weighting).sum().backward()
-        (expected * weighting).sum().backward()
+        separate = [copy_layer(layer) for layer in layers]
+        outputs, expected = run(layers, states()), run(separate, states())
+        assert_close(outputs, expected)
+        weights = states(1)
+        (outputs * weights).sum().backward()
+        (expected * weights).sum().backward()
         sums: dict[int, Tensor] = {}
-        for layer, twin in zip(layers, separate, strict=True):
-            for (_, parameter), (_, copy_of_it) in zip(parts_of(layer), parts_of(twin), strict=True):
-                sums[id(parameter)] = sums.get(id(parameter), 0) + copy_of_it.grad
+        for layer, layer_copy in zip(layers, separate, strict=True):
+            pairs = zip(used_parameters(layer), used_parameters(layer_copy), strict=True)
+            for (_, parameter), (_, parameter_copy) in pairs:
+                sums[id(parameter)] = sums.get(id(parameter), 0) + parameter_copy.grad
         for name, parameter in layers.named_parameters():
             assert_close(parameter.grad, sums[id(parameter)], f"gradient of {name}", tolerance=1e-4)
 
-    def test_copied_and_reloaded(self, scope: str, groups: int, inner: int) -> None:
-        """A copy shares within itself, and nothing with the original; a state dict fills it completely."""
+    def test_deepcopy_and_load_state_dict(self, scope: str, groups: int, inner: int) -> None:
+        """A copy shares no parameters with the original; loading the state dict restores all parameters."""
         layers = make_layers(scope, groups, inner)
-        twin = copy.deepcopy(layers)
-        assert not {id(parameter) for parameter in twin.parameters()} & {id(p) for p in layers.parameters()}
+        layers_copy = copy.deepcopy(layers)
+        assert not {id(parameter) for parameter in layers_copy.parameters()} & {id(p) for p in layers.parameters()}
         with torch.no_grad():
-            for parameter in twin.parameters():
+            for parameter in layers_copy.parameters():
                 parameter.add_(1)
-        assert (run(twin, states()) - run(layers, states())).abs().max() > 0.01
-        twin.load_state_dict(layers.state_dict())
-        assert torch.equal(run(twin, states()), run(layers, states()))
-        assert_close(run(twin.double(), states().double()).float(), run(layers, states()))
+        assert (run(layers_copy, states()) - run(layers, states())).abs().max() > 0.01
+        layers_copy.load_state_dict(layers.state_dict())
+        assert torch.equal(run(layers_copy, states()), run(layers, states()))
+        assert_close(run(layers_copy.double(), states().double()).float(), run(layers, states()))
 
 
-def parts_of(layer: TransformerBlock) -> list[tuple[str, nn.Parameter]]:
-    """The parameters a layer computes with, its own and borrowed."""
-    parts = ("attention", "attention_norm", "feed_forward", "feed_forward_norm")
-    return [(name, parameter) for part in parts for name, parameter in getattr(layer, part).named_parameters()]
+def used_parameters(layer: TransformerBlock) -> list[tuple[str, nn.Parameter]]:
+    """The parameters that a layer uses, registered and shared."""
+    modules = (layer.attention, layer.attention_norm, layer.feed_forward, layer.feed_forward_norm)
+    return [(name, parameter) for module in modules for name, parameter in module.named_parameters()]
 
 
-def copied(layer: TransformerBlock) -> TransformerBlock:
-    """A layer that shares nothing."""
-    twin = make_layer()
+def copy_layer(layer: TransformerBlock) -> TransformerBlock:
+    """A copy that shares no parameters."""
+    layer_copy = make_layer()
     with torch.no_grad():
-        for (_, target), (_, source) in zip(parts_of(twin), parts_of(layer), strict=True):
+        for (_, target), (_, source) in zip(used_parameters(layer_copy), used_parameters(layer), strict=True):
             target.copy_(source)
-    return twin
+    return layer_copy
 
 
 def test_one_shared_layer_is_compiled_once() -> None:
-    """Whatever the depth, and without a graph break."""
+    """For any depth, without a graph break."""
     torch._dynamo.reset()
     layers = make_layers("all")
     expected = run(layers, states())
@@ -138,7 +139,7 @@ def test_one_shared_layer_is_compiled_once() -> None:
 
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
 def test_autocast_casts_a_shared_parameter_once(mode: Any) -> None:
-    """As often for six depths as for one."""
+    """The number of casts does not depend on the depth."""
 
     def weight_casts(depths: int) -> Counter:
         layers = make_layers("all", depths=depths)
@@ -149,9 +150,9 @@ def test_autocast_casts_a_shared_parameter_once(mode: Any) -> None:
         events = [tuple(event.input_shapes[0]) for event in profiled.events() if event.name == "aten::_to_copy"]
         return Counter(shape for shape in events if shape in shapes)
 
-    once = weight_casts(1)
-    assert sum(once.values()) == 4
-    assert weight_casts(DEPTHS) == once
+    casts = weight_casts(1)
+    assert sum(casts.values()) == 4
+    assert weight_casts(DEPTHS) == casts
 
 
 def test_inference_outside_autocast_stays_in_inference_mode() -> None:

@@ -1,4 +1,4 @@
-"""What is RoBERTa's own: positions that count tokens, and the classifier on <s>."""
+"""RoBERTa: positions that count tokens, and the classifier on <s>."""
 
 import pytest
 import torch
@@ -10,11 +10,11 @@ from hf_ctxmodels import CtxRobertaConfig
 from hf_ctxmodels.registry import FAMILIES, get_family
 
 ENCODER = Case(FAMILIES["roberta"], "AutoModel")
-PAD = 0  # of the tiny configuration
+PAD = 0  # in the tiny configuration
 
 
 def states(model, batch, **inputs):
-    """(tokens, hidden) the states of real tokens, row by row."""
+    """(tokens, hidden) states of the tokens of all examples."""
     batch = {name: tensor for name, tensor in batch.items() if name not in ("position_ids", *inputs)} | inputs
     if "inputs_embeds" in inputs:
         batch.pop("input_ids")
@@ -27,14 +27,14 @@ PATHS = pytest.mark.parametrize(
 
 
 @PATHS
-def test_the_side_of_the_padding_makes_no_difference(path):
+def test_padding_side_does_not_change_the_states(path):
     model = ENCODER.model(**path)
     right, left = (make_batch(ENCODER, side=side) for side in ("right", "left"))
     torch.testing.assert_close(states(model, left), states(model, right), atol=1e-5, rtol=1e-5)
 
 
 @PATHS
-def test_embeddings_have_the_positions_of_their_ids(path):
+def test_inputs_embeds_have_the_positions_of_ids(path):
     model = ENCODER.model(**path)
     for side in ("right", "left"):
         batch = make_batch(ENCODER, side=side)
@@ -43,10 +43,10 @@ def test_embeddings_have_the_positions_of_their_ids(path):
         torch.testing.assert_close(states(model, batch, inputs_embeds=embeds), expected, atol=1e-5, rtol=1e-5)
 
 
-def test_ids_at_masked_columns_do_not_count():
+def test_ids_in_masked_columns_are_ignored():
     model, batch = ENCODER.model(), make_batch(ENCODER, side="left")
-    filled = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, 7)
-    torch.testing.assert_close(states(model, batch, input_ids=filled), states(model, batch), atol=1e-5, rtol=1e-5)
+    input_ids = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, 7)
+    torch.testing.assert_close(states(model, batch, input_ids=input_ids), states(model, batch), atol=1e-5, rtol=1e-5)
 
 
 def test_positions():
@@ -58,11 +58,11 @@ def test_positions():
     assert model.default_positions(embeds, mask, None).tolist() == [[0, 1, 2, 3, 4], [1, 2, 3, 0, 0]]
     sequences = torch.tensor([[3, 3, 3, 1, 1], [0, 2, 2, 3, 3]])
     assert model.default_positions(embeds, None, sequences).tolist() == [[1, 2, 3, 1, 2], [0, 1, 2, 1, 2]]
-    both = model.default_positions(embeds, mask, sequences)
-    assert both.tolist() == [[0, 1, 2, 1, 2], [0, 1, 2, 0, 0]]
+    positions = model.default_positions(embeds, mask, sequences)
+    assert positions.tolist() == [[0, 1, 2, 1, 2], [0, 1, 2, 0, 0]]
 
 
-def test_positions_are_those_of_the_reference():
+def test_positions_match_transformers():
     reference = ENCODER.reference_model()
     for side in ("right", "left"):
         ids = make_batch(ENCODER, side=side)["input_ids"]
@@ -70,46 +70,45 @@ def test_positions_are_those_of_the_reference():
         assert ENCODER.model().default_positions(ids, None, None).equal(expected)
 
 
-def test_packed_sequences_are_as_if_alone():
+def test_packed_sequences_equal_separate_ones():
     model = ENCODER.model()
     first, second = torch.tensor([[5, 6, 7, 8]]), torch.tensor([[9, 10, 11]])
     sequence_ids = torch.tensor([[1, 1, 1, 1, 2, 2, 2]])
-    together = model(input_ids=torch.cat([first, second], 1), sequence_ids=sequence_ids).last_hidden_state
-    alone = torch.cat([model(input_ids=each).last_hidden_state for each in (first, second)], 1)
-    torch.testing.assert_close(together, alone, atol=1e-5, rtol=1e-5)
+    packed = model(input_ids=torch.cat([first, second], 1), sequence_ids=sequence_ids).last_hidden_state
+    separate = torch.cat([model(input_ids=ids).last_hidden_state for ids in (first, second)], 1)
+    torch.testing.assert_close(packed, separate, atol=1e-5, rtol=1e-5)
 
 
-def test_the_position_of_padding_is_zero_and_learns_nothing():
+def test_position_embedding_of_padding_is_zero_without_gradient():
     model = ENCODER.model_class(ENCODER.config(pad_token_id=3))
-    table = model.embeddings.position_embeddings
-    assert not table.weight[3].any()
+    positions = model.embeddings.position_embeddings
+    assert not positions.weight[3].any()
     model(input_ids=torch.tensor([[5, 6, 3, 3]])).last_hidden_state.square().sum().backward()
-    assert not table.weight.grad[3].any()
-    assert table.weight.grad[4:6].any(-1).all()
+    assert not positions.weight.grad[3].any()
+    assert positions.weight.grad[4:6].any(-1).all()
 
 
-def test_a_position_table_without_a_row_for_a_token_is_refused():
+def test_too_few_position_embeddings():
     with pytest.raises(StrictDataclassClassValidationError, match=r"pad_token_id \+ 1 = 2"):
         CtxRobertaConfig(max_position_embeddings=2)
     assert CtxRobertaConfig().max_sequence_length == 512
 
 
-def test_the_reference_opens_the_default_configuration(tmp_path):
-    """The reference's own defaults are not those of the released models."""
+def test_default_configuration_in_transformers(tmp_path):
+    """The defaults of transformers differ from the released models."""
     config = CtxRobertaConfig(num_hidden_layers=1, hidden_size=12, intermediate_size=8, vocab_size=30)
     FAMILIES["roberta"].models["AutoModelForMaskedLM"](config).export_reference(tmp_path)
-    found = RobertaForMaskedLM.from_pretrained(tmp_path).config
-    assert (found.max_position_embeddings, found.type_vocab_size, found.layer_norm_eps) == (514, 1, 1e-5)
+    exported = RobertaForMaskedLM.from_pretrained(tmp_path).config
+    assert (exported.max_position_embeddings, exported.type_vocab_size, exported.layer_norm_eps) == (514, 1, 1e-5)
 
 
-def test_a_configuration_belongs_to_its_own_family_alone():
-    """XLM-R's configuration is RoBERTa's by inheritance, and RoBERTa's is BERT's."""
-    assert [get_family(FAMILIES[name].config()).name for name in ("bert", "roberta", "xlm_roberta")] == [
-        *("bert", "roberta", "xlm_roberta")
-    ]
+def test_family_of_a_subclassed_configuration():
+    """XLM-R's configuration inherits from RoBERTa's, and RoBERTa's from BERT's."""
+    for name in ("bert", "roberta", "xlm_roberta"):
+        assert get_family(FAMILIES[name].config()).name == name
 
 
-def test_tokens_before_the_text_do_not_move_what_the_classifier_reads():
+def test_classifier_input_with_left_padding():
     case = Case(FAMILIES["roberta"], "AutoModelForSequenceClassification")
     model = case.model()
     right, left = ({**make_batch(case, side=side)} for side in ("right", "left"))
@@ -117,4 +116,4 @@ def test_tokens_before_the_text_do_not_move_what_the_classifier_reads():
     torch.testing.assert_close(model(**left).logits, model(**right).logits, atol=1e-5, rtol=1e-5)
     reference = RobertaModel(case.reference_config())
     assert not [name for name, _ in model.named_parameters() if "pooler" in name]
-    assert [name for name, _ in reference.named_parameters() if "pooler" in name], "the bare encoder has one"
+    assert [name for name, _ in reference.named_parameters() if "pooler" in name]

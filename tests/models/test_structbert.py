@@ -1,4 +1,4 @@
-"""What is StructBERT's own: a head of three terms, and what it opens and exports."""
+"""StructBERT: the three terms of the pretraining loss, loading BERT's checkpoints and exporting."""
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -12,46 +12,46 @@ from hf_ctxmodels.registry import FAMILIES
 PRETRAINING = Case(FAMILIES["structbert"], "AutoModelForPreTraining")
 
 
-def test_each_term_is_the_mean_over_its_own_targets():
+def test_loss_terms_are_means_over_their_targets():
     batch = make_batch(PRETRAINING)
     targets = make_targets(PRETRAINING, batch)
     targets["sentence_label"] = torch.tensor([2, 0, 1, 2])
     for path, options in PATHS.items():
         model = PRETRAINING.model(**options)
-        logits, found = model(**batch), model(**batch, **targets)
+        logits, outputs = model(**batch), model(**batch, **targets)
         assert logits.sentence_logits.shape == (4, 3)
-        words = logits.prediction_logits.flatten(0, 1)
-        wanted = {
-            "mlm_loss": F.cross_entropy(words, targets["labels"].flatten()),
-            "shuffle_loss": F.cross_entropy(words, targets["shuffle_labels"].flatten()),
+        token_logits = logits.prediction_logits.flatten(0, 1)
+        expected = {
+            "mlm_loss": F.cross_entropy(token_logits, targets["labels"].flatten()),
+            "shuffle_loss": F.cross_entropy(token_logits, targets["shuffle_labels"].flatten()),
             "sentence_loss": F.cross_entropy(logits.sentence_logits, targets["sentence_label"]),
         }
-        for name, value in wanted.items():
-            assert_close(found[name], value.detach(), f"{name} by the {path} path")
+        for name, value in expected.items():
+            assert_close(outputs[name], value.detach(), f"{name} by the {path} path")
             target = {"mlm_loss": "labels", "shuffle_loss": "shuffle_labels", "sentence_loss": "sentence_label"}[name]
             assert_close(model(**batch, **{target: targets[target]}).loss, value, f"{name} alone")
 
 
-def test_old_names_and_berts_two_classes(tmp_path):
-    """gamma and beta, and a classifier of pairs that is another one: it is left out, and the export has none."""
+def test_old_checkpoint_of_bert(tmp_path):
+    """gamma and beta are renamed; BERT's next-sentence classifier is not loaded, and not exported."""
     reference = BertForPreTraining(PRETRAINING.reference_config()).eval()
     reference.save_pretrained(tmp_path)
     weights = load_file(tmp_path / "model.safetensors")
-    old = {
+    old_weights = {
         name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensor
         for name, tensor in weights.items()
     }
-    assert any(name.endswith("gamma") for name in old)
-    save_file(old, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    assert any(name.endswith("gamma") for name in old_weights)
+    save_file(old_weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
     model, report = CtxStructBertForPreTraining.from_pretrained(tmp_path, output_loading_info=True)
     assert set(report["missing_keys"]) == {"sentence_head.weight", "sentence_head.bias"}
     assert not report["unexpected_keys"]
     batch = make_batch(PRETRAINING)
-    wanted = reference(**batch).prediction_logits
+    expected = reference(**batch).prediction_logits
     mask = batch["attention_mask"] == 1
-    assert_close(model.eval()(**batch).prediction_logits[mask], wanted[mask])
+    assert_close(model.eval()(**batch).prediction_logits[mask], expected[mask])
     model.export_reference(tmp_path / "export")
-    again, report = BertForMaskedLM.from_pretrained(tmp_path / "export", output_loading_info=True)
+    exported, report = BertForMaskedLM.from_pretrained(tmp_path / "export", output_loading_info=True)
     assert not report["missing_keys"]
-    assert all("pooler" in name for name in report["unexpected_keys"]), "which BertModel opens"
-    assert_close(again.eval()(**batch).logits[mask], wanted[mask])
+    assert all("pooler" in name for name in report["unexpected_keys"])
+    assert_close(exported.eval()(**batch).logits[mask], expected[mask])

@@ -1,4 +1,4 @@
-"""What is UniLM's own: the masks that segments say, on packed and padded rows, and BERT's checkpoints."""
+"""UniLM: attention masks of the segments in packed and padded batches; loading and exporting BERT's checkpoints."""
 
 import pytest
 import torch
@@ -11,13 +11,13 @@ from hf_ctxmodels import CtxError, CtxUniLMForConditionalGeneration, CtxUniLMFor
 from hf_ctxmodels.registry import FAMILIES
 
 ENCODER = Case(FAMILIES["unilm"], "AutoModel")
-# Segments of sequences, and which rows they stand in; the last row holds three.
-PAIR, FORWARD, BACKWARD, WRITING = [0] * 3 + [1] * 4, [2] * 6, [3] * 5, [4] * 4 + [5] * 5
-ROWS = [[PAIR], [FORWARD], [BACKWARD], [WRITING], [[5, 5]], [BACKWARD, WRITING, [0, 0]]]
+# segments of sequences; the last example packs three sequences
+PAIR, FORWARD, BACKWARD, SEQ2SEQ = [0] * 3 + [1] * 4, [2] * 6, [3] * 5, [4] * 4 + [5] * 5
+ROWS = [[PAIR], [FORWARD], [BACKWARD], [SEQ2SEQ], [[5, 5]], [BACKWARD, SEQ2SEQ, [0, 0]]]
 
 
-def sees(types: list[int], query: int, key: int) -> bool:
-    """Section 2.3, token by token."""
+def is_visible(types: list[int], query: int, key: int) -> bool:
+    """The mask of section 2.3 for a pair of tokens."""
     if types[query] in (0, 1):
         return True
     if types[query] == 4:
@@ -28,89 +28,90 @@ def sees(types: list[int], query: int, key: int) -> bool:
 
 
 def batch_of(side: str) -> tuple[dict[str, Tensor], Tensor]:
-    """The rows, and the explicit (batch, 1, length, length) mask."""
+    """The batch, and its explicit (batch, 1, length, length) mask."""
     width = max(sum(map(len, row)) for row in ROWS) + 2
     names = ("input_ids", "token_type_ids", "attention_mask", "sequence_ids", "position_ids")
     batch = {name: torch.zeros(len(ROWS), width, dtype=torch.long) for name in names}
     mask = torch.eye(width, dtype=torch.bool)[None, None].repeat(len(ROWS), 1, 1, 1)
-    words = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     for row, sequences in enumerate(ROWS):
         start = width - sum(map(len, sequences)) if side == "left" else 0
         for number, types in enumerate(sequences):
-            place = slice(start, start + len(types))
-            batch["input_ids"][row, place] = torch.randint(5, 61, (len(types),), generator=words)
-            batch["token_type_ids"][row, place] = torch.tensor(types)
-            batch["attention_mask"][row, place], batch["sequence_ids"][row, place] = 1, number + 1
-            batch["position_ids"][row, place] = torch.arange(len(types))
+            columns = slice(start, start + len(types))
+            batch["input_ids"][row, columns] = torch.randint(5, 61, (len(types),), generator=generator)
+            batch["token_type_ids"][row, columns] = torch.tensor(types)
+            batch["attention_mask"][row, columns], batch["sequence_ids"][row, columns] = 1, number + 1
+            batch["position_ids"][row, columns] = torch.arange(len(types))
             for query in range(len(types)):
                 for key in range(len(types)):
-                    mask[row, 0, start + query, start + key] = sees(types, query, key)
+                    mask[row, 0, start + query, start + key] = is_visible(types, query, key)
             start += len(types)
     return batch, mask
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
-def test_four_masks_in_one_batch_are_the_explicit_mask(side: str) -> None:
-    """On every path, values and gradients, of all outputs and of some, against a padded 4-D mask."""
+def test_segments_match_the_explicit_mask(side: str) -> None:
+    """On all attention paths, outputs and gradients, with and without an output mask, against a 4-D mask."""
     batch, mask = batch_of(side)
     tokens = batch["attention_mask"] == 1
-    plain = {name: batch[name] for name in ("input_ids", "token_type_ids", "position_ids")}
-    slow = ENCODER.model(attention="eager", unpad=False)
+    inputs = {name: batch[name] for name in ("input_ids", "token_type_ids", "position_ids")}
+    reference = ENCODER.model(attention="eager", unpad=False)
     additive = torch.zeros(mask.shape).masked_fill(~mask, torch.finfo(torch.float32).min)
-    expected = slow(**plain, attention_mask=additive).last_hidden_state[tokens]
+    expected = reference(**inputs, attention_mask=additive).last_hidden_state[tokens]
     weights = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1))
-    wanted = gradients(slow, (expected * weights).sum())
-    some = tokens & (torch.rand(tokens.shape, generator=torch.Generator().manual_seed(2)) < 0.4)
+    expected_gradients = gradients(reference, (expected * weights).sum())
+    output_mask = tokens & (torch.rand(tokens.shape, generator=torch.Generator().manual_seed(2)) < 0.4)
     for path, options in PATHS.items():
         model = ENCODER.model(**options)
-        got = model(**batch).last_hidden_state[tokens]
-        assert_close(got, expected, path)
-        assert_same_gradients(gradients(model, (got * weights).sum()), wanted, 1e-4, path)
-        assert_close(model(**batch, output_mask=some).last_hidden_state, expected[some[tokens]], f"some, {path}")
+        states = model(**batch).last_hidden_state[tokens]
+        assert_close(states, expected, path)
+        assert_same_gradients(gradients(model, (states * weights).sum()), expected_gradients, 1e-4, path)
+        outputs = model(**batch, output_mask=output_mask).last_hidden_state
+        assert_close(outputs, expected[output_mask[tokens]], f"output mask, {path}")
     first = {name: tensor[:5] for name, tensor in batch.items() if name not in ("sequence_ids", "position_ids")}
     if side == "right":
         assert_close(ENCODER.model()(**first).last_hidden_state[tokens[:5]], expected[: int(tokens[:5].sum())])
 
 
-def test_segments_that_say_no_mask() -> None:
+def test_invalid_segments() -> None:
     ids = torch.full((1, 4), 7)
-    for types, problem in (
-        ([2, 0, 0, 2], "must come before"),
-        ([3, 3, 2, 3], "beside others"),
-        ([5, 4, 4, 5], "before"),
+    for types, message in (
+        ([2, 0, 0, 2], "segments 0, 1 and 4"),
+        ([3, 3, 2, 3], "segment 3"),
+        ([5, 4, 4, 5], "segments 0, 1 and 4"),
     ):
-        with pytest.raises(CtxError, match=problem):
+        with pytest.raises(CtxError, match=message):
             ENCODER.model()(ids, token_type_ids=torch.tensor([types]))
     with pytest.raises(StrictDataclassClassValidationError, match="UniLM has 6 segments"):
         ENCODER.config(type_vocab_size=3)
 
 
-def test_bert_opens_with_copied_segments_and_is_exported_again(tmp_path) -> None:
+def test_bert_checkpoint_and_export(tmp_path) -> None:
     reference = BertForMaskedLM(Case(FAMILIES["unilm"], "AutoModelForMaskedLM").reference_config()).eval()
     reference.save_pretrained(tmp_path / "bert")
     model, report = CtxUniLMForConditionalGeneration.from_pretrained(tmp_path / "bert", output_loading_info=True)
     assert not any(report.values()), report
-    table = reference.bert.embeddings.token_type_embeddings.weight
-    assert torch.equal(model.bert.embeddings.token_type_embeddings.weight, table[[0, 1, 0, 0, 0, 1]])
+    segments = reference.bert.embeddings.token_type_embeddings.weight
+    assert torch.equal(model.bert.embeddings.token_type_embeddings.weight, segments[[0, 1, 0, 0, 0, 1]])
     model.export_reference(tmp_path / "same")
-    again = BertForMaskedLM.from_pretrained(tmp_path / "same")
-    assert again.config.type_vocab_size == 2
+    exported = BertForMaskedLM.from_pretrained(tmp_path / "same")
+    assert exported.config.type_vocab_size == 2
     for name, tensor in reference.state_dict().items():
-        assert torch.equal(again.state_dict()[name], tensor), name
+        assert torch.equal(exported.state_dict()[name], tensor), name
     with torch.no_grad():
         model.bert.embeddings.token_type_embeddings.weight[4] += 1
     model.export_reference(tmp_path / "trained")
     trained, report = BertModel.from_pretrained(tmp_path / "trained", output_loading_info=True)
-    assert trained.embeddings.token_type_embeddings.weight.shape[0] == 6, "a trained table is kept whole"
-    assert torch.equal(trained.embeddings.token_type_embeddings.weight[:2], table)
-    back = CtxUniLMForMaskedLM.from_pretrained(tmp_path / "trained")
-    for name, tensor in back.state_dict().items():
+    assert trained.embeddings.token_type_embeddings.weight.shape[0] == 6, "trained segments are exported"
+    assert torch.equal(trained.embeddings.token_type_embeddings.weight[:2], segments)
+    reloaded = CtxUniLMForMaskedLM.from_pretrained(tmp_path / "trained")
+    for name, tensor in reloaded.state_dict().items():
         assert torch.equal(tensor, model.state_dict()[name]), name
     assert CtxUniLMModel.from_pretrained(tmp_path / "same").config.type_vocab_size == 6
-    tokens = {"query_token_id": 7, "decoder_start_token_id": 8, "eos_token_id": 9}  # of another vocabulary than BERT's
+    tokens = {"query_token_id": 7, "decoder_start_token_id": 8, "eos_token_id": 9}  # ids of another vocabulary
     for name, number in tokens.items():
         setattr(model.config, name, number)
     model.export_reference(tmp_path / "tokens")
-    BertForMaskedLM.from_pretrained(tmp_path / "tokens").save_pretrained(tmp_path / "further")
-    opened = CtxUniLMForConditionalGeneration.from_pretrained(tmp_path / "further").config
-    assert {name: getattr(opened, name) for name in tokens} == tokens
+    BertForMaskedLM.from_pretrained(tmp_path / "tokens").save_pretrained(tmp_path / "resaved")
+    config = CtxUniLMForConditionalGeneration.from_pretrained(tmp_path / "resaved").config
+    assert {name: getattr(config, name) for name in tokens} == tokens

@@ -1,4 +1,4 @@
-"""ALBERT (Lan et al. 2019): a BERT whose layers share their weights."""
+"""ALBERT (Lan et al. 2019): BERT with factorised embeddings and layers that share their weights."""
 
 from typing import Any
 
@@ -23,8 +23,7 @@ def _size(width: int, layers: int, heads: int, *, embedding: int = 128, dropout:
     return {**encoder_size(width, layers, heads), "embedding_size": embedding, **dropouts}
 
 
-# base to xxlarge: Lan et al. 2019, table 1, in the two releases, of which the second (the plain name) has no dropout;
-# tiny to small: for a CPU (tiny with embeddings of 32 hardly learns)
+# base to xxlarge: Lan et al. 2019, table 1, in version 2 (without dropout) and version 1 (-v1); tiny to small: for CPUs
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": _size(128, 2, 2),
     "mini": _size(256, 4, 4, embedding=64),
@@ -39,7 +38,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "xxlarge-v1": _size(4096, 12, 64),
 }
 
-# Counted with the reference classes of transformers 5.23.
+# parameter counts of the classes of transformers 5.23
 PUBLISHED = {
     size: PublishedCount(
         SIZES[size], dict(zip(("AutoModel", "AutoModelForPreTraining", "AutoModelForMaskedLM"), counts))
@@ -71,7 +70,7 @@ SPEC = FamilySpec(
     sizes=SIZES,
     published=PUBLISHED,
     conversion=ALBERT_CONVERSION,
-    # the order of segments shows in short documents
+    # short documents, where the order of segments is learnable
     traits=Traits(
         short_training=ShortTraining(
             steps=300, learning_rate=3e-3, config_options=("initializer_range=0.05",), text="news_*.txt.gz"

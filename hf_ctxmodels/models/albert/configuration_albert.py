@@ -9,13 +9,13 @@ from hf_ctxmodels.architectures.configurations import CtxEncoderConfig
 
 @strict
 class CtxAlbertConfig(CtxEncoderConfig):
-    """Shape, sharing and regularisation of an ALBERT encoder; the defaults are ALBERT-base, version 2.
+    """Configuration of ALBERT; the defaults are ALBERT-base, version 2. See `CtxEncoderConfig` for the other arguments.
 
-    Args: those of `CtxEncoderConfig`, and
-        embedding_size: Width of the embedding tables, E in the paper; projected to `hidden_size`, H in the paper.
+    Args:
+        embedding_size: Width of the embeddings, E in the paper; projected to `hidden_size`, H in the paper.
         num_hidden_groups: Number of groups of consecutive layers that share parameters; must divide
-            `num_hidden_layers`. With as many groups as layers nothing is shared.
-        inner_group_num: Layers applied at each depth, each with its own parameters.
+            `num_hidden_layers`. With one layer per group nothing is shared.
+        inner_group_num: Number of layers with different parameters at each depth.
         parameter_sharing: Parameters that a group shares: "all", "attention" or "ffn" (each with its LayerNorm), or
             "none" (Lan et al. 2019, table 4).
         hidden_dropout_prob, attention_probs_dropout_prob: 0 in version 2, 0.1 in version 1.

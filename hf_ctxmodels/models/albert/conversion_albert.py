@@ -1,4 +1,4 @@
-"""ALBERT weight names: the reference layout of transformers -> the native layout here."""
+"""Weight conversion of ALBERT between the layout of transformers and the native layout."""
 
 from transformers.core_model_loading import WeightRenaming, WeightTransform
 

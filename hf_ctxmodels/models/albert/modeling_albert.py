@@ -70,13 +70,13 @@ class CtxAlbertModel(TransformerEncoder, CtxAlbertPreTrainedModel):
 
 
 class CtxAlbertHeadModel(heads.HeadModel, CtxAlbertPreTrainedModel):
-    """Binds the generic heads to ALBERT's encoder."""
+    """Base class of the ALBERT models with a head."""
 
     encoder_class = CtxAlbertModel
 
 
 class CtxAlbertForMaskedLM(heads.ForMaskedLM, CtxAlbertHeadModel):
-    """ALBERT with the masked-LM head; the decoder is tied to the word embeddings."""
+    """ALBERT with a masked-LM head; the decoder is tied to the word embeddings."""
 
     _tied_weights_keys = {"mlm_head.decoder.weight": "albert.embeddings.word_embeddings.weight"}
 
@@ -125,7 +125,7 @@ class CtxAlbertForPreTraining(CtxAlbertHeadModel):
         self.sop_head = nn.Linear(config.hidden_size, 2)
 
     def reference_config(self) -> dict[str, Any]:
-        """The configuration of the reference class, without class names, which set the size of its classifier."""
+        """The configuration of the class of transformers, without class names, which set the size of its classifier."""
         values = super().reference_config()
         if self.config.num_labels != 2:
             values.pop("id2label", None)
@@ -195,12 +195,12 @@ class CtxAlbertForSequenceClassification(heads.ForSequenceClassification, CtxAlb
 
 
 class CtxAlbertForTokenClassification(heads.ForTokenClassification, CtxAlbertHeadModel):
-    """ALBERT with a classifier of each token."""
+    """ALBERT with a token classifier."""
 
 
 class CtxAlbertForQuestionAnswering(heads.ForQuestionAnswering, CtxAlbertHeadModel):
-    """ALBERT with start and end logits of an answer span."""
+    """ALBERT with a span classifier for extractive question answering."""
 
 
 class CtxAlbertForMultipleChoice(heads.ForMultipleChoice, CtxAlbertHeadModel):
-    """ALBERT with a logit for each of several choices."""
+    """ALBERT with a multiple-choice classifier."""

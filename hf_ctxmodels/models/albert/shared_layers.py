@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 Scope = Literal["all", "attention", "ffn", "none"]
-# The shared parts of a `TransformerBlock` in each scope: a sub-layer with its LayerNorm.
+# the modules of a `TransformerBlock` that are shared in each scope: a sub-layer with its LayerNorm
 SHARED_SUBLAYERS: Mapping[str, tuple[str, ...]] = {
     "attention": ("attention", "attention_norm"),
     "ffn": ("feed_forward", "feed_forward_norm"),
@@ -16,26 +16,25 @@ SHARED_SUBLAYERS: Mapping[str, tuple[str, ...]] = {
 
 
 class SharedLayers(nn.Module):
-    """The layers of an encoder with shared parameters; iteration gives the layers in the order of application.
+    """The layers of an encoder with shared parameters; iteration yields the layers in the order of application.
 
     `num_layers` consecutive depths form `num_groups` groups of equal size, and parameters are shared within a group.
     Each depth applies `inner` layers with different parameters.
 
     - "all": the depths of a group apply the same layer objects.
-    - "attention", "ffn": every depth has its own layers, but their attention (or feed-forward network), with its
-      LayerNorm, is that of the group's first depth.
-    - "none": every depth has its own layers.
+    - "attention", "ffn": the layers of a group share the attention (or feed-forward network) and its LayerNorm.
+    - "none": no parameters are shared.
 
-    Every parameter is registered once, at the first layer that holds it. A later layer refers to a shared part without
-    registering it; tools that wrap or copy layer by layer (`nn.DataParallel`, FSDP's per-layer wrapping) therefore
+    Each parameter is registered once, in the first layer that uses it. Later layers refer to a shared module without
+    registering it; tools that wrap or copy single layers (`nn.DataParallel`, FSDP's per-layer wrapping) therefore
     support only the scopes "all" and "none".
 
     Args:
-        make_layer: Creates one layer.
+        make_layer: Creates a layer.
         num_layers: Number of depths.
-        scope: The shared parts, see above.
+        scope: The shared modules, see above.
         num_groups: Number of groups; must divide `num_layers`. No effect with "none".
-        inner: Layers applied at each depth.
+        inner: Number of layers per depth.
     """
 
     def __init__(
@@ -43,45 +42,48 @@ class SharedLayers(nn.Module):
     ) -> None:
         super().__init__()
         depths_per_group = num_layers // num_groups
-        stacks = num_groups if scope == "all" else num_layers
-        self.applications = num_layers // stacks
-        for number in range(stacks):
-            self.add_module(str(number), nn.ModuleList(make_layer() for _ in range(inner)))
-        for number in range(stacks) if scope in SHARED_SUBLAYERS else ():
-            owner = number - number % depths_per_group
-            for layer, owning_layer in zip(self._stack(number), self._stack(owner), strict=True):
-                if layer is not owning_layer:
-                    _borrow(layer, owning_layer, SHARED_SUBLAYERS[scope])
+        num_depths = num_groups if scope == "all" else num_layers  # with distinct layer objects
+        self.repetitions = num_layers // num_depths
+        for depth in range(num_depths):
+            self.add_module(str(depth), nn.ModuleList(make_layer() for _ in range(inner)))
+        if scope in SHARED_SUBLAYERS:
+            for depth in range(num_depths):
+                first_depth = depth - depth % depths_per_group
+                if depth != first_depth:
+                    for layer, owner in zip(self._layers_at(depth), self._layers_at(first_depth), strict=True):
+                        _share_modules(layer, owner, SHARED_SUBLAYERS[scope])
 
     def __iter__(self) -> Iterator[nn.Module]:
-        return iter([layer for stack in self.children() for layer in [*cast(nn.ModuleList, stack)] * self.applications])
+        return iter(
+            [layer for layers in self.children() for layer in [*cast(nn.ModuleList, layers)] * self.repetitions]
+        )
 
     def __len__(self) -> int:
-        return sum(len(cast(nn.ModuleList, stack)) for stack in self.children()) * self.applications
+        return sum(len(cast(nn.ModuleList, layers)) for layers in self.children()) * self.repetitions
 
-    def _stack(self, number: int) -> nn.ModuleList:
-        return cast(nn.ModuleList, getattr(self, str(number)))
+    def _layers_at(self, depth: int) -> nn.ModuleList:
+        return cast(nn.ModuleList, getattr(self, str(depth)))
 
 
-def _borrow(layer: nn.Module, owner: nn.Module, parts: tuple[str, ...]) -> None:
-    """Use the owner's parts in `layer` as plain attributes: registered modules would be saved under both names."""
-    for name in parts:
+def _share_modules(layer: nn.Module, owner: nn.Module, names: tuple[str, ...]) -> None:
+    """Replace modules of `layer` by plain attributes, since registered modules would be saved under both names."""
+    for name in names:
         delattr(layer, name)
         layer.__dict__[name] = getattr(owner, name)
 
 
 @contextmanager
 def cache_autocast_casts(device: torch.device) -> Iterator[None]:
-    """Cast each parameter once under autocast, however often a forward applies it.
+    """Cast shared parameters once per forward pass under autocast.
 
-    Autocast caches casts of parameters, but not in inference mode, where a shared layer would be cast again at every
-    depth. In that case this context uses no-grad mode instead.
+    Autocast caches the casts of parameters, but not in inference mode, where a shared layer would be cast at each
+    depth. In that case this context uses no-grad mode.
 
     Args:
-        device: The model's device.
+        device: Device of the model.
     """
-    inference = not torch.compiler.is_compiling() and torch.is_inference_mode_enabled()
-    if inference and torch.is_autocast_enabled(device.type):
+    is_inference = not torch.compiler.is_compiling() and torch.is_inference_mode_enabled()
+    if is_inference and torch.is_autocast_enabled(device.type):
         with torch.inference_mode(False), torch.no_grad():
             yield
     else:

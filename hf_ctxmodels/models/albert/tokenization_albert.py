@@ -6,10 +6,10 @@ from hf_ctxmodels.tokenizers.unigram import CtxUnigramTokenizer
 
 
 class CtxAlbertTokenizer(CtxUnigramTokenizer):
-    """ALBERT's tokenizer: lower-cased and without accents, SentencePiece unigram, [CLS] A [SEP] B [SEP].
+    """Tokenizer of ALBERT: lower-cased SentencePiece unigram without accents, [CLS] A [SEP] B [SEP].
 
-    Gives the ids of `transformers.AlbertTokenizer` on the same files (`spiece.model` or `tokenizer.json`), and by
-    default the segments (`token_type_ids`) too. See `CtxUnigramTokenizer` for arguments, training and errors.
+    Produces the same ids as `transformers.AlbertTokenizer` on the same files (`spiece.model` or `tokenizer.json`); the
+    segments (`token_type_ids`) are returned by default. See `CtxUnigramTokenizer` for arguments, training and errors.
 
     Example:
         >>> tokenizer = CtxAlbertTokenizer.train(["A cat sat on a mat.", "A cat ran."], vocab_size=40)

@@ -4,7 +4,7 @@ from hf_ctxmodels.models.roberta.tokenization_roberta import CtxRobertaTokenizer
 
 
 class CtxBartTokenizer(CtxRobertaTokenizer):
-    """Tokenizer of BART, the same as RoBERTa's; its ids equal those of `transformers.BartTokenizer` on the same files.
+    """Tokenizer of BART, the same as RoBERTa's; it produces the same ids as `transformers.BartTokenizer`.
 
     Example:
         >>> tokenizer = CtxBartTokenizer.train(["A cat sat on a mat.", "A cat ran."], vocab_size=270)

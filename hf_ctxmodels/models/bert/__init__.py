@@ -1,4 +1,5 @@
-"""BERT (Devlin et al. 2019): a bidirectional Transformer encoder, pretrained on masked words and sentence pairs."""
+"""BERT (Devlin et al. 2019): a bidirectional Transformer encoder, pretrained by masked language modelling and next
+sentence prediction."""
 
 from typing import Any
 
@@ -27,7 +28,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "base": encoder_size(768, 12, 12),
     "large": encoder_size(1024, 24, 16),
 }
-# of models that were distilled from BERT (Sanh et al. 2019; Sun et al. 2019; Jiao et al. 2020)
+# models distilled from BERT (Sanh et al. 2019; Sun et al. 2019; Jiao et al. 2020)
 STUDENT_SIZES: dict[str, dict[str, Any]] = {
     "distilbert": {**encoder_size(768, 6, 12), "type_vocab_size": 0},
     "pkd-3": encoder_size(768, 3, 12),
@@ -35,7 +36,7 @@ STUDENT_SIZES: dict[str, dict[str, Any]] = {
     "tinybert-6": encoder_size(768, 6, 12),
 }
 
-# Counted with the reference classes of transformers 5.23; the base models have their pooler.
+# parameter counts of the classes of transformers 5.23; the encoder has its pooler
 PUBLISHED = {
     "distilbert uncased": PublishedCount(
         {**STUDENT_SIZES["distilbert"], "vocab_size": 30522}, {"AutoModelForMaskedLM": 66_985_530}

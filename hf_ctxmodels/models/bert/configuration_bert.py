@@ -10,9 +10,9 @@ from hf_ctxmodels.models.bert.distilbert import distilbert_to_bert_fields
 
 @strict
 class CtxBertConfig(CtxEncoderConfig):
-    """Shape and regularisation of a BERT encoder; the defaults are BERT-base, uncased.
+    """Configuration of BERT; the defaults are BERT-base, uncased. See `CtxEncoderConfig` for the other arguments.
 
-    Args: those of `CtxEncoderConfig`, and
+    Args:
         classifier_dropout: Dropout before the task heads; `None` means `hidden_dropout_prob`.
     """
 
@@ -24,7 +24,7 @@ class CtxBertConfig(CtxEncoderConfig):
 
     @classmethod
     def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """As of every family; of a DistilBERT of transformers, this package's fields that say the same."""
+        """Read the fields of a configuration; the fields of a DistilBERT are converted."""
         fields, unused = super().get_config_dict(*args, **kwargs)
         return (
             distilbert_to_bert_fields(fields) if fields.get("model_type") in cls.extra_reference_model_types else fields

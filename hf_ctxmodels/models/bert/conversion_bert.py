@@ -1,4 +1,4 @@
-"""BERT weight names: the reference layout of transformers -> the native layout here; and DistilBERT's."""
+"""Weight conversion of BERT and DistilBERT between the layout of transformers and the native layout."""
 
 from transformers.core_model_loading import WeightRenaming, WeightTransform
 
@@ -32,5 +32,5 @@ DISTILBERT_EXPORT: list[WeightTransform] = [
     *fused_projections("attention", ("q_lin", "k_lin", "v_lin")),
 ]
 
-# no name of one is a name of the other, so that checkpoints of both open
+# the weight names of BERT and DistilBERT are disjoint, so one table loads both
 BERT_CONVERSION: list[WeightTransform] = [*LEGACY_NORM_RENAMINGS, *BERT_EXPORT, *DISTILBERT_EXPORT]

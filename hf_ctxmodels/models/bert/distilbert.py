@@ -1,15 +1,18 @@
-"""DistilBERT's configuration in transformers (Sanh et al. 2019, arXiv 1910.01108), and BERT's that says the same.
+"""DistilBERT (Sanh et al. 2019, arXiv 1910.01108): conversion of its configuration in transformers to BERT's and back.
 
-DistilBERT is BERT without segment embeddings and pooler. It is no family here: a `CtxBertConfig` with
-`type_vocab_size=0` says the same, and every head, objective and script takes it.
+DistilBERT is BERT without segment embeddings and pooler: a `CtxBertConfig` with `type_vocab_size=0`.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from transformers import PreTrainedConfig
+
 from hf_ctxmodels.core.errors import CtxError
 
-FIELDS = {
+# field of `CtxBertConfig` -> field of transformers' DistilBertConfig
+_FIELD_NAMES = {
+    "vocab_size": "vocab_size",
     "hidden_size": "dim",
     "num_hidden_layers": "n_layers",
     "num_attention_heads": "n_heads",
@@ -17,37 +20,67 @@ FIELDS = {
     "hidden_act": "activation",
     "hidden_dropout_prob": "dropout",
     "attention_probs_dropout_prob": "attention_dropout",
-    **{name: name for name in ("vocab_size", "max_position_embeddings", "initializer_range", "pad_token_id")},
+    "max_position_embeddings": "max_position_embeddings",
+    "initializer_range": "initializer_range",
+    "pad_token_id": "pad_token_id",
     "tie_word_embeddings": "tie_word_embeddings",
 }
-EPSILON = 1e-12
-"""Of every LayerNorm there; no field says so."""
-_KEPT = {"architectures", "id2label", "label2id", "problem_type", "torch_dtype", "dtype", "_commit_hash"}
-# fields that a file need not have, as released; transformers' defaults are those of `CtxBertConfig` but for the depth
-_DEFAULTS = {"num_hidden_layers": 6}
-_POOLED = {"DistilBertForSequenceClassification", "DistilBertForMultipleChoice"}
+_LAYER_NORM_EPS = 1e-12  # fixed in transformers
+_COMMON_FIELDS = {"architectures", "id2label", "label2id", "problem_type", "torch_dtype", "dtype", "_commit_hash"}
+_DEFAULTS = {"num_hidden_layers": 6}  # the only default of DistilBertConfig that differs from `CtxBertConfig`
+_POOLER_HEADS = {"DistilBertForSequenceClassification", "DistilBertForMultipleChoice"}
+_EXPORTED_CLASSES = {"CtxBertModel": "DistilBertModel", "CtxBertForMaskedLM": "DistilBertForMaskedLM"}
 
 
 def distilbert_to_bert_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a `CtxBertConfig` that is the DistilBERT of a config.json."""
-    own = {name: fields[theirs] for name, theirs in FIELDS.items() if theirs in fields}
-    kept = {name: value for name, value in fields.items() if name in _KEPT}
-    fixed = {"type_vocab_size": 0, "layer_norm_eps": EPSILON, "model_type": "ctx-bert"}
-    return {**_DEFAULTS, **own, **kept, **fixed}
+    """Convert the fields of a DistilBERT's config.json to fields of `CtxBertConfig`."""
+    converted = {name: fields[old] for name, old in _FIELD_NAMES.items() if old in fields}
+    common = {name: value for name, value in fields.items() if name in _COMMON_FIELDS}
+    fixed = {"type_vocab_size": 0, "layer_norm_eps": _LAYER_NORM_EPS, "model_type": "ctx-bert"}
+    return {**_DEFAULTS, **converted, **common, **fixed}
+
+
+def bert_to_distilbert_fields(config: PreTrainedConfig, model_class: str, has_pooler: bool) -> dict[str, Any]:
+    """Convert a `CtxBertConfig` with `type_vocab_size=0` to the fields of a DistilBERT's config.json.
+
+    Args:
+        config: The model's configuration.
+        model_class: Name of the model's class.
+        has_pooler: Whether the model has a pooler, which DistilBERT has not.
+
+    Raises:
+        CtxError: transformers' DistilBERT does not support the model.
+    """
+    if model_class not in _EXPORTED_CLASSES:
+        raise CtxError(
+            f"transformers' DistilBERT does not support the head of {model_class}.",
+            hint="use save_pretrained; only the encoder and the masked-LM model can be exported.",
+        )
+    if has_pooler:
+        raise CtxError(
+            "DistilBERT has no pooler, but this model has one.", hint="load the model with add_pooling_layer=False."
+        )
+    if config.layer_norm_eps != _LAYER_NORM_EPS:
+        raise CtxError(
+            f"DistilBERT has layer_norm_eps={_LAYER_NORM_EPS}, this model {config.layer_norm_eps}.",
+            hint="use save_pretrained.",
+        )
+    values = {old: getattr(config, name) for name, old in _FIELD_NAMES.items()}
+    return {**values, "model_type": "distilbert", "architectures": [_EXPORTED_CLASSES[model_class]]}
 
 
 def reject_distilbert_head(model_class: str, architectures: Sequence[str] | None) -> None:
-    """Raise CtxError for a head on the pooler where a checkpoint has DistilBERT's, which has a ReLU for BERT's tanh.
+    """Raise CtxError if a checkpoint has a head on DistilBERT's pooled state, whose dense layer has a ReLU, not a tanh.
 
     Args:
-        model_class: Name of the class that is made.
-        architectures: Of its configuration.
+        model_class: Name of the class to create.
+        architectures: The field of the checkpoint's configuration.
     """
-    if found := _POOLED.intersection(architectures or ()):
+    if heads := _POOLER_HEADS.intersection(architectures or ()):
         raise CtxError(
-            f"The head of {min(found)} has a dense layer with a ReLU, {model_class} one with a tanh: its weights would "
-            "make another function.",
+            f"The head of {min(heads)} has a dense layer with ReLU, but that of {model_class} has tanh, so the outputs "
+            "would differ.",
             location=model_class,
-            hint="open the encoder alone by CtxBertModel, with add_pooling_layer=False, and train a head anew; or stay "
-            "with transformers' class.",
+            hint="load the encoder with CtxBertModel and add_pooling_layer=False and train a new head, or use the "
+            "class of transformers.",
         )

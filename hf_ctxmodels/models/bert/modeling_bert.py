@@ -19,8 +19,7 @@ from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.heads import IGNORE_INDEX, ItemCounts
 from hf_ctxmodels.models.bert.configuration_bert import CtxBertConfig
 from hf_ctxmodels.models.bert.conversion_bert import BERT_EXPORT, DISTILBERT_EXPORT
-from hf_ctxmodels.models.bert.distilbert import reject_distilbert_head
-from hf_ctxmodels.models.bert.distilbert_export import distilbert_config
+from hf_ctxmodels.models.bert.distilbert import bert_to_distilbert_fields, reject_distilbert_head
 
 TIED_WEIGHTS = {"mlm_head.decoder.weight": "bert.embeddings.word_embeddings.weight"}
 
@@ -51,7 +50,7 @@ class CtxBertPreTrainedModel(CtxPreTrainedModel):
     base_model_prefix = "bert"
     reference_model_type: ClassVar[str | None] = "bert"
     _no_split_modules = ["TransformerBlock"]
-    # Other heads of the family, and a buffer of old checkpoints.
+    # other heads of the family, and a buffer of old checkpoints
     _keys_to_ignore_on_load_unexpected = [r"^mlm_head\.", r"^nsp_head\.", r"pooler\.", r"position_ids$"]
 
     @property
@@ -60,10 +59,10 @@ class CtxBertPreTrainedModel(CtxPreTrainedModel):
         return BERT_EXPORT if self.config.type_vocab_size else DISTILBERT_EXPORT
 
     def reference_config(self) -> dict[str, Any]:
-        """The configuration of the reference class; DistilBERT's if `type_vocab_size` is 0."""
+        """The configuration of the class of transformers; DistilBERT's if `type_vocab_size` is 0."""
         if not self.config.type_vocab_size:
             has_pooler = getattr(self.base_model, "pooler", None) is not None
-            return distilbert_config(self.config, type(self).__name__, has_pooler)
+            return bert_to_distilbert_fields(self.config, type(self).__name__, has_pooler)
         values = super().reference_config()
         if self.reference_model_type == "bert":
             values["architectures"] = [bert_architecture(self)]
@@ -75,13 +74,13 @@ class CtxBertModel(TransformerEncoder, CtxBertPreTrainedModel):
 
 
 class CtxBertHeadModel(heads.HeadModel, CtxBertPreTrainedModel):
-    """Binds the generic heads to BERT's encoder."""
+    """Base class of the BERT models with a head."""
 
     encoder_class = CtxBertModel
 
 
 class CtxBertForMaskedLM(heads.ForMaskedLM, CtxBertHeadModel):
-    """BERT with the masked-LM head; the decoder is tied to the word embeddings."""
+    """BERT with a masked-LM head; the decoder is tied to the word embeddings."""
 
     _tied_weights_keys = TIED_WEIGHTS
 
@@ -244,15 +243,15 @@ class CtxBertForSequenceClassification(heads.ForSequenceClassification, CtxBertH
 
 
 class CtxBertForTokenClassification(heads.ForTokenClassification, CtxBertHeadModel):
-    """BERT with a classifier of each token."""
+    """BERT with a token classifier."""
 
 
 class CtxBertForQuestionAnswering(heads.ForQuestionAnswering, CtxBertHeadModel):
-    """BERT with start and end logits of an answer span."""
+    """BERT with a span classifier for extractive question answering."""
 
 
 class CtxBertForMultipleChoice(heads.ForMultipleChoice, CtxBertHeadModel):
-    """BERT with a logit for each of several choices."""
+    """BERT with a multiple-choice classifier."""
 
     def build_head(self, config: CtxBertConfig) -> None:
         """Create the classifier; raises CtxError for a DistilBERT checkpoint with a head of its own."""

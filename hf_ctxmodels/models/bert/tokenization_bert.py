@@ -4,9 +4,9 @@ from hf_ctxmodels.tokenizers.wordpiece import WordPieceTokenizer
 
 
 class CtxBertTokenizer(WordPieceTokenizer):
-    """BERT's tokenizer; see `WordPieceTokenizer` for arguments, training and errors.
+    """Tokenizer of BERT. See `WordPieceTokenizer` for arguments, training and errors.
 
-    Gives the ids of `transformers.BertTokenizer` on the same files.
+    Produces the same ids as `transformers.BertTokenizer` on the same files.
 
     Example:
         >>> texts = ["a cat sat on a mat", "a cat ran"]

@@ -7,7 +7,7 @@ class CtxElectraTokenizer(WordPieceTokenizer):
     """Tokenizer of ELECTRA, the same as BERT's, for generator and discriminator. See `WordPieceTokenizer` for
     arguments, training and errors.
 
-    The ids equal those of `transformers.ElectraTokenizer` on the same files.
+    Produces the same ids as `transformers.ElectraTokenizer` on the same files.
 
     Example:
         >>> texts = ["a cat sat on a mat", "a cat ran"]

@@ -1,5 +1,5 @@
-"""ERNIE 1.0 (Sun et al. 2019) and 2.0 (Sun et al. 2020): BERT's network, pretrained on masked units of knowledge, and
-on a growing set of tasks."""
+"""ERNIE 1.0 (Sun et al. 2019) and 2.0 (Sun et al. 2020): BERT's network, pretrained by knowledge masking and, in 2.0,
+by continual multi-task learning."""
 
 from typing import Any
 
@@ -22,16 +22,16 @@ from hf_ctxmodels.objectives import ContinualTasks, MaskedLM, UnitMaskingWithPai
 from hf_ctxmodels.spec import FamilySpec, PublishedCount, Target, Traits
 
 # ERNIE 2.0 for English: BERT's vocabulary, positions and activation, four segments
-_SECOND = {"vocab_size": 30522, "max_position_embeddings": 512, "type_vocab_size": 4, "hidden_act": "gelu"}
+_VERSION_2 = {"vocab_size": 30522, "max_position_embeddings": 512, "type_vocab_size": 4, "hidden_act": "gelu"}
 
-# The released models for Chinese (1.0) and for English (2.0), as paddlenlp/transformers/ernie/configuration.py has them
+# released models for Chinese (1.0) and English (2.0), see paddlenlp/transformers/ernie/configuration.py
 SIZES: dict[str, dict[str, Any]] = {
     **{name: bert.SIZES[name] for name in ("tiny", "mini", "small", "base")},
-    "base-2.0": {**bert.SIZES["base"], **_SECOND},
-    "large-2.0": {**bert.SIZES["large"], **_SECOND},
+    "base-2.0": {**bert.SIZES["base"], **_VERSION_2},
+    "large-2.0": {**bert.SIZES["large"], **_VERSION_2},
 }
 
-# Counted with the reference classes of transformers 5.23; the base models have their pooler.
+# parameter counts of the classes of transformers 5.23; the encoder has its pooler
 PUBLISHED = {
     name: PublishedCount(
         SIZES[name], dict(zip(("AutoModel", "AutoModelForMaskedLM", "AutoModelForPreTraining"), counts))

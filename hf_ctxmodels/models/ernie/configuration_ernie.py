@@ -6,21 +6,22 @@ from huggingface_hub.dataclasses import strict
 
 from hf_ctxmodels.models.bert.configuration_bert import CtxBertConfig
 
-# Tasks of `CtxErnieForPreTraining` beside masked units. The target of a token task is `<task>_labels` (batch, length),
-# that of a row task `<task>_label` (batch,).
+# Tasks of `CtxErnieForPreTraining` in addition to knowledge masking. The targets are `<task>_labels`, (batch, length)
+# for token tasks and (batch,) for sequence tasks.
 TOKEN_TASKS = ("capitalization", "token_document")
 SEQUENCE_TASKS = ("next_sentence", "sentence_reordering", "sentence_distance", "discourse_relation", "query_title")
 
 
 @strict
 class CtxErnieConfig(CtxBertConfig):
-    """Shape and regularisation of an ERNIE encoder; the defaults are the released ERNIE 1.0 for Chinese.
+    """Configuration of ERNIE; the defaults are the released ERNIE 1.0 for Chinese. See `CtxBertConfig` for the other
+    arguments.
 
-    Args: those of `CtxBertConfig`, of which differ `vocab_size`, `hidden_act` and `max_position_embeddings`, and
-        use_task_id: Add an embedding of the task to the input (ERNIE 2.0).
-        task_type_vocab_size: Rows of its table.
-        pretraining_tasks: Tasks of `CtxErnieForPreTraining` beside masked units -> number of classes; names of
-            `TOKEN_TASKS` and `SEQUENCE_TASKS`. None is ERNIE 1.0's, {"next_sentence": 2}.
+    Args:
+        use_task_id: Whether to add task embeddings to the input (ERNIE 2.0).
+        task_type_vocab_size: Number of task embeddings.
+        pretraining_tasks: Number of classes of each task of `CtxErnieForPreTraining` in addition to knowledge masking,
+            by names in `TOKEN_TASKS` and `SEQUENCE_TASKS`. None means ERNIE 1.0's {"next_sentence": 2}.
     """
 
     model_type = "ctx-ernie"
@@ -39,12 +40,12 @@ class CtxErnieConfig(CtxBertConfig):
         super().validate_architecture()
         for name, classes in self.tasks.items():
             if name not in (*TOKEN_TASKS, *SEQUENCE_TASKS):
-                known = ", ".join((*TOKEN_TASKS, *SEQUENCE_TASKS))
-                raise ValueError(f"pretraining_tasks has {name!r}, which is no task; use some of {known}.")
+                names = ", ".join((*TOKEN_TASKS, *SEQUENCE_TASKS))
+                raise ValueError(f"pretraining_tasks has the unknown task {name!r}; use names in {names}.")
             if classes < 2:
-                raise ValueError(f"pretraining_tasks has {classes} classes for {name!r}; a task needs 2 or more.")
+                raise ValueError(f"pretraining_tasks has {classes} classes for {name!r}; expected 2 or more.")
 
     @property
     def tasks(self) -> dict[str, int]:
-        """`pretraining_tasks`, or ERNIE 1.0's."""
+        """Task -> number of classes: `pretraining_tasks`, or that of ERNIE 1.0."""
         return {"next_sentence": 2} if self.pretraining_tasks is None else self.pretraining_tasks

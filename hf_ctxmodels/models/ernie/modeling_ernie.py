@@ -88,7 +88,7 @@ class CtxErnieHeadModel(heads.HeadModel, CtxErniePreTrainedModel):
 
 
 class CtxErnieForMaskedLM(heads.ForMaskedLM, CtxErnieHeadModel):
-    """ERNIE with the masked-LM head; the decoder is tied to the word embeddings."""
+    """ERNIE with a masked-LM head; the decoder is tied to the word embeddings."""
 
     _tied_weights_keys = TIED_WEIGHTS
 
@@ -123,7 +123,7 @@ class CtxErnieForMaskedLM(heads.ForMaskedLM, CtxErnieHeadModel):
 
 
 class CtxErnieForMaskedLMWithPair(CtxErniePreTrainedModel, bert.CtxBertForPreTraining):
-    """ERNIE 1.0's pretraining heads as in the reference, masked LM and pairs: ErnieForPreTraining in `transformers`."""
+    """ERNIE 1.0's pretraining heads, masked LM and pairs: ErnieForPreTraining in transformers."""
 
     encoder_class = CtxErnieModel
     reference_architecture = "ErnieForPreTraining"
@@ -220,7 +220,7 @@ class CtxErnieForSequenceClassification(heads.ForSequenceClassification, CtxErni
 
 
 class CtxErnieForTokenClassification(heads.ForTokenClassification, CtxErnieHeadModel):
-    """ERNIE with a classifier of each token."""
+    """ERNIE with a token classifier."""
 
     def forward(
         self,
@@ -249,7 +249,7 @@ class CtxErnieForTokenClassification(heads.ForTokenClassification, CtxErnieHeadM
 
 
 class CtxErnieForQuestionAnswering(heads.ForQuestionAnswering, CtxErnieHeadModel):
-    """ERNIE with start and end logits of an answer span."""
+    """ERNIE with a span classifier for extractive question answering."""
 
     def forward(
         self,
@@ -280,7 +280,7 @@ class CtxErnieForQuestionAnswering(heads.ForQuestionAnswering, CtxErnieHeadModel
 
 
 class CtxErnieForMultipleChoice(heads.ForMultipleChoice, CtxErnieHeadModel):
-    """ERNIE with a logit for each of several choices."""
+    """ERNIE with a multiple-choice classifier."""
 
     def forward(
         self,

@@ -1,4 +1,4 @@
-"""The embedding of the pretraining task (Sun et al. 2020, section 3.3.1)."""
+"""Embeddings of the pretraining task (Sun et al. 2020, section 3.3.1)."""
 
 from typing import Any
 
@@ -10,11 +10,11 @@ from hf_ctxmodels.layers.transformer import TokenPositionTypeEmbeddings
 
 
 class TaskEmbeddings(TokenPositionTypeEmbeddings):
-    """BERT's input embeddings plus that of the task (Sun et al. 2020, section 3.3.1).
+    """BERT's input embeddings plus task embeddings (Sun et al. 2020, section 3.3.1).
 
     Args:
-        num_tasks: Rows of the task table; None for no table.
-        sizes, options: As in `TokenPositionTypeEmbeddings`.
+        num_tasks: Number of task embeddings; None for no task embeddings.
+        sizes, options: See `TokenPositionTypeEmbeddings`.
     """
 
     def __init__(self, num_tasks: int | None, *sizes: int, **options: Any) -> None:
@@ -29,11 +29,16 @@ class TaskEmbeddings(TokenPositionTypeEmbeddings):
         token_type_ids: Tensor | None,
         task_type_ids: Tensor | None = None,
     ) -> Tensor:
-        """As there; `task_type_ids` (...) are the tasks, None for the first. Raises CtxError for ids without a
-        table."""
+        """Embed the inputs as in `TokenPositionTypeEmbeddings`, with task ids `task_type_ids` (...), None for task 0.
+
+        Raises:
+            CtxError: `task_type_ids` are given to a model without task embeddings.
+        """
         if self.task_type_embeddings is None:
             if task_type_ids is not None:
-                raise CtxError("The model has no task embeddings.", hint="set config.use_task_id, or give no ids.")
+                raise CtxError(
+                    "The model has no task embeddings.", hint="set config.use_task_id, or remove task_type_ids."
+                )
             return super().forward(words, position_ids, token_type_ids)
         embedded = words if words.is_floating_point() else self.word_embeddings(words)
         tasks = torch.zeros_like(position_ids) if task_type_ids is None else task_type_ids

@@ -1,4 +1,4 @@
-"""ERNIE-GEN (Xiao et al. 2020): BERT's network, which writes by infilling generation."""
+"""ERNIE-GEN (Xiao et al. 2020): BERT's network, pretrained and fine-tuned with infilling generation."""
 
 from hf_ctxmodels.models import bert
 from hf_ctxmodels.models.ernie_gen.configuration_ernie_gen import CtxErnieGenConfig
@@ -14,7 +14,7 @@ from hf_ctxmodels.spec import FamilySpec, PublishedCount, Seq2SeqFinetuning, Tra
 
 SIZES = bert.SIZES
 
-# BERT's counts with the uncased vocabulary, and two more segments; the base models have their pooler.
+# BERT's parameter counts with the uncased vocabulary and two additional segments; the encoder has its pooler
 PUBLISHED = {
     size: PublishedCount(
         SIZES[size], dict(zip(("AutoModel", "AutoModelForMaskedLM", "AutoModelForSeq2SeqLM"), (encoder, head, head)))

@@ -12,11 +12,12 @@ TARGET_SEGMENT = 3
 
 @strict
 class CtxErnieGenConfig(CtxQueryGenerationConfig, CtxBertConfig):
-    """Shape and regularisation of an ERNIE-GEN network; the defaults are the base model's, with BERT's uncased
-    vocabulary.
+    """Configuration of ERNIE-GEN; the defaults are the base model with BERT's uncased vocabulary.
 
-    Args: those of `CtxBertConfig` and `CtxQueryGenerationConfig`, of which differs `type_vocab_size`: 0 to 2 are
-        segments of the source, 3 is that of the target.
+    See `CtxBertConfig` and `CtxQueryGenerationConfig` for the other arguments.
+
+    Args:
+        type_vocab_size: Number of segments: 0 to 2 for the source, 3 for the target.
     """
 
     model_type = "ctx-ernie-gen"
@@ -34,6 +35,6 @@ class CtxErnieGenConfig(CtxQueryGenerationConfig, CtxBertConfig):
         """Check the number of segments (called at construction)."""
         if self.type_vocab_size <= TARGET_SEGMENT:
             raise ValueError(
-                f"type_vocab_size={self.type_vocab_size}, but the target is segment {TARGET_SEGMENT}; use "
+                f"type_vocab_size={self.type_vocab_size}, but the target has segment {TARGET_SEGMENT}; use "
                 f"{TARGET_SEGMENT + 1} or more."
             )

@@ -1,4 +1,4 @@
-"""ERNIE-GEN weight names, which are BERT's, and the embeddings of four segments, of which BERT has two."""
+"""Weight conversion of ERNIE-GEN: BERT's, with four segment embeddings instead of two."""
 
 from transformers.core_model_loading import WeightTransform
 

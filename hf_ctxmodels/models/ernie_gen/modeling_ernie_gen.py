@@ -17,7 +17,7 @@ from hf_ctxmodels.models.ernie_gen.conversion_ernie_gen import ERNIE_GEN_EXPORT
 
 
 class CtxErnieGenPreTrainedModel(CtxPreTrainedModel):
-    """Base class of the ERNIE-GEN models; the names of the weights are BERT's."""
+    """Base class of the ERNIE-GEN models, with BERT's weight names."""
 
     config: CtxErnieGenConfig
     base_model_prefix = "bert"
@@ -37,13 +37,13 @@ class CtxErnieGenModel(TransformerEncoder, CtxErnieGenPreTrainedModel):
 
 
 class CtxErnieGenHeadModel(heads.HeadModel, CtxErnieGenPreTrainedModel):
-    """Binds the generic heads to ERNIE-GEN's network."""
+    """Base class of the ERNIE-GEN models with a head."""
 
     encoder_class = CtxErnieGenModel
 
 
 class CtxErnieGenForMaskedLM(heads.ForMaskedLM, CtxErnieGenHeadModel):
-    """ERNIE-GEN with the masked-LM head; the decoder is tied to the word embeddings."""
+    """ERNIE-GEN with a masked-LM head; the decoder is tied to the word embeddings."""
 
     _tied_weights_keys = bert.TIED_WEIGHTS
 

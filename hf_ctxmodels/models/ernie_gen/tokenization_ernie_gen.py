@@ -4,13 +4,13 @@ from typing import Any
 
 from hf_ctxmodels.tokenizers.wordpiece import SPECIAL_TOKENS, WordPieceTokenizer
 
-OWN_TOKENS = ("[ATTN]", "[NOISE]")
+GENERATION_TOKENS = ("[ATTN]", "[NOISE]")
 
 
 class CtxErnieGenTokenizer(WordPieceTokenizer):
-    """BERT's tokenizer with `[ATTN]`, whose state predicts a token, and `[NOISE]`, which stands in place of one.
+    """Tokenizer of ERNIE-GEN: BERT's with the query token `[ATTN]` and the noise token `[NOISE]`.
 
-    A vocabulary without them, as BERT's, opens as it is: the mask token is then the query token. See
+    A vocabulary without them, such as BERT's, is supported: the mask token is then the query token. See
     `WordPieceTokenizer` for arguments, training and errors.
 
     Example:
@@ -20,10 +20,10 @@ class CtxErnieGenTokenizer(WordPieceTokenizer):
         5
     """
 
-    first_tokens = (*SPECIAL_TOKENS, *OWN_TOKENS)
+    first_tokens = (*SPECIAL_TOKENS, *GENERATION_TOKENS)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        known = [token for token in OWN_TOKENS if token in self._vocab]
-        if known:
-            self.add_special_tokens({"extra_special_tokens": known}, replace_extra_special_tokens=False)
+        tokens = [token for token in GENERATION_TOKENS if token in self._vocab]
+        if tokens:
+            self.add_special_tokens({"extra_special_tokens": tokens}, replace_extra_special_tokens=False)

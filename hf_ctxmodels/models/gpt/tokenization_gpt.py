@@ -11,7 +11,7 @@ TASK_TOKENS = {"bos_token": "_start_", "sep_token": "_delimiter_", "cls_token": 
 class CtxGptTokenizer(WordBPETokenizer):
     """Tokenizer of GPT: BPE of lower-cased words; the last subword of a word ends with "</w>".
 
-    The ids equal those of `transformers.OpenAIGPTTokenizer` on the same files (`vocab.json` with `merges.txt`, or
+    Produces the same ids as `transformers.OpenAIGPTTokenizer` on the same files (`vocab.json` with `merges.txt`, or
     `tokenizer.json`). Unlike there, <unk>, whose id is 0, is also the padding token, as in the released code. A newly
     trained tokenizer has the `eos_token` "</s>", which separates documents in pretraining; the released one has none.
 

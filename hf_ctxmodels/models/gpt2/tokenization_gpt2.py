@@ -8,7 +8,7 @@ from hf_ctxmodels.tokenizers.byte_bpe import CtxByteBPETokenizer
 class CtxGpt2Tokenizer(CtxByteBPETokenizer):
     """Tokenizer of GPT-2. <|endoftext|> is the only special token; no special tokens are added to a text.
 
-    The ids equal those of `transformers.GPT2Tokenizer` on the same files. Unlike there, <|endoftext|> is also the
+    Produces the same ids as `transformers.GPT2Tokenizer` on the same files. Unlike there, <|endoftext|> is also the
     padding token, so that texts can be batched; the models mark padding by the attention mask. See
     `CtxByteBPETokenizer` for arguments, training and errors.
 

@@ -1,4 +1,4 @@
-"""RoBERTa (Liu et al. 2019): BERT's encoder, pretrained on masked words in rows of full sentences."""
+"""RoBERTa (Liu et al. 2019): BERT's encoder, pretrained by masked language modelling on full sentences."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from hf_ctxmodels.models.roberta.tokenization_roberta import CtxRobertaTokenizer
 from hf_ctxmodels.objectives import FullSentences, MaskedLM
 from hf_ctxmodels.spec import FamilySpec, PublishedCount, encoder_size
 
-# tiny to small: BERT's of Turc et al. 2019 (arXiv 1908.08962), table 1; base, large: Liu et al. 2019, sections 4 and 5
+# tiny to small: Turc et al. 2019 (arXiv 1908.08962), table 1; base, large: Liu et al. 2019, sections 4 and 5
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": encoder_size(128, 2, 2),
     "mini": encoder_size(256, 4, 4),
@@ -25,7 +25,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "large": encoder_size(1024, 24, 16),
 }
 
-# Counted with the reference classes of transformers 5.23; the base models have their pooler.
+# parameter counts of the classes of transformers 5.23; the encoder has its pooler
 PUBLISHED = {
     size: PublishedCount(SIZES[size], dict(zip(("AutoModel", "AutoModelForMaskedLM"), counts)))
     for size, counts in {"base": (124_645_632, 124_697_433), "large": (355_359_744, 355_412_057)}.items()

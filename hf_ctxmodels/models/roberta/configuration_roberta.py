@@ -7,13 +7,15 @@ from hf_ctxmodels.models.bert.configuration_bert import CtxBertConfig
 
 @strict
 class CtxRobertaConfig(CtxBertConfig):
-    """Shape and regularisation of a RoBERTa encoder; the defaults are those of the released RoBERTa-base.
+    """Configuration of RoBERTa; the defaults are the released RoBERTa-base.
 
-    Args: those of `CtxBertConfig`, of which differ
+    See `CtxBertConfig` for the other arguments.
+
+    Args:
         vocab_size: Number of byte-level BPE tokens.
-        max_position_embeddings: Rows of the position table; tokens do not use the first `pad_token_id + 1` rows, so the
-            longest sequence has 512 tokens.
-        type_vocab_size: One segment: only separators distinguish the texts of a pair.
+        max_position_embeddings: Number of position embeddings, of which tokens do not use the first `pad_token_id + 1`:
+            the maximum sequence length is 512 tokens.
+        type_vocab_size: Number of segments, 1: only separators distinguish the texts of a pair.
         pad_token_id: Id of the padding token, and position of padding.
         bos_token_id, eos_token_id: Ids of <s> and </s>.
     """
@@ -29,7 +31,7 @@ class CtxRobertaConfig(CtxBertConfig):
     eos_token_id: int | None = 2
 
     def validate_architecture(self) -> None:
-        """Check that the position table has a row for a token (called at construction)."""
+        """Check the number of positions (called at construction)."""
         super().validate_architecture()
         if self.max_position_embeddings <= self.first_position:
             raise ValueError(
@@ -39,5 +41,5 @@ class CtxRobertaConfig(CtxBertConfig):
 
     @property
     def first_position(self) -> int:
-        """Position of a sequence's first token."""
+        """Position of the first token of a sequence."""
         return self.pad_token_id + 1

@@ -50,7 +50,7 @@ class CtxRobertaModel(TransformerEncoder, CtxRobertaPreTrainedModel):
 
 
 class CtxRobertaHeadModel(heads.HeadModel, CtxRobertaPreTrainedModel):
-    """Binds the generic heads to RoBERTa's encoder."""
+    """Base class of the RoBERTa models with a head."""
 
     encoder_class = CtxRobertaModel
 
@@ -64,29 +64,29 @@ def build_first_token_encoder(head: heads.HeadModel, config: CtxRobertaConfig) -
 
 
 class CtxRobertaForMaskedLM(heads.ForMaskedLM, CtxRobertaHeadModel):
-    """RoBERTa with the masked-LM head; the decoder is tied to the word embeddings."""
+    """RoBERTa with a masked-LM head; the decoder is tied to the word embeddings."""
 
     _tied_weights_keys = {"mlm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight"}
-    transform_activation = "gelu"  # independent of `hidden_act`, as in the reference
+    transform_activation = "gelu"  # independent of `hidden_act`, as in transformers
 
 
 class CtxRobertaForSequenceClassification(heads.ForSequenceClassification, CtxRobertaHeadModel):
-    """RoBERTa with a classifier or regressor on the state of <s>: dense, tanh and linear."""
+    """RoBERTa with a classifier or regressor on the state of <s>: dense layer, tanh and linear layer."""
 
     classifier_activation = "tanh"
 
     def build_encoder(self, config: CtxRobertaConfig) -> CtxPreTrainedModel:
-        """Create the encoder; its `pooler_output` is the first token's state."""
+        """Create the encoder; `pooler_output` is the state of the first token."""
         return build_first_token_encoder(self, config)
 
 
 class CtxRobertaForTokenClassification(heads.ForTokenClassification, CtxRobertaHeadModel):
-    """RoBERTa with a classifier of each token."""
+    """RoBERTa with a token classifier."""
 
 
 class CtxRobertaForQuestionAnswering(heads.ForQuestionAnswering, CtxRobertaHeadModel):
-    """RoBERTa with start and end logits of an answer span."""
+    """RoBERTa with a span classifier for extractive question answering."""
 
 
 class CtxRobertaForMultipleChoice(heads.ForMultipleChoice, CtxRobertaHeadModel):
-    """RoBERTa with a logit for each of several choices."""
+    """RoBERTa with a multiple-choice classifier."""

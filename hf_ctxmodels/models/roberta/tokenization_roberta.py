@@ -9,10 +9,10 @@ from hf_ctxmodels.tokenizers.byte_bpe import CtxByteBPETokenizer
 
 
 class CtxRobertaTokenizer(CtxByteBPETokenizer):
-    """RoBERTa's tokenizer: GPT-2's byte-level BPE, <s> A </s>, pairs <s> A </s></s> B </s>.
+    """Tokenizer of RoBERTa: GPT-2's byte-level BPE, <s> A </s>, pairs <s> A </s></s> B </s>.
 
-    Gives the ids of `transformers.RobertaTokenizer` on the same files. <mask> absorbs the space before it, as in the
-    released tokenizer.json. See `CtxByteBPETokenizer` for arguments, training and errors.
+    Produces the same ids as `transformers.RobertaTokenizer` on the same files. <mask> absorbs the preceding space, as
+    in the released tokenizer.json. See `CtxByteBPETokenizer` for arguments, training and errors.
 
     Example:
         >>> tokenizer = CtxRobertaTokenizer.train(["A cat sat on a mat.", "A cat ran."], vocab_size=270)
@@ -36,6 +36,6 @@ class CtxRobertaTokenizer(CtxByteBPETokenizer):
         super().__init__(*args, mask_token=make_mask_token(mask_token), **kwargs)
 
     def build_post_processor(self, add_prefix_space: bool) -> processors.PostProcessor:
-        """<s> A </s>, and <s> A </s></s> B </s>; all of one segment."""
+        """The template <s> A </s> and <s> A </s></s> B </s>, with a single segment."""
         sep, cls = ((str(token), self.convert_tokens_to_ids(str(token))) for token in (self.sep_token, self.cls_token))
         return processors.RobertaProcessing(sep, cls, self.trim_offsets, add_prefix_space)

@@ -1,4 +1,5 @@
-"""SpanBERT (Joshi et al. 2020): BERT's network, pretrained on spans of words and their boundaries."""
+"""SpanBERT (Joshi et al. 2020): BERT's network, pretrained by predicting masked spans and with a span boundary
+objective."""
 
 from hf_ctxmodels.models.bert import SIZES
 from hf_ctxmodels.models.spanbert.configuration_spanbert import CtxSpanBertConfig
@@ -16,7 +17,7 @@ from hf_ctxmodels.models.spanbert.tokenization_spanbert import CtxSpanBertTokeni
 from hf_ctxmodels.objectives import MaskedLM, SpanBoundary
 from hf_ctxmodels.spec import FamilySpec, PublishedCount, ShortTraining, Target, Traits
 
-# Counted with the reference classes of transformers 5.23 (BERT, cased); the base models have their pooler.
+# parameter counts of the classes of transformers 5.23 (BERT, cased); the encoder has its pooler
 PUBLISHED = {
     size: PublishedCount(SIZES[size], dict(zip(("AutoModel", "AutoModelForMaskedLM"), counts)))
     for size, counts in {"base": (108_310_272, 108_340_804), "large": (333_579_264, 333_610_308)}.items()

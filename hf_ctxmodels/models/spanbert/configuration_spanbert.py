@@ -9,13 +9,13 @@ from hf_ctxmodels.models.bert.configuration_bert import CtxBertConfig
 
 @strict
 class CtxSpanBertConfig(CtxBertConfig):
-    """Shape and regularisation of a SpanBERT encoder; the defaults are SpanBERT-base, cased.
+    """Configuration of SpanBERT; the defaults are SpanBERT-base, cased. See `CtxBertConfig` for the other arguments.
 
-    Args: those of `CtxBertConfig`, of which differs
+    Args:
         vocab_size: Number of tokens of BERT's cased vocabulary.
-    and of the span boundary head
-        max_pair_targets: Tokens of a span, from its start, that it predicts: rows of its position table.
-        pair_position_size: Width of the position embeddings.
+        max_pair_targets: Maximum number of tokens, from the start of a span, that the span boundary head predicts: its
+            number of position embeddings.
+        pair_position_size: Width of these position embeddings.
     """
 
     model_type = "ctx-spanbert"
@@ -31,6 +31,6 @@ class CtxSpanBertConfig(CtxBertConfig):
     pair_position_size: int = 200
 
     def validate_architecture(self) -> None:
-        """Check that the span boundary head predicts something (called at construction)."""
+        """Check the sizes of the span boundary head (called at construction)."""
         super().validate_architecture()
         self.require_positive("max_pair_targets", "pair_position_size")

@@ -1,4 +1,4 @@
-"""SpanBERT weight names: BERT's reference layout, and the released span boundary head -> the native layout here."""
+"""Weight conversion of SpanBERT: BERT's layout, and the released span boundary head, to the native layout."""
 
 from transformers.core_model_loading import WeightRenaming, WeightTransform
 
@@ -15,9 +15,9 @@ _LAYERS = {
     r"bias": "decoder.bias",
 }
 SPANBERT_CONVERSION: list[WeightTransform] = [
-    WeightRenaming(r"^decoder\.(bert|cls)\.", r"\1."),  # as fairseq wraps the model in pretraining
+    WeightRenaming(r"^decoder\.(bert|cls)\.", r"\1."),  # prefix of fairseq's pretraining checkpoints
     WeightRenaming(r"(layer_norm[12])\.gamma", r"\1.weight"),
     WeightRenaming(r"(layer_norm[12])\.beta", r"\1.bias"),
-    *(WeightRenaming(_HEAD + theirs, f"sbo_head.{ours}") for theirs, ours in _LAYERS.items()),
+    *(WeightRenaming(_HEAD + released_name, f"sbo_head.{name}") for released_name, name in _LAYERS.items()),
     *BERT_CONVERSION,
 ]

@@ -20,7 +20,7 @@ from hf_ctxmodels.models.spanbert.span_boundary import BoundaryTargets, SpanBoun
 
 
 class CtxSpanBertPreTrainedModel(bert.CtxBertPreTrainedModel):
-    """Base class of the SpanBERT models; the names of the encoder's weights are BERT's."""
+    """Base class of the SpanBERT models, with BERT's weight names in the encoder."""
 
     config: CtxSpanBertConfig
     _keys_to_ignore_on_load_unexpected = [
@@ -34,13 +34,13 @@ class CtxSpanBertModel(TransformerEncoder, CtxSpanBertPreTrainedModel):
 
 
 class CtxSpanBertHeadModel(heads.HeadModel, CtxSpanBertPreTrainedModel):
-    """Binds the generic heads to SpanBERT's encoder."""
+    """Base class of the SpanBERT models with a head."""
 
     encoder_class = CtxSpanBertModel
 
 
 class CtxSpanBertForMaskedLM(heads.ForMaskedLM, CtxSpanBertHeadModel):
-    """SpanBERT with the masked-LM head; the decoder is tied to the word embeddings."""
+    """SpanBERT with a masked-LM head; the decoder is tied to the word embeddings."""
 
     _tied_weights_keys = bert.TIED_WEIGHTS
 
@@ -187,12 +187,12 @@ class CtxSpanBertForSequenceClassification(heads.ForSequenceClassification, CtxS
 
 
 class CtxSpanBertForTokenClassification(heads.ForTokenClassification, CtxSpanBertHeadModel):
-    """SpanBERT with a classifier of each token."""
+    """SpanBERT with a token classifier."""
 
 
 class CtxSpanBertForQuestionAnswering(heads.ForQuestionAnswering, CtxSpanBertHeadModel):
-    """SpanBERT with start and end logits of an answer span."""
+    """SpanBERT with a span classifier for extractive question answering."""
 
 
 class CtxSpanBertForMultipleChoice(heads.ForMultipleChoice, CtxSpanBertHeadModel):
-    """SpanBERT with a logit for each of several choices."""
+    """SpanBERT with a multiple-choice classifier."""

@@ -14,12 +14,12 @@ from hf_ctxmodels.models.spanbert.configuration_spanbert import CtxSpanBertConfi
 
 
 class SpanBoundaryHead(nn.Module):
-    """Predicts a masked token from the tokens before and after its span, and its position in the span.
+    """Predicts a masked token from the tokens before and after its span and its position in the span.
 
-    Two layers, each linear, activation and LayerNorm, and a decoder with a bias of its own.
+    Two linear layers, each with activation and LayerNorm, and an output layer with a separate bias.
 
     Args:
-        config: Gives the widths and the longest span.
+        config: The model's configuration.
     """
 
     def __init__(self, config: CtxSpanBertConfig) -> None:
@@ -44,31 +44,31 @@ class SpanBoundaryHead(nn.Module):
         """Summed cross-entropy in nats.
 
         Args:
-            before, after: (targets, hidden) the encoder's output at the boundaries of each target's span.
+            before, after: (targets, hidden) encoder output at the boundaries of the span of each target.
             numbers: (targets,) position of the target in its span, from 0.
             targets: (targets,) token ids.
         """
-        given = torch.cat([before, after, self.position_embeddings(numbers).to(before.dtype)], -1)
-        states = self.first_norm(self.activation(linear(self.first_dense, given)))
+        inputs = torch.cat([before, after, self.position_embeddings(numbers).to(before.dtype)], -1)
+        states = self.first_norm(self.activation(linear(self.first_dense, inputs)))
         states = self.second_norm(self.activation(linear(self.second_dense, states)))
         return summed_cross_entropy(self.decoder, self.decoder_input(states), targets)
 
 
 class BoundaryTargets:
-    """Where the boundaries of the targets' spans are. A span is a run of positions with `labels`.
+    """Positions of the span boundaries of the targets. A span is a run of positions with `labels`.
 
     Args:
         labels, boundary_labels: (batch, length) int64, -100 where nothing is predicted.
-        longest: Number of tokens of a span that are predicted.
+        longest: Maximum number of predicted tokens per span.
 
     Attributes:
         positions: (batch, length) bool, True at the boundaries.
-        before, after: (targets,) the boundaries of each target in the flattened batch.
+        before, after: (targets,) boundaries of each target in the flattened batch.
         numbers: (targets,) position of the target in its span.
 
     Raises:
         CtxError: A target is outside the spans, beyond their first `longest` tokens, or in a span that begins or ends
-            the row.
+            the sequence.
     """
 
     def __init__(self, labels: Tensor, boundary_labels: Tensor, longest: int) -> None:
@@ -79,12 +79,12 @@ class BoundaryTargets:
         if not is_traced(labels):
             wrong = (before < 0) | (after >= length) | (self.numbers < 0) | (self.numbers >= longest)
             if bool(wrong.any()):
-                place = [int(rows[wrong][0]), int(columns[wrong][0])]
+                index = [int(rows[wrong][0]), int(columns[wrong][0])]
                 raise CtxError(
-                    f"boundary_labels has a target at {place}, where none can be: it must be among the first {longest} "
-                    "tokens of a span (a run of labels other than -100) with a token before and after it.",
-                    hint="let DataCollatorForSpanBoundary make labels and boundary_labels, with the "
-                    f"model's max_pair_targets={longest}.",
+                    f"boundary_labels has an invalid target at {index}: expected one of the first {longest} tokens of "
+                    "a span (a run of labels other than -100) with a token before and after it.",
+                    hint="create labels and boundary_labels with DataCollatorForSpanBoundary and the model's "
+                    f"max_pair_targets={longest}.",
                 )
         self.before, self.after = rows * length + before, rows * length + after
         positions = torch.zeros(labels.numel(), dtype=torch.bool, device=labels.device)
@@ -93,12 +93,12 @@ class BoundaryTargets:
         self.positions = positions.view(labels.shape)
 
     def rows(self, output_mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """(targets,) `before` and `after` among the rows of an encoder's output.
+        """(targets,) indices of `before` and `after` in the encoder output.
 
         Args:
-            output_mask: (batch, length) bool, the positions that the output holds; None for all.
+            output_mask: (batch, length) bool, the positions in the output; None for all.
         """
         if output_mask is None:
             return self.before, self.after
-        row_of = output_mask.flatten().cumsum(0) - 1
-        return row_of[self.before], row_of[self.after]
+        output_index = output_mask.flatten().cumsum(0) - 1
+        return output_index[self.before], output_index[self.after]

@@ -7,9 +7,9 @@ from hf_ctxmodels.tokenizers.wordpiece import WordPieceTokenizer
 
 
 class CtxSpanBertTokenizer(WordPieceTokenizer):
-    """BERT's tokenizer, cased unless told otherwise; see `WordPieceTokenizer` for arguments, training and errors.
+    """Tokenizer of SpanBERT: BERT's, cased by default. See `WordPieceTokenizer` for arguments, training and errors.
 
-    Released checkpoints have a `vocab.txt` alone, with which `transformers.BertTokenizer` lower-cases text by default.
+    Released checkpoints have only a `vocab.txt`, with which `transformers.BertTokenizer` lower-cases text by default.
 
     Example:
         >>> texts = ["A cat sat on a mat", "A cat ran"]

@@ -1,4 +1,4 @@
-"""StructBERT (Wang et al. 2019): BERT's network, pretrained on masked words and on the order of words and segments."""
+"""StructBERT (Wang et al. 2019): BERT's network, pretrained with word and sentence structure objectives."""
 
 from hf_ctxmodels.models.bert import SIZES
 from hf_ctxmodels.models.bert.conversion_bert import BERT_CONVERSION
@@ -16,7 +16,7 @@ from hf_ctxmodels.models.structbert.tokenization_structbert import CtxStructBert
 from hf_ctxmodels.objectives import MaskedLM, MaskedLMWithStructure
 from hf_ctxmodels.spec import FamilySpec, PublishedCount, Target, Traits
 
-# Counted with the reference classes of transformers 5.23 (BERT, uncased); the base models have their pooler.
+# parameter counts of the classes of transformers 5.23 (BERT, uncased); the encoder has its pooler
 PUBLISHED = {
     size: PublishedCount(SIZES[size], dict(zip(("AutoModel", "AutoModelForMaskedLM"), counts)))
     for size, counts in {"base": (109_482_240, 109_514_298), "large": (335_141_888, 335_174_458)}.items()

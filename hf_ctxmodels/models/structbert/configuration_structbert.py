@@ -9,8 +9,7 @@ from hf_ctxmodels.models.bert.configuration_bert import CtxBertConfig
 
 @strict
 class CtxStructBertConfig(CtxBertConfig):
-    """Shape and regularisation of a StructBERT encoder, which are BERT's; the defaults are the base model's,
-    uncased."""
+    """Configuration of StructBERT; the defaults are the base model, uncased. See `CtxBertConfig` for the arguments."""
 
     model_type = "ctx-structbert"
     reference_model_type: ClassVar[str | None] = "bert"

@@ -21,7 +21,7 @@ SENTENCE_CLASSES = 3
 
 
 class CtxStructBertPreTrainedModel(bert.CtxBertPreTrainedModel):
-    """Base class of the StructBERT models; the names of the encoder's weights are BERT's."""
+    """Base class of the StructBERT models, with BERT's weight names in the encoder."""
 
     config: CtxStructBertConfig
     _keys_to_ignore_on_load_unexpected = [
@@ -35,13 +35,13 @@ class CtxStructBertModel(TransformerEncoder, CtxStructBertPreTrainedModel):
 
 
 class CtxStructBertHeadModel(heads.HeadModel, CtxStructBertPreTrainedModel):
-    """Binds the generic heads to StructBERT's encoder."""
+    """Base class of the StructBERT models with a head."""
 
     encoder_class = CtxStructBertModel
 
 
 class CtxStructBertForMaskedLM(heads.ForMaskedLM, CtxStructBertHeadModel):
-    """StructBERT with the masked-LM head; the decoder is tied to the word embeddings."""
+    """StructBERT with a masked-LM head; the decoder is tied to the word embeddings."""
 
     _tied_weights_keys = bert.TIED_WEIGHTS
 
@@ -170,12 +170,12 @@ class CtxStructBertForSequenceClassification(heads.ForSequenceClassification, Ct
 
 
 class CtxStructBertForTokenClassification(heads.ForTokenClassification, CtxStructBertHeadModel):
-    """StructBERT with a classifier of each token."""
+    """StructBERT with a token classifier."""
 
 
 class CtxStructBertForQuestionAnswering(heads.ForQuestionAnswering, CtxStructBertHeadModel):
-    """StructBERT with start and end logits of an answer span."""
+    """StructBERT with a span classifier for extractive question answering."""
 
 
 class CtxStructBertForMultipleChoice(heads.ForMultipleChoice, CtxStructBertHeadModel):
-    """StructBERT with a logit for each of several choices."""
+    """StructBERT with a multiple-choice classifier."""

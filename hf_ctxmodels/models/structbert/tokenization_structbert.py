@@ -4,7 +4,7 @@ from hf_ctxmodels.tokenizers.wordpiece import WordPieceTokenizer
 
 
 class CtxStructBertTokenizer(WordPieceTokenizer):
-    """BERT's tokenizer; see `WordPieceTokenizer` for arguments, training and errors.
+    """Tokenizer of StructBERT, the same as BERT's. See `WordPieceTokenizer` for arguments, training and errors.
 
     Example:
         >>> texts = ["a cat sat on a mat", "a cat ran"]

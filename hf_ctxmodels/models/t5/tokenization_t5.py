@@ -14,7 +14,7 @@ NUM_SENTINELS = 100
 class CtxT5Tokenizer(CtxUnigramTokenizer):
     """Tokenizer of T5: cased SentencePiece unigram, A </s>, pairs A </s> B </s>, and a hundred sentinel tokens.
 
-    The ids equal those of `transformers.T5Tokenizer` on the same files (`spiece.model` or `tokenizer.json`): <pad> 0,
+    Produces the same ids as `transformers.T5Tokenizer` on the same files (`spiece.model` or `tokenizer.json`): <pad> 0,
     </s> 1, <unk> 2, then the other tokens, then the sentinels in reverse order, so that <extra_id_0> has the highest
     id. The models' `vocab_size` is a multiple of 128 (32128 for 32100 tokens). The sentinels are also the last tokens
     of a newly trained vocabulary and count towards its size. See `CtxUnigramTokenizer` for training and errors.

@@ -1,4 +1,4 @@
-"""UniLM (Dong et al. 2019): BERT's network, pretrained as four language models, which understands and writes."""
+"""UniLM (Dong et al. 2019): BERT's network, pretrained with four language modelling objectives."""
 
 from hf_ctxmodels.models import bert
 from hf_ctxmodels.models.unilm.configuration_unilm import CtxUniLMConfig
@@ -19,7 +19,7 @@ from hf_ctxmodels.spec import FamilySpec, PublishedCount, Seq2SeqFinetuning, Tra
 
 SIZES = bert.SIZES
 
-# BERT's counts with the cased vocabulary, and four more segments; the base models have their pooler.
+# BERT's parameter counts with the cased vocabulary and four additional segments; the encoder has its pooler
 PUBLISHED = {
     size: PublishedCount(
         SIZES[size],

@@ -11,10 +11,13 @@ from hf_ctxmodels.models.unilm.segment_masks import COPIED_SEGMENTS, NUM_SEGMENT
 
 @strict
 class CtxUniLMConfig(CtxQueryGenerationConfig, CtxBertConfig):
-    """Shape and regularisation of a UniLM network; the defaults are the base model's, with BERT's cased vocabulary.
+    """Configuration of UniLM; the defaults are the base model with BERT's cased vocabulary.
 
-    Args: those of `CtxBertConfig` and `CtxQueryGenerationConfig`, of which differs `type_vocab_size`: 0 and 1 are the
-        segments of a pair, 2 a text read from left to right, 3 one read from right to left, 4 a source, 5 its target.
+    See `CtxBertConfig` and `CtxQueryGenerationConfig` for the other arguments.
+
+    Args:
+        type_vocab_size: Number of segments, 6: 0 and 1 for a pair, 2 for a left-to-right text, 3 for a right-to-left
+            text, 4 for a source sequence, 5 for its target sequence.
     """
 
     model_type = "ctx-unilm"
@@ -31,4 +34,4 @@ class CtxUniLMConfig(CtxQueryGenerationConfig, CtxBertConfig):
     def validate_segments(self) -> None:
         """Check the number of segments (called at construction)."""
         if self.type_vocab_size != NUM_SEGMENTS:
-            raise ValueError(f"type_vocab_size={self.type_vocab_size}; UniLM has {NUM_SEGMENTS} segments.")
+            raise ValueError(f"type_vocab_size={self.type_vocab_size}, but UniLM has {NUM_SEGMENTS} segments.")

@@ -1,4 +1,4 @@
-"""UniLM weight names, which are BERT's, and the embeddings of six segments, of which BERT has two."""
+"""Weight conversion of UniLM: BERT's, with six segment embeddings instead of two."""
 
 from transformers.core_model_loading import WeightTransform
 

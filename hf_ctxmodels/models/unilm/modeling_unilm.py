@@ -21,7 +21,7 @@ from hf_ctxmodels.models.unilm.segment_masks import SOURCE, TARGET, segment_mask
 
 
 class CtxUniLMPreTrainedModel(CtxPreTrainedModel):
-    """Base class of the UniLM models; the names of the weights are BERT's."""
+    """Base class of the UniLM models, with BERT's weight names."""
 
     config: CtxUniLMConfig
     base_model_prefix = "bert"
@@ -45,13 +45,13 @@ class CtxUniLMModel(TransformerEncoder, CtxUniLMPreTrainedModel):
 
 
 class CtxUniLMHeadModel(heads.HeadModel, CtxUniLMPreTrainedModel):
-    """Binds the generic heads to UniLM's network."""
+    """Base class of the UniLM models with a head."""
 
     encoder_class = CtxUniLMModel
 
 
 class CtxUniLMForMaskedLM(heads.ForMaskedLM, CtxUniLMHeadModel):
-    """UniLM with the masked-LM head; the decoder is tied to the word embeddings."""
+    """UniLM with a masked-LM head; the decoder is tied to the word embeddings."""
 
     _tied_weights_keys = bert.TIED_WEIGHTS
 
@@ -87,12 +87,12 @@ class CtxUniLMForSequenceClassification(heads.ForSequenceClassification, CtxUniL
 
 
 class CtxUniLMForTokenClassification(heads.ForTokenClassification, CtxUniLMHeadModel):
-    """UniLM with a classifier of each token."""
+    """UniLM with a token classifier."""
 
 
 class CtxUniLMForQuestionAnswering(heads.ForQuestionAnswering, CtxUniLMHeadModel):
-    """UniLM with start and end logits of an answer span."""
+    """UniLM with a span classifier for extractive question answering."""
 
 
 class CtxUniLMForMultipleChoice(heads.ForMultipleChoice, CtxUniLMHeadModel):
-    """UniLM with a logit for each of several choices."""
+    """UniLM with a multiple-choice classifier."""

@@ -1,4 +1,4 @@
-"""Segments of UniLM, and the masks that they say (Dong et al. 2019, section 2.3 and figure 1)."""
+"""Segments of UniLM and the attention masks that they define (Dong et al. 2019, section 2.3 and figure 1)."""
 
 import torch
 from torch import Tensor
@@ -8,77 +8,81 @@ from hf_ctxmodels.core.inputs import is_traced
 from hf_ctxmodels.layers.attention.layouts import Layout, PackedLayout, PaddedLayout
 from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, MaskSpec
 
-# Values of `token_type_ids`: both segments of a pair, a text read in one direction, source and target.
+# values of `token_type_ids`: the segments of a pair, a left-to-right or right-to-left text, source and target
 FIRST, SECOND, LEFT_TO_RIGHT, RIGHT_TO_LEFT, SOURCE, TARGET = range(6)
 
 NUM_SEGMENTS = 6
 COPIED_SEGMENTS = (FIRST, FIRST, FIRST, SECOND)
-"""BERT's segments, of which the embeddings of the other four begin as copies."""
+"""BERT's segments with whose embeddings the other four are initialised."""
 
 
 def segment_mask_spec(layout: Layout, token_type_ids: Tensor) -> MaskSpec:
-    """Who sees whom in each sequence of a batch.
+    """The attention mask of each sequence of a batch.
 
-    All tokens see those of `FIRST`, `SECOND` and `SOURCE`. A token of `LEFT_TO_RIGHT` or `TARGET` sees itself and what
-    is before it as well, one of `RIGHT_TO_LEFT` itself and what is after it.
+    All tokens attend to the tokens of `FIRST`, `SECOND` and `SOURCE`. Tokens of `LEFT_TO_RIGHT` and `TARGET` also
+    attend to themselves and earlier tokens, tokens of `RIGHT_TO_LEFT` to themselves and later tokens.
 
     Args:
-        layout: Where the tokens lie.
-        token_type_ids: (batch, length) their segments.
+        layout: Layout of the tokens.
+        token_type_ids: (batch, length) segments.
 
     Raises:
-        CtxError: Tokens that all others see stand behind others, or a sequence is read in both directions.
+        CtxError: Tokens of `FIRST`, `SECOND` or `SOURCE` follow other segments, or a sequence mixes `RIGHT_TO_LEFT`
+            with other segments.
     """
-    types = layout.pack(token_type_ids)
-    ready = isinstance(layout, PaddedLayout) and layout.custom_mask is not None  # which says it already
-    if ready or (not is_traced(types) and not bool((types > SECOND).any())):
+    segments = layout.pack(token_type_ids)
+    has_custom_mask = isinstance(layout, PaddedLayout) and layout.custom_mask is not None
+    if has_custom_mask or (not is_traced(segments) and not bool((segments > SECOND).any())):
         return BIDIRECTIONAL
-    positions, numbers, count = _places(layout, types.device)
-    tokens = torch.ones_like(types, dtype=torch.bool)
+    positions, sequence_numbers, num_sequences = _sequence_positions(layout, segments.device)
+    tokens = torch.ones_like(segments, dtype=torch.bool)
     if isinstance(layout, PaddedLayout) and layout.tokens is not None:
         tokens = layout.tokens
-    shared = ((types <= SECOND) | (types == SOURCE)) & tokens
-    backward = (types == RIGHT_TO_LEFT) & tokens
-    prefixes, lengths, backwards = (_totals(each, numbers, count) for each in (shared, tokens, backward))
-    if not is_traced(types):
-        _check(shared != ((positions < prefixes) & tokens), (backwards != 0) & (backwards != lengths))
-    ahead = (types == LEFT_TO_RIGHT) | (types == TARGET)
-    first = torch.where(ahead, torch.maximum(prefixes, positions + 1), prefixes)
-    first = torch.where(tokens, first, lengths)  # padding, which nobody reads, sees something
-    stop = torch.where(backward, lengths, positions + 1)
-    return MaskSpec(ranges=torch.stack([first, positions, stop], -1))
+    is_prefix = ((segments <= SECOND) | (segments == SOURCE)) & tokens
+    is_backward = (segments == RIGHT_TO_LEFT) & tokens
+    prefix_lengths, lengths, backward_lengths = (
+        _count_per_sequence(selected, sequence_numbers, num_sequences) for selected in (is_prefix, tokens, is_backward)
+    )
+    if not is_traced(segments):
+        is_misplaced = is_prefix != ((positions < prefix_lengths) & tokens)
+        _check_segments(is_misplaced, (backward_lengths != 0) & (backward_lengths != lengths))
+    is_causal = (segments == LEFT_TO_RIGHT) | (segments == TARGET)
+    prefix_stop = torch.where(is_causal, torch.maximum(prefix_lengths, positions + 1), prefix_lengths)
+    prefix_stop = torch.where(tokens, prefix_stop, lengths)  # padding attends to some key, which avoids NaN
+    suffix_stop = torch.where(is_backward, lengths, positions + 1)
+    return MaskSpec(ranges=torch.stack([prefix_stop, positions, suffix_stop], -1))
 
 
-def _places(layout: Layout, device: torch.device) -> tuple[Tensor, Tensor, int]:
-    """Each packed token's position in its sequence and the number of that sequence, and how many there are."""
+def _sequence_positions(layout: Layout, device: torch.device) -> tuple[Tensor, Tensor, int]:
+    """The position of each packed token in its sequence, the number of its sequence, and the number of sequences."""
     if isinstance(layout, PackedLayout):
         lengths = torch.tensor(layout.lengths)
-        numbers = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
-        return layout.positions.to(device), numbers.to(device), len(lengths)
+        sequence_numbers = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+        return layout.positions.to(device), sequence_numbers.to(device), len(lengths)
     shape = (layout.batch_size, layout.length)
     positions = layout.key_positions(device).expand(shape)
-    rows = torch.arange(layout.batch_size, device=device)[:, None]
+    examples = torch.arange(layout.batch_size, device=device)[:, None]
     if layout.sequences is None:
-        return positions, rows.expand(shape), layout.batch_size
-    return positions, rows * (layout.length + 1) + layout.sequences, layout.batch_size * (layout.length + 1)
+        return positions, examples.expand(shape), layout.batch_size
+    numbers_per_example = layout.length + 1
+    return positions, examples * numbers_per_example + layout.sequences, layout.batch_size * numbers_per_example
 
 
-def _totals(chosen: Tensor, numbers: Tensor, count: int) -> Tensor:
-    """How many tokens of each one's sequence are chosen, in the shape of `numbers`."""
-    totals = torch.zeros(count, dtype=torch.long, device=numbers.device)
-    return totals.index_add(0, numbers.flatten(), chosen.flatten().long())[numbers]
+def _count_per_sequence(selected: Tensor, sequence_numbers: Tensor, num_sequences: int) -> Tensor:
+    """Number of selected tokens in the sequence of each token."""
+    counts = torch.zeros(num_sequences, dtype=torch.long, device=sequence_numbers.device)
+    return counts.index_add(0, sequence_numbers.flatten(), selected.flatten().long())[sequence_numbers]
 
 
-def _check(misplaced: Tensor, mixed: Tensor) -> None:
-    """Raise CtxError if a token is in the wrong place, or a sequence is read in several directions."""
-    if bool(misplaced.any()):
+def _check_segments(is_misplaced: Tensor, is_mixed: Tensor) -> None:
+    """Raise CtxError if a prefix token follows another segment, or a sequence has several directions."""
+    if bool(is_misplaced.any()):
         raise CtxError(
-            "token_type_ids: tokens of the segments 0, 1 and 4, which all tokens of their sequence see, must come "
-            "before those of other segments.",
+            "token_type_ids: tokens of the segments 0, 1 and 4 follow tokens of other segments.",
             hint="use 0 and 1 for a pair, 2 or 3 for a text in one direction, 4 and then 5 for source and target.",
         )
-    if bool(mixed.any()):
+    if bool(is_mixed.any()):
         raise CtxError(
-            "token_type_ids: a sequence has tokens of segment 3 (right to left) beside others.",
+            "token_type_ids: a sequence mixes segment 3 (right to left) with other segments.",
             hint="give segment 3 to all tokens of the sequence.",
         )

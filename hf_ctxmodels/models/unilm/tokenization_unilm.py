@@ -4,7 +4,7 @@ from hf_ctxmodels.tokenizers.wordpiece import WordPieceTokenizer
 
 
 class CtxUniLMTokenizer(WordPieceTokenizer):
-    """BERT's tokenizer, which keeps case; see `WordPieceTokenizer` for arguments, training and errors.
+    """Tokenizer of UniLM, the same as BERT's. See `WordPieceTokenizer` for arguments, training and errors.
 
     Example:
         >>> texts = ["a cat sat on a mat", "a cat ran"]

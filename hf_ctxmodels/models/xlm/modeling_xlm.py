@@ -395,7 +395,7 @@ class CtxXLMForMultipleChoice(heads.ForMultipleChoice, CtxXLMHeadModel):
 
 
 class CtxXLMForTokenClassification(heads.ForTokenClassification, CtxXLMHeadModel):
-    """XLM with a classifier of each token."""
+    """XLM with a token classifier."""
 
     reference_architecture = "XLMForTokenClassification"
 
@@ -426,7 +426,7 @@ class CtxXLMForTokenClassification(heads.ForTokenClassification, CtxXLMHeadModel
 
 
 class CtxXLMForQuestionAnswering(heads.ForQuestionAnswering, CtxXLMHeadModel):
-    """XLM with start and end logits of an answer span."""
+    """XLM with a span classifier for extractive question answering."""
 
     reference_architecture = "XLMForQuestionAnsweringSimple"
 

@@ -1,4 +1,4 @@
-"""XLM-R (Conneau et al. 2020): RoBERTa on text of a hundred languages."""
+"""XLM-R (Conneau et al. 2020): RoBERTa, pretrained on text in a hundred languages."""
 
 from hf_ctxmodels.models.roberta import SIZES
 from hf_ctxmodels.models.roberta.conversion_roberta import ROBERTA_CONVERSION
@@ -15,7 +15,7 @@ from hf_ctxmodels.models.xlm_roberta.tokenization_xlm_roberta import CtxXLMRober
 from hf_ctxmodels.objectives import FullSentences, MaskedLM
 from hf_ctxmodels.spec import FamilySpec, PublishedCount
 
-# Counted with the reference classes of transformers 5.23; the base models have their pooler.
+# parameter counts of the classes of transformers 5.23; the encoder has its pooler
 PUBLISHED = {
     size: PublishedCount(SIZES[size], dict(zip(("AutoModel", "AutoModelForMaskedLM"), counts)))
     for size, counts in {"base": (278_043_648, 278_295_186), "large": (559_890_432, 560_142_482)}.items()

@@ -7,10 +7,10 @@ from hf_ctxmodels.models.roberta.configuration_roberta import CtxRobertaConfig
 
 @strict
 class CtxXLMRobertaConfig(CtxRobertaConfig):
-    """Shape and regularisation of an XLM-R encoder.
+    """Configuration of XLM-R. See `CtxRobertaConfig` for the other arguments.
 
-    Args: those of `CtxRobertaConfig`, of which differs
-        vocab_size: Number of SentencePiece tokens of all languages.
+    Args:
+        vocab_size: Number of SentencePiece tokens for all languages.
     """
 
     model_type = "ctx-xlm-roberta"

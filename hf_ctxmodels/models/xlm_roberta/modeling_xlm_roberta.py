@@ -19,35 +19,35 @@ class CtxXLMRobertaModel(CtxXLMRobertaPreTrainedModel, roberta.CtxRobertaModel):
 
 
 class CtxXLMRobertaHeadModel(heads.HeadModel, CtxXLMRobertaPreTrainedModel):
-    """Binds the generic heads to XLM-R's encoder."""
+    """Base class of the XLM-R models with a head."""
 
     encoder_class = CtxXLMRobertaModel
 
 
 class CtxXLMRobertaForMaskedLM(heads.ForMaskedLM, CtxXLMRobertaHeadModel):
-    """XLM-R with the masked-LM head; the decoder is tied to the word embeddings."""
+    """XLM-R with a masked-LM head; the decoder is tied to the word embeddings."""
 
     _tied_weights_keys = roberta.CtxRobertaForMaskedLM._tied_weights_keys
     transform_activation = roberta.CtxRobertaForMaskedLM.transform_activation
 
 
 class CtxXLMRobertaForSequenceClassification(heads.ForSequenceClassification, CtxXLMRobertaHeadModel):
-    """XLM-R with a classifier or regressor on the state of <s>: dense, tanh and linear."""
+    """XLM-R with a classifier or regressor on the state of <s>: dense layer, tanh and linear layer."""
 
     classifier_activation = "tanh"
 
     def build_encoder(self, config: CtxXLMRobertaConfig) -> CtxPreTrainedModel:
-        """Create the encoder; its `pooler_output` is the first token's state."""
+        """Create the encoder; `pooler_output` is the state of the first token."""
         return roberta.build_first_token_encoder(self, config)
 
 
 class CtxXLMRobertaForTokenClassification(heads.ForTokenClassification, CtxXLMRobertaHeadModel):
-    """XLM-R with a classifier of each token."""
+    """XLM-R with a token classifier."""
 
 
 class CtxXLMRobertaForQuestionAnswering(heads.ForQuestionAnswering, CtxXLMRobertaHeadModel):
-    """XLM-R with start and end logits of an answer span."""
+    """XLM-R with a span classifier for extractive question answering."""
 
 
 class CtxXLMRobertaForMultipleChoice(heads.ForMultipleChoice, CtxXLMRobertaHeadModel):
-    """XLM-R with a logit for each of several choices."""
+    """XLM-R with a multiple-choice classifier."""

@@ -10,11 +10,11 @@ from hf_ctxmodels.tokenizers.unigram import CtxUnigramTokenizer, Pieces
 
 
 class CtxXLMRobertaTokenizer(CtxUnigramTokenizer):
-    """XLM-R's tokenizer: SentencePiece unigram for all languages, <s> A </s>, pairs <s> A </s></s> B </s>.
+    """Tokenizer of XLM-R: SentencePiece unigram for all languages, <s> A </s>, pairs <s> A </s></s> B </s>.
 
-    Gives the ids of `transformers.XLMRobertaTokenizer` on the same files (`sentencepiece.bpe.model` or
-    `tokenizer.json`): <s> 0, <pad> 1, </s> 2, <unk> 3, then the pieces, <mask> last. <mask> absorbs the space before
-    it, as in the released tokenizer.json. See `CtxUnigramTokenizer` for arguments, training and errors.
+    Produces the same ids as `transformers.XLMRobertaTokenizer` on the same files (`sentencepiece.bpe.model` or
+    `tokenizer.json`): <s> 0, <pad> 1, </s> 2, <unk> 3, then the other tokens, <mask> last. <mask> absorbs the preceding
+    space, as in the released tokenizer.json. See `CtxUnigramTokenizer` for arguments, training and errors.
 
     Example:
         >>> tokenizer = CtxXLMRobertaTokenizer.train(["A cat sat on a mat.", "Eine Katze lief."], vocab_size=40)
@@ -44,15 +44,15 @@ class CtxXLMRobertaTokenizer(CtxUnigramTokenizer):
 
     @classmethod
     def reorder_vocabulary(cls, pieces: Pieces) -> Pieces:
-        """fairseq's order: four special tokens in place of the three in SentencePiece's file, the pieces, <mask>.
+        """fairseq's order: four special tokens instead of the three in SentencePiece's file, the other tokens, <mask>.
 
         Raises:
-            CtxError: The file begins with other tokens.
+            CtxError: The file starts with other tokens.
         """
         if tuple(piece for piece, _ in pieces[: len(cls.first_tokens)]) != cls.first_tokens:
             raise CtxError(
-                f"The SentencePiece model begins with {', '.join(piece for piece, _ in pieces[:3])}, not with "
-                f"{', '.join(cls.first_tokens)}: it is another family's.",
+                f"The SentencePiece model starts with {', '.join(piece for piece, _ in pieces[:3])}, expected "
+                f"{', '.join(cls.first_tokens)}.",
                 hint="open it with that family's tokenizer.",
             )
         first = [(token, 0.0) for token in ("<s>", "<pad>", "</s>", "<unk>")]

@@ -15,9 +15,9 @@ END_TOKENS = ("<eop>", "<eod>")
 class CtxXLNetTokenizer(CtxUnigramTokenizer):
     """XLNet's tokenizer: cased, without accents, SentencePiece unigram, A <sep> B <sep> <cls>, padded on the left.
 
-    The ids equal those of `transformers.XLNetTokenizer` on the same files (`spiece.model` or `tokenizer.json`). Unlike
-    that class, it returns the segments (`token_type_ids`: 0 for A, 1 for B, 2 for <cls>, 3 for padding) by default, and
-    `keep_accents` has an effect.
+    Produces the same ids as `transformers.XLNetTokenizer` on the same files (`spiece.model` or `tokenizer.json`).
+    Unlike that class, it returns the segments (`token_type_ids`: 0 for A, 1 for B, 2 for <cls>, 3 for padding) by
+    default, and `keep_accents` has an effect.
 
     Args:
         vocab: (token, log probability) in the order of the ids.
