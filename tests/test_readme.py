@@ -28,6 +28,7 @@ PAGES = {"README": ["README.md"], "site": SITE}
 SMALLER = {
     "--vocab_size 8000": "--vocab_size 150",
     "--config mini": "--config tiny",
+    "config=mini": "config=tiny",
     "--max_steps 20000": "--max_steps 3",
     "--max_length 128": "--max_length 32",
     "--per_device_batch_size 32": "--per_device_batch_size 4",
