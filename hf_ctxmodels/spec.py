@@ -116,7 +116,7 @@ class FamilySpec:
         sizes: Name -> configuration fields, among them "tiny" for tests and "base", the paper's.
         published: Name of a published model -> parameter counts.
         objectives: Name -> objective; the first is the family's own.
-        seq2seq_finetuning: How `finetune --task seq2seq` trains it; None for plain `labels`.
+        seq2seq_finetuning: How `finetune seq2seq` trains it; None for plain `labels`.
         conversion: Weight conversion from the reference layout to the native layout.
         reference_heads: Auto class name -> peer of the reference's class, if it is not the class in `models`.
         parent: Name of the only family that this one's modules may import.

@@ -99,7 +99,7 @@ def check_exportable_as(model: PreTrainedModel, file: str | Path, format: Format
     if format == "onnx" and missing:
         raise CtxError(
             f"ONNX export needs {', '.join(missing)}.",
-            location="--format onnx",
+            location="export onnx",
             hint='pip install "hf_ctxmodels[onnx]"',
         )
 
@@ -167,7 +167,7 @@ def export_model(
         except Exception as error:  # the exporters raise errors of many types
             raise CtxError(
                 f"{type(model).__name__} cannot be exported: {(str(error).strip().splitlines() or [''])[0]}",
-                location=f"--format {format}",
+                location=f"export {format}",
                 hint="see docs/how-to/export.md for the models that can be exported.",
             ) from error
         difference = max_relative_difference(module, run, batches[1:])
@@ -175,7 +175,7 @@ def export_model(
         if not difference <= (MAX_RELATIVE_DIFFERENCE_8BIT if uses_8bit_onnx else MAX_RELATIVE_DIFFERENCE):
             raise CtxError(
                 f"An output of the exported model differs by {difference:.1e} of its largest value; nothing was written.",
-                location=f"--format {format}",
+                location=f"export {format}",
                 hint="try the other format.",
             )
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -48,7 +48,7 @@ class Objective(PaddingCollator):
     A new objective `<Name>` is two dataclasses in one file: `DataCollatorFor<Name>` with the arguments of `collate`,
     usable on its own with any data set, and `<Name>(DataCollatorFor<Name>, Objective)` with the arguments of
     `examples`. Each argument that users may set is declared once, with `core.flags.flag`, and is an option:
-    `--objective_options NAME=VALUE`, `objective.options`, and an entry of the documentation.
+    `--objective NAME:OPTION=VALUE`, `objective.options`, and an entry of the documentation.
 
     Args:
         tokenizer: Defines ids, special tokens, the padding side and, if an objective needs them, word ids.

@@ -63,7 +63,7 @@ def require_single_process(num_processes: int) -> None:
         raise CtxError(
             "Unfreezing layers during training is not supported on several processes.",
             location=f"{num_processes} processes",
-            hint="use one process, or leave out --unfreeze_steps and --thaw.",
+            hint="use one process, or leave out --freeze.",
         )
 
 

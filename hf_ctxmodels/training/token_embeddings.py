@@ -131,7 +131,7 @@ def check_embedding_compatibility(config: PreTrainedConfig, source: str | Path) 
     raise CtxError(
         f"The embeddings are for a model {what}.",
         location=str(source),
-        hint="give a checkpoint of `hf-ctxmodels pretrain --train embeddings` whose --model was this one's start.",
+        hint="give a checkpoint of `hf-ctxmodels pretrain --train_only embeddings` whose --model was this one's start.",
     )
 
 

@@ -1,7 +1,7 @@
 r"""Measure what fine-tuning forgot: the loss of the checkpoint's own pretraining with the fine-tuned encoder in it, and
 how far the weights moved.
 
-    hf-ctxmodels evaluate-forgetting --pretrained runs/bert --finetuned runs/sst2 --text held_out.txt
+    hf-ctxmodels evaluate forgetting --pretrained runs/bert --finetuned runs/sst2 --text held_out.txt
 
 The objective, its options and the length are those that the checkpoint was pretrained with.
 """

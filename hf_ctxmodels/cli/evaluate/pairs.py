@@ -1,6 +1,6 @@
 r"""Test on minimal pairs whether a language model holds the acceptable sentence to be the likelier one.
 
-    hf-ctxmodels evaluate-pairs --model runs/bert --pairs blimp/*.jsonl.gz --unigram_text news.txt.gz
+    hf-ctxmodels evaluate pairs --model runs/bert --pairs blimp/*.jsonl.gz --unigram_text news.txt.gz
 
 Accuracies stand beside those of the frequencies of the tokens in --unigram_text, best the text that the model learned
 from: what a model has above them, it owes to context.

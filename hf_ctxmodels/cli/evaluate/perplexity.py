@@ -1,6 +1,6 @@
 r"""Perplexity of a causal language model on a text, per token and per word, by windows that overlap.
 
-hf-ctxmodels evaluate-perplexity --model runs/gpt2 --dataset 'corpus/test*.txt' --stride 256
+hf-ctxmodels evaluate perplexity --model runs/gpt2 --dataset 'corpus/test*.txt' --stride 256
 """
 
 from dataclasses import dataclass, field

@@ -1,9 +1,9 @@
 r"""Test the sentence vectors of a model as they are: similarity, linear maps of them, retrieval of translations.
 
-    hf-ctxmodels evaluate-sentences --model runs/infersent --similarity stsb-en-test.csv=1,2,3 \
+    hf-ctxmodels evaluate sentences --model runs/infersent --similarity stsb-en-test.csv=1,2,3 \
         --classification SST-2/train.tsv.gz,SST-2/test.tsv=sentence,label
-    hf-ctxmodels evaluate-sentences --model runs/laser --retrieval verses.en.txt,verses.de.txt
-    hf-ctxmodels evaluate-sentences --model runs/xlm --pooling mean --retrieval en=verses.en.txt,de=verses.de.txt
+    hf-ctxmodels evaluate sentences --model runs/laser --retrieval verses.en.txt,verses.de.txt
+    hf-ctxmodels evaluate sentences --model runs/xlm --pooling mean --retrieval en=verses.en.txt,de=verses.de.txt
 """
 
 from dataclasses import dataclass, field

@@ -1,8 +1,8 @@
 r"""Test the word vectors of a model, or look words up.
 
-    hf-ctxmodels evaluate-words --model runs/word2vec --similarity EN-WS-353-ALL.txt EN-SIMLEX-999.txt \
+    hf-ctxmodels evaluate words --model runs/word2vec --similarity EN-WS-353-ALL.txt EN-SIMLEX-999.txt \
         --analogies questions-words.txt.gz --most_frequent 30000
-    hf-ctxmodels evaluate-words --model runs/word2vec --near king --analogy man king woman
+    hf-ctxmodels evaluate words --model runs/word2vec --near king --analogy man king woman
 """
 
 from dataclasses import dataclass, field

@@ -73,7 +73,7 @@ class CtxInt8Quantizer(HfQuantizer):
             raise CtxError(
                 "Static scales need a calibration.",
                 location="from_pretrained",
-                hint="use `hf-ctxmodels quantize --activations static --calibration_file FILE`, or another scale.",
+                hint="use `hf-ctxmodels export int8 --activations static:file=FILE`, or another scale.",
             )
 
     def update_dtype(self, dtype: torch.dtype) -> torch.dtype:

@@ -67,7 +67,7 @@ class L2SPPenalty(FinetuningCallback):
         if weight < 0 or head_weight < 0:
             raise CtxError(
                 "The weight of a penalty must be 0 or more.",
-                location=f"--anchor_weight {weight} --anchor_head_weight {head_weight}",
+                location=f"--anchor weight={weight},head_weight={head_weight}",
                 hint="give 0.01, for example.",
             )
         self._weight, self._head_weight = weight, head_weight
@@ -157,8 +157,8 @@ class ElasticWeightConsolidation(L2SPPenalty):
             raise CtxError(
                 "The Fisher information was computed from other weights"
                 + (f": {mismatched[0]} differs." if mismatched else "."),
-                location=f"--fisher_file {fisher_file}",
-                hint="give the file that was computed from this --model, or the name of a new one and --fisher_text.",
+                location=f"--anchor ewc:file={fisher_file}",
+                hint="give the file that was computed from this --model, or the name of a new one and a text, ewc:file=FILE,text=TEXT.",
             )
         self._fisher = {name: _pad_rows(fisher[name], self.pretrained[name]) for name in names}
 

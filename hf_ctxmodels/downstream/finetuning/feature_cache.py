@@ -199,7 +199,7 @@ def cache_features(
     if not isinstance(model, HeadModel) or not model.is_encoder_frozen or writes:
         raise CtxError(
             "Features are those of a frozen encoder of this package, for a head that does not write text.",
-            location=f"--cache_features {directory}",
+            location=f"--freeze encoder:cache_features={directory}",
             hint="leave it out, or give --freeze encoder where there is such an encoder.",
         )
     encoder = {name: each for name, each in model.base_model.state_dict().items() if not name.startswith("pooler.")}

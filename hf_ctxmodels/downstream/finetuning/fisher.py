@@ -89,8 +89,8 @@ def sampled_targets(model: PreTrainedModel, batch: Batch, generator: torch.Gener
         if logits is None or logits.shape[:-1] != places.shape or hasattr(model, "set_sparse_gradients"):
             raise CtxError(
                 f"The targets {name!r} of {type(model).__name__} cannot be drawn from its predictions.",
-                location="--fisher_labels sampled",
-                hint="give --fisher_labels data.",
+                location="--anchor ewc:labels=sampled",
+                hint="give labels=data.",
             )
         values = torch.multinomial(logits.float().softmax(-1).flatten(0, -2).cpu(), 1, generator=generator)
         found = values.view(places.shape).to(places)
@@ -149,11 +149,13 @@ def load_fisher(file: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     except (OSError, SafetensorError, ValueError) as error:
         raise CtxError(
             f"The Fisher information cannot be read: {error}.",
-            location=f"--fisher_file {file}",
-            hint="give a file that was computed before, or a text to compute it from by --fisher_text.",
+            location=f"--anchor ewc:file={file}",
+            hint="give a file that was computed before, or a text to compute it from, ewc:file=FILE,text=TEXT.",
         ) from error
     if set(digests) != set(fisher) or any(bool((value < 0).any()) for value in fisher.values()):
-        raise CtxError("The file holds no Fisher information.", location=f"--fisher_file {file}", hint="compute it.")
+        raise CtxError(
+            "The file holds no Fisher information.", location=f"--anchor ewc:file={file}", hint="compute it."
+        )
     return fisher, digests
 
 

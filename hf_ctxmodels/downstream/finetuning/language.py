@@ -29,7 +29,7 @@ def set_language(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, l
         raise CtxError(
             f"The model has no embedding of the language {language!r}." if known else "The model knows no languages.",
             location=location,
-            hint=f"use some of {', '.join(known)}; in evaluate-transfer as NAME=FILE." if known else "leave it out.",
+            hint=f"use some of {', '.join(known)}; in `evaluate transfer` as NAME=FILE." if known else "leave it out.",
         )
     if getattr(config, "lang2id", None):
         config.default_lang = config.lang2id[language]  # type: ignore[attr-defined]

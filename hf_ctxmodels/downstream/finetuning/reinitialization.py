@@ -46,7 +46,7 @@ def reinitialize_layers(model: PreTrainedModel, number: int, seed: int, *, poole
         if not pooling:
             raise CtxError(
                 f"The encoder of {type(model).__name__} has no pooler.",
-                location="--reinit_pooler",
+                location="--reinit_modules pooler",
                 hint="leave it out.",
             )
         names += pooling

@@ -188,7 +188,7 @@ class ThreeStageUnfreezing(LayerUnfreezing):
         if not 0 <= epochs[0] <= epochs[1]:
             raise CtxError(
                 "The layers must be unfrozen before the embeddings.",
-                location=f"--thaw_epochs {epochs[0]} {epochs[1]}",
+                location=f"--freeze three-stage:layers_epoch={epochs[0]},embeddings_epoch={epochs[1]}",
                 hint="give two numbers of passes over the data, the lower one first.",
             )
         if lm_weights is not None:
@@ -212,8 +212,8 @@ class ThreeStageUnfreezing(LayerUnfreezing):
             raise CtxError(
                 f"The run ends after {state.num_train_epochs:.3g} passes over the data, before the embeddings are "
                 "trained.",
-                location=f"--thaw_epochs {self._epochs[0]:g} {self._epochs[1]:g}",
-                hint="train longer (--num_train_epochs), or unfreeze earlier (--thaw_epochs 1 2).",
+                location=f"--freeze three-stage:layers_epoch={self._epochs[0]:g},embeddings_epoch={self._epochs[1]:g}",
+                hint="train longer (--num_train_epochs), or unfreeze earlier (layers_epoch=1,embeddings_epoch=2).",
             )
 
     def lm_weight(self, step: int) -> float | None:
@@ -240,7 +240,7 @@ class ThreeStageUnfreezing(LayerUnfreezing):
 
 def _check_lm_weights(model: PreTrainedModel, weights: tuple[float, float]) -> None:
     """Raise CtxError for a head without the auxiliary loss, or weights that increase."""
-    location = f"--lm_weights {weights[0]:g} {weights[1]:g}"
+    location = f"--freeze three-stage:lm_weights={weights[0]:g},{weights[1]:g}"
     if not getattr(model, "has_auxiliary_lm_loss", False):
         raise CtxError(
             f"{type(model).__name__} has no auxiliary language modelling loss.",

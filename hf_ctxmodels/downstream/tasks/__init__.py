@@ -1,4 +1,4 @@
-"""Fine-tuning tasks: `TASKS` maps what `hf-ctxmodels finetune --task` takes to the class that does the work."""
+"""Fine-tuning tasks: `TASKS` maps the TASK of `hf-ctxmodels finetune TASK` to the class that does the work."""
 
 from typing import Any
 

@@ -176,7 +176,7 @@ class Regression(_SequenceTask):
             raise CtxError(
                 f"{value!r} is not a finite number.",
                 location=where,
-                hint="correct the line, give another --label_column, or use --task sequence-classification.",
+                hint="correct the line, give another --label_column, or use the task sequence-classification.",
             )
         return number
 

@@ -90,7 +90,7 @@ class Phrases:
             raise CtxError(
                 "There is no phrase of two or more words in the tokenizer's vocabulary.",
                 location=str(file),
-                hint="write one phrase per line, for example with `hf-ctxmodels find-units`.",
+                hint="write one phrase per line, for example with `hf-ctxmodels data units`.",
             )
         return phrases
 

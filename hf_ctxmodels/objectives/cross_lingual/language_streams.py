@@ -76,7 +76,7 @@ class LanguageReader:
                 raise CtxError(
                     f"A text has no language tag: {sentence[:60]!r}.",
                     hint="set a tag for each --dataset: --language_tags '<de>' ...; for texts with translations, whose "
-                    "tag is the translation's, set --objective_options language=NAME.",
+                    "tag is the translation's, set --objective NAME:language=LANGUAGE.",
                 )
             previous = name
             yield self.tokenizer.language_id(name), text

@@ -219,7 +219,7 @@ class ContinualTasks(DataCollatorForContinualTasks, Objective):
             raise CtxError(
                 f"The labels of {names} are {', '.join(labels) or 'none'}; each task requires two or more, different "
                 "from other tasks', since the label of a pair determines its task.",
-                hint="list them: --objective_options discourse_relations=... relevance_labels=...",
+                hint="list them: --objective continual-tasks:discourse_relations=...,relevance_labels=...",
             )
 
     @property
@@ -288,7 +288,7 @@ class ContinualTasks(DataCollatorForContinualTasks, Objective):
             if task is None:
                 raise CtxError(
                     f"The label {pair.label!r} is not among {', '.join(tasks)}.",
-                    hint="list all labels: --objective_options discourse_relations=... relevance_labels=...",
+                    hint="list all labels: --objective continual-tasks:discourse_relations=...,relevance_labels=...",
                 )
             yield task.name, task.example(pair, np.array(first, dtype=np.int32), np.array(second, dtype=np.int32))
 

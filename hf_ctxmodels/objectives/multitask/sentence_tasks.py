@@ -199,7 +199,7 @@ class SentenceTasks(DataCollatorForSentenceTasks, Objective):
             if label not in self.relation_labels:
                 raise CtxError(
                     f"The label {document.label!r} is not among {', '.join(self.relation_labels)}.",
-                    hint="list all labels: --objective_options relations=...",
+                    hint="list all labels: --objective sentence-tasks:relations=...",
                 )
             yield self._example(RELATIONS, first, second=second, relation=self.relation_labels.index(label))
 

@@ -31,7 +31,7 @@ def installed_versions() -> dict[str, str]:
 
 def command_line() -> str:
     """The command that started this process, quoted for the shell."""
-    return shlex.join([*Path(sys.argv[0]).name.split(), *sys.argv[1:]])  # "hf-ctxmodels pretrain", "pretrain.py"
+    return shlex.join([*Path(sys.argv[0]).name.split(), *sys.argv[1:]])  # such as "hf-ctxmodels pretrain"
 
 
 @dataclass(kw_only=True)

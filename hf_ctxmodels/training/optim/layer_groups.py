@@ -60,7 +60,7 @@ def require_layers(model: PreTrainedModel) -> None:
     if not _stacks(base) and not all(isinstance(module, nn.Embedding) for module in owners):
         raise CtxError(
             f"{type(base).__name__} has no stack `{LAYERS}`, so the depths of its weights are unknown.",
-            location="--layerwise_lr_decay, --unfreeze_steps or --thaw",
+            location="--layerwise_lr_decay or --freeze",
             hint="leave them out, or use a family of this package.",
         )
 
