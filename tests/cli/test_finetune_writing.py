@@ -280,8 +280,8 @@ def test_texts_that_would_teach_wrong_ends_are_refused(subtests):
             task, _, tokenizer = prepared(family, PAIRS) if family in OWN else plainly(family)
             end = tokenizer.convert_ids_to_tokens(min(task._ends))
             for target, says in (
-                (f"rot {end} katze", f"holds {re.escape(end)}, at which the model stops"),
-                ("", "The target has no token of text"),
+                (f"rot {end} katze", f"reserved token {re.escape(end)}"),
+                ("", "The target has no tokens"),
                 (20 * "rot ", "1 of 1 targets have more than 10 tokens"),
             ):
                 with pytest.raises(CtxError, match=f"(?s){says}.*a:1"):

@@ -107,26 +107,26 @@ def test_configurations_and_calls_that_cannot_be(tmp_path: Path, subtests, monke
     calls = {
         "no task 'rte'": lambda: model(torch.tensor([[FIRST_WORD]]), task="rte"),
         "use one of pairs, words": lambda: model.task("rte"),
-        "cannot be named 'values'": lambda: CtxMultiTaskConfig(encoder=encoder, tasks={"values": entry}),
-        "cannot be named 'a.b'": lambda: CtxMultiTaskConfig(encoder=encoder, tasks={"a.b": entry}),
+        "'values' is not a valid name": lambda: CtxMultiTaskConfig(encoder=encoder, tasks={"values": entry}),
+        "'a.b' is not a valid name": lambda: CtxMultiTaskConfig(encoder=encoder, tasks={"a.b": entry}),
         "has no AutoModelForSeq2SeqLM": lambda: CtxMultiTaskConfig(
             encoder=encoder, tasks={"rte": {**entry, "auto_class": "AutoModelForSeq2SeqLM"}}
         ),
         "has no field depth": lambda: CtxMultiTaskConfig(
             encoder=encoder, tasks={"rte": {**entry, "fields": {"depth": 3}}}
         ),
-        "A task has auto_class, fields, loss_weight": lambda: CtxMultiTaskConfig(encoder=encoder, tasks={"rte": {}}),
+        "task with auto_class, fields, loss_weight": lambda: CtxMultiTaskConfig(encoder=encoder, tasks={"rte": {}}),
         "cannot share an encoder": lambda: CtxMultiTaskModel(
             CtxMultiTaskConfig(encoder=tiny_config(FAMILIES["t5"]), tasks=t5)
         ),
         "There is no family": lambda: CtxMultiTaskConfig(encoder={"model_type": "parser"}),
         "several tasks: choices, pairs, spans, words": lambda: quantize.open_model(str(tmp_path)),
-        r'save one by model\.task\("choices"\)\.save_pretrained': export.main,
+        r'save one task with model\.task\("choices"\)\.save_pretrained': export.main,
     }
     coded, adapted = several("bert"), several("bert")
     quantize_model(coded, CtxInt8Config())
     add_adapter(adapted, "a")
-    calls |= {"are codes": lambda: coded.task("pairs"), "has adapters": lambda: adapted.task("pairs")}
+    calls |= {"no plain weights": lambda: coded.task("pairs"), "has adapters": lambda: adapted.task("pairs")}
     for says, call in calls.items():
         with subtests.test(says), pytest.raises(CtxError, match=says):
             call()

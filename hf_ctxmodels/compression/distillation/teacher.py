@@ -85,7 +85,8 @@ def copy_layers(student: PreTrainedModel, source: PreTrainedModel, layers: Seque
     Raises:
         CtxError: A model shares layers, a layer does not exist, or shapes differ.
     """
-    student_layers, source_layers = (getattr(model.base_model, "layers", None) for model in (student, source))
+    student_layers: Any = getattr(student.base_model, "layers", None)
+    source_layers: Any = getattr(source.base_model, "layers", None)
     are_lists = isinstance(student_layers, nn.ModuleList) and isinstance(source_layers, nn.ModuleList)
     if not are_lists or len(student_layers) != len(layers):
         raise CtxError(

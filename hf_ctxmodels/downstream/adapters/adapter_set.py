@@ -46,8 +46,8 @@ class AdapterSet:
                 fusion = adapters.fusions._modules.get(name)
                 if isinstance(fusion, AdapterFusion) and any(p.requires_grad for p in fusion.parameters()):
                     losses.append(fusion.regularization_loss())
-        losses = [loss for loss in losses if loss is not None]
-        return torch.stack(losses).sum() if losses else None
+        tensors = [loss for loss in losses if loss is not None]
+        return torch.stack(tensors).sum() if tensors else None
 
     def save_with_model(
         self, model: nn.Module, directory: Path, state_dict: dict[str, Tensor] | None, is_main_process: bool

@@ -19,6 +19,7 @@ from hf_ctxmodels.downstream.adapters.modules import (
     InvertibleAdapters,
     SublayerAdapters,
 )
+from hf_ctxmodels.layers.hook_points import HookPoint
 from hf_ctxmodels.layers.transformer import ResidualSum
 from hf_ctxmodels.registry import FAMILIES
 
@@ -182,8 +183,8 @@ def attach_to_output_layers(model: nn.Module, base: CtxPreTrainedModel) -> None:
     for head in model.modules():
         if isinstance(head, PreTrainedModel) and head is not base and head.base_model is base:
             for module in _own_modules(head):
-                if hasattr(module, "decoder_input"):
-                    adapters.attach_inverse(module.decoder_input)
+                if isinstance(decoder_input := getattr(module, "decoder_input", None), HookPoint):
+                    adapters.attach_inverse(decoder_input)
 
 
 def _own_modules(head: nn.Module) -> Iterator[nn.Module]:

@@ -1,7 +1,7 @@
-"""One encoder of any family with a head for each of several tasks (Liu et al. 2019, arXiv 1901.11504, "MT-DNN").
+"""A shared encoder of any family with a head for each of several tasks (Liu et al. 2019, arXiv 1901.11504, "MT-DNN").
 
-It is no family: it has no layers, tokenizer or objective of its own, and its heads are those of its encoder's family,
-whose `model.task(name)` gives them back as ordinary models. So it is registered beside the families.
+Multi-task models are not a family: layers, tokenizer and heads belong to the encoder's family, and `model.task(name)`
+returns a plain model of this family. They are registered in addition to the families.
 """
 
 from transformers import AutoConfig, AutoModel, PreTrainedConfig
@@ -18,10 +18,10 @@ _MODELS = {"AutoModel": CtxMultiTaskModel}
 
 
 def get_spec(config: PreTrainedConfig) -> FamilySpec:
-    """The family of a configuration; for one of several tasks what publishing needs, with the encoder's tokenizer.
+    """The family of a configuration; for a multi-task model, a specification with the encoder's tokenizer.
 
     Raises:
-        CtxError: It is a configuration of another package.
+        CtxError: The configuration belongs to another package.
     """
     if not isinstance(config, CtxMultiTaskConfig):
         return get_family(config)
@@ -38,7 +38,7 @@ def get_spec(config: PreTrainedConfig) -> FamilySpec:
 
 
 def register() -> None:
-    """Register with the Auto classes of transformers; idempotent."""
+    """Register the model with the Auto classes of transformers; idempotent."""
     AutoConfig.register(CtxMultiTaskConfig.model_type, CtxMultiTaskConfig, exist_ok=True)
     AutoModel.register(CtxMultiTaskConfig, CtxMultiTaskModel, exist_ok=True)
     register_remote_code(RemoteCodeStub(CtxMultiTaskConfig.model_type, CtxMultiTaskConfig, None, _MODELS))

@@ -1,4 +1,4 @@
-"""Opening of what is fine-tuned, a task of a model of several tasks too."""
+"""Loading of the model to fine-tune, also from a task of a multi-task model."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,16 +21,16 @@ from hf_ctxmodels.training.model_loading import (
 def open_config(
     source: str, changes: Mapping[str, Any], task_name: str | None = None, *, own: bool = False
 ) -> PreTrainedConfig:
-    """The configuration of a checkpoint; of one of several tasks, that of the plain model of a task.
+    """The configuration of a checkpoint; of a multi-task checkpoint, the configuration of a task's plain model.
 
     Args:
         source: Directory or Hub id.
         changes: Fields to replace.
-        task_name: The task; None for a checkpoint of one model.
-        own: Open a checkpoint of transformers with the family that reads it.
+        task_name: Task of a multi-task checkpoint, otherwise None.
+        own: Open a checkpoint of transformers with the corresponding family.
 
     Raises:
-        CtxError: As `load_config`; or the checkpoint has several tasks and none is named, or it has no such task.
+        CtxError: As `load_config`; or a multi-task checkpoint needs a task, or has no such task.
     """
     config = load_config(source)
     if isinstance(config, CtxMultiTaskConfig):
@@ -38,14 +38,14 @@ def open_config(
             raise CtxError(
                 f"The model has several tasks: {', '.join(config.tasks or {})}.",
                 location=source,
-                hint="choose the one to start from by --task_name.",
+                hint="choose a task by --task_name.",
             )
         config = config.task_config(task_name)
     elif task_name is not None:
         raise CtxError(
             "The model was not trained on several tasks.",
             location=f"--model {source} --task_name {task_name}",
-            hint="leave out --task_name, or give a directory that `finetune multitask` wrote.",
+            hint="leave out --task_name, or give a directory written by `finetune multitask`.",
         )
     elif own:
         config = load_family_config(source)
@@ -55,13 +55,13 @@ def open_config(
 def load_initial_model(
     source: str, auto_class: str, config: PreTrainedConfig, task_name: str | None = None
 ) -> PreTrainedModel:
-    """`load_model` of a checkpoint, or of a task's weights in one of several tasks.
+    """`load_model` of a checkpoint, or of a task's weights in a multi-task checkpoint.
 
     Raises:
-        CtxError: As there.
+        CtxError: As `load_model`.
     """
     if task_name is None:
         return load_model(source, auto_class, config)
     verify_weights(Path(source))
-    weights = load_pretrained(CtxMultiTaskModel, source, "the model of several tasks").task_weights(task_name)
+    weights = load_pretrained(CtxMultiTaskModel, source, "the multi-task model").task_weights(task_name)
     return load_model(source, auto_class, config, weights=weights)

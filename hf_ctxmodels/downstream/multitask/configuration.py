@@ -1,4 +1,4 @@
-"""Configuration of an encoder with the heads of several tasks."""
+"""Configuration of a shared encoder with heads for several tasks."""
 
 import re
 from collections.abc import Mapping
@@ -20,21 +20,21 @@ _KEYS = {"auto_class", "fields", "loss_weight"}
 
 
 def check_task_name(name: str, location: str | None = None) -> None:
-    """Raise CtxError if a task cannot have this name, which is part of the names of its weights and metrics."""
+    """Raise CtxError for an invalid name of a task, which is part of the names of its weights and metrics."""
     if not _NAME.fullmatch(name) or not is_valid_module_name(name):
         raise CtxError(
-            f"A task cannot be named {name!r}.",
+            f"{name!r} is not a valid name of a task.",
             location=location,
-            hint="use letters, digits, - and _, and no name of a method such as `values`; rte, for example.",
+            hint="use letters, digits, - and _, and no name of a method such as `values`; for example rte.",
         )
 
 
 def task_entry(auto_class: str, config: CtxConfig, loss_weight: float = 1.0) -> dict[str, Any]:
-    """What `CtxMultiTaskConfig.tasks` holds of a task.
+    """The entry of a task in `CtxMultiTaskConfig.tasks`.
 
     Args:
-        auto_class: Of its head, such as "AutoModelForSequenceClassification".
-        config: The family's configuration for the head: its labels, dropout before the head, answer network.
+        auto_class: Auto class of the head, such as "AutoModelForSequenceClassification".
+        config: The family's configuration for the head: labels, dropout before the head, answer network.
         loss_weight: Factor of the task's training loss.
     """
     names = ["problem_type", *(name for name in ("answer_steps", "answer_dropout") if hasattr(config, name))]
@@ -49,15 +49,15 @@ def task_entry(auto_class: str, config: CtxConfig, loss_weight: float = 1.0) -> 
 
 @strict
 class CtxMultiTaskConfig(CtxConfig):
-    """An encoder's configuration, and what each task changes in it.
+    """Configuration of an encoder, and the changes of each task.
 
-    Args: those of `CtxConfig`, and
-        encoder: The configuration of the encoder's family, or its dictionary; a small BERT's where there is none.
+    Args: the arguments of `CtxConfig`, and
+        encoder: Configuration of the encoder's family, or its dictionary; a small BERT by default.
         tasks: Name of a task -> "auto_class" of its head, "fields" of the encoder's configuration that differ for it,
             and "loss_weight", the factor of its loss in training; see `task_entry`.
 
     Raises:
-        CtxError: A task's name, head or field is wrong, or the encoder is of no family.
+        CtxError: A task's name, head or field is invalid, or the encoder belongs to no family.
     """
 
     model_type = MULTITASK_MODEL_TYPE
@@ -80,24 +80,32 @@ class CtxMultiTaskConfig(CtxConfig):
         self.is_encoder_decoder = self.encoder.is_encoder_decoder
 
     def _check_tasks(self) -> None:
-        """Check names, heads and fields of the tasks."""
+        """Check the names, heads and fields of the tasks."""
         family = get_family(self.encoder)
         for name, task in (self.tasks or {}).items():
-            where = f"tasks[{name!r}]"
-            check_task_name(name, where)
+            location = f"tasks[{name!r}]"
+            check_task_name(name, location)
             if not isinstance(task, Mapping) or set(task) != _KEYS:
-                raise CtxError(f"A task has {', '.join(sorted(_KEYS))}, not {task!r}.", location=where)
+                raise CtxError(
+                    f"Expected a task with {', '.join(sorted(_KEYS))}, got {task!r}.",
+                    location=location,
+                    hint="use task_entry.",
+                )
             if task["auto_class"] not in family.models:
                 raise CtxError(
                     f"The family {family.name} has no {task['auto_class']}.",
-                    location=where,
-                    hint=f"use one of {', '.join(each for each in family.models if 'For' in each)}.",
+                    location=location,
+                    hint=f"use one of {', '.join(name for name in family.models if 'For' in name)}.",
                 )
             if unknown := set(task["fields"]) - {*family.config.__dataclass_fields__}:
-                raise CtxError(f"{family.config.__name__} has no field {', '.join(sorted(unknown))}.", location=where)
+                raise CtxError(
+                    f"{family.config.__name__} has no field {', '.join(sorted(unknown))}.",
+                    location=location,
+                    hint="remove it.",
+                )
 
     def head_class(self, task: str) -> Any:
-        """The class of the family's head for a task."""
+        """The family's class for the head of a task."""
         return get_family(self.encoder).models[self._task(task)["auto_class"]]
 
     def loss_weight(self, task: str) -> float:
@@ -105,7 +113,7 @@ class CtxMultiTaskConfig(CtxConfig):
         return self._task(task)["loss_weight"]
 
     def task_config(self, task: str) -> CtxConfig:
-        """The configuration of a task's plain model, of the encoder's family.
+        """Configuration of a task's plain model of the encoder's family.
 
         Raises:
             CtxError: There is no such task.
@@ -123,21 +131,21 @@ class CtxMultiTaskConfig(CtxConfig):
             raise CtxError(
                 f"The model has no task {name!r}.",
                 location=self.name_or_path or None,
-                hint=f"use one of {', '.join(tasks) or 'none: it has no task at all'}.",
+                hint=f"use one of: {', '.join(tasks) or 'none'}.",
             )
         return tasks[name]
 
     @property
     def max_sequence_length(self) -> int | None:
-        """Longest input in tokens; None for no limit."""
+        """Maximum input length in tokens; None for no limit."""
         return self.encoder.max_sequence_length
 
     @property
     def vocab_size(self) -> int:
-        """Number of tokens that the encoder embeds."""
+        """Vocabulary size of the encoder."""
         return self.encoder.vocab_size
 
     @property
     def hidden_size(self) -> int:
-        """Width of the encoder's states."""
+        """Width of the encoder's hidden states."""
         return self.encoder.hidden_size

@@ -1,4 +1,4 @@
-"""One encoder with the heads of several tasks (Liu et al. 2019, arXiv 1901.11504, section 3)."""
+"""A shared encoder with a head for each of several tasks (Liu et al. 2019, arXiv 1901.11504, section 3)."""
 
 from typing import Any
 
@@ -14,14 +14,14 @@ from hf_ctxmodels.registry import get_family
 
 
 class CtxMultiTaskModel(CtxPreTrainedModel):
-    """An encoder of any family, and for each task the family's head on it, with the task's own labels and dropout.
+    """An encoder of any family with a head of this family for each task, with task-specific labels and dropout.
 
-    A batch is of one task, which `forward` is told. The model is opened by `AutoModel`; `task(name)` gives the plain
-    model of a task.
+    A batch contains examples of one task, the argument `task` of `forward`. `AutoModel` loads the model; `task(name)`
+    returns the plain model of a task.
 
     Attributes:
         encoder: The shared encoder, with a pooler if a head reads one.
-        heads: Task -> the family's model of it, whose encoder is `encoder`; its parameters are those of the head alone.
+        heads: Task -> the family's model with the task's head. Its encoder is `encoder`, but not its submodule.
 
     Raises:
         CtxError: The heads of the tasks need different encoders.
@@ -42,19 +42,21 @@ class CtxMultiTaskModel(CtxPreTrainedModel):
     def __init__(self, config: CtxMultiTaskConfig) -> None:
         super().__init__(config)
         heads = {name: config.head_class(name)(config.task_config(name)) for name in config.tasks or {}}
-        self.encoder = _shared_encoder(heads) if heads else _bare_encoder(config)
+        self.encoder = (
+            _select_encoder(heads) if heads else get_family(config.encoder).models["AutoModel"](config.encoder)
+        )
         self.heads = nn.ModuleDict(heads)
         for head in heads.values():
-            # found by the head as its own, and no part of its parameters and weights
+            # the encoder is an attribute of the head, but not a submodule, so that its weights are saved once
             del head._modules[head.base_model_prefix]
             head.__dict__[head.base_model_prefix] = self.encoder
             head.all_tied_weights_keys = {}
         targets = dict.fromkeys(name for head in heads.values() for name in head.loss_targets)
-        self.loss_targets = tuple(targets)  # type: ignore[misc]  # of a class everywhere else
+        self.loss_targets = tuple(targets)  # type: ignore[misc]  # a class attribute elsewhere
         self.post_init()
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
-        """Weight of a head -> that of the encoder which it is tied to, as an output layer to the word embeddings."""
+        """Weight of a head -> weight of the encoder that it is tied to, for example of an output layer."""
         return {
             f"heads.{task}.{name}": f"encoder.{tied.removeprefix(f'{head.base_model_prefix}.')}"
             for task, head in self.heads.items()
@@ -80,30 +82,29 @@ class CtxMultiTaskModel(CtxPreTrainedModel):
         task: str | None = None,
         **kwargs: Any,
     ) -> Any:
-        """The output of a task's head, or without a task that of the encoder.
+        """Run the encoder and the head of a task, or the encoder alone without a task.
 
         Args:
-            input_ids, attention_mask: As for the task's head.
-            task: The task of the whole batch.
-            kwargs: Other arguments of its head: further inputs, targets, `num_items_in_batch`.
+            input_ids, attention_mask: As in the task's head.
+            task: The task of all examples of the batch.
+            kwargs: Other arguments of the head: further inputs, targets, `num_items_in_batch`.
 
         Returns:
-            The head's output. In training its loss is multiplied by the task's weight; in evaluation it is that of
-            the plain model.
+            The head's output. In training mode the loss is multiplied by the task's weight.
 
         Raises:
-            CtxError: There is no such task, or the head refuses the arguments.
+            CtxError: There is no such task, or the head raises it.
         """
-        given = {**kwargs, "input_ids": input_ids, "attention_mask": attention_mask, "return_dict": True}
+        arguments = {**kwargs, "input_ids": input_ids, "attention_mask": attention_mask, "return_dict": True}
         if task is None:
-            return self.encoder(**given)
-        output = self.head(task)(**given)
+            return self.encoder(**arguments)
+        output = self.head(task)(**arguments)
         if self.training and output.get("loss") is not None:
             output.loss = output.loss * self.config.loss_weight(task)
         return output
 
     def task_weights(self, task: str) -> dict[str, Tensor]:
-        """The weights of a task's plain model, by their names there; a pooler is among them whether it is read or not.
+        """The weights of a task's plain model by their names there, also of a pooler that the head does not read.
 
         Raises:
             CtxError: There is no such task.
@@ -113,20 +114,20 @@ class CtxMultiTaskModel(CtxPreTrainedModel):
         return {**encoder, **head.state_dict()}
 
     def task(self, name: str) -> CtxPreTrainedModel:
-        """The plain model of a task: the family's class, with a copy of the weights, and the same outputs.
+        """The plain model of a task: the family's class with a copy of the weights and equal outputs.
 
         Raises:
             CtxError: There is no such task, or the model is quantized or has adapters.
         """
         if is_quantized(self):
             raise CtxError(
-                "The weights of a quantized model are codes, which the plain model of a task has not.",
-                hint="take it of the model in single precision, and quantize it then.",
+                "A quantized model has no plain weights for the model of a task.",
+                hint="call `task` of the float32 model, and quantize the result.",
             )
         if has_adapters(self.encoder):
             raise CtxError(
-                "The encoder has adapters, without which the plain model of a task would give other outputs.",
-                hint="save the adapters, take the model of the task without them, and give it them by load_adapter.",
+                "The encoder has adapters, which the plain model of a task would lack.",
+                hint="save and delete the adapters, call `task`, and load the adapters by load_adapter.",
             )
         weights = self.task_weights(name)
         plain = self.config.head_class(name)(self.config.task_config(name)).to(device=self.device, dtype=self.dtype)
@@ -137,37 +138,33 @@ class CtxMultiTaskModel(CtxPreTrainedModel):
         """Copy the weights of another model's encoder.
 
         Args:
-            model: A model of the encoder's family, with a pooler if this one has one.
+            model: A model of the encoder's family, with a pooler if this encoder has one.
         """
         self.encoder.load_state_dict(model.base_model.state_dict())
 
 
-def _bare_encoder(config: CtxMultiTaskConfig) -> CtxPreTrainedModel:
-    return get_family(config.encoder).models["AutoModel"](config.encoder)
-
-
-def _shared_encoder(heads: dict[str, Any]) -> CtxPreTrainedModel:
-    """The encoder of one of the heads that serves all of them.
+def _select_encoder(heads: dict[str, Any]) -> CtxPreTrainedModel:
+    """The encoder of one of the heads that serves all heads.
 
     Raises:
-        CtxError: There is none: they differ in more than a pooler that some of them do not read.
+        CtxError: The encoders differ in more than an unused pooler.
     """
     largest = max(heads, key=lambda name: (heads[name].uses_pooler, len(heads[name].base_model.state_dict())))
-    parts = _parts(heads[largest], with_pooler=True)
+    available = _encoder_modules(heads[largest], with_pooler=True)
     for name, head in heads.items():
-        if not _parts(head, with_pooler=head.uses_pooler) <= parts:
+        if not _encoder_modules(head, with_pooler=head.uses_pooler) <= available:
             raise CtxError(
                 f"The tasks {largest} and {name} cannot share an encoder: {type(heads[largest]).__name__} and "
-                f"{type(head).__name__} pool or read it in different ways.",
-                hint="train them apart, or with another family.",
+                f"{type(head).__name__} need different encoder modules.",
+                hint="train the tasks separately, or use another family.",
             )
     return heads[largest].base_model
 
 
-def _parts(head: Any, with_pooler: bool) -> set[tuple[str, str, tuple[Any, ...]]]:
-    """The modules of a head's encoder: name, class and the shapes of their own parameters."""
+def _encoder_modules(head: Any, with_pooler: bool) -> set[tuple[str, str, tuple[Any, ...]]]:
+    """Name, class and parameter shapes of the modules of a head's encoder."""
     return {
-        (name, type(module).__name__, tuple(each.shape for each in module.parameters(recurse=False)))
+        (name, type(module).__name__, tuple(parameter.shape for parameter in module.parameters(recurse=False)))
         for name, module in head.base_model.named_modules()
         if with_pooler or name.split(".")[0] != "pooler"
     }

@@ -1,11 +1,11 @@
-"""The demo classification data of the package gensim: 200 film-review sentences, half of them positive."""
+"""Demo data for classification, from the package gensim: 200 sentences of film reviews, half of them positive."""
 
 from hf_ctxmodels.data.demo_corpus import demo_file
 from hf_ctxmodels.data.table_files import Row
 
 POLARITY = "pang_lee_polarity.cor"
 
-VALIDATION_EVERY = 5  # the file is sorted by label, so the fifths are balanced
+VALIDATION_EVERY = 5  # the file is sorted by label, so that every fifth sentence is a balanced sample
 
 
 def demo_rows(split: str) -> list[Row]:

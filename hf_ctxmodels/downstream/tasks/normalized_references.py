@@ -21,7 +21,7 @@ class NormalizedReferences:
         tokenizer: The tokenizer of the targets.
         metrics: Names of `TEXT_METRICS`.
         lower_case: Whether the metrics ignore case.
-        tokenizer_arguments: Keywords by which the tokenizer is told the language, see `LanguagePair.tokenizer_arguments`.
+        tokenizer_arguments: Language arguments of the tokenizer, see `LanguagePair.tokenizer_arguments`.
     """
 
     def __init__(

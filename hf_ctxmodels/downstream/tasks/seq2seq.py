@@ -29,7 +29,7 @@ from hf_ctxmodels.downstream.tasks.text_metrics import metric_names, score_texts
 
 @dataclass(frozen=True)
 class SourceTarget:
-    """A text and what is to be written for it."""
+    """A source text and its target text."""
 
     source: str
     target: str
@@ -37,15 +37,15 @@ class SourceTarget:
 
 
 class Seq2Seq(Task[SourceTarget]):
-    """Each word of the target from the source and the words of the target before it; predictions are written.
+    """Generation of a target text from a source text.
 
-    Files are tables with a column of sources (`--text_columns`, by default `source`) and one of targets
-    (`--label_column`, by default `target`). A source over `max_length` tokens is an error, or cut at its end with
-    `cut_sources`; a target over `max_target_length` is an error, since a cut one would teach a wrong end. A target that
-    the tokenizer begins with the decoder's first input is without it, since the decoder begins with it anyway.
+    Files are tables with a column of sources (`--text_columns`, by default `source`) and a column of targets
+    (`--label_column`, by default `target`). A source longer than `max_length` tokens is an error, or truncated with
+    `cut_sources`; a target longer than `max_target_length` is an error, since truncation would teach a wrong end. The
+    decoder's start token is removed from targets, since the decoder adds it.
 
-    The baseline is the source itself or its first sentence, whichever has the better main metric. Where the tokenizer
-    does not give targets back as they are, there are metrics against what it gives back too: `NormalizedReferences`.
+    The baseline is the source or its first sentence, whichever has the better main metric. If the tokenizer does not
+    reproduce targets exactly, there are also metrics against the decoded targets: `NormalizedReferences`.
     """
 
     name: ClassVar[str] = "seq2seq"
@@ -63,7 +63,7 @@ class Seq2Seq(Task[SourceTarget]):
         "target_options",
     )
     uses_target_word_ids: bool = False
-    """Whether features hold `target_word_ids`, (tokens,) the number of each target token's word, -1 for others."""
+    """Whether features contain `target_word_ids`, (tokens,) the index of each target token's word, -1 for others."""
     _BASELINES: ClassVar = {
         "the source itself": lambda source: source,
         "the first sentence of the source": lambda source: split_sentences(source)[0],
@@ -83,9 +83,9 @@ class Seq2Seq(Task[SourceTarget]):
         targets = self._columns(self.arguments.label_column, "target")
         if len(sources) != 1 or len(targets) != 1:
             raise CtxError(
-                f"{len(sources)} columns of sources and {len(targets)} of targets.",
+                f"Expected one source column and one target column, got {len(sources)} and {len(targets)}.",
                 location="--text_columns --label_column",
-                hint="give one of each.",
+                hint="give one column each.",
             )
         return [
             SourceTarget(get_texts(row, sources)[0], get_texts(row, targets)[0], row.where)
@@ -93,151 +93,161 @@ class Seq2Seq(Task[SourceTarget]):
         ]
 
     def config_fields(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-        """See `Task.config_fields`: those of the target vocabulary."""
+        """Fields of the target vocabulary."""
         return target_vocabulary_config(tokenizer)
 
     def configure(
         self, config: PreTrainedConfig, train: Sequence[SourceTarget], validation: Sequence[SourceTarget]
     ) -> None:
-        """Note by which tokens the model begins and ends a text.
+        """Read the special tokens and languages of the model.
 
         Raises:
-            CtxError: The model has no head for the task or no such token, or fewer positions than the longest texts; a
-                language is missing or unknown.
+            CtxError: The model has no head for the task, no end token, or too few positions; a language is missing or
+                unknown.
         """
         if type(config) not in AutoModelForSeq2SeqLM._model_mapping:
             raise CtxError(
-                f"{type(config).__name__} cannot be opened with {self.auto_class}: no head writes targets.",
+                f"{type(config).__name__} has no class for {self.auto_class}.",
                 hint="use an encoder-decoder.",
             )
         self._check_positions(config)
-        written, self._config = self.arguments.target_language, config
-        self._languages = LanguagePair.of(config, None, written, ("--language", "--target_language"))
+        self._config = config
+        self._languages = LanguagePair.of(
+            config, None, self.arguments.target_language, ("--language", "--target_language")
+        )
         ends = config.eos_token_id
         if ends is None:
             raise CtxError(
-                f"{type(config).__name__} has no token that ends a text (eos_token_id).",
-                hint="use an encoder-decoder; or set it by --config_options eos_token_id=NUMBER.",
+                f"{type(config).__name__} has no end-of-sequence token (eos_token_id).",
+                hint="use an encoder-decoder, or give --config_options eos_token_id=ID.",
             )
         self._ends = {ends} if isinstance(ends, int) else set(ends)
         self._query = getattr(config, "query_token_id", None)
         self._start = getattr(config, "decoder_start_token_id", None)
 
     def _check_positions(self, config: PreTrainedConfig) -> None:
-        """Raise CtxError if the model has fewer positions than the longest texts."""
+        """Raise CtxError if the model has fewer positions than the maximum lengths."""
         limit, shared = max_input_length(config), max_pair_length(config)
         source, target = self.arguments.max_length, self.arguments.max_target_length
         for name, length in (("max_length", source), ("max_target_length", target)):
             if limit is not None and length > limit:
                 raise CtxError(
-                    f"Texts of {length} tokens are over the model's limit of {limit} positions.",
+                    f"{length} tokens exceed the model's limit of {limit} positions.",
                     location=f"--{name} {length}",
                     hint=f"use --{name} {limit} or less.",
                 )
         if shared is not None and source + target > shared:
             raise CtxError(
-                f"Sources of {source} and targets of {target} tokens are over the model's limit of {shared} tokens, "
-                "which a source and its target share.",
+                f"{source} source and {target} target tokens exceed the model's common limit of {shared} tokens.",
                 location=f"--max_length {source} --max_target_length {target}",
-                hint=f"lower one of them, to a sum of {shared} or less.",
+                hint=f"use lengths with a sum of at most {shared}.",
             )
 
     def encode(self, examples: Sequence[SourceTarget], tokenizer: PreTrainedTokenizerBase) -> Encoded:
         """See `Task.encode`; origins are example indices."""
         self._tokenizer = tokenizer
         self._references = NormalizedReferences(
-            tokenizer, self._metrics, tokenizer_arguments=self._told(tokenizer, "target")
+            tokenizer, self._metrics, tokenizer_arguments=self._language_arguments(tokenizer, "target")
         )
-        more = self._numbers(tokenizer)
-        sources = self._sources([example.source for example in examples], tokenizer)
-        # the decoder's first input, where the tokenizer begins targets with it; a text may begin with it as well
-        nothing = tokenizer(text_target="")["input_ids"]
-        begun = len(nothing) - len(strip_decoder_start(nothing, self._start))
-        targets = self._targets([example.target for example in examples], tokenizer, begun)
-        self._check(examples, "source", sources, self.arguments.max_length, len(tokenizer("")["input_ids"]))
-        self._check(examples, "target", targets, self.arguments.max_target_length, len(nothing) - begun)
-        self._check_reserved(examples, targets, sum(each in self._ends for each in nothing[begun:]), tokenizer)
+        sources = self._encode_sources([example.source for example in examples], tokenizer)
+        # the tokenizer may begin targets with the decoder's start token; a text may begin with this token too
+        empty_target = tokenizer(text_target="")["input_ids"]
+        num_start_tokens = len(empty_target) - len(strip_decoder_start(empty_target, self._start))
+        empty_target = empty_target[num_start_tokens:]
+        targets = self._encode_targets([example.target for example in examples], tokenizer, num_start_tokens)
+        self._check_lengths(examples, "source", sources, self.arguments.max_length, len(tokenizer("")["input_ids"]))
+        self._check_lengths(examples, "target", targets, self.arguments.max_target_length, len(empty_target))
+        num_ends = sum(token_id in self._ends for token_id in empty_target)
+        self._check_reserved_tokens(examples, targets, num_ends, tokenizer)
+        language_ids = self._language_ids(tokenizer)
         features: list[Feature] = [
-            {"input_ids": source, "labels": target, **more} for source, target in zip(sources, targets, strict=True)
+            {"input_ids": source, "labels": target, **language_ids}
+            for source, target in zip(sources, targets, strict=True)
         ]
         if self.uses_target_word_ids:
-            self._add_words(features, [example.target for example in examples], tokenizer)
+            self._add_target_word_ids(features, [example.target for example in examples], tokenizer)
         return Encoded(features, list(range(len(features))))
 
-    def _numbers(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
-        """The numbers of the languages that the model is told, as `SourceTargetCollator` takes them."""
+    def _language_ids(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
+        """The language ids of the model, as `SourceTargetCollator` expects them."""
         if self._languages is not None:
             return dict(zip(("language", "target_language"), self._languages.numbers, strict=True))
-        number = target_language_id(tokenizer, self.arguments.target_language, self._config)
-        return {} if number is None else {"target_language": number}
+        language_id = target_language_id(tokenizer, self.arguments.target_language, self._config)
+        return {} if language_id is None else {"target_language": language_id}
 
-    def _told(self, tokenizer: PreTrainedTokenizerBase, side: str) -> dict[str, str]:
-        """What a tokenizer is told of the language of the `source` or the `target`."""
-        return (
-            {}
-            if self._languages is None
-            else self._languages.tokenizer_arguments(tokenizer, getattr(self._languages, side))
-        )
+    def _language_arguments(self, tokenizer: PreTrainedTokenizerBase, side: str) -> dict[str, str]:
+        """Arguments of the tokenizer for the language of the `source` or the `target`."""
+        if self._languages is None:
+            return {}
+        return self._languages.tokenizer_arguments(tokenizer, getattr(self._languages, side))
 
-    def _add_words(self, features: list[Feature], texts: list[str], tokenizer: PreTrainedTokenizerBase) -> None:
-        """Add `target_word_ids` to features."""
+    def _add_target_word_ids(
+        self, features: list[Feature], texts: list[str], tokenizer: PreTrainedTokenizerBase
+    ) -> None:
         encoded = tokenizer(text_target=texts, verbose=False)
-        for number, feature in enumerate(features):
-            words = [-1 if word is None else word for word in encoded.word_ids(number)]
-            feature["target_word_ids"] = np.array(words[len(words) - len(feature["labels"]) :])
+        for index, feature in enumerate(features):
+            word_ids = [-1 if word_id is None else word_id for word_id in encoded.word_ids(index)]
+            feature["target_word_ids"] = np.array(word_ids[len(word_ids) - len(feature["labels"]) :])
 
-    def _sources(self, texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
-        cut = {"truncation": True, "max_length": self.arguments.max_length} if self.arguments.cut_sources else {}
-        return tokenizer(texts, verbose=False, **cut, **self._told(tokenizer, "source"))["input_ids"]
+    def _encode_sources(self, texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
+        options: dict[str, Any] = self._language_arguments(tokenizer, "source")
+        if self.arguments.cut_sources:
+            options = {**options, "truncation": True, "max_length": self.arguments.max_length}
+        return tokenizer(texts, verbose=False, **options)["input_ids"]
 
-    def _targets(self, texts: list[str], tokenizer: PreTrainedTokenizerBase, begun: int) -> list[list[int]]:
-        """The targets' ids without the first `begun`; raises CtxError unless they hold a token at which the model
-        stops."""
-        encoded = tokenizer(text_target=texts, verbose=False, **self._told(tokenizer, "target"))
-        targets = [ids[begun:] for ids in encoded["input_ids"]]
+    def _encode_targets(
+        self, texts: list[str], tokenizer: PreTrainedTokenizerBase, num_start_tokens: int
+    ) -> list[list[int]]:
+        """Token ids of the targets without start tokens; raises CtxError if the tokenizer adds no end token."""
+        encoded = tokenizer(text_target=texts, verbose=False, **self._language_arguments(tokenizer, "target"))
+        targets = [ids[num_start_tokens:] for ids in encoded["input_ids"]]
         if not self._ends & set(targets[0]):
             raise CtxError(
-                f"{type(tokenizer).__name__} ends targets without a token at which the model stops writing: "
-                f"eos_token_id {', '.join(map(str, sorted(self._ends)))} is not in {targets[0]}.",
-                hint="use the model's own tokenizer, one that adds the end of text, and a configuration with its id.",
+                f"{type(tokenizer).__name__} adds no end-of-sequence token to targets: eos_token_id "
+                f"{', '.join(map(str, sorted(self._ends)))} is not in {targets[0]}.",
+                hint="use the model's tokenizer, which adds the end token, and a configuration with its id.",
             )
         return targets
 
-    def _check(
-        self, examples: Sequence[SourceTarget], side: str, rows: list[list[int]], limit: int, special: int
+    def _check_lengths(
+        self, examples: Sequence[SourceTarget], side: str, sequences: list[list[int]], limit: int, num_special: int
     ) -> None:
-        """Raise CtxError for a row without a token of text, or with too many tokens."""
+        """Raise CtxError for a text without tokens, or with more tokens than the limit."""
         flag = "max_length" if side == "source" else "max_target_length"
-        for example, row in zip(examples, rows, strict=True):
-            if len(row) <= special:
+        for example, sequence in zip(examples, sequences, strict=True):
+            if len(sequence) <= num_special:
                 raise CtxError(
-                    f"The {side} has no token of text: {getattr(example, side)!r}.",
+                    f"The {side} has no tokens: {getattr(example, side)!r}.",
                     location=example.where,
                     hint="remove the line, or fill it in.",
                 )
-        long = [(len(row), number) for number, row in enumerate(rows) if len(row) > limit]
-        if long:
-            most, number = max(long)
+        too_long = [(len(sequence), index) for index, sequence in enumerate(sequences) if len(sequence) > limit]
+        if too_long:
+            longest, index = max(too_long)
             raise CtxError(
-                f"{len(long)} of {len(rows)} {side}s have more than {limit} tokens, the longest {most}.",
-                location=f"{examples[number].where}, --{flag} {limit}",
+                f"{len(too_long)} of {len(sequences)} {side}s have more than {limit} tokens, the longest {longest}.",
+                location=f"{examples[index].where}, --{flag} {limit}",
                 hint=f"raise --{flag}, or "
-                + ("cut the ends of sources: --cut_sources." if side == "source" else "remove the lines."),
+                + ("truncate sources by --cut_sources." if side == "source" else "remove the lines."),
             )
 
-    def _check_reserved(
-        self, examples: Sequence[SourceTarget], rows: list[list[int]], ends: int, tokenizer: PreTrainedTokenizerBase
+    def _check_reserved_tokens(
+        self,
+        examples: Sequence[SourceTarget],
+        targets: list[list[int]],
+        num_ends: int,
+        tokenizer: PreTrainedTokenizerBase,
     ) -> None:
-        """Raise CtxError for a target whose text holds an end, where a model would stop, or the token that predicts."""
-        for example, row in zip(examples, rows, strict=True):
-            found = [each for each in row if each in self._ends]
-            if self._query in row or len(found) > ends:
-                token = self._query if self._query in row else found[0]
+        """Raise CtxError for a target whose text contains an end token or the query token."""
+        for example, target in zip(examples, targets, strict=True):
+            end_tokens = [token_id for token_id in target if token_id in self._ends]
+            if self._query in target or len(end_tokens) > num_ends:
+                token_id = self._query if self._query in target else end_tokens[0]
                 raise CtxError(
-                    f"The text of the target holds {tokenizer.convert_ids_to_tokens(token)}, at which the model stops, "
-                    f"or by which it predicts: {example.target[:60]!r}.",
+                    f"The text of the target contains the reserved token {tokenizer.convert_ids_to_tokens(token_id)}: "
+                    f"{example.target[:60]!r}.",
                     location=example.where,
-                    hint="take such strings out of the text.",
+                    hint="remove the token from the text.",
                 )
 
     def collator(self, tokenizer: PreTrainedTokenizerBase) -> Collator:
@@ -245,11 +255,11 @@ class Seq2Seq(Task[SourceTarget]):
         return FeatureCollator(SourceTargetCollator(tokenizer))
 
     def generate(self, model: PreTrainedModel, batch: dict[str, Any]) -> list[Logits]:
-        """See `Task.generate`: `sequences`, the ids of each."""
+        """See `Task.generate`; the outputs are `sequences`, the generated token ids."""
         inputs = {name: value for name, value in batch.items() if name not in self.targets}
         settings = {"num_beams": self.arguments.num_beams, "max_new_tokens": self.arguments.max_target_length}
-        written = model.generate(**inputs, **settings, do_sample=False)
-        return [{"sequences": row} for row in written.cpu().numpy()]
+        generated = model.generate(**inputs, **settings, do_sample=False)
+        return [{"sequences": token_ids} for token_ids in generated.cpu().numpy()]
 
     def decode(self, examples: Sequence[SourceTarget], encoded: Encoded, outputs: Sequence[Logits]) -> list[str]:
         """See `Task.decode`."""
@@ -258,8 +268,8 @@ class Seq2Seq(Task[SourceTarget]):
     def score(self, examples: Sequence[SourceTarget], predictions: Sequence[str]) -> dict[str, float]:
         """The metrics of `--metrics`, see `text_metrics`; after `encode` also `NormalizedReferences.scores`."""
         targets = [example.target for example in examples]
-        more = {} if self._references is None else self._references.scores(predictions, targets)
-        return score_texts(self._metrics, predictions, targets) | more
+        scores = score_texts(self._metrics, predictions, targets)
+        return scores if self._references is None else scores | self._references.scores(predictions, targets)
 
     def ceiling(self, examples: Sequence[SourceTarget]) -> dict[str, float]:
         """See `Task.ceiling`; after `encode`."""
@@ -267,10 +277,12 @@ class Seq2Seq(Task[SourceTarget]):
 
     def baseline(self, train: Sequence[SourceTarget], validation: Sequence[SourceTarget]) -> list[str]:
         """The sources or their first sentences, whichever has the better main metric; named in `baseline_name`."""
-        written = {name: [write(each.source) for each in validation] for name, write in self._BASELINES.items()}
-        scores = {name: next(iter(self.score(validation, texts).values())) for name, texts in written.items()}
+        predictions = {
+            name: [predict(example.source) for example in validation] for name, predict in self._BASELINES.items()
+        }
+        scores = {name: next(iter(self.score(validation, texts).values())) for name, texts in predictions.items()}
         self.baseline_name = max(scores, key=scores.__getitem__)
-        return written[self.baseline_name]
+        return predictions[self.baseline_name]
 
     def record(self, example: SourceTarget, prediction: str) -> dict[str, Any]:
         """See `Task.record`."""

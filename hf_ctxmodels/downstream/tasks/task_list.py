@@ -1,4 +1,4 @@
-"""Lists of tasks for learning them together: a YAML file -> their kinds, files and arguments.
+"""Task lists for multi-task learning: a YAML file with the tasks' kinds, files and arguments.
 
 sampling: proportional
 tasks:
@@ -31,19 +31,19 @@ KINDS = tuple(name for name, task in TASKS.items() if not task.is_generative)
 
 @dataclass(frozen=True)
 class ListedTask:
-    """A task of a list.
+    """A task of a task list.
 
     Attributes:
-        name: Its name.
+        name: Name of the task.
         kind: A key of `TASKS`.
         train_file, validation_file: See `hf-ctxmodels finetune`.
-        weight: Factor of its loss in training.
-        head_dropout: Dropout before its head; None for the model's.
+        weight: Factor of the training loss.
+        head_dropout: Dropout rate before the head; None for the model's.
         answer_steps: Steps of an answer network for pairs (`heads.answer_network`); 0 for a linear classifier.
-        answer_dropout: Rate at which training leaves out steps of the answer network; None for the model's.
-        metric: Its main metric, of which the mean over the tasks is taken; None for the first of its kind.
-        where: Its place in the file.
-        arguments: Columns and length.
+        answer_dropout: Rate of dropping steps of the answer network in training; None for the model's.
+        metric: Main metric, which is averaged over the tasks; None for the first metric of the kind.
+        where: Location in the file, for error messages.
+        arguments: Columns and maximum length.
     """
 
     name: str
@@ -65,14 +65,14 @@ class ListedTask:
 
 @dataclass(frozen=True)
 class TaskList:
-    """What a file says.
+    """The content of a task list.
 
     Attributes:
-        tasks: In the file's order.
-        sampling: "proportional": all batches of all tasks, shuffled (MT-DNN); "temperature": each step drawn with
-            probabilities proportional to n^(1/temperature) for n batches; "annealed": likewise with an exponent that
-            falls from 1 to 0.2 over the epochs.
-        temperature: Of the sampling of this name.
+        tasks: The tasks in file order.
+        sampling: "proportional": all batches of all tasks, shuffled (MT-DNN); "temperature": the task of a step is
+            sampled with probability proportional to n^(1/temperature) for n batches; "annealed": as "temperature", with
+            an exponent that decreases from 1 to 0.2 over the epochs.
+        temperature: Temperature of the sampling.
     """
 
     tasks: tuple[ListedTask, ...]
@@ -80,159 +80,171 @@ class TaskList:
     temperature: float = 1.0
 
 
-_OF_LIST = ("tasks", "sampling", "temperature", "folder")
-_OWN = tuple(each.name for each in fields(ListedTask) if each.name not in ("name", "where", "arguments"))
-_COLUMNS = tuple(each.name for each in fields(TaskArguments))
+_LIST_KEYS = ("tasks", "sampling", "temperature", "folder")
+_TASK_KEYS = tuple(f.name for f in fields(ListedTask) if f.name not in ("name", "where", "arguments"))
+_COLUMNS = tuple(f.name for f in fields(TaskArguments))
 
 
 def read_task_list(file: str | Path, defaults: TaskArguments, folder: str | Path | None = None) -> TaskList:
-    """The tasks of a YAML file; see the module.
+    """Read a task list from a YAML file; the module's docstring has an example.
 
     Args:
         file: The file.
-        defaults: Columns and length where a task does not give its own.
-        folder: Where relative paths in the file start; None for its `folder`, or else the current directory.
+        defaults: Default columns and maximum length of the tasks.
+        folder: Base directory of relative paths; None for the file's `folder`, or the current directory.
 
     Raises:
-        CtxError: It cannot be read, or a key or value is wrong; the message names file, line and key.
+        CtxError: The file cannot be read, or a key or value is invalid; the message names file, line and key.
     """
-    read = _Reader(file)
-    top = read.mapping(read.root, "the file")
-    read.check_keys(top, _OF_LIST, "a list of tasks")
-    start = Path(folder if folder is not None else read.value(top, "folder", str, "."))
-    listed = read.mapping(top["tasks"][1], "`tasks`") if "tasks" in top else {}
-    if not listed:
-        raise CtxError("The file lists no task.", location=str(file), hint="write tasks: and a name for each below it.")
-    read_by_some = {name for kind in KINDS for name in TASKS[kind].reads}
-    refuse_unread_flags(defaults, read_by_some, "No kind of task in a list reads it.")
-    tasks = tuple(_task(read, name, *entry, defaults, start) for name, entry in listed.items())
-    sampling = read.value(top, "sampling", str, "temperature" if "temperature" in top else "proportional")
-    if sampling not in SAMPLINGS or (sampling == "temperature") != ("temperature" in top):
+    reader = _YamlReader(file)
+    entries = reader.mapping(reader.root, "the file")
+    reader.check_keys(entries, _LIST_KEYS, "a task list")
+    root = Path(folder if folder is not None else reader.value(entries, "folder", str, "."))
+    task_entries = reader.mapping(entries["tasks"][1], "`tasks`") if "tasks" in entries else {}
+    if not task_entries:
+        raise CtxError("The task list is empty.", location=str(file), hint="write tasks: and a name for each below it.")
+    argument_names = {name for kind in KINDS for name in TASKS[kind].reads}
+    refuse_unread_flags(defaults, argument_names, "No task of a task list reads it.")
+    tasks = tuple(_parse_task(reader, name, *entry, defaults, root) for name, entry in task_entries.items())
+    sampling = reader.value(entries, "sampling", str, "temperature" if "temperature" in entries else "proportional")
+    if sampling not in SAMPLINGS or (sampling == "temperature") != ("temperature" in entries):
         raise CtxError(
-            f"sampling is {sampling!r}" + (" beside a temperature." if "temperature" in top else "."),
-            location=read.place(top, "sampling" if "sampling" in top else "temperature"),
-            hint=f"use one of {', '.join(SAMPLINGS)}; `temperature: 2` belongs to that of this name alone.",
+            f"sampling is {sampling!r}" + (" with a temperature." if "temperature" in entries else "."),
+            location=reader.location(entries, "sampling" if "sampling" in entries else "temperature"),
+            hint=f"use one of {', '.join(SAMPLINGS)}; `temperature: 2` is valid only with sampling: temperature.",
         )
-    temperature = read.value(top, "temperature", float, 1.0)
+    temperature = reader.value(entries, "temperature", float, 1.0)
     if not temperature > 0:
-        raise CtxError("A temperature is above 0.", location=read.place(top, "temperature"), hint="use 2, for example.")
+        raise CtxError(
+            f"temperature is {temperature}, expected a value above 0.",
+            location=reader.location(entries, "temperature"),
+            hint="use 2, for example.",
+        )
     return TaskList(tasks, sampling, temperature)
 
 
-def _task(read: "_Reader", name: str, line: int, node: yaml.Node, defaults: TaskArguments, start: Path) -> ListedTask:
-    where = f"{read.file}:{line}, task {name}"
-    entry = read.mapping(node, f"the task {name}")
-    read.check_keys(entry, (*_OWN, *_COLUMNS), f"the task {name}")
+def _parse_task(
+    reader: "_YamlReader", name: str, line: int, node: yaml.Node, defaults: TaskArguments, root: Path
+) -> ListedTask:
+    where = f"{reader.file}:{line}, task {name}"
+    entry = reader.mapping(node, f"the task {name}")
+    reader.check_keys(entry, (*_TASK_KEYS, *_COLUMNS), f"the task {name}")
     if missing := [key for key in ("kind", "train_file", "validation_file") if key not in entry]:
         raise CtxError(f"The task {name} has no {' and no '.join(missing)}.", location=where, hint="add it.")
     hints = get_type_hints(ListedTask) | get_type_hints(TaskArguments)
-    values = {key: read.value(entry, key, hints[key]) for key in entry}
+    values = {key: reader.value(entry, key, hints[key]) for key in entry}
     if values["kind"] not in KINDS:
         raise CtxError(
-            f"The task {name} is of an unknown kind, {values['kind']!r}.",
-            location=read.place(entry, "kind"),
+            f"The task {name} has the unknown kind {values['kind']!r}.",
+            location=reader.location(entry, "kind"),
             hint=f"use one of {', '.join(KINDS)}.",
         )
-    for key, most in (("weight", math.inf), ("head_dropout", 1), ("answer_steps", 100), ("answer_dropout", 1)):
+    for key, maximum in (("weight", math.inf), ("head_dropout", 1), ("answer_steps", 100), ("answer_dropout", 1)):
         value = values.get(key)
-        if value is not None and not (0 <= value <= most and (value or key != "weight")):
-            raise CtxError(f"{key} is {value}.", location=read.place(entry, key), hint="see the head of the example.")
+        if value is not None and not (0 <= value <= maximum and (value or key != "weight")):
+            raise CtxError(
+                f"{key} is {value}, expected {'above 0' if key == 'weight' else f'0 to {maximum}'}.",
+                location=reader.location(entry, key),
+                hint="correct the value.",
+            )
     for key in ("train_file", "validation_file"):
         if values[key] != "demo":
-            values[key] = str(start / values[key])
+            values[key] = str(root / values[key])
         if values[key] != "demo" and not Path(values[key]).is_file():
             raise CtxError(
                 f"The task {name} has no such file: {values[key]}.",
-                location=read.place(entry, key),
-                hint="correct the path, or give the folder that it starts from, --tasks_folder.",
+                location=reader.location(entry, key),
+                hint="correct the path, or give its base directory by --tasks_folder.",
             )
-    if unread := [key for key in entry if key in _COLUMNS and key not in TASKS[values["kind"]].reads]:
+    if unused := [key for key in entry if key in _COLUMNS and key not in TASKS[values["kind"]].reads]:
         raise CtxError(
-            f"A task of the kind {values['kind']} does not read {unread[0]}.",
-            location=read.place(entry, unread[0]),
+            f"A task of the kind {values['kind']} does not read {unused[0]}.",
+            location=reader.location(entry, unused[0]),
             hint="remove the line.",
         )
     columns = replace(defaults, **{key: values.pop(key) for key in _COLUMNS if key in values})
     return ListedTask(name=name, where=where, arguments=columns, **values)
 
 
-class _Reader:
-    """A YAML file as nodes, whose lines errors name."""
+class _YamlReader:
+    """Reads a YAML file as nodes, so that errors name lines."""
 
     def __init__(self, file: str | Path) -> None:
         self.file = file
         if not Path(file).is_file():
             raise CtxError(
-                "There is no such list of tasks.",
+                "There is no such task list.",
                 location=str(file),
-                hint="give the path of a YAML file, or the name of a list that `hf-ctxmodels recipes` shows.",
+                hint="give the path of a YAML file, or the name of a task list that `hf-ctxmodels recipes` shows.",
             )
         try:
             root = yaml.compose(read_text(file), Loader=yaml.SafeLoader)
         except (yaml.YAMLError, RecursionError) as error:
             raise CtxError(
-                f"The list of tasks is not valid YAML: {error}.", location=str(file), hint="see the example."
+                f"The task list is not valid YAML: {error}.", location=str(file), hint="see the example."
             ) from error
         if root is None:
-            raise CtxError("The list of tasks is empty.", location=str(file), hint="see the example.")
+            raise CtxError("The task list file is empty.", location=str(file), hint="see the example.")
         self.root = root
 
-    def mapping(self, node: yaml.Node, what: str) -> dict[str, tuple[int, yaml.Node]]:
-        """Key -> its line and the node of its value; raises CtxError for other nodes and for a key given twice."""
+    def mapping(self, node: yaml.Node, description: str) -> dict[str, tuple[int, yaml.Node]]:
+        """Key -> line and node of its value; raises CtxError if the node is not a mapping, or a key occurs twice."""
         if not isinstance(node, yaml.MappingNode):
             raise CtxError(
-                f"Expected keys and values in {what}.",
+                f"Expected keys and values in {description}.",
                 location=f"{self.file}:{node.start_mark.line + 1}",
                 hint="key: value",
             )
-        found: dict[str, tuple[int, yaml.Node]] = {}
+        entries: dict[str, tuple[int, yaml.Node]] = {}
         for key, value in node.value:
             line = key.start_mark.line + 1
-            if key.value in found:
+            if key.value in entries:
                 raise CtxError(
-                    f"{key.value!r} stands twice in {what}, first in line {found[key.value][0]}.",
+                    f"{key.value!r} occurs twice in {description}, first in line {entries[key.value][0]}.",
                     location=f"{self.file}:{line}",
                     hint="remove one of them.",
                 )
-            found[key.value] = (line, value)
-        return found
+            entries[key.value] = (line, value)
+        return entries
 
-    def check_keys(self, given: Mapping[str, tuple[int, Any]], known: tuple[str, ...], what: str) -> None:
-        """Raise CtxError for a key that is unknown."""
-        for key in given:
-            if key not in known:
-                near = difflib.get_close_matches(key, known, n=1)
+    def check_keys(self, entries: Mapping[str, tuple[int, Any]], allowed: tuple[str, ...], description: str) -> None:
+        """Raise CtxError for an unknown key."""
+        for key in entries:
+            if key not in allowed:
+                matches = difflib.get_close_matches(key, allowed, n=1)
                 raise CtxError(
-                    f"Unknown key {key!r} in {what}.",
-                    location=self.place(given, key),
-                    hint=(f"did you mean {near[0]}? " if near else "") + f"Known are {', '.join(known)}.",
+                    f"Unknown key {key!r} in {description}.",
+                    location=self.location(entries, key),
+                    hint=(f"did you mean {matches[0]}? " if matches else "") + f"Use one of {', '.join(allowed)}.",
                 )
 
-    def place(self, given: Mapping[str, tuple[int, Any]], key: str) -> str:
+    def location(self, entries: Mapping[str, tuple[int, Any]], key: str) -> str:
         """`file:line, key` of a key."""
-        return f"{self.file}:{given[key][0]}, {key}"
+        return f"{self.file}:{entries[key][0]}, {key}"
 
-    def value(self, given: Mapping[str, tuple[int, yaml.Node]], key: str, kind: Any, default: Any = None) -> Any:
-        """The value of a key in the type of its field; raises CtxError where it is of another one."""
-        if key not in given:
+    def value(self, entries: Mapping[str, tuple[int, yaml.Node]], key: str, hint: Any, default: Any = None) -> Any:
+        """The value of a key, converted to a type; raises CtxError if it has another type."""
+        if key not in entries:
             return default
-        node = given[key][1]
+        node = entries[key][1]
         value = yaml.SafeLoader("").construct_object(node, deep=True)
-        kinds = {each for each in getattr(kind, "__args__", (kind,)) if each is not type(None)}
-        if str in kinds and not isinstance(value, bool) and value is not None:
+        types = {type_ for type_ in getattr(hint, "__args__", (hint,)) if type_ is not type(None)}
+        if str in types and not isinstance(value, bool) and value is not None:
             value = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-        if float in kinds and isinstance(value, int | str) and not isinstance(value, bool):
+        if float in types and isinstance(value, int | str) and not isinstance(value, bool):
             value = _as_float(value)
-        if type(value) not in kinds and not (value is None and kinds != {kind}):
-            wanted = " or ".join(sorted(each.__name__ for each in kinds))
+        if type(value) not in types and not (value is None and types != {hint}):
+            type_names = " or ".join(sorted(type_.__name__ for type_ in types))
             raise CtxError(
-                f"{key} is {value!r}, not of type {wanted}.", location=self.place(given, key), hint="mend it."
+                f"{key} is {value!r}, expected type {type_names}.",
+                location=self.location(entries, key),
+                hint="correct the value.",
             )
         return value
 
 
 def _as_float(value: int | str) -> Any:
-    """The number; YAML takes 1e-4 for a text."""
+    """The value as a number if possible; YAML reads 1e-4 as a string."""
     try:
         return float(value)
     except (ValueError, OverflowError):

@@ -33,22 +33,22 @@ tasks:
 WRONG = {
     ("kind: sequence-classification\n    train_file: rte", "kind: parsing\n    train_file: rte"): (5, "'parsing'"),
     ("    answer_steps: 3", "    anser_steps: 3"): (10, "did you mean answer_steps"),
-    ("    max_length: 64", "    max_length: long"): (17, "max_length is 'long', not of type int"),
-    ("    max_length: 64", "    both_orders: 3"): (17, "both_orders is 3, not of type bool"),
+    ("    max_length: 64", "    max_length: long"): (17, "max_length is 'long', expected type int"),
+    ("    max_length: 64", "    both_orders: 3"): (17, "both_orders is 3, expected type bool"),
     ("    max_length: 64", "    num_beams: 3"): (17, "sequence-classification does not read num_beams"),
     ("    weight: 5e-1", "    weight: -1"): (9, "weight is -1.0"),
     ("    head_dropout: 0.05", "    head_dropout: 1.5"): (18, "head_dropout is 1.5"),
     ("    train_file: cola.tsv", "    train_file: other.tsv"): (13, "no such file"),
     ("    train_file: cola.tsv\n", ""): (11, "cola has no train_file"),
-    ("  cola:\n", "  rte:\n"): (11, "'rte' stands twice in `tasks`, first in line 4"),
+    ("  cola:\n", "  rte:\n"): (11, "'rte' occurs twice in `tasks`, first in line 4"),
     ("temperature: 2", "temperature: 0"): (2, "above 0"),
-    ("temperature: 2", "temperature: 2\nsampling: annealed"): (3, "'annealed' beside a temperature"),
+    ("temperature: 2", "temperature: 2\nsampling: annealed"): (3, "'annealed' with a temperature"),
     ("temperature: 2", "sampling: uniform"): (2, "'uniform'"),
     ("temperature: 2", "heads: 2"): (2, "Unknown key 'heads'"),
     ("    kind: sequence-classification\n    train_file: rte.tsv", "    - kind"): (None, "not valid YAML"),
     (LIST[LIST.index("tasks:") :], "tasks: [rte]\n"): (3, "Expected keys and values in `tasks`"),
     (LIST, ""): (None, "is empty"),
-    (LIST, "sampling: proportional"): (None, "lists no task"),
+    (LIST, "sampling: proportional"): (None, "is empty"),
 }
 
 
@@ -93,7 +93,7 @@ def _check_what_it_says(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_flags_that_no_task_of_a_list_reads_are_refused(file: Path, tmp_path: Path) -> None:
     """Those that one kind reads are defaults, whatever kinds the list has."""
-    with pytest.raises(CtxError, match="No kind of task in a list reads it") as raised:
+    with pytest.raises(CtxError, match="No task of a task list reads it") as raised:
         read_task_list(file, TaskArguments(num_beams=2), tmp_path)
     assert raised.value.location == "--num_beams"
     assert read_task_list(file, TaskArguments(doc_stride=3), tmp_path).tasks[0].arguments.doc_stride == 3

@@ -134,7 +134,7 @@ def test_the_language_is_given_to_the_model(tmp_path):
         (("A cat.", "Katze"), {"metrics": "bleu,blue"}, r"(?s)no metric 'blue'.*rouge, bleu, exact_match"),
         (("A cat.", "Katze"), {"metrics": "bleu,bleu"}, "occurs twice"),
         (("A cat.", "Katze"), {"num_beams": 0}, "--num_beams must be at least 1"),
-        (("A cat.", "Katze"), {"text_columns": "source,target"}, "2 columns of sources"),
+        (("A cat.", "Katze"), {"text_columns": "source,target"}, "one source column.*got 2 and 1"),
     ],
 )
 def test_bad_data_say_what_and_where(tmp_path, words, pair, arguments, says):
@@ -155,18 +155,18 @@ def test_long_sources_are_cut_on_request(tmp_path, words):
 
 def test_models_and_tokenizers_that_cannot_write_are_refused(tmp_path, words, tokenizer):
     task, examples = prepared(tmp_path, words)
-    with pytest.raises(CtxError, match="CtxBertConfig cannot be opened with AutoModelForSeq2SeqLM"):
+    with pytest.raises(CtxError, match="CtxBertConfig has no class for AutoModelForSeq2SeqLM"):
         task.configure(CtxBertConfig(), examples, examples)
-    with pytest.raises(CtxError, match="no token that ends a text"):
+    with pytest.raises(CtxError, match="no end-of-sequence token"):
         task.configure(CtxCoveConfig(eos_token_id=None), examples, examples)
     with pytest.raises(CtxError, match=r"limit of 100 positions(.|\n)*--max_length 128"):
         task.configure(BartConfig(max_position_embeddings=100), examples, examples)
     task.configure(CtxCoveConfig(eos_token_id=149), examples, examples)
-    with pytest.raises(CtxError, match=r"CtxBertTokenizer ends targets without.*eos_token_id 149"):
+    with pytest.raises(CtxError, match=r"CtxBertTokenizer adds no end-of-sequence token.*eos_token_id 149"):
         task.encode(examples, tokenizer)
     task.configure(CtxCoveConfig(eos_token_id=tokenizer.sep_token_id), examples, examples)
     for pair, side in ((("\x01", "the cat"), "source"), (("the cat", "\x01"), "target")):
-        with pytest.raises(CtxError, match=rf"(?s)The {side} has no token of text: '\\x01'.*a:1"):
+        with pytest.raises(CtxError, match=rf"(?s)The {side} has no tokens: '\\x01'.*a:1"):
             task.encode([SourceTarget(*pair, "a:1")], tokenizer)
     words.pad_token = None
     with pytest.raises(CtxError, match="no padding token"):
