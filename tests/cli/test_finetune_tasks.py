@@ -269,7 +269,10 @@ def test_what_cannot_be_is_one_screen(checkpoint, tmp_path, monkeypatch, capsys,
     wrong = {
         "a missing column": (lambda each: each["sentences"].update(label_column="judgement"), "No column 'judgement'"),
         "an unknown metric": (lambda each: each["sentences"].update(metric="bleu"), "has no metric 'bleu'"),
-        "a task without a name": (lambda each: each.update(values=each.pop("sentences")), "'values' is not a valid name"),
+        "a task without a name": (
+            lambda each: each.update(values=each.pop("sentences")),
+            "'values' is not a valid name",
+        ),
     }
     for what, (change, says) in wrong.items():
         with subtests.test(what):
