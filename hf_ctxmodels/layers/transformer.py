@@ -392,10 +392,12 @@ def run_stack(
     cross_attentions: list[Tensor] = []
     for number, (block, context) in enumerate(zip(layers, contexts, strict=True)):
         hidden_states = _zero_at(padding_mask, hidden_states)
-        recorded_states.append(None)
         if number in recorded_numbers:
-            recorded_states[-1] = layout.unpack(hidden_states)
-            hidden_states = layout.pack(recorded_states[-1])  # for gradients with respect to the recorded states
+            state = layout.unpack(hidden_states)
+            recorded_states.append(state)
+            hidden_states = layout.pack(state)  # for gradients with respect to the recorded states
+        else:
+            recorded_states.append(None)
         hidden_states, attention, cross_attention = block(
             hidden_states,
             context.layout,

@@ -1,4 +1,4 @@
-"""The feed-forward network by parts of its rows, as a CPU computes it without gradients."""
+"""The feed-forward network in chunks of rows, as computed on a CPU without gradients."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from hf_ctxmodels.layers.transformer import FeedForward, GatedFeedForward
 
 
 class Recording(nn.Module):
-    """An activation that keeps the shapes of what it is given."""
+    """ReLU that records the number of rows of its inputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -22,8 +22,8 @@ class Recording(nn.Module):
 
 
 @pytest.mark.parametrize("network", [FeedForward, GatedFeedForward])
-def test_parts_equal_the_whole(network: type[FeedForward], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Equal states, with no more rows at once than a part has; whole where dropout, gradients or a hook need them."""
+def test_chunks_equal_one_pass(network: type[FeedForward], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks are used only without dropout, gradients and hooks."""
     monkeypatch.setattr(cpu_linear, "_CHUNK_ROWS", 8)
     torch.manual_seed(0)
     layer = network(16, 32, "relu", dropout=0.5).eval()
@@ -37,8 +37,8 @@ def test_parts_equal_the_whole(network: type[FeedForward], monkeypatch: pytest.M
         layer.train()(states)
         assert layer.activation.rows[3:] == [3]
         layer.eval()
-        for each in (layer.activation, layer.up_proj):
-            handle = each.register_forward_hook(lambda *_: None)
+        for module in (layer.activation, layer.up_proj):
+            handle = module.register_forward_hook(lambda *_: None)
             layer.activation.rows.clear()
             assert_close(layer(states), expected)
             assert layer.activation.rows == [3]

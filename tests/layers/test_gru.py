@@ -1,4 +1,4 @@
-"""The packed GRU against torch's own, one row after the other, and on its slow path and in a graph."""
+"""The packed GRU equals `torch.nn.GRU` run on each row separately; also with padding and in a compiled graph."""
 
 import pytest
 import torch
@@ -18,54 +18,54 @@ NAMES = {
 }
 
 
-def peer_of(layer: GRU) -> nn.GRU:
-    """torch's layer, with the same weights."""
-    peer = nn.GRU(layer.input_weight.shape[2], layer.hidden_size, bidirectional=True, batch_first=True)
+def make_torch_gru(layer: GRU) -> nn.GRU:
+    """`torch.nn.GRU` with the same weights."""
+    torch_gru = nn.GRU(layer.input_weight.shape[2], layer.hidden_size, bidirectional=True, batch_first=True)
     with torch.no_grad():
         for ours, theirs in NAMES.items():
             for direction, suffix in enumerate(("", "_reverse")):
-                getattr(peer, theirs + suffix).copy_(getattr(layer, ours)[direction])
-    return peer.to(layer.bias.dtype)
+                getattr(torch_gru, theirs + suffix).copy_(getattr(layer, ours)[direction])
+    return torch_gru.to(layer.bias.dtype)
 
 
-def one_by_one(peer: nn.GRU, inputs: Tensor, state: GRUState) -> tuple[Tensor, Tensor]:
-    """(2, rows, length, hidden) and the last states, each row alone and without its padding."""
-    outputs, last = torch.zeros(2, *TOKENS.shape, peer.hidden_size, dtype=inputs.dtype), []
-    for row, there in enumerate(TOKENS):
-        found, hidden = peer(inputs[row, there][None], state.hidden[:, row : row + 1].contiguous())
-        outputs[:, row, there] = torch.stack(found[0].chunk(2, -1))
+def run_rows_separately(torch_gru: nn.GRU, inputs: Tensor, state: GRUState) -> tuple[Tensor, Tensor]:
+    """(2, rows, length, hidden) and the last states, for each row separately without padding."""
+    outputs, last = torch.zeros(2, *TOKENS.shape, torch_gru.hidden_size, dtype=inputs.dtype), []
+    for row, is_token in enumerate(TOKENS):
+        found, hidden = torch_gru(inputs[row, is_token][None], state.hidden[:, row : row + 1].contiguous())
+        outputs[:, row, is_token] = torch.stack(found[0].chunk(2, -1))
         last.append(hidden)
     return outputs, torch.cat(last, 1)
 
 
 @pytest.mark.parametrize("build", [PackedSequences.build, PackedSequences.with_padding])
-def test_values_and_gradients_are_those_of_torch(build: object) -> None:
+def test_values_and_gradients_equal_torch(build: object) -> None:
     torch.manual_seed(0)
     layer = GRU(5, 8).double()
-    peer = peer_of(layer)
+    torch_gru = make_torch_gru(layer)
     inputs = torch.randn(4, 7, 5, dtype=torch.double, requires_grad=True)
     state = GRUState(torch.randn(2, 4, 8, dtype=torch.double, requires_grad=True))
     rows = build(TOKENS)
     packed, after = layer(rows.pack(inputs), rows, rows.pack_state([state.hidden.transpose(0, 1)]))
     got = (rows.unpack(packed), rows.unpack_state(after)[0].transpose(0, 1))
-    expected = one_by_one(peer, inputs, state)
+    expected = run_rows_separately(torch_gru, inputs, state)
     weights = [torch.randn_like(each) for each in expected]
     found = []
-    for results, module in ((got, layer), (expected, peer)):
+    for results, module in ((got, layer), (expected, torch_gru)):
         total = sum((each * weight).sum() for each, weight in zip(results, weights, strict=True))
         found.append(torch.autograd.grad(total, [inputs, *state, *module.parameters()]))
     for ours, theirs in zip(got, expected, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-10, rtol=1e-10)
     for ours, theirs in zip(found[0][:2], found[1][:2], strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-10, rtol=1e-10)
-    theirs = dict(zip([name for name, _ in peer.named_parameters()], found[1][2:], strict=True))
+    theirs = dict(zip([name for name, _ in torch_gru.named_parameters()], found[1][2:], strict=True))
     for (name, _), gradient in zip(layer.named_parameters(), found[0][2:], strict=True):
         both = torch.stack([theirs[NAMES[name]], theirs[f"{NAMES[name]}_reverse"]])
         torch.testing.assert_close(gradient, both, atol=1e-10, rtol=1e-10)
 
 
-def test_single_precision_without_gradient() -> None:
-    """Rows long enough for weights that are laid out beforehand; one direction is the first of two."""
+def test_float32_without_gradients() -> None:
+    """Sequences long enough for prepacked weights; one direction equals the first of two."""
     torch.manual_seed(1)
     layer, inputs = GRU(40, 64), torch.randn(5, 30, 40)
     lengths = torch.tensor([30, 4, 17, 30, 1])
@@ -73,7 +73,7 @@ def test_single_precision_without_gradient() -> None:
     rows = PackedSequences.build(tokens)
     with torch.no_grad():
         outputs = rows.unpack(layer(rows.pack(inputs), rows)[0])
-        expected, _ = peer_of(layer)(nn.utils.rnn.pack_padded_sequence(inputs, lengths, True, False))
+        expected, _ = make_torch_gru(layer)(nn.utils.rnn.pack_padded_sequence(inputs, lengths, True, False))
         expected, _ = nn.utils.rnn.pad_packed_sequence(expected, True)
         torch.testing.assert_close(torch.cat([*outputs], -1), expected, atol=1e-5, rtol=1e-5)
         first = GRU(40, 64, directions=1)
@@ -84,7 +84,7 @@ def test_single_precision_without_gradient() -> None:
 
 
 @pytest.mark.parametrize("build", [PackedSequences.build, PackedSequences.with_padding])
-def test_several_sequences_in_a_row_are_separate_ones(build: object) -> None:
+def test_several_sequences_in_a_row_are_independent(build: object) -> None:
     torch.manual_seed(0)
     layer, inputs = GRU(5, 8), torch.randn(1, 6, 5)
     tokens = torch.tensor([[True, True, True, False, True, True]])
@@ -96,7 +96,7 @@ def test_several_sequences_in_a_row_are_separate_ones(build: object) -> None:
         torch.testing.assert_close(together[:, :, positions], expected)
 
 
-def test_gradients_of_a_graph() -> None:
+def test_gradients_of_a_compiled_graph() -> None:
     torch.manual_seed(0)
     torch._dynamo.reset()
     layer, inputs = GRU(5, 8), torch.randn(4, 7, 5, requires_grad=True)

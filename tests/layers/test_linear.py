@@ -1,4 +1,4 @@
-"""Linear maps by oneDNN against torch's own: values, gradients, gradients of gradients, and where torch's is used."""
+"""Linear layers by oneDNN equal torch's: values, gradients, second derivatives, and the cases that torch computes."""
 
 from collections.abc import Callable
 
@@ -16,7 +16,7 @@ SHAPES = {"rows": (33, 16), "batch": (3, 5, 16), "one row": (16,), "few rows": (
 
 @pytest.fixture(autouse=True)
 def by_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However little there is to multiply."""
+    """Use oneDNN for any size."""
     monkeypatch.setattr(cpu_linear, "_MIN_MULTIPLICATIONS", 0)
 
 
@@ -35,14 +35,14 @@ def test_equal_to_torch_in_double_precision(shape: tuple[int, ...], bias: bool) 
     torch.manual_seed(0)
     inputs = [torch.randn(shape), torch.randn(9, 16), *([torch.randn(9)] if bias else [])]
     exact = results(F.linear, *(tensor.double().requires_grad_() for tensor in inputs))
-    found = results(fast_linear, *(tensor.requires_grad_() for tensor in inputs))
-    for got, expected in zip(found, exact, strict=True):
-        assert got.shape == expected.shape
-        torch.testing.assert_close(got.double(), expected, atol=1e-3, rtol=1e-3)
+    actual = results(fast_linear, *(tensor.requires_grad_() for tensor in inputs))
+    for value, expected in zip(actual, exact, strict=True):
+        assert value.shape == expected.shape
+        torch.testing.assert_close(value.double(), expected, atol=1e-3, rtol=1e-3)
 
 
 @pytest.mark.parametrize("frozen", [0, 1, 2])
-def test_gradients_only_where_asked_for(frozen: int) -> None:
+def test_gradients_only_of_inputs_that_require_them(frozen: int) -> None:
     inputs = [torch.randn(20, 16), torch.randn(9, 16), torch.randn(9)]
     for number, tensor in enumerate(inputs):
         tensor.requires_grad_(number != frozen)
@@ -57,29 +57,29 @@ def test_views_and_transposes() -> None:
     torch.testing.assert_close(fast_linear(rows, right), F.linear(rows, right), atol=1e-5, rtol=1e-5)
 
 
-def test_layers_in_a_row_are_those_of_torch() -> None:
+def test_linear_layers_equal_torch_sequential() -> None:
     layers = [Linear(16, 9), torch.nn.Tanh(), Linear(9, 3)]
-    ours, theirs, batch = LinearLayers(*layers), torch.nn.Sequential(*layers), torch.randn(3, 7, 16)
-    assert ours.state_dict().keys() == theirs.state_dict().keys()
-    torch.testing.assert_close(ours(batch), theirs(batch), atol=1e-5, rtol=1e-5)
+    fast_layers, torch_layers, batch = LinearLayers(*layers), torch.nn.Sequential(*layers), torch.randn(3, 7, 16)
+    assert fast_layers.state_dict().keys() == torch_layers.state_dict().keys()
+    torch.testing.assert_close(fast_layers(batch), torch_layers(batch), atol=1e-5, rtol=1e-5)
 
 
-def test_a_part_of_a_map_and_of_what_stands_in_its_place() -> None:
-    """Hooks, a replaced forward and an adapter act on a part as on the whole."""
+def test_output_range_of_a_linear_layer_and_of_its_replacements() -> None:
+    """Hooks, a replaced forward and an adapter also act on a range of the outputs."""
     layer, batch = Linear(16, 9), torch.randn(3, 7, 16)
-    whole = layer(batch)[..., 3:7]
-    torch.testing.assert_close(linear(layer, batch, 3, 7), whole)
-    hook = layer.register_forward_hook(lambda module, given, output: output + 1)
-    torch.testing.assert_close(linear(layer, batch, 3, 7), whole + 1)
+    full_output = layer(batch)[..., 3:7]
+    torch.testing.assert_close(linear(layer, batch, 3, 7), full_output)
+    hook = layer.register_forward_hook(lambda module, args, output: output + 1)
+    torch.testing.assert_close(linear(layer, batch, 3, 7), full_output + 1)
     hook.remove()
     adapter = torch.nn.Sequential(Linear(16, 4), Linear(4, 9))
     torch.testing.assert_close(linear(adapter, batch, 3, 7), adapter(batch)[..., 3:7])
     forward = layer.forward
     layer.forward = lambda input: 2 * forward(input)  # type: ignore[method-assign]
-    torch.testing.assert_close(linear(layer, batch, 3, 7), 2 * whole)
+    torch.testing.assert_close(linear(layer, batch, 3, 7), 2 * full_output)
 
 
-def test_half_precision_and_autocast_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_computes_half_precision_and_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
     weight, batch = torch.randn(9, 16), torch.randn(20, 16)
     assert torch.equal(fast_linear(batch.bfloat16(), weight.bfloat16()), F.linear(batch.bfloat16(), weight.bfloat16()))
     with torch.autocast("cpu", torch.bfloat16):
@@ -89,15 +89,15 @@ def test_half_precision_and_autocast_are_torchs(monkeypatch: pytest.MonkeyPatch)
     assert torch.equal(fast_linear(batch, weight), F.linear(batch, weight))
 
 
-def test_little_work_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
-    used = []
+def test_torch_computes_small_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    products = []
     monkeypatch.setattr(
-        cpu_linear, "_contiguous_linear", lambda left, right, bias=None: used.append(len(left)) or left @ right.T
+        cpu_linear, "_contiguous_linear", lambda left, right, bias=None: products.append(len(left)) or left @ right.T
     )
     monkeypatch.setattr(cpu_linear, "_MIN_MULTIPLICATIONS", 20 * 16 * 9)
     fast_linear(torch.randn(19, 16), torch.randn(9, 16))
     fast_linear(torch.randn(20, 16), torch.randn(9, 16))
-    assert used == ([20] if cpu_linear.HAS_ONEDNN else [])
+    assert products == ([20] if cpu_linear.HAS_ONEDNN else [])
 
 
 def test_compiled() -> None:

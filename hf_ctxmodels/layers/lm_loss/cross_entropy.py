@@ -228,9 +228,9 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:
             hidden_states, weight, bias, targets, weights = ctx.saved_tensors
-            _, gradients = _loss_and_gradients(
+            gradients = _loss_and_gradients(
                 hidden_states, weight, bias, targets, ctx.dtype, ctx.needs_input_grad[:3], weights=weights
-            )
+            )[1]
         scaled = (None if gradient is None else gradient.mul_(grad.to(gradient.dtype)) for gradient in gradients)
         return (*scaled, None, None, None, None)
 

@@ -1,4 +1,4 @@
-"""Attention with dropout on the CPU equals the formula with the same draws, in values and gradients."""
+"""Attention with dropout on the CPU equals the formula with the same dropout mask, in values and gradients."""
 
 import pytest
 import torch
@@ -10,9 +10,9 @@ SCALING = 0.3
 
 
 def inputs(dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
-    """Views of one (batch, length, 3, heads, head_dim) buffer, as a fused projection gives them."""
+    """Views of one (batch, length, 3, heads, head_dim) buffer, the output of a fused projection."""
     fused = torch.randn(2, 7, 3, 4, 6, generator=torch.Generator().manual_seed(0)).to(dtype).requires_grad_()
-    return fused, *(part.transpose(1, 2) for part in fused.unbind(2))
+    return fused, *(tensor.transpose(1, 2) for tensor in fused.unbind(2))
 
 
 def formula(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, rate: float) -> Tensor:
@@ -38,12 +38,12 @@ def test_equals_the_formula(rate: float, masked: bool) -> None:
         context = attend()
         (gradient,) = torch.autograd.grad((context * torch.arange(6)).sum(), fused, retain_graph=True)
         results.append((context, gradient))
-    for expected, got in zip(*results, strict=True):
-        torch.testing.assert_close(got, expected)
+    for expected, actual in zip(*results, strict=True):
+        torch.testing.assert_close(actual, expected)
 
 
 def test_bias_has_its_gradient() -> None:
-    """One for all rows of the batch, or one each."""
+    """One bias for the whole batch, or one for each example."""
     _, query, key, value = inputs()
     for batch in (1, 2):
         bias = torch.randn(batch, 4, 7, 7, generator=torch.Generator().manual_seed(batch)).requires_grad_()
@@ -55,8 +55,8 @@ def test_bias_has_its_gradient() -> None:
         torch.testing.assert_close(gradients[1], gradients[0])
 
 
-def test_bfloat16_is_near_single_precision() -> None:
-    """Also what autocast gives it: half-precision inputs, with the softmax in single precision."""
+def test_bfloat16_is_close_to_float32() -> None:
+    """Half-precision inputs, as under autocast, with the softmax in float32."""
     results = []
     for dtype in (torch.float32, torch.bfloat16):
         fused, query, key, value = inputs(dtype)
@@ -65,11 +65,11 @@ def test_bfloat16_is_near_single_precision() -> None:
         assert context.dtype is dtype
         (gradient,) = torch.autograd.grad(context.float().square().sum(), fused)
         results.append((context.float(), gradient.float()))
-    for expected, got in zip(*results, strict=True):
-        assert (got - expected).norm() < 0.02 * expected.norm()
+    for expected, actual in zip(*results, strict=True):
+        assert (actual - expected).norm() < 0.02 * expected.norm()
 
 
-def test_rows_leave_without_a_copy() -> None:
+def test_output_is_contiguous_for_the_output_projection() -> None:
     _, query, key, value = inputs()
     context = attention_with_dropout(query, key, value, None, scale=SCALING, dropout=0.1).transpose(1, 2)
     assert context.is_contiguous()
