@@ -231,7 +231,7 @@ def rounds_inputs(model: nn.Module) -> bool:
 
 
 class _FloatProducts(TorchDispatchMode):
-    """Context in which quantized layers multiply in float32, see `layers.cpu.onednn.operators_are_intercepted`."""
+    """Context in which quantized layers multiply in float32, see `layers.cpu.linear.operators_are_intercepted`."""
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return function(*args, **(kwargs or {}))
