@@ -1,13 +1,13 @@
-"""Writing with an encoder: source, target and query tokens in one stack (Dong et al. 2019, section 2.4; Xiao et al.
+"""Generation with an encoder: source, target and query tokens in one stack (Dong et al. 2019, section 2.4; Xiao et al.
 2020, section 3.1).
 
-Training attends over source, target and queries in one call, with the target given. `generate` feeds two tokens a
-step, the last one and a query, whose keys are not kept.
+Training encodes the source, the given target and the query tokens in one pass. `generate` encodes the source once, and
+then two tokens per step, the last target token and a query token; the query's keys and values are not kept.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any, ClassVar, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -17,15 +17,17 @@ from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
 from hf_ctxmodels.architectures.query_encoding import (
-    SourceReader,
-    Words,
-    begun_cache,
-    joined,
-    kept_source,
-    read_source,
-    run_rows,
+    EncoderInput,
+    QueryTokens,
+    SourceEncoder,
+    append_columns,
+    cache_from_source,
+    encode_columns,
+    prepare_source,
+    required_target_tokens,
+    source_keys_and_values,
+    target_columns,
 )
-from hf_ctxmodels.architectures.query_tokens import Queries, kept_before, target_rows
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import (
     check_ids,
@@ -41,69 +43,81 @@ from hf_ctxmodels.heads.seq2seq import ConditionalGenerationOutput
 from hf_ctxmodels.layers.transformer import StackOutput
 
 
-class Given(NamedTuple):
-    """The target side of a batch.
+@dataclass(frozen=True)
+class TargetSide:
+    """The target side of a batch, and the outputs that are requested for it.
 
     Attributes:
-        ids: (batch, steps) the token before each to be predicted; or the target, masked.
-        labels: (batch, steps) targets, or None.
-        counts: As in `mean_over_targets`.
-        everywhere: Whether logits of all steps are computed.
-        logits_to_keep: Of how many last steps they are returned; 0 for all.
-        recorded: Outputs to record, as in `run_stack`.
+        input_ids: (batch, steps) token before each predicted token; or the masked target.
+        labels: (batch, steps) target ids, or None.
+        num_items: As in `mean_over_targets`.
+        computes_logits: Whether the logits of all steps are computed, not only the loss at the labels.
+        logits_to_keep: The number of last steps whose logits are returned; 0 for all.
+        output_flags: The outputs to record, as in `run_stack`.
     """
 
-    ids: Tensor
+    input_ids: Tensor
     labels: Tensor | None
-    counts: ItemCounts
-    everywhere: bool
+    num_items: ItemCounts
+    computes_logits: bool
     logits_to_keep: int
-    recorded: dict[str, Any]
+    output_flags: dict[str, Any]
 
     @property
-    def wanted(self) -> Tensor:
-        """(batch, steps) bool, True where something is predicted."""
-        if self.everywhere or self.labels is None:
-            return torch.ones_like(self.ids, dtype=torch.bool)
+    def is_predicted(self) -> Tensor:
+        """(batch, steps) bool, the steps whose tokens are predicted."""
+        return torch.ones_like(self.input_ids, dtype=torch.bool) if self.computes_logits else self.has_label
+
+    @property
+    def has_label(self) -> Tensor:
+        """(batch, steps) bool, the steps with a label; all steps without labels."""
+        if self.labels is None:
+            return torch.ones_like(self.input_ids, dtype=torch.bool)
         return self.labels != IGNORE_INDEX
 
 
 def _check_arguments(
-    attention_mask: Tensor | None, unread: dict[str, Any], masked: Any, spans: Any, read: dict[str, Any], ids: Any
+    attention_mask: Tensor | None,
+    kwargs: dict[str, Any],
+    decoder_input_ids: Tensor | None,
+    masked_target_ids: Tensor | None,
+    span_ids: Tensor | None,
+    decoding_state: dict[str, Any],
 ) -> None:
-    """Raise CtxError for a wrong mask, arguments that are not read, or those that others leave without use."""
+    """Raise CtxError for an invalid mask, unknown tensors, and arguments that exclude each other."""
     check_tensors(attention_mask=attention_mask)
     check_padding_mask(attention_mask)
-    reject_unused_tensors(**unread)
-    if masked is not None:
-        beside = {"decoder_input_ids": ids, "span_ids": spans, **read}
-        _refuse(beside, "masked_target_ids is the whole target, without spans, read in one pass with the source.")
-    if spans is not None:
-        _refuse(read, "span_ids belong to a target that is read in one pass with the source.")
+    reject_unused_tensors(**kwargs)
+    if masked_target_ids is not None:
+        excluded = {"decoder_input_ids": decoder_input_ids, "span_ids": span_ids, **decoding_state}
+        reason = "masked_target_ids is the whole target, without spans, encoded in one pass with the source."
+        _reject_arguments(excluded, reason, unless="masked_target_ids")
+    if span_ids is not None:
+        reason = "span_ids belong to a target that is encoded in one pass with the source."
+        _reject_arguments(decoding_state, reason, unless="span_ids")
 
 
-def _refuse(given: dict[str, Any], why: str) -> None:
-    """Raise CtxError for arguments that others leave without use."""
-    for name, value in given.items():
+def _reject_arguments(excluded: dict[str, Any], reason: str, unless: str) -> None:
+    for name, value in excluded.items():
         if value is not None:
-            raise CtxError(why, location=name, hint=f"leave it out, or {why.split()[0]}.")
+            raise CtxError(reason, location=name, hint=f"omit it, or omit {unless}.")
 
 
 class QueryForConditionalGeneration(heads.Seq2SeqHead):
-    """Predicts each token of a target from the source, the target before it, and a query token in its place.
+    """Predicts each target token from the source, the target before it, and a query token in its place.
 
-    `decoder_input_ids` are the tokens before each to be predicted, as of every encoder-decoder of transformers; the
-    first is `config.decoder_start_token_id`. The head is the masked-LM head, `mlm_head`. A family's class derives from
-    its masked-LM model as well, and from `GenerationMixin` directly. Attention weights of the target on itself are not
-    returned.
+    As in the encoder-decoders of transformers, `decoder_input_ids` are the tokens before each predicted token, and the
+    first is `config.decoder_start_token_id`. The output head is the masked-LM head `mlm_head`. The class of a family
+    also derives from its masked-LM model, and from `GenerationMixin` directly. Attention weights between target tokens
+    are not returned.
 
     Attributes:
-        source_type: Segment of the source; None for that of `token_type_ids`.
-        target_type: Segment of the target and of query tokens.
+        source_segment: Segment id of the source; None for `token_type_ids`.
+        target_segment: Segment id of the target and of query tokens.
     """
 
-    source_type: ClassVar[int | None] = None
-    target_type: ClassVar[int]
+    source_segment: ClassVar[int | None] = None
+    target_segment: ClassVar[int]
     output_layer = "mlm_head.decoder"
 
     def build_head(self, config: Any) -> None:
@@ -111,8 +125,8 @@ class QueryForConditionalGeneration(heads.Seq2SeqHead):
         self.mlm_head = build_mlm_head(config, config.hidden_size)
 
     def get_encoder(self, modality: str | None = None) -> nn.Module:
-        """What `generate` reads the source with."""
-        return SourceReader(self, self.source_type)
+        """Return the module with which `generate` encodes the source."""
+        return SourceEncoder(self, self.source_segment)
 
     @can_return_tuple
     def forward(
@@ -133,195 +147,244 @@ class QueryForConditionalGeneration(heads.Seq2SeqHead):
         return_logits: bool | None = None,
         **kwargs: Any,
     ) -> ConditionalGenerationOutput:
-        """The loss with `labels`, else logits.
+        """Compute the loss if there are `labels`, else the logits.
 
         Args:
             input_ids, attention_mask, token_type_ids, inputs_embeds: The source, (batch, length), with its special
-                tokens. `token_type_ids` are its segments, unless the family has one for all of it.
-            decoder_input_ids: (batch, steps) target ids, each the token before the one to be predicted, which may have
-                been replaced; None for `labels` shifted to the right, after `config.decoder_start_token_id`. With
-                `past_key_values`, all tokens so far.
-            labels: (batch, steps) target ids, the end included; -100 is ignored.
-            masked_target_ids: (batch, steps) the target itself, some tokens replaced by the mask token; padded with
-                `config.pad_token_id`. Then `labels` are the originals in their places, -100 elsewhere, and there are no
-                query tokens.
-            span_ids: (batch, steps) numbers of the targets' spans: a second set of queries predicts whole spans, each
-                from what is before it. The loss is the mean of both, weighted by `config.span_loss_weight`.
-            encoder_outputs: What `get_encoder()` gave, in place of the source; not with the two above.
-            past_key_values: The cache of source and target, returned by an earlier forward; extended in place.
-            use_cache: Return `past_key_values`; without labels.
-            logits_to_keep: As in transformers: how many of the last steps have logits, 0 for all.
+                tokens. `token_type_ids` are ignored by families with one segment for the whole source.
+            decoder_input_ids: (batch, steps) token before each predicted token, which may have been replaced by noise;
+                None for `labels` shifted to the right, after `config.decoder_start_token_id`. With `past_key_values`,
+                all target tokens so far.
+            labels: (batch, steps) target ids including the end token; -100 is ignored.
+            masked_target_ids: (batch, steps) target in which some tokens are replaced by the mask token, padded with
+                `config.pad_token_id`. `labels` are then the original ids at the masked positions, -100 elsewhere, and
+                there are no query tokens.
+            span_ids: (batch, steps) span id of each target token. A second set of queries predicts whole spans, each
+                from the tokens before it. The loss is the mean of both, weighted by `config.span_loss_weight`.
+            encoder_outputs: An output of `get_encoder()`, which replaces the source; not with `masked_target_ids` or
+                `span_ids`.
+            past_key_values: The cache of source and target from an earlier forward; extended in place.
+            use_cache: Whether to return `past_key_values`; without labels only.
+            logits_to_keep: As in transformers: the number of last steps whose logits are returned, 0 for all.
+            num_items_in_batch: Number of labels in all batches of the step, by which the summed loss is divided.
             return_logits: See `returns_logits`.
         """
-        read = {"encoder_outputs": encoder_outputs, "past_key_values": past_key_values}
-        _check_arguments(attention_mask, kwargs, masked_target_ids, span_ids, read, decoder_input_ids)
-        known = any(each is not None for each in read.values())
+        decoding_state = {"encoder_outputs": encoder_outputs, "past_key_values": past_key_values}
+        _check_arguments(attention_mask, kwargs, decoder_input_ids, masked_target_ids, span_ids, decoding_state)
         labels = None if labels is None else validate_targets(labels, "labels")
-        recorded = self.config.resolve_output_flags(kwargs)
-        everywhere = labels is None or self.returns_logits(return_logits) or any(recorded.values())
-        source = (input_ids, attention_mask, token_type_ids, inputs_embeds)
-        rest = (labels, num_items_in_batch, everywhere, logits_to_keep, recorded)
-        if masked_target_ids is None and (known or (use_cache and labels is None)):
-            if not known:
-                encoder_outputs = self.get_encoder()(*source, **recorded)
-            rows = None if encoder_outputs is None else len(kept_source(encoder_outputs))
-            given = Given(self.resolve_decoder_input_ids(rows, decoder_input_ids, labels), *rest)._replace(
-                everywhere=True
-            )
-            return self.step(encoder_outputs, attention_mask, past_key_values, given, use_cache)
+        output_flags = self.config.resolve_output_flags(kwargs)
+        computes_logits = labels is None or self.returns_logits(return_logits) or any(output_flags.values())
+
+        def target_side(ids: Tensor, computes_logits: bool = computes_logits) -> TargetSide:
+            return TargetSide(ids, labels, num_items_in_batch, computes_logits, logits_to_keep, output_flags)
+
+        is_source_encoded = encoder_outputs is not None or past_key_values is not None
+        if masked_target_ids is None and (is_source_encoded or (use_cache and labels is None)):
+            if not is_source_encoded:
+                encoder_outputs = self.get_encoder()(
+                    input_ids, attention_mask, token_type_ids, inputs_embeds, **output_flags
+                )
+            batch_size = None if encoder_outputs is None else len(source_keys_and_values(encoder_outputs))
+            ids = self.resolve_decoder_input_ids(batch_size, decoder_input_ids, labels)
+            target = target_side(ids, computes_logits=True)
+            return self._predict_with_cache(encoder_outputs, attention_mask, past_key_values, target, use_cache)
         shape = self.input_shape(input_ids, inputs_embeds)
         if shape is not None and masked_target_ids is None:
             decoder_input_ids = self.resolve_decoder_input_ids(shape[0], decoder_input_ids, labels)
-        words = read_source(self, input_ids, inputs_embeds, attention_mask, token_type_ids, self.source_type)
+        source = prepare_source(self, input_ids, inputs_embeds, attention_mask, token_type_ids, self.source_segment)
         if masked_target_ids is not None:
-            return self.predict_masked(words, Given(masked_target_ids, *rest))
+            return self._predict_masked_tokens(source, target_side(masked_target_ids))
         assert decoder_input_ids is not None
-        return self.predict_all(words, Given(decoder_input_ids, *rest), span_ids)
+        return self._predict_all_steps(source, target_side(decoder_input_ids), span_ids)
 
-    def predict_all(self, source: Words, given: Given, span_ids: Tensor | None) -> ConditionalGenerationOutput:
-        """Logits or the loss of all steps, in one pass over source, target and queries."""
-        wanted, lengths = given.wanted, source.rows.tokens.sum(1, keepdim=True)
-        known = wanted if given.labels is None else given.labels != IGNORE_INDEX
-        target, offset = self._read_target(given.ids)
-        kept = kept_before(wanted, target.shape[1], offset)
-        steps = torch.arange(given.ids.shape[1], device=given.ids.device).expand_as(given.ids)
-        queries = self._queries(steps, wanted, lengths + offset, lengths + kept.sum(1, keepdim=True))
-        streams = [target_rows(target, kept, lengths, self.target_type), queries.one_by_one()]
-        if span_ids is not None:
-            spans = validate_targets(span_ids, "span_ids", given.ids.shape)
-            before = queries.before + wanted.sum(1, keepdim=True)
-            streams.append(replace(queries, wanted=known, before=before).by_span(spans))  # that see each other
-        words, count = joined(self, source, streams), len(streams) - 1
-        predicted = torch.cat([wanted] * count, 1)
-        first = words.rows.width - predicted.shape[1]
-        read = F.pad(predicted, (first, 0), value=False)
-        needed = [source.rows.tokens, kept_before(known, target.shape[1], offset), *[known] * count]
-        read_from = None if given.everywhere else read
-        outputs = run_rows(self, words, read_from, checked=torch.cat(needed, 1), **given.recorded)
-        states = outputs.last_hidden_state
-        if given.everywhere:
-            flows = [*states[:, first:].chunk(count, 1)]
-        else:
-            numbers = torch.arange(count, device=states.device).repeat_interleave(wanted.shape[1])
-            number = numbers.expand_as(predicted)[predicted]
-            flows = [states[number == flow] for flow in range(count)]
-        places = slice(first, first + wanted.shape[1])
-        return self._predicted(given, flows, self._recorded(outputs, source.rows.width, places))
-
-    def predict_masked(self, source: Words, given: Given) -> ConditionalGenerationOutput:
-        """Logits or the loss of masked tokens of the target."""
-        ids, rows = given.ids, source.rows.tokens.shape[0]
-        check_ids("masked_target_ids", ids, self.config.vocab_size, "vocab_size")
-        if ids.dim() != 2 or ids.shape[0] != rows or not ids.shape[1]:
-            raise CtxError(f"masked_target_ids is {tuple(ids.shape)}, expected ({rows}, steps).")
-        real = torch.ones_like(ids, dtype=torch.bool)
-        if (padding := self.config.pad_token_id) is not None:
-            real = ids != padding
-        if given.labels is not None:
-            real = real | (validate_targets(given.labels, "labels", ids.shape) != IGNORE_INDEX)
-        real = real.flip(1).cummax(1).values.flip(1)
-        words = joined(
-            self, source, [target_rows(ids, real, source.rows.tokens.sum(1, keepdim=True), self.target_type)]
-        )
-        read = F.pad(given.wanted, (source.rows.width, 0), value=False)
-        outputs = run_rows(self, words, None if given.everywhere else read, **given.recorded)
-        states = outputs.last_hidden_state
-        states = states[:, source.rows.width :] if given.everywhere else states
-        places = slice(source.rows.width, words.rows.width)
-        return self._predicted(given, [states], self._recorded(outputs, source.rows.width, places))
-
-    def step(
-        self, encoded: Any, attention_mask: Tensor | None, cache: Cache | None, given: Given, use_cache: bool
+    def _predict_all_steps(
+        self, source: EncoderInput, target: TargetSide, span_ids: Tensor | None
     ) -> ConditionalGenerationOutput:
-        """Logits of the last steps, after what the cache holds; arguments as in `forward`."""
-        if encoded is not None:
-            check_source_mask(attention_mask, encoded.last_hidden_state)
-        cache = begun_cache(encoded, self.config) if cache is None else cache
-        ids, tokens = given.ids, None if attention_mask is None else attention_mask != 0
-        if tokens is None:
-            width = cache.get_seq_length() if encoded is None else encoded.last_hidden_state.shape[1]
-            tokens = torch.ones(ids.shape[0], width, dtype=torch.bool, device=ids.device)
-        target, offset = self._read_target(ids)
-        done, lengths = cache.get_seq_length() - tokens.shape[1], tokens.sum(1, keepdim=True)
-        if done > target.shape[1]:
+        """Predict all target tokens in one pass over source, target and query tokens."""
+        is_predicted, has_label = target.is_predicted, target.has_label
+        num_steps, device = is_predicted.shape[1], is_predicted.device
+        source_lengths = source.columns.is_token.sum(1, keepdim=True)
+        ids, first_step_tokens = self._target_tokens(target.input_ids)
+        is_required = required_target_tokens(is_predicted, ids.shape[1], first_step_tokens)
+        queries = self._query_tokens(
+            steps=torch.arange(num_steps, device=device).expand_as(is_predicted),
+            is_selected=is_predicted,
+            first_position=source_lengths + first_step_tokens,
+            num_previous=source_lengths + is_required.sum(1, keepdim=True),
+        )
+        query_sets = [queries.attending_to_prefix()]
+        if span_ids is not None:
+            span_ids = validate_targets(span_ids, "span_ids", target.input_ids.shape)
+            num_previous = queries.num_previous + is_predicted.sum(1, keepdim=True)
+            span_queries = replace(queries, is_selected=has_label, num_previous=num_previous)
+            query_sets.append(span_queries.attending_to_span(span_ids))
+        num_sets = len(query_sets)
+        target_tokens = target_columns(ids, is_required, source_lengths, self.target_segment)
+        inputs = append_columns(self, source, [target_tokens, *query_sets])
+        is_selected = torch.cat([is_predicted] * num_sets, 1)
+        first_query = inputs.columns.width - is_selected.shape[1]
+        output_mask = None if target.computes_logits else F.pad(is_selected, (first_query, 0), value=False)
+        is_labelled_token = required_target_tokens(has_label, ids.shape[1], first_step_tokens)
+        needs_position = torch.cat([source.columns.is_token, is_labelled_token, *[has_label] * num_sets], 1)
+        outputs = encode_columns(self, inputs, output_mask, needs_position=needs_position, **target.output_flags)
+        states = outputs.last_hidden_state
+        if target.computes_logits:
+            states_by_set = [*states[:, first_query:].chunk(num_sets, 1)]
+        else:
+            set_index = torch.arange(num_sets, device=device).repeat_interleave(num_steps)
+            set_of_state = set_index.expand_as(is_selected)[is_selected]
+            states_by_set = [states[set_of_state == index] for index in range(num_sets)]
+        query_columns = slice(first_query, first_query + num_steps)
+        recorded = self._recorded_outputs(outputs, source.columns.width, query_columns)
+        return self._output(target, states_by_set, recorded)
+
+    def _predict_masked_tokens(self, source: EncoderInput, target: TargetSide) -> ConditionalGenerationOutput:
+        """Predict the masked tokens of the target, without query tokens."""
+        ids, batch_size, source_width = target.input_ids, source.columns.is_token.shape[0], source.columns.width
+        check_ids("masked_target_ids", ids, self.config.vocab_size, "vocab_size")
+        if ids.dim() != 2 or ids.shape[0] != batch_size or not ids.shape[1]:
+            raise CtxError(f"masked_target_ids is {tuple(ids.shape)}, expected ({batch_size}, steps).")
+        is_token = torch.ones_like(ids, dtype=torch.bool)
+        if (padding_id := self.config.pad_token_id) is not None:
+            is_token = ids != padding_id
+        if target.labels is not None:
+            is_token = is_token | (validate_targets(target.labels, "labels", ids.shape) != IGNORE_INDEX)
+        is_token = is_token.flip(1).cummax(1).values.flip(1)  # all up to the last one
+        source_lengths = source.columns.is_token.sum(1, keepdim=True)
+        inputs = append_columns(self, source, [target_columns(ids, is_token, source_lengths, self.target_segment)])
+        output_mask = None if target.computes_logits else F.pad(target.is_predicted, (source_width, 0), value=False)
+        outputs = encode_columns(self, inputs, output_mask, **target.output_flags)
+        states = outputs.last_hidden_state
+        if target.computes_logits:
+            states = states[:, source_width:]
+        target_slice = slice(source_width, inputs.columns.width)
+        return self._output(target, [states], self._recorded_outputs(outputs, source_width, target_slice))
+
+    def _predict_with_cache(
+        self,
+        encoder_outputs: Any,
+        attention_mask: Tensor | None,
+        cache: Cache | None,
+        target: TargetSide,
+        use_cache: bool,
+    ) -> ConditionalGenerationOutput:
+        """Predict the last steps after the tokens in the cache; arguments as in `forward`."""
+        if encoder_outputs is not None:
+            check_source_mask(attention_mask, encoder_outputs.last_hidden_state)
+        cache = cache_from_source(encoder_outputs, self.config) if cache is None else cache
+        ids, batch_size = target.input_ids, target.input_ids.shape[0]
+        if attention_mask is not None:
+            is_source_token = attention_mask != 0
+        else:
+            from_cache = encoder_outputs is None
+            width = cache.get_seq_length() if from_cache else encoder_outputs.last_hidden_state.shape[1]
+            is_source_token = torch.ones(batch_size, width, dtype=torch.bool, device=ids.device)
+        source_width, source_lengths = is_source_token.shape[1], is_source_token.sum(1, keepdim=True)
+        target_ids, first_step_tokens = self._target_tokens(ids)
+        num_cached = cache.get_seq_length() - source_width
+        if num_cached > target_ids.shape[1]:
             raise CtxError(
-                f"past_key_values holds {done} tokens of the target, decoder_input_ids {target.shape[1]}.",
-                hint="give all tokens of the target so far.",
+                f"past_key_values has {num_cached} tokens of the target, decoder_input_ids {target_ids.shape[1]}.",
+                hint="pass all target tokens so far.",
             )
-        new = target[:, done:]
-        content = target_rows(new, torch.ones_like(new, dtype=torch.bool), lengths + done, self.target_type)
-        steps = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)[:, -given.logits_to_keep :]
-        wanted = torch.ones_like(steps, dtype=torch.bool)
-        queries = self._queries(steps, wanted, lengths + offset, lengths + target.shape[1])
-        rows = content.beside(queries.one_by_one())
-        keys = torch.cat([tokens, tokens.new_ones(ids.shape[0], done + rows.width)], 1)
-        outputs = run_rows(self, Words(rows), cache=cache, tokens=keys, **given.recorded)
-        cache.crop(-steps.shape[1])  # the keys of queries
-        found = self._recorded(outputs, tokens.shape[1], slice(content.width, None), encoded)
-        found["past_key_values"] = cache if use_cache else None
-        return self._predicted(given, [outputs.last_hidden_state[:, content.width :]], found)
+        new_ids = target_ids[:, num_cached:]
+        is_new_token = torch.ones_like(new_ids, dtype=torch.bool)
+        new_tokens = target_columns(new_ids, is_new_token, source_lengths + num_cached, self.target_segment)
+        steps = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)[:, -target.logits_to_keep :]
+        queries = self._query_tokens(
+            steps=steps,
+            is_selected=torch.ones_like(steps, dtype=torch.bool),
+            first_position=source_lengths + first_step_tokens,
+            num_previous=source_lengths + target_ids.shape[1],
+        )
+        columns = new_tokens.append(queries.attending_to_prefix())
+        key_mask = F.pad(is_source_token, (0, num_cached + columns.width), value=True)
+        inputs = EncoderInput(columns)
+        outputs = encode_columns(self, inputs, cache=cache, key_mask=key_mask, **target.output_flags)
+        cache.crop(-steps.shape[1])  # remove the keys and values of the queries
+        recorded = self._recorded_outputs(outputs, source_width, slice(new_tokens.width, None), encoder_outputs)
+        recorded["past_key_values"] = cache if use_cache else None
+        return self._output(target, [outputs.last_hidden_state[:, new_tokens.width :]], recorded)
 
     def prepare_inputs_for_generation(  # type: ignore[override]
         self, input_ids: Tensor, next_sequence_length: int | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        """All tokens of the target so far, (batch, steps) `input_ids`: the forward leaves out what the cache holds."""
+        """Pass all (batch, steps) target tokens so far: the forward skips those in the cache."""
         return GenerationMixin.prepare_inputs_for_generation(self, input_ids, **kwargs)  # type: ignore[arg-type]
 
-    def summed_loss(self, states: Tensor, targets: Tensor) -> Tensor:
-        """Summed cross-entropy in nats of (targets, hidden) states; in training of smoothed targets."""
+    def _summed_loss(self, states: Tensor, targets: Tensor) -> Tensor:
+        """Summed cross-entropy in nats of (targets, hidden) states, with label smoothing in training mode."""
         if not (self.training and self.config.label_smoothing):
             return self.mlm_head.summed_loss(states, targets)
         logits = self.mlm_head(states).float()
         return F.cross_entropy(logits, targets, reduction="sum", label_smoothing=self.config.label_smoothing)
 
-    def _predicted(self, given: Given, flows: Sequence[Tensor], found: dict[str, Any]) -> ConditionalGenerationOutput:
-        """The output of one or two flows: (batch, steps, hidden) states, or (targets, hidden)."""
-        loss, labels = None, given.labels
-        if labels is not None:
-            decoder, weight = self.mlm_head.decoder, self.config.span_loss_weight if len(flows) > 1 else 0.0
-            terms = [
-                language_modeling_loss(
-                    decoder,
-                    states[labels != IGNORE_INDEX] if given.everywhere else states,
-                    labels,
-                    given.counts,
-                    summed_loss=self.summed_loss,
-                )
-                for states in flows
-            ]
-            loss = terms[0] if len(terms) == 1 else (1 - weight) * terms[0] + weight * terms[1]
-        logits = None
-        if given.everywhere:
-            logits = self.mlm_head(flows[0][:, -given.logits_to_keep :])
-        return ConditionalGenerationOutput(loss=loss, logits=logits, **found)
+    def _output(
+        self, target: TargetSide, states_by_set: Sequence[Tensor], recorded: dict[str, Any]
+    ) -> ConditionalGenerationOutput:
+        """Compute loss and logits.
 
-    def _recorded(self, outputs: StackOutput, source: int, places: slice, encoded: Any = None) -> dict[str, Any]:
-        """What was recorded of steps, the columns `places`, and of the source, the first columns unless it is
-        `encoded`."""
+        Args:
+            target: The target side.
+            states_by_set: (batch, steps, hidden) states of the token queries, and of the span queries if there are any;
+                (labels, hidden) if no logits are computed.
+            recorded: Further fields of the output.
+        """
+        loss, logits, labels = None, None, target.labels
+        if labels is not None:
+            losses = [
+                language_modeling_loss(
+                    self.mlm_head.decoder,
+                    states[labels != IGNORE_INDEX] if target.computes_logits else states,
+                    labels,
+                    target.num_items,
+                    summed_loss=self._summed_loss,
+                )
+                for states in states_by_set
+            ]
+            loss = losses[0]
+            if len(losses) > 1:
+                weight = self.config.span_loss_weight
+                loss = (1 - weight) * losses[0] + weight * losses[1]
+        if target.computes_logits:
+            logits = self.mlm_head(states_by_set[0][:, -target.logits_to_keep :])
+        return ConditionalGenerationOutput(loss=loss, logits=logits, **recorded)
+
+    def _recorded_outputs(
+        self, outputs: StackOutput, source_width: int, steps: slice, encoder_outputs: Any = None
+    ) -> dict[str, Any]:
+        """Split recorded states and attention weights into those of the steps and those of the source.
+
+        Args:
+            outputs: The output of the stack.
+            source_width: The number of source columns.
+            steps: The columns of the predicted steps.
+            encoder_outputs: The output for the source; None if its columns are the first in `outputs`.
+        """
         states, weights = outputs.hidden_states, outputs.attentions
-        if encoded is None:
-            own = None if states is None else tuple(each[:, :source] for each in states if each is not None)
-            seen = None if weights is None else tuple(each[:, :, :source, :source] for each in weights)
+        if encoder_outputs is not None:
+            source_states, source_weights = encoder_outputs.hidden_states, encoder_outputs.attentions
         else:
-            own, seen = encoded.hidden_states, encoded.attentions
+            source_states = None if states is None else tuple(s[:, :source_width] for s in states if s is not None)
+            source_weights = None if weights is None else tuple(w[:, :, :source_width, :source_width] for w in weights)
         return {
-            "decoder_hidden_states": None
-            if states is None
-            else tuple(each[:, places] for each in states if each is not None),
-            "cross_attentions": None if weights is None else tuple(each[:, :, places, :source] for each in weights),
-            "encoder_hidden_states": own,
-            "encoder_attentions": seen,
+            "decoder_hidden_states": None if states is None else tuple(s[:, steps] for s in states if s is not None),
+            "cross_attentions": None if weights is None else tuple(w[:, :, steps, :source_width] for w in weights),
+            "encoder_hidden_states": source_states,
+            "encoder_attentions": source_weights,
         }
 
-    def _queries(self, steps: Tensor, wanted: Tensor, origin: Tensor, before: Tensor) -> Queries:
-        token = self.config.query_token_id
-        if token is None or not 0 <= token < self.config.vocab_size:
+    def _query_tokens(
+        self, steps: Tensor, is_selected: Tensor, first_position: Tensor, num_previous: Tensor
+    ) -> QueryTokens:
+        token_id = self.config.query_token_id
+        if token_id is None or not 0 <= token_id < self.config.vocab_size:
             raise CtxError(
-                f"config.query_token_id={token} is no token of the vocabulary of {self.config.vocab_size}.",
-                hint="set it to the id of the token that predicts: tokenizer.mask_token_id, or that of [ATTN].",
+                f"config.query_token_id={token_id} is no token of the vocabulary of {self.config.vocab_size}.",
+                hint="set it to the id of the query token: tokenizer.mask_token_id, or the id of [ATTN].",
             )
-        return Queries(token, self.target_type, steps, wanted, origin, before)
+        return QueryTokens(token_id, self.target_segment, steps, is_selected, first_position, num_previous)
 
-    def _read_target(self, ids: Tensor) -> tuple[Tensor, int]:
-        """(batch, ...) tokens of the target that are read, and how many of them the first step depends on."""
+    def _target_tokens(self, ids: Tensor) -> tuple[Tensor, int]:
+        """Return the encoded target tokens, and the number of them on which the first step depends."""
         return (ids, 1) if self.config.feeds_start_token else (ids[:, 1:], 0)

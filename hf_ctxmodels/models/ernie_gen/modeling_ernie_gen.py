@@ -55,7 +55,7 @@ class CtxErnieGenForConditionalGeneration(QueryForConditionalGeneration, CtxErni
     """
 
     reference_model_type: ClassVar[str | None] = None
-    target_type = TARGET_SEGMENT
+    target_segment = TARGET_SEGMENT
     _tied_weights_keys = bert.TIED_WEIGHTS
 
     def export_reference(self, save_directory: str | Path) -> None:

@@ -73,8 +73,8 @@ class CtxUniLMForConditionalGeneration(QueryForConditionalGeneration, CtxUniLMHe
     """
 
     reference_model_type: ClassVar[str | None] = None
-    source_type = SOURCE
-    target_type = TARGET
+    source_segment = SOURCE
+    target_segment = TARGET
     _tied_weights_keys = bert.TIED_WEIGHTS
 
     def export_reference(self, save_directory: str | Path) -> None:
