@@ -1,4 +1,7 @@
-"""Contextual-embedding systems as Hugging Face models; importing the package registers them with the Auto classes."""
+"""Contextual-embedding systems as Hugging Face models.
+
+Importing the package registers all models and tokenizers with the Auto classes of transformers.
+"""
 
 from hf_ctxmodels import models
 from hf_ctxmodels.compression.int8.quantizer import register_int8

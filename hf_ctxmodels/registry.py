@@ -1,4 +1,4 @@
-"""The list of families, checks of their specs, look-up, and registration with the Auto classes of transformers."""
+"""The families: validation of their specifications, look-up, and registration with transformers."""
 
 from collections.abc import Iterable
 from importlib import import_module
@@ -14,8 +14,8 @@ from hf_ctxmodels.core.weights import register_conversion
 from hf_ctxmodels.objectives import Objective
 from hf_ctxmodels.spec import FamilySpec
 
-# folders of hf_ctxmodels/models, each with a SPEC; parents before children
-_FOLDERS = (
+# directories of hf_ctxmodels/models; parents precede their children
+_DIRECTORIES = (
     "bert",
     "ernie",
     "roberta",
@@ -50,14 +50,17 @@ _FOLDERS = (
 
 
 def check_specs(specs: Iterable[FamilySpec]) -> dict[str, FamilySpec]:
-    """Name -> spec, after checks of consistency and uniqueness.
+    """Validate the consistency and uniqueness of specifications.
+
+    Returns:
+        Name of the family -> specification.
 
     Raises:
-        CtxError: A spec is wrong; the message names the family and the part.
+        CtxError: A specification is invalid; the message contains the family and the problems.
     """
     checked: dict[str, FamilySpec] = {}
     for spec in specs:
-        problems = [*_wrong_classes(spec), *_wrong_names(spec)]
+        problems = [*_class_problems(spec), *_name_problems(spec)]
         if spec.parent is not None and spec.parent not in checked:
             problems.append(f"its parent {spec.parent!r} is not listed before it")
         for other in checked.values():
@@ -69,7 +72,7 @@ def check_specs(specs: Iterable[FamilySpec]) -> dict[str, FamilySpec]:
     return checked
 
 
-def _wrong_classes(spec: FamilySpec) -> Iterable[str]:
+def _class_problems(spec: FamilySpec) -> Iterable[str]:
     if "AutoModel" not in spec.models:
         yield "models has no 'AutoModel', the encoder"
     for auto_name, model in (*spec.models.items(), *spec.reference_heads.items()):
@@ -82,38 +85,37 @@ def _wrong_classes(spec: FamilySpec) -> Iterable[str]:
             yield f"the objective {name!r} is no Objective"
 
 
-def _wrong_names(spec: FamilySpec) -> Iterable[str]:
-    if spec.reference_heads.keys() - spec.models.keys():
-        yield f"reference_heads names Auto classes that models does not: {sorted(spec.reference_heads.keys() - spec.models.keys())}"
+def _name_problems(spec: FamilySpec) -> Iterable[str]:
+    if unknown := sorted(spec.reference_heads.keys() - spec.models.keys()):
+        yield f"reference_heads has Auto classes that models lacks: {unknown}"
     if {"tiny", "base"} - spec.sizes.keys():
         yield "sizes lacks 'tiny' or 'base'"
-    known = {*spec.config.__dataclass_fields__, *spec.config.attribute_map}
-    changed = {
+    field_names = {*spec.config.__dataclass_fields__, *spec.config.attribute_map}
+    used_fields = {
         **{f"sizes[{name!r}]": fields for name, fields in spec.sizes.items()},
-        **{f"published[{name!r}]": row.fields for name, row in spec.published.items()},
+        **{f"published[{name!r}]": published.fields for name, published in spec.published.items()},
         "traits.tiny": spec.traits.tiny,
         "traits.loss_weights": dict.fromkeys(spec.traits.loss_weights.values()),
     }
-    for where, fields in changed.items():
-        if set(fields) - known:
-            yield f"{where} has no field of {spec.config.__name__}: {sorted(set(fields) - known)}"
-    names = {*spec.models, *(model.__name__ for model in spec.reference_heads.values())}
-    for name, row in spec.published.items():
-        if row.counts.keys() - names:
-            yield f"published[{name!r}] has unknown classes: {sorted(row.counts.keys() - names)}"
+    for location, fields in used_fields.items():
+        if unknown := sorted(set(fields) - field_names):
+            yield f"{location} has no field of {spec.config.__name__}: {unknown}"
+    class_names = {*spec.models, *(model.__name__ for model in spec.reference_heads.values())}
+    for name, published in spec.published.items():
+        if unknown := sorted(published.counts.keys() - class_names):
+            yield f"published[{name!r}] has unknown classes: {unknown}"
 
 
-FAMILIES = check_specs(import_module(f"hf_ctxmodels.models.{folder}").SPEC for folder in _FOLDERS)
+FAMILIES = check_specs(import_module(f"hf_ctxmodels.models.{directory}").SPEC for directory in _DIRECTORIES)
 
 
 def get_family(key: str | PreTrainedConfig | PreTrainedModel) -> FamilySpec:
     """Look up a family by its name, its `model_type`, a configuration or a model.
 
-    A configuration must have exactly the family's class: subclasses and configurations of the reference implementation
-    do not match.
+    The class of a configuration must be exactly that of the family: subclasses do not match.
 
     Raises:
-        CtxError: There is no such family; the message lists all families.
+        CtxError: There is no such family.
     """
     if isinstance(key, PreTrainedModel):
         key = key.config
@@ -124,26 +126,26 @@ def get_family(key: str | PreTrainedConfig | PreTrainedModel) -> FamilySpec:
         raise CtxError(
             f"{type(key).__name__} (model_type {key.model_type!r}) is no configuration of this package.",
             location=key.name_or_path or None,
-            hint=f"open the model with a class of one of the families: {', '.join(FAMILIES)}.",
+            hint=f"load the model with a class of one of the families: {', '.join(FAMILIES)}.",
         )
     raise CtxError(f"There is no family {key!r}.", hint=f"use one of: {', '.join(FAMILIES)}.")
 
 
 def checkpoint_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
-    """The class that a checkpoint was saved from.
+    """Return the class from which a checkpoint was saved.
 
     Raises:
-        CtxError: Its configuration is of no family, or names no class of it.
+        CtxError: The configuration belongs to no family, or contains no class of the family.
     """
     family = get_family(config)
-    known = {model.__name__: model for model in (*family.models.values(), *family.reference_heads.values())}
+    classes = {model.__name__: model for model in (*family.models.values(), *family.reference_heads.values())}
     for name in config.architectures or []:
-        if name in known:
-            return known[name]
+        if name in classes:
+            return classes[name]
     raise CtxError(
-        f"The configuration names none of the classes of {family.name}: architectures is {config.architectures}.",
+        f"architectures={config.architectures} of the configuration has no class of the family {family.name}.",
         location=config.name_or_path or None,
-        hint="save the model by save_pretrained.",
+        hint="save the model with save_pretrained.",
     )
 
 
@@ -155,11 +157,11 @@ def register() -> None:
     """
     for family in FAMILIES.values():
         model_type = family.config.model_type
-        known = transformers.models.auto.configuration_auto.CONFIG_MAPPING._extra_content.get(model_type)
-        if known is family.config:
+        registered = transformers.models.auto.configuration_auto.CONFIG_MAPPING._extra_content.get(model_type)
+        if registered is family.config:
             continue
-        if known is not None or model_type in USER_REGISTERED_MAPPINGS:
-            owner = "another package" if known is None else f"{known.__module__}.{known.__qualname__}"
+        if registered is not None or model_type in USER_REGISTERED_MAPPINGS:
+            owner = "another package" if registered is None else f"{registered.__module__}.{registered.__qualname__}"
             raise RuntimeError(
                 f"model_type {model_type!r} is already registered by {owner}. Import only one of the two packages, or "
                 "rename the other's model_type."

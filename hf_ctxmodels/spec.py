@@ -1,4 +1,4 @@
-"""Family specifications: classes, objectives, sizes, published parameter counts, and traits for the test suite."""
+"""Specification of a family: classes, objectives, sizes, published parameter counts, and traits for the tests."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,8 +18,8 @@ class PublishedCount(NamedTuple):
     """Parameter counts of a published model.
 
     Attributes:
-        fields: Configuration fields other than the defaults.
-        counts: Name of an Auto class or another class -> number of parameters, tied weights once.
+        fields: Configuration fields that differ from the defaults.
+        counts: Name of an Auto class or another class -> number of parameters, counting tied weights once.
     """
 
     fields: Mapping[str, Any]
@@ -27,34 +27,34 @@ class PublishedCount(NamedTuple):
 
 
 class Target(Enum):
-    """The kind of a head's target."""
+    """The kind of a target of a head."""
 
-    POSITION = auto()  # a column index for each row
-    TOKEN_ID = auto()  # vocabulary ids at some tokens
-    SPAN_TOKEN = auto()  # some of the ids of `labels`, in runs of these between two tokens
-    NEXT_WORD = auto()  # the next token's ids at some source tokens
-    DECODER_TOKEN = auto()  # ids of the target vocabulary at some decoder steps
-    ORIGINAL = auto()  # all tokens' ids before the replacement of those with `labels`
-    TOKEN_CLASS = auto()  # one of `num_labels` classes at some tokens
-    TOKEN_PAIR_CLASS = auto()  # one of two classes at some tokens
+    POSITION = auto()  # one column index per row
+    TOKEN_ID = auto()  # token ids at some positions
+    SPAN_TOKEN = auto()  # the ids of those `labels` that are in runs between two tokens
+    NEXT_WORD = auto()  # the id of the next token at some source positions
+    DECODER_TOKEN = auto()  # target token ids at some decoder steps
+    ORIGINAL = auto()  # the ids of all tokens before those with `labels` were replaced
+    TOKEN_CLASS = auto()  # one of `num_labels` classes at some positions
+    TOKEN_PAIR_CLASS = auto()  # one of two classes at some positions
     REPLACED = auto()  # whether each token was replaced
     CONSISTENCY = auto()  # positions where two predictions of the model are compared
-    ROW_CLASS = auto()  # one of `num_labels` classes, or the index of the right choice, for each row
-    PAIR_CLASS = auto()  # one of two classes for each row
+    ROW_CLASS = auto()  # one of `num_labels` classes, or the index of the correct choice, per row
+    PAIR_CLASS = auto()  # one of two classes per row
 
 
 @dataclass(frozen=True)
 class ShortTraining:
-    """The short pretraining run on news text, in which the family must beat the frequency baseline.
+    """The short pretraining run of the tests, in which the loss must become lower than that of token frequencies.
 
-    The model has one layer of width 64, without dropout; a step has 16 rows of at most 32 tokens.
+    The model has one layer of width 64 without dropout, and a batch has 16 rows of at most 32 tokens of news text.
 
     Attributes:
         steps: Number of steps.
-        learning_rate: The constant short_training rate.
+        learning_rate: The constant learning rate.
         vocab_size: Size of the tokenizer's vocabulary.
         config_options: Values of `--config_options`.
-        text: Files of the corpus of the card's full recipe.
+        text: Glob pattern of the corpus files.
     """
 
     steps: int = 400
@@ -66,19 +66,18 @@ class ShortTraining:
 
 @dataclass(frozen=True)
 class Traits:
-    """Traits that the test suite cannot derive from the classes.
+    """Traits of a family that the tests cannot derive from its classes.
 
     Attributes:
-        tiny: Additional fields of the tiny test configuration.
+        tiny: Further fields of the tiny test configuration.
         short_training: The short pretraining run.
-        targets: Kinds of `loss_targets` that do not follow from name and head; see tests/zoo.
-        loss_weights: Loss component in a head's output -> the configuration's field of its weight.
-        uses_max_pooling: Auto classes whose head selects extreme values, which rounding may change; not needed with
-            `pooling="max"` in the configuration.
-        infers_padding: Whether, without an `attention_mask`, padding tokens at the end of a row are padding, as in the
-            peer.
-        has_different_initialization: Whether new weights are drawn otherwise than by the peer in transformers: as in the
-            family's released code, where the two differ.
+        targets: Kinds of the `loss_targets` that do not follow from their name and the head; see tests/zoo.
+        loss_weights: Name of a loss in the output of a head -> configuration field of its weight.
+        uses_max_pooling: Auto classes whose head uses max-pooling, where rounding can select another value; not needed
+            with `pooling="max"` in the configuration.
+        infers_padding: Whether padding is recognised by the id if there is no `attention_mask`, as in the reference.
+        has_different_initialization: Whether weights are initialised as in the released code of the family, where the
+            reference in transformers differs from it.
     """
 
     tiny: Mapping[str, Any] = field(default_factory=dict)
@@ -92,11 +91,11 @@ class Traits:
 
 @dataclass(frozen=True)
 class Seq2SeqFinetuning:
-    """How a family is fine-tuned on sources and targets, if it does not train on the targets as they are.
+    """Fine-tuning of a sequence-to-sequence family with an objective of its own.
 
     Attributes:
-        objective: What makes the batches of training.
-        label_smoothing: As in the released commands; the default of `--label_smoothing`.
+        objective: The objective, which creates the training batches.
+        label_smoothing: The default of `--label_smoothing`, as in the released commands.
     """
 
     objective: type[SourceTarget]
@@ -108,19 +107,19 @@ class FamilySpec:
     """A family of models.
 
     Attributes:
-        name: Its name in scripts, and its folder in `models`; its card is `model_cards/<name>.md`.
+        name: Name in scripts, of the directory in `models`, and of the card `model_cards/<name>.md`.
         paper: The publication.
-        config: Configuration class; checkpoints carry `config.model_type`.
+        config: Configuration class, with the `model_type` of checkpoints.
         tokenizer: Tokenizer class.
         models: Auto class name -> model class.
-        sizes: Name -> configuration fields, among them "tiny" for tests and "base", the paper's.
+        sizes: Name -> configuration fields; includes "tiny" for tests and "base" of the paper.
         published: Name of a published model -> parameter counts.
-        objectives: Name -> objective; the first is the family's own.
-        seq2seq_finetuning: How `finetune seq2seq` trains it; None for plain `labels`.
-        conversion: Weight conversion from the reference layout to the native layout.
-        reference_heads: Auto class name -> peer of the reference's class, if it is not the class in `models`.
-        parent: Name of the only family that this one's modules may import.
-        traits: Traits for the test suite.
+        objectives: Name -> objective; the first is the default.
+        seq2seq_finetuning: Fine-tuning by `finetune seq2seq`; None for the targets as `labels`.
+        conversion: Conversion of weights from the reference layout to the native layout.
+        reference_heads: Auto class name -> class that corresponds to the reference, if it is not the one in `models`.
+        parent: Name of the only other family whose modules this one may import.
+        traits: Traits for the tests.
     """
 
     name: str
@@ -139,22 +138,22 @@ class FamilySpec:
 
     @property
     def reference(self) -> str | None:
-        """`model_type` of the peer in transformers; None without one."""
+        """The `model_type` of the reference in transformers; None if there is none."""
         return self.models["AutoModel"].reference_model_type
 
     @property
     def stub(self) -> RemoteCodeStub:
-        """What opens its directories by `trust_remote_code=True`."""
+        """The code with which `trust_remote_code=True` opens checkpoints of the family."""
         return RemoteCodeStub(self.config.model_type, self.config, self.tokenizer, self.models)
 
     @property
     def card(self) -> str:
-        """Path of the card in the repository."""
+        """Path of the model card in the repository."""
         return f"model_cards/{self.name}.md"
 
 
 def encoder_size(width: int, layers: int, heads: int) -> dict[str, int]:
-    """Configuration fields of a Transformer with a feed-forward layer of four times the hidden size."""
+    """Return the configuration fields of a Transformer with a feed-forward layer of four times the hidden size."""
     return {
         "hidden_size": width,
         "num_hidden_layers": layers,

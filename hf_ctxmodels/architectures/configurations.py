@@ -1,4 +1,4 @@
-"""Base configurations of the architectures: fields and checks that several families share."""
+"""Base configurations of the architectures, with the fields and checks that several families share."""
 
 from typing import Any, ClassVar, Literal, Self
 
@@ -9,9 +9,9 @@ from hf_ctxmodels.core.config import CtxConfig, CtxTransformerConfig
 
 @strict
 class CtxEncoderConfig(CtxTransformerConfig):
-    """Shape and regularisation of a Transformer encoder with absolute positions; the defaults are BERT-base.
+    """Configuration of a Transformer encoder with absolute position embeddings; the defaults are BERT-base.
 
-    Args: those of `CtxTransformerConfig`, and
+    Args: In addition to those of `CtxTransformerConfig`:
         vocab_size: Number of tokens of the tokenizer.
         hidden_size: Width of the residual stream; a multiple of `num_attention_heads`.
         num_hidden_layers: Number of Transformer layers.
@@ -26,9 +26,9 @@ class CtxEncoderConfig(CtxTransformerConfig):
         layer_norm_eps: Epsilon of every LayerNorm.
         pad_token_id: Id of the padding token; its embedding starts at zero.
         tie_word_embeddings: Share the masked-LM decoder with the word embeddings.
-        answer_steps: Steps of a stochastic answer network in place of the linear classifier of pairs (see
-            `heads.answer_network`); 0 for none. It needs two segments.
-        answer_dropout: Rate at which training leaves steps of the answer network out of their average.
+        answer_steps: Number of steps of the stochastic answer network that classifies text pairs (see
+            `heads.answer_network`); 0 for a linear classifier. It requires two segments.
+        answer_dropout: Dropout rate of whole steps of the answer network in training.
     """
 
     vocab_size: int = 30522
@@ -60,7 +60,7 @@ class CtxEncoderConfig(CtxTransformerConfig):
     }
 
     def validate_architecture(self) -> None:
-        """Check that the answer network has two segments to compare (called at construction)."""
+        """Check that there are two segments for the answer network (called at construction)."""
         super().validate_architecture()
         if self.answer_steps < 0 or (self.answer_steps and self.type_vocab_size < 2):
             raise ValueError(
@@ -70,24 +70,24 @@ class CtxEncoderConfig(CtxTransformerConfig):
 
 
 PAIR_SEGMENTS = 2
-"""Segments of BERT."""
+"""Number of segments of BERT."""
 GENERATION_TOKEN_FIELDS = ("query_token_id", "decoder_start_token_id", "eos_token_id")
-"""Fields that BERT's configuration lacks, by which a head writes."""
+"""Fields for generation that BERT's configuration lacks."""
 
 
 @strict
 class CtxQueryGenerationConfig(CtxEncoderConfig):
-    """Shape of an encoder whose head `QueryForConditionalGeneration` writes. A BERT configuration, with the segments of
-    a pair, opens as one with all of the family's.
+    """Configuration of an encoder with the head `QueryForConditionalGeneration`.
 
-    Args: those of `CtxEncoderConfig`, and
-        query_token_id: The token whose state predicts a token of the target: a mask token, or one of its own.
-        decoder_start_token_id: First of `decoder_input_ids`.
-        eos_token_id: Last token of a target.
-        label_smoothing: Share of a target's probability that the training loss of the writing head spreads over the
-            vocabulary (Szegedy et al. 2016, section 7).
-        span_loss_weight: Weight of the loss of whole spans where they are given, in [0, 1]; that of single tokens has
-            the rest.
+    A BERT configuration, which has two segments, can be opened; it receives all segments of the family.
+
+    Args: In addition to those of `CtxEncoderConfig`:
+        query_token_id: Id of the query token, whose state predicts a target token: the mask token or a special one.
+        decoder_start_token_id: Id of the first of `decoder_input_ids`.
+        eos_token_id: Id of the last token of a target.
+        label_smoothing: Label smoothing of the generation loss in training (Szegedy et al. 2016, section 7).
+        span_loss_weight: Weight in [0, 1] of the loss of whole spans, if `span_ids` are given; the loss of single
+            tokens has the remaining weight.
     """
 
     query_token_id: int | None = None
@@ -97,10 +97,10 @@ class CtxQueryGenerationConfig(CtxEncoderConfig):
     is_encoder_decoder: bool = True
 
     copied_segments: ClassVar[tuple[int, ...]]
-    """BERT's segments, of which the embeddings of those after them begin as copies."""
+    """For each segment after BERT's two: the segment of BERT from which its embedding is copied."""
 
     feeds_start_token: ClassVar[bool] = False
-    """Whether the first of `decoder_input_ids` is read, as a token of the target; else it only holds the place."""
+    """Whether the first of `decoder_input_ids` is encoded as a target token, rather than skipped."""
 
     non_reference_fields: ClassVar[tuple[str, ...]] = (
         *CtxEncoderConfig.non_reference_fields,
@@ -110,17 +110,17 @@ class CtxQueryGenerationConfig(CtxEncoderConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)
-        self.is_encoder_decoder = True  # what a reference checkpoint says is of its own heads
+        self.is_encoder_decoder = True  # in a reference checkpoint, it refers to other heads
 
-    def validate_shares(self) -> None:
-        """Check the weights of the writing head's loss (called at construction)."""
+    def validate_loss_weights(self) -> None:
+        """Check the range of the loss weights (called at construction)."""
         for name in ("label_smoothing", "span_loss_weight"):
             if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name}={getattr(self, name)} is a share, and must be between 0 and 1.")
+                raise ValueError(f"{name}={getattr(self, name)} must be between 0 and 1.")
 
     @classmethod
     def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """As in transformers; a BERT checkpoint, with segments of a pair only, is given all."""
+        """As in transformers; a BERT checkpoint with two segments receives all segments of the family."""
         fields, unused = super().get_config_dict(*args, **kwargs)
         if fields.get("type_vocab_size") == PAIR_SEGMENTS:
             fields = {**fields, "type_vocab_size": PAIR_SEGMENTS + len(cls.copied_segments)}
@@ -128,22 +128,22 @@ class CtxQueryGenerationConfig(CtxEncoderConfig):
 
     @property
     def max_source_target_length(self) -> int:
-        """Most tokens of a source and of its target, the end included: both have positions in one row."""
+        """Maximum number of tokens of source and target together, including the end token."""
         return self.max_position_embeddings - int(self.feeds_start_token)
 
     @property
     def target_vocab_size(self) -> int:
-        """Size of the target's vocabulary, the source's."""
+        """Size of the target vocabulary, which is that of the source."""
         return self.vocab_size
 
 
 @strict
 class CtxDecoderConfig(CtxTransformerConfig):
-    """Shape and regularisation of a causal Transformer with learned positions.
+    """Configuration of a Transformer decoder with learned position embeddings.
 
-    The reference's names (`n_embd`, `n_layer`, `n_head`, `n_positions`, `resid_pdrop`, ...) are read as well.
+    The field names of the reference (`n_embd`, `n_layer`, `n_head`, `n_positions`, `resid_pdrop`, ...) are aliases.
 
-    Args: those of `CtxTransformerConfig`, and
+    Args: In addition to those of `CtxTransformerConfig`:
         vocab_size: Number of tokens of the tokenizer.
         hidden_size: Width of the residual stream; a multiple of `num_attention_heads`.
         num_hidden_layers: Number of layers.
@@ -194,13 +194,13 @@ class CtxDecoderConfig(CtxTransformerConfig):
 
 @strict
 class CtxSeq2SeqConfig(CtxTransformerConfig):
-    """Shape and regularisation of a Transformer encoder and decoder of one width (Vaswani et al. 2017).
+    """Configuration of a Transformer encoder-decoder with one hidden size (Vaswani et al. 2017).
 
-    Fields without "decoder" are those of the encoder, and of both where there is no other. The defaults are
-    BART-large's.
+    Fields without "decoder" apply to the encoder, and to the decoder if it has no field of its own. The defaults are
+    BART-large.
 
-    Args: those of `CtxTransformerConfig`, and
-        vocab_size: Number of tokens of the tokenizer, of sources and of targets.
+    Args: In addition to those of `CtxTransformerConfig`:
+        vocab_size: Number of tokens of the tokenizer, for sources and targets.
         hidden_size: Width of the residual stream.
         num_hidden_layers, decoder_layers: Number of layers.
         num_attention_heads, decoder_attention_heads: Attention heads per layer, which divide `hidden_size`.
@@ -212,7 +212,7 @@ class CtxSeq2SeqConfig(CtxTransformerConfig):
         max_position_embeddings: Longest source and longest target, in tokens.
         initializer_range: Standard deviation of the normal initialisation.
         layer_norm_eps: Epsilon of every norm.
-        decoder_start_token_id: Id of the token before a target's first.
+        decoder_start_token_id: Id of the token before the first target token.
         tie_word_embeddings: Share the output layer with the encoder's word embeddings.
         share_word_embeddings: Share the decoder's word embeddings with the encoder's; None for `tie_word_embeddings`.
     """
@@ -247,11 +247,11 @@ class CtxSeq2SeqConfig(CtxTransformerConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)
-        if self.share_word_embeddings is None:  # settled now: adapters may untie the output layer later
+        if self.share_word_embeddings is None:  # fixed here, since adapters may untie the output layer later
             self.share_word_embeddings = self.tie_word_embeddings
 
     def validate_decoder(self) -> None:
-        """Check that there are layers, and that the heads divide the width (called at construction)."""
+        """Check the numbers of layers and attention heads (called at construction)."""
         self.require_positive("num_hidden_layers", "decoder_layers", "decoder_attention_heads")
         if self.hidden_size % self.decoder_attention_heads:
             raise ValueError(
@@ -261,18 +261,17 @@ class CtxSeq2SeqConfig(CtxTransformerConfig):
 
     @property
     def target_vocab_size(self) -> int:
-        """Number of tokens of targets."""
+        """Size of the target vocabulary."""
         return self.vocab_size
 
     @property
     def shares_word_embeddings(self) -> bool:
-        """Whether encoder and decoder have one table of word embeddings."""
+        """Whether encoder and decoder share their word embeddings."""
         return bool(self.share_word_embeddings)
 
 
 def seq2seq_size(width: int, layers: int, heads: int) -> dict[str, int]:
-    """Configuration fields of an encoder and a decoder of one shape, with feed-forward layers of four times the hidden
-    size."""
+    """Return the configuration fields of an encoder-decoder with feed-forward layers of four times the hidden size."""
     return {
         "hidden_size": width,
         "num_hidden_layers": layers,
@@ -286,13 +285,13 @@ def seq2seq_size(width: int, layers: int, heads: int) -> dict[str, int]:
 
 @strict
 class CtxLSTMLanguageModelConfig(CtxConfig):
-    """Fields of `hf_ctxmodels.architectures.lstm_language_model`; families add others and set their defaults.
+    """Configuration of an LSTM language model; the families add fields and set their defaults.
 
     Args:
         vocab_size: Number of words.
         hidden_size: Width of the last layer's output.
         num_hidden_layers: Number of LSTM layers.
-        stateful: Return `past_key_values` by default, so that the next batch may continue from them.
+        stateful: Whether `past_key_values` are returned by default, so that the next batch can continue from them.
         initializer_range: Bound of the embeddings' uniform initialisation.
     """
 
@@ -304,11 +303,11 @@ class CtxLSTMLanguageModelConfig(CtxConfig):
 
     @property
     def layer_sizes(self) -> list[int]:
-        """Widths of all layers' inputs, and of the last layer's output."""
+        """Input width of every layer, followed by the output width of the last layer."""
         return [self.hidden_size] * (self.num_hidden_layers + 1)
 
 
-# The widths of released vectors (GloVe: 50, 100, 200, 300; word2vec: 300), and smaller ones for tests.
+# Widths of released vectors (GloVe: 50, 100, 200, 300; word2vec: 300)
 WORD_VECTOR_SIZES: dict[str, dict[str, Any]] = {
     "tiny": {"hidden_size": 50},
     "small": {"hidden_size": 100},
@@ -318,16 +317,16 @@ WORD_VECTOR_SIZES: dict[str, dict[str, Any]] = {
 
 @strict
 class CtxStaticConfig(CtxConfig):
-    """A table of word vectors, and its use in downstream tasks.
+    """Configuration of static word embeddings, including their use in downstream tasks.
 
     Args:
         vocab_size: Number of words, special tokens included.
         hidden_size: Width of a vector.
         pad_token_id: Id of the padding token; its vector is zero.
-        pooling: Pooling of a sequence: "mean" of its words' vectors, or "mean+max", twice as wide.
+        pooling: Pooling of the word vectors of a sequence: "mean", or "mean+max", which doubles the width.
         classifier_dropout: Dropout before the task heads.
-        update_threads: Threads of in-place updates on a CPU. Several threads write without locks, as in the released
-            code: faster, but not reproducible to the last bit.
+        update_threads: Number of threads of the in-place updates on a CPU. Several threads write without locks, as in
+            the released code, and the result is not exactly reproducible.
     """
 
     vocab_size: int = 30_000
@@ -343,12 +342,12 @@ class CtxStaticConfig(CtxConfig):
 
     @classmethod
     def for_single_table(cls, vocab_size: int, hidden_size: int) -> Self:
-        """The configuration of one table of given vectors."""
+        """Return the configuration of existing vectors of this shape."""
         return cls(vocab_size=vocab_size, hidden_size=hidden_size)
 
     @property
     def num_hidden_layers(self) -> int:
-        """0: there are no layers after the table."""
+        """0: there are no layers after the embeddings."""
         return 0
 
     @property
@@ -359,26 +358,27 @@ class CtxStaticConfig(CtxConfig):
 
 @strict
 class CtxCharacterConfig(CtxConfig):
-    """A character encoder, bidirectional LSTM layers, and pretrained word vectors.
+    """Configuration of a character encoder with bidirectional LSTM layers and optional pretrained word vectors.
 
     Args:
         vocab_size: Size of the tokenizer's vocabulary; the encoder does not depend on it.
         hidden_size: Width of a hidden state, both directions concatenated.
-        cell_size: Width of each direction's cell state.
+        cell_size: Width of the cell state of each direction.
         num_hidden_layers: Number of LSTM layers.
-        num_characters: Number of character ids: padding, bytes, beginnings and ends, and languages.
-        num_languages: Number of languages with a character of their own, the last ids; 0 for none.
-        max_characters_per_token: Characters of a word, its beginning and end included; longer words are cut.
-        character_embedding_size: Width of a character.
+        num_characters: Number of character ids, including those of padding, boundaries and languages.
+        num_languages: Number of languages; each has a character id, which are the last ones.
+        max_characters_per_token: Maximum number of characters of a word, including its boundaries; longer words are
+            truncated.
+        character_embedding_size: Width of a character embedding.
         filters: [width in characters, number of filters] pairs.
-        num_highway_layers: Highway layers after the filters.
-        hidden_act: Activation of the filters' maxima.
-        cell_clip: Bound of the absolute value of a cell; None for no bound.
-        projection_clip: Bound of the absolute value of a direction's output.
-        initializer_range: Standard deviation of the initialisation of heads.
+        num_highway_layers: Number of highway layers after the filters.
+        hidden_act: Activation after max-pooling of the filters.
+        cell_clip: Maximum absolute value of the cell state; None for no limit.
+        projection_clip: Maximum absolute value of the output of a direction; None for no limit.
+        initializer_range: Standard deviation of the normal initialisation of heads.
         pretrained_embeddings: Directory or Hub id of static word embeddings. `load_pretrained_embeddings` copies the
             vectors into a new model; they are saved with it.
-        train_pretrained_embeddings: Train these vectors too.
+        train_pretrained_embeddings: Whether these vectors are trained.
         pretrained_vocab_size, pretrained_embedding_size, pretrained_lower_case: Their number, their width, and whether
             their words are lower-cased; the model class's `embedding_fields` returns these fields.
         classifier_dropout: Dropout before the task heads.
@@ -408,26 +408,28 @@ class CtxCharacterConfig(CtxConfig):
     pad_token_id: int | None = 0
 
     def validate_words(self) -> None:
-        """Check the shape (called at construction)."""
+        """Check the sizes and filters (called at construction)."""
         self.require_even_hidden_size()
         self.require_positive("vocab_size", "cell_size", "num_hidden_layers", "num_characters")
         if not 0 <= self.num_languages < self.num_characters - 1:
-            raise ValueError(f"num_languages={self.num_languages} of num_characters={self.num_characters}.")
+            raise ValueError(
+                f"num_languages={self.num_languages} must be less than num_characters - 1 = {self.num_characters - 1}."
+            )
         pairs = self.filters or []
         if not pairs or any(len(pair) != 2 or min(pair) < 1 for pair in pairs):
             raise ValueError(f"filters={pairs} must be pairs of a width and a number, each 1 or more.")
         if max(width for width, _ in pairs) > self.max_characters_per_token:
             raise ValueError(
-                f"A filter has a width of {max(width for width, _ in pairs)} characters, but a word has "
+                f"The widest filter has {max(width for width, _ in pairs)} characters, more than "
                 f"max_characters_per_token={self.max_characters_per_token}."
             )
 
     @property
     def projection_size(self) -> int:
-        """Width of one direction."""
+        """Output width of one direction."""
         return self.hidden_size // 2
 
     @property
     def padding_character(self) -> int:
-        """The id of padding after a word's end."""
+        """The character id of padding after the end of a word."""
         return self.num_characters - self.num_languages - 1

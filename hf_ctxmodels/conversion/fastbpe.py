@@ -1,4 +1,4 @@
-"""Codes and subwords as fastBPE and subword-nmt write them."""
+"""Reading of the BPE files of fastBPE and subword-nmt."""
 
 from pathlib import Path
 
@@ -6,11 +6,15 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.text_files import read_lines
 from hf_ctxmodels.tokenizers.joint_bpe import END_OF_WORD
 
-_CONTINUES = "@@"  # suffix of a subword within a word
+_CONTINUATION = "@@"  # suffix of every subword but the last of a word
 
 
 def read_codes(file: str | Path) -> list[tuple[str, str]]:
-    """The merges of a file of lines with two subwords and a count; raises CtxError for other lines."""
+    """Read the merges of a codes file, whose lines are two subwords and optionally a count.
+
+    Raises:
+        CtxError: A line has another format.
+    """
     merges = []
     for number, line in enumerate(read_lines(Path(file)), start=1):
         parts = line.split()
@@ -21,5 +25,7 @@ def read_codes(file: str | Path) -> list[tuple[str, str]]:
 
 
 def to_native_subword(subword: str) -> str:
-    """A subword as the tokenizers here write it: marked where a word ends, rather than where it goes on."""
-    return subword.removesuffix(_CONTINUES) if subword.endswith(_CONTINUES) else subword + END_OF_WORD
+    """Convert a subword with the mark of continuation to one with the mark of the end of a word."""
+    if subword.endswith(_CONTINUATION):
+        return subword.removesuffix(_CONTINUATION)
+    return subword + END_OF_WORD

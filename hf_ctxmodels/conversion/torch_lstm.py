@@ -11,90 +11,106 @@ from torch.serialization import safe_globals
 
 from hf_ctxmodels.core.errors import CtxError, wrap_errors
 
-_PARTS = {"input_weight": "weight_ih", "state_weight": "weight_hh", "bias": "bias_ih", "state_bias": "bias_hh"}
+_WEIGHT_NAMES = {"input_weight": "weight_ih", "state_weight": "weight_hh", "bias": "bias_ih", "state_bias": "bias_hh"}
 _DIRECTIONS = ("", "_reverse")
-_SPECIAL = 2  # zero vectors of padding and unknown words
+_NUM_SPECIAL_WORDS = 2  # padding and unknown words, with zero vectors
 
 
 def read_torch_file(file: str | Path, allowed: Sequence[type] = ()) -> Any:
-    """The content of a pickle of tensors and plain values.
+    """Read a pickle file of tensors and plain values.
 
     Args:
         file: Its path.
-        allowed: Further types of values that run no code when they are read.
+        allowed: Further types of values, whose unpickling must not execute code.
 
     Raises:
-        CtxError: It cannot be read, or holds other objects.
+        CtxError: The file cannot be read, or contains objects of other types.
     """
-    hint = "give the released file, or a state dict: torch.save(model.state_dict(), ...)."
+    hint = "use the released file, or a state dict: torch.save(model.state_dict(), ...)."
     with wrap_errors("Cannot read the weights", location=str(file), hint=hint), safe_globals([*allowed]):
         return torch.load(file, map_location="cpu", weights_only=True)
 
 
 def read_state_dict(file: str | Path) -> dict[str, Tensor]:
-    """The weights of a file, without the prefixes of their names (`rnn.`, `enc_lstm.`).
+    """Read a state dict and remove the prefixes of its names (`rnn.`, `enc_lstm.`).
 
     Raises:
-        CtxError: As `read_torch_file`, or the file is no state dict.
+        CtxError: The file cannot be read, or is not a state dict.
     """
-    found = read_torch_file(file)
-    if not isinstance(found, Mapping) or not all(torch.is_tensor(value) for value in found.values()):
-        raise CtxError(f"The file holds a {type(found).__name__}, not a state dict.", location=str(file))
-    return {name.rpartition(".")[2]: value for name, value in found.items()}
+    weights = read_torch_file(file)
+    if not isinstance(weights, Mapping) or not all(torch.is_tensor(value) for value in weights.values()):
+        raise CtxError(f"The file contains a {type(weights).__name__}, not a state dict.", location=str(file))
+    return {name.rpartition(".")[2]: value for name, value in weights.items()}
 
 
 def convert_layers(weights: Mapping[str, Tensor], location: str | None = None) -> dict[str, Tensor]:
-    """Native name -> weight of a bidirectional LSTM; raises CtxError if a weight is missing or unexpected."""
-    depths = {int(name.rpartition("_l")[2]) for name in weights if name.rpartition("_l")[2].isdigit()}
+    """Convert the weights of a bidirectional LSTM.
+
+    Args:
+        weights: Name in `torch.nn.LSTM` -> weight.
+        location: The file, for error messages.
+
+    Returns:
+        Native name -> weight.
+
+    Raises:
+        CtxError: A weight is missing or unexpected.
+    """
+    layers = {int(name.rpartition("_l")[2]) for name in weights if name.rpartition("_l")[2].isdigit()}
     expected = {
-        f"layers.{depth}.{own}": [f"{part}_l{depth}{direction}" for direction in _DIRECTIONS]
-        for depth in range(1 + max(depths, default=0))
-        for own, part in _PARTS.items()
+        f"layers.{layer}.{native_name}": [f"{torch_name}_l{layer}{direction}" for direction in _DIRECTIONS]
+        for layer in range(1 + max(layers, default=0))
+        for native_name, torch_name in _WEIGHT_NAMES.items()
     }
     names = {name for pair in expected.values() for name in pair}
     if names != set(weights):
-        missing, more = sorted(names - set(weights)), sorted(set(weights) - names)
+        missing, unexpected = sorted(names - set(weights)), sorted(set(weights) - names)
         raise CtxError(
-            f"Not the weights of a bidirectional LSTM: missing {missing[:4]}, unexpected {more[:4]}.",
+            f"Not the weights of a bidirectional LSTM: missing {missing[:4]}, unexpected {unexpected[:4]}.",
             location=location,
-            hint="give the weights of the encoder only.",
+            hint="use the weights of the encoder only.",
         )
-    return {own: torch.stack([weights[name].float() for name in pair]) for own, pair in expected.items()}
+    return {
+        native_name: torch.stack([weights[name].float() for name in torch_names])
+        for native_name, torch_names in expected.items()
+    }
 
 
 def layer_fields(layers: Mapping[str, Tensor]) -> dict[str, int]:
-    """Configuration fields of converted layers."""
+    """Return the configuration fields that follow from the shapes of converted weights."""
     return {
         "embedding_size": layers["layers.0.input_weight"].shape[2],
         "hidden_size": 2 * layers["layers.0.state_weight"].shape[2],
-        "num_hidden_layers": len(layers) // len(_PARTS),
+        "num_hidden_layers": len(layers) // len(_WEIGHT_NAMES),
     }
 
 
 def model_on_vectors(
     model_class: type, weights: Mapping[str, Tensor], vectors: np.ndarray, location: str | None = None, **fields: Any
 ) -> Any:
-    """A model of these layers on a table of word vectors.
+    """Create a model from the weights of a bidirectional LSTM and word vectors.
 
     Args:
         model_class: A base model with `word_embeddings` and `layers`.
-        weights: From `read_state_dict`.
+        weights: The output of `read_state_dict`.
         vectors: (words, width); zero vectors of padding and unknown words are prepended.
-        location: The file, for errors.
-        fields: Other fields of the configuration.
+        location: The file, for error messages.
+        fields: Further configuration fields.
 
     Raises:
-        CtxError: The weights are not an encoder's, or need vectors of another width.
+        CtxError: The weights are not those of a bidirectional LSTM, or require vectors of another width.
     """
     layers = convert_layers(weights, location)
     shape = layer_fields(layers)
     width = shape["embedding_size"]
     if vectors.ndim != 2 or vectors.shape[1] != width:
         raise CtxError(
-            f"The vectors are {vectors.shape}; the weights need vectors of width {width}.", location=location
+            f"The vectors are {vectors.shape}; the weights require vectors of width {width}.", location=location
         )
     config_class: Any = model_class.config_class  # type: ignore[attr-defined]
-    model = model_class(config_class(vocab_size=_SPECIAL + len(vectors), **shape, **fields))
-    table = torch.cat([torch.zeros(_SPECIAL, width), torch.from_numpy(np.asarray(vectors, dtype=np.float32))])
-    model.load_state_dict({**layers, "word_embeddings.weight": table})
+    model = model_class(config_class(vocab_size=_NUM_SPECIAL_WORDS + len(vectors), **shape, **fields))
+    embeddings = torch.cat(
+        [torch.zeros(_NUM_SPECIAL_WORDS, width), torch.from_numpy(np.asarray(vectors, dtype=np.float32))]
+    )
+    model.load_state_dict({**layers, "word_embeddings.weight": embeddings})
     return model.eval()

@@ -9,8 +9,8 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from hf_ctxmodels.core.errors import CtxError
 
-_OF_FLASH_KERNELS = ("cu_seq_lens_q", "cu_seq_lens_k")
-_ID_TYPES = (torch.int64, torch.int32)  # those that torch.nn.Embedding takes
+_FLASH_ARGUMENTS = ("cu_seq_lens_q", "cu_seq_lens_k")
+_ID_TYPES = (torch.int64, torch.int32)  # the types that torch.nn.Embedding supports
 
 
 def check_encoder_input(
@@ -30,29 +30,31 @@ def check_encoder_input(
     aligned: Mapping[str, Tensor | None] | None = None,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Check inputs that would otherwise fail inside a layer or, on a GPU, abort the process.
+    """Validate the inputs of an encoder, which could otherwise fail inside a layer or, on a GPU, abort the process.
 
     Args:
-        input_ids: (batch, length, *token_id_axes), or None with `inputs_embeds` (batch, length, hidden).
+        input_ids: (batch, length, *token_id_axes) ids; or None.
+        inputs_embeds: (batch, length, hidden) embeddings in place of ids; or None.
         attention_mask: (batch, length), 1 or True at tokens, 0 or False at padding; with `accepts_4d_masks` also a
-            mask of the attention function: (batch, heads, queries, keys), bool or added to the scores, or a
-            `BlockMask`.
-        max_length: Longest sequence of the model; None for no limit.
-        limit, limit_name: The configuration's field, by value and name, that all ids are below.
-        token_id_axes: Names of the axes of a single token's ids.
-        width: Of embeddings; None does not check it.
-        mask_hint: What to give in place of a mask of other dimensions.
-        sequence_ids: (batch, length), 0 at padding.
+            mask of the attention function: (batch, heads, queries, keys), bool or additive, or a `BlockMask`.
+        max_length: Maximum length of a sequence; None for no limit.
+        limit: The number that all ids must be less than.
+        limit_name: Name of the configuration field with this limit.
+        token_id_axes: Names of the axes of the ids of one token.
+        width: Expected width of embeddings; None for any.
+        accepts_4d_masks: See `attention_mask`.
+        mask_hint: Hint of the error for a mask with an unsupported number of dimensions.
+        sequence_ids: (batch, length) sequence ids, 0 at padding.
         output_mask: (batch, length) bool, the positions whose outputs are computed.
-        aligned: Other (batch, length) tensors by argument name.
-        dtype: Of the model, and so of embeddings where autocast does not convert them; None does not check it.
+        aligned: Argument name -> another (batch, length) tensor.
+        dtype: Expected type of embeddings unless autocast converts them; None for any.
 
     Returns:
-        The ids, or the embeddings (batch, length, hidden), with zeros at padding positions: values there that are not
-        finite would spread in the padded layout.
+        The ids, or the (batch, length, hidden) embeddings with zeros at padding positions, where other values could be
+        infinite or NaN and affect the tokens in the padded layout.
 
     Raises:
-        CtxError: An argument is wrong; the message has its value and the expected one.
+        CtxError: An argument is invalid; the message contains its value and the expected one.
     """
     check_tensors(input_ids=input_ids, inputs_embeds=inputs_embeds)
     given = _ids_or_embeddings(input_ids, inputs_embeds, token_id_axes)
@@ -73,34 +75,34 @@ def check_encoder_input(
 
 
 def check_tensors(**given: Any) -> None:
-    """Raise CtxError if one of the arguments is neither a tensor nor None, naming it."""
+    """Raise CtxError if an argument is neither a tensor nor None."""
     for name, value in given.items():
         if value is not None and not isinstance(value, Tensor):
             raise CtxError(
                 f"{name} is a {type(value).__name__}, expected a torch.Tensor.",
-                hint='let the tokenizer make tensors (return_tensors="pt"), or use torch.as_tensor.',
+                hint='call the tokenizer with return_tensors="pt", or use torch.as_tensor.',
             )
 
 
 def reject_unused_tensors(**given: Any) -> None:
-    """Raise CtxError for a tensor among the keywords that remain when all that read some have taken theirs.
+    """Raise CtxError if the unknown keyword arguments of a forward contain a tensor, which would be ignored.
 
-    It would be ignored without a word: a misspelt name, the reference's name of what is called otherwise here, or an
-    argument of another family. Those of the flash kernels of transformers pass.
+    Its name is misspelt, or belongs to the reference implementation or to another family. Arguments of the flash
+    attention of transformers are allowed.
     """
     for name, value in given.items():
-        if isinstance(value, Tensor) and name not in _OF_FLASH_KERNELS:
+        if isinstance(value, Tensor) and name not in _FLASH_ARGUMENTS:
             raise CtxError(
                 f"{name} is given, which this model does not read.",
-                hint="leave it out, or correct its name: help(model.forward) lists the arguments.",
+                hint="omit it, or correct its name: help(model.forward) lists the arguments.",
             )
 
 
 def check_padding_mask(mask: Tensor | None, name: str = "attention_mask") -> None:
-    """Raise if a (batch, length) mask is not made of 1 and 0, or True and False. Skipped while a graph is being traced.
+    """Check that a mask contains only 1 and 0, or True and False. Skipped while a graph is being traced.
 
     Raises:
-        CtxError: The first other value, and where it stands.
+        CtxError: There is another value; the message contains the first one and its index.
     """
     if mask is None or mask.dtype == torch.bool or is_traced(mask):
         return
@@ -110,21 +112,20 @@ def check_padding_mask(mask: Tensor | None, name: str = "attention_mask") -> Non
     place = (~valid).nonzero()[0].tolist()
     raise CtxError(
         f"{name}{place} is {mask[tuple(place)].item()}; it must be 1 (or True) at tokens and 0 (or False) at padding.",
-        hint="of a mask that is added to scores, 0 at tokens and -inf or a large negative number at padding, give "
-        "mask == 0.",
+        hint="convert an additive mask, which is 0 at tokens and negative at padding, by mask == 0.",
     )
 
 
 def check_source_mask(mask: Tensor | None, states: Tensor) -> None:
-    """Raise CtxError if a mask given beside an encoder's output, (batch, length, ...) `states`, is not one of its
-    columns. The shape is not looked at while a graph is being traced."""
+    """Raise CtxError if a mask does not match the (batch, length, ...) `states` of the encoder output that it is passed
+    with. The shape is not checked while a graph is being traced."""
     check_tensors(attention_mask=mask)
     check_padding_mask(mask)
     if mask is None or is_traced(mask) or tuple(mask.shape) == tuple(states.shape[:2]):
         return
     raise CtxError(
-        f"attention_mask is {tuple(mask.shape)}, but encoder_outputs are those of {tuple(states.shape[:2])}.",
-        hint="give the mask of the source, (batch, length), that the encoder was given.",
+        f"attention_mask is {tuple(mask.shape)}, but encoder_outputs have the shape {tuple(states.shape[:2])}.",
+        hint="pass the (batch, length) mask that was passed to the encoder.",
     )
 
 
@@ -147,7 +148,7 @@ def _ids_or_embeddings(
 def _padding_mask(
     attention_mask: Any, batch_size: int, length: int, accepts_4d_masks: bool, hint: str | None
 ) -> Tensor | None:
-    """The mask if it is one of padding; None if it is ready for the attention function.
+    """Return the mask if it is a padding mask; None if it is a mask of the attention function.
 
     Raises:
         CtxError: It is neither.
@@ -160,12 +161,12 @@ def _padding_mask(
         return attention_mask
     expected = f"({batch_size}, {length}), 1 at tokens and 0 at padding"
     if accepts_4d_masks:
-        expected += f", or ({batch_size}, heads or 1, {length}, {length}), bool or what is added to the scores"
+        expected += f", or ({batch_size}, heads or 1, {length}, {length}), bool or additive"
         fits = len(shape) == 4 and shape[0] in (1, batch_size) and shape[2] in (1, length) and shape[3] >= length
         if fits and (attention_mask.is_floating_point() or attention_mask.dtype == torch.bool):
             return None
-    found = f"attention_mask is {shape} of {attention_mask.dtype}"
-    raise CtxError(f"{found}; it must be (batch, length) = {expected}.", hint=hint)
+    message = f"attention_mask is {shape} of {attention_mask.dtype}; it must be (batch, length) = {expected}."
+    raise CtxError(message, hint=hint)
 
 
 def _check_length(length: int, limit: int | None) -> None:
@@ -182,16 +183,22 @@ def _check_embeddings(embeddings: Tensor, width: int | None, dtype: torch.dtype 
         raise CtxError(f"inputs_embeds is {tuple(embeddings.shape)}, expected width {width}.")
     if dtype is None:
         return
-    wide = torch.float64 in (embeddings.dtype, dtype)  # autocast leaves it as it is
-    if embeddings.dtype == dtype or (torch.is_autocast_enabled(embeddings.device.type) and not wide):
+    is_autocast = torch.is_autocast_enabled(embeddings.device.type)
+    if embeddings.dtype == dtype or (is_autocast and torch.float64 not in (embeddings.dtype, dtype)):
         return
     raise CtxError(
-        f"inputs_embeds is {embeddings.dtype}, but the model is {dtype}.", hint="give inputs_embeds.to(model.dtype)."
+        f"inputs_embeds is {embeddings.dtype}, but the model is {dtype}.", hint="pass inputs_embeds.to(model.dtype)."
     )
 
 
 def check_aligned(aligned: Mapping[str, Tensor | None], batch_size: int, length: int) -> None:
-    """Raise CtxError if one of the arguments, by name, is no tensor for tokens of a (batch, length) input."""
+    """Raise CtxError if an argument is not an integer or bool tensor of shape (batch, length).
+
+    Args:
+        aligned: Argument name -> tensor; None is allowed.
+        batch_size: Number of rows.
+        length: Number of columns.
+    """
     check_tensors(**aligned)
     for name, tensor in aligned.items():
         if tensor is None:
@@ -215,7 +222,7 @@ def _check_sequence_ids(sequence_ids: Tensor | None) -> None:
 
 
 def _without_padding(embeddings: Tensor, masks: Mapping[str, Tensor | None]) -> Tensor:
-    """(batch, length, hidden), zeros where one of the masks is 0."""
+    """Set (batch, length, hidden) embeddings to zero where one of the masks is 0."""
     for mask in masks.values():
         if mask is not None:
             embeddings = embeddings.masked_fill((mask == 0)[..., None], 0)
@@ -234,15 +241,17 @@ def _check_output_mask(output_mask: Tensor, masks: Mapping[str, Tensor | None]) 
 
 
 def check_id_type(name: str, ids: Any) -> None:
-    """Raise CtxError for what is neither a tensor of int64 or int32 nor None."""
+    """Raise CtxError if `ids` is neither None nor an int64 or int32 tensor."""
     check_tensors(**{name: ids})
     if ids is not None and ids.dtype not in _ID_TYPES:
-        raise CtxError(f"{name} is {ids.dtype}, expected torch.int64 or torch.int32.", hint=f"give {name}.long().")
+        raise CtxError(f"{name} is {ids.dtype}, expected torch.int64 or torch.int32.", hint=f"pass {name}.long().")
 
 
 def check_ids(name: str, ids: Tensor | None, limit: int, limit_name: str) -> None:
-    """Raise CtxError for ids of a type other than int64 and int32, and for the first id outside [0, limit). While a
-    graph is being traced, the type alone is checked."""
+    """Raise CtxError for an unsupported type of ids, and for the first id outside [0, limit).
+
+    Only the type is checked while a graph is being traced.
+    """
     check_id_type(name, ids)
     if ids is None or is_traced(ids) or not ids.numel():
         return
@@ -258,18 +267,21 @@ def check_ids(name: str, ids: Tensor | None, limit: int, limit_name: str) -> Non
 
 
 def check_row_lengths(row_lengths: Tensor) -> None:
-    """Raise CtxError if one of the (batch,) numbers of tokens is 0."""
+    """Raise CtxError if a row has no tokens; `row_lengths` is (batch,)."""
     if not bool((row_lengths > 0).all()):
         row = int((row_lengths == 0).nonzero()[0])
-        raise CtxError(f"Row {row} of attention_mask has no token.", hint="drop the row, or give it a token.")
+        raise CtxError(f"Row {row} of attention_mask has no token.", hint="remove the row.")
 
 
 def cumulative_token_counts(tokens: Tensor, sequence_ids: Tensor | None) -> Tensor:
-    """(batch, length) number of tokens of its sequence up to and including each column.
+    """Count the tokens of a sequence up to and including each column.
 
     Args:
         tokens: (batch, length) bool, False at padding.
-        sequence_ids: (batch, length), a run of equal numbers is one sequence; None for one sequence per row.
+        sequence_ids: (batch, length) ids, where a run of equal ids is a sequence; None for one sequence per row.
+
+    Returns:
+        (batch, length) integers.
     """
     counts = tokens.cumsum(1)
     if sequence_ids is None:
@@ -278,31 +290,31 @@ def cumulative_token_counts(tokens: Tensor, sequence_ids: Tensor | None) -> Tens
 
 
 def sequence_starts(sequence_ids: Tensor) -> Tensor:
-    """(batch, length) bool: True at the first token of each run of equal ids."""
+    """Mark the first token of each run of equal ids: (batch, length) bool."""
     starts = torch.ones_like(sequence_ids, dtype=torch.bool)
     starts[:, 1:] = sequence_ids[:, 1:] != sequence_ids[:, :-1]
     return starts
 
 
 def sequence_numbers(sequence_ids: Tensor) -> Tensor:
-    """(batch, length) sequence ids -> runs of equal ids, numbered within each row; padding is a run too."""
+    """Number the runs of equal (batch, length) sequence ids within each row; padding is also a run."""
     return sequence_starts(sequence_ids).cumsum(1)
 
 
 def is_traced(tensor: Tensor) -> bool:
-    """Whether values are unavailable: a graph is being compiled or traced, or the device is meta."""
+    """Whether values are unavailable, because a graph is being compiled or traced, or the device is meta."""
     return torch.compiler.is_compiling() or torch.jit.is_tracing() or tensor.device.type == "meta"
 
 
 def span_boundaries(marked: Tensor) -> tuple[Tensor, Tensor]:
-    """The unmarked neighbours of the run, a maximal sequence of marked positions in a row, that each position is in.
+    """For each position, find the unmarked positions before and after the run of marked positions that contains it.
 
     Args:
         marked: (rows, length) bool.
 
     Returns:
-        (rows, length) int64, the last unmarked position before, -1 for none, and the first one after, `length` for
-        none. An unmarked position is its own neighbour.
+        (rows, length) int64 position before, -1 if there is none, and position after, `length` if there is none. Both
+        are the position itself if it is unmarked.
     """
     length = marked.shape[1]
     positions = torch.arange(length, device=marked.device).expand_as(marked)

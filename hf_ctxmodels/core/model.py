@@ -1,4 +1,4 @@
-"""The model base every family derives from: checked input, native saving, export to the reference layout."""
+"""The base class of all models: input checks, initialisation, saving, and export to the reference layout."""
 
 import inspect
 import json
@@ -20,8 +20,8 @@ from hf_ctxmodels.core.remote_code import without_remote_code
 from hf_ctxmodels.core.weights import check_exportable, check_savable, register_pending_conversions
 
 SaveHook = Callable[[PreTrainedModel, Path, dict[str, Tensor] | None, bool], dict[str, Tensor] | None]
-"""Called with a model, the directory, the weights (None for the model's) and whether this process writes files; returns
-the weights to save."""
+"""A function of the model, the directory, the weights (None for those of the model) and whether this process writes
+files; returns the weights to save."""
 
 
 class CtxPreTrainedModel(PreTrainedModel):
@@ -31,21 +31,22 @@ class CtxPreTrainedModel(PreTrainedModel):
         newly_initialized_modules: Names of the modules that were missing in the checkpoint or have been re-initialised.
         num_new_tokens: Number of the last word embeddings that were missing in the checkpoint.
         reinitialized_weights: Names of the re-initialised weights, see `downstream.finetuning.reinitialization`.
-        save_hooks: Hooks of a base model that `save_pretrained` and `export_reference` call, also for a head on it.
-        regularizers: Functions of a base model's parameters that heads add to the training loss, each a scalar or None.
-        peft_config: PEFT's configurations by adapter, once PEFT has adapted the model.
-        is_encoder_frozen: Whether the encoder stays in evaluation mode, see `training.optim.freezing.freeze_encoder`.
-        token_id_axes: Names of the axes of a single token's ids; empty if a token is one integer.
-        id_limit_field: Field of the configuration with the exclusive upper limit of the ids.
-        accepts_4d_masks: Whether `attention_mask` may be a 4-D mask of the attention function.
-        mask_hint: Fix in the error for a mask with an unsupported number of dimensions; or None.
-        loss_targets: The arguments of `forward` with targets, one for each loss term. The summed loss of a term is
+        save_hooks: Hooks of a base model that `save_pretrained` and `export_reference` of the base model and its heads
+            call.
+        regularizers: Functions of a base model that return a loss term of its heads in training, a scalar or None.
+        peft_config: Adapter name -> configuration, after PEFT has adapted the model.
+        is_encoder_frozen: Whether the encoder remains in evaluation mode, see `training.optim.freezing.freeze_encoder`.
+        token_id_axes: Names of the axes of the ids of one token, after (batch, length); empty if it has one id.
+        id_limit_field: Name of the configuration field that all ids are less than.
+        accepts_4d_masks: Whether `attention_mask` can be a 4-D mask of the attention function.
+        mask_hint: The hint of the error for a mask with an unsupported number of dimensions; or None.
+        loss_targets: Names of the arguments of `forward` with targets, one per loss term. The summed loss of a term is
             divided by its number of targets, or by the number in `num_items_in_batch`.
         reference_model_type: `model_type` of the reference implementation in transformers, or None.
-        reference_architecture: Name of the reference class; None for the name of this class without "Ctx".
+        reference_architecture: Name of the reference class; None for the name of this class without the prefix "Ctx".
         export_conversion: The invertible part of the family's weight conversion.
-        supports_reentrant_checkpointing: Whether gradient checkpointing with `use_reentrant=True` is exact: it loses
-            gradients of tensors that are not among the arguments of a layer.
+        supports_reentrant_checkpointing: Whether gradient checkpointing with `use_reentrant=True` computes all
+            gradients: it loses those of tensors that are not direct arguments of a layer.
     """
 
     config: CtxConfig
@@ -62,7 +63,7 @@ class CtxPreTrainedModel(PreTrainedModel):
     regularizers: Sequence[Callable[[], Tensor | None]] = ()
     peft_config = PeftConfigAttribute()
     is_encoder_frozen: bool = False
-    token_id_axes: ClassVar[tuple[str, ...]] = ()  # of a single token, after (batch, length)
+    token_id_axes: ClassVar[tuple[str, ...]] = ()
     id_limit_field: ClassVar[str] = "vocab_size"
     accepts_4d_masks: ClassVar[bool] = False
     mask_hint: ClassVar[str | None] = None
@@ -73,32 +74,32 @@ class CtxPreTrainedModel(PreTrainedModel):
     supports_reentrant_checkpointing: ClassVar[bool] = True
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Take the most derived configuration among the class's own annotation and its bases.
+        """Set `config_class` to the most derived one of the class's own annotation and its bases.
 
-        PreTrainedModel takes the first base's, which for a mixin of several families is a general one. Its method is
-        passed over: it evaluates all annotations of the class and its bases, a quarter of the time of this import.
+        `PreTrainedModel` uses that of the first base, which is too general for a head that several families share. Its
+        own method is not called: evaluating all annotations takes a quarter of the import time of this package.
         """
         super(PreTrainedModel, cls).__init_subclass__(**kwargs)
         if "config_class" in cls.__dict__:
             return
         annotated = inspect.get_annotations(cls).get("config")
-        known = [annotated if isinstance(annotated, type) else None]  # a string where annotations are postponed
+        known = [annotated if isinstance(annotated, type) else None]  # a string if annotations are postponed
         known += [getattr(base, "config_class", None) for base in cls.__bases__]
         cls.config_class = max(filter(None, known), key=lambda config: len(config.__mro__))
 
     @classmethod
     def register_for_auto_class(cls, auto_class: Any = None) -> None:
-        """Do not register the class as custom code: it is always imported from the installed package."""
+        """Do nothing: the class is not custom code, but imported from the installed package."""
 
     def post_init(self) -> None:
-        """Finish the construction as in transformers, after registering pending weight conversions."""
+        """As in transformers; additionally register pending weight conversions."""
         register_pending_conversions()
         super().post_init()
         self._keys_to_ignore_on_load_unexpected.add(ADAPTER_KEYS)
 
     def _initialize_weights(self, module: torch.nn.Module, is_custom_code: bool = False) -> None:
-        # With `is_custom_code`, modules without parameters are skipped, although `_init_weights` may initialise their
-        # children. All families use `transformers.initialization`, which keeps loaded weights.
+        # `is_custom_code` would skip modules without parameters, although `_init_weights` may initialise their
+        # children. It is not needed, because `transformers.initialization` preserves loaded weights.
         super()._initialize_weights(module)
 
     @torch.no_grad()
@@ -113,62 +114,62 @@ class CtxPreTrainedModel(PreTrainedModel):
         """As in transformers.
 
         Raises:
-            CtxError: `use_reentrant=True`, and the layers take more than their input that is differentiated.
+            CtxError: `use_reentrant=True`, but layers have further inputs that require gradients.
         """
         function = kwargs.get("gradient_checkpointing_func")
         if getattr(function, "keywords", {}).get("use_reentrant") and not self.supports_reentrant_checkpointing:
             raise CtxError(
-                f"The layers of {type(self).__name__} also read the source's states or a learned bias, whose gradients "
-                "a re-entrant checkpoint loses.",
+                f"The layers of {type(self).__name__} use encoder states or a learned bias, whose gradients a "
+                "re-entrant checkpoint loses.",
                 location="use_reentrant=True",
-                hint='leave it out, or give gradient_checkpointing_kwargs={"use_reentrant": False}.',
+                hint='omit it, or set gradient_checkpointing_kwargs={"use_reentrant": False}.',
             )
         super()._set_gradient_checkpointing(*args, **kwargs)
 
     def load_pretrained_components(self, missing: Container[str] | None = None) -> None:
-        """Copy what the configuration takes from other models, for example word vectors: for families that take any.
+        """Load components that the configuration takes from other models, for example word vectors; by default none.
 
-        It is a step of its own after a new model was made or a checkpoint without these parts was opened; neither a
-        configuration nor the initialisation of weights opens another model.
+        This is a separate step after a new model was created or a checkpoint without the components was loaded, so that
+        neither a configuration nor the initialisation of weights opens another model.
 
         Args:
-            missing: Names of the parameters that a checkpoint lacked; None for a new model, where all are to be filled.
+            missing: Names of the parameters that were missing in the checkpoint; None for a new model.
 
         Raises:
-            CtxError: A source cannot be opened, or does not fit.
+            CtxError: A component cannot be loaded, or its shape differs.
         """
 
     def supports_inplace_optimizer(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether a head, given a `learning_rate`, does the work of this optimizer by itself: no backward pass."""
+        """Whether a head that receives `learning_rate` performs the update of this optimizer in its forward."""
         return False
 
     @classmethod
     def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
-        """Open a directory or Hub id, as every model does. What a module names in `fixed_parameters` stays fixed, where
-        transformers would make every weight it reads a parameter to be trained."""
+        """As in transformers; keep `fixed_parameters` of modules fixed and set `newly_initialized_modules`."""
         model, report = super().from_pretrained(*args, output_loading_info=True, **kwargs)
         for module in model.modules():
             for name in getattr(module, "fixed_parameters", ()):
                 getattr(module, name).requires_grad_(False)
-        replaced = {name for name, *_ in report["mismatched_keys"]}  # of another shape, for example other labels
+        replaced = {
+            name for name, *_ in report["mismatched_keys"]
+        }  # their shapes differ, for example because of other labels
         model.newly_initialized_modules = newly_initialized_modules(model, replaced | set(report["missing_keys"]))
         report_unloaded_adapters(args[0] if args else kwargs.get("pretrained_model_name_or_path"))
         return (model, report) if output_loading_info else model
 
     def train(self, mode: bool = True) -> Self:
-        """Set training or evaluation mode; a frozen encoder has the latter in any case."""
+        """Set training or evaluation mode; a frozen encoder remains in evaluation mode."""
         super().train(mode)
         if self.is_encoder_frozen:
             self.base_model.eval()
         return self
 
     def save_pretrained(self, save_directory: str | Path, save_original_format: bool = False, **kwargs: Any) -> None:
-        """Save in the native layout.
+        """Save in the native layout; see `export_reference` for the reference layout.
 
-        transformers reverses conversion tables on save by default, and Trainer's resume then finds no native key and
-        silently goes on from random weights; `export_reference` is the way to the reference layout.
-
-        Hooks of the base model, for example of bottleneck adapters, may write further files and change the weights.
+        By default transformers would reverse the weight conversion, and a resumed Trainer would then silently continue
+        from random weights. Save hooks of the base model, for example of bottleneck adapters, can write further files
+        and change the weights.
 
         Raises:
             CtxError: The weights are packed by `quantize_dynamic`.
@@ -190,18 +191,18 @@ class CtxPreTrainedModel(PreTrainedModel):
         return state_dict
 
     def export_reference(self, save_directory: str | Path) -> None:
-        """Write weights and a config.json that the reference class in transformers opens, bit for bit.
+        """Write weights and configuration in the layout of the reference class in transformers; the weights are exact.
 
         Args:
-            save_directory: Folder to write config.json and model.safetensors to; created if needed.
+            save_directory: Directory of config.json and model.safetensors; created if needed.
 
         Raises:
-            CtxError: transformers has no such model, or the weights are quantized, sharded or beside an adapter.
+            CtxError: transformers has no such model, or the weights are quantized, sharded or adapted.
         """
         if self.reference_model_type is None:
-            raise CtxError(f"transformers has no peer of {type(self).__name__}.", hint="use save_pretrained.")
+            raise CtxError(f"transformers has no class for {type(self).__name__}.", hint="use save_pretrained.")
         check_exportable(self)
-        config = self.reference_config()  # first: a family may refuse what its reference cannot hold
+        config = self.reference_config()  # first, since it may raise an error
         loaded_with = getattr(self, "_weight_conversions", None)
         self._weight_conversions: Any = self.export_conversion
         try:
@@ -214,10 +215,10 @@ class CtxPreTrainedModel(PreTrainedModel):
         path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
     def reference_config(self) -> dict[str, Any]:
-        """This model's configuration as the reference class reads it."""
+        """Return this model's configuration with the fields and names of the reference class."""
         values = self.config.to_diff_dict()
-        for own in (*self.config.non_reference_fields, "auto_map"):
-            values.pop(own, None)
+        for name in (*self.config.non_reference_fields, "auto_map"):
+            values.pop(name, None)
         values = {self.config.reference_name(name): value for name, value in values.items()}
         values["model_type"] = self.reference_model_type
         values["architectures"] = [self.reference_architecture or type(self).__name__.removeprefix("Ctx")]
@@ -235,7 +236,7 @@ class CtxPreTrainedModel(PreTrainedModel):
         output_mask: Tensor | None = None,
         **aligned: Tensor | None,
     ) -> Tensor:
-        """`hf_ctxmodels.core.inputs.check_encoder_input` for the ids of this family; `aligned` by argument name."""
+        """Call `hf_ctxmodels.core.inputs.check_encoder_input` with the class attributes and the configuration."""
         return check_encoder_input(
             input_ids,
             inputs_embeds,
@@ -262,13 +263,14 @@ class CtxPreTrainedModel(PreTrainedModel):
         /,
         **aligned: Tensor | None,
     ) -> Tensor:
-        """`check_encoder_input` of encoders without attention: any length.
+        """Call `check_encoder_input` for an encoder without attention, which has no maximum length.
 
         Args:
-            width: Of embeddings; None for `config.embedding_size`.
+            input_ids, inputs_embeds, attention_mask, aligned: As in `check_encoder_input`.
+            width: Width of embeddings; None for `config.embedding_size`.
 
         Raises:
-            CtxError: As there.
+            CtxError: As in `check_encoder_input`.
         """
         width = getattr(self.config, "embedding_size", None) if width is None else width
         return self.check_encoder_input(input_ids, inputs_embeds, attention_mask, None, width=width, **aligned)

@@ -1,4 +1,4 @@
-"""What a head reads in place of its encoder's last layer: a learned mix of all layers, or states that were kept."""
+"""A learned weighted sum of all encoder layers as the input of a head."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,49 +10,48 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.layers.pooling import PoolingLayer, first_token_columns, pool_tokens, states_at, token_mask
 from hf_ctxmodels.layers.scalar_mix import ScalarMix
 
-_RECORDED = ("hidden_states", "decoder_hidden_states", "encoder_hidden_states")
+_STATE_FIELDS = ("hidden_states", "decoder_hidden_states", "encoder_hidden_states")
 
 
 class LayerMix(ScalarMix):
-    """`ScalarMix` of an encoder's recorded states (Peters et al. 2018, section 3.2, equation 1); of an encoder-decoder
-    those of the decoder, of which its heads read the last one.
+    """`ScalarMix` of the hidden states of an encoder, or of the decoder of an encoder-decoder (Peters et al. 2018,
+    section 3.2, equation 1).
 
-    Layers of another width than the last one, such as the wide ones of AWD-LSTM, are left out of the mix.
+    Layers whose width differs from that of the last one, for example the inner layers of AWD-LSTM, are excluded.
     """
 
-    def mix(self, states: Sequence[Tensor]) -> Tensor:
-        """The states of every layer, the embeddings first -> (batch, length, hidden)."""
-        width = states[-1].shape[-1]
-        chosen = [number for number, each in enumerate(states) if each.shape[-1] == width]
-        weights = self.weights.float()[chosen].softmax(0) * self.gamma
-        mixed = states[chosen[0]] * weights[0].to(states[0].dtype)
-        for number, weight in zip(chosen[1:], weights[1:], strict=True):
-            mixed = mixed + states[number] * weight.to(mixed.dtype)
+    def mix(self, hidden_states: Sequence[Tensor]) -> Tensor:
+        """Compute the weighted sum of the embeddings and the outputs of all layers: (batch, length, hidden)."""
+        width = hidden_states[-1].shape[-1]
+        included = [layer for layer, states in enumerate(hidden_states) if states.shape[-1] == width]
+        weights = self.weights.float()[included].softmax(0) * self.gamma
+        mixed = hidden_states[included[0]] * weights[0].to(hidden_states[0].dtype)
+        for layer, weight in zip(included[1:], weights[1:], strict=True):
+            mixed = mixed + hidden_states[layer] * weight.to(mixed.dtype)
         return mixed
 
 
 def find_layer_stack(encoder: PreTrainedModel) -> nn.Module | None:
-    """The module whose `layers` a head on an encoder reads the states of, or None.
+    """Return the module with the `layers` whose outputs are the `hidden_states` of an encoder, or None.
 
-    It is the encoder itself or its stack; of an encoder-decoder the decoder, whose layers' states its
-    `hidden_states` are.
+    This is the encoder itself or its stack; for an encoder-decoder, the decoder.
     """
-    parts = [encoder, *(getattr(encoder, name, None) for name in ("decoder", "encoder"))]
-    return next((part for part in parts if hasattr(part, "layers")), None)
+    candidates = [encoder, getattr(encoder, "decoder", None), getattr(encoder, "encoder", None)]
+    return next((module for module in candidates if hasattr(module, "layers")), None)
 
 
 def num_hidden_states(encoder: PreTrainedModel) -> int:
-    """Number of `hidden_states` that an encoder records for its heads, see `find_layer_stack`.
+    """Return the number of `hidden_states` of an encoder, including the embeddings; see `find_layer_stack`.
 
     Raises:
-        CtxError: It has no layers.
+        CtxError: The encoder has no layers.
     """
     stack: Any = find_layer_stack(encoder)
     if stack is None:
         raise CtxError(
-            f"{type(encoder).__name__} has no stack of layers that its heads could read.",
+            f"{type(encoder).__name__} has no layers that could be mixed.",
             location="layer_mix=True",
-            hint="leave layer_mix out.",
+            hint="omit layer_mix.",
         )
     return len(stack.layers) + 1
 
@@ -60,44 +59,48 @@ def num_hidden_states(encoder: PreTrainedModel) -> int:
 def encode_with_layer_mix(
     encoder: PreTrainedModel, mix: LayerMix | None, feature_lookup: Callable[..., Any] | None, **inputs: Any
 ) -> Any:
-    """Run the encoder, or look its states up; `last_hidden_state` is the mix, and `pooler_output` pools it.
+    """Run the encoder or look up its stored outputs; replace `last_hidden_state` and `pooler_output` by the mix.
 
     Args:
         encoder: The encoder.
-        mix: None for the last layer.
-        feature_lookup: In place of the encoder: its arguments, and whether `every_layer` is read -> an output with
-            `hidden_states`, the last layer's among them.
-        inputs: The encoder's arguments.
+        mix: The weighted sum; None for the last layer.
+        feature_lookup: Replaces the encoder: a function of the encoder's arguments and of `every_layer`, whether all
+            layers are needed, that returns an output with `hidden_states`.
+        inputs: The arguments of the encoder.
     """
-    wants = inputs.pop("output_hidden_states", None)
+    returns_states = inputs.pop("output_hidden_states", None)
     if feature_lookup is None:
         outputs = encoder(return_dict=True, output_hidden_states=True, **inputs)
     else:
-        outputs = feature_lookup(every_layer=mix is not None or bool(wants), **inputs)
+        outputs = feature_lookup(every_layer=mix is not None or bool(returns_states), **inputs)
     states = outputs.hidden_states
     outputs.last_hidden_state = states[-1] if mix is None else mix.mix(states)
-    outputs.pooler_output = _pooled(encoder, outputs.last_hidden_state, **inputs)
-    if not (encoder.config.output_hidden_states if wants is None else wants):
-        for name in [each for each in _RECORDED if each in outputs]:
+    outputs.pooler_output = _pool(encoder, outputs.last_hidden_state, **inputs)
+    if not (encoder.config.output_hidden_states if returns_states is None else returns_states):
+        for name in [name for name in _STATE_FIELDS if name in outputs]:
             setattr(outputs, name, None)
     return outputs
 
 
-def _pooled(
+def _pool(
     encoder: Any,
     states: Tensor,
     input_ids: Tensor | None = None,
     attention_mask: Tensor | None = None,
     sequence_ids: Tensor | None = None,
-    **others: Any,
+    **kwargs: Any,
 ) -> Tensor | None:
-    """What the encoder itself makes of its last layer, made of other states; None where it has no pooling."""
+    """Pool the mixed states in the way in which the encoder pools its last layer; None if it has no pooling."""
     pooler, pooling = getattr(encoder, "pooler", None), getattr(encoder, "pooling", None)
-    tokens = token_mask(states, attention_mask if attention_mask is None or attention_mask.dim() == 2 else None)
-    tokens = tokens if sequence_ids is None else tokens & (sequence_ids != 0)
+    is_padding_mask = attention_mask is not None and attention_mask.dim() == 2
+    is_token = token_mask(states, attention_mask if is_padding_mask else None)
+    if sequence_ids is not None:
+        is_token = is_token & (sequence_ids != 0)
     if isinstance(pooler, PoolingLayer):
-        chooses = getattr(encoder, "select_tokens", None)
-        return pooler(states, tokens if chooses is None else chooses(input_ids, tokens))
+        select_tokens = getattr(encoder, "select_tokens", None)
+        return pooler(states, is_token if select_tokens is None else select_tokens(input_ids, is_token))
     if isinstance(pooler, nn.Module):
-        return pooler(states_at(states, first_token_columns(states, tokens)))
-    return None if not isinstance(pooling, str) else pool_tokens(states, tokens, pooling)  # type: ignore[arg-type]
+        return pooler(states_at(states, first_token_columns(states, is_token)))
+    if isinstance(pooling, str):
+        return pool_tokens(states, is_token, pooling)  # type: ignore[arg-type]
+    return None

@@ -280,7 +280,7 @@ def test_the_mask_beside_encoder_outputs_is_that_of_the_source(case: Case) -> No
     ids = torch.full((3, 4), 6)
     for shape in ((3, 1), (3, 5), (3, 11), (1, 9), (2, 9), (9,), (3, 9, 9)):
         for use_cache in (False, True):
-            with pytest.raises(CtxError, match=r"attention_mask is .* but encoder_outputs are those of"):
+            with pytest.raises(CtxError, match=r"attention_mask is .* but encoder_outputs have the shape"):
                 model(
                     encoder_outputs=encoded,
                     attention_mask=torch.ones(shape, dtype=torch.long),

@@ -81,7 +81,7 @@ def test_other_files_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(CtxError, match="Cannot read the weights"):
         read_state_dict(tmp_path / "module.pth")
     torch.save([1, 2], tmp_path / "list.pth")
-    with pytest.raises(CtxError, match="holds a list"):
+    with pytest.raises(CtxError, match="contains a list"):
         read_state_dict(tmp_path / "list.pth")
     torch.save(weights | {"out.weight": torch.zeros(2)}, tmp_path / "additional.pth")
     with pytest.raises(CtxError, match="unexpected"):
