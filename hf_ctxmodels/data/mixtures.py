@@ -175,7 +175,7 @@ def split_by_column(examples: ExampleSet, column: str) -> tuple[list[int], list[
 
 
 class ScheduledMixture(Mixture):
-    """Optimizer steps of one data set each, in stages with a given number of steps of every data set (Sun et al. 2020,
+    """Optimizer steps of one data set each, in stages with a number of steps for each data set (Sun et al. 2020,
     section 3.2, "continual multi-task learning").
 
     The steps of a data set are spread evenly over a stage, and their number is exact. The last stage is repeated.

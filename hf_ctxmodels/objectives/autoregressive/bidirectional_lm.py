@@ -81,7 +81,7 @@ class DataCollatorForBidirectionalLM(PaddingCollator):
         return batch
 
     def _neighbours(self, rows: list[np.ndarray]) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """The next and the previous words of every sequence."""
+        """The next and the previous words of each sequence."""
         bos, eos = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
         following, previous = [], []
         for row in rows:

@@ -99,7 +99,7 @@ class DataCollatorForPermutationLM(PaddingCollator):
     )
     static: bool = flag(False, "The same targets and order in every epoch instead of new ones.")
     seed: int = 0
-    pad_to_multiple_of: int | None = flag(None, "Round the width of every batch up to a multiple of this.")
+    pad_to_multiple_of: int | None = flag(None, "Round the width of a batch up to a multiple of this.")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,4 +1,4 @@
-"""Packing of short sequences into one, separated by `sequence_ids` (Krell et al. 2021, "Efficient Sequence Packing")."""
+"""Packing of short sequences into one, separated by `sequence_ids` (Krell et al. 2021)."""
 
 from collections.abc import Iterable, Iterator
 

@@ -50,7 +50,7 @@ class Sentinels:
         if count > len(self.ids):
             raise CtxError(
                 f"A sequence of {len(ids)} tokens has {count} spans, but the tokenizer {len(self.ids)} sentinels.",
-                hint="use shorter sequences (max_length), less noise, longer spans, or a tokenizer with more sentinels.",
+                hint="use a smaller max_length, less noise, longer spans, or a tokenizer with more sentinels.",
             )
         replaced = ids.copy()
         replaced[starts] = self.ids[:count]

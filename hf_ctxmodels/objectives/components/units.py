@@ -25,7 +25,7 @@ class UnitMaskingRule(MaskingRule):
 
     Attributes:
         probability: Share of the units, not of the tokens.
-        unit_rows: Probability that a sequence's units are those of `word_ids`; otherwise they are single tokens.
+        unit_rows: Probability that the units of a sequence are given by `word_ids`; otherwise they are single tokens.
         max_predictions: Units that would exceed it are not selected, except the first.
     """
 

@@ -23,8 +23,8 @@ Sentence = tuple[int, np.ndarray]
 class LanguageReader:
     """Tokenizes the sentences of documents, and determines the language id of each.
 
-    The language of a sentence is its tag ("<de> Ein Satz."); without a tag, that of the previous sentence of the
-    document, for example after sentence splitting; else `language`.
+    The language of a sentence is its tag ("<de> Ein Satz."); without a tag, the language of the previous sentence of
+    the document, for example after sentence splitting; else `language`.
 
     Args:
         tokenizer: Its `languages` are the valid names; with fewer than two every text has the language 0.

@@ -34,7 +34,7 @@ class MaskingCollator(PaddingCollator):
     random_share: float = flag(0.1, "Share of the predicted tokens replaced by a random one; the rest is unchanged.")
     max_predictions: int | None = flag(None, "Maximum number of predictions in a sequence.")
     static: bool = flag(False, "The same mask in every epoch instead of a new one.")
-    pad_to_multiple_of: int | None = flag(None, "Round the width of every batch up to a multiple of this.")
+    pad_to_multiple_of: int | None = flag(None, "Round the width of a batch up to a multiple of this.")
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -80,8 +80,9 @@ class MaskingCollator(PaddingCollator):
 class DataCollatorForMaskedLM(MaskingCollator):
     """Pads a batch and masks it: of 15% of the non-special tokens, 80% -> mask token, 10% -> random, 10% unchanged.
 
-    Unlike `transformers.DataCollatorForLanguageModeling` it selects exactly the rounded share of a sequence's tokens, at
-    least one; applies 80/10/10 to whole words as well; and seeds the mask of example i in epoch e by (seed, e, i) only.
+    Unlike `transformers.DataCollatorForLanguageModeling` it selects exactly the rounded share of a sequence's tokens,
+    at least one; applies 80/10/10 to whole words as well; and seeds the mask of example i in epoch e by (seed, e, i)
+    only.
 
     Each feature holds:
         input_ids: (tokens,) with special tokens.

@@ -25,7 +25,7 @@ class DataCollatorForReplacedTokenDetection(DataCollatorForMaskedLM):
     (seed, epoch, example index): it gets the same random numbers in any batch, worker or device.
 
     Returns: what `DataCollatorForMaskedLM` returns, and
-        token_labels: (batch, width) int64, the original id of every token, including special tokens as in the released
+        token_labels: (batch, width) int64, the original id of each token, including special tokens as in the released
             code; -100 at padding.
         sampling_seed: (batch,) int64.
 

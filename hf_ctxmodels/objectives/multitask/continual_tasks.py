@@ -61,7 +61,7 @@ _DOCUMENT_TASKS = ",".join(name for name, task in TASKS.items() if issubclass(ta
 
 @dataclass
 class DataCollatorForContinualTasks(PaddingCollator):
-    """Pads examples of several tasks, and masks those of knowledge masking as `DataCollatorForUnitMaskingWithPairs`.
+    """Pads examples of several tasks, and masks units in the examples of knowledge masking.
 
     Each feature holds:
         task: The number of its task in `TASKS`.
@@ -89,7 +89,7 @@ class DataCollatorForContinualTasks(PaddingCollator):
     random_share: float = flag(0.1, "Share of the predicted tokens replaced by a random one; the rest is unchanged.")
     max_predictions: int | None = flag(None, "Maximum number of predicted tokens in an example.")
     static: bool = flag(False, "The same mask in every epoch instead of a new one.")
-    pad_to_multiple_of: int | None = flag(None, "Round the width of every batch up to a multiple of this.")
+    pad_to_multiple_of: int | None = flag(None, "Round the width of a batch up to a multiple of this.")
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -265,12 +265,12 @@ class ContinualTasks(DataCollatorForContinualTasks, Objective):
         documents = [document for _, document in numbered]
         for position, (number, document) in enumerate(numbered):
             self.statistics.update(documents=1, sentences=len(document), tokens=len(document.ids))
-            others = _OtherDocuments(documents, position)
+            other_documents = _OtherDocuments(documents, position)
             document_with_units = self.phrases.join_document(document)
             for task in tasks:
                 index = number * len(TASKS) + _NUMBERS[task.name]
                 rng = generator(self.seed, pass_index, index, Stream.PAIRING)
-                for example in task.examples(document_with_units, others, rng):
+                for example in task.examples(document_with_units, other_documents, rng):
                     yield task.name, example
 
     def _pair_examples(self, pairs: list[LabelledPair]) -> Iterator[tuple[str, TaskExample]]:

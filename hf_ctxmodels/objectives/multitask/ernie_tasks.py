@@ -60,13 +60,13 @@ class DocumentTask(ABC):
 
     @abstractmethod
     def examples(
-        self, document: TokenizedDocument, others: Sequence[TokenizedDocument], rng: np.random.Generator
+        self, document: TokenizedDocument, other_documents: Sequence[TokenizedDocument], rng: np.random.Generator
     ) -> Iterator[TaskExample]:
         """The examples of a document with at least one sentence.
 
         Args:
             document: The document.
-            others: Other documents, from which segments may be sampled.
+            other_documents: Other documents, from which segments may be sampled.
             rng: The generator of the document and the task.
         """
 
@@ -78,7 +78,7 @@ class KnowledgeMasking(DocumentTask):
     task_type = WORD
 
     def examples(
-        self, document: TokenizedDocument, others: Sequence[TokenizedDocument], rng: np.random.Generator
+        self, document: TokenizedDocument, other_documents: Sequence[TokenizedDocument], rng: np.random.Generator
     ) -> Iterator[TaskExample]:
         """The examples of a document, see `DocumentTask.examples`."""
         for start, stop in sequence_bounds(document, self.room):
@@ -95,7 +95,7 @@ class Capitalization(DocumentTask):
     classifies_tokens = True
 
     def examples(
-        self, document: TokenizedDocument, others: Sequence[TokenizedDocument], rng: np.random.Generator
+        self, document: TokenizedDocument, other_documents: Sequence[TokenizedDocument], rng: np.random.Generator
     ) -> Iterator[TaskExample]:
         """The examples of a document, see `DocumentTask.examples`."""
         assert document.capitals is not None
@@ -115,7 +115,7 @@ class TokenDocumentRelation(DocumentTask):
     classifies_tokens = True
 
     def examples(
-        self, document: TokenizedDocument, others: Sequence[TokenizedDocument], rng: np.random.Generator
+        self, document: TokenizedDocument, other_documents: Sequence[TokenizedDocument], rng: np.random.Generator
     ) -> Iterator[TaskExample]:
         """The examples of a document, see `DocumentTask.examples`."""
         ids = document.ids
@@ -148,7 +148,7 @@ class SentenceReordering(DocumentTask):
         self.max_segments, self.classes = max_segments, len(self.orders)
 
     def examples(
-        self, document: TokenizedDocument, others: Sequence[TokenizedDocument], rng: np.random.Generator
+        self, document: TokenizedDocument, other_documents: Sequence[TokenizedDocument], rng: np.random.Generator
     ) -> Iterator[TaskExample]:
         """The examples of a document, see `DocumentTask.examples`."""
         for first, last in sentence_chunks(document.bounds, self.room, from_end=rng.random() < 0.5):
@@ -173,13 +173,13 @@ class SentenceDistance(DocumentTask):
     classes = 3
 
     def examples(
-        self, document: TokenizedDocument, others: Sequence[TokenizedDocument], rng: np.random.Generator
+        self, document: TokenizedDocument, other_documents: Sequence[TokenizedDocument], rng: np.random.Generator
     ) -> Iterator[TaskExample]:
         """The examples of a document, see `DocumentTask.examples`."""
         count = len(document)
         for number in range(count):
             before, after = max(0, number - 1), max(0, count - number - 2)  # sentences that are not neighbours
-            possible = [number + 1 < count, before + after > 0, bool(others)]
+            possible = [number + 1 < count, before + after > 0, bool(other_documents)]
             if not any(possible):
                 continue
             target = int(rng.choice(np.flatnonzero(possible)))
@@ -189,8 +189,8 @@ class SentenceDistance(DocumentTask):
                 index = int(rng.integers(before + after))
                 second = _sentence(document, index if index < before else index - before + number + 2)
             else:
-                other = others[int(rng.integers(len(others)))]
-                second = _sentence(other, int(rng.integers(len(other))))
+                other_document = other_documents[int(rng.integers(len(other_documents)))]
+                second = _sentence(other_document, int(rng.integers(len(other_document))))
             yield TaskExample(_truncate(_sentence(document, number), second, self.pair_room), target=target)
 
 
@@ -207,7 +207,7 @@ def _truncate(first: np.ndarray, second: np.ndarray, room: int) -> tuple[np.ndar
 class PairTask(ABC):
     """A task on labelled pairs of texts.
 
-    Attributes: those of `DocumentTask`, and
+    Attributes: see `DocumentTask`, and
         labels: The labels, in lower case, of classes 0, 1, ...
     """
 

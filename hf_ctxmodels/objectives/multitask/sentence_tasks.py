@@ -204,7 +204,7 @@ class SentenceTasks(DataCollatorForSentenceTasks, Objective):
             yield self._example(RELATIONS, first, second=second, relation=self.relation_labels.index(label))
 
     def _encode(self, texts: list[str]) -> list[np.ndarray]:
-        """(tokens,) ids of every text, including its end."""
+        """(tokens,) ids of each text, including its end."""
         if not texts:
             return []
         encodings = self.tokenizer(texts, verbose=False).encodings or []

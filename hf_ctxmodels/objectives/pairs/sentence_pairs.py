@@ -99,7 +99,7 @@ class LabelledSegments(NamedTuple):
 
 @dataclass
 class SentencePairs(SentencePairCollator, Objective):
-    """Base class of objectives with masked tokens and a label for two segments, which subclasses make in `segment_pairs`.
+    """Base class of objectives with masked tokens and a label for two segments, made by `segment_pairs` of subclasses.
 
     As in the released data preparation of BERT and ALBERT, an example takes whole sentences of a document, and a random
     number of them, at least one and not all, is the first segment. Pairs that are too long lose tokens of the longer
@@ -173,8 +173,8 @@ class SentencePairs(SentencePairCollator, Objective):
             target = int(rng.integers(2, self.room, endpoint=True))
 
         def random_segment(tokens: int) -> Segment:
-            other = int(rng.integers(len(usable) - 1))
-            return _random_segment(batch[usable[other + (other >= position)]], tokens, rng)
+            index = int(rng.integers(len(usable) - 1))
+            return _random_segment(batch[usable[index + (index >= position)]], tokens, rng)
 
         for pair in self.segment_pairs(document, target, random_segment, rng):
             yield self.example(pair, rng)

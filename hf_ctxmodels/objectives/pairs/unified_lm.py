@@ -26,7 +26,7 @@ from hf_ctxmodels.objectives.pairs.sentence_pairs import (
 
 ATTENTION_PATTERNS = ("bidirectional", "sequence_to_sequence", "left_to_right", "right_to_left")
 
-# Labels of `LabelledSegments` in addition to those of bidirectional pairs, and their token types instead of 0 and 1.
+# Labels of `LabelledSegments` for the other attention patterns, and their token types.
 SEQUENCE_TO_SEQUENCE, LEFT_TO_RIGHT, RIGHT_TO_LEFT = -1, -2, -3
 _TOKEN_TYPES = {SEQUENCE_TO_SEQUENCE: (4, 5), LEFT_TO_RIGHT: (2, 2), RIGHT_TO_LEFT: (3, 3)}
 
@@ -122,7 +122,7 @@ class UnifiedLM(DataCollatorForUnifiedLM, SentencePairs):
         random_segment: Callable[[int], Segment],
         rng: np.random.Generator,
     ) -> Iterator[LabelledSegments]:
-        """The examples of a document; labels are those of bidirectional pairs, or the attention pattern."""
+        """The examples of a document; the label is the attention pattern, or the label of a bidirectional pair."""
         start = 0
         while start < len(document):
             stop = end_of_target(document, start, target)

@@ -35,7 +35,7 @@ _SPACE = "Ġ"  # its representation in byte-level vocabularies
 class DataCollatorForDenoising(PaddingCollator):
     """Corrupts sequences by a `NoisingRule`; the targets are the original sequences.
 
-    The special tokens at the ends are not moved. The defaults are those of the released command. As in the released
+    The special tokens at the ends are not moved. The defaults are taken from the released command. As in the released
     code, words of a byte-level vocabulary are separated by spaces: a comma belongs to the word before it. Unlike in the
     release, random tokens are never special ones, and the first token of a sentence begins a word.
 

@@ -36,7 +36,7 @@ Noise = Literal["random", "token"]
 class DataCollatorForNoisySequenceToSequence(SourceTargetCorruption):
     """Shifts targets to the right, and replaces tokens that the model reads.
 
-    Features are those of `SourceTargetCorruption`. Returns: input_ids, attention_mask (batch, width);
+    Features have the columns of `SourceTargetCorruption`. Returns: input_ids, attention_mask (batch, width);
     decoder_input_ids (batch, steps), `[CLS]` and the target without its end, each token replaced with probability
     `noise_probability`; labels (batch, steps), the target, -100 at padding. With `max_span` also span_ids
     (batch, steps), numbers of the target's spans: 1 to `max_span` words each, the end token alone.

@@ -41,7 +41,7 @@ class DataCollatorForMaskedTranslation(DataCollatorForMaskedSegment):
         steps), the target without its first token, and without its last one, partly masked; decoder_langs.
 
     Args:
-        target_share: Share of the tokens of the decoder's input; 0 for none. The others are those of
+        target_share: Share of the tokens of the decoder's input; 0 for none. For the others see
             `DataCollatorForMaskedSegment`.
     """
 

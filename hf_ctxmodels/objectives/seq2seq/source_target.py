@@ -198,7 +198,7 @@ class TargetRule(SkipgramRule):
 class DataCollatorForMaskedSequenceToSequence(SourceTargetCorruption):
     """Masks 70% of a target's tokens, possibly including its end, by `SkipgramRule`.
 
-    Features are those of `SourceTargetCorruption`. Returns: input_ids, attention_mask (batch, width);
+    Features have the columns of `SourceTargetCorruption`. Returns: input_ids, attention_mask (batch, width);
     masked_target_ids, labels (batch, steps), labels -100 where nothing is predicted.
 
     Args:
@@ -215,7 +215,7 @@ class DataCollatorForMaskedSequenceToSequence(SourceTargetCorruption):
     max_predictions: int | None = flag(None, "Maximum number of predictions in a target.")
     skipgram_probability: float = flag(0.0, "Probability of a run of several tokens instead of a single one.")
     skipgram_size: int = flag(1, "Maximum length of a run in tokens.")
-    pad_to_multiple_of: int | None = flag(None, "Round the widths of every batch up to a multiple of this.")
+    pad_to_multiple_of: int | None = flag(None, "Round the widths of a batch up to a multiple of this.")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -55,7 +55,7 @@ class DataCollatorForCooccurrence(PaddingCollator):
 
 @dataclass
 class Cooccurrence(DataCollatorForCooccurrence, Objective):
-    """GloVe's objective: fit the logarithms of co-occurrence counts. The defaults are those of section 4.2.
+    """GloVe's objective: fit the logarithms of co-occurrence counts, with the defaults of section 4.2.
 
     The whole text is counted once; an example is `max_length` cells of the co-occurrence matrix, in random order. There
     is no evaluation: counts grow with the size of the text, so the counts of held-out text are not targets.
@@ -159,10 +159,10 @@ class CooccurrenceCounter:
         """Count documents, each the (words,) ids of a running text; pairs do not cross documents."""
         for ids in documents:
             for distance in range(1, min(self._window, len(ids) - 1) + 1):
-                left, right = ids[:-distance].astype(np.int64), ids[distance:].astype(np.int64)
+                words, contexts = ids[distance:].astype(np.int64), ids[:-distance].astype(np.int64)
                 if self._symmetric:  # one of the two symmetric cells; `cells` yields both
-                    left, right = np.minimum(left, right), np.maximum(left, right)
-                keys = right * self._vocab_size + left
+                    words, contexts = np.maximum(words, contexts), np.minimum(words, contexts)
+                keys = words * self._vocab_size + contexts
                 weight = 1 / distance if self._weighted else 1.0
                 self._uncounted.append((keys, np.full(len(keys), weight, dtype=np.float32)))
                 self._num_uncounted += len(keys)

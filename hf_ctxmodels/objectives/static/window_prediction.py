@@ -176,7 +176,7 @@ class DataCollatorForWindowPrediction(PaddingCollator):
 
 @dataclass
 class WindowPrediction(DataCollatorForWindowPrediction, Objective):
-    """Base class of word2vec's objectives; unknown words are skipped, and the defaults are those of the released code.
+    """Base class of word2vec's objectives; unknown words are skipped, with the defaults of the released code.
 
     Sentence boundaries are ignored: the text is cut every `max_length` words (1000 in the released code).
 

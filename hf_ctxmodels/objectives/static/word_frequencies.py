@@ -114,7 +114,7 @@ class HuffmanTree:
 
     @staticmethod
     def _merge(weights: list[float]) -> tuple[list[int], list[int]]:
-        """The parent of every node (leaves first), and the node's branch, 0 or 1."""
+        """The parent of each node (leaves first), and the node's branch, 0 or 1."""
         leaves = len(weights)
         parents, branches = [0] * (2 * leaves - 1), [0] * (2 * leaves - 1)
         leaf, inner = 0, leaves

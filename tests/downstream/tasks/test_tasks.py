@@ -58,7 +58,7 @@ def test_rows_know_their_line(tmp_path):
         ("a.jsonl", '{"text": "x", "label": 1}\n{"text"\n', r"(?s)JSON.*a.jsonl:2"),
         ("a.jsonl", "[1]\n", "Expected an? .*object, got list"),
         ("a.xls", "x", r"(?s)Not a table.*\.csv"),
-        ("a.json", "{}", r"(?s)Not a table.*--task"),
+        ("a.json", "{}", r"(?s)Not a table.*json"),
         ("none.csv", None, "No such file"),
     ],
 )
