@@ -18,11 +18,11 @@ from hf_ctxmodels.training.recipe import parse_arguments
 
 @dataclass
 class EnsembleArguments:
-    """Which models, and what they classify."""
+    """Models and data."""
 
-    models: list[str] = field(metadata={"help": "Directories or Hub ids of classifiers of texts, of any families."})
-    validation_file: str = field(metadata={"help": "Labelled texts, as finetune takes them."})
-    batch_size: int = flag(32, "Texts at a time.")
+    models: list[str] = field(metadata={"help": "Directories or Hub ids of text classifiers, of any families."})
+    validation_file: str = field(metadata={"help": "Labelled examples, as --validation_file of finetune."})
+    batch_size: int = flag(32, "Examples per batch.")
 
 
 def main() -> None:

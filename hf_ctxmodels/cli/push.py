@@ -15,18 +15,18 @@ from hf_ctxmodels.training.recipe import parse_arguments
 
 @dataclass
 class PushArguments:
-    """What to publish, and where."""
+    """Model and repository."""
 
     model: str = field(metadata={"help": "Directory with the saved model and its tokenizer."})
-    repo_id: str = field(metadata={"help": "Repository on the Hub, organisation/name; created where it is missing."})
+    repo_id: str = field(metadata={"help": "Repository on the Hub, organisation/name; created if missing."})
     private: bool = field(default=False, metadata={"help": "Create the repository private."})
-    revision: str | None = field(default=None, metadata={"help": "Branch; created where it is missing. Default: main."})
+    revision: str | None = field(default=None, metadata={"help": "Branch, created if missing; by default main."})
     commit_message: str | None = field(default=None, metadata={"help": "First line of the commit."})
     token: str | None = field(
-        default=None, metadata={"help": "Token that may write. Default: HF_TOKEN, or what `hf auth login` stored."}
+        default=None, metadata={"help": "Token with write access; by default HF_TOKEN or that of `hf auth login`."}
     )
-    dry_run: bool = field(default=False, metadata={"help": "List the files that would be pushed, and stop."})
-    output_dir: str | None = flag(None, "Write the files to this directory, and push nothing.")
+    dry_run: bool = field(default=False, metadata={"help": "Only list the files."})
+    output_dir: str | None = flag(None, "Write the files to this directory instead of pushing them.")
     overwrite: bool = flag(False, "Replace files of the same names in --output_dir.")
 
 

@@ -28,17 +28,16 @@ HELD_OUT_DOCUMENTS = 500  # enough for rates of two digits
 
 @dataclass
 class TokenizerArguments:
-    """What is trained."""
+    """Tokenizer."""
 
     family: str = field(metadata={"help": "Family whose tokenizer is trained.", "choices": sorted(FAMILIES)})
-    vocab_size: int = field(metadata={"help": "Tokens in the vocabulary, special tokens included."})
-    output_dir: str = field(metadata={"help": "Directory for the tokenizer's files."})
-    overwrite: bool = field(default=False, metadata={"help": "Replace the tokenizer that --output_dir holds."})
+    vocab_size: int = field(metadata={"help": "Vocabulary size, with special tokens."})
+    output_dir: str = field(metadata={"help": "Output directory."})
+    overwrite: bool = field(default=False, metadata={"help": "Replace the tokenizer in --output_dir."})
     options: list[str] = field(
         default_factory=list,
         metadata={
-            "help": "name=value, as the family's tokenizer takes them (for example do_lower_case=false "
-            "min_frequency=5 model_max_length=128); a wrong name lists them all."
+            "help": "Options of the tokenizer as name=value, such as do_lower_case=false; an unknown name lists all."
         },
     )
 

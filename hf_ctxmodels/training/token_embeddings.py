@@ -22,12 +22,10 @@ _IDS = "_token_id"
 
 @dataclass
 class EmbeddingTrainingArguments:
-    """Which part of a pretrained model goes on learning."""
+    """Part of the model to train."""
 
     train_only: Literal["embeddings"] | None = flag(
-        None,
-        "`embeddings`: train the embeddings of tokens alone, and what is tied to them, in a frozen --model. Those of "
-        "another --tokenizer are drawn anew, but for special tokens that both have.",
+        None, "Train only the token embeddings of --model; those of another --tokenizer are re-initialised."
     )
 
     def apply(

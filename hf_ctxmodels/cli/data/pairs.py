@@ -28,7 +28,7 @@ FORMS = (".jsonl", ".source.txt", ".target.txt")
 
 @dataclass
 class PairArguments:
-    """What pairs are made of, and where they go."""
+    """Input and output."""
 
     kind: Literal["summaries", "questions"] = field(
         metadata={
@@ -37,19 +37,18 @@ class PairArguments:
         }
     )
     dataset: list[str] = field(
-        metadata={"help": "summaries: articles, as the text for `pretrain`; questions: .json files in SQuAD's form."}
+        metadata={"help": "summaries: articles, as --dataset of pretrain; questions: .json files in SQuAD format."}
     )
-    output_dir: str = field(metadata={"help": "Directory for the files of both parts."})
+    output_dir: str = field(metadata={"help": "Output directory."})
     validation_fraction: float = flag(
-        0.1, "Share that is held out: of the articles, those that `pretrain` holds out; of the contexts, the last ones."
+        0.1, "Fraction of validation articles, the same as those of pretrain, or of validation contexts, the last ones."
     )
     min_target_words: int = flag(PairLimits.min_target, "Pairs with a shorter target are left out.")
     max_target_words: int = flag(PairLimits.max_target, "Pairs with a longer target are left out.")
     min_source_words: int = flag(PairLimits.min_source, "Summaries: pairs with a shorter source are left out.")
     max_source_words: int = flag(
         PairLimits.max_source,
-        "Summaries: sources end with the last sentence within so many words; questions: pairs "
-        "with a longer source are left out.",
+        "Longest source in words; summaries are truncated at a sentence, questions with longer sources are left out.",
     )
     overwrite: bool = flag(False, "Replace the files in --output_dir.")
 

@@ -22,16 +22,18 @@ from hf_ctxmodels.training.recipe import parse_arguments
 
 @dataclass
 class UnitArguments:
-    """Where units come from, and where they go."""
+    """Input and output."""
 
-    output: str = field(metadata={"help": "The file to write: one unit per line, the most frequent first."})
-    dataset: list[str] = flag((), "Text in which phrases are found by their mutual information, as for `pretrain`.")
-    validation_fraction: float = flag(0.0, "Share of the documents that are left out, those that `pretrain` holds out.")
-    gazetteers: list[str] = flag((), "Lists of phrases or entities, one per line; words alone are left out.")
+    output: str = field(metadata={"help": "File to write, with one unit per line, the most frequent first."})
+    dataset: list[str] = flag((), "Text to find phrases in by mutual information, as --dataset of pretrain.")
+    validation_fraction: float = flag(
+        0.0, "Fraction of validation documents to leave out, the same as those of pretrain."
+    )
+    gazetteers: list[str] = flag((), "Lists of phrases or entities, one per line; single words are left out.")
     entities: list[str] = flag((), "CoNLL files with entities as BIO or IOB1 tags in the last column.")
-    min_count: int = flag(20, "Least number of occurrences of a phrase in the text.")
-    min_information: float = flag(3.0, "Least pointwise mutual information of the parts of a phrase, in nats.")
-    max_words: int = flag(4, "Most words of a phrase found in text.")
+    min_count: int = flag(20, "Fewest occurrences of a phrase.")
+    min_information: float = flag(3.0, "Lowest pointwise mutual information of a phrase, in nats.")
+    max_words: int = flag(4, "Longest phrase in words.")
     overwrite: bool = flag(False, "Replace --output if it exists.")
 
 

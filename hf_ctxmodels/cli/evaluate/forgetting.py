@@ -19,17 +19,17 @@ from hf_ctxmodels.training.recipe import parse_arguments
 
 @dataclass
 class ForgettingArguments:
-    """Which checkpoints, on which text."""
+    """Checkpoints and text."""
 
-    pretrained: str = field(metadata={"help": "Checkpoint that pretraining left, with its head: directory or Hub id."})
-    finetuned: str = field(metadata={"help": "Checkpoint that was fine-tuned from it."})
-    text: list[str] = field(metadata={"help": "Documents, as --dataset of pretrain; best such as no model has seen."})
+    pretrained: str = field(metadata={"help": "Pretrained checkpoint with its head: directory or Hub id."})
+    finetuned: str = field(metadata={"help": "Checkpoint fine-tuned from it: directory or Hub id."})
+    text: list[str] = field(metadata={"help": "Documents, as --dataset of pretrain, preferably unseen."})
     validation_fraction: float | None = flag(
-        None, "Read only the documents that pretrain holds out with this share, from the same files."
+        None, "Use only the validation documents of pretrain with this fraction and the same files."
     )
-    max_length: int | None = flag(None, "Longest row in tokens; by default that of pretraining.")
-    batch_size: int = flag(32, "Rows at a time.")
-    output_file: str | None = flag(None, "Write the numbers here, as .json.")
+    max_length: int | None = flag(None, "Longest example in tokens; by default that of pretraining.")
+    batch_size: int = flag(32, "Examples per batch.")
+    output_file: str | None = flag(None, "JSON file for the results.")
     overwrite: bool = flag(False, "Replace --output_file.")
 
 

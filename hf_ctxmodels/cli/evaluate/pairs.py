@@ -28,13 +28,13 @@ LANGUAGE_MODELS = ("AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModelFor
 
 @dataclass
 class EvaluationArguments:
-    """Which model, and which pairs."""
+    """Model and pairs."""
 
     model: str = field(metadata={"help": "Checkpoint directory or Hub id of a language model."})
-    pairs: list[str] = field(metadata={"help": "Files of JSON lines with sentence_good and sentence_bad, as of BLiMP."})
+    pairs: list[str] = field(metadata={"help": "JSONL files with sentence_good and sentence_bad, as of BLiMP."})
     unigram_text: list[str] = field(metadata={"help": "Text files whose token frequencies are the baseline."})
-    max_pairs: int | None = flag(None, "The first so many pairs of each file; by default all.")
-    batch_size: int = flag(64, "Rows at a time; a masked language model has one for every token.")
+    max_pairs: int | None = flag(None, "Use the first N pairs of each file; by default all.")
+    batch_size: int = flag(64, "Sequences per batch; a masked language model needs one per token.")
 
 
 def language_model_class(config: PreTrainedConfig) -> str:

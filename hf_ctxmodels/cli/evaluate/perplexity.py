@@ -16,7 +16,7 @@ from hf_ctxmodels.training.recipe import parse_arguments
 
 @dataclass
 class PerplexityArguments:
-    """Which model, which text, which windows."""
+    """Model and text."""
 
     model: str = field(metadata={"help": "Checkpoint directory or Hub id of a causal language model, or XLNet."})
     dataset: list[str] = field(
@@ -26,11 +26,11 @@ class PerplexityArguments:
     )
     split: str = flag("test", "Split of a Hub data set.")
     validation_fraction: float | None = flag(
-        None, "Read only the documents that pretrain and train-tokenizer hold out with this share, from the same files."
+        None, "Use only the validation documents of pretrain with this fraction and the same files."
     )
-    max_length: int | None = flag(None, "Tokens of a window; by default the model's longest input.")
-    stride: int | None = flag(None, "Tokens from a window to the next one; by default half a window.")
-    batch_size: int = flag(8, "Windows at a time.")
+    max_length: int | None = flag(None, "Window length in tokens; by default the longest input of the model.")
+    stride: int | None = flag(None, "Tokens between the starts of windows; by default half a window.")
+    batch_size: int = flag(8, "Windows per batch.")
 
 
 def main() -> None:

@@ -35,26 +35,26 @@ from hf_ctxmodels.training.recipe import parse_arguments
 
 @dataclass
 class EvaluationArguments:
-    """Which model, and which tests."""
+    """Model and tests."""
 
-    model: str = field(metadata={"help": "Checkpoint directory or Hub id of a base model or of one with a head."})
+    model: str = field(metadata={"help": "Checkpoint directory or Hub id."})
     pooling: str | None = field(
         default=None,
         metadata={
-            "help": "How to pool the tokens' states; by default what the model pools itself.",
+            "help": "Pooling of the hidden states; by default that of the model.",
             "choices": list(get_args(Pooling)),
         },
     )
-    similarity: list[str] = flag((), "FILE=FIRST,SECOND,SCORE: a table, and its columns of two texts and a judgement.")
-    relatedness: list[str] = flag((), "TRAIN,TEST=FIRST,SECOND,SCORE: tables of that kind; what judges is trained.")
+    similarity: list[str] = flag((), "FILE=FIRST,SECOND,SCORE: a table and its columns of two texts and a gold score.")
+    relatedness: list[str] = flag((), "TRAIN,TEST=FIRST,SECOND,SCORE: tables for a learned regression of the score.")
     classification: list[str] = flag(
-        (), "TRAIN,TEST=TEXT,LABEL or TRAIN,TEST=FIRST,SECOND,LABEL: tables, and their columns."
+        (), "TRAIN,TEST=TEXT,LABEL or TRAIN,TEST=FIRST,SECOND,LABEL: tables and their columns."
     )
     retrieval: list[str] = flag(
         (), "FILE,FILE: texts and their translations, line by line; or CODE=FILE,CODE=FILE for language embeddings."
     )
-    batch_size: int = flag(64, "Sentences at a time.")
-    seed: int = flag(0, "Of which training examples choose a penalty.")
+    batch_size: int = flag(64, "Sentences per batch.")
+    seed: int = flag(0, "Seed of the split that chooses the penalty.")
 
 
 def parts_of(text: str, name: str, files: int) -> tuple[list[str], list[str]]:

@@ -26,14 +26,14 @@ from hf_ctxmodels.training.recipe import parse_arguments
 
 @dataclass
 class EvaluationArguments:
-    """Which model, and which tests."""
+    """Model and tests."""
 
-    model: str = field(metadata={"help": "Checkpoint directory or Hub id of a static family."})
-    similarity: list[str] = flag((), "Files of two words and a judgement a line, separated by tabs.")
-    analogies: list[str] = flag((), "Files of four words a line, in sections `: name`.")
-    most_frequent: int | None = flag(None, "Search answers among this many of the most frequent words; by default all.")
-    near: list[str] = flag((), "Words whose nearest words are shown.")
-    analogy: list[str] = flag((), "Three words a b c: what is to c as b is to a is shown.")
+    model: str = field(metadata={"help": "Checkpoint directory or Hub id of a model of word vectors."})
+    similarity: list[str] = flag((), "Files with two words and a gold score per line, separated by tabs.")
+    analogies: list[str] = flag((), "Files with four words per line, in sections `: name`.")
+    most_frequent: int | None = flag(None, "Search answers among the N most frequent words; by default all.")
+    near: list[str] = flag((), "Words to print the nearest neighbours of.")
+    analogy: list[str] = flag((), "Three words a b c: print the words that are to c as b is to a.")
 
 
 def main() -> None:
