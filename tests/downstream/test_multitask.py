@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModel
 from zoo import FIRST_WORD, Case, assert_same_gradients, gradients, make_batch, make_targets, randomised, tiny_config
 
 from hf_ctxmodels import FAMILIES, CtxError, CtxMultiTaskConfig, CtxMultiTaskModel
-from hf_ctxmodels.cli import export, quantize
+from hf_ctxmodels.cli.export import graph, int8
 from hf_ctxmodels.compression.int8.quantizer import CtxInt8Config, quantize_model
 from hf_ctxmodels.downstream.adapters import add_adapter
 from hf_ctxmodels.downstream.multitask.configuration import task_entry
@@ -120,8 +120,8 @@ def test_configurations_and_calls_that_cannot_be(tmp_path: Path, subtests, monke
             CtxMultiTaskConfig(encoder=tiny_config(FAMILIES["t5"]), tasks=t5)
         ),
         "There is no family": lambda: CtxMultiTaskConfig(encoder={"model_type": "parser"}),
-        "several tasks: choices, pairs, spans, words": lambda: quantize.open_model(str(tmp_path)),
-        r'save one task with model\.task\("choices"\)\.save_pretrained': export.main,
+        "several tasks: choices, pairs, spans, words": lambda: int8.open_model(str(tmp_path)),
+        r'save one task with model\.task\("choices"\)\.save_pretrained': lambda: graph.main("onnx"),
     }
     coded, adapted = several("bert"), several("bert")
     quantize_model(coded, CtxInt8Config())

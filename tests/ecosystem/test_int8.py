@@ -14,7 +14,7 @@ from transformers import AutoModel, AutoModelForMultipleChoice, AutoModelForSequ
 from zoo import REPRESENTATIVES, Case, make_batch, make_targets, tensors_of
 
 from hf_ctxmodels import CtxBertConfig, CtxBertForSequenceClassification, CtxBertModel, CtxError
-from hf_ctxmodels.cli import quantize
+from hf_ctxmodels.cli.export import int8
 from hf_ctxmodels.compression.int8 import modules
 from hf_ctxmodels.compression.int8.modules import Int8Embedding, Int8Linear
 from hf_ctxmodels.compression.int8.quantization import quantize_rows, quantize_tokens
@@ -126,7 +126,7 @@ def test_every_family_is_saved_and_opened(subtests: pytest.Subtests, tmp_path: P
 
 
 def stored(model: nn.Module) -> int:
-    return quantize.stored_bytes(model)  # type: ignore[arg-type]
+    return int8.stored_bytes(model)  # type: ignore[arg-type]
 
 
 def test_sizes() -> None:
@@ -201,7 +201,7 @@ def test_errors_say_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(CtxError, match="CPU only"):
         AutoModelForSequenceClassification.from_pretrained(tmp_path, device_map="cuda:0")
     with pytest.raises(CtxError, match="quantized already"):
-        quantize.open_model(str(tmp_path))
+        int8.open_model(str(tmp_path))
 
 
 def test_the_configuration_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,9 +213,9 @@ def test_the_configuration_is_read_once(tmp_path: Path, monkeypatch: pytest.Monk
         read.append(source)
         return load_config(source)
 
-    for module in (quantize, saved):
+    for module in (int8, saved):
         monkeypatch.setattr(module, "load_config", count)
-    assert type(quantize.open_model(str(tmp_path))) is BERT.model_class
+    assert type(int8.open_model(str(tmp_path))) is BERT.model_class
     assert len(read) == 1
 
 
@@ -283,20 +283,20 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     texts = tmp_path / "texts.txt"
     texts.write_text("a b c d\n" * 3, encoding="utf-8")
     output = tmp_path / "int8"
-    command = ["quantize", "--model", str(tmp_path), "--output_dir", str(output)]
+    command = ["export int8", "--model", str(tmp_path), "--output_dir", str(output)]
 
     def run(*flags: str) -> None:
         monkeypatch.setattr(sys, "argv", [*command, *flags])
-        quantize.main()
+        int8.main()
 
-    with pytest.raises(CtxError, match="3 texts, too few"):
-        run("--activations", "static", "--calibration_file", str(texts))
-    with pytest.raises(CtxError, match="come from a calibration"):
-        run("--calibration_file", str(texts))
-    with pytest.raises(CtxError, match="cuts the texts"):
-        run("--max_length", "64")
+    with pytest.raises(CtxError, match="got 3"):
+        run("--activations", f"static:file={texts}")
+    with pytest.raises(CtxError, match="static needs file"):
+        run("--activations", "static")
+    with pytest.raises(CtxError, match="Unknown option 'file'"):
+        run("--activations", f"token:file={texts}")
     texts.write_text("a b c d e\nf g h\n" * 10, encoding="utf-8")
-    run("--activations", "static", "--calibration_file", str(texts), "--skip", "pooler")
+    run("--activations", f"static:file={texts}", "--skip", "pooler")
     assert "times smaller" in capsys.readouterr().out
     assert json.loads((output / "config.json").read_text())["quantization_config"]["activations"] == "static"
     model = CtxBertForSequenceClassification.from_pretrained(tmp_path)
@@ -307,6 +307,6 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     with pytest.raises(CtxError, match="already holds"):
         run()
     FAMILIES["bert"].models["AutoModelForMultipleChoice"](config).save_pretrained(tmp_path)
-    run("--activations", "static", "--calibration_file", str(texts), "--overwrite")
+    run("--activations", f"static:file={texts}", "--overwrite")
     chooser = AutoModelForMultipleChoice.from_pretrained(output)
     assert float(chooser.bert.pooler.dense.input_scale) > 0
