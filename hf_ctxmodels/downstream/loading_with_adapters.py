@@ -1,4 +1,4 @@
-"""Models as they were saved, with the adapters beside them: for what uses a model, and does not train it."""
+"""Loading of models with their saved adapters, for inference and evaluation."""
 
 from pathlib import Path
 
@@ -14,10 +14,10 @@ from hf_ctxmodels.training.model_loading import load_config, load_model, require
 
 
 def load_model_with_adapters(source: str | Path, auto_class: str, config: PreTrainedConfig) -> PreTrainedModel:
-    """`load_model`, with the adapters that lie beside the model, as active as they were.
+    """`load_model`, with the adapters that were saved with the model.
 
     Raises:
-        CtxError: As there, or as `load_saved_adapters`; or the model has several tasks and a head is asked for.
+        CtxError: As `load_model` or `load_saved_adapters`; or the model has several tasks, and a head is requested.
     """
     if auto_class != AutoModel.__name__:
         require_single_task(config, str(source))
@@ -27,14 +27,14 @@ def load_model_with_adapters(source: str | Path, auto_class: str, config: PreTra
 
 
 def load_saved_model(source: str, config: PreTrainedConfig | None = None) -> PreTrainedModel:
-    """The model as it was saved: the class with its head, and adapters as in `load_model_with_adapters`; in evaluation mode.
+    """Load a model with its saved head and adapters, in evaluation mode.
 
     Args:
         source: Directory or Hub id.
-        config: Its configuration, where that was read already.
+        config: The model's configuration, if it is loaded already.
 
     Raises:
-        CtxError: It cannot be opened, is damaged, or has several tasks.
+        CtxError: The model cannot be loaded, is damaged, or has several tasks.
     """
     config = load_config(source) if config is None else config
     require_single_task(config, source)
@@ -45,7 +45,7 @@ def load_saved_model(source: str, config: PreTrainedConfig | None = None) -> Pre
 
 
 def add_saved_adapters(model: PreTrainedModel, source: str | Path) -> PreTrainedModel:
-    """The model, with the adapters that lie in a directory or Hub id, if any; raises CtxError as `load_adapter`."""
+    """Add the adapters saved in a directory or Hub id to a model, if any; raises CtxError as `load_adapter`."""
     if has_saved_adapters(source):
         print_status(
             f"{source}: the adapters {', '.join(load_saved_adapters(model, source))} are added, as active as they were"

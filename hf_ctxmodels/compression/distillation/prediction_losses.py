@@ -85,7 +85,7 @@ class PredictionLoss(DistillationLoss):
     requires_classes: ClassVar[bool] = True
 
     def check_models(self, student: PreTrainedModel, teacher: PreTrainedModel) -> None:
-        """As in `DistillationLoss`."""
+        """Raise CtxError if the models do not match the loss."""
         level = get_prediction_level(student)
         levels = (
             ("tokens", "labelled_tokens", "sequences") if self.supports_masked_lm else ("labelled_tokens", "sequences")
@@ -117,7 +117,7 @@ class PredictionLoss(DistillationLoss):
             )
 
     def target_name(self, student: PreTrainedModel) -> str:
-        """As in `DistillationLoss`."""
+        """The entry of a batch with the targets."""
         names = {"tokens": TOKENS, "labelled_tokens": LABELS, "sequences": EXAMPLES}
         return names[get_prediction_level(student) or "sequences"]
 
@@ -143,12 +143,12 @@ class SoftTargetLoss(PredictionLoss):
             )
 
     def target_name(self, student: PreTrainedModel) -> str:
-        """As in `DistillationLoss`."""
+        """The entry of a batch with the targets."""
         name = super().target_name(student)
         return LABELS if self.masked_only and name == TOKENS else name
 
     def compute(self, student: ForwardPass, teacher: ForwardPass, projection: Any) -> Tensor:
-        """As in `DistillationLoss`."""
+        """The sum over targets."""
         if get_prediction_level(student.model) != "tokens":
             return kl_divergence(student.logits(student.labels), teacher.logits(student.labels), self.temperature)
         token_mask = student.token_mask
@@ -172,12 +172,12 @@ class HardTargetLoss(DistillationLoss):
     requires_shared_tokenizer: ClassVar[bool] = False
 
     def check_models(self, student: PreTrainedModel, teacher: PreTrainedModel) -> None:
-        """As in `DistillationLoss`."""
+        """Raise CtxError if the models do not match the loss."""
         if get_prediction_level(student) is None:
             raise CtxError(f"{type(student).__name__} has no loss.", hint="leave out hard-targets.")
 
     def target_name(self, student: PreTrainedModel) -> str:
-        """As in `DistillationLoss`."""
+        """The entry of a batch with the targets."""
         return LABELS
 
     def compute(self, student: ForwardPass, teacher: ForwardPass, projection: Any) -> Tensor:
@@ -193,7 +193,7 @@ class LogitLoss(PredictionLoss):
     requires_classes: ClassVar[bool] = False
 
     def compute(self, student: ForwardPass, teacher: ForwardPass, projection: Any) -> Tensor:
-        """As in `DistillationLoss`."""
+        """The sum over targets."""
         logits, targets = student.logits(student.labels).float(), teacher.logits(student.labels).float()
         return F.mse_loss(logits, targets, reduction="sum") / logits.shape[-1]
 
@@ -208,7 +208,7 @@ class SoftClassLoss(PredictionLoss):
     temperature: float = flag(1.0, "Divisor of both models' logits.")
 
     def compute(self, student: ForwardPass, teacher: ForwardPass, projection: Any) -> Tensor:
-        """As in `DistillationLoss`."""
+        """The sum over targets."""
         logits, teacher_logits = student.logits(student.labels).float(), teacher.logits(student.labels).float()
         targets = (teacher_logits / self.temperature).softmax(-1)
         return -(targets * (logits / self.temperature).log_softmax(-1)).sum() / logits.shape[-1]

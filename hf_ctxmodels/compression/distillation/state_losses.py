@@ -42,11 +42,11 @@ class CosineLoss(DistillationLoss):
     inputs: ClassVar[LossInputs] = "last_hidden_state"
 
     def check_models(self, student: PreTrainedModel, teacher: PreTrainedModel) -> None:
-        """As in `DistillationLoss`."""
+        """Raise CtxError if the models do not match the loss."""
         _require_equal_width(self, student, teacher, "use a student of the teacher's width, or the loss hidden.")
 
     def compute(self, student: ForwardPass, teacher: ForwardPass, projection: Any) -> Tensor:
-        """As in `DistillationLoss`."""
+        """The sum over targets."""
         states = student.last_hidden_state[student.token_mask].float()
         targets = teacher.last_hidden_state[teacher.token_mask].float()
         return (1 - F.cosine_similarity(states, targets, dim=-1)).sum()
@@ -81,7 +81,7 @@ class PatientLoss(LayerMapLoss):
     layers: str = flag("skip", _LAYER_MAP_HELP)
 
     def check_models(self, student: PreTrainedModel, teacher: PreTrainedModel) -> None:
-        """As in `DistillationLoss`."""
+        """Raise CtxError if the models do not match the loss."""
         _require_equal_width(self, student, teacher, "use a student of the teacher's width.")
         if not self.layer_pairs(student, teacher):
             raise CtxError(
@@ -90,11 +90,11 @@ class PatientLoss(LayerMapLoss):
             )
 
     def target_name(self, student: PreTrainedModel) -> str:
-        """As in `DistillationLoss`."""
+        """The entry of a batch with the targets."""
         return EXAMPLES
 
     def compute(self, student: ForwardPass, teacher: ForwardPass, projection: Any) -> Tensor:
-        """As in `DistillationLoss`."""
+        """The sum over targets."""
         pairs = self.layer_pairs(student.model, teacher.model)
         states = torch.stack([student.first_token_states(layer) for layer, _ in pairs], 1).float()
         targets = torch.stack([teacher.first_token_states(layer) for _, layer in pairs], 1).float()
@@ -115,7 +115,7 @@ class AttentionScoreLoss(LayerMapLoss):
     first_layer: ClassVar[int] = 1
 
     def check_models(self, student: PreTrainedModel, teacher: PreTrainedModel) -> None:
-        """As in `DistillationLoss`."""
+        """Raise CtxError if the models do not match the loss."""
         for student_layer, teacher_layer in self.layer_pairs(student, teacher):
             student_heads = require_attention(_get_block(student, student_layer)).num_heads
             teacher_heads = require_attention(_get_block(teacher, teacher_layer)).num_heads
@@ -126,7 +126,7 @@ class AttentionScoreLoss(LayerMapLoss):
                 )
 
     def compute(self, student: ForwardPass, teacher: ForwardPass, projection: Any) -> Tensor:
-        """As in `DistillationLoss`."""
+        """The sum over targets."""
         total = student.last_hidden_state.new_zeros((), dtype=torch.float32)
         pair_mask = student.pair_mask[:, None]
         num_keys = pair_mask.sum(-1).clamp(min=1)
@@ -159,18 +159,18 @@ class HiddenStateLoss(LayerMapLoss):
     projection: bool = flag(True, "Learn a linear projection of the student's states to the teacher's width.")
 
     def check_models(self, student: PreTrainedModel, teacher: PreTrainedModel) -> None:
-        """As in `DistillationLoss`."""
+        """Raise CtxError if the models do not match the loss."""
         self.layer_pairs(student, teacher)
         if not self.projection:
             hint = f"leave out projection=false of {self.name}."
             _require_equal_width(self, student, teacher, hint)
 
     def build_projection(self, student: PreTrainedModel, teacher: PreTrainedModel) -> nn.Module | None:
-        """As in `DistillationLoss`."""
+        """The learned projection of the student, or None."""
         return _new_projection(student, _hidden_size(teacher)) if self.projection else None
 
     def compute(self, student: ForwardPass, teacher: ForwardPass, projection: Any) -> Tensor:
-        """As in `DistillationLoss`."""
+        """The sum over targets."""
         total = student.last_hidden_state.new_zeros((), dtype=torch.float32)
         for student_layer, teacher_layer in self.layer_pairs(student.model, teacher.model):
             states = student.hidden_states(student_layer)[student.token_mask]
@@ -204,22 +204,22 @@ class SentenceVectorLoss(DistillationLoss):
     projection: bool = flag(True, "Learn a linear projection of the student's vector if its width differs.")
 
     def check_models(self, student: PreTrainedModel, teacher: PreTrainedModel) -> None:
-        """As in `DistillationLoss`."""
+        """Raise CtxError if the models do not match the loss."""
         if not self.projection:
             hint = f"leave out projection=false of {self.name}."
             _require_equal_width(self, student, teacher, hint)
 
     def target_name(self, student: PreTrainedModel) -> str:
-        """As in `DistillationLoss`."""
+        """The entry of a batch with the targets."""
         return EXAMPLES
 
     def build_projection(self, student: PreTrainedModel, teacher: PreTrainedModel) -> nn.Module | None:
-        """As in `DistillationLoss`."""
+        """The learned projection of the student, or None."""
         has_equal_width = _hidden_size(student) == _hidden_size(teacher)
         return None if has_equal_width or not self.projection else _new_projection(student, _hidden_size(teacher))
 
     def compute(self, student: ForwardPass, teacher: ForwardPass, projection: Any) -> Tensor:
-        """As in `DistillationLoss`."""
+        """The sum over targets."""
         vectors = student.sentence_vectors(self.pooling).float()
         targets = teacher.sentence_vectors(self.pooling).float()
         vectors = vectors if projection is None else projection(vectors)

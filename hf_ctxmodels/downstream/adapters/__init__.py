@@ -1,6 +1,6 @@
-"""Bottleneck adapters in the Transformers of every family: Houlsby, Pfeiffer, parallel, MAD-X, AdapterFusion.
+"""Bottleneck adapters for all Transformer families: Houlsby, Pfeiffer, parallel, MAD-X, AdapterFusion.
 
-Files are those of the library adapters (AdapterHub). LoRA and its like are PEFT's.
+Files have AdapterHub's format. Use PEFT for LoRA and related methods.
 """
 
 from hf_ctxmodels.downstream.adapters.configuration import ADAPTER_CONFIGS, BottleneckConfig, FusionConfig

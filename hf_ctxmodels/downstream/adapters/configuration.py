@@ -155,7 +155,7 @@ _ADAPTERHUB_CONFIGS = {
     ),
 }
 
-# Fields of AdapterHub's files that this package does not support, with their values in unsupported-free files.
+# Fields of AdapterHub's files that this package does not support, and the values that switch them off.
 _UNSUPPORTED_FIELDS = {
     "factorized_phm_W": True,
     "factorized_phm_rule": False,
@@ -177,7 +177,7 @@ _MUST_BE_OFF = ("phm_layer", "stochastic_depth", "use_gating")
 
 
 def resolve_config(config: str | BottleneckConfig) -> BottleneckConfig:
-    """The configuration of a name, or the given configuration.
+    """The configuration of a name, or `config` itself.
 
     Raises:
         CtxError: There is no configuration of this name.

@@ -1,6 +1,6 @@
 """Bottleneck adapters, invertible adapters and AdapterFusion, computed as in the AdapterHub library.
 
-Parameter names are those of AdapterHub's files.
+Parameters have the names of AdapterHub's files.
 """
 
 import math
@@ -98,7 +98,7 @@ class BottleneckAdapter(nn.Module):
         return output if isinstance(self.scaling, float) and self.scaling == 1 else output * self.scaling
 
     def add_residual(self, output: Tensor, residual: Tensor) -> Tensor:
-        """The adapter's output, from that of `forward`, with dropout, norm and residual."""
+        """Apply dropout, norm and residual to the output of `forward`."""
         output = self.dropout(output)
         if self.adapter_norm_after is None:
             return output + residual

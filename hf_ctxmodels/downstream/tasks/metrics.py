@@ -93,8 +93,8 @@ def regression_scores(predictions: Sequence[float], references: Sequence[float])
 def ranking_scores(predictions: Sequence[Sequence[float]], references: Sequence[Sequence[bool]]) -> dict[str, float]:
     """Mean reciprocal rank (`mrr`) and precision of the first rank (`accuracy_at_1`), 0 to 1, over queries.
 
-    The rank is that of the best relevant candidate; of equal scores the relevant candidate has the lowest rank, so that
-    a constant score earns nothing.
+    The rank of a query is the rank of its best relevant candidate. Irrelevant candidates with an equal score rank
+    higher, so that constant scores earn nothing.
 
     Args:
         predictions: The scores of each query's candidates.

@@ -44,7 +44,7 @@ class MultipleChoice(Task[MultipleChoiceExample]):
     reads: ClassVar[tuple[str, ...]] = (*Task.reads, "choice_columns")
 
     def read_file(self, file: str) -> list[MultipleChoiceExample]:
-        """See `Task.read_file`."""
+        """Read the examples of a file."""
         text_columns = self._columns(self.arguments.text_columns, "text")
         choice_columns = self._columns(self.arguments.choice_columns, "choices")
         label_column = self.arguments.label_column or "label"
@@ -93,13 +93,13 @@ class MultipleChoice(Task[MultipleChoiceExample]):
         return Encoded(features, list(range(len(examples))))
 
     def collator(self, tokenizer: PreTrainedTokenizerBase) -> Collator:
-        """See `Task.collator`."""
+        """A collator of padded batches."""
         return FeatureCollator(DataCollatorForMultipleChoice(tokenizer))
 
     def decode(
         self, examples: Sequence[MultipleChoiceExample], encoded: Encoded, outputs: Sequence[Logits]
     ) -> list[int]:
-        """See `Task.decode`."""
+        """The prediction for each example."""
         return [int(np.asarray(output["logits"]).argmax()) for output in outputs]
 
     def score(self, examples: Sequence[MultipleChoiceExample], predictions: Sequence[int]) -> dict[str, float]:

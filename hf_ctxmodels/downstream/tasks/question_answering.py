@@ -138,13 +138,13 @@ class QuestionAnswering(Task[Question]):
     has_unanswerable: bool
 
     def read_file(self, file: str) -> list[Question]:
-        """See `Task.read_file`."""
+        """Read the examples of a file."""
         if file_suffix(Path(file)) != ".json":
             raise CtxError("Expected a .json file.", location=file, hint="give a .json file in SQuAD's format.")
         return read_squad(file)
 
     def configure(self, config: PreTrainedConfig, train: Sequence[Question], validation: Sequence[Question]) -> None:
-        """See `Task.configure`."""
+        """Set the labels from the training examples."""
         self.has_unanswerable = any(not question.answers for question in (*train, *validation))
 
     def encode(self, examples: Sequence[Question], tokenizer: PreTrainedTokenizerBase) -> Encoded:
@@ -185,11 +185,11 @@ class QuestionAnswering(Task[Question]):
         return Encoded(features, origins)
 
     def collator(self, tokenizer: PreTrainedTokenizerBase) -> Collator:
-        """See `Task.collator`."""
+        """A collator of padded batches."""
         return FeatureCollator(_SpanCollator(tokenizer))
 
     def decode(self, examples: Sequence[Question], encoded: Encoded, outputs: Sequence[Logits]) -> list[AnswerSpan]:
-        """See `Task.decode`."""
+        """The prediction for each example."""
         best = [(-np.inf, "")] * len(examples)
         null = [np.inf] * len(examples)
         for window, output in zip(encoded.origins, outputs, strict=True):
@@ -221,7 +221,7 @@ class QuestionAnswering(Task[Question]):
         return [AnswerSpan(question.context.split(". ")[0]) for question in validation]
 
     def record(self, example: Question, prediction: AnswerSpan) -> dict[str, Any]:
-        """See `Task.record`."""
+        """JSON object of an example for the predictions file."""
         return {
             "id": example.id,
             "answers": [text for _, text in example.answers],

@@ -44,7 +44,7 @@ class Ranking(Task[RankingExample]):
     required_inputs: ClassVar[tuple[str, ...]] = ("choice_mask",)
 
     def read_file(self, file: str) -> list[RankingExample]:
-        """See `Task.read_file`."""
+        """Read the examples of a file."""
         columns = self._columns(self.arguments.text_columns, "query,candidate")
         label = self.arguments.label_column or "label"
         if len(columns) != 2:
@@ -121,7 +121,7 @@ class Ranking(Task[RankingExample]):
         return [shares[: len(example.candidates)] for example in validation]
 
     def record(self, example: RankingExample, prediction: list[float]) -> dict[str, Any]:
-        """See `Task.record`."""
+        """JSON object of an example for the predictions file."""
         return {
             "where": example.where,
             "query": example.query,

@@ -78,7 +78,7 @@ class Seq2Seq(Task[SourceTarget]):
                 raise CtxError(f"--{name} must be at least 1.", location=f"--{name} {getattr(arguments, name)}")
 
     def read_file(self, file: str) -> list[SourceTarget]:
-        """See `Task.read_file`."""
+        """Read the examples of a file."""
         sources = self._columns(self.arguments.text_columns, "source")
         targets = self._columns(self.arguments.label_column, "target")
         if len(sources) != 1 or len(targets) != 1:
@@ -144,7 +144,7 @@ class Seq2Seq(Task[SourceTarget]):
             )
 
     def encode(self, examples: Sequence[SourceTarget], tokenizer: PreTrainedTokenizerBase) -> Encoded:
-        """See `Task.encode`; origins are example indices."""
+        """Tokenize the examples; origins are example indices."""
         self._tokenizer = tokenizer
         self._references = NormalizedReferences(
             tokenizer, self._metrics, tokenizer_arguments=self._language_arguments(tokenizer, "target")
@@ -251,18 +251,18 @@ class Seq2Seq(Task[SourceTarget]):
                 )
 
     def collator(self, tokenizer: PreTrainedTokenizerBase) -> Collator:
-        """See `Task.collator`; raises CtxError for a tokenizer without a padding token."""
+        """A collator of padded batches; raises CtxError for a tokenizer without a padding token."""
         return FeatureCollator(SourceTargetCollator(tokenizer))
 
     def generate(self, model: PreTrainedModel, batch: dict[str, Any]) -> list[Logits]:
-        """See `Task.generate`; the outputs are `sequences`, the generated token ids."""
+        """Generated token ids, as `sequences`."""
         inputs = {name: value for name, value in batch.items() if name not in self.targets}
         settings = {"num_beams": self.arguments.num_beams, "max_new_tokens": self.arguments.max_target_length}
         generated = model.generate(**inputs, **settings, do_sample=False)
         return [{"sequences": token_ids} for token_ids in generated.cpu().numpy()]
 
     def decode(self, examples: Sequence[SourceTarget], encoded: Encoded, outputs: Sequence[Logits]) -> list[str]:
-        """See `Task.decode`."""
+        """The prediction for each example."""
         return decode_generated(self._tokenizer, [np.asarray(output["sequences"]).tolist() for output in outputs])
 
     def score(self, examples: Sequence[SourceTarget], predictions: Sequence[str]) -> dict[str, float]:
@@ -272,7 +272,7 @@ class Seq2Seq(Task[SourceTarget]):
         return scores if self._references is None else scores | self._references.scores(predictions, targets)
 
     def ceiling(self, examples: Sequence[SourceTarget]) -> dict[str, float]:
-        """See `Task.ceiling`; after `encode`."""
+        """Upper bounds of the metrics, after `encode`."""
         return {} if self._references is None else self._references.ceiling([example.target for example in examples])
 
     def baseline(self, train: Sequence[SourceTarget], validation: Sequence[SourceTarget]) -> list[str]:
@@ -285,7 +285,7 @@ class Seq2Seq(Task[SourceTarget]):
         return predictions[self.baseline_name]
 
     def record(self, example: SourceTarget, prediction: str) -> dict[str, Any]:
-        """See `Task.record`."""
+        """JSON object of an example for the predictions file."""
         return {
             "where": example.where,
             "source": example.source,

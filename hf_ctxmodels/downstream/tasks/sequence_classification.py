@@ -70,11 +70,11 @@ class _SequenceTask(Task[SequenceExample]):
         return columns
 
     def read_file(self, file: str) -> list[SequenceExample]:
-        """See `Task.read_file`."""
+        """Read the examples of a file."""
         return self._examples(read_table(file, [*self._text_columns(), self.arguments.label_column or "label"]))
 
     def read_demo(self, split: str) -> list[SequenceExample]:
-        """See `Task.read_demo`."""
+        """Read a split of the demo data."""
         return self._examples(demo_rows(split))
 
     def _encode(
@@ -99,7 +99,7 @@ class _SequenceTask(Task[SequenceExample]):
         return tokenizer(*columns, truncation="longest_first", max_length=self.arguments.max_length)
 
     def collator(self, tokenizer: PreTrainedTokenizerBase) -> Collator:
-        """See `Task.collator`."""
+        """A collator of padded batches."""
         if not self.arguments.both_orders:
             return super().collator(tokenizer)
         return FeatureCollator(
@@ -131,7 +131,7 @@ class SequenceClassification(_SequenceTask, LabelledTask[SequenceExample]):
     def configure(
         self, config: PreTrainedConfig, train: Sequence[SequenceExample], validation: Sequence[SequenceExample]
     ) -> None:
-        """See `Task.configure`."""
+        """Set the labels from the training examples."""
         labels = sorted_labels({example.label for example in train})
         if len(labels) < 2:
             raise CtxError(
@@ -143,12 +143,12 @@ class SequenceClassification(_SequenceTask, LabelledTask[SequenceExample]):
         config.problem_type = "single_label_classification"
 
     def encode(self, examples: Sequence[SequenceExample], tokenizer: PreTrainedTokenizerBase) -> Encoded:
-        """See `Task.encode`; origins are example indices."""
+        """Tokenize the examples; origins are example indices."""
         targets = [self._label_id(example.label, example.where) for example in examples]
         return self._encode(examples, targets, tokenizer)
 
     def decode(self, examples: Sequence[SequenceExample], encoded: Encoded, outputs: Sequence[Logits]) -> list[str]:
-        """See `Task.decode`."""
+        """The prediction for each example."""
         return [self.labels[int(output["logits"].argmax())] for output in outputs]
 
     def score(self, examples: Sequence[SequenceExample], predictions: Sequence[str]) -> dict[str, float]:
@@ -183,16 +183,16 @@ class Regression(_SequenceTask):
     def configure(
         self, config: PreTrainedConfig, train: Sequence[SequenceExample], validation: Sequence[SequenceExample]
     ) -> None:
-        """See `Task.configure`."""
+        """Set the labels from the training examples."""
         config.num_labels = 1
         config.problem_type = "regression"
 
     def encode(self, examples: Sequence[SequenceExample], tokenizer: PreTrainedTokenizerBase) -> Encoded:
-        """See `Task.encode`; origins are example indices."""
+        """Tokenize the examples; origins are example indices."""
         return self._encode(examples, [example.label for example in examples], tokenizer)
 
     def decode(self, examples: Sequence[SequenceExample], encoded: Encoded, outputs: Sequence[Logits]) -> list[float]:
-        """See `Task.decode`."""
+        """The prediction for each example."""
         return [float(output["logits"].item()) for output in outputs]
 
     def score(self, examples: Sequence[SequenceExample], predictions: Sequence[float]) -> dict[str, float]:

@@ -82,7 +82,7 @@ def metric_names(names_text: str) -> list[str]:
     """The metrics in a list separated by commas, whose packages are installed.
 
     Raises:
-        CtxError: A name is unknown or given twice, or a package is missing.
+        CtxError: A name is unknown or occurs twice, or a package is missing.
     """
     names = [name.strip() for name in names_text.split(",")]
     if unknown := [name for name in names if name not in TEXT_METRICS]:

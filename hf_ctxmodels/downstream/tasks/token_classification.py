@@ -30,7 +30,7 @@ class TokenClassification(LabelledTask[TaggedSentence]):
     has_token_outputs: ClassVar[bool] = True
 
     def read_file(self, file: str) -> list[TaggedSentence]:
-        """See `Task.read_file`."""
+        """Read the examples of a file."""
         word_column, tag_column = self.arguments.text_columns, self.arguments.label_column
         if file_suffix(Path(file)) == ".conllu":
             return read_conllu(file, word_column or "FORM", tag_column or "UPOS")
@@ -77,7 +77,7 @@ class TokenClassification(LabelledTask[TaggedSentence]):
     def configure(
         self, config: PreTrainedConfig, train: Sequence[TaggedSentence], validation: Sequence[TaggedSentence]
     ) -> None:
-        """See `Task.configure`."""
+        """Set the labels from the training examples."""
         tags = {tag for sentence in train for tag in sentence.tags}
         if is_bio(sorted(tags)):
             # Both prefixes of all types: a small training file may lack the `I-` of a type.
@@ -120,13 +120,13 @@ class TokenClassification(LabelledTask[TaggedSentence]):
         return Encoded(features, origins)
 
     def collator(self, tokenizer: PreTrainedTokenizerBase) -> Collator:
-        """See `Task.collator`."""
+        """A collator of padded batches."""
         return FeatureCollator(DataCollatorForTokenClassification(tokenizer, label_pad_token_id=IGNORE_INDEX))
 
     def decode(
         self, examples: Sequence[TaggedSentence], encoded: Encoded, outputs: Sequence[Logits]
     ) -> list[list[str]]:
-        """See `Task.decode`."""
+        """The prediction for each example."""
         default_tag = "O" if "O" in self.labels else self.labels[0]
         predictions = [[default_tag] * len(sentence.words) for sentence in examples]
         for (example_index, positions), output in zip(encoded.origins, outputs, strict=True):
@@ -158,5 +158,5 @@ class TokenClassification(LabelledTask[TaggedSentence]):
         return [[best.get(word, overall) for word in sentence.words] for sentence in validation]
 
     def record(self, example: TaggedSentence, prediction: list[str]) -> dict[str, Any]:
-        """See `Task.record`."""
+        """JSON object of an example for the predictions file."""
         return {"where": example.where, "words": example.words, "label": example.tags, "prediction": prediction}
