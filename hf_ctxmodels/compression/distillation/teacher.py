@@ -120,10 +120,10 @@ def check_layers(layers: Sequence[int], config: PreTrainedConfig) -> None:
 
 
 def parse_losses(texts: Sequence[str]) -> list[DistillationLoss]:
-    """`["soft-targets:weight=5,temperature=2", "cosine:weight=1"]` as losses.
+    """Losses from `["soft-targets:weight=5,temperature=2", "cosine:weight=1"]`.
 
     Raises:
-        CtxError: There is none, a loss is unknown or given twice, or an option is unknown or of another type.
+        CtxError: There is no loss, a loss is unknown or occurs twice, or an option is unknown or has the wrong type.
     """
     if not texts:
         raise CtxError(
@@ -131,7 +131,7 @@ def parse_losses(texts: Sequence[str]) -> list[DistillationLoss]:
         )
     names = [split_choice(text)[0] for text in texts]
     if len(set(names)) < len(names):
-        raise CtxError("A loss is given twice.", location=f"--losses {' '.join(texts)}", hint="remove one of them.")
+        raise CtxError("A loss occurs twice.", location=f"--losses {' '.join(texts)}", hint="remove one of them.")
     return [parse_choice(text, DISTILLATION_LOSSES, "--losses") for text in texts]
 
 
