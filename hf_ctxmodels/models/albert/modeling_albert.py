@@ -28,11 +28,11 @@ class CtxAlbertPreTrainedModel(CtxPreTrainedModel):
     reference_model_type = "albert"
     export_conversion = ALBERT_EXPORT
     _no_split_modules = ["TransformerBlock"]
-    # Other heads of the family, and a buffer of old checkpoints.
+    # other heads of the family, and a buffer of old checkpoints
     _keys_to_ignore_on_load_unexpected = [r"^mlm_head\.", r"^sop_head\.", r"pooler\.", r"position_ids$"]
 
     def reference_config(self) -> dict[str, Any]:
-        """The reference class's configuration; raises CtxError if layers share only a part of their parameters."""
+        """The configuration of the class of transformers; raises CtxError for partial parameter sharing."""
         values = super().reference_config()
         sharing = values.pop("parameter_sharing", "all")
         layers = self.config.num_hidden_layers
@@ -50,7 +50,7 @@ class CtxAlbertModel(TransformerEncoder, CtxAlbertPreTrainedModel):
     """The encoder."""
 
     def build_embeddings(self, config: CtxAlbertConfig) -> TokenPositionTypeEmbeddings:
-        """Create factorised embeddings."""
+        """Create the factorised embeddings."""
         return build_embeddings(config, width=config.embedding_size, projected_size=config.hidden_size)
 
     def build_layers(self, config: CtxAlbertConfig) -> SharedLayers:

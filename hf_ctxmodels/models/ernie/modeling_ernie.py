@@ -37,7 +37,7 @@ class CtxErniePreTrainedModel(bert.CtxBertPreTrainedModel):
     config: CtxErnieConfig
     base_model_prefix = "ernie"
     reference_model_type = "ernie"
-    # Other heads of the family, and a buffer of old checkpoints.
+    # other heads of the family, and a buffer of old checkpoints.
     _keys_to_ignore_on_load_unexpected = [r"^\w+_head\.", r"pooler\.", r"position_ids$"]
 
 
@@ -82,7 +82,7 @@ class CtxErnieModel(TransformerEncoder, CtxErniePreTrainedModel):
 
 
 class CtxErnieHeadModel(heads.HeadModel, CtxErniePreTrainedModel):
-    """Binds the generic heads to ERNIE's encoder. Their forward takes `task_type_ids`, see `CtxErnieModel.forward`."""
+    """Base class of the ERNIE models with a head; their forward has `task_type_ids`, see `CtxErnieModel.forward`."""
 
     encoder_class = CtxErnieModel
 
@@ -160,7 +160,7 @@ class CtxErnieForMaskedLMWithPair(CtxErniePreTrainedModel, bert.CtxBertForPreTra
 
 
 class CtxErnieForNextSentencePrediction(CtxErniePreTrainedModel, bert.CtxBertForNextSentencePrediction):
-    """ERNIE with the classifier of pairs only."""
+    """ERNIE with a next-sentence classifier."""
 
     encoder_class = CtxErnieModel
 

@@ -1,4 +1,5 @@
-"""Pretraining of ERNIE on tasks: masked units with pairs (1.0), or the tasks of continual learning (2.0)."""
+"""Multi-task pretraining of ERNIE: knowledge masking with sentence pairs (1.0), or continual multi-task learning
+(2.0)."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar

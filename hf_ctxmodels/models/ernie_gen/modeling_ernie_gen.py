@@ -33,7 +33,7 @@ class CtxErnieGenPreTrainedModel(CtxPreTrainedModel):
 
 
 class CtxErnieGenModel(TransformerEncoder, CtxErnieGenPreTrainedModel):
-    """The network, as an encoder."""
+    """The encoder."""
 
 
 class CtxErnieGenHeadModel(heads.HeadModel, CtxErnieGenPreTrainedModel):

@@ -70,11 +70,11 @@ class CtxMassModel(EncoderDecoder, CtxMassPreTrainedModel):
 
 
 class CtxMassForConditionalGeneration(TransformerForConditionalGeneration, CtxMassPreTrainedModel, GenerationMixin):
-    """The language model of the segment, or of translations and summaries; the output layer is tied to the word
-    embeddings.
+    """MASS with a language modelling head, for pretraining, translation and summarization; the output layer is tied to
+    the word embeddings.
 
-    In pretraining the input of the decoder is the segment alone: `decoder_input_ids` are the tokens before each of its
-    tokens, and `decoder_position_ids` their positions in the text (section 3.1).
+    In pretraining the decoder's input is the segment, shifted by one token: `decoder_input_ids` with their positions in
+    the text, `decoder_position_ids` (section 3.1).
     """
 
     encoder_class = CtxMassModel

@@ -1,4 +1,4 @@
-"""SpanBERT (Joshi et al. 2020, arXiv 1907.10529): BERT's network, pretrained by predicting spans of words from their
+"""SpanBERT (Joshi et al. 2020, arXiv 1907.10529): BERT's network, pretrained by predicting masked spans from their
 context and from their boundaries."""
 
 from dataclasses import dataclass
@@ -174,7 +174,7 @@ class CtxSpanBertForPreTraining(CtxSpanBertHeadModel):
         output_mask: Tensor | None,
         num_items: ItemCounts,
     ) -> Tensor:
-        """The loss of the span boundary objective, from the states at all positions or at those of `output_mask`."""
+        """The loss of the span boundary objective; the states are at the positions of `output_mask`, or at all."""
         before, after = boundaries.rows(output_mask)
         rows = states.flatten(0, -2)
         targets = boundary_labels[boundary_labels != IGNORE_INDEX]

@@ -1,5 +1,5 @@
-"""StructBERT (Wang et al. 2019, arXiv 1908.04577): BERT's network, pretrained on masked words, the order of shuffled
-words and the order of two segments."""
+"""StructBERT (Wang et al. 2019, arXiv 1908.04577): BERT's network, pretrained by masked language modelling and by the
+prediction of the order of words and sentences."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,7 +86,7 @@ class CtxStructBertForPreTraining(CtxStructBertHeadModel):
     _tied_weights_keys = bert.TIED_WEIGHTS
 
     def build_head(self, config: CtxStructBertConfig) -> None:
-        """Create the masked-LM head and the classifier of pairs."""
+        """Create the masked-LM head and the sentence classifier."""
         self.mlm_head = heads.build_mlm_head(config, config.hidden_size)
         self.sentence_head = nn.Linear(config.hidden_size, SENTENCE_CLASSES)
 

@@ -1,5 +1,5 @@
 """UniLM (Dong et al. 2019, arXiv 1905.03197): BERT's network, pretrained as a bidirectional, a left-to-right, a
-right-to-left and a sequence-to-sequence language model. The segments determine the attention pattern."""
+right-to-left and a sequence-to-sequence language model. The segments determine the attention mask."""
 
 from pathlib import Path
 from typing import Any, ClassVar
@@ -37,10 +37,10 @@ class CtxUniLMPreTrainedModel(CtxPreTrainedModel):
 
 
 class CtxUniLMModel(TransformerEncoder, CtxUniLMPreTrainedModel):
-    """The network; `token_type_ids` determine the attention pattern, see `segment_mask_spec`."""
+    """The encoder; `token_type_ids` determine the attention mask, see `segment_mask_spec`."""
 
     def mask_spec(self, layout: Layout, token_type_ids: Tensor | None) -> MaskSpec:
-        """The attention pattern of the segments; bidirectional without segments."""
+        """The attention mask of the segments; bidirectional without segments."""
         return BIDIRECTIONAL if token_type_ids is None else segment_mask_spec(layout, token_type_ids)
 
 
@@ -57,7 +57,7 @@ class CtxUniLMForMaskedLM(heads.ForMaskedLM, CtxUniLMHeadModel):
 
 
 class CtxUniLMForPreTraining(CtxUniLMPreTrainedModel, bert.CtxBertForPreTraining):
-    """Masked words of the four language models, and next-sentence prediction for bidirectional pairs (section 2.3).
+    """UniLM with masked-LM and next-sentence heads: all four objectives and next-sentence prediction (section 2.3).
 
     `next_sentence_label` (batch,) is -100 for examples of the other language models.
     """

@@ -1,4 +1,4 @@
-"""XLM (Lample & Conneau 2019, arXiv 1901.07291): a Transformer of several languages, pretrained by masked, translation
+"""XLM (Lample & Conneau 2019, arXiv 1901.07291): a Transformer for several languages, pretrained by masked, translation
 or causal language modelling."""
 
 import copy
@@ -46,12 +46,12 @@ class CtxXLMPreTrainedModel(CtxPreTrainedModel):
     reference_model_type: ClassVar[str | None] = "xlm"
     export_conversion = XLM_EXPORT
     _no_split_modules = ["TransformerBlock"]
-    # The output layer, and a buffer of old checkpoints.
+    # the output layer, and a buffer of old checkpoints
     _keys_to_ignore_on_load_unexpected = [r"^lm_head\.", r"position_ids$"]
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Normal embeddings, zero for padding; linear maps as torch initialises them, as in the released code."""
+        """Normal embeddings, zero for padding; linear layers as in torch, like the released code."""
         if isinstance(module, SinusoidalPositions):
             module.fill()
         elif isinstance(module, nn.Embedding):
@@ -60,18 +60,18 @@ class CtxXLMPreTrainedModel(CtxPreTrainedModel):
                 init.zeros_(module.weight[module.padding_idx])
         elif isinstance(module, nn.Linear):
             bound = module.in_features**-0.5
-            init.uniform_(module.bias, -bound, bound)  # first: a tied weight may be drawn already
+            init.uniform_(module.bias, -bound, bound)  # before the weight, which may be tied and initialised
             init.uniform_(module.weight, -bound, bound)
         else:
             super()._init_weights(module)
 
     def reference_config(self) -> dict[str, Any]:
-        """The reference class's configuration; raises CtxError for layers that it has not."""
+        """The configuration of the class of transformers; raises CtxError if it does not support the layers."""
         config = self.config
         if config.hidden_act not in ("gelu", "relu") or config.feed_forward_size != 4 * config.hidden_size:
             raise CtxError(
-                "transformers' XLM has feed-forward layers of 4 * hidden_size with gelu or relu, this one of "
-                f"{config.feed_forward_size} with {config.hidden_act}.",
+                "transformers' XLM supports an intermediate size of 4 * hidden_size with gelu or relu, but this model "
+                f"has {config.feed_forward_size} with {config.hidden_act}.",
                 hint="use save_pretrained.",
             )
         values = super().reference_config() | {"gelu_activation": config.hidden_act == "gelu"}
@@ -80,7 +80,7 @@ class CtxXLMPreTrainedModel(CtxPreTrainedModel):
 
 
 class CtxXLMModel(TransformerDecoder, CtxXLMPreTrainedModel):
-    """The network without a head: bidirectional, or causal with `config.causal`, and then with a cache."""
+    """The model without a head: a bidirectional encoder, or a causal decoder with a cache if `config.causal`."""
 
     reference_architecture = "XLMModel"
     zeros_padding = True
@@ -91,10 +91,10 @@ class CtxXLMModel(TransformerDecoder, CtxXLMPreTrainedModel):
         self.masks = CAUSAL if config.causal else BIDIRECTIONAL
 
     def build_embeddings(self, config: CtxXLMConfig) -> None:
-        """Create the tables of words, positions and languages."""
+        """Create the word, position and language embeddings."""
         self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
-        positions = SinusoidalPositions if config.sinusoidal_embeddings else nn.Embedding
-        self.position_embeddings = positions(config.max_position_embeddings, config.hidden_size)
+        position_class = SinusoidalPositions if config.sinusoidal_embeddings else nn.Embedding
+        self.position_embeddings = position_class(config.max_position_embeddings, config.hidden_size)
         if config.embeds_languages:
             self.language_embeddings = nn.Embedding(config.n_langs, config.hidden_size)
 
@@ -107,11 +107,11 @@ class CtxXLMModel(TransformerDecoder, CtxXLMPreTrainedModel):
         return nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
     def build_final_norm(self, config: CtxXLMConfig) -> nn.Module:
-        """None: a post-norm layer's output is normalised."""
+        """No final norm: the output of a post-norm layer is normalised."""
         return nn.Identity()
 
     def extra_embedding_ids(self, words: Tensor, given: dict[str, Any]) -> dict[str, Tensor]:
-        """The tokens' languages, if the model has embeddings of them."""
+        """The language ids, if the model has language embeddings."""
         langs = language_ids(self.config, words, given.pop("langs", None))
         return {} if langs is None else {"langs": langs}
 
@@ -136,25 +136,24 @@ class CtxXLMModel(TransformerDecoder, CtxXLMPreTrainedModel):
         output_mask: Tensor | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
-        """Encode a batch.
+        """Encode a batch. Other arguments as in `TransformerDecoder.forward`.
 
-        Args: those of `TransformerDecoder.forward`, of which differ
-            attention_mask: Without one, padding tokens at the end of a row are padding, as in transformers.
-            langs: (batch, length) number of each token's language; None for `config.default_lang`, an error without it
-                in a model with language embeddings.
+        Args:
+            attention_mask: If None, padding tokens at the end of a sequence are masked, as in transformers.
+            langs: (batch, length) language id of each token; None for `config.default_lang`. Required by a model with
+                language embeddings and without `default_lang`.
             past_key_values, use_cache: For causal models only.
-            kwargs: As there; `token_type_ids` are an error, for which the reference adds the embeddings of the words
-                with these ids.
+            kwargs: Other arguments, without `token_type_ids`, for which transformers adds word embeddings.
 
         Raises:
             CtxError: Inputs do not match each other, the cache or the model, or the languages are missing.
         """
         if kwargs.pop("token_type_ids", None) is not None:
-            raise CtxError("XLM has no segments.", location="token_type_ids", hint="leave them out.")
+            raise CtxError("XLM has no segments.", location="token_type_ids", hint="remove token_type_ids.")
         if (past_key_values is not None or use_cache) and not self.config.causal:
             raise CtxError(
-                "A bidirectional model has no cache: the tokens in it would have to see later ones.",
-                hint="use CtxXLMForCausalLM, or config.causal=True.",
+                "A bidirectional model does not support a cache.",
+                hint="use CtxXLMForCausalLM, or set config.causal=True.",
             )
         if attention_mask is None and past_key_values is None:
             attention_mask = trailing_padding(input_ids, self.config.pad_token_id)
@@ -173,7 +172,7 @@ class CtxXLMModel(TransformerDecoder, CtxXLMPreTrainedModel):
 
 
 def trailing_padding(input_ids: Any, pad_token_id: int | None) -> Tensor | None:
-    """(batch, length) mask, 0 at the padding tokens at the end of a row; None where there are none."""
+    """(batch, length) mask, 0 at padding tokens at the end of a sequence; None if there are none."""
     if not isinstance(input_ids, Tensor) or input_ids.dim() != 2 or not input_ids.numel() or pad_token_id is None:
         return None
     if not is_traced(input_ids) and not bool((input_ids[:, -1] == pad_token_id).any()):
@@ -182,12 +181,12 @@ def trailing_padding(input_ids: Any, pad_token_id: int | None) -> Tensor | None:
 
 
 class CtxXLMHeadModel(heads.HeadModel, CtxXLMPreTrainedModel):
-    """Binds the generic heads to XLM. Heads on a sequence read the state of the first token, </s>."""
+    """Base class of the XLM models with a head; sequence heads use the state of the first token, </s>."""
 
     encoder_class = CtxXLMModel
 
     def build_encoder(self, config: CtxXLMConfig) -> CtxXLMModel:
-        """Create the network."""
+        """Create the encoder."""
         return CtxXLMModel(config)
 
     @property
@@ -196,16 +195,16 @@ class CtxXLMHeadModel(heads.HeadModel, CtxXLMPreTrainedModel):
         return self.config.classifier_pooling or "first" if self.has_configurable_pooling else None
 
     def encode(self, *, attention_mask: Tensor | None = None, **inputs: Any) -> Any:
-        """Run the network; for heads on a sequence, `pooler_output` is the input of the head."""
+        """Run the encoder; for sequence heads, `pooler_output` is the input of the head."""
         if attention_mask is None and self.uses_pooled_output:
             attention_mask = trailing_padding(inputs.get("input_ids"), self.config.pad_token_id)
         return super().encode(attention_mask=attention_mask, **inputs)
 
 
 class CtxXLMForMaskedLM(heads.ForMaskedLM, CtxXLMHeadModel):
-    """XLM with the output layer for masked and translation language modelling: linear, and tied to the word embeddings.
+    """XLM with an output layer for masked and translation language modelling, tied to the word embeddings.
 
-    With `config.causal` its logits are those of the causal language model, and labels are not shifted.
+    With `config.causal` the logits are causal, and labels are not shifted.
     """
 
     _tied_weights_keys = {"lm_head.weight": "xlm.word_embeddings.weight"}
@@ -255,13 +254,13 @@ class CtxXLMForMaskedLM(heads.ForMaskedLM, CtxXLMHeadModel):
 
 
 class CtxXLMForCausalLM(heads.ForCausalLM, CtxXLMHeadModel, GenerationMixin):
-    """XLM as a causal language model (section 3.2); its configuration has `causal`.
+    """XLM as a causal language model (section 3.2), with `config.causal`.
 
-    Its weights have the names of `CtxXLMForMaskedLM`, which opens them, and exports them to transformers.
+    Its weights have the same names as in `CtxXLMForMaskedLM`, which can load them and export them to transformers.
     """
 
     _tied_weights_keys = {"lm_head.weight": "xlm.word_embeddings.weight"}
-    reference_model_type = None  # the reference class computes the logits, but does not shift labels
+    reference_model_type = None  # the class of transformers computes the same logits, but does not shift labels
 
     def __init__(self, config: CtxXLMConfig) -> None:
         if not config.causal:

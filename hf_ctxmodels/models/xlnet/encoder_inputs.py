@@ -1,11 +1,16 @@
-"""Inputs of XLNet's encoder in the form that it computes with."""
+"""Inputs of XLNet's encoder and their validation; both forms of permutations and targets are converted to one."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from hf_ctxmodels.core.inputs import is_traced
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.inputs import check_row_lengths, check_tensors, is_traced
+from hf_ctxmodels.models.xlnet.configuration_xlnet import CtxXLNetConfig
+
+NO_TARGET = -1
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,3 +102,189 @@ class EncoderInputs:
         if self.token_types is not None:
             return self
         return replace(self, token_types=torch.zeros(self.shape, dtype=torch.long, device=self.words.device))
+
+
+def check_tokens(attention_mask: Tensor | None, sequence_ids: Tensor | None) -> Tensor | None:
+    """(batch, length) bool, False where either argument is 0 (padding); None without padding.
+
+    Raises:
+        CtxError: An example has no token.
+    """
+    masks = [mask != 0 for mask in (attention_mask, sequence_ids) if mask is not None]
+    if not masks:
+        return None
+    tokens = torch.stack(masks).all(0)
+    if is_traced(tokens):
+        return tokens
+    check_row_lengths(tokens.sum(1))
+    return None if bool(tokens.all()) else tokens
+
+
+def check_memory(mems: Sequence[Tensor] | None, config: CtxXLNetConfig, batch_size: int) -> tuple[Tensor, ...] | None:
+    """The memory, or None if it is empty.
+
+    Raises:
+        CtxError: The number of tensors, the batch size, the width or the length is wrong.
+    """
+    if mems is None or not len(mems):
+        return None
+    if len(mems) != config.num_hidden_layers:
+        raise CtxError(
+            f"mems has {len(mems)} tensors, expected one for each of the {config.num_hidden_layers} layers.",
+            hint="give mems as the model returned them.",
+        )
+    length = mems[0].shape[1] if mems[0].dim() == 3 else -1
+    for number, memory in enumerate(mems):
+        if memory.dim() != 3 or memory.shape[0] != batch_size or memory.shape[2] != config.hidden_size:
+            raise CtxError(
+                f"mems[{number}] is {tuple(memory.shape)}, expected (batch={batch_size}, memory, "
+                f"hidden={config.hidden_size}).",
+                hint="give the memory that this model returned for the same batch; transpose the memory of a model of "
+                "transformers: mem.transpose(0, 1).",
+            )
+        if memory.shape[1] != length:
+            raise CtxError(
+                f"mems[{number}] has {memory.shape[1]} positions, mems[0] has {length}; expected the same number in "
+                "all layers.",
+                hint="give mems as the model returned them.",
+            )
+    if config.mem_len and length > config.mem_len:
+        raise CtxError(
+            f"mems has {length} positions, above mem_len={config.mem_len}.",
+            hint="truncate the memory (memory[:, -mem_len:]), or raise config.mem_len.",
+        )
+    return tuple(mems)
+
+
+def check_permutation(
+    words: Tensor,
+    tokens: Tensor | None,
+    permutation_order: Tensor | None,
+    target_positions: Tensor | None,
+    perm_mask: Tensor | None,
+    target_mapping: Tensor | None,
+) -> Permutation:
+    """Convert both forms of a permutation and its targets to a `Permutation`.
+
+    Args:
+        words: (batch, length) ids or (batch, length, hidden) embeddings.
+        tokens: (batch, length) bool, False at padding; None without padding.
+        permutation_order, target_positions, perm_mask, target_mapping: As in `CtxXLNetModel.forward`.
+
+    Raises:
+        CtxError: Both forms are given, a shape does not match the input, or a target cannot be predicted.
+    """
+    batch_size, length = words.shape[:2]
+    alternatives = {
+        "permutation_order and perm_mask": (permutation_order, perm_mask),
+        "target_positions and target_mapping": (target_positions, target_mapping),
+    }
+    for names, (compact, dense) in alternatives.items():
+        if compact is not None and dense is not None:
+            raise CtxError(f"{names} are two forms of the same argument.", hint="give one of them.")
+    _check_shape("permutation_order", permutation_order, (batch_size, length))
+    _check_shape("perm_mask", perm_mask, (batch_size, length, length))
+    _check_shape("target_mapping", target_mapping, (batch_size, None, length))
+    _check_shape("target_positions", target_positions, (batch_size, None))
+    if target_mapping is not None:
+        target_positions = _mapping_to_positions(target_mapping)
+    elif target_positions is not None:
+        if permutation_order is None and perm_mask is None:
+            raise CtxError(
+                "target_positions is given without permutation_order: each prediction would see its own token.",
+                hint="give permutation_order (batch, length), as the data collator does, or perm_mask.",
+            )
+        _check_positions(target_positions, permutation_order, tokens, length)
+    if permutation_order is not None and not is_traced(permutation_order) and int(permutation_order.min()) < -1:
+        row, column = (permutation_order < -1).nonzero()[0].tolist()
+        raise CtxError(
+            f"permutation_order[{row}, {column}] is {int(permutation_order[row, column])}; expected ranks 0, 1, ..., "
+            "or -1 for positions that are visible to all."
+        )
+    hidden_pairs = None if perm_mask is None else perm_mask > 0
+    return Permutation(permutation_order, hidden_pairs, target_positions)
+
+
+def _check_shape(name: str, tensor: Tensor | None, expected: tuple[int | None, ...]) -> None:
+    """Raise CtxError for a tensor of another shape; None in `expected` is the number of targets."""
+    if tensor is None:
+        return
+    matches = len(expected) == tensor.dim() and all(
+        size in (None, actual) for size, actual in zip(expected, tensor.shape, strict=True)
+    )
+    if not matches:
+        sizes = ", ".join("targets" if size is None else str(size) for size in expected)
+        raise CtxError(f"{name} is {tuple(tensor.shape)}, expected ({sizes}) for this input.")
+
+
+def _mapping_to_positions(target_mapping: Tensor) -> Tensor:
+    """(batch, targets, length) one-hot -> (batch, targets) columns, -1 where all values are zero."""
+    is_selected = target_mapping != 0
+    if not is_traced(target_mapping):
+        bad = (is_selected.sum(-1) > 1) | (is_selected & (target_mapping != 1)).any(-1)
+        if bool(bad.any()):
+            row, target = bad.nonzero()[0].tolist()
+            raise CtxError(
+                f"target_mapping[{row}, {target}] is not one-hot.", hint="set 1 at the position to predict, else 0."
+            )
+    return is_selected.long().argmax(-1).masked_fill(~is_selected.any(-1), NO_TARGET)
+
+
+def _check_positions(
+    target_positions: Tensor, permutation_order: Tensor | None, tokens: Tensor | None, length: int
+) -> None:
+    if is_traced(target_positions) or not target_positions.numel():
+        return
+    errors = {
+        f"outside [0, length={length}) and not -1 (no target)": (target_positions < -1) | (target_positions >= length)
+    }
+    columns = target_positions.clamp(0, length - 1)
+    if permutation_order is not None:
+        is_visible = permutation_order.gather(1, columns) < 0
+        errors["which has rank -1 in permutation_order and is visible to all positions"] = is_visible
+    if tokens is not None:
+        errors["where attention_mask is 0 (padding)"] = ~tokens.gather(1, columns)
+    for error, is_wrong in errors.items():
+        wrong_targets = is_wrong & (target_positions != NO_TARGET)
+        if bool(wrong_targets.any()):
+            row, target = wrong_targets.nonzero()[0].tolist()
+            raise CtxError(f"target_positions[{row}, {target}] is {int(target_positions[row, target])}, {error}.")
+
+
+def check_combination(config: CtxXLNetConfig, inputs: EncoderInputs) -> None:
+    """Raise CtxError for arguments that cannot be combined."""
+    if inputs.output_mask is not None and inputs.target_positions is not None:
+        raise CtxError(
+            "output_mask cannot be combined with targets: the outputs are those of the query stream.",
+            hint="remove output_mask.",
+        )
+    if inputs.sequence_ids is not None and inputs.memory is not None:
+        raise CtxError("mems cannot be combined with packed sequences (sequence_ids).", hint="remove one of them.")
+    if config.bi_data and inputs.words.shape[0] % 2:
+        raise CtxError(
+            f"With bi_data the second half of a batch is reversed text, but the batch size {inputs.words.shape[0]} is "
+            "odd.",
+            hint="give an even number of examples, or set config.bi_data=False.",
+        )
+
+
+def check_target_labels(labels: Tensor, target_positions: Tensor | None, target_mapping: Tensor | None) -> None:
+    """Check that labels match the targets.
+
+    Raises:
+        CtxError: The shape of the labels is wrong, or a label has no target.
+    """
+    check_tensors(target_positions=target_positions, target_mapping=target_mapping)
+    targets = target_positions if target_positions is not None else target_mapping
+    if targets is None:
+        return
+    if labels.shape != targets.shape[:2]:
+        raise CtxError(f"labels is {tuple(labels.shape)}, but the targets are {tuple(targets.shape[:2])}.")
+    if target_positions is not None and not is_traced(labels):
+        misplaced = (labels != -100) & (target_positions == NO_TARGET)
+        if bool(misplaced.any()):
+            row, target = misplaced.nonzero()[0].tolist()
+            raise CtxError(
+                f"labels[{row}, {target}] is {int(labels[row, target])}, but target_positions is -1 (no target) there.",
+                hint="use the label -100.",
+            )

@@ -25,8 +25,13 @@ from hf_ctxmodels.layers.hook_points import HookPoint
 from hf_ctxmodels.layers.transformer import FeedForward, ResidualSum, recorded_layer_numbers
 from hf_ctxmodels.models.xlnet.configuration_xlnet import CtxXLNetConfig
 from hf_ctxmodels.models.xlnet.conversion_xlnet import XLNET_EXPORT
-from hf_ctxmodels.models.xlnet.encoder_inputs import EncoderInputs
-from hf_ctxmodels.models.xlnet.input_validation import check_combination, check_memory, check_permutation, check_tokens
+from hf_ctxmodels.models.xlnet.encoder_inputs import (
+    EncoderInputs,
+    check_combination,
+    check_memory,
+    check_permutation,
+    check_tokens,
+)
 from hf_ctxmodels.models.xlnet.relative_attention import RelativeBiases, distance_encodings
 from hf_ctxmodels.models.xlnet.stream_layouts import Probabilities, Streams, build_streams
 

@@ -1,7 +1,6 @@
-"""XLNet (Yang et al. 2019, arXiv 1906.08237): a Transformer-XL trained to predict tokens in random orders.
+"""XLNet (Yang et al. 2019, arXiv 1906.08237): a Transformer-XL pretrained by permutation language modelling.
 
-Its own here: the permutation language model, which also generates text, and the summary that task heads read. The
-encoder is in `encoder_xlnet`; everything else comes from `hf_ctxmodels.layers` and `hf_ctxmodels.heads`.
+This module has the model heads; the encoder is in `encoder_xlnet`.
 """
 
 from collections.abc import Sequence
@@ -29,10 +28,10 @@ from hf_ctxmodels.layers.pooling import first_token_columns, last_token_columns,
 from hf_ctxmodels.models.xlnet.beam_search_head import ForBeamSearchQuestionAnswering
 from hf_ctxmodels.models.xlnet.configuration_xlnet import CtxXLNetConfig
 from hf_ctxmodels.models.xlnet.conversion_xlnet import XLNET_SUMMARY_EXPORT
+from hf_ctxmodels.models.xlnet.encoder_inputs import check_target_labels
 from hf_ctxmodels.models.xlnet.encoder_xlnet import CtxXLNetModel, CtxXLNetPreTrainedModel
-from hf_ctxmodels.models.xlnet.input_validation import check_target_labels
 
-_RECOMPUTED = 2  # known tokens that a step of generation computes anew, as the reference does
+_RECOMPUTED_TOKENS = 2  # recomputed at each generation step, as in transformers
 
 __all__ = [
     "CtxXLNetForMultipleChoice",
@@ -46,22 +45,22 @@ __all__ = [
 
 
 class CtxXLNetSummary(nn.Module):
-    """What the sequence and choice heads read: one state of a row's tokens, by default the last (<cls>), projected."""
+    """Pooling of the sequence and choice heads: a state of the sequence, by default the last (<cls>), projected."""
 
     def __init__(self, config: CtxXLNetConfig) -> None:
         super().__init__()
-        self.kind = config.summary_type
+        self.summary_type = config.summary_type
         self.dense = nn.Linear(config.hidden_size, config.hidden_size) if config.summary_use_proj else nn.Identity()
         self.activation = ACT2FN[config.summary_activation] if config.summary_activation else nn.Identity()
 
     def forward(self, states: Tensor, tokens: Tensor | None) -> Tensor:
-        """(batch, length, hidden), and where (batch, length) the tokens are -> (batch, hidden)."""
-        if self.kind == "mean":
+        """States (batch, length, hidden) and token mask (batch, length) -> (batch, hidden)."""
+        if self.summary_type == "mean":
             weights = torch.ones_like(states[..., :1]) if tokens is None else tokens[..., None].to(states.dtype)
             summary = (states * weights).sum(1) / weights.sum(1)
         else:
-            columns = first_token_columns if self.kind == "first" else last_token_columns
-            summary = states_at(states, columns(states, tokens))
+            token_columns = first_token_columns if self.summary_type == "first" else last_token_columns
+            summary = states_at(states, token_columns(states, tokens))
         return self.activation(self.dense(summary))
 
 
@@ -84,12 +83,12 @@ class CtxXLNetForPreTrainingOutput(ModelOutput):
 
 
 class CtxXLNetHeadModel(heads.HeadModel, CtxXLNetPreTrainedModel):
-    """Binds the generic heads to XLNet's encoder, with a summary for heads on a sequence."""
+    """Base class of the XLNet models with a head; sequence heads have a summary."""
 
     encoder_class = CtxXLNetModel
 
     def build_encoder(self, config: CtxXLNetConfig) -> CtxXLNetModel:
-        """Create the encoder, and the summary if the head reads it."""
+        """Create the encoder, and the summary for sequence heads."""
         if self.uses_pooler:
             self.summary = CtxXLNetSummary(config)
         return CtxXLNetModel(config)
@@ -103,7 +102,7 @@ class CtxXLNetHeadModel(heads.HeadModel, CtxXLNetPreTrainedModel):
         return outputs
 
     def encoder_fields(self, outputs: Any) -> dict[str, Any]:
-        """The fields of a task head's output that are those of the encoder's output, with the memory."""
+        """The fields of the encoder output that a task head returns, including the memory."""
         return super().encoder_fields(outputs) | {"mems": outputs.mems}
 
 
@@ -136,13 +135,13 @@ class CtxXLNetForMultipleChoiceOutput(MultipleChoiceModelOutput):
 
 
 class CtxXLNetForPreTraining(CtxXLNetHeadModel, GenerationMixin):
-    """XLNet's language model: predicts tokens from those before them in a random order (section 2.2), and generates.
+    """XLNet with a language modelling head: predicts tokens in a random factorisation order (section 2.2).
 
-    The decoder is tied to the word embeddings. For generation every prompt is followed by one unknown token, whose
-    query row is decoded; earlier text comes from the memory.
+    The output layer is tied to the word embeddings. In generation an unknown token is appended to the text, whose query
+    state predicts the next token; the memory holds earlier tokens.
 
-    Logits without targets are no left-to-right predictions, though the Auto class is `AutoModelForCausalLM`: a row of
-    the content stream sees the whole text, itself too. `hf_ctxmodels.inference.score` scores a text by targets.
+    Logits without targets are not left-to-right predictions, although the Auto class is `AutoModelForCausalLM`: the
+    content stream attends to the whole text. `hf_ctxmodels.inference.score` scores a text with targets.
     """
 
     reference_architecture = "XLNetLMHeadModel"
@@ -153,7 +152,7 @@ class CtxXLNetForPreTraining(CtxXLNetHeadModel, GenerationMixin):
     _tied_weights_keys = {"lm_head.weight": "xlnet.word_embeddings.weight"}
 
     def build_head(self, config: CtxXLNetConfig) -> None:
-        """The decoder."""
+        """Create the output layer."""
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size)
 
     @can_return_tuple
@@ -175,21 +174,24 @@ class CtxXLNetForPreTraining(CtxXLNetHeadModel, GenerationMixin):
         return_logits: bool | None = None,
         **kwargs: Any,
     ) -> CtxXLNetForPreTrainingOutput:
-        """Logits at the targets, or the loss; arguments as in `CtxXLNetModel.forward`.
+        """Compute the logits of the targets, or the loss. Other arguments as in `CtxXLNetModel.forward`.
 
         Args:
-            labels: (batch, targets) token ids, -100 is ignored; without targets (batch, length), for the content
-                stream, each the target of its own position.
-            logits_to_keep: As in transformers: of the last so many targets (or positions), 0 for all; or their indices.
+            labels: (batch, targets) token ids; -100 is ignored. Without targets (batch, length), predicted by the
+                content stream at the same position.
+            logits_to_keep: As in transformers: number of last targets (or positions), 0 for all; or their indices.
             return_logits: See `returns_logits`.
-            kwargs: Further arguments of the encoder; and `shift_labels`, which are `labels`: nothing is shifted here.
+            kwargs: Other arguments of the encoder, and `shift_labels`, which replace `labels`: labels are not shifted.
         """
         labels = kwargs.pop("shift_labels", labels)
-        two_streams = target_positions is not None or target_mapping is not None
-        targets = (target_positions, target_mapping) if two_streams else None
-        labels = self._checked_labels(labels, targets, input_ids, inputs_embeds)
+        has_query_stream = target_positions is not None or target_mapping is not None
+        if labels is None or not has_query_stream:
+            labels = self.validate_token_targets(labels, "labels", input_ids, inputs_embeds)
+        else:
+            labels = heads.validate_targets(labels, "labels")
+            check_target_labels(labels, target_positions, target_mapping)
         target_mask = None if labels is None else labels != heads.IGNORE_INDEX
-        everywhere = labels is None or self.returns_logits(return_logits)
+        computes_logits = labels is None or self.returns_logits(return_logits)
         outputs = self.encode(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -200,14 +202,16 @@ class CtxXLNetForPreTraining(CtxXLNetHeadModel, GenerationMixin):
             perm_mask=perm_mask,
             target_mapping=target_mapping,
             inputs_embeds=inputs_embeds,
-            output_mask=None if two_streams or everywhere else target_mask,
+            output_mask=None if has_query_stream or computes_logits else target_mask,
             use_mems=use_mems,
             **kwargs,
         )
-        loss, states = None, self.decoder_input(outputs.last_hidden_state)
-        logits = linear(self.lm_head, slice_logits_to_keep(states, logits_to_keep)) if everywhere else None
+        states = self.decoder_input(outputs.last_hidden_state)
+        loss = logits = None
+        if computes_logits:
+            logits = linear(self.lm_head, slice_logits_to_keep(states, logits_to_keep))
         if labels is not None:
-            states = states[target_mask] if two_streams or everywhere else states
+            states = states[target_mask] if has_query_stream or computes_logits else states
             loss = heads.language_modeling_loss(self.lm_head, states, labels, num_items_in_batch)
         return CtxXLNetForPreTrainingOutput(
             loss=loss,
@@ -216,16 +220,6 @@ class CtxXLNetForPreTraining(CtxXLNetHeadModel, GenerationMixin):
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
-
-    def _checked_labels(
-        self, labels: Any, targets: tuple[Tensor | None, Tensor | None] | None, input_ids: Any, inputs_embeds: Any
-    ) -> Tensor | None:
-        """Labels of the targets, which are positions or a mapping, or of the tokens."""
-        if labels is None or targets is None:
-            return self.validate_token_targets(labels, "labels", input_ids, inputs_embeds)
-        labels = heads.validate_targets(labels, "labels")
-        check_target_labels(labels, *targets)
-        return labels
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """Generate as in transformers, with weights prepacked for oneDNN on a CPU."""
@@ -241,17 +235,17 @@ class CtxXLNetForPreTraining(CtxXLNetHeadModel, GenerationMixin):
         use_mems: bool | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """The text so far (after the first step its last two tokens, the memory holding the others) and one unknown.
+        """Append an unknown token to the text; after the first step only the last two tokens, with the memory.
 
-        The two are what the reference computes anew at every step. Unlike there, padding of the prompt is not seen.
+        transformers also recomputes two tokens at each step. Unlike there, padding of the prompt is masked.
         """
-        tail = slice(-_RECOMPUTED if past_key_values else None, None)
+        tail = slice(-_RECOMPUTED_TOKENS if past_key_values else None, None)
         input_ids = F.pad(input_ids[:, tail], (0, 1))
         order = torch.full_like(input_ids, -1)
         order[:, -1] = 0
-        recorded = ("output_hidden_states", "output_attentions", "return_dict", "logits_to_keep")
+        passed_arguments = ("output_hidden_states", "output_attentions", "return_dict", "logits_to_keep")
         inputs: dict[str, Any] = {
-            **{name: kwargs[name] for name in recorded if name in kwargs},
+            **{name: kwargs[name] for name in passed_arguments if name in kwargs},
             "input_ids": input_ids,
             "permutation_order": order,
             "target_positions": torch.full_like(input_ids[:, :1], input_ids.shape[1] - 1),
@@ -262,7 +256,7 @@ class CtxXLNetForPreTraining(CtxXLNetHeadModel, GenerationMixin):
         if token_type_ids is not None:
             inputs["token_type_ids"] = F.pad(token_type_ids[:, tail].float(), (0, 1), "replicate").long()
         if past_key_values:
-            inputs["mems"] = tuple(memory[:, :-_RECOMPUTED] for memory in past_key_values)
+            inputs["mems"] = tuple(memory[:, :-_RECOMPUTED_TOKENS] for memory in past_key_values)
         return inputs
 
     @classmethod
@@ -271,40 +265,40 @@ class CtxXLNetForPreTraining(CtxXLNetHeadModel, GenerationMixin):
 
     @staticmethod
     def _reorder_cache(past_key_values: Sequence[Tensor], beam_idx: Tensor) -> tuple[Tensor, ...]:
-        """The memory of the beams that go on."""
+        """The memory of the selected beams."""
         return tuple(memory.index_select(0, beam_idx.to(memory.device)) for memory in past_key_values)
 
 
 class CtxXLNetForSequenceClassification(heads.ForSequenceClassification, CtxXLNetHeadModel):
-    """XLNet that classifies a sequence, or regresses a number on it, from the summary."""
+    """XLNet with a classifier or regressor on the summary of the sequence."""
 
     export_conversion = XLNET_SUMMARY_EXPORT
     output_class = CtxXLNetForSequenceClassificationOutput
 
 
 class CtxXLNetForTokenClassification(heads.ForTokenClassification, CtxXLNetHeadModel):
-    """XLNet that classifies each token, without dropout before the classifier beyond the encoder's."""
+    """XLNet with a token classifier, without dropout before it."""
 
     output_class = CtxXLNetForTokenClassificationOutput
 
     def build_head(self, config: CtxXLNetConfig) -> None:
-        """A linear classifier of every token's state."""
+        """Create a linear classifier."""
         self.dropout = nn.Identity()
         self.classifier = nn.Linear(config.head_input_size, config.num_labels)
 
 
 class CtxXLNetForQuestionAnsweringSimple(heads.ForQuestionAnswering, CtxXLNetHeadModel):
-    """XLNet that predicts the start and the end of an answer span."""
+    """XLNet with a span classifier for extractive question answering."""
 
     output_class = CtxXLNetForQuestionAnsweringSimpleOutput
 
 
 class CtxXLNetForQuestionAnswering(ForBeamSearchQuestionAnswering, CtxXLNetHeadModel):
-    """XLNet that predicts an answer's end given its start, and whether there is an answer at all."""
+    """XLNet with beam search over spans and answerability for extractive question answering."""
 
 
 class CtxXLNetForMultipleChoice(heads.ForMultipleChoice, CtxXLNetHeadModel):
-    """XLNet that chooses one of several continuations, from the summary of each."""
+    """XLNet with a multiple-choice classifier on the summary of each choice."""
 
     export_conversion = XLNET_SUMMARY_EXPORT
     output_class = CtxXLNetForMultipleChoiceOutput
