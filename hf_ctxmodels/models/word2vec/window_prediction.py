@@ -255,8 +255,9 @@ def sgd_step_by_words(
     """
     kernels = importlib.import_module("hf_ctxmodels.models.word2vec.sgd_kernel")  # numba takes a second to import
     _block_size(text.ids, text.output_arguments)  # the kernel does not check it
-    empty = np.zeros((0, 1, 1, 1), dtype=np.int64)
-    negatives, paths, codes, negative_weight = empty[..., 0], empty, empty, 1.0
+    negatives = torch.zeros(0, 1, 1, dtype=torch.long)
+    paths = codes = torch.zeros(0, 1, 1, 1, dtype=torch.long)
+    negative_weight = 1.0
     if len(text.output_arguments) == 2:
         paths, codes = text.output_arguments
     else:
