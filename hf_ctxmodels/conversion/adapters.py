@@ -1,6 +1,7 @@
 r"""Convert an AdapterHub adapter with pickled weights (pytorch_adapter.bin) to safetensors.
 
-python -m hf_ctxmodels.conversion.adapters --adapter AdapterHub/bert-base-multilingual-cased-de-wiki_pfeiffer --output adapters/de
+python -m hf_ctxmodels.conversion.adapters --adapter AdapterHub/bert-base-multilingual-cased-de-wiki_pfeiffer \
+    --output adapters/de
 
 Only tensors are loaded from pickles. Heads and fusions in the same folder are converted too.
 """

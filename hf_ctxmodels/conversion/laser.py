@@ -1,6 +1,7 @@
 r"""Convert a released LASER encoder and its BPE codes to a model and its tokenizer, for text tokenized by Moses.
 
-python -m hf_ctxmodels.conversion.laser --encoder bilstm.93langs.2018-12-26.pt --codes 93langs.fcodes --output runs/laser
+python -m hf_ctxmodels.conversion.laser --encoder bilstm.93langs.2018-12-26.pt --codes 93langs.fcodes \
+    --output runs/laser
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,7 @@
 r"""Convert a released MASS to a model and its tokenizer, from BPE codes (translation) or a vocabulary (summaries).
 
-python -m hf_ctxmodels.conversion.mass --checkpoint mass_ft_enfr_1024.pth --codes codes_enfr --language fr --output runs/mass
+python -m hf_ctxmodels.conversion.mass --checkpoint mass_ft_enfr_1024.pth --codes codes_enfr --language fr \
+    --output runs/mass
 python -m hf_ctxmodels.conversion.mass --checkpoint mass-base-uncased.pt --vocabulary dict.txt --output runs/mass
 """
 
@@ -319,8 +320,14 @@ def _build_model(state_dict: dict[str, Tensor], location: str, **fields: Any) ->
     encoder_feed_forward, decoder_feed_forward = (
         f"mass.{side}.layers.0.feed_forward.up_proj.weight" for side in ("encoder", "decoder")
     )
-    required = (encoder_words, encoder_positions, decoder_words, decoder_positions)
-    required += (encoder_feed_forward, decoder_feed_forward)
+    required = (
+        encoder_words,
+        encoder_positions,
+        encoder_feed_forward,
+        decoder_words,
+        decoder_positions,
+        decoder_feed_forward,
+    )
     _check_missing([name for name in required if name not in state_dict], location)
     vocab_size, width = state_dict[encoder_words].shape
     num_positions = min(len(state_dict[encoder_positions]), len(state_dict[decoder_positions]))

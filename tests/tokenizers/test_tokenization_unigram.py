@@ -20,7 +20,7 @@ from transformers.convert_slow_tokenizer import AlbertConverter, XLNetConverter
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.models.albert.tokenization_albert import CtxAlbertTokenizer
 from hf_ctxmodels.models.xlnet.tokenization_xlnet import CtxXLNetTokenizer
-from hf_ctxmodels.objectives.components.non_special_tokens import NonSpecialTokens
+from hf_ctxmodels.objectives.components.features import NonSpecialTokens
 
 TRICKY = [
     "",
