@@ -21,6 +21,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.characters import CharacterEncoder, row_hashes
 from hf_ctxmodels.layers.recurrent.lstm import LSTM
+from hf_ctxmodels.tokenizers.character_level import encode_characters
 
 _UPPER = range(ord("A") + 1, ord("Z") + 2)  # character ids: bytes from 1 on
 _TO_LOWER = ord("a") - ord("A")
@@ -160,7 +161,7 @@ class CharacterPreTrainedModel(CtxPreTrainedModel):
         """
         words, word_vectors, _ = get_words_and_vectors(model, tokenizer)
         width = self.config.max_characters_per_token
-        ids = np.array([(word, width) for word in words], dtype=np.int64).reshape(-1, width)
+        ids = np.array([encode_characters(word, width) for word in words], dtype=np.int64).reshape(-1, width)
         vectors.fill(torch.from_numpy(ids), word_vectors)
 
     def resize_token_embeddings(
