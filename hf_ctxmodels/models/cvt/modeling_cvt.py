@@ -186,7 +186,9 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
             views = heads.validate_targets(views, "views", shape if self.has_word_views else shape[:1])
         trains_views = views is not None and shape is not None and self._has_view_targets(views, attention_mask)
         is_unlabelled = trains_views and (labels is None or not bool((labels != IGNORE_INDEX).any()))
-        student_options: dict[str, Any] = {"layers": 1, "dropout_rate": self.config.view_dropout} if is_unlabelled else {}
+        student_options: dict[str, Any] = (
+            {"layers": 1, "dropout_rate": self.config.view_dropout} if is_unlabelled else {}
+        )
         states = self.encode(output_hidden_states=True, **student_options, **inputs).hidden_states
         tokens = token_mask(states[0], attention_mask, sequence_ids)
         logits = supervised_loss = cross_view_loss = metrics = None
