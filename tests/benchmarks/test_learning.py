@@ -66,7 +66,7 @@ def test_transfer_is_reached_when_every_seed_is_better():
 
 def test_the_report_says_what_was_missed():
     claims = [Claim("mlm loss", "5", "6", "lower", False), Claim("order loss", "1", "2")]
-    text = report(claims, summary(), ["python scripts/pretrain.py"], "newt_learning.png")
+    text = report(claims, summary(), ["hf-ctxmodels pretrain"], "newt_learning.png")
     assert "| mlm loss | 5 | 6 | lower | **no** |\n| order loss | 1 | 2 | - | - |" in text
-    assert "```bash\npython scripts/pretrain.py\n```" in text
+    assert "```bash\nhf-ctxmodels pretrain\n```" in text
     assert "![Losses by step](newt_learning.png)" in text
