@@ -210,7 +210,7 @@ def test_the_model_of_the_highest_mean_is_kept_until_a_new_run(tmp_path):
 
     def offer(mean: float, weight: float) -> float:
         torch.nn.init.constant_(model.weight, weight)
-        best.offer({"eval_mean": mean}, model, accelerator)
+        best.update({"eval_mean": mean}, model, accelerator)
         return best.weights()["weight"].item()
 
     assert [offer(*given) for given in ((0.2, 1.0), (0.5, 2.0), (0.4, 3.0), (0.5, 4.0))] == [1.0, 2.0, 2.0, 2.0]

@@ -158,7 +158,7 @@ class ElasticWeightConsolidation(L2SPPenalty):
                 "The Fisher information was computed from other weights"
                 + (f": {mismatched[0]} differs." if mismatched else "."),
                 location=f"--anchor ewc:file={fisher_file}",
-                hint="give the file that was computed from this --model, or the name of a new one and a text, ewc:file=FILE,text=TEXT.",
+                hint="give the file that was computed from this --model, or a new name and a text: ewc:file=FILE,text=TEXT.",
             )
         self._fisher = {name: _pad_rows(fisher[name], self.pretrained[name]) for name in names}
 

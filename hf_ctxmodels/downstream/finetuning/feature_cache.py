@@ -1,4 +1,4 @@
-"""States of a frozen encoder that are computed once and kept on disk (feature-based use; Devlin et al. 2019, section
+"""Hidden states of a frozen encoder, computed once and stored on disk (feature-based use; Devlin et al. 2019, section
 5.3)."""
 
 import hashlib
@@ -23,13 +23,13 @@ from hf_ctxmodels.downstream.finetuning.fisher import weights_digest
 from hf_ctxmodels.heads.base import HeadModel
 from hf_ctxmodels.heads.seq2seq import ForConditionalGeneration
 
-_INDEX = "index.json"
+_INDEX_FILE = "index.json"
 _SHARD_TOKENS = 1 << 16
 
 
 class CachedEncoderOutput(BaseModelOutput):
-    """States in place of an encoder's output, of an encoder-decoder those of the decoder; what else such an output may
-    have is None."""
+    """Cached hidden states as an encoder's output, or as the decoder's output of an encoder-decoder; all other fields
+    of such outputs are None."""
 
     @property
     def decoder_hidden_states(self) -> tuple[Tensor, ...] | None:
@@ -42,14 +42,14 @@ class CachedEncoderOutput(BaseModelOutput):
 
 
 class FeatureCache:
-    """The states of a frozen encoder for rows of tokens, by what the rows hold.
+    """The hidden states of a frozen encoder, by the content of the input sequence.
 
-    Rows are computed one at a time. So the states of a row do not depend on its batch, to the last bit, and a run that
-    computes them has those of a run that finds them. An encoder that computes whole batches differs in rounding.
+    Sequences are encoded one at a time. So the states of a sequence do not depend on its batch, to the last bit, and a
+    run that computes the cache equals a run that reads it. An encoder that computes whole batches differs by rounding.
 
     Args:
         model: A head on a frozen encoder (`freeze_encoder`).
-        folder: Of a finished cache; None for none.
+        folder: Folder of a complete cache; None for an empty one.
 
     Raises:
         CtxError: The cache is damaged.
@@ -57,189 +57,199 @@ class FeatureCache:
 
     def __init__(self, model: HeadModel, folder: Path | None = None) -> None:
         self._encoder = model.base_model
-        self._places: dict[str, list[int]] = {}
+        self._locations: dict[str, list[int]] = {}  # digest -> shard, first token, number of tokens
         self._widths: list[int] = []
         self._shards: list[Any] = []
-        self._recorder: _Recorder | None = None
+        self._writer: _CacheWriter | None = None
         if folder is not None:
             self._open(folder)
 
     def _open(self, folder: Path) -> None:
         try:
-            index = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
-            self._places, self._widths, number = index["places"], index["widths"], index["shards"]
-            files = [safe_open(_shard(folder, each), "pt") for each in range(number)]  # memory-mapped
-            self._shards = [each.get_slice("states") for each in files]
+            index = json.loads((folder / _INDEX_FILE).read_text(encoding="utf-8"))
+            self._locations, self._widths = index["places"], index["widths"]
+            files = [safe_open(_shard_path(folder, number), "pt") for number in range(index["shards"])]
+            self._shards = [file.get_slice("states") for file in files]  # memory-mapped
         except (OSError, ValueError, KeyError, SafetensorError) as error:
             raise CtxError(
-                f"The kept features are damaged: {error}.", location=str(folder), hint="delete this directory."
+                f"The cached features are damaged: {error}.", location=str(folder), hint="delete this directory."
             ) from error
 
-    def record(self, folder: Path) -> "_Recorder":
-        """Within the context that is returned, what is computed is written; see `_Recorder`."""
-        self._recorder = _Recorder(self, folder)
-        return self._recorder
+    def write_to(self, folder: Path) -> "_CacheWriter":
+        """A context in which computed states are written to `folder`."""
+        self._writer = _CacheWriter(self, folder)
+        return self._writer
 
     @torch.no_grad()
     def __call__(self, every_layer: bool = False, **inputs: Any) -> ModelOutput:
         """An output of the encoder with `hidden_states`.
 
         Args:
-            every_layer: Whether they are those of all layers, or of the last one.
-            inputs: The encoder's; tensors are (rows, length, ...).
+            every_layer: Whether `hidden_states` contains all layers, or only the last one.
+            inputs: Arguments of the encoder; tensors are (batch, length, ...).
 
         Raises:
-            CtxError: There are no token ids, the mask is a ready one, or the decoder has an input of its own.
+            CtxError: There are no token ids, the mask is not (batch, length), or there are decoder inputs.
         """
         ids, mask = inputs["input_ids"], inputs.get("attention_mask")
-        written = [name for name, value in inputs.items() if name.startswith("decoder_") and value is not None]
-        if ids is None or (mask is not None and mask.dim() != 2) or written:
-            raise CtxError("Features are kept for rows of token ids, and masks (rows, length), alone.")
-        tokens = torch.ones(ids.shape[:2], dtype=torch.bool) if mask is None else mask.bool().cpu()
-        found = [self._row(inputs, row, columns, every_layer) for row, columns in enumerate(tokens)]
-        states = found[0].new_zeros(*ids.shape[:2], found[0].shape[-1])
-        for row, columns in enumerate(tokens):
-            states[row, columns] = found[row]
-        hidden = states.to(ids.device).split(self._widths, -1)
-        return CachedEncoderOutput(last_hidden_state=hidden[-1], hidden_states=hidden)
+        has_decoder_inputs = any(name.startswith("decoder_") and value is not None for name, value in inputs.items())
+        if ids is None or (mask is not None and mask.dim() != 2) or has_decoder_inputs:
+            raise CtxError("Features are cached only for token ids with masks of shape (batch, length).")
+        is_token = torch.ones(ids.shape[:2], dtype=torch.bool) if mask is None else mask.bool().cpu()
+        sequences = [self._encode(inputs, row, columns, every_layer) for row, columns in enumerate(is_token)]
+        states = sequences[0].new_zeros(*ids.shape[:2], sequences[0].shape[-1])
+        for row, columns in enumerate(is_token):
+            states[row, columns] = sequences[row]
+        hidden_states = states.to(ids.device).split(self._widths, -1)
+        return CachedEncoderOutput(last_hidden_state=hidden_states[-1], hidden_states=hidden_states)
 
-    def _row(self, inputs: Mapping[str, Any], row: int, columns: Tensor, every_layer: bool) -> Tensor:
-        """(tokens, widths of the layers) of one row, without its padding."""
-        own = {
+    def _encode(self, inputs: Mapping[str, Any], row: int, columns: Tensor, every_layer: bool) -> Tensor:
+        """(tokens, sum of the layers' widths): the states of one sequence, without padding."""
+        sequence = {
             name: value[min(row, len(value) - 1), columns.to(value.device)][None]
-            if _is_row_wise(value, columns)
+            if _is_token_wise(value, columns)
             else value
             for name, value in inputs.items()
         }
-        key = _key(own)
-        if key in self._places:
-            shard, start, length = self._places[key]
-            if self._recorder is not None and (states := self._recorder.waiting(self._places[key])) is not None:
+        digest = _input_digest(sequence)
+        if digest in self._locations:
+            location = self._locations[digest]
+            if self._writer is not None and (states := self._writer.unwritten(location)) is not None:
                 return states
+            shard, start, length = location
             return self._shards[shard][start : start + length]
-        hidden = self._encoder(return_dict=True, output_hidden_states=True, **own).hidden_states
-        hidden = hidden if every_layer else hidden[-1:]
-        self._widths = [each.shape[-1] for each in hidden]
-        states = torch.cat([each[0] for each in hidden], -1).cpu()
-        if self._recorder is not None:
-            self._recorder.add(key, states)
+        hidden_states = self._encoder(return_dict=True, output_hidden_states=True, **sequence).hidden_states
+        hidden_states = hidden_states if every_layer else hidden_states[-1:]
+        self._widths = [layer.shape[-1] for layer in hidden_states]
+        states = torch.cat([layer[0] for layer in hidden_states], -1).cpu()
+        if self._writer is not None:
+            self._writer.add(digest, states)
         return states
 
 
-class _Recorder:
-    """A cache while it is written: into a directory of a temporary name, which gets its own when it is whole."""
+class _CacheWriter:
+    """Writes a cache to a temporary directory, which is renamed when it is complete."""
 
-    def __init__(self, states: FeatureCache, folder: Path) -> None:
-        self._states, self._folder = states, folder
+    def __init__(self, cache: FeatureCache, folder: Path) -> None:
+        self._cache, self._folder = cache, folder
         self._temporary = folder.with_name(f".{folder.name}.writing-{os.getpid()}")
-        self._waiting: list[Tensor] = []
-        self._tokens = self._number = 0
+        self._unwritten: list[Tensor] = []
+        self._num_tokens = self._shard_number = 0
 
     def __enter__(self) -> None:
         with wrap_write_errors(self._folder):
             self._temporary.mkdir(parents=True)
 
-    def add(self, key: str, states: Tensor) -> None:
-        """Keep the states (tokens, widths) of a row that was not there."""
-        self._states._places[key] = [self._number, self._tokens, len(states)]
-        self._waiting.append(states)
-        self._tokens += len(states)
-        if self._tokens >= _SHARD_TOKENS:
-            self._write()
+    def add(self, digest: str, states: Tensor) -> None:
+        """Add the states (tokens, widths) of a new sequence."""
+        self._cache._locations[digest] = [self._shard_number, self._num_tokens, len(states)]
+        self._unwritten.append(states)
+        self._num_tokens += len(states)
+        if self._num_tokens >= _SHARD_TOKENS:
+            self._write_shard()
 
-    def waiting(self, place: list[int]) -> Tensor | None:
-        """The states of a row that are not yet written."""
-        number, start, _ = place
-        if number != self._number:
+    def unwritten(self, location: list[int]) -> Tensor | None:
+        """The states of a sequence in the unwritten shard; None if its shard is written."""
+        shard, start, _ = location
+        if shard != self._shard_number:
             return None
         starts = [0]
-        for row in self._waiting:
-            starts.append(starts[-1] + len(row))
-        return self._waiting[starts.index(start)]
+        for states in self._unwritten:
+            starts.append(starts[-1] + len(states))
+        return self._unwritten[starts.index(start)]
 
-    def _write(self) -> None:
-        path = _shard(self._temporary, self._number)
+    def _write_shard(self) -> None:
+        path = _shard_path(self._temporary, self._shard_number)
         with wrap_write_errors(self._folder):
-            save_file({"states": torch.cat(self._waiting)}, path)
-        self._states._shards.append(safe_open(path, "pt").get_slice("states"))
-        self._waiting, self._tokens = [], 0
-        self._number += 1
+            save_file({"states": torch.cat(self._unwritten)}, path)
+        self._cache._shards.append(safe_open(path, "pt").get_slice("states"))
+        self._unwritten, self._num_tokens = [], 0
+        self._shard_number += 1
 
-    def __exit__(self, kind: Any, *error: Any) -> None:
-        states, states._recorder = self._states, None
+    def __exit__(self, error_type: Any, *error: Any) -> None:
+        cache, cache._writer = self._cache, None
         try:
-            if kind is None:
-                if self._waiting:
-                    self._write()
-                index = {"places": states._places, "widths": states._widths, "shards": self._number}
+            if error_type is None:
+                if self._unwritten:
+                    self._write_shard()
+                index = {"places": cache._locations, "widths": cache._widths, "shards": self._shard_number}
                 with wrap_write_errors(self._folder):
-                    (self._temporary / _INDEX).write_text(json.dumps(index), encoding="utf-8")
+                    (self._temporary / _INDEX_FILE).write_text(json.dumps(index), encoding="utf-8")
                     self._temporary.rename(self._folder)
         finally:
             shutil.rmtree(self._temporary, ignore_errors=True)
 
 
 def cache_features(
-    model: HeadModel, directory: str | Path, batches: Sequence[Any], identity: Mapping[str, Any], *, shown: bool = True
+    model: HeadModel,
+    directory: str | Path,
+    batches: Sequence[Any],
+    identity: Mapping[str, Any],
+    *,
+    shown: bool = True,
 ) -> None:
-    """Let a head read the states of its frozen encoder from a directory, which is filled with those of all batches
-    first, unless a run with the same weights, tokenizer and examples did so.
+    """Let a head read the states of its frozen encoder from disk.
+
+    The cache is first filled with the states of all batches, unless it exists for the same weights, tokenizer and
+    examples.
 
     Args:
         model: A head on a frozen encoder.
-        directory: Where caches lie, each in a directory of its own.
-        batches: All inputs of training and evaluation, whose digest is part of the cache's name.
-        identity: What else decides the rows, as JSON values: the tokenizer's digest.
-        shown: Whether to say so.
+        directory: Directory with a folder for each cache.
+        batches: All inputs of training and evaluation, one sequence each; their digest is part of the folder's name.
+        identity: Further JSON values that determine the inputs, such as the tokenizer's digest.
+        shown: Whether to print the folder and show a progress bar.
 
     Raises:
-        CtxError: The encoder is not frozen, or the directory cannot be written or read.
+        CtxError: The encoder is not frozen, the head generates text, or the directory cannot be written or read.
     """
-    writes = isinstance(model, ForConditionalGeneration)
-    if not isinstance(model, HeadModel) or not model.is_encoder_frozen or writes:
+    is_generative = isinstance(model, ForConditionalGeneration)
+    if not isinstance(model, HeadModel) or not model.is_encoder_frozen or is_generative:
         raise CtxError(
-            "Features are those of a frozen encoder of this package, for a head that does not write text.",
+            "Features can be cached only for a frozen encoder of this package with a head that does not generate text.",
             location=f"--freeze encoder:cache_features={directory}",
-            hint="leave it out, or give --freeze encoder where there is such an encoder.",
+            hint="leave it out, or give --freeze encoder for such a model.",
         )
-    encoder = {name: each for name, each in model.base_model.state_dict().items() if not name.startswith("pooler.")}
-    decided = {
-        "weights": weights_digest(encoder),
+    encoder_weights = {
+        name: weight for name, weight in model.base_model.state_dict().items() if not name.startswith("pooler.")
+    }
+    content = {
+        "weights": weights_digest(encoder_weights),
         "model": type(model).__name__,
         "config": {name: value for name, value in model.config.to_dict().items() if not name.startswith("_")},
         **identity,
-        "rows": [_key(batch) for batch in batches],
+        "rows": [_input_digest(batch) for batch in batches],
     }
-    name = hashlib.blake2b(json.dumps(decided, sort_keys=True, default=str).encode(), digest_size=16).hexdigest()
-    folder = Path(directory) / name
+    digest = hashlib.blake2b(json.dumps(content, sort_keys=True, default=str).encode(), digest_size=16).hexdigest()
+    folder = Path(directory) / digest
     if not folder.is_dir():
-        states = model.feature_lookup = FeatureCache(model)
-        with states.record(folder), torch.no_grad():
-            training = model.training
+        cache = model.feature_lookup = FeatureCache(model)
+        with cache.write_to(folder), torch.no_grad():
+            was_training = model.training
             model.eval()
             for batch in progress_bar(batches, "computing features", unit="batches", enabled=shown):
-                model(**{key: value.to(model.device) for key, value in batch.items()})
-            model.train(training)
+                model(**{name: value.to(model.device) for name, value in batch.items()})
+            model.train(was_training)
     model.feature_lookup = FeatureCache(model, folder)
     print_status(f"features of the encoder in {folder}", shown)
 
 
-def _is_row_wise(value: Any, columns: Tensor) -> bool:
-    """Whether a value has an entry for each token of each row."""
+def _is_token_wise(value: Any, columns: Tensor) -> bool:
+    """Whether a value is a tensor with an entry for each token of each sequence."""
     return isinstance(value, Tensor) and value.dim() >= 2 and value.shape[1] == len(columns)
 
 
-def _key(inputs: Mapping[str, Any]) -> str:
-    """A digest of a row's inputs."""
+def _input_digest(inputs: Mapping[str, Any]) -> str:
+    """A digest of the arguments of the encoder, except the attention mask."""
     digest = hashlib.blake2b(digest_size=16)
     for name in sorted(inputs):
         value = inputs[name]
         if name == "attention_mask" or value is None:
             continue
-        given = value.cpu().numpy().tobytes() if isinstance(value, Tensor) else repr(value).encode()
-        digest.update(name.encode() + b"=" + given + b";")
+        content = value.cpu().numpy().tobytes() if isinstance(value, Tensor) else repr(value).encode()
+        digest.update(name.encode() + b"=" + content + b";")
     return digest.hexdigest()
 
 
-def _shard(folder: Path, number: int) -> Path:
+def _shard_path(folder: Path, number: int) -> Path:
     return folder / f"states-{number:05d}.safetensors"

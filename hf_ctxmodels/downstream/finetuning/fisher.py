@@ -25,22 +25,22 @@ Labels = Literal["sampled", "data"]
 def fisher_information(
     model: PreTrainedModel, examples: Iterable[Batch], labels: Labels = "sampled", seed: int = 0
 ) -> dict[str, Tensor]:
-    """The mean over examples of the squared gradient of each example's own loss (Kirkpatrick et al. 2017).
+    """The mean over examples of the squared gradient of each example's loss (Kirkpatrick et al. 2017).
 
-    The square of a batch's gradient is something else. The expectation is over the model's own predictions, so labels
-    are drawn from them; those of the data give what is called the empirical Fisher information.
+    It differs from the square of a batch's gradient. The expectation is over the model's predictions, so labels are
+    sampled from them; the labels of the data give the empirical Fisher information.
 
     Args:
-        model: With its pretraining head, in evaluation mode.
-        examples: Batches of one example each, with labels: they say where the model predicts.
-        labels: "sampled" from the model, for language models and masked language models; or those of the "data".
-        seed: Of the draws.
+        model: The model with its pretraining head, in evaluation mode.
+        examples: Batches of one example each, with labels at the predicted positions.
+        labels: "sampled" from the model, for language models and masked language models; or the labels of the "data".
+        seed: Seed of the samples.
 
     Returns:
         Name in the encoder -> a value for each weight, float32.
 
     Raises:
-        CtxError: There are no examples, or the head's targets cannot be drawn.
+        CtxError: There are no examples, or the head's targets cannot be sampled.
     """
     prefix = f"{model.base_model_prefix}."
     parameters = {
@@ -51,10 +51,10 @@ def fisher_information(
     totals = {name: torch.zeros_like(parameter, dtype=torch.float32) for name, parameter in parameters.items()}
     generator, number = torch.Generator().manual_seed(seed), 0
     for batch in examples:
-        if not any(heads.has_targets(batch.get(name)) for name in model.loss_targets):  # no token was chosen
+        if not any(heads.has_targets(batch.get(name)) for name in model.loss_targets):  # no token was selected
             continue
-        given = batch if labels == "data" else {**batch, **sampled_targets(model, batch, generator)}
-        loss = model(**given).loss
+        inputs = batch if labels == "data" else {**batch, **sampled_targets(model, batch, generator)}
+        loss = model(**inputs).loss
         gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
         for total, gradient in zip(totals.values(), gradients, strict=True):
             if gradient is not None:
@@ -62,44 +62,44 @@ def fisher_information(
         number += 1
     if not number:
         raise CtxError("There are no examples to compute the Fisher information from.", hint="give more text.")
-    used = {name: total / number for name, total in totals.items()}
-    return {name: value for name, value in used.items() if bool(value.any())}
+    # parameters that pretraining does not use are omitted
+    return {name: total / number for name, total in totals.items() if bool(total.any())}
 
 
 @torch.no_grad()
 def sampled_targets(model: PreTrainedModel, batch: Batch, generator: torch.Generator) -> dict[str, Tensor]:
-    """The targets of a batch drawn from the model's own predictions, where it has targets.
+    """Targets of a batch sampled from the model's predictions, at the positions where the batch has targets.
 
     Args:
-        model: A language model, or a masked one, also with sentence tasks.
-        batch: With targets.
-        generator: On the CPU.
+        model: A language model or a masked language model, possibly with sentence tasks.
+        batch: A batch with targets.
+        generator: Generator on the CPU.
 
     Raises:
-        CtxError: The head predicts something else.
+        CtxError: The head's targets cannot be sampled from its predictions.
     """
-    if isinstance(model, heads.ForCausalLM):  # whose labels may be shifted, and longer than the row
+    if isinstance(model, heads.ForCausalLM):  # its labels may be shifted, and longer than the input
         batch = {**batch, "shift_labels": model.targets_of(**batch), "labels": None}
     targets = [name for name in (*model.loss_targets, "shift_labels") if batch.get(name) is not None]
     output = model(**{name: value for name, value in batch.items() if name not in targets})
-    drawn: dict[str, Any] = {"labels": None} if "shift_labels" in targets else {}
+    samples: dict[str, Any] = {"labels": None} if "shift_labels" in targets else {}
     for name in targets:
-        logits, places = _logits_of(model, output, name), batch[name]
-        # the losses of word vectors (negative samples, least squares) are no likelihoods of their logits
-        if logits is None or logits.shape[:-1] != places.shape or hasattr(model, "set_sparse_gradients"):
+        logits, labels = _logits_of_target(model, output, name), batch[name]
+        # the losses of word vectors (negative samples, least squares) are not likelihoods
+        if logits is None or logits.shape[:-1] != labels.shape or hasattr(model, "set_sparse_gradients"):
             raise CtxError(
-                f"The targets {name!r} of {type(model).__name__} cannot be drawn from its predictions.",
+                f"The targets {name!r} of {type(model).__name__} cannot be sampled from its predictions.",
                 location="--anchor ewc:labels=sampled",
                 hint="give labels=data.",
             )
         values = torch.multinomial(logits.float().softmax(-1).flatten(0, -2).cpu(), 1, generator=generator)
-        found = values.view(places.shape).to(places)
-        drawn[name] = found.masked_fill(places == IGNORE_INDEX, IGNORE_INDEX)
-    return drawn
+        sampled = values.view(labels.shape).to(labels)
+        samples[name] = sampled.masked_fill(labels == IGNORE_INDEX, IGNORE_INDEX)
+    return samples
 
 
-def _logits_of(model: Any, output: Any, name: str) -> Tensor | None:
-    """The output's logits of a target; None where they are not returned."""
+def _logits_of_target(model: Any, output: Any, name: str) -> Tensor | None:
+    """The output's logits for a target; None if they are not returned."""
     for task in getattr(model, "tasks", ()):
         if task.target == name:
             return None if task.logits is None else output.get(task.logits)
@@ -110,10 +110,10 @@ def save_fisher(file: str | Path, fisher: Mapping[str, Tensor], model: PreTraine
     """Write the Fisher information atomically, as safetensors.
 
     Args:
-        file: Its name.
-        fisher: Of `fisher_information`.
-        model: That it was computed with; a digest of each weight is recorded.
-        facts: What else is recorded, as JSON values.
+        file: Path of the file.
+        fisher: From `fisher_information`.
+        model: The model that it was computed with; a digest of each weight is recorded.
+        facts: Further JSON values to record.
     """
     weights = dict(model.base_model.named_parameters())
     digests = {name: weights_digest({name: weights[name]}) for name in fisher}
@@ -127,20 +127,20 @@ def save_fisher(file: str | Path, fisher: Mapping[str, Tensor], model: PreTraine
 
 
 def describe_fisher(file: str | Path) -> str:
-    """What a file of Fisher information was computed from, in words."""
+    """Description of the data that a file of Fisher information was computed from."""
     try:
         with safe_open(file, "pt") as stored:
             facts: dict[str, Any] = json.loads((stored.metadata() or {}).get("facts", "{}"))
     except (OSError, SafetensorError, ValueError):
-        return "damaged"  # reading it says how
-    return ", ".join(f"{name} {value}" for name, value in facts.items()) or "nothing is known of how it was made"
+        return "damaged"  # `load_fisher` raises the error
+    return ", ".join(f"{name} {value}" for name, value in facts.items()) or "of unknown origin"
 
 
 def load_fisher(file: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The Fisher information by names in the encoder, and the digests of the weights that it is of.
+    """The Fisher information by names in the encoder, and the digests of the weights that it was computed from.
 
     Raises:
-        CtxError: The file is missing or damaged, or holds something else.
+        CtxError: The file is missing or damaged, or does not contain Fisher information.
     """
     try:
         with safe_open(file, "pt") as stored:
@@ -150,11 +150,13 @@ def load_fisher(file: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise CtxError(
             f"The Fisher information cannot be read: {error}.",
             location=f"--anchor ewc:file={file}",
-            hint="give a file that was computed before, or a text to compute it from, ewc:file=FILE,text=TEXT.",
+            hint="give an existing file, or a text to compute it from: ewc:file=FILE,text=TEXT.",
         ) from error
     if set(digests) != set(fisher) or any(bool((value < 0).any()) for value in fisher.values()):
         raise CtxError(
-            "The file holds no Fisher information.", location=f"--anchor ewc:file={file}", hint="compute it."
+            "The file contains no Fisher information.",
+            location=f"--anchor ewc:file={file}",
+            hint="give another file name and a text to compute it from: ewc:file=FILE,text=TEXT.",
         )
     return fisher, digests
 
@@ -169,8 +171,8 @@ def weights_digest(weights: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def single_example_batches(collate: Any, rows: Any, number: int, device: torch.device) -> Iterable[Batch]:
-    """The first rows of a pretraining objective as batches of one on a device, with a progress bar."""
-    for index in progress_bar(range(min(number, len(rows))), "Fisher information", unit="examples", enabled=True):
-        batch = dict(collate([rows[0, index]]))
+def single_example_batches(collate: Any, examples: Any, number: int, device: torch.device) -> Iterable[Batch]:
+    """The first examples of a pretraining objective as batches of one on a device, with a progress bar."""
+    for index in progress_bar(range(min(number, len(examples))), "Fisher information", unit="examples", enabled=True):
+        batch = dict(collate([examples[0, index]]))
         yield {name: value.to(device) for name, value in batch.items() if name not in ("epoch", "example_index")}

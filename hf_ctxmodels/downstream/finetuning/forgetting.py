@@ -1,4 +1,4 @@
-"""The pretraining of a checkpoint, looked at from fine-tuning: its objective on a text, and how far weights moved."""
+"""What fine-tuning changed: the pretraining objective on a text before and after, and the distance of the weights."""
 
 import math
 from collections.abc import Mapping
@@ -25,179 +25,190 @@ from hf_ctxmodels.training.model_loading import load_config, load_model, load_to
 from hf_ctxmodels.training.optim.layer_groups import LAYER
 from hf_ctxmodels.training.pretraining import PretrainingArguments, make_model, make_objective, resolve_family
 
-_LENGTH = 128
+_DEFAULT_LENGTH = 128
 
 
 @dataclass
 class PretrainingEvaluation:
-    """A pretrained checkpoint with its own objective on a text.
+    """A pretrained checkpoint and a text on which its pretraining objective is evaluated.
 
     Attributes:
-        model: With the objective's head, in evaluation mode.
-        objective: Makes and collates the rows.
-        rows: Of the text.
-        name: The objective's name.
+        model: The model with the objective's head, in evaluation mode.
+        objective: Builds and collates the examples.
+        examples: Examples from the text.
+        name: Name of the objective.
     """
 
     model: PreTrainedModel
     objective: Objective
-    rows: ExampleSet
+    examples: ExampleSet
     name: str
 
     @classmethod
     def open(cls, source: str, *text: str, max_length: int | None = None, held_out: float | None = None) -> Self:
-        """Open a checkpoint; the objective and its options are those of its training summary, or that of its head.
+        """Load a checkpoint; the objective and its options are read from its training summary, or follow from its head.
 
         Args:
             source: Directory or Hub id.
-            text: Documents, as pretrain's --dataset takes them.
-            max_length: Longest row in tokens; None for that of pretraining, or else 128 where the model can.
-            held_out: Read only the documents that pretrain holds out with this share; None for all.
+            text: Documents, as for --dataset of pretrain.
+            max_length: Maximum length in tokens; None for the length of pretraining, else 128 or the model's maximum.
+            held_out: Read only the documents that pretrain holds out with this fraction; None for all.
 
         Raises:
-            CtxError: The checkpoint has no pretraining head, or something cannot be opened.
+            CtxError: The checkpoint has no pretraining head, or cannot be loaded.
         """
         summary = TrainingSummary.load(source) if (Path(source) / SUMMARY_FILE).exists() else None
-        pretrained = summary if summary is not None and summary.task == "pretraining" else None
+        if summary is not None and summary.task != "pretraining":
+            summary = None
         config = load_config(source)
-        limit = getattr(config, "max_sequence_length", None) or _LENGTH
+        model_length = getattr(config, "max_sequence_length", None) or _DEFAULT_LENGTH
         arguments = PretrainingArguments(
             model=source,
             dataset=list(text),
-            objective=None if pretrained is None else pretrained.objective,
-            max_length=max_length or (pretrained.max_length if pretrained else None) or min(limit, _LENGTH),
+            objective=None if summary is None else summary.objective,
+            max_length=max_length or (summary.max_length if summary else None) or min(model_length, _DEFAULT_LENGTH),
             validation_fraction=held_out or 0.0,
         )
         family, tokenizer = resolve_family(arguments), load_tokenizer(source)
         arguments.objective = arguments.objective or _objective_of_head(family, config)
-        name, made = make_objective(family, tokenizer, arguments, seed=0)
-        if pretrained is not None:
-            made = type(made)(tokenizer, max_length=arguments.max_length, seed=0, **pretrained.objective_options)
-        model = make_model(family, made, tokenizer, arguments).eval()
-        if new := [
-            each
-            for each in getattr(model, "newly_initialized_modules", ())
-            if not each.startswith(model.base_model_prefix)
-        ]:
+        name, objective = make_objective(family, tokenizer, arguments, seed=0)
+        if summary is not None:
+            options = summary.objective_options
+            objective = type(objective)(tokenizer, max_length=arguments.max_length, seed=0, **options)
+        model = make_model(family, objective, tokenizer, arguments).eval()
+        new_modules = [
+            module
+            for module in getattr(model, "newly_initialized_modules", ())
+            if not module.startswith(model.base_model_prefix)
+        ]
+        if new_modules:
             raise CtxError(
-                f"The checkpoint lacks the head of its pretraining: {', '.join(new)}.",
+                f"The checkpoint lacks its pretraining head: {', '.join(new_modules)}.",
                 location=source,
-                hint="give the checkpoint that pretraining left.",
+                hint="give the pretrained checkpoint.",
             )
-        documents, others = arguments.load()
-        return cls(model, made, ExampleSet.build(made.examples(documents if others is None else others)), name)
+        documents, held_out_documents = arguments.load()
+        if held_out_documents is not None:
+            documents = held_out_documents
+        return cls(model, objective, ExampleSet.build(objective.examples(documents)), name)
 
     def loss(self, batch_size: int = 32) -> dict[str, float]:
-        """The objective's losses and metrics on the text, with the corruptions of epoch 0."""
-        evaluation = LossEvaluation(self.rows, self.objective.collate, batch_size)
+        """The objective's losses and metrics on the text, with the corruption of epoch 0."""
+        evaluation = LossEvaluation(self.examples, self.objective.collate, batch_size)
         return evaluation(self.model, Accelerator(cpu=self.model.device.type == "cpu"))
 
     @torch.no_grad()
     def copy_encoder_weights(self, finetuned: str) -> None:
-        """Put in the encoder's weights of another checkpoint, and the adapters beside them.
+        """Copy the encoder's weights and the adapters of a fine-tuned checkpoint into the model.
 
-        New rows of the table of words, of tokens that fine-tuning added, are left out. What the other was saved
-        without, for example a pooler that its head does not read, stays as pretrained.
+        Rows of the word embeddings for tokens that fine-tuning added are ignored. Weights that are missing in the
+        checkpoint, for example a pooler that its head does not read, keep their pretrained values.
 
         Raises:
-            CtxError: It is that of another model.
+            CtxError: The checkpoint was not fine-tuned from this model, or is quantized.
         """
         config = load_config(finetuned)
         require_single_task(config, finetuned)
         with suppress_adapter_notice():
-            other = load_model(finetuned, "AutoModel", config)
-        if is_quantized(other):
+            finetuned_model = load_model(finetuned, "AutoModel", config)
+        if is_quantized(finetuned_model):
             raise CtxError(
-                "The weights of a quantized model are codes, at no distance from others.",
+                "The distance to the weights of a quantized model is undefined.",
                 location=finetuned,
-                hint="give the checkpoint in single precision that it was made of.",
+                hint="give the float32 checkpoint that was quantized.",
             )
-        theirs, own = dict(other.named_parameters()), dict(self.model.base_model.named_parameters())
-        drawn = tuple(f"{module}." for module in getattr(other, "newly_initialized_modules", ()))
-        shared = [name for name in own if name in theirs and not name.startswith(drawn)]
-        odd = [name for name in shared if theirs[name].shape[1:] != own[name].shape[1:]]
-        lone = sorted(name for name in set(own) ^ set(theirs) if LAYER.match(name))
-        if not shared or odd or lone or any(len(theirs[name]) < len(own[name]) for name in shared):
-            what = f": {odd[0]} differs in shape." if odd else f": one alone has {lone[0]}." if lone else "."
+        source = dict(finetuned_model.named_parameters())
+        target = dict(self.model.base_model.named_parameters())
+        new_modules = tuple(f"{module}." for module in getattr(finetuned_model, "newly_initialized_modules", ()))
+        names = [name for name in target if name in source and not name.startswith(new_modules)]
+        mismatched = [name for name in names if source[name].shape[1:] != target[name].shape[1:]]
+        unmatched = sorted(name for name in set(target) ^ set(source) if LAYER.match(name))
+        if not names or mismatched or unmatched or any(len(source[name]) < len(target[name]) for name in names):
+            if mismatched:
+                difference = f": {mismatched[0]} differs in shape"
+            else:
+                difference = f": only one of them has {unmatched[0]}" if unmatched else ""
             raise CtxError(
-                f"The two checkpoints are of different models{what}",
+                f"The two checkpoints are of different models{difference}.",
                 location=finetuned,
                 hint="give a checkpoint and one that was fine-tuned from it.",
             )
-        for name in shared:
-            own[name].copy_(theirs[name][: len(own[name])])
+        for name in names:
+            target[name].copy_(source[name][: len(target[name])])
         add_saved_adapters(self.model, finetuned)
 
 
 def _objective_of_head(family: FamilySpec, config: PreTrainedConfig) -> str | None:
-    """The family's first objective that trains the head that a checkpoint was saved with; None for the family's own."""
-    saved = {name.removeprefix("Ctx") for name in config.architectures or []}
+    """The family's first objective that trains the head in a checkpoint's configuration; None for the default."""
+    saved_classes = {name.removeprefix("Ctx") for name in config.architectures or []}
     for name, objective in family.objectives.items():
-        model = family.models.get(objective.auto_class)
-        if model is not None and model.__name__.removeprefix("Ctx") in saved:
+        model_class = family.models.get(objective.auto_class)
+        if model_class is not None and model_class.__name__.removeprefix("Ctx") in saved_classes:
             return name
     return None
 
 
-def compute_fisher(side: PretrainingEvaluation, file: str, number: int, labels: Labels) -> None:
-    """Compute the Fisher information of the first rows of the text, and write it.
+def compute_fisher(evaluation: PretrainingEvaluation, file: str, number: int, labels: Labels) -> None:
+    """Compute the Fisher information of the first examples of the text, and save it.
 
     Raises:
-        CtxError: See `fisher_information`.
+        CtxError: As `fisher_information`.
     """
-    examples = single_example_batches(side.objective.collate, side.rows, number, side.model.device)
-    fisher = fisher_information(side.model, examples, labels)
-    facts = {"objective": side.name, "examples": min(number, len(side.rows)), "labels": labels}
-    save_fisher(file, fisher, side.model, **facts)
+    batches = single_example_batches(evaluation.objective.collate, evaluation.examples, number, evaluation.model.device)
+    fisher = fisher_information(evaluation.model, batches, labels)
+    facts = {"objective": evaluation.name, "examples": min(number, len(evaluation.examples)), "labels": labels}
+    save_fisher(file, fisher, evaluation.model, **facts)
 
 
-def distances(start: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> dict[str, dict[str, float]]:
-    """The L2 distance of weights from where they started: of what is below or above the layers ("other"), of each layer
-    ("layers.0"; of an encoder-decoder "encoder.layers.0" and "decoder.layers.0"), and of all ("encoder").
+def distances(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> dict[str, dict[str, float]]:
+    """The L2 distance between weights before and after fine-tuning: of weights outside the layers ("other"), of each
+    layer ("layers.0"; in an encoder-decoder "encoder.layers.0" and "decoder.layers.0"), and of all ("encoder").
 
     Args:
-        start, now: Weights by their names in the encoder; those that one lacks are left out.
+        before, after: Weights by their names in the encoder; weights that one of them lacks are ignored.
 
     Returns:
-        Part -> "distance", and "relative" to the norm at the start.
+        Part -> "distance", and "relative" to the norm before.
     """
     sums: dict[str, list[float]] = {}
-    for name in sorted(set(start) & set(now)):
+    for name in sorted(set(before) & set(after)):
         layer = LAYER.match(name)
-        part = layer["part"] if layer else "other"
-        before, after = start[name].double(), now[name][: len(start[name])].double()
-        for each in (part, "encoder"):
-            found = sums.setdefault(each, [0.0, 0.0])
-            found[0] += float((after - before).square().sum())
-            found[1] += float(before.square().sum())
+        old = before[name].double()
+        change = after[name][: len(old)].double() - old
+        for part in (layer["part"] if layer else "other", "encoder"):
+            totals = sums.setdefault(part, [0.0, 0.0])
+            totals[0] += float(change.square().sum())
+            totals[1] += float(old.square().sum())
     return {
-        part: {"distance": math.sqrt(moved), "relative": math.sqrt(moved / size) if size else math.nan}
-        for part, (moved, size) in sorted(sums.items(), key=lambda each: _order(each[0]))
+        part: {"distance": math.sqrt(change), "relative": math.sqrt(change / size) if size else math.nan}
+        for part, (change, size) in sorted(sums.items(), key=lambda item: _part_order(item[0]))
     }
 
 
-def _order(part: str) -> tuple[int, bool, int]:
-    """That of application: the layers of the encoder's stack before those of the decoder's."""
+def _part_order(part: str) -> tuple[int, bool, int]:
+    """Sort key: the order of application, the encoder's layers before the decoder's."""
     layer = LAYER.match(f"{part}.")
     if layer is None:
         return ("other", "", "encoder").index(part), False, 0
     return 1, part.startswith("decoder."), int(layer["number"])
 
 
-def measure_forgetting(side: PretrainingEvaluation, finetuned: str, batch_size: int = 32) -> dict[str, Any]:
-    """What fine-tuning changed: the pretraining losses before and after, and the distances of the pretrained weights.
+def measure_forgetting(evaluation: PretrainingEvaluation, finetuned: str, batch_size: int = 32) -> dict[str, Any]:
+    """The pretraining losses before and after fine-tuning, and the distances between the weights.
 
     Raises:
-        CtxError: The checkpoint is that of another model.
+        CtxError: The checkpoint was not fine-tuned from the pretrained model.
     """
-    start = {name: each.detach().clone() for name, each in side.model.base_model.named_parameters()}
-    before = side.loss(batch_size)
-    side.copy_encoder_weights(finetuned)
-    now = {name: each.detach() for name, each in side.model.base_model.named_parameters() if name in start}
+    base = evaluation.model.base_model
+    old_weights = {name: parameter.detach().clone() for name, parameter in base.named_parameters()}
+    old_losses = evaluation.loss(batch_size)
+    evaluation.copy_encoder_weights(finetuned)
+    base = evaluation.model.base_model
+    new_weights = {name: parameter.detach() for name, parameter in base.named_parameters() if name in old_weights}
     return {
-        "objective": side.name,
-        "rows": len(side.rows),
-        "before": before,
-        "after": side.loss(batch_size),
-        "distances": distances(start, now),
+        "objective": evaluation.name,
+        "rows": len(evaluation.examples),
+        "before": old_losses,
+        "after": evaluation.loss(batch_size),
+        "distances": distances(old_weights, new_weights),
     }

@@ -1,4 +1,4 @@
-"""The language of texts, for models that are told it: by language embeddings, or by marks of words."""
+"""The language of the input, for models with language embeddings and tokenizers with language marks."""
 
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
@@ -6,30 +6,32 @@ from hf_ctxmodels.core.errors import CtxError
 
 
 def supported_languages(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """The languages that a model has embeddings of, or its tokenizer marks; none for models that are not told."""
+    """The languages that a model has embeddings of, or that its tokenizer marks; empty for other models."""
     if hasattr(config, "default_lang") and getattr(config, "lang2id", None):
         return list(config.lang2id)
     return list(getattr(tokenizer, "languages", ()))
 
 
 def set_language(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, language: str, location: str) -> None:
-    """Let texts without a tag be in this language.
+    """Set the language of input without a language tag.
 
     Args:
-        config: Of the model; its `default_lang` is set where it has language embeddings.
-        tokenizer: Its `language` is set where it marks words, or splits them by the rules of their language.
-        language: A name.
+        config: The model's configuration; its `default_lang` is set if the model has language embeddings.
+        tokenizer: Its `language` is set if it marks words, or splits them by the rules of a language.
+        language: Name of the language.
         location: The flag, for the error.
 
     Raises:
-        CtxError: The model does not know the language, or none.
+        CtxError: The model does not support the language.
     """
-    known = supported_languages(config, tokenizer)
-    if language not in known:
+    languages = supported_languages(config, tokenizer)
+    if language not in languages:
         raise CtxError(
-            f"The model has no embedding of the language {language!r}." if known else "The model knows no languages.",
+            f"The model has no embedding of the language {language!r}."
+            if languages
+            else "The model does not distinguish languages.",
             location=location,
-            hint=f"use some of {', '.join(known)}; in `evaluate transfer` as NAME=FILE." if known else "leave it out.",
+            hint=f"use one of {', '.join(languages)}." if languages else "leave it out.",
         )
     if getattr(config, "lang2id", None):
         config.default_lang = config.lang2id[language]  # type: ignore[attr-defined]

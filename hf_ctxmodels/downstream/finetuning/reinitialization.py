@@ -1,4 +1,4 @@
-"""New weights in place of pretrained ones: of the top layers, of the pooler, and of the heads."""
+"""Re-initialisation of pretrained weights: the top layers, the pooler, and the heads."""
 
 import copy
 from collections.abc import Collection
@@ -13,86 +13,90 @@ from hf_ctxmodels.training.optim.layer_groups import LAYERS
 
 
 def reinitialize_layers(model: PreTrainedModel, number: int, seed: int, *, pooler: bool = False) -> list[str]:
-    """Draw the weights of the top layers of the encoder as in a new model (Zhang et al. 2021, arXiv 2006.05987,
-    section 5).
+    """Re-initialise the top layers of the encoder (Zhang et al. 2021, arXiv 2006.05987, section 5).
 
-    Layers that share all their weights are one. Of an encoder-decoder they are the decoder's, which its heads read:
-    self-attention, cross-attention and feed-forward network of each. The paper draws the pooler anew as well.
+    Layers that share all their weights count as one. In an encoder-decoder the decoder's layers, which its heads read,
+    are re-initialised: self-attention, cross-attention and feed-forward network. The paper also re-initialises the
+    pooler.
 
     Args:
         model: The model with its pretrained weights.
-        number: Of layers, from the top.
-        seed: Of the weights.
-        pooler: Also the encoder's pooler.
+        number: Number of layers, from the top.
+        seed: Seed of the weights.
+        pooler: Also re-initialise the encoder's pooler.
 
     Returns:
         Names of the parameters.
 
     Raises:
-        CtxError: There are not so many layers, or there is no pooler.
+        CtxError: The encoder has fewer layers, or no pooler.
     """
     layers = _distinct_layers(model)
     if not 0 <= number <= len(layers):
         raise CtxError(
             f"The encoder of {type(model).__name__} has {len(layers)} layers with weights of their own.",
             location=f"--reinit_layers {number}",
-            hint="give a number from 0 to that.",
+            hint=f"give a number from 0 to {len(layers)}.",
         )
-    encoder = _prefix(model)
-    chosen = {id(each) for layer in layers[len(layers) - number :] for each in layer}
-    names = [name for name, each in model.named_parameters() if id(each) in chosen]
+    parameter_ids = {id(parameter) for layer in layers[len(layers) - number :] for parameter in layer}
+    names = [name for name, parameter in model.named_parameters() if id(parameter) in parameter_ids]
     if pooler:
-        pooling = [name for name, _ in model.named_parameters() if name.startswith(f"{encoder}pooler.")]
-        if not pooling:
+        prefix = f"{_encoder_prefix(model)}pooler."
+        pooler_names = [name for name, _ in model.named_parameters() if name.startswith(prefix)]
+        if not pooler_names:
             raise CtxError(
                 f"The encoder of {type(model).__name__} has no pooler.",
                 location="--reinit_modules pooler",
                 hint="leave it out.",
             )
-        names += pooling
+        names += pooler_names
     reinitialize_parameters(model, names, seed)
     return names
 
 
 def pretrained_head_modules(model: PreTrainedModel) -> list[str]:
-    """Names of the head's modules whose weights the opened checkpoint had, such as those of an earlier task; without an
-    output layer that is tied to the embeddings, which is no part of a head."""
-    new = getattr(model, "newly_initialized_modules", ())
-    own = {name.partition(".")[0] for name, _ in model.named_parameters()}  # tied ones once, in the encoder
+    """Names of the head's modules whose weights were in the checkpoint, for example of an earlier task; without an
+    output layer that is tied to the embeddings."""
+    new_modules = getattr(model, "newly_initialized_modules", ())
+    # tied parameters are listed once, in the encoder
+    untied_modules = {name.partition(".")[0] for name, _ in model.named_parameters()}
     return [
         name
         for name, module in model.named_children()
         if module is not model.base_model
-        and name in own
-        and not any(each == name or each.startswith(f"{name}.") for each in new)
+        and name in untied_modules
+        and not any(new == name or new.startswith(f"{name}.") for new in new_modules)
     ]
 
 
 def reinitialize_head(model: PreTrainedModel, seed: int) -> list[str]:
-    """Draw the weights of everything outside the encoder as in a new model; gives their names.
+    """Re-initialise all weights outside the encoder; returns their names.
 
     Raises:
-        CtxError: There is nothing.
+        CtxError: The model has no head.
     """
-    encoder = _prefix(model)
-    names = [name for name in _weights(model) if not name.startswith(encoder)]
-    if not encoder or not names:
-        raise CtxError(f"{type(model).__name__} has no head.", location="--reinitialize_head", hint="leave it out.")
+    prefix = _encoder_prefix(model)
+    names = [name for name in _weights(model) if not name.startswith(prefix)]
+    if not prefix or not names:
+        raise CtxError(f"{type(model).__name__} has no head.", location="--reset_head", hint="leave it out.")
     reinitialize_parameters(model, names, seed)
     return names
 
 
 @torch.no_grad()
 def reinitialize_parameters(model: PreTrainedModel, names: Collection[str], seed: int) -> None:
-    """Give the parameters of these names the values that they have in a new model of the same configuration, whose
-    weights are drawn from the seed; the global generators stay as they are. `model.reinitialized_weights` has their names, and
-    `model.newly_initialized_modules` those of the modules that they fill: PEFT saves these with an adapter."""
+    """Set parameters and buffers to their values in a new model of the same configuration that is initialised with
+    `seed`; the global generators are not changed.
+
+    Their names are added to `model.reinitialized_weights`, and the modules that they fill to
+    `model.newly_initialized_modules`, which PEFT saves with an adapter.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        fresh = _weights(type(model)(copy.deepcopy(model.config)))
+        new_weights = _weights(type(model)(copy.deepcopy(model.config)))
     for name, weight in _weights(model).items():
         if name in names:
-            weight.copy_(fresh[name])
+            weight.copy_(new_weights[name])
     model.reinitialized_weights = (*getattr(model, "reinitialized_weights", ()), *names)
     model.newly_initialized_modules = (
         *getattr(model, "newly_initialized_modules", ()),
@@ -106,16 +110,16 @@ def _weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
 
 
 def _distinct_layers(model: PreTrainedModel) -> list[list[torch.nn.Parameter]]:
-    """The parameters of each layer below the head that has some of its own, from the lowest up."""
-    found: list[list[torch.nn.Parameter]] = []
-    seen: set[int] = set()
+    """The parameters of each layer that are not shared with a lower layer, from the lowest layer up."""
+    layers: list[list[torch.nn.Parameter]] = []
+    seen_ids: set[int] = set()
     for layer in getattr(find_layer_stack(model.base_model), LAYERS, ()):
-        own = [each for each in layer.parameters() if id(each) not in seen]
-        seen |= {id(each) for each in own}
-        if own:
-            found.append(own)
-    return found
+        parameters = [parameter for parameter in layer.parameters() if id(parameter) not in seen_ids]
+        seen_ids |= {id(parameter) for parameter in parameters}
+        if parameters:
+            layers.append(parameters)
+    return layers
 
 
-def _prefix(model: PreTrainedModel) -> str:
+def _encoder_prefix(model: PreTrainedModel) -> str:
     return "" if model.base_model is model else f"{model.base_model_prefix}."

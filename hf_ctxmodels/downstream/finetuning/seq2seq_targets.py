@@ -1,4 +1,4 @@
-"""Training batches of sources and targets as the model's family was fine-tuned on them (`FamilySpec.seq2seq_finetuning`)."""
+"""Training targets of sequence-to-sequence tasks by the method of the model's family (`FamilySpec.seq2seq_finetuning`)."""
 
 from typing import Any
 
@@ -15,17 +15,18 @@ from hf_ctxmodels.spec import Seq2SeqFinetuning
 
 
 def family_seq2seq_finetuning(task: Task[Any], config: PreTrainedConfig) -> Seq2SeqFinetuning | None:
-    """How the family of a configuration is fine-tuned; None for another task, or on plain labels."""
+    """How the family of a configuration is fine-tuned on sequences; None for other tasks and families with plain
+    labels."""
     if not isinstance(task, Seq2Seq):
         return None
     return next((family.seq2seq_finetuning for family in FAMILIES.values() if type(config) is family.config), None)
 
 
 def set_generation_tokens(task: Task[Any], config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Set the tokens by which the family's head writes, those of the tokenizer; before `task.configure`.
+    """Set the configuration's ids of the tokens that the family's head generates with; before `task.configure`.
 
     Raises:
-        CtxError: The tokenizer lacks one.
+        CtxError: The tokenizer lacks one of the tokens.
     """
     seq2seq_finetuning = family_seq2seq_finetuning(task, config)
     if seq2seq_finetuning is not None:
@@ -36,18 +37,18 @@ def set_generation_tokens(task: Task[Any], config: PreTrainedConfig, tokenizer: 
 def training_collator(
     task: Task[Any], config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, seed: int, shown: bool = True
 ) -> Collator:
-    """The collator of training batches: the family's own for sources and targets, else the task's.
+    """The collator of training batches: the collator of the family's objective, else the task's.
 
-    Called after `task.configure` and before `task.encode`, which is told whether words are needed. The draws depend on
-    seed, epoch and example. Evaluation is on plain targets, by the task's collator.
+    It is called after `task.configure` and before `task.encode`, since it sets `task.uses_target_word_ids`. Random
+    numbers depend on seed, epoch and example. Evaluation uses plain targets and the task's collator.
 
     Args:
-        task, config, tokenizer: Which fit.
-        seed: Seed of the draws.
-        shown: Whether to say on stderr what is done.
+        task, config, tokenizer: The task, and the model's configuration and tokenizer.
+        seed: Seed of random targets.
+        shown: Whether to print the objective.
 
     Raises:
-        CtxError: An option is unknown or has a wrong value, or the family trains on plain targets and takes none.
+        CtxError: An option is unknown or has a wrong value, or the family trains on plain targets and has no options.
     """
     arguments = task.arguments
     seq2seq_finetuning = None if arguments.plain_targets else family_seq2seq_finetuning(task, config)
@@ -65,7 +66,7 @@ def training_collator(
     options = typed_options(kind, texts, location="--target_options", names=kind.option_help())
     if "max_target_length" in options:
         raise CtxError(
-            "The length of targets is a flag.", location="--target_options", hint="give it by --max_target_length."
+            "max_target_length is a flag.", location="--target_options", hint="give it by --max_target_length."
         )
     length = arguments.max_target_length
     longest = min(arguments.max_length + length, tokenizer.model_max_length)
@@ -79,10 +80,9 @@ def training_collator(
 
 
 def resolve_label_smoothing(task: Task[Any], config: PreTrainedConfig) -> float:
-    """The label smoothing that is asked for; else the configuration's; else, unless targets are plain, the family's."""
-    given = task.arguments.label_smoothing
-    if given is not None:
-        return given
+    """The label smoothing of the flag; else of the configuration; else, unless targets are plain, of the family."""
+    if task.arguments.label_smoothing is not None:
+        return task.arguments.label_smoothing
     seq2seq_finetuning = family_seq2seq_finetuning(task, config)
     if seq2seq_finetuning is None:
         return 0.0
@@ -90,7 +90,7 @@ def resolve_label_smoothing(task: Task[Any], config: PreTrainedConfig) -> float:
 
 
 class TargetCollator:
-    """Batches of a task's features, `labels` the targets, by an objective's collator.
+    """Collates a task's features, whose `labels` are the targets, with an objective's collator.
 
     Args:
         collate: A `DataCollatorForSourceTarget`.
@@ -100,5 +100,5 @@ class TargetCollator:
         self._collate = collate
 
     def __call__(self, features: list[Feature]) -> dict[str, Any]:
-        """The batch; see the collator."""
+        """A batch of arguments of the model's forward."""
         return self._collate([{**feature, "target_ids": feature["labels"]} for feature in features])

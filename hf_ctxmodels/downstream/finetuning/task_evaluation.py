@@ -12,7 +12,7 @@ from torch import nn
 from hf_ctxmodels.core.console import progress_bar
 from hf_ctxmodels.downstream.tasks import Encoded, Task
 from hf_ctxmodels.downstream.tasks.base import Collator, Logits
-from hf_ctxmodels.training.batches import count_items
+from hf_ctxmodels.training.batches import count_targets
 
 
 class TaskEvaluation:
@@ -27,7 +27,7 @@ class TaskEvaluation:
         batch_size: Features per process and batch.
 
     Attributes:
-        predictions: One per example, from the latest call.
+        predictions: One prediction per example, from the latest call.
     """
 
     def __init__(
@@ -38,48 +38,48 @@ class TaskEvaluation:
         self.predictions: list[Any] = []
 
     def __call__(self, model: nn.Module, accelerator: Accelerator) -> dict[str, float]:
-        """Predict and score; must be called by every process, with the same result for all."""
-        outputs, loss = self._run(model, accelerator)
+        """Predict and score; a collective call, with the same result on all processes."""
+        outputs, loss = self._predict(model, accelerator)
         self.predictions = self._task.decode(self._examples, self._encoded, outputs)
         scores = self._task.score(self._examples, self.predictions)
         return {"eval_loss": loss} | {f"eval_{name}": value for name, value in scores.items()}
 
     @torch.no_grad()
-    def _run(self, model: nn.Module, accelerator: Accelerator) -> tuple[list[Logits], float]:
-        """The outputs for every feature, in order, and the mean loss, on every process."""
-        bare = accelerator.unwrap_model(model)
+    def _predict(self, model: nn.Module, accelerator: Accelerator) -> tuple[list[Logits], float]:
+        """The outputs for all features, in order, and the mean loss, on all processes."""
+        unwrapped = accelerator.unwrap_model(model)
         features, targets = self._encoded.features, self._task.targets
         starts = range(0, len(features), self._batch_size)
-        rounds = math.ceil(len(starts) / accelerator.num_processes)
-        mine: dict[int, list[Logits]] = {}
-        total = torch.zeros(2, dtype=torch.float64)
-        numbers = range(accelerator.process_index, rounds * accelerator.num_processes, accelerator.num_processes)
+        passes = math.ceil(len(starts) / accelerator.num_processes)
+        outputs_by_start: dict[int, list[Logits]] = {}
+        loss_and_count = torch.zeros(2, dtype=torch.float64)
+        numbers = range(accelerator.process_index, passes * accelerator.num_processes, accelerator.num_processes)
         for number in progress_bar(numbers, "evaluating", unit="batches", enabled=accelerator.is_main_process):
-            # Sharded models need the same number of passes on every process, so some repeat the last batch.
+            # sharded models need the same number of forward passes on all processes, so some repeat the last batch
             start = starts[min(number, len(starts) - 1)]
             batch = self._collate(features[start : start + self._batch_size])
             inputs = send_to_device(batch, accelerator.device)
             output = model(**inputs)
             if number < len(starts):
-                mine[start] = (
-                    self._task.generate(bare, inputs)
+                outputs_by_start[start] = (
+                    self._task.generate(unwrapped, inputs)
                     if self._task.is_generative
                     else feature_outputs(self._task, output, batch)
                 )
-                count = float(count_items([batch], targets)[0])
-                total += torch.tensor([output.loss.item() * count, count], dtype=torch.float64)
-        gathered = gather_object([(mine, total.tolist())])
-        rows = {start: batch_rows for part, _ in gathered for start, batch_rows in part.items()}
-        loss_sum, count = (math.fsum(column) for column in zip(*(sums for _, sums in gathered)))
-        return [row for start in starts for row in rows[start]], loss_sum / count
+                count = float(count_targets([batch], targets)[0])
+                loss_and_count += torch.tensor([output.loss.item() * count, count], dtype=torch.float64)
+        gathered = gather_object([(outputs_by_start, loss_and_count.tolist())])
+        all_outputs = {start: batch for outputs, _ in gathered for start, batch in outputs.items()}
+        loss_sum, count = (math.fsum(values) for values in zip(*(sums for _, sums in gathered)))
+        return [output for start in starts for output in all_outputs[start]], loss_sum / count
 
 
 def feature_outputs(task: Task[Any], output: Any, batch: dict[str, torch.Tensor]) -> list[Logits]:
     """The outputs for each feature of a batch, without padding."""
-    columns = {name: getattr(output, name).float().cpu() for name in task.output_names}
+    tensors = {name: getattr(output, name).float().cpu() for name in task.output_names}
     if not task.has_token_outputs:
-        return [{name: column[i].numpy() for name, column in columns.items()} for i in range(len(batch["input_ids"]))]
+        return [{name: tensor[i].numpy() for name, tensor in tensors.items()} for i in range(len(batch["input_ids"]))]
     return [
-        {name: column[i][kept].numpy() for name, column in columns.items()}
-        for i, kept in enumerate(batch["attention_mask"].bool())
+        {name: tensor[i][is_token].numpy() for name, tensor in tensors.items()}
+        for i, is_token in enumerate(batch["attention_mask"].bool())
     ]

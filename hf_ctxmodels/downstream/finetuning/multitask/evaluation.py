@@ -22,17 +22,17 @@ MEAN = "eval_mean"
 
 
 class BestModel:
-    """The weights of the evaluation with the highest mean so far, in one file beside the checkpoints.
+    """The weights with the highest mean metric so far, in a file in the output directory.
 
-    A run that is resumed goes on with the file: its evaluations repeat those after the checkpoint to the bit, so that
-    they offer what the file has already.
+    A resumed run continues with the file: it repeats the evaluations after the checkpoint exactly, so they do not
+    replace its weights.
 
     Args:
-        output_dir: Of the run.
-        resume: Whether the run goes on from a checkpoint there; else a file of an older run is no part of it.
+        output_dir: The run's output directory.
+        resume: Whether the run is resumed; else a file of an earlier run is ignored.
 
     Attributes:
-        metrics: Of that evaluation; empty before the first one.
+        metrics: Metrics of the best evaluation; empty before the first one.
     """
 
     def __init__(self, output_dir: str | Path, resume: bool) -> None:
@@ -42,8 +42,8 @@ class BestModel:
             with safe_open(self.file, framework="pt") as saved:
                 self.metrics = json.loads(saved.metadata()["metrics"])
 
-    def offer(self, metrics: Mapping[str, float], model: nn.Module, accelerator: Accelerator) -> None:
-        """Save the model if its mean is higher than that of all before; a collective call."""
+    def update(self, metrics: Mapping[str, float], model: nn.Module, accelerator: Accelerator) -> None:
+        """Save the model if its mean metric is the highest so far; a collective call."""
         if self.metrics and metrics[MEAN] <= self.metrics[MEAN]:
             return
         self.metrics = dict(metrics)
@@ -51,43 +51,43 @@ class BestModel:
         if accelerator.is_main_process:
             temporary = temporary_path(self.file)
             with wrap_write_errors(self.file):
-                whole = {name: value.contiguous() for name, value in weights.items()}
-                safetensors.torch.save_file(whole, temporary, {"metrics": json.dumps(self.metrics)})
+                contiguous = {name: weight.contiguous() for name, weight in weights.items()}
+                safetensors.torch.save_file(contiguous, temporary, {"metrics": json.dumps(self.metrics)})
                 os.replace(temporary, self.file)
         accelerator.wait_for_everyone()
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """The weights."""
+        """The best weights."""
         return safetensors.torch.load_file(self.file)
 
 
-class TasksEvaluation:
-    """Evaluation for the training loop: every task's metrics as `eval_<task>_<metric>`, and `eval_mean`, the mean of
-    their main metrics.
+class MultitaskEvaluation:
+    """Evaluation for the training loop: the metrics of all tasks as `eval_<task>_<metric>`, and `eval_mean`, the mean
+    of their main metrics.
 
     Args:
-        evaluations: Task -> its evaluation, whose features are `batches.named`.
-        main: Task -> the name of its main metric and its largest value, 1 or 100.
-        best: Keeps the best model; None keeps none.
+        evaluations: Task -> its evaluation, of features with the task's name (`batches.add_task_name`).
+        main_metrics: Task -> the name of its main metric and its maximum, 1 or 100.
+        best_model: Stores the best model; None stores none.
     """
 
     def __init__(
         self,
         evaluations: Mapping[str, TaskEvaluation],
-        main: Mapping[str, tuple[str, float]],
-        best: BestModel | None = None,
+        main_metrics: Mapping[str, tuple[str, float]],
+        best_model: BestModel | None = None,
     ) -> None:
-        self._evaluations, self._main, self._best = dict(evaluations), dict(main), best
+        self._evaluations, self._main_metrics, self._best_model = dict(evaluations), dict(main_metrics), best_model
 
     def __call__(self, model: nn.Module, accelerator: Accelerator) -> dict[str, float]:
-        """Predict and score; must be called by every process, with the same result for all."""
+        """Predict and score; a collective call, with the same result on all processes."""
         results: dict[str, float] = {}
         for name, evaluation in self._evaluations.items():
-            scores = evaluation(model, accelerator)
-            results |= {f"eval_{name}_{metric.removeprefix('eval_')}": value for metric, value in scores.items()}
+            metrics = evaluation(model, accelerator)
+            results |= {f"eval_{name}_{metric.removeprefix('eval_')}": value for metric, value in metrics.items()}
         losses = [results[f"eval_{name}_loss"] for name in self._evaluations]
-        main = [results[f"eval_{name}_{metric}"] / most for name, (metric, most) in self._main.items()]
-        results = {"eval_loss": mean(losses), MEAN: mean(main), **results}
-        if self._best is not None:
-            self._best.offer(results, model, accelerator)
+        scores = [results[f"eval_{name}_{metric}"] / maximum for name, (metric, maximum) in self._main_metrics.items()]
+        results = {"eval_loss": mean(losses), MEAN: mean(scores), **results}
+        if self._best_model is not None:
+            self._best_model.update(results, model, accelerator)
         return results

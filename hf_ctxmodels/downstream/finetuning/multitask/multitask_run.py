@@ -15,8 +15,8 @@ from hf_ctxmodels.core.console import format_next_commands, print_status
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, flag
 from hf_ctxmodels.data.document_sources import describe_content
-from hf_ctxmodels.downstream.finetuning.multitask.batches import TaskCollator, mean, mixture_of, named
-from hf_ctxmodels.downstream.finetuning.multitask.evaluation import MEAN, BestModel, TasksEvaluation
+from hf_ctxmodels.downstream.finetuning.multitask.batches import TaskCollator, add_task_name, make_mixture, mean
+from hf_ctxmodels.downstream.finetuning.multitask.evaluation import MEAN, BestModel, MultitaskEvaluation
 from hf_ctxmodels.downstream.finetuning.task_evaluation import TaskEvaluation
 from hf_ctxmodels.downstream.multitask import CtxMultiTaskConfig, CtxMultiTaskModel
 from hf_ctxmodels.downstream.multitask.configuration import check_task_name, task_entry
@@ -130,7 +130,7 @@ class TaskRun:
     def encode(self, tokenizer: PreTrainedTokenizerBase) -> tuple[Encoded, Encoded]:
         """The features of both files, with the task's name; the baseline is computed, too."""
         try:
-            parts = tuple(named(self.listed.name, self.task.encode(each, tokenizer)) for each in self._files)
+            parts = tuple(add_task_name(self.listed.name, self.task.encode(each, tokenizer)) for each in self._files)
         except CtxError as error:
             raise _of_task(self.listed, error) from error
         self.baseline = self.task.score(self.validation, self.task.baseline(self.training, self.validation))
@@ -255,12 +255,12 @@ def finetune_tasks(
     parts = [training.features for training, _ in encoded.values()]
     result = train(
         model,
-        mixture_of(listed, parts, global_batch_size(loop, accelerator), loop.num_train_epochs),
+        make_mixture(listed, parts, global_batch_size(loop, accelerator), loop.num_train_epochs),
         collate,
         loop,
         accelerator,
         tokenizer=tokenizer,
-        evaluate=TasksEvaluation(evaluations, {name: run.main for name, run in runs.items()}, best),
+        evaluate=MultitaskEvaluation(evaluations, {name: run.main for name, run in runs.items()}, best),
         identity={
             "tasks": [run.identity for run in runs.values()],
             "sampling": listed.sampling,
