@@ -21,7 +21,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.output_files import wrap_write_errors
 from hf_ctxmodels.downstream.finetuning.fisher import weights_digest
 from hf_ctxmodels.heads.base import HeadModel
-from hf_ctxmodels.heads.seq2seq import ForConditionalGeneration
+from hf_ctxmodels.heads.seq2seq import Seq2SeqHead
 
 _INDEX_FILE = "index.json"
 _SHARD_TOKENS = 1 << 16
@@ -203,7 +203,7 @@ def cache_features(
     Raises:
         CtxError: The encoder is not frozen, the head generates text, or the directory cannot be written or read.
     """
-    is_generative = isinstance(model, ForConditionalGeneration)
+    is_generative = isinstance(model, Seq2SeqHead)
     if not isinstance(model, HeadModel) or not model.is_encoder_frozen or is_generative:
         raise CtxError(
             "Features can be cached only for a frozen encoder of this package with a head that does not generate text.",

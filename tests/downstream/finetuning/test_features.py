@@ -60,7 +60,7 @@ def test_heads_of_every_family_mix_layers_and_read_kept_states(subtests: Any) ->
             for name, value in logits(plain(**batch)).items():
                 assert_close(value, expected[name], name)
             if writes:
-                with pytest.raises(CtxError, match="Features are kept for rows"):
+                with pytest.raises(CtxError, match="cached only for token ids"):
                     plain(**batch, decoder_input_ids=batch["input_ids"])
     assert mixing > 40
 
