@@ -85,7 +85,7 @@ def distill_on_text(arguments: TextDistillationArguments, loop: LoopArguments) -
             hint="distill on a task, or use another family.",
         )
     arguments.objective = arguments.objective or masked[0]
-    summary = pretrain(select_fields(PretrainingArguments, arguments), loop, learn=setup.prepare_pretraining)
+    summary = pretrain(select_fields(PretrainingArguments, arguments), loop, make_setup=setup.prepare_pretraining)
     if PartialState().is_main_process:
         output = loop.output_dir
         print(f"{summary.model_class} of {summary.parameters:,} parameters after {summary.steps:,} steps, in {output}:")
@@ -99,7 +99,7 @@ def distill_on_task(arguments: TaskDistillationArguments, task_arguments: TaskAr
     if arguments.family is not None and arguments.family.tokenizer is None:
         arguments.family = replace(arguments.family, tokenizer=arguments.teacher)
     student = select_fields(FinetuningArguments, arguments)
-    finetune.run(student, task_arguments, loop, learn=setup.prepare_finetuning)
+    finetune.run(student, task_arguments, loop, make_setup=setup.prepare_finetuning)
 
 
 def prepare(

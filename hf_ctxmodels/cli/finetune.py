@@ -18,7 +18,7 @@ from hf_ctxmodels.downstream.finetuning.arguments import (
 )
 from hf_ctxmodels.downstream.finetuning.configuration import FinetuningConfig
 from hf_ctxmodels.downstream.finetuning.finetuning_run import (
-    Learn,
+    MakeTrainingSetup,
     finetune,
     load_config_and_tokenizer,
     open_model,
@@ -91,7 +91,7 @@ def run_multitask(
 ) -> None:
     """Fine-tune on a list of tasks, and print the metrics of each and those of its baseline."""
     start = Start(
-        partial(load_config_and_tokenizer, model, own=True),
+        partial(load_config_and_tokenizer, model, require_family=True),
         partial(open_model, model),
         model.model or "--family",
         arguments.freeze is not None,
@@ -121,7 +121,7 @@ def run(
     task_arguments: TaskArguments,
     loop_arguments: LoopArguments,
     config: FinetuningConfig | None = None,
-    learn: Learn | None = None,
+    make_setup: MakeTrainingSetup | None = None,
 ) -> None:
     """Call `finetune`, write the summary and the predictions, and print the metrics."""
     file = arguments.predictions_file
@@ -132,7 +132,7 @@ def run(
             overwrite=loop_arguments.overwrite or loop_arguments.resume,
             inputs=(arguments.train_file, arguments.validation_file, arguments.unlabelled_file),
         )
-    tuned = finetune(arguments, task_arguments, loop_arguments, config, learn)
+    tuned = finetune(arguments, task_arguments, loop_arguments, config, make_setup)
     if file is not None and not tuned.evaluation.predictions:  # the run was finished before
         tuned.evaluation(tuned.model.eval(), tuned.accelerator)
     if not tuned.accelerator.is_main_process:

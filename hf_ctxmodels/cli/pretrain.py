@@ -38,7 +38,7 @@ def main() -> None:
         description=__doc__,
         essential=ESSENTIAL,
     )
-    summary = pretrain(arguments, loop_arguments, adapters, part=embeddings)
+    summary = pretrain(arguments, loop_arguments, adapters, embedding_training=embeddings)
     if not PartialState().is_main_process:
         return
     output = loop_arguments.output_dir

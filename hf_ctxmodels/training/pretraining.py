@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from accelerate import Accelerator
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.console import print_status, progress_bar
@@ -40,8 +39,8 @@ from hf_ctxmodels.training.model_loading import (
 from hf_ctxmodels.training.token_embeddings import EmbeddingTrainingArguments
 
 _BATCHES_FOR_RATES = 50
-# Flags of which a resumed run may have others, if the model's class, configuration and tokenizer and the objective with
-# its options are the same.
+# Fields that a resumed run may change, because the model's class, configuration and tokenizer and the objective with its
+# options are compared.
 _UNCOMPARED_FIELDS = ("family", "config", "config_options", "model", "tokenizer")
 
 
@@ -50,34 +49,36 @@ class PretrainingArguments(DataArguments):
     """Model, objective and data of pretraining."""
 
     tokenizer: str | None = flag(
-        None, "Tokenizer directory, from `hf-ctxmodels train-tokenizer`, or Hub id; by default that of --model."
+        None,
+        "Tokenizer directory, from `hf-ctxmodels train-tokenizer`, or Hub id; by default the tokenizer of --model.",
     )
     family: str | None = field(
         default=None,
-        metadata={"help": "Model family; by default the one that --model belongs to.", "choices": list(FAMILIES)},
+        metadata={"help": "Model family; by default the family of --model.", "choices": list(FAMILIES)},
     )
     config: str | None = flag(
-        None, "Of a new model: a size (tiny, the default, mini, small, base, large) or a JSON file of its fields."
+        None, "Configuration of a new model: a size (tiny, mini, small, base, large) or a JSON file; default: tiny."
     )
     model: str | None = flag(
-        None, "Continue from this checkpoint (directory or Hub id), of this package or the reference."
+        None, "Checkpoint to continue from (directory or Hub id), of this package or of transformers."
     )
     config_options: list[str] = flag((), "Configuration fields to change, as key=value.")
     objective: str | None = flag(
-        None, "Pretraining objective, by default that of the family; an unknown option lists its options.", nested=True
+        None, "Pretraining objective, by default the family's first; an unknown option lists its options.", nested=True
     )
-    max_length: int = flag(128, "Longest input in tokens.")
-    validation_fraction: float = flag(0.0, "Share of the documents held out for evaluation; 0 for none.")
+    max_length: int = flag(128, "Maximum input length in tokens.")
+    validation_fraction: float = flag(0.0, "Fraction of the documents held out for evaluation; 0 for none.")
 
 
 @dataclass(frozen=True)
 class TrainingSetup:
-    """What the loop trains: a model, or one that learns by another loss and saves this model.
+    """The model that the loop trains, and its collator.
 
     Attributes:
-        model: It; in evaluation mode it gives the model's own output for `objective.collate`'s batches.
-        collate: Makes its batches of training.
-        identity: What must be equal when the run is resumed, beside the flags.
+        model: A model with a training loss. In evaluation mode it returns the output of the model that is saved, for
+            batches of the objective's or the task's own collator.
+        collate: List of examples -> a training batch.
+        identity: JSON values that must be equal when the run is resumed, in addition to the flags.
     """
 
     model: PreTrainedModel
@@ -86,7 +87,7 @@ class TrainingSetup:
 
 
 class AdapterOptions(Protocol):
-    """Options of the adapters trained in a pretrained model, see `hf_ctxmodels.downstream.adapters.arguments`."""
+    """Options of adapters trained in a pretrained model, see `hf_ctxmodels.downstream.adapters.arguments`."""
 
     adapter: Any
 
@@ -94,56 +95,80 @@ class AdapterOptions(Protocol):
         """Add the adapters to the model and freeze its other weights."""
 
     def identity(self, model: PreTrainedModel) -> dict[str, Any]:
-        """Values that must be equal when the run is resumed."""
+        """JSON values that must be equal when the run is resumed."""
 
 
 def pretrain(
     arguments: PretrainingArguments,
     loop_arguments: LoopArguments,
     adapters: AdapterOptions | None = None,
-    learn: Callable[[PreTrainedModel, Objective], TrainingSetup] | None = None,
-    part: EmbeddingTrainingArguments | None = None,
+    make_setup: Callable[[PreTrainedModel, Objective], TrainingSetup] | None = None,
+    embedding_training: EmbeddingTrainingArguments | None = None,
 ) -> TrainingSummary:
-    """Pretrain a model, or an adapter in one (MAD-X: of a language), and save model, tokenizer, log, loss curve and
-    summary in `output_dir`.
+    """Pretrain a model, an adapter (MAD-X's language adapters), or token embeddings; save model, tokenizer, log, loss
+    curve and summary in `output_dir`.
 
-    With held-out documents the summary also has frequency baselines.
+    With held-out documents the summary also contains frequency baselines.
 
     Args:
-        arguments, loop_arguments: The flags.
-        learn: Puts something else in the model's place in the loop, as distillation does; None trains the model.
-        part: Which part of a pretrained model is trained; None for all of it.
+        arguments: Model, objective and data.
+        loop_arguments: Arguments of the training loop.
+        adapters: Adapters to train in a pretrained model.
+        make_setup: Wraps the model for another loss, as distillation does; None trains the model itself.
+        embedding_training: Train only the token embeddings of a pretrained model.
 
     Raises:
         CtxError: An argument or file is unusable.
     """
+    if embedding_training is not None and embedding_training.train_only is None:
+        embedding_training = None
     accelerator = make_accelerator(loop_arguments)
+    batch_size = loop_arguments.per_device_batch_size
+
+    # tokenizer, objective, model
     tokenizer = load_tokenizer(tokenizer_source(arguments))
     family = resolve_family(arguments)
-    name, objective = make_objective(family, tokenizer, arguments, loop_arguments.seed)
-    model = make_trained_model(family, objective, tokenizer, arguments, adapters, part, loop_arguments.seed)
+    objective_name, objective = make_objective(family, tokenizer, arguments, loop_arguments.seed)
+    trains_adapter = adapters is not None and adapters.adapter is not None
+    if arguments.model is None and (embedding_training is not None or trains_adapter):
+        raise CtxError(
+            "An adapter or new embeddings are trained in a pretrained model, but no model is given.",
+            location="--train_only" if embedding_training is not None else "--adapter",
+            hint="give --model.",
+        )
+    if embedding_training is not None:
+        model = _make_model_for_vocabulary(
+            embedding_training, family, objective, tokenizer, arguments, loop_arguments.seed
+        )
+    else:
+        model = make_model(family, objective, tokenizer, arguments)
+        if adapters is not None:
+            adapters.apply_for_pretraining(model)
+
+    # data and evaluation
     examples, held_out = make_examples(arguments, objective, accelerator.is_main_process)
-    batch_size = loop_arguments.per_device_batch_size
     evaluate = None if held_out is None else LossEvaluation(held_out, objective.collate, batch_size)
-    learner = TrainingSetup(model, objective.collate) if learn is None else learn(model, objective)
+
+    setup = TrainingSetup(model, objective.collate) if make_setup is None else make_setup(model, objective)
     result = train(
-        learner.model,
+        setup.model,
         examples,
-        learner.collate,
+        setup.collate,
         loop_arguments,
         accelerator,
         tokenizer=tokenizer,
         evaluate=evaluate,
         identity={
             **flags_identity(arguments, _UNCOMPARED_FIELDS, files=("dataset", "translations")),
-            "objective": name,
+            "objective": objective_name,
             "objective_options": objective.options,
             **({} if adapters is None else adapters.identity(model)),
-            **({} if part is None or part.train_only is None else asdict(part)),
-            **learner.identity,
+            **({} if embedding_training is None else asdict(embedding_training)),
+            **setup.identity,
         },
         contiguous=objective.sampling.contiguous,
     )
+
     if held_out is not None and accelerator.is_main_process:
         print_status("computing the frequency baselines")
         result.metrics |= frequency_baselines(objective, examples, held_out, model, result.metrics, batch_size)
@@ -151,50 +176,36 @@ def pretrain(
         task="pretraining",
         dataset=", ".join(arguments.dataset),
         max_length=arguments.max_length,
-        objective=name,
+        objective=objective_name,
         objective_options=objective.options,
         rates=realised_rates(objective, examples, batch_size),
     )
-    _leave_records(accelerator, summary, Path(loop_arguments.output_dir))
+    if accelerator.is_main_process:
+        output_dir = Path(loop_arguments.output_dir)
+        summary.save(output_dir)
+        plot_losses(summary.curve, output_dir / "training_curve.png", summary.baselines)
+    accelerator.wait_for_everyone()
     return summary
 
 
-def make_trained_model(
+def _make_model_for_vocabulary(
+    embedding_training: EmbeddingTrainingArguments,
     family: FamilySpec,
     objective: Objective,
     tokenizer: PreTrainedTokenizerBase,
     arguments: PretrainingArguments,
-    adapters: AdapterOptions | None,
-    part: EmbeddingTrainingArguments | None,
     seed: int,
 ) -> PreTrainedModel:
-    """`make_model`, of which an adapter or one part is to be trained, if any; the part with the tokenizer's vocabulary.
-
-    Raises:
-        CtxError: There is no pretrained model for it, or both are to be trained, or as `make_model`.
-    """
-    source = arguments.model
-    part = None if part is None or part.train_only is None else part
-    trains_adapter = adapters is not None and adapters.adapter is not None
-    if source is None and (part is not None or trains_adapter):
-        raise CtxError(
-            "Expected a pretrained model, of which an adapter or the embeddings are trained.",
-            location="--train_only" if part is not None else "--adapter",
-            hint="give --model.",
-        )
-    if part is None:
-        model = make_model(family, objective, tokenizer, arguments)
-        if adapters is not None:
-            adapters.apply_for_pretraining(model)
-        return model
-    own = load_tokenizer(str(source))
-    model = part.apply(make_model(family, objective, own, arguments), own, tokenizer, seed)
+    """The pretrained model with the vocabulary of the tokenizer, whose token embeddings alone are trained."""
+    model_tokenizer = load_tokenizer(str(arguments.model))
+    model = make_model(family, objective, model_tokenizer, arguments)
+    model = embedding_training.apply(model, model_tokenizer, tokenizer, seed)
     check_tokenizer_matches_model(tokenizer, model.config, arguments.max_length, location=str(arguments.tokenizer))
     return model
 
 
 def tokenizer_source(arguments: PretrainingArguments) -> str:
-    """The given tokenizer, or that of the model to continue from.
+    """Directory or Hub id of the tokenizer; by default of the model to continue from.
 
     Raises:
         CtxError: Neither is given.
@@ -208,36 +219,36 @@ def tokenizer_source(arguments: PretrainingArguments) -> str:
 
 
 def resolve_family(arguments: PretrainingArguments) -> FamilySpec:
-    """The given family, or that of the model to continue from.
+    """The family of the flags or of the model to continue from.
 
     Raises:
         CtxError: Neither is given, the two differ, or the model has several tasks or belongs to no family.
     """
-    named = None if arguments.family is None else get_family(arguments.family)
+    family = None if arguments.family is None else get_family(arguments.family)
     if arguments.model is None:
-        if named is None:
+        if family is None:
             raise CtxError(
                 "No model family is given.", location="--family", hint=f"give one of: {', '.join(FAMILIES)}."
             )
-        return named
+        return family
     config = load_config(arguments.model)
     require_single_task(config, arguments.model)
-    if named is not None and not any(type(config) is family.config for family in FAMILIES.values()):
-        return named  # a reference checkpoint, which several families may open
-    own = get_family(config)
-    if named not in (None, own):
+    if family is not None and all(type(config) is not spec.config for spec in FAMILIES.values()):
+        return family  # a reference checkpoint, which several families may open
+    model_family = get_family(config)
+    if family not in (None, model_family):
         raise CtxError(
-            f"The model belongs to the family {own.name}, not {arguments.family}.",
+            f"The model belongs to the family {model_family.name}, not {arguments.family}.",
             location=f"--model {arguments.model} --family {arguments.family}",
             hint="leave --family out.",
         )
-    return own
+    return model_family
 
 
 def make_objective(
     family: FamilySpec, tokenizer: PreTrainedTokenizerBase, arguments: PretrainingArguments, seed: int
 ) -> tuple[str, Objective]:
-    """The chosen objective, and its name.
+    """The name of the selected objective, and the objective.
 
     Raises:
         CtxError: The family has no such objective, or the objective no such option.
@@ -268,8 +279,8 @@ def make_model(
     if arguments.model is None:
         config = new_config(family, tokenizer, arguments.config, arguments.config_options)
     else:
-        if arguments.config is not None:  # such as that of the recipe by which the model was begun
-            print_status(f"--config {arguments.config} is not read: the configuration is that of {arguments.model}")
+        if arguments.config is not None:  # for example from the recipe that the model was started with
+            print_status(f"--config {arguments.config} is ignored: --model {arguments.model} has a configuration")
         config = load_config(arguments.model, family.config, parse_config_options(arguments.config_options))
     check_tokenizer_matches_model(tokenizer, config, arguments.max_length, location=source)
     for name, value in objective.config_fields.items():
@@ -299,48 +310,51 @@ def make_model(
 
 @dataclass(frozen=True)
 class ExamplesWithProgress(ExampleBuilder):
-    """An objective whose examples are shown while they are made.
+    """An objective with a progress bar while its examples are built.
 
     Attributes:
-        objective: Makes the examples.
-        what: What is shown of them.
-        shown: False for nothing, as on all processes but the main one.
+        objective: Builds the examples.
+        description: Title of the bar.
+        show_progress: False for no output, on all processes but the main one.
     """
 
     objective: Objective
-    what: str
-    shown: bool
+    description: str
+    show_progress: bool
 
     @property
     def statistics(self) -> Counter[str]:  # type: ignore[override]  # never set
-        """The objective's."""
+        """Statistics of the objective."""
         return self.objective.statistics
 
     def check(self, examples: ExampleSet) -> None:
-        """See `Objective.check`."""
+        """Check the examples as the objective does."""
         self.objective.check(examples)
 
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
-        """See `Objective.examples`."""
+        """The objective's examples."""
         start, number = time.perf_counter(), 0
-        made = self.objective.examples(documents, pass_index)
-        for example in progress_bar(made, f"making {self.what}", unit="rows", enabled=self.shown):
+        examples = self.objective.examples(documents, pass_index)
+        title = f"building {self.description}"
+        for example in progress_bar(examples, title, unit="examples", enabled=self.show_progress):
             number += 1
             yield example
-        print_status(f"{self.what}: {number:,} rows in {time.perf_counter() - start:.1f} s", self.shown)
+        seconds = time.perf_counter() - start
+        print_status(f"{self.description}: {number:,} examples in {seconds:.1f} s", self.show_progress)
 
 
 def make_examples(
-    arguments: PretrainingArguments, objective: Objective, shown: bool = False
+    arguments: PretrainingArguments, objective: Objective, show_progress: bool = False
 ) -> tuple[Examples, ExampleSet | None]:
-    """Training examples, and held-out examples or None; `shown` on stderr while they are made."""
-    documents, others = arguments.load()
+    """Training examples, and held-out examples or None."""
+    documents, held_out_documents = arguments.load()
     held_out = None
-    if others is not None and objective.has_heldout_loss:
-        held_out = ExampleSet.build(ExamplesWithProgress(objective, "held-out text", shown).examples(others))
+    if held_out_documents is not None and objective.has_heldout_loss:
+        builder = ExamplesWithProgress(objective, "held-out text", show_progress)
+        held_out = ExampleSet.build(builder.examples(held_out_documents))
     examples = build_training_set(
         documents,
-        objective if arguments.streaming else ExamplesWithProgress(objective, "training text", shown),
+        objective if arguments.streaming else ExamplesWithProgress(objective, "training text", show_progress),
         objective.sampling,
         streaming=arguments.streaming,
         alpha=arguments.sampling_alpha,
@@ -352,13 +366,6 @@ def make_examples(
 def realised_rates(objective: Objective, examples: Examples, batch_size: int) -> dict[str, float]:
     """The objective's realised rates, such as the share of masked tokens, on a sample of epoch 0."""
     counts: Counter[str] = Counter()
-    for rows in sample_batches(examples, _BATCHES_FOR_RATES * batch_size, batch_size):
-        counts.update(objective.count(objective.collate(rows)))
+    for batch in sample_batches(examples, _BATCHES_FOR_RATES * batch_size, batch_size):
+        counts.update(objective.count(objective.collate(batch)))
     return objective.rates(counts)
-
-
-def _leave_records(accelerator: Accelerator, summary: TrainingSummary, output_dir: Path) -> None:
-    if accelerator.is_main_process:
-        summary.save(output_dir)
-        plot_losses(summary.curve, output_dir / "training_curve.png", summary.baselines)
-    accelerator.wait_for_everyone()

@@ -1,5 +1,5 @@
-"""Another vocabulary for a pretrained model: new embeddings of tokens below a body that stays as it is, and their
-exchange (Artetxe, Ruder, Yogatama 2020, arXiv 1910.11856)."""
+"""New token embeddings for a pretrained model: training them in a frozen body, and replacing them (Artetxe, Ruder &
+Yogatama 2020, arXiv 1910.11856)."""
 
 import copy
 from dataclasses import dataclass
@@ -15,9 +15,9 @@ from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.tokenizers.base import record_tokenizer_digest, tokenizer_digest
 from hf_ctxmodels.training.model_loading import load_config, load_model
 
-# Of the configuration: what must be equal where embeddings are exchanged, and what comes with them.
-_BODY = ("hidden_size", "embedding_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
-_IDS = "_token_id"
+# Configuration fields that must be equal where embeddings are exchanged.
+_BODY_FIELDS = ("hidden_size", "embedding_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+_TOKEN_ID_SUFFIX = "_token_id"
 
 
 @dataclass
@@ -29,121 +29,131 @@ class EmbeddingTrainingArguments:
     )
 
     def apply(
-        self, model: PreTrainedModel, own: PreTrainedTokenizerBase, given: PreTrainedTokenizerBase, seed: int
+        self,
+        model: PreTrainedModel,
+        model_tokenizer: PreTrainedTokenizerBase,
+        tokenizer: PreTrainedTokenizerBase,
+        seed: int,
     ) -> PreTrainedModel:
-        """The model with the vocabulary of a tokenizer, whose embeddings are the only weights that are trained.
+        """The model with the vocabulary of `tokenizer`, in which only the token embeddings are trainable.
 
         Args:
-            model: Pretrained.
-            own: Its tokenizer.
-            given: That of the text; embeddings are drawn anew unless it has the same vocabulary.
-            seed: Of the new weights.
+            model: A pretrained model.
+            model_tokenizer: The model's tokenizer.
+            tokenizer: The tokenizer of the text; embeddings are re-initialised unless it has the same vocabulary.
+            seed: Seed of the new weights.
 
         Raises:
             CtxError: As `replace_vocabulary`.
         """
-        if tokenizer_digest(own) != tokenizer_digest(given):
-            model = replace_vocabulary(model, own, given, seed)
-        tables = set(_tables_of_tokens(model))
+        if tokenizer_digest(model_tokenizer) != tokenizer_digest(tokenizer):
+            model = replace_vocabulary(model, model_tokenizer, tokenizer, seed)
+        trainable = set(_token_embedding_parameters(model))
         for name, parameter in model.named_parameters():
-            parameter.requires_grad_(name in tables)
+            parameter.requires_grad_(name in trainable)
         return model
 
 
 def vocabulary_parameters(model: PreTrainedModel) -> list[str]:
-    """Names of the parameters with a row for each token: embeddings, output layers and their biases, tied ones under
-    both names."""
+    """Names of the parameters with a row for each token: embeddings, output layers and their biases; tied parameters
+    under both names."""
     if not hasattr(model.config, "vocab_size"):
         return []
-    larger = copy.deepcopy(model.config)
-    larger.vocab_size += getattr(larger, "vocab_size_multiple", 1)
+    config = copy.deepcopy(model.config)
+    config.vocab_size += getattr(config, "vocab_size_multiple", 1)
     with torch.device("meta"):
-        shapes = {name: each.shape for name, each in type(model)(larger).named_parameters(remove_duplicate=False)}
-    own = model.named_parameters(remove_duplicate=False)
-    return [name for name, each in own if shapes.get(name, each.shape) != each.shape]
+        larger_model = type(model)(config)
+    shapes = {name: parameter.shape for name, parameter in larger_model.named_parameters(remove_duplicate=False)}
+    return [
+        name
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+        if shapes.get(name, parameter.shape) != parameter.shape
+    ]
 
 
 @torch.no_grad()
 def replace_vocabulary(
-    model: PreTrainedModel, own: PreTrainedTokenizerBase, given: PreTrainedTokenizerBase, seed: int
+    model: PreTrainedModel,
+    model_tokenizer: PreTrainedTokenizerBase,
+    tokenizer: PreTrainedTokenizerBase,
+    seed: int,
 ) -> PreTrainedModel:
     """A copy of a model for another tokenizer (section 2.2, step 2).
 
-    What has a row for each token is drawn anew as in a new model, except that special tokens of both tokenizers keep
-    their rows: the body knows them by these. Positions, segments, layers and the rest of a head are the model's.
+    Parameters with a row for each token are re-initialised, except that special tokens of both tokenizers keep their
+    rows. Positions, segments, layers and the other parameters of a head are copied.
 
     Args:
-        model: Pretrained, with or without a head.
-        own: Its tokenizer.
-        given: The other one.
-        seed: Of the new weights; the global generators stay as they are.
+        model: A pretrained model, with or without a head.
+        model_tokenizer: The model's tokenizer.
+        tokenizer: The new tokenizer.
+        seed: Seed of the new weights; the global generators are not changed.
 
     Raises:
-        CtxError: The model reads characters, or it counts positions from another padding token.
+        CtxError: The model has no token embeddings, or its positions depend on the id of the padding token.
 
     Example:
         >>> german = replace_vocabulary(model, english_tokenizer, german_tokenizer, seed=0)  # doctest: +SKIP
         >>> german.save_pretrained("runs/german")  # doctest: +SKIP
     """
-    tables = set(_tables_of_tokens(model))
-    config = _config_for(model.config, given)
+    vocabulary_names = set(_token_embedding_parameters(model))
+    config = _config_for_tokenizer(model.config, tokenizer)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        found = type(model)(config).to(model.device, model.dtype)
-    kept = [token for token in given.all_special_tokens if token in own.all_special_tokens]
-    places = (
-        [given.convert_tokens_to_ids(token) for token in kept],
-        [own.convert_tokens_to_ids(token) for token in kept],
-    )
-    old = model.state_dict()
-    for name, weight in found.state_dict().items():
-        if name in tables:
-            weight[places[0]] = old[name][places[1]]
+        new_model = type(model)(config).to(model.device, model.dtype)
+    shared_tokens = [token for token in tokenizer.all_special_tokens if token in model_tokenizer.all_special_tokens]
+    new_ids = [tokenizer.convert_tokens_to_ids(token) for token in shared_tokens]
+    old_ids = [model_tokenizer.convert_tokens_to_ids(token) for token in shared_tokens]
+    old_weights = model.state_dict()
+    for name, weight in new_model.state_dict().items():
+        if name in vocabulary_names:
+            weight[new_ids] = old_weights[name][old_ids]
         else:
-            weight.copy_(old[name])
-    return found
+            weight.copy_(old_weights[name])
+    return new_model
 
 
 def freeze_token_embeddings(model: PreTrainedModel) -> None:
-    """Freeze the embeddings of tokens, so that others can take their place (step 3).
+    """Freeze the token embeddings, so that they can be replaced after training (step 3).
 
     Raises:
-        CtxError: The model reads characters.
+        CtxError: The model has no token embeddings.
     """
-    tables = set(_tables_of_tokens(model))
+    frozen = set(_token_embedding_parameters(model))
     for name, parameter in model.named_parameters():
-        if name in tables:
+        if name in frozen:
             parameter.requires_grad_(False)
 
 
 def check_embedding_compatibility(config: PreTrainedConfig, source: str | Path) -> None:
-    """Raise CtxError if the embeddings of a checkpoint are for another body than that of a configuration."""
+    """Raise CtxError if the token embeddings of a checkpoint do not fit the body of a configuration."""
     other = load_config(source)
-    differing = [name for name in _BODY if getattr(other, name, None) != getattr(config, name, None)]
-    if type(other) is type(config) and not differing:
-        return
-    what = f"of the type {other.model_type}, this is {config.model_type}"
-    if type(other) is type(config):
+    differing = [name for name in _BODY_FIELDS if getattr(other, name, None) != getattr(config, name, None)]
+    if type(other) is not type(config):
+        mismatch = f"of the type {other.model_type}, but this model is {config.model_type}"
+    elif differing:
         name = differing[0]
-        what = f"with {name} {getattr(other, name, None)}, this one has {getattr(config, name, None)}"
+        mismatch = f"with {name}={getattr(other, name, None)}, but this model has {getattr(config, name, None)}"
+    else:
+        return
     raise CtxError(
-        f"The embeddings are for a model {what}.",
+        f"The embeddings are for a model {mismatch}.",
         location=str(source),
-        hint="give a checkpoint of `hf-ctxmodels pretrain --train_only embeddings` whose --model was this one's start.",
+        hint="give a checkpoint that `hf-ctxmodels pretrain --train_only embeddings` trained in the --model from which this "
+        "model was fine-tuned.",
     )
 
 
 @torch.no_grad()
 def replace_token_embeddings(model: PreTrainedModel, source: str | Path) -> None:
-    """Put the embeddings of another checkpoint's tokens in the place of the model's (step 4); its tokenizer goes with
-    them.
+    """Replace the model's token embeddings by those of another checkpoint, to be used with its tokenizer (step 4).
 
     Args:
-        model: A fine-tuned one, say.
+        model: For example a fine-tuned model.
         source: Directory or Hub id of a checkpoint with the same body, see `EmbeddingTrainingArguments`.
 
     Raises:
-        CtxError: The embeddings are for another model, or the model also writes tokens.
+        CtxError: The embeddings do not fit the model, or the model predicts tokens.
 
     Example:
         >>> replace_token_embeddings(tagger, "runs/german")  # doctest: +SKIP
@@ -151,53 +161,52 @@ def replace_token_embeddings(model: PreTrainedModel, source: str | Path) -> None
     """
     check_embedding_compatibility(model.config, source)
     base = model.base_model
-    tables = _tables_of_tokens(base)
-    if len(vocabulary_parameters(model)) > len(tables):
+    names = _token_embedding_parameters(base)
+    if len(vocabulary_parameters(model)) > len(names):
         raise CtxError(
-            f"{type(model).__name__} also writes tokens, by an output layer with a row for each.",
+            f"{type(model).__name__} also predicts tokens: its output layer has a row for each.",
             location=str(source),
             hint="open that checkpoint itself.",
         )
     config = load_config(source)
-    given = load_model(source, "AutoModel", config).state_dict()
-    for name in tables:
-        owner, _, own = name.rpartition(".")
-        module = base.get_submodule(owner)
-        getattr(module, own).data = given[name].to(model.device, model.dtype)
+    weights = load_model(source, "AutoModel", config).state_dict()
+    for name in names:
+        module_name, _, parameter_name = name.rpartition(".")
+        module = base.get_submodule(module_name)
+        getattr(module, parameter_name).data = weights[name].to(model.device, model.dtype)
         if isinstance(module, nn.Embedding):
-            module.num_embeddings, module.padding_idx = len(given[name]), config.pad_token_id
+            module.num_embeddings, module.padding_idx = len(weights[name]), config.pad_token_id
     for name, value in vars(config).items():
-        if name.endswith(_IDS) or name in ("vocab_size", "tokenizer_digest"):
-            for each in (model.config, base.config):
-                setattr(each, name, value)
+        if name.endswith(_TOKEN_ID_SUFFIX) or name in ("vocab_size", "tokenizer_digest"):
+            setattr(model.config, name, value)
+            setattr(base.config, name, value)
 
 
-def _tables_of_tokens(model: PreTrainedModel) -> list[str]:
-    """`vocabulary_parameters` of a model with an embedding of each token; raises CtxError for others."""
-    found = vocabulary_parameters(model)
-    embeddings = model.get_input_embeddings() if found else None
-    if embeddings is None or not any(model.get_parameter(name) is embeddings.weight for name in found):
+def _token_embedding_parameters(model: PreTrainedModel) -> list[str]:
+    """`vocabulary_parameters` of a model with token embeddings; raises CtxError for others."""
+    names = vocabulary_parameters(model)
+    embeddings = model.get_input_embeddings() if names else None
+    if embeddings is None or not any(model.get_parameter(name) is embeddings.weight for name in names):
         raise CtxError(
-            f"{type(model).__name__} has no embedding of each token.",
-            hint="take a model that reads tokens; characters serve every language.",
+            f"{type(model).__name__} has no token embeddings.",
+            hint="use a model that reads tokens; a character vocabulary fits all languages.",
         )
-    return found
+    return names
 
 
-def _config_for(own: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> PreTrainedConfig:
-    """A model's configuration with the size and the special ids of a tokenizer."""
-    config = copy.deepcopy(own)
+def _config_for_tokenizer(model_config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> PreTrainedConfig:
+    """The configuration with the vocabulary size and the special token ids of a tokenizer."""
+    config = copy.deepcopy(model_config)
     multiple = getattr(config, "vocab_size_multiple", 1)
     config.vocab_size = -(-len(tokenizer) // multiple) * multiple
-    for name, value in vars(own).items():
-        if name.endswith(_IDS) and value is not None and getattr(tokenizer, name, None) is not None:
+    for name, value in vars(model_config).items():
+        if name.endswith(_TOKEN_ID_SUFFIX) and value is not None and getattr(tokenizer, name, None) is not None:
             setattr(config, name, getattr(tokenizer, name))
     record_tokenizer_digest(config, tokenizer)
-    rooms = [getattr(each, "max_sequence_length", None) for each in (own, config)]
-    if rooms[0] != rooms[1]:
+    if getattr(config, "max_sequence_length", None) != getattr(model_config, "max_sequence_length", None):
         raise CtxError(
-            f"The padding token has the id {config.pad_token_id}, the model's had {own.pad_token_id}, from which its "
-            "positions are counted.",
+            f"The padding token has the id {config.pad_token_id}, but the model's positions are counted from its "
+            f"padding token's id {model_config.pad_token_id}.",
             location=getattr(tokenizer, "name_or_path", ""),
             hint="train a tokenizer of the model's family.",
         )

@@ -38,7 +38,13 @@ def test_a_terminal_is_never_blank(flags: Path, monkeypatch: pytest.MonkeyPatch,
         pretrain.main()
     shown, place = terminal.getvalue(), 0
     for stage in (
-        *("making held-out text", "making training text", "training CtxBertForPreTraining, ", "| 0/5 ", "first step"),
+        *(
+            "building held-out text",
+            "building training text",
+            "training CtxBertForPreTraining, ",
+            "| 0/5 ",
+            "first step",
+        ),
         *("evaluating", "step 3  eval_loss", "evaluating", "step 5  eval_loss", "computing the frequency baselines"),
     ):  # in this order
         assert stage in shown[place:], f"{stage} in {shown[place:]}"

@@ -186,7 +186,7 @@ def cache_features(
     batches: Sequence[Any],
     identity: Mapping[str, Any],
     *,
-    shown: bool = True,
+    show_progress: bool = True,
 ) -> None:
     """Let a head read the states of its frozen encoder from disk.
 
@@ -198,7 +198,7 @@ def cache_features(
         directory: Directory with a folder for each cache.
         batches: All inputs of training and evaluation, one sequence each; their digest is part of the folder's name.
         identity: Further JSON values that determine the inputs, such as the tokenizer's digest.
-        shown: Whether to print the folder and show a progress bar.
+        show_progress: Whether to print the folder and show a progress bar.
 
     Raises:
         CtxError: The encoder is not frozen, the head generates text, or the directory cannot be written or read.
@@ -227,11 +227,11 @@ def cache_features(
         with cache.write_to(folder), torch.no_grad():
             was_training = model.training
             model.eval()
-            for batch in progress_bar(batches, "computing features", unit="batches", enabled=shown):
+            for batch in progress_bar(batches, "computing features", unit="batches", enabled=show_progress):
                 model(**{name: value.to(model.device) for name, value in batch.items()})
             model.train(was_training)
     model.feature_lookup = FeatureCache(model, folder)
-    print_status(f"features of the encoder in {folder}", shown)
+    print_status(f"features of the encoder in {folder}", show_progress)
 
 
 def _is_token_wise(value: Any, columns: Tensor) -> bool:

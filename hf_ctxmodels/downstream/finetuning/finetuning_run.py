@@ -1,4 +1,4 @@
-"""Fine-tuning of a model on a task: what is opened, trained and evaluated."""
+"""Fine-tuning of a model on a task."""
 
 import inspect
 import random
@@ -44,24 +44,28 @@ from hf_ctxmodels.training.model_loading import (
 )
 from hf_ctxmodels.training.pretraining import TrainingSetup
 
-# Flags of which a resumed run may have others, if the model's class, configuration and tokenizer are the same.
+# Fields that a resumed run may change, because the model's class, configuration and tokenizer are compared.
 UNCOMPARED_FIELDS = ("family", "config_options", "model", "task_name", "predictions_file")
 
 
 def load_config_and_tokenizer(
-    arguments: StartingModelArguments, task: Task[Any], own: bool = False
+    arguments: StartingModelArguments, task: Task[Any], require_family: bool = False
 ) -> tuple[PreTrainedConfig, PreTrainedTokenizerBase]:
-    """Configuration and tokenizer of the checkpoint, or of a new model; `own` opens it by a family of the package.
+    """Configuration and tokenizer of the checkpoint, or of a new model.
+
+    Args:
+        arguments: The flags.
+        task: The task.
+        require_family: Whether to open reference checkpoints with a family of this package.
 
     Raises:
-        CtxError: both --model and --family are given, or neither, or flags of one with the other; or they cannot be
-            opened.
+        CtxError: Not exactly one of --model and --family is given, or they cannot be opened.
     """
     if (arguments.model is None) == (arguments.family is None):
         raise CtxError("Expected exactly one of --model and --family.", hint="give exactly one of them.")
     if arguments.model is not None:
         changes = parse_config_options(arguments.config_options)
-        config = open_config(arguments.model, changes, arguments.task_name, own=own)
+        config = open_config(arguments.model, changes, arguments.task_name, own=require_family)
         set_embedding_fields(config)
         return config, load_tokenizer(arguments.model, split_words=task.split_words)
     new = arguments.family
@@ -83,10 +87,10 @@ def load_config_and_tokenizer(
 
 
 def prepare_for_tasks(tokenizer: PreTrainedTokenizerBase, max_length: int = 0) -> None:
-    """Add the special tokens that the family's inputs of tasks have beside those of pretraining, if any.
+    """Add the special tokens that the family uses in fine-tuning but not in pretraining, if any.
 
     Raises:
-        CtxError: inputs of `max_length` tokens (0 for any) have no room for text beside them.
+        CtxError: Inputs of `max_length` tokens (0 for any length) have no room for text besides special tokens.
     """
     if isinstance(tokenizer, CtxTokenizer):
         tokenizer.prepare_for_tasks()
@@ -96,7 +100,11 @@ def prepare_for_tasks(tokenizer: PreTrainedTokenizerBase, max_length: int = 0) -
 def fit_config_and_tokenizer(
     arguments: FinetuningArguments, task: Task[Any], config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    """Make tokenizer and configuration fit each other and the task; raises CtxError where they cannot."""
+    """Adapt configuration and tokenizer to the task: language, special tokens, generation tokens.
+
+    Raises:
+        CtxError: They do not fit each other or the task.
+    """
     length = task.arguments.max_length
     if arguments.language is not None:
         set_language(config, tokenizer, arguments.language, "--language")
@@ -108,23 +116,24 @@ def fit_config_and_tokenizer(
 def open_model(
     arguments: StartingModelArguments, task: Task[Any], config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase
 ) -> PreTrainedModel:
-    """The checkpoint's model with the task's head and embeddings of all tokens, or a new one.
+    """The checkpoint's model, or a new one, with the task's head and embeddings for all tokens.
 
     Raises:
-        CtxError: it cannot be opened, or does not take what the task gives.
+        CtxError: The model cannot be opened, or lacks an input that the task needs.
     """
     if arguments.model is None:
         model = new_model(task.auto_class, config)
     else:
         model = load_initial_model(arguments.model, task.auto_class, config, arguments.task_name)
-        if len(tokenizer) > (known := getattr(config, "vocab_size", len(tokenizer))):
-            print_status(f"{len(tokenizer) - known} new tokens get embeddings drawn as in a new model")
+        num_new_tokens = len(tokenizer) - getattr(config, "vocab_size", len(tokenizer))
+        if num_new_tokens > 0:
+            print_status(f"the embeddings of {num_new_tokens} new tokens are initialised as in a new model")
             model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
-            model.num_new_tokens = len(tokenizer) - known
+            model.num_new_tokens = num_new_tokens
     if task.is_generative:
         check_can_generate(model)
-    known = inspect.signature(model.forward).parameters
-    if missing := [name for name in task.required_inputs if name not in known]:
+    parameters = inspect.signature(model.forward).parameters
+    if missing := [name for name in task.required_inputs if name not in parameters]:
         raise CtxError(
             f"{type(model).__name__} does not take {', '.join(missing)}, which the task {task.name} needs.",
             location=arguments.model or "--family",
@@ -132,50 +141,52 @@ def open_model(
         )
     if task.arguments.both_orders and not getattr(model, "accepts_both_orders", False):
         raise CtxError(
-            f"{type(model).__name__} reads a pair in one order.", location="--both_orders", hint="leave it out."
+            f"{type(model).__name__} does not support reading a pair in both orders.",
+            location="--both_orders",
+            hint="leave it out.",
         )
     return model
 
 
 def require_unsharded_generation(task: Task[Any], accelerator: Accelerator) -> None:
-    """Raise CtxError if predictions are written and the weights are divided among processes."""
+    """Raise CtxError if the task generates predictions and the weights are sharded."""
     deepspeed = (
         accelerator.state.deepspeed_plugin if accelerator.distributed_type == DistributedType.DEEPSPEED else None
     )
-    divided = accelerator.distributed_type == DistributedType.FSDP or (deepspeed and deepspeed.zero_stage == 3)
-    if task.is_generative and divided:
+    is_sharded = accelerator.distributed_type == DistributedType.FSDP or (deepspeed and deepspeed.zero_stage == 3)
+    if task.is_generative and is_sharded:
         raise CtxError(
-            f"The task {task.name} writes predictions, which needs all weights in every process.",
+            f"The task {task.name} generates predictions, which needs all weights in every process.",
             location=f"accelerate launch with {accelerator.distributed_type.value}",
             hint="use data parallelism, as in scripts/accelerate/ddp_cpu.yaml.",
         )
 
 
-def training_set(
-    file: str | None, task: Task[Any], encoded: Encoded, collate: Collator, model: Any, tokenizer: Any
+def make_training_set(
+    unlabelled_file: str | None, task: Task[Any], encoded: Encoded, collate: Collator, model: Any, tokenizer: Any
 ) -> tuple[Any, Collator]:
-    """What the loop trains on: examples with labels, in turn with those of a file without.
+    """Training examples and their collator; batches of unlabelled examples alternate with labelled ones.
 
     Raises:
-        CtxError: the head does not learn without labels, or the file cannot be read.
+        CtxError: The head has no loss for unlabelled examples, or the file cannot be read.
     """
-    if file is None:
+    if unlabelled_file is None:
         return EpochIndexed(encoded.features), collate
     if "views" not in getattr(model, "loss_targets", ()):
         raise CtxError(
-            f"{type(model).__name__} learns from labels alone.",
-            location=f"--unlabelled_file {file}",
-            hint="leave it out, or take a family that learns without them, such as cvt.",
+            f"{type(model).__name__} has no loss for unlabelled examples.",
+            location=f"--unlabelled_file {unlabelled_file}",
+            hint="leave it out, or use a family with such a loss, such as cvt.",
         )
-    unlabelled = task.encode(task.read_unlabelled(file), tokenizer).features
+    unlabelled = task.encode(task.read_unlabelled(unlabelled_file), tokenizer).features
     return RoundRobinMixture([encoded.features, mark_unlabelled(unlabelled)]), UnlabelledCollator(collate)
 
 
-def sample(examples: list[Any], size: int | None) -> list[Any]:
-    """So many of the examples, drawn with a fixed seed; all of them for None.
+def sample_examples(examples: list[Any], size: int | None) -> list[Any]:
+    """A fixed random subset of `size` examples; all of them for None.
 
     Raises:
-        CtxError: there are not so many.
+        CtxError: There are fewer examples.
     """
     if size is None:
         return examples
@@ -183,20 +194,25 @@ def sample(examples: list[Any], size: int | None) -> list[Any]:
         raise CtxError(
             f"There are {len(examples)} training examples.",
             location=f"--train_examples {size}",
-            hint="give a number from 1 to that.",
+            hint=f"give a number from 1 to {len(examples)}.",
         )
     return random.Random(0).sample(examples, size)
 
 
 @dataclass(frozen=True)
 class FinetuningResult:
-    """A fine-tuned model and what it was fine-tuned by.
+    """A fine-tuned model, its data and its metrics.
 
     Attributes:
-        training, validation: The task's examples.
-        evaluation: Of the validation examples.
-        baseline: The metrics of `Task.baseline` for them.
-        ceiling: What the metrics are at most (`Task.ceiling`).
+        task: The task, after `configure`.
+        model: The fine-tuned model.
+        tokenizer: Its tokenizer.
+        accelerator: The run's Accelerator.
+        training, validation: Training and validation examples.
+        evaluation: The evaluation on the validation examples.
+        baseline: Metrics of `Task.baseline` on the validation examples.
+        ceiling: Maxima of the metrics (`Task.ceiling`).
+        result: The result of the training loop.
     """
 
     task: Task[Any]
@@ -211,10 +227,10 @@ class FinetuningResult:
     result: TrainingResult
 
     def save_summary(self, arguments: FinetuningArguments) -> None:
-        """Leave `TrainingSummary` in the output directory, with the baseline of the main metric and the ceilings."""
+        """Write `TrainingSummary` into the output directory, with the baseline of the main metric and the ceilings."""
         main_metric, value = next(iter(self.baseline.items()))
         self.result.metrics[f"baseline_{main_metric}"] = value
-        self.result.metrics |= {f"ceiling_{name}": most for name, most in self.ceiling.items()}
+        self.result.metrics |= {f"ceiling_{name}": maximum for name, maximum in self.ceiling.items()}
         summary = self.result.summary(
             task=arguments.task,
             dataset=Path(arguments.train_file).name,
@@ -223,70 +239,88 @@ class FinetuningResult:
         summary.save(self.result.arguments.output_dir)
 
 
-Learn = Callable[[Task[Any], list[Any], Encoded, TrainingSetup, PreTrainedTokenizerBase], tuple[TrainingSetup, Any]]
-"""Task, training examples, their encoding, model and collator, tokenizer -> what is trained, on what."""
+MakeTrainingSetup = Callable[
+    [Task[Any], list[Any], Encoded, TrainingSetup, PreTrainedTokenizerBase], tuple[TrainingSetup, Any]
+]
+"""Task, training examples, their encoding, model with collator, tokenizer -> model with collator, training examples."""
 
 
 def finetune(
     arguments: FinetuningArguments,
     task_arguments: TaskArguments,
     loop_arguments: LoopArguments,
-    how: FinetuningConfig | None = None,
-    learn: Learn | None = None,
+    finetuning_config: FinetuningConfig | None = None,
+    make_setup: MakeTrainingSetup | None = None,
 ) -> FinetuningResult:
-    """Read, train, evaluate and save; `learn` puts something else in the model's place in the loop, as distillation.
+    """Fine-tune a model on a task, evaluate it, and save it.
+
+    Args:
+        arguments: Model and data.
+        task_arguments: Options of the task.
+        loop_arguments: Arguments of the training loop.
+        finetuning_config: Fine-tuning methods, adapters and low-bit weights; None for plain fine-tuning.
+        make_setup: Wraps the model for another loss, as distillation does; None trains the model itself.
 
     Raises:
-        CtxError: Files, model, tokenizer and flags do not fit.
+        CtxError: Files, model, tokenizer and flags do not fit each other.
     """
-    how = how or FinetuningConfig()
+    finetuning_config = finetuning_config or FinetuningConfig()
+    batch_size = loop_arguments.per_device_batch_size
+
+    # data, configuration, tokenizer
     task = TASKS[arguments.task](task_arguments)
     task.refuse_unread_flags()
     training, validation = task.read(arguments.train_file, "train"), task.read(arguments.validation_file, "validation")
-    training = sample(training, arguments.train_examples)
-    config, tokenizer = load_config_and_tokenizer(arguments, task, own=learn is not None)
+    training = sample_examples(training, arguments.train_examples)
+    config, tokenizer = load_config_and_tokenizer(arguments, task, require_family=make_setup is not None)
     fit_config_and_tokenizer(arguments, task, config, tokenizer)
     task.configure(config, training, validation)
-    accelerator = make_accelerator(loop_arguments)  # first: it says what device and processes there are
-    shown = accelerator.is_main_process
-    print_status(f"tokenizing {len(training):,} training and {len(validation):,} validation examples", shown)
-    train_collate = training_collator(task, config, tokenizer, loop_arguments.seed, shown)
-    encoded, held_out = task.encode(training, tokenizer), task.encode(validation, tokenizer)
+    accelerator = make_accelerator(loop_arguments)
+    is_main = accelerator.is_main_process
+    print_status(f"tokenizing {len(training):,} training and {len(validation):,} validation examples", is_main)
+    train_collate = training_collator(task, config, tokenizer, loop_arguments.seed, is_main)
+    encoded, validation_encoded = task.encode(training, tokenizer), task.encode(validation, tokenizer)
     baseline, ceiling = task.score(validation, task.baseline(training, validation)), task.ceiling(validation)
     require_unsharded_generation(task, accelerator)
 
+    # model, loss, fine-tuning methods
     model = open_model(arguments, task, config, tokenizer)
-    methods = how.prepare(model, arguments.model, loop_arguments, accelerator)
+    callbacks = finetuning_config.prepare(model, arguments.model, loop_arguments, accelerator)
     loss_function = TaskLoss(model, task.targets, resolve_label_smoothing(task, config))
     collate = task.collator(tokenizer)
-    examples, train_collate = training_set(arguments.unlabelled_file, task, encoded, train_collate, model, tokenizer)
-    how.methods.cache(model, tokenizer, [*encoded.features, *held_out.features], collate, accelerator)
+    examples, train_collate = make_training_set(
+        arguments.unlabelled_file, task, encoded, train_collate, model, tokenizer
+    )
+    finetuning_config.methods.cache(
+        model, tokenizer, [*encoded.features, *validation_encoded.features], collate, accelerator
+    )
     require_trainable(model)
-    if how.low_bits is not None:
-        how.low_bits.start(model, encoded.features, collate, loop_arguments.per_device_batch_size, accelerator)
-    evaluation = TaskEvaluation(task, validation, held_out, collate, loop_arguments.per_device_batch_size)
-    learner = TrainingSetup(model, train_collate)
-    if learn is not None:
-        learner, examples = learn(task, training, encoded, learner, tokenizer)
+    if finetuning_config.low_bits is not None:
+        finetuning_config.low_bits.start(model, encoded.features, collate, batch_size, accelerator)
+
+    evaluation = TaskEvaluation(task, validation, validation_encoded, collate, batch_size)
+    setup = TrainingSetup(model, train_collate)
+    if make_setup is not None:
+        setup, examples = make_setup(task, training, encoded, setup, tokenizer)
     result = train(
-        learner.model,
+        setup.model,
         examples,
-        learner.collate,
+        setup.collate,
         loop_arguments,
         accelerator,
         tokenizer=tokenizer,
         evaluate=evaluation,
-        loss_function=loss_function if learn is None else None,
-        callbacks=methods,
+        loss_function=loss_function if make_setup is None else None,
+        callbacks=callbacks,
         identity={
-            **how.identity(model),
+            **finetuning_config.identity(model),
             **flags_identity(arguments, UNCOMPARED_FIELDS, files=("train_file", "validation_file", "unlabelled_file")),
             **asdict(task_arguments),
-            **learner.identity,
+            **setup.identity,
         },
     )
-    if how.low_bits is not None:
-        how.low_bits.save(model, tokenizer, loop_arguments.output_dir, accelerator)
+    if finetuning_config.low_bits is not None:
+        finetuning_config.low_bits.save(model, tokenizer, loop_arguments.output_dir, accelerator)
     return FinetuningResult(
         task, model, tokenizer, accelerator, training, validation, evaluation, baseline, ceiling, result
     )

@@ -14,29 +14,29 @@ FROM_THE_START = -1
 
 
 class Averaging:
-    """The averages of `torch.optim.ASGD`, and their start; without effect for other optimizers.
+    """The averaged weights of `torch.optim.ASGD`; without effect for other optimizers.
 
-    `asgd` averages from the first step. `nt-asgd` starts when the validation loss is above the lowest one of more than
-    `patience` evaluations ago (Merity et al. 2017, algorithm 1). Evaluations and the final model have the
-    averages; checkpoints have both.
+    `asgd` averages from the first step. `nt-asgd` starts when the validation loss is above the lowest loss of more than
+    `patience` evaluations ago (Merity et al. 2017, algorithm 1). Evaluations and the final model use the averages;
+    checkpoints contain both.
 
     Args:
         optimizer: The optimizer, not wrapped.
         arguments: The arguments of the loop.
-        evaluates: Whether there is validation data.
+        has_evaluation: Whether there is validation data.
 
     Raises:
         CtxError: nt-asgd without validation data.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, arguments: LoopArguments, evaluates: bool) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, arguments: LoopArguments, has_evaluation: bool) -> None:
         options = arguments.optimizer
         self._optimizer = optimizer
         self._interval = options.patience if isinstance(options, NTASGDOptions) else 0
-        self._averages = isinstance(optimizer, torch.optim.ASGD)
-        self._waits = isinstance(options, NTASGDOptions)
+        self._is_asgd = isinstance(optimizer, torch.optim.ASGD)
+        self._is_waiting = isinstance(options, NTASGDOptions)
         self._losses: list[float] = []
-        if self._waits and not evaluates:
+        if self._is_waiting and not has_evaluation:
             raise CtxError(
                 "nt-asgd depends on the validation loss, but there is no validation data.",
                 location="--optimizer nt-asgd",
@@ -53,13 +53,13 @@ class Averaging:
             self._swap()
 
     def observe(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Start averaging, if the evaluation after `step` steps meets the criterion."""
-        if not self._waits or "eval_loss" not in metrics:
+        """Start averaging if the evaluation after `step` steps meets the criterion."""
+        if not self._is_waiting or "eval_loss" not in metrics:
             return
-        loss, before = metrics["eval_loss"], self._losses[: -self._interval]
-        if before and loss > min(before):
-            self._waits = False
-            self._set(step - 1)  # by torch's count, the next step is then the first of the mean
+        loss, earlier_losses = metrics["eval_loss"], self._losses[: -self._interval]
+        if earlier_losses and loss > min(earlier_losses):
+            self._is_waiting = False
+            self._set_start(step - 1)  # in torch's count, the next step is then the first one averaged
         self._losses.append(loss)
 
     def settle(self) -> None:
@@ -67,23 +67,23 @@ class Averaging:
         self._swap()
 
     def state_dict(self) -> dict[str, Any]:
-        """The losses, and the first averaged step, for JSON."""
+        """The validation losses and the first averaged step, as JSON values."""
         return {"losses": self._losses, "begun": self._optimizer.param_groups[0].get("t0", NEVER)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a `state_dict`."""
         self._losses = list(state["losses"])
-        self._waits = self._waits and state["begun"] == NEVER
-        if self._averages:
-            self._set(state["begun"])
+        self._is_waiting = self._is_waiting and state["begun"] == NEVER
+        if self._is_asgd:
+            self._set_start(state["begun"])
 
-    def _set(self, step: float) -> None:
+    def _set_start(self, step: float) -> None:
         for group in self._optimizer.param_groups:
             group["t0"] = step
 
     @torch.no_grad()
     def _swap(self) -> None:
-        if not self._averages:
+        if not self._is_asgd:
             return
         for parameter, state in self._optimizer.state.items():
             weights = parameter.clone()
@@ -93,26 +93,26 @@ class Averaging:
 
 @contextmanager
 def scaled_learning_rate(optimizer: Any, factor: torch.Tensor | float) -> Iterator[None]:
-    """A context in which learning rates are multiplied by `factor`; for ASGD also its own copy of the rate, which would
-    be that of the previous step.
+    """A context in which learning rates are multiplied by `factor`, also in ASGD's state, which has a copy of the rate
+    of the previous step.
 
     Args:
         optimizer: The optimizer, possibly wrapped by Accelerate.
         factor: 1 for no change.
     """
-    bare = getattr(optimizer, "optimizer", optimizer)
-    averages = isinstance(bare, torch.optim.ASGD)
-    if not averages and isinstance(factor, float) and factor == 1:
+    unwrapped = getattr(optimizer, "optimizer", optimizer)
+    is_asgd = isinstance(unwrapped, torch.optim.ASGD)
+    if not is_asgd and isinstance(factor, float) and factor == 1:
         yield
         return
-    rates = [group["lr"] for group in bare.param_groups]
-    for group, rate in zip(bare.param_groups, rates, strict=True):
+    rates = [group["lr"] for group in unwrapped.param_groups]
+    for group, rate in zip(unwrapped.param_groups, rates, strict=True):
         group["lr"] = rate * float(factor)
-        for parameter in group["params"] if averages else ():
-            if bare.state.get(parameter):
-                bare.state[parameter]["eta"].fill_(group["lr"])
+        for parameter in group["params"] if is_asgd else ():
+            if unwrapped.state.get(parameter):
+                unwrapped.state[parameter]["eta"].fill_(group["lr"])
     try:
         yield
     finally:
-        for group, rate in zip(bare.param_groups, rates, strict=True):
+        for group, rate in zip(unwrapped.param_groups, rates, strict=True):
             group["lr"] = rate

@@ -1,4 +1,4 @@
-"""Feature-based use of an encoder: its weights stay as they are, and the heads learn from its states (Peters et al.
+"""Feature-based use of an encoder: its weights are frozen and the heads are trained on its hidden states (Peters et al.
 2018, section 3.3; Devlin et al. 2019, section 5.3)."""
 
 from hf_ctxmodels.core.errors import CtxError
@@ -9,11 +9,11 @@ from hf_ctxmodels.training.arguments import LoopArguments
 def freeze_encoder(model: CtxPreTrainedModel) -> None:
     """Freeze the encoder; its pooler, if it has one, is trained with the heads.
 
-    The encoder has no dropout from now on (`model.is_encoder_frozen`), so that an example has the same states in every
-    epoch. Tied weights are frozen with the embeddings.
+    This disables the encoder's dropout (`model.is_encoder_frozen`), so that an example has the same hidden states in
+    each epoch. Tied weights are frozen with the embeddings.
 
     Raises:
-        CtxError: The model has nothing above its layers that is not tied to them.
+        CtxError: The model has no weights outside the encoder that are not tied to it.
 
     Example:
         >>> model = AutoModelForTokenClassification.from_pretrained("runs/bert", num_labels=9)  # doctest: +SKIP
@@ -21,11 +21,11 @@ def freeze_encoder(model: CtxPreTrainedModel) -> None:
         >>> Trainer(model, arguments, train_dataset=data).train()  # doctest: +SKIP
     """
     encoder = model.base_model
-    frozen = [each for name, each in encoder.named_parameters() if not name.startswith("pooler.")]
-    kept = {id(each) for each in frozen}
-    if encoder is model or not frozen or all(id(each) in kept for each in model.parameters()):
+    frozen = [parameter for name, parameter in encoder.named_parameters() if not name.startswith("pooler.")]
+    frozen_ids = {id(parameter) for parameter in frozen}
+    if encoder is model or not frozen or all(id(parameter) in frozen_ids for parameter in model.parameters()):
         raise CtxError(
-            f"{type(model).__name__} has nothing to train beside its encoder.",
+            f"{type(model).__name__} has no trainable weights outside its encoder.",
             hint="freeze the encoder of a model with a head.",
         )
     for parameter in frozen:

@@ -1,4 +1,4 @@
-"""Optimizer and learning-rate schedule."""
+"""Optimizers and learning-rate schedules."""
 
 import math
 from typing import Any
@@ -30,22 +30,22 @@ from hf_ctxmodels.training.optim.scaled_adamw import ScaledAdamW
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict]:
-    """Trainable parameters in two groups: with weight decay, and without it those of fewer than two dimensions, biases
-    and normalisation weights (BERT, appendix A.2)."""
+    """Trainable parameters in two groups: with weight decay, and without it parameters of fewer than two dimensions,
+    which are biases and normalisation weights (BERT, appendix A.2)."""
     return _by_decay([parameter for parameter in model.parameters() if parameter.requires_grad], weight_decay)
 
 
 def discriminative_groups(
     model: Any, weight_decay: float, learning_rate: float, decay: float, head_rate: float | None = None
 ) -> list[dict]:
-    """`parameter_groups` for each group of layers, from the heads with `learning_rate` downwards, each with the rate of
-    the one above divided by `decay` (Howard & Ruder 2018, section 3.2).
+    """`parameter_groups` for each group of layers: the heads have `learning_rate`, and each lower group the rate of the
+    group above divided by `decay` (Howard & Ruder 2018, section 3.2).
 
-    With `head_rate` the heads have that, and `learning_rate` is the rate of the last layer (Lample & Conneau 2019, the
-    released code: separate optimizers for encoder and projection).
+    With `head_rate` the heads have this rate, and `learning_rate` is the rate of the last layer (Lample & Conneau 2019,
+    the released code: separate optimizers for encoder and projection).
 
     Raises:
-        CtxError: `head_rate` for a model without heads, or rates by layer where the layers are not known.
+        CtxError: `head_rate` is given for a model without heads, or the model's stack of layers is unknown.
     """
     if decay != 1:
         require_layers(model)
@@ -54,7 +54,7 @@ def discriminative_groups(
     if head_rate is not None:
         if not has_heads(model):
             raise CtxError(
-                f"{type(model).__name__} has nothing above its layers to train at a rate of its own.",
+                f"{type(model).__name__} has no head for --head_learning_rate.",
                 location="--head_learning_rate",
                 hint="leave it out, or train a model with a head.",
             )
@@ -74,11 +74,12 @@ def _by_decay(parameters: list[nn.Parameter], weight_decay: float) -> list[dict]
 
 
 def make_optimizer(model: nn.Module, arguments: LoopArguments) -> torch.optim.Optimizer:
-    """The optimizer of `arguments`, over `parameter_groups` or `discriminative_groups`; also for Trainer:
-    `Trainer(..., optimizers=(make_optimizer(model, arguments), None))`.
+    """The optimizer of the loop's arguments, over `parameter_groups` or `discriminative_groups`.
+
+    For Trainer: `Trainer(..., optimizers=(make_optimizer(model, arguments), None))`.
 
     Raises:
-        CtxError: Its package is not installed, or see `discriminative_groups`.
+        CtxError: The optimizer's package is not installed, or as `discriminative_groups`.
     """
     options, rate = arguments.optimizer, arguments.learning_rate
     if arguments.layerwise_lr_decay == 1 and arguments.head_learning_rate is None:
@@ -107,12 +108,12 @@ def make_optimizer(model: nn.Module, arguments: LoopArguments) -> torch.optim.Op
 
 
 def _use_sparse_gradients(model: Any, options: SGDOptions | AdaGradOptions) -> None:
-    """Switch a model to sparse gradients, if it has them; raises CtxError for weight decay."""
+    """Switch a model to sparse gradients, if it supports them; raises CtxError if there is weight decay."""
     if not hasattr(model, "set_sparse_gradients"):
         return
     if options.weight_decay:
         raise CtxError(
-            f"Weight decay is not possible with the sparse gradients of {type(model).__name__}.",
+            f"Weight decay does not support the sparse gradients of {type(model).__name__}.",
             location=f"--optimizer weight_decay={options.weight_decay:g}",
             hint="leave weight_decay out.",
         )
@@ -120,9 +121,9 @@ def _use_sparse_gradients(model: Any, options: SGDOptions | AdaGradOptions) -> N
 
 
 def _lamb(groups: list[dict], options: dict[str, Any]) -> torch.optim.Optimizer:
-    """LAMB (You et al. 2020, algorithm 2) as in the release of ALBERT: the update's norm includes the decay, moments
-    have no bias correction, the trust ratio is the ratio of the norms, and biases and normalisation weights have none.
-    The update does not depend on the step number, so the moments make a resume exact."""
+    """LAMB (You et al. 2020, algorithm 2) as in ALBERT's released code: the norm of the update includes weight decay,
+    moments have no bias correction, the trust ratio is the ratio of the norms, and biases and normalisation weights
+    have a trust ratio of 1. The update does not depend on the step number, so restored moments make a resume exact."""
     try:
         from pytorch_optimizer import Lamb
     except ImportError as error:
@@ -134,17 +135,17 @@ def _lamb(groups: list[dict], options: dict[str, Any]) -> torch.optim.Optimizer:
     for group in groups:
         group["adam"] = group["params"][0].ndim < 2  # a trust ratio of 1
     optimizer = Lamb(groups, weight_decouple=False, adam_debias=True, **options)
-    optimizer.clamp = math.inf  # the package limits the norm of weights to 10, below that of large embeddings
+    optimizer.clamp = math.inf  # the package limits the norm of weights to 10; large embeddings exceed it
     return optimizer
 
 
 def make_scheduler(optimizer: torch.optim.Optimizer, arguments: LoopArguments, total_steps: int) -> LRScheduler:
-    """Linear warm-up, then linear or cosine decay until `total_steps`, or a constant rate; or slanted triangular; or
-    the inverse square root of the step."""
+    """The learning-rate schedule: linear warm-up, then linear or cosine decay until `total_steps` or a constant rate;
+    slanted triangular; or the inverse square root of the step."""
     warmup = arguments.warmup(total_steps)
     options = arguments.lr_scheduler
     if isinstance(options, InverseSquareRootOptions):
-        # "noam" without the decay at its end, as T5 was pretrained: no linear warm-up
+        # T5's pretraining schedule, without a linear warm-up
         return LambdaLR(optimizer, lambda step: math.sqrt(max(1, warmup) / max(1, step, warmup)))
     if isinstance(options, SlantedTriangularOptions):
         return LambdaLR(optimizer, lambda step: slanted_triangle(step, warmup, total_steps, options.ratio))
@@ -157,12 +158,12 @@ def make_scheduler(optimizer: torch.optim.Optimizer, arguments: LoopArguments, t
 
 
 def slanted_triangle(step: int, cut: int, total_steps: int, ratio: float = 32) -> float:
-    """The slanted triangular rate of a step, relative to the peak (Howard & Ruder 2018, equation 3).
+    """The slanted triangular learning rate of a step, relative to the peak (Howard & Ruder 2018, equation 3).
 
     Args:
-        step: 0 or more.
-        cut: Step of the peak; a tenth of all in the paper.
-        total_steps: T.
+        step: Completed steps.
+        cut: Step of the peak; a tenth of all steps in the paper.
+        total_steps: Steps of the run, T.
         ratio: Ratio of the peak to the lowest rate.
     """
     height = step / cut if step < cut else 1 - (step - cut) / max(1, total_steps - cut)

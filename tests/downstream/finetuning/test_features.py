@@ -138,7 +138,7 @@ def test_losses_with_kept_states_are_those_without_bit_by_bit(tmp_path: Path, mo
         model = case.model(layer_mix=True, hidden_dropout_prob=0.2)
         freeze_encoder(model)
         if cached is not None:
-            cache_features(model, cached, [collate([row]) for row in rows], {}, shown=False)
+            cache_features(model, cached, [collate([row]) for row in rows], {}, show_progress=False)
         given = arguments(
             tmp_path / name, max_steps=6, per_device_batch_size=size, gradient_accumulation_steps=4 // size
         )
@@ -178,24 +178,24 @@ def test_a_cache_is_whole_or_not_there(tmp_path: Path, monkeypatch: Any) -> None
             "hf_ctxmodels.downstream.finetuning.feature_cache.json.dumps", interrupted_at_the_index(json.dumps)
         )
         with pytest.raises(KeyboardInterrupt):
-            cache_features(model, tmp_path / "cache", rows, {}, shown=False)
+            cache_features(model, tmp_path / "cache", rows, {}, show_progress=False)
     assert list((tmp_path / "cache").iterdir()) == []
-    cache_features(model, tmp_path / "cache", rows, {}, shown=False)
+    cache_features(model, tmp_path / "cache", rows, {}, show_progress=False)
     (folder,) = (tmp_path / "cache").iterdir()
     assert len(list(folder.glob("states-*.safetensors"))) > 2
     batch = {name: torch.cat([each[name][:, :3] for each in rows]) for name in ("input_ids", "attention_mask")}
     assert torch.isfinite(model(**batch).logits).all()  # rows that are not there are computed
     with torch.no_grad():
         model.bert.layers[0].feed_forward.up_proj.weight.add_(1.0)
-    cache_features(model, tmp_path / "cache", rows, {}, shown=False)
-    cache_features(model, tmp_path / "cache", rows[:4], {}, shown=False)
-    cache_features(model, tmp_path / "cache", rows[:4], {"tokenizer": "another"}, shown=False)
+    cache_features(model, tmp_path / "cache", rows, {}, show_progress=False)
+    cache_features(model, tmp_path / "cache", rows[:4], {}, show_progress=False)
+    cache_features(model, tmp_path / "cache", rows[:4], {"tokenizer": "another"}, show_progress=False)
     folders = list((tmp_path / "cache").iterdir())
     assert len(folders) == 4
     for each in folders:
         (each / "states-00000.safetensors").write_bytes(b"")
     with pytest.raises(CtxError, match="damaged"):
-        cache_features(model, tmp_path / "cache", rows, {}, shown=False)
+        cache_features(model, tmp_path / "cache", rows, {}, show_progress=False)
 
 
 def interrupted_at_the_index(own: Any) -> Any:

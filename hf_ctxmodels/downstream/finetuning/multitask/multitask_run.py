@@ -1,4 +1,4 @@
-"""A run over several tasks: read, train together, evaluate each, save one model (Liu et al. 2019, "MT-DNN")."""
+"""Multi-task fine-tuning: tasks are trained together and saved as one model (Liu et al. 2019, "MT-DNN")."""
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
@@ -46,31 +46,31 @@ class MultitaskArguments:
 
 @dataclass(frozen=True)
 class Start:
-    """How a command opens what is trained.
+    """The model that multi-task fine-tuning starts from.
 
     Attributes:
-        load_config_and_tokenizer: A task -> configuration and tokenizer.
-        open_model: A task, its configuration and the tokenizer -> a model with its head.
-        where: The model's place, for errors.
-        frozen: Whether the encoder stays as it is.
+        load_config_and_tokenizer: Task -> configuration and tokenizer.
+        open_model: Task, its configuration and the tokenizer -> a model with its head.
+        source: Location of the model, for errors.
+        is_frozen: Whether the encoder is frozen.
     """
 
     load_config_and_tokenizer: Callable[[Task[Any]], tuple[PreTrainedConfig, PreTrainedTokenizerBase]]
     open_model: Callable[[Task[Any], PreTrainedConfig, PreTrainedTokenizerBase], PreTrainedModel]
-    where: str
-    frozen: bool = False
+    source: str
+    is_frozen: bool = False
 
 
 @dataclass
 class TaskRun:
-    """A task of the run.
+    """One task of the run.
 
     Attributes:
-        listed: Its entry in the list.
+        listed: Its entry in the list of tasks.
         task: The task, after `configure`.
-        config: The encoder's configuration with its labels and options.
         training, validation: Its examples.
-        baseline: The metrics of `Task.baseline` for them.
+        config: The encoder's configuration with the task's labels and options.
+        baseline: Metrics of `Task.baseline`, the main metric first; after `encode`.
     """
 
     listed: ListedTask
@@ -82,21 +82,21 @@ class TaskRun:
 
     @classmethod
     def read(cls, listed: ListedTask) -> "TaskRun":
-        """Read both files.
+        """Read the training and validation files.
 
         Raises:
-            CtxError: They cannot be read, or its name is none; the message names the task.
+            CtxError: They cannot be read, or the task's name is invalid; the message names the task.
         """
         check_task_name(listed.name, listed.where)
         task = listed.make()
         try:
             files = task.read(listed.train_file, "train"), task.read(listed.validation_file, "validation")
         except CtxError as error:
-            raise _of_task(listed, error) from error
+            raise _with_task_name(listed, error) from error
         return cls(listed, task, *files)
 
     def configure(self, config: PreTrainedConfig) -> None:
-        """Set the labels and options of the task in a copy of the encoder's configuration.
+        """Set the task's labels and options in a copy of the encoder's configuration.
 
         Raises:
             CtxError: The labels are unusable, or the family has no such option.
@@ -125,16 +125,18 @@ class TaskRun:
                 hint="leave out the option.",
             ) from error
         except CtxError as error:
-            raise _of_task(self.listed, error) from error
+            raise _with_task_name(self.listed, error) from error
 
     def encode(self, tokenizer: PreTrainedTokenizerBase) -> tuple[Encoded, Encoded]:
-        """The features of both files, with the task's name; the baseline is computed, too."""
+        """Encode training and validation examples, and compute the baseline."""
+        name = self.listed.name
         try:
-            parts = tuple(add_task_name(self.listed.name, self.task.encode(each, tokenizer)) for each in self._files)
+            training = add_task_name(name, self.task.encode(self.training, tokenizer))
+            validation = add_task_name(name, self.task.encode(self.validation, tokenizer))
         except CtxError as error:
-            raise _of_task(self.listed, error) from error
+            raise _with_task_name(self.listed, error) from error
         self.baseline = self.task.score(self.validation, self.task.baseline(self.training, self.validation))
-        metric = self.main[0]
+        metric = self.main_metric[0]
         if metric not in self.baseline:
             raise CtxError(
                 f"The task {self.listed.name} has no metric {metric!r}.",
@@ -142,42 +144,40 @@ class TaskRun:
                 hint=f"use one of {', '.join(self.baseline)}.",
             )
         self.baseline = {metric: self.baseline[metric], **self.baseline}
-        return parts[0], parts[1]
+        return training, validation
 
     @property
-    def main(self) -> tuple[str, float]:
-        """The main metric and its largest value; after `encode`."""
+    def main_metric(self) -> tuple[str, float]:
+        """The main metric and its maximum; after `encode`."""
         return self.listed.metric or next(iter(self.baseline)), 100.0 if self.task.is_percentage else 1.0
 
     @property
     def entry(self) -> dict[str, Any]:
-        """What the model's configuration holds of the task."""
+        """The task's entry in the model's configuration."""
         return task_entry(self.task.auto_class, self.config, self.listed.weight)
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What must be equal when the run is resumed: the files may lie elsewhere."""
+        """JSON values that must be equal when the run is resumed; files are compared by content."""
         files = {name: describe_content(getattr(self.listed, name)) for name in ("train_file", "validation_file")}
         return {**asdict(self.listed), **files, "where": None}
 
-    @property
-    def _files(self) -> tuple[list[Any], list[Any]]:
-        return self.training, self.validation
 
-
-def _of_task(listed: ListedTask, error: CtxError) -> CtxError:
-    """The error with the name of the task and its place in the list."""
+def _with_task_name(listed: ListedTask, error: CtxError) -> CtxError:
+    """The error with the task's name and its location in the list."""
     location = f"{error.location}; {listed.where}" if error.location else listed.where
     return CtxError(f"The task {listed.name}: {error.message}", location=location, hint=error.hint)
 
 
 @dataclass(frozen=True)
-class TunedTasks:
-    """What a run over several tasks gave.
+class MultitaskResult:
+    """The result of multi-task fine-tuning.
 
     Attributes:
-        runs: Task -> its part.
-        metrics: Of the model that was saved.
+        runs: Task name -> the task.
+        accelerator: The run's Accelerator.
+        result: The result of the training loop.
+        metrics: Metrics of the saved model.
     """
 
     runs: dict[str, TaskRun]
@@ -186,7 +186,7 @@ class TunedTasks:
     metrics: dict[str, float]
 
     def save_summary(self) -> None:
-        """Leave `TrainingSummary` in the output directory, with the baselines of all tasks."""
+        """Write `TrainingSummary` into the output directory, with the baselines of all tasks."""
         baselines = {
             f"{name}_{metric}": value for name, run in self.runs.items() for metric, value in run.baseline.items()
         }
@@ -203,44 +203,44 @@ class TunedTasks:
 
     @property
     def mean_baseline(self) -> float:
-        """The mean of the main metrics of the baselines."""
-        return mean(run.baseline[run.main[0]] / run.main[1] for run in self.runs.values())
+        """The mean of the baselines' main metrics."""
+        return mean(run.baseline[run.main_metric[0]] / run.main_metric[1] for run in self.runs.values())
 
     def table(self) -> str:
-        """The metrics of every task beside what its baseline gets, the main one first, and the mean of those."""
+        """A table of each task's metrics and baselines, the main metric first, and the mean of the main metrics."""
         width = max(16, *(len(name) + 2 for name in self.runs))
         rows = [f"{'task':<{width}}{'metric':<24}{'model':>10}{'baseline':>10}"]
         for name, run in self.runs.items():
-            for place, (metric, value) in enumerate(run.baseline.items()):
-                shown = self.metrics[f"eval_{name}_{metric}"]
-                rows.append(f"{name if not place else '':<{width}}{metric:<24}{shown:>10.4f}{value:>10.4f}")
-        mains = f"{'mean':<{width}}{'main metrics':<24}{self.metrics[MEAN]:>10.4f}{self.mean_baseline:>10.4f}"
-        return "\n".join([*rows, mains])
+            for index, (metric, baseline) in enumerate(run.baseline.items()):
+                value = self.metrics[f"eval_{name}_{metric}"]
+                rows.append(f"{name if index == 0 else '':<{width}}{metric:<24}{value:>10.4f}{baseline:>10.4f}")
+        rows.append(f"{'mean':<{width}}{'main metrics':<24}{self.metrics[MEAN]:>10.4f}{self.mean_baseline:>10.4f}")
+        return "\n".join(rows)
 
 
 def finetune_tasks(
     several: MultitaskArguments, defaults: TaskArguments, loop: LoopArguments, start: Start
-) -> TunedTasks:
-    """Read, train, evaluate and save.
+) -> MultitaskResult:
+    """Fine-tune a model on all tasks of a list, evaluate it, and save it.
 
     Raises:
-        CtxError: Files, model, tokenizer and flags do not fit.
+        CtxError: Files, model, tokenizer and flags do not fit each other.
     """
-    if start.frozen:
+    if start.is_frozen:
         check_layerwise_flags(loop)
     listed = read_task_list(
         find_packaged(str(several.tasks), "tasks", "list of tasks", "--tasks"), defaults, several.tasks_folder
     )
-    runs = {each.name: TaskRun.read(each) for each in _chosen(listed, several.only)}
-    # taggers read lists of words, which a tokenizer for texts may not take; theirs takes texts as well
+    runs = {task.name: TaskRun.read(task) for task in _select_tasks(listed, several.only)}
+    # a tokenizer that splits words for tagging also reads plain text, but not the other way round
     first = min(runs.values(), key=lambda run: not run.task.split_words)
     config, tokenizer = start.load_config_and_tokenizer(first.task)
     for run in runs.values():
-        check_tokenizer_matches_model(tokenizer, config, run.listed.arguments.max_length, location=start.where)
+        check_tokenizer_matches_model(tokenizer, config, run.listed.arguments.max_length, location=start.source)
         run.configure(config)
     if isinstance(tokenizer, CtxTokenizer):
         tokenizer.prepare_for_tasks()
-    accelerator = make_accelerator(loop, unused_parameters=True)  # first: it says what device and processes there are
+    accelerator = make_accelerator(loop, unused_parameters=True)
     sizes = ", ".join(f"{name} {len(run.training):,}" for name, run in runs.items())
     print_status(f"tokenizing the training examples of {len(runs)} tasks: {sizes}", accelerator.is_main_process)
     encoded = {name: run.encode(tokenizer) for name, run in runs.items()}
@@ -252,29 +252,29 @@ def finetune_tasks(
         name: TaskEvaluation(run.task, run.validation, encoded[name][1], collate, size) for name, run in runs.items()
     }
     best = BestModel(loop.output_dir, loop.resume) if several.keep == "best" else None
-    parts = [training.features for training, _ in encoded.values()]
+    features_by_task = [training.features for training, _ in encoded.values()]
     result = train(
         model,
-        make_mixture(listed, parts, global_batch_size(loop, accelerator), loop.num_train_epochs),
+        make_mixture(listed, features_by_task, global_batch_size(loop, accelerator), loop.num_train_epochs),
         collate,
         loop,
         accelerator,
         tokenizer=tokenizer,
-        evaluate=MultitaskEvaluation(evaluations, {name: run.main for name, run in runs.items()}, best),
+        evaluate=MultitaskEvaluation(evaluations, {name: run.main_metric for name, run in runs.items()}, best),
         identity={
             "tasks": [run.identity for run in runs.values()],
             "sampling": listed.sampling,
             "temperature": listed.temperature,
-            "freeze": start.frozen,
+            "freeze": start.is_frozen,
         },
     )
     if best is not None and best.metrics:
         _publish(best, model, tokenizer, accelerator, loop.output_dir)
-    return TunedTasks(runs, accelerator, result, best.metrics if best is not None else result.metrics)
+    return MultitaskResult(runs, accelerator, result, best.metrics if best is not None else result.metrics)
 
 
-def _chosen(listed: TaskList, only: Sequence[str]) -> list[ListedTask]:
-    """The tasks of these names, or all; raises CtxError for a name that is not in the list."""
+def _select_tasks(listed: TaskList, only: Sequence[str]) -> list[ListedTask]:
+    """The tasks with the given names, or all; raises CtxError for a name that is not in the list."""
     names = [task.name for task in listed.tasks]
     if unknown := [name for name in only if name not in names]:
         raise CtxError(
@@ -286,16 +286,18 @@ def _chosen(listed: TaskList, only: Sequence[str]) -> list[ListedTask]:
 def _new_model(
     config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, runs: dict[str, TaskRun], start: Start
 ) -> CtxMultiTaskModel:
-    """A model with new heads and the encoder that the command starts from."""
-    config.name_or_path = ""  # where it lies is no part of the model
+    """A multi-task model with new heads and the encoder of the starting model."""
+    config.name_or_path = ""  # the location is not part of the model
     entries = {name: run.entry for name, run in runs.items()}
     heads = {name: CtxMultiTaskConfig(encoder=config, tasks=entries).head_class(name) for name in runs}
     for name, run in runs.items():
         if run.listed.arguments.both_orders and not getattr(heads[name], "accepts_both_orders", False):
             raise CtxError(
-                f"{heads[name].__name__} reads a pair in one order.", location=run.listed.where, hint="no both_orders."
+                f"{heads[name].__name__} does not support reading a pair in both orders.",
+                location=run.listed.where,
+                hint="leave out both_orders.",
             )
-    # a head that pools has an encoder with a pooler, which serves the others too
+    # an encoder with a pooler, if a head reads it
     donor = max(runs, key=lambda name: getattr(heads[name], "pools", False) and not runs[name].listed.answer_steps)
     opened = start.open_model(runs[donor].task, runs[donor].config, tokenizer)
     require_trainable(opened)
@@ -305,7 +307,7 @@ def _new_model(
     for head in model.heads.values():
         head.load_pretrained_components()
     model.copy_encoder_weights(opened)
-    if start.frozen:
+    if start.is_frozen:
         freeze_encoder(model)
     return model
 
@@ -327,8 +329,8 @@ def _publish(
     accelerator.wait_for_everyone()
 
 
-def report(tuned: TunedTasks) -> None:
-    """Save the summary; print the table and the commands that go on."""
+def report(tuned: MultitaskResult) -> None:
+    """Save the summary; print the table and the next commands."""
     if not tuned.accelerator.is_main_process:
         return
     tuned.save_summary()
