@@ -58,12 +58,12 @@ def test_the_body_stays_and_special_tokens_keep_their_rows(subtests) -> None:
             words = [place for token, place in OTHER.get_vocab().items() if token not in OTHER.all_special_tokens]
             assert torch.equal(embeddings[words], fresh[words])
             assert found.get_output_embeddings().weight is embeddings
-            kept = EmbeddingTrainingArguments(train="embeddings").apply(model, OWN, OWN, seed=3)
+            kept = EmbeddingTrainingArguments(train_only="embeddings").apply(model, OWN, OWN, seed=3)
             assert kept is model
             learning = {each for each, parameter in kept.named_parameters() if parameter.requires_grad}
             assert learning == {each for each, _ in model.named_parameters() if each in tables}
     elmo = FAMILIES["elmo"].models["AutoModelForTokenClassification"](tiny_config(FAMILIES["elmo"]))
-    with pytest.raises(CtxError, match="no embedding of each token"):
+    with pytest.raises(CtxError, match="no token embeddings"):
         freeze_token_embeddings(elmo)
     roberta = FAMILIES["roberta"]
     elsewhere = roberta.models["AutoModelForMaskedLM"](tiny_config(roberta, vocab_size=len(OWN), pad_token_id=1))
@@ -99,7 +99,7 @@ def test_embeddings_are_exchanged(tmp_path: Path) -> None:
     again = AutoModelForTokenClassification.from_pretrained(tmp_path / "exchanged").eval()
     assert torch.equal(again(ids).logits, expected(ids).logits)
 
-    with pytest.raises(CtxError, match="also writes tokens"):
+    with pytest.raises(CtxError, match="also predicts tokens"):
         replace_token_embeddings(AutoModelForMaskedLM.from_pretrained(tmp_path / "en"), tmp_path / "de")
     for name, changes, message in (
         ("bert", {"hidden_size": 64}, f"hidden_size 64, this one has {config.hidden_size}"),

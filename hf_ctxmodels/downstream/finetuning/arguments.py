@@ -312,7 +312,7 @@ class FinetuningMethodArguments:
         identity = {"tokenizer": tokenizer_digest(tokenizer)}
         directory, is_shown = self.freeze.cache_features, accelerator.is_main_process
         with accelerator.main_process_first():
-            cache_features(model, directory, batches, identity, shown=is_shown)  # type: ignore[arg-type]
+            cache_features(model, directory, batches, identity, show_progress=is_shown)  # type: ignore[arg-type]
 
 
 def _compute_fisher(options: EwcOptions, source: str, is_shown: bool) -> None:
