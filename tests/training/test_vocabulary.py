@@ -102,9 +102,9 @@ def test_embeddings_are_exchanged(tmp_path: Path) -> None:
     with pytest.raises(CtxError, match="also predicts tokens"):
         replace_token_embeddings(AutoModelForMaskedLM.from_pretrained(tmp_path / "en"), tmp_path / "de")
     for name, changes, message in (
-        ("bert", {"hidden_size": 64}, f"hidden_size 64, this one has {config.hidden_size}"),
-        ("bert", {"num_hidden_layers": 1}, f"num_hidden_layers 1, this one has {config.num_hidden_layers}"),
-        ("electra", {}, "of the type ctx-electra, this is ctx-bert"),
+        ("bert", {"hidden_size": 64}, "hidden_size=64"),
+        ("bert", {"num_hidden_layers": 1}, "num_hidden_layers=1"),
+        ("electra", {}, "ctx-electra.*ctx-bert"),
     ):
         other = FAMILIES[name]
         other.models["AutoModel"](tiny_config(other, **changes)).save_pretrained(tmp_path / "other")
