@@ -214,9 +214,9 @@ class DecoderHeadModel(HeadModel):
     def encode(self, *, attention_mask: Tensor | None = None, **inputs: Any) -> Any:
         """Run the decoder. With an auxiliary loss, the output has the attribute `encoded_tokens`."""
         input_ids, pad_token_id = inputs.get("input_ids"), self.config.pad_token_id
-        infers_padding = attention_mask is None and self.uses_pooled_output and pad_token_id is not None
-        if infers_padding and isinstance(input_ids, Tensor) and input_ids.dim() == 2:
-            attention_mask = mask_trailing_padding(input_ids, pad_token_id)
+        is_unmasked = attention_mask is None and isinstance(input_ids, Tensor) and input_ids.dim() == 2
+        if is_unmasked and self.uses_pooled_output and pad_token_id is not None:
+            attention_mask = mask_trailing_padding(inputs["input_ids"], pad_token_id)
         outputs = super().encode(attention_mask=attention_mask, **inputs)
         if self.has_auxiliary_lm_loss:
             outputs.encoded_tokens = EncodedTokens(input_ids, attention_mask, inputs.get("sequence_ids"))
