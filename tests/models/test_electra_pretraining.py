@@ -164,8 +164,8 @@ class TestTiedWeights:
         model.resize_token_embeddings(size)
         batch = {name: value.clamp(max=size - 1) for name, value in labelled_batch().items()}
         model(**batch).loss.backward()
-        for part in (model, model.generator):
-            assert part.get_input_embeddings().weight.shape[0] == part.config.vocab_size == size
+        for submodel in (model, model.generator):
+            assert submodel.get_input_embeddings().weight.shape[0] == submodel.config.vocab_size == size
         assert model.generator.mlm_head.decoder.weight is model.generator.get_input_embeddings().weight
         shares = model.generator.get_input_embeddings().weight is model.get_input_embeddings().weight
         assert shares == (tie != "none")

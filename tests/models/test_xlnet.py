@@ -207,12 +207,12 @@ class TestMemory:
         """With causal attention, segments with memory equal one long segment."""
         model = ENCODER.model(attention=path, attn_type="uni", mem_len=None)
         words = torch.randint(5, WORDS, (2, 9), generator=torch.Generator().manual_seed(0))
-        whole = model(input_ids=words).last_hidden_state
+        expected = model(input_ids=words).last_hidden_state
         first = model(input_ids=words[:, :4])
         second = model(input_ids=words[:, 4:7], mems=first.mems)
         third = model(input_ids=words[:, 7:], mems=second.mems)
         segments = [segment.last_hidden_state for segment in (first, second, third)]
-        assert_close(torch.cat(segments, 1), whole)
+        assert_close(torch.cat(segments, 1), expected)
 
     @pytest.mark.parametrize(("mem_len", "reuse_len"), [(None, None), (4, None), (None, 3), (7, 3), (0, 0)])
     def test_memory_and_reuse_lengths(self, mem_len: int | None, reuse_len: int | None) -> None:
@@ -236,7 +236,7 @@ class TestMemory:
         assert model(input_ids=words).mems is not None
 
     def test_padding_in_the_memory_is_masked(self, path: str) -> None:
-        """The segment after a padded one equals that of the same example without padding."""
+        """The outputs after a padded segment are the same as without padding."""
         model = MODEL.model(attention=path)
         first, second = make_batch((8, 5), seed=1), make_batch((6, 6), seed=2)
         memories = model(**first).mems

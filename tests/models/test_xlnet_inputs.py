@@ -54,7 +54,7 @@ def test_memory_cannot_be_combined_with_packed_sequences() -> None:
 
 @pytest.mark.parametrize("case", TASK_CASES, ids=str)
 def test_memory_of_task_heads(case: Case) -> None:
-    """It is returned on request, equals that of the encoder, and changes the outputs of the next segment."""
+    """It is returned on request, equals the encoder's memory, and changes the outputs of the next segment."""
     model, batch = case.model(mem_len=8), make_common_batch(case)
     without_memory = model(**batch)
     assert without_memory.get("mems") is None

@@ -78,7 +78,7 @@ def reject_distilbert_head(model_class: str, architectures: Sequence[str] | None
     """
     if heads := _POOLER_HEADS.intersection(architectures or ()):
         raise CtxError(
-            f"The head of {min(heads)} has a dense layer with ReLU, but that of {model_class} has tanh, so the outputs "
+            f"The head of {min(heads)} has a dense layer with ReLU, but {model_class} uses tanh, so the outputs "
             "would differ.",
             location=model_class,
             hint="load the encoder with CtxBertModel and add_pooling_layer=False and train a new head, or use the "

@@ -237,7 +237,7 @@ class CtxBertForSequenceClassification(heads.ForSequenceClassification, CtxBertH
     """BERT with a classifier or regressor on the pooled output."""
 
     def build_head(self, config: CtxBertConfig) -> None:
-        """Create the classifier; raises CtxError for a DistilBERT checkpoint with a head of its own."""
+        """Create the classifier; raises CtxError for a DistilBERT checkpoint with a pooled head."""
         reject_distilbert_head(type(self).__name__, config.architectures)
         super().build_head(config)
 
@@ -254,6 +254,6 @@ class CtxBertForMultipleChoice(heads.ForMultipleChoice, CtxBertHeadModel):
     """BERT with a multiple-choice classifier."""
 
     def build_head(self, config: CtxBertConfig) -> None:
-        """Create the classifier; raises CtxError for a DistilBERT checkpoint with a head of its own."""
+        """Create the classifier; raises CtxError for a DistilBERT checkpoint with a pooled head."""
         reject_distilbert_head(type(self).__name__, config.architectures)
         super().build_head(config)

@@ -47,5 +47,5 @@ class CtxErnieConfig(CtxBertConfig):
 
     @property
     def tasks(self) -> dict[str, int]:
-        """Task -> number of classes: `pretraining_tasks`, or that of ERNIE 1.0."""
+        """Task -> number of classes: `pretraining_tasks`, or ERNIE 1.0's tasks if None."""
         return {"next_sentence": 2} if self.pretraining_tasks is None else self.pretraining_tasks

@@ -25,8 +25,8 @@ class CtxGroverConfig(CtxDecoderConfig):
         lm_loss_weight: Weight of the auxiliary language modelling loss of the classifier; 0 for none.
         classifier_token_id: Id of <|beginsummary|>, whose state is the classifier's input.
         pad_token_id: Id of <|padding|>, which is never a target.
-        bos_token_id, eos_token_id: Ids of <|beginarticle|> and <|endofarticle|>. By default these three ids are
-            those of `CtxGroverTokenizer`, at the end of the vocabulary.
+        bos_token_id, eos_token_id: Ids of <|beginarticle|> and <|endofarticle|>. The defaults of
+            these three ids match `CtxGroverTokenizer`, at the end of the vocabulary.
     """
 
     model_type = "ctx-grover"

@@ -24,7 +24,7 @@ class CtxXLMTokenizer(WordBPETokenizer):
     """Tokenizer of XLM: BPE of lower-cased words without accents; the last subword of a word ends with "</w>".
 
     A text is encoded as `</s> A </s>`, a pair as `</s> A </s></s> B </s>`, as in the released code. On the same files
-    (`vocab.json` with `merges.txt`) the ids equal those of `transformers.XLMTokenizer` except for the first token: <s>
+    (`vocab.json` with `merges.txt`) the ids equal `transformers.XLMTokenizer`'s except for the first token: <s>
     there, on which no released model was trained.
 
     If `language` is set, or passed in a call, the encoding has `langs`, the language id at each token.

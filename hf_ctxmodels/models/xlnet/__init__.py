@@ -17,7 +17,7 @@ from hf_ctxmodels.models.xlnet.tokenization_xlnet import CtxXLNetTokenizer
 from hf_ctxmodels.objectives import PermutationLM
 from hf_ctxmodels.spec import FamilySpec, PublishedCount, ShortTraining, Traits, encoder_size
 
-# base, large: the released models (appendix A.4); the small ones are BERT's of Turc et al. 2019
+# base, large: the released models (appendix A.4); tiny to small: Turc et al. 2019, as for BERT
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": encoder_size(128, 2, 2),
     "mini": encoder_size(256, 4, 4),
@@ -26,7 +26,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "large": encoder_size(1024, 24, 16),
 }
 
-# Counted with the reference classes of transformers 5.23.
+# parameter counts of the classes of transformers 5.23
 PUBLISHED = {
     size: PublishedCount(
         SIZES[size], {"AutoModel": encoder, "AutoModelForPreTraining": head, "AutoModelForCausalLM": head}

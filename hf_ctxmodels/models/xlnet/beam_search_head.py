@@ -70,8 +70,8 @@ class BeamSearchSpanOutput(ModelOutput):
 
     Attributes:
         loss: Mean cross-entropy of start and end, plus half the cross-entropy of answerability; in nats.
-        start_top_log_probs: (batch, starts) probabilities of the top starts (not logarithms; the name is that of
-            transformers).
+        start_top_log_probs: (batch, starts) probabilities of the top starts (not logarithms, in spite of the name
+            in transformers).
         start_top_index: (batch, starts) columns of the top starts.
         end_top_log_probs: (batch, ends * starts) probabilities of the top ends of each start; the start varies fastest.
         end_top_index: (batch, ends * starts) columns of the top ends.
@@ -166,7 +166,7 @@ class ForBeamSearchQuestionAnswering(HeadModel):
             loss = loss + _UNANSWERABLE_WEIGHT * mean_over_targets(total, targets, "is_impossible", num_items_in_batch)
         return BeamSearchSpanOutput(loss=loss, **self.encoder_fields(outputs))
 
-    def _search(self, states: Tensor, cls_states: Tensor, excluded: Tensor | None) -> dict[str, Tensor]:
+    def _search(self, states: Tensor, cls_states: Tensor, excluded: Tensor | None) -> dict[str, Any]:
         """The top starts, and the top ends of each start."""
         length = states.shape[1]
         start_probabilities = _probabilities(self.start_logits(states), excluded)

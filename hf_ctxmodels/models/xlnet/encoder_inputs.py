@@ -76,7 +76,7 @@ class EncoderInputs:
 
     @property
     def memory_length(self) -> int:
-        """Number of keys before those of the batch."""
+        """Number of memory keys, which precede the keys of the batch."""
         return 0 if self.memory is None else self.memory[0].shape[1]
 
     @property
@@ -255,7 +255,7 @@ def check_combination(config: CtxXLNetConfig, inputs: EncoderInputs) -> None:
     """Raise CtxError for arguments that cannot be combined."""
     if inputs.output_mask is not None and inputs.target_positions is not None:
         raise CtxError(
-            "output_mask cannot be combined with targets: the outputs are those of the query stream.",
+            "output_mask cannot be combined with targets, for which the query stream is returned.",
             hint="remove output_mask.",
         )
     if inputs.sequence_ids is not None and inputs.memory is not None:

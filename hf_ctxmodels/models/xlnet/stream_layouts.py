@@ -2,7 +2,8 @@
 
 The content stream has one state per position of the batch, the query stream one per target (Yang et al. 2019, section
 2.3). Both attend to the keys of the content stream, so the query states are appended to the content states and a layer
-makes one attention call. States of earlier segments (the memory) are additional keys before those of the batch.
+makes one attention call. States of earlier segments (the memory) are additional keys, which precede the keys of the
+batch.
 
 `PaddedStreams` computes all positions of a batch. `PackedStreams` holds the tokens of a single-stream batch
 concatenated, without padding.
@@ -350,7 +351,7 @@ def visible_keys(
         hidden_pairs: (batch, length, length) bool, an alternative to `order`: True where key j is hidden from query i;
             a content state always attends to itself.
         target_positions: (batch, targets), -1 for a query state without a target, to which no key is visible.
-        memory_length: Number of keys before those of the batch, visible to all states.
+        memory_length: Number of memory keys, which precede the keys of the batch and are visible to all states.
         memory_tokens: (batch, memory) bool, False where the memory is empty and not visible.
         causal: Hide later positions.
         same_length: With `causal`, the number of visible keys is the same for all states (Dai et al. 2019).
@@ -390,8 +391,8 @@ def visible_keys(
 
 
 def _causal_keys(length: int, memory_length: int, same_length: bool, device: torch.device) -> Tensor:
-    """(length, memory + length) bool: each position and earlier ones; with `same_length`, the attention span of all
-    positions is that of the last one."""
+    """(length, memory + length) bool: each position and earlier ones; with `same_length`, all positions have the
+    attention span of the last one."""
     positions = torch.arange(length, device=device)[:, None]
     keys = torch.arange(memory_length + length, device=device)
     visible = keys <= positions + memory_length
