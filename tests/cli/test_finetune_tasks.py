@@ -329,11 +329,11 @@ def test_what_cannot_be_is_one_screen(checkpoint, tmp_path, monkeypatch, capsys,
         ]
         assert finetune(monkeypatch, *flags) == 2
         error = capsys.readouterr().err
-        assert "no such list of tasks" in error
+        assert "no such task list" in error
         assert "path of a YAML file" in error
     top["sampling"] = "annealed"
     with subtests.test("annealed by steps"):
-        assert "needs a length in epochs" in run(lambda each: None)
+        assert "needs the length of the run in epochs" in run(lambda each: None)
     dev.write_text("sentence\tgold\nthe film was great\tneutral\n")
     with subtests.test("a label that is not learned"):
         errors = run(lambda each: None)

@@ -8,7 +8,7 @@ from accelerate.state import AcceleratorState, GradientState
 from safetensors.torch import load_file
 
 from hf_ctxmodels import CtxError
-from hf_ctxmodels.architectures.static_embeddings import is_compiled
+from hf_ctxmodels.architectures.static_embeddings import supports_compiled_updates
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.spec import FamilySpec
 from hf_ctxmodels.training.arguments import LoopArguments
@@ -92,11 +92,11 @@ def test_threads_reach_about_the_same_loss(family: FamilySpec, tmp_path: Path) -
 def test_without_numba_or_in_another_precision_tensors_are_updated(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("numba")
     table = torch.zeros(2, 2)
-    assert is_compiled(table)
-    assert not is_compiled(table.double())
-    assert not is_compiled(table.bfloat16())
-    assert not is_compiled(table.to("meta"))
+    assert supports_compiled_updates(table)
+    assert not supports_compiled_updates(table.double())
+    assert not supports_compiled_updates(table.bfloat16())
+    assert not supports_compiled_updates(table.to("meta"))
     monkeypatch.setattr("hf_ctxmodels.architectures.static_embeddings.find_spec", lambda name: None)
-    assert not is_compiled(table)
+    assert not supports_compiled_updates(table)
     model = FAMILIES["glove"].models["AutoModelForPreTraining"](FAMILIES["glove"].config(vocab_size=5, hidden_size=4))
     assert not model.supports_inplace_optimizer(torch.optim.Adagrad(model.parameters()))
