@@ -3,8 +3,8 @@
     pip install -c constraints.txt -e '.[ecosystem]'
     python scripts/check_ecosystem.py [--only TEXT] [--output docs/ecosystem.md]
 
-Every check trains, exports, adapts, quantizes or explains a small model, and compares what comes out. One whose package
-is not installed is skipped and says so. Exits with 1 if a check fails.
+Every check trains, exports, adapts, quantizes or explains a small model, and compares the outputs. A check is skipped with a
+message if its package is not installed. Exits with 1 if a check fails.
 """
 
 import argparse
@@ -21,9 +21,9 @@ from transformers import logging
 PAGE = """\
 # Tools around the models
 
-`python scripts/check_ecosystem.py --output docs/ecosystem.md` wrote this page: it ran every row on a CPU, with Python
-{python}, torch {torch} and transformers {transformers}. Each one trains, exports, adapts, quantizes or explains a small
-model with random weights, and compares what comes out. To run it again:
+`python scripts/check_ecosystem.py --output docs/ecosystem.md` generates this page. All checks ran on a CPU, with Python
+{python}, torch {torch} and transformers {transformers}. They train, export, adapt, quantize or explain a small model
+with random weights, and compare the outputs. To run the checks:
 
 ```sh
 pip install $(grep '^torch==' constraints.txt)
@@ -33,7 +33,7 @@ python scripts/check_ecosystem.py
 
 {table}
 
-More: [adapters](how-to/adapters.md), [evaluation by lm-evaluation-harness](how-to/evaluate.md),
+See also: [adapters](how-to/adapters.md), [evaluation with lm-evaluation-harness](how-to/evaluate.md),
 [export](how-to/export.md), [quantization](how-to/quantize.md), [explainers](how-to/explain.md).
 """
 
