@@ -17,7 +17,7 @@ from docstrings import to_rst
 from reference import PACKAGE, api_pages, collator_of, full_name, links, objectives, title, toctree
 
 from hf_ctxmodels.cli.recipes import first_sentence
-from hf_ctxmodels.core.flags import REQUIRED, default_of, is_choice, is_settable
+from hf_ctxmodels.core.flags import REQUIRED, field_default, is_choice, is_settable
 from hf_ctxmodels.objectives import Objective
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.spec import FamilySpec
@@ -254,7 +254,7 @@ def _command_page(words: str) -> str:
 
 def _flag(entry: Field, annotation: Any) -> list[str]:
     """A flag with its values, default and help."""
-    default, choices = default_of(entry), entry.metadata.get("choices") or ()
+    default, choices = field_default(entry), entry.metadata.get("choices") or ()
     nested = is_choice(entry) or entry.metadata.get("nested")
     shape = " NAME[:KEY=VALUE,...]" if nested else "" if annotation is bool else f" {metavar(annotation)}"
     lines = [f".. option:: --{entry.name}{shape}", "", f"    {_help(entry.metadata['help'])}"]
@@ -280,7 +280,7 @@ def _nested_options(choices: Mapping[str, Any]) -> list[str]:
         lines += [f"    - {', '.join(f'``{name}``' for name in names)}: {_help(summary)}", ""]
         for entry in fields(options):
             if is_settable(entry) and "help" in entry.metadata:
-                default = default_of(entry)
+                default = field_default(entry)
                 shown = "" if default in (None, REQUIRED, ()) else f" Default: ``{default}``."
                 lines.append(f"      - ``{entry.name}``: {_help(entry.metadata['help'])}{shown}")
         lines.append("")

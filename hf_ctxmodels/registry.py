@@ -63,9 +63,11 @@ def check_specs(specs: Iterable[FamilySpec]) -> dict[str, FamilySpec]:
         problems = [*_class_problems(spec), *_name_problems(spec)]
         if spec.parent is not None and spec.parent not in checked:
             problems.append(f"its parent {spec.parent!r} is not listed before it")
-        for other in checked.values():
-            if spec.name == other.name or spec.config.model_type == other.config.model_type:
-                problems.append(f"the family {other.name!r} has its name or model_type {spec.config.model_type!r}")
+        for previous_spec in checked.values():
+            if spec.name == previous_spec.name or spec.config.model_type == previous_spec.config.model_type:
+                problems.append(
+                    f"the family {previous_spec.name!r} has the same name or model_type {spec.config.model_type!r}"
+                )
         if problems:
             raise CtxError("; ".join(problems) + ".", location=f"SPEC of the family {spec.name!r}")
         checked[spec.name] = spec
@@ -112,7 +114,7 @@ FAMILIES = check_specs(import_module(f"hf_ctxmodels.models.{directory}").SPEC fo
 def get_family(key: str | PreTrainedConfig | PreTrainedModel) -> FamilySpec:
     """Look up a family by its name, its `model_type`, a configuration or a model.
 
-    The class of a configuration must be exactly that of the family: subclasses do not match.
+    A configuration must be an instance of exactly the configuration class of the family; subclasses do not match.
 
     Raises:
         CtxError: There is no such family.
@@ -135,7 +137,7 @@ def checkpoint_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
     """Return the class from which a checkpoint was saved.
 
     Raises:
-        CtxError: The configuration belongs to no family, or contains no class of the family.
+        CtxError: The configuration belongs to no family, or its `architectures` contain no class of the family.
     """
     family = get_family(config)
     classes = {model.__name__: model for model in (*family.models.values(), *family.reference_heads.values())}

@@ -27,27 +27,27 @@ class PublishedCount(NamedTuple):
 
 
 class Target(Enum):
-    """The kind of a target of a head."""
+    """Type of the targets of a loss term; the tests create random targets of this type."""
 
-    POSITION = auto()  # one column index per row
+    POSITION = auto()  # a position in the sequence
     TOKEN_ID = auto()  # token ids at some positions
-    SPAN_TOKEN = auto()  # the ids of those `labels` that are in runs between two tokens
-    NEXT_WORD = auto()  # the id of the next token at some source positions
+    SPAN_TOKEN = auto()  # `labels` of a span with an unmasked token before and after it
+    NEXT_WORD = auto()  # id of the next token at some source positions
     DECODER_TOKEN = auto()  # target token ids at some decoder steps
-    ORIGINAL = auto()  # the ids of all tokens before those with `labels` were replaced
+    ORIGINAL = auto()  # original ids of all tokens, including the tokens with `labels`
     TOKEN_CLASS = auto()  # one of `num_labels` classes at some positions
     TOKEN_PAIR_CLASS = auto()  # one of two classes at some positions
     REPLACED = auto()  # whether each token was replaced
     CONSISTENCY = auto()  # positions where two predictions of the model are compared
-    ROW_CLASS = auto()  # one of `num_labels` classes, or the index of the correct choice, per row
-    PAIR_CLASS = auto()  # one of two classes per row
+    SEQUENCE_CLASS = auto()  # one of `num_labels` classes, or the index of the correct choice
+    PAIR_CLASS = auto()  # one of two classes for each sequence or pair
 
 
 @dataclass(frozen=True)
 class ShortTraining:
-    """The short pretraining run of the tests, in which the loss must become lower than that of token frequencies.
+    """The short pretraining run of the tests, whose final loss must be lower than the loss of a unigram model.
 
-    The model has one layer of width 64 without dropout, and a batch has 16 rows of at most 32 tokens of news text.
+    The model has one layer of width 64 without dropout, and a batch has 16 sequences of at most 32 tokens of news text.
 
     Attributes:
         steps: Number of steps.
@@ -71,7 +71,7 @@ class Traits:
     Attributes:
         tiny: Further fields of the tiny test configuration.
         short_training: The short pretraining run.
-        targets: Kinds of the `loss_targets` that do not follow from their name and the head; see tests/zoo.
+        targets: Name in `loss_targets` -> type, if it does not follow from the name and the head; see tests/zoo.
         loss_weights: Name of a loss in the output of a head -> configuration field of its weight.
         uses_max_pooling: Auto classes whose head uses max-pooling, where rounding can select another value; not needed
             with `pooling="max"` in the configuration.
@@ -91,7 +91,7 @@ class Traits:
 
 @dataclass(frozen=True)
 class Seq2SeqFinetuning:
-    """Fine-tuning of a sequence-to-sequence family with an objective of its own.
+    """Fine-tuning of a sequence-to-sequence family with a family-specific objective.
 
     Attributes:
         objective: The objective, which creates the training batches.
@@ -107,7 +107,7 @@ class FamilySpec:
     """A family of models.
 
     Attributes:
-        name: Name in scripts, of the directory in `models`, and of the card `model_cards/<name>.md`.
+        name: Name of the family in commands, of its directory in `models`, and of its card `model_cards/<name>.md`.
         paper: The publication.
         config: Configuration class, with the `model_type` of checkpoints.
         tokenizer: Tokenizer class.
@@ -117,7 +117,7 @@ class FamilySpec:
         objectives: Name -> objective; the first is the default.
         seq2seq_finetuning: Fine-tuning by `finetune seq2seq`; None for the targets as `labels`.
         conversion: Conversion of weights from the reference layout to the native layout.
-        reference_heads: Auto class name -> class that corresponds to the reference, if it is not the one in `models`.
+        reference_heads: Auto class name -> class with the layout of the reference, if it is not the class in `models`.
         parent: Name of the only other family whose modules this one may import.
         traits: Traits for the tests.
     """
@@ -143,7 +143,7 @@ class FamilySpec:
 
     @property
     def stub(self) -> RemoteCodeStub:
-        """The code with which `trust_remote_code=True` opens checkpoints of the family."""
+        """The module that loads checkpoints of the family with `trust_remote_code=True`."""
         return RemoteCodeStub(self.config.model_type, self.config, self.tokenizer, self.models)
 
     @property

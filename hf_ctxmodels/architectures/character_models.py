@@ -57,7 +57,7 @@ class CharacterVectors(nn.Module):
 
     @torch.no_grad()
     def fill(self, character_ids: Tensor, vectors: Tensor) -> None:
-        """Set the words, (n, characters) ids, and their vectors, (n, width); of words with equal keys the first counts.
+        """Set (n, characters) words and their (n, width) vectors; of words with equal hashes, the first is kept.
 
         Raises:
             CtxError: The vectors have another width, or are too many.
@@ -146,7 +146,7 @@ class CharacterPreTrainedModel(CtxPreTrainedModel):
         load_word_vectors(self, source, CharacterVectors, self._copy_vectors)
 
     def load_pretrained_components(self, missing: Container[str] | None = None) -> None:
-        """Copy the vectors, unless the checkpoint has them; see `CtxPreTrainedModel.load_pretrained_components`."""
+        """Copy the word vectors, unless they are in the checkpoint; see the base class."""
         super().load_pretrained_components(missing)
         if lacks_word_vectors(self, CharacterVectors, missing):
             self.load_pretrained_embeddings()

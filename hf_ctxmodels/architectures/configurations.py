@@ -11,7 +11,9 @@ from hf_ctxmodels.core.config import CtxConfig, CtxTransformerConfig
 class CtxEncoderConfig(CtxTransformerConfig):
     """Configuration of a Transformer encoder with absolute position embeddings; the defaults are BERT-base.
 
-    Args: In addition to those of `CtxTransformerConfig`:
+    See `CtxTransformerConfig` for the other arguments.
+
+    Args:
         vocab_size: Number of tokens of the tokenizer.
         hidden_size: Width of the residual stream; a multiple of `num_attention_heads`.
         num_hidden_layers: Number of Transformer layers.
@@ -81,13 +83,15 @@ class CtxQueryGenerationConfig(CtxEncoderConfig):
 
     A BERT configuration, which has two segments, can be opened; it receives all segments of the family.
 
-    Args: In addition to those of `CtxEncoderConfig`:
+    See `CtxEncoderConfig` for the other arguments.
+
+    Args:
         query_token_id: Id of the query token, whose state predicts a target token: the mask token or a special one.
         decoder_start_token_id: Id of the first of `decoder_input_ids`.
         eos_token_id: Id of the last token of a target.
         label_smoothing: Label smoothing of the generation loss in training (Szegedy et al. 2016, section 7).
-        span_loss_weight: Weight in [0, 1] of the loss of whole spans, if `span_ids` are given; the loss of single
-            tokens has the remaining weight.
+        span_loss_weight: Weight in [0, 1] of the loss of whole spans, with `span_ids`; the loss of single tokens has
+            the remaining weight.
     """
 
     query_token_id: int | None = None
@@ -133,7 +137,7 @@ class CtxQueryGenerationConfig(CtxEncoderConfig):
 
     @property
     def target_vocab_size(self) -> int:
-        """Size of the target vocabulary, which is that of the source."""
+        """Size of the target vocabulary, which is also the source vocabulary."""
         return self.vocab_size
 
 
@@ -143,7 +147,9 @@ class CtxDecoderConfig(CtxTransformerConfig):
 
     The field names of the reference (`n_embd`, `n_layer`, `n_head`, `n_positions`, `resid_pdrop`, ...) are aliases.
 
-    Args: In addition to those of `CtxTransformerConfig`:
+    See `CtxTransformerConfig` for the other arguments.
+
+    Args:
         vocab_size: Number of tokens of the tokenizer.
         hidden_size: Width of the residual stream; a multiple of `num_attention_heads`.
         num_hidden_layers: Number of layers.
@@ -196,10 +202,12 @@ class CtxDecoderConfig(CtxTransformerConfig):
 class CtxSeq2SeqConfig(CtxTransformerConfig):
     """Configuration of a Transformer encoder-decoder with one hidden size (Vaswani et al. 2017).
 
-    Fields without "decoder" apply to the encoder, and to the decoder if it has no field of its own. The defaults are
-    BART-large.
+    Fields without "decoder" apply to the encoder, and to the decoder if there is no field for the decoder. The defaults
+    are BART-large.
 
-    Args: In addition to those of `CtxTransformerConfig`:
+    See `CtxTransformerConfig` for the other arguments.
+
+    Args:
         vocab_size: Number of tokens of the tokenizer, for sources and targets.
         hidden_size: Width of the residual stream.
         num_hidden_layers, decoder_layers: Number of layers.
@@ -365,7 +373,7 @@ class CtxCharacterConfig(CtxConfig):
         hidden_size: Width of a hidden state, both directions concatenated.
         cell_size: Width of the cell state of each direction.
         num_hidden_layers: Number of LSTM layers.
-        num_characters: Number of character ids, including those of padding, boundaries and languages.
+        num_characters: Number of character ids, including the ids of padding, boundaries and languages.
         num_languages: Number of languages; each has a character id, which are the last ones.
         max_characters_per_token: Maximum number of characters of a word, including its boundaries; longer words are
             truncated.
@@ -379,8 +387,8 @@ class CtxCharacterConfig(CtxConfig):
         pretrained_embeddings: Directory or Hub id of static word embeddings. `load_pretrained_embeddings` copies the
             vectors into a new model; they are saved with it.
         train_pretrained_embeddings: Whether these vectors are trained.
-        pretrained_vocab_size, pretrained_embedding_size, pretrained_lower_case: Their number, their width, and whether
-            their words are lower-cased; the model class's `embedding_fields` returns these fields.
+        pretrained_vocab_size, pretrained_embedding_size, pretrained_lower_case: Number and width of these vectors, and
+            whether their words are lower-cased; the model class's `embedding_fields` returns these fields.
         classifier_dropout: Dropout before the task heads.
         pad_token_id: Id of padding in the vocabulary.
     """

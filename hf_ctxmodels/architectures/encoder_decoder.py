@@ -41,7 +41,7 @@ class EncodedSource:
 
 
 class TransformerStack(nn.Module):
-    """An encoder or a decoder: embeddings, layers and the final norm; BART's, unless a family overrides its parts.
+    """An encoder or a decoder: embeddings, layers and final norm. The defaults are BART's; families override them.
 
     The position of a token is the number of tokens before it in its sequence, wherever the padding is.
 
@@ -111,7 +111,7 @@ class TransformerStack(nn.Module):
         return CAUSAL if self.is_decoder else BIDIRECTIONAL
 
     def extra_embedding_ids(self, words: Tensor, kwargs: dict[str, Any]) -> dict[str, Tensor]:
-        """Other (batch, length) arguments of `embed` than words and positions, by name.
+        """Return the (batch, length) arguments of `embed` other than words and positions, by name.
 
         Args:
             words: (batch, length, ...) ids or embeddings.
@@ -150,7 +150,7 @@ class TransformerStack(nn.Module):
             output_mask: (batch, length) bool; `last_hidden_state` then has only these positions, (targets, hidden) in
                 row-major order, and the last layer is computed only there.
             source: The encoder's output that a decoder attends to.
-            word_embeddings: The word embeddings of a stack without own ones.
+            word_embeddings: Word embeddings for a stack that does not have any.
             kwargs: `output_hidden_states`, `output_attentions` (by eager attention instead of sdpa), the arguments of
                 `extra_embedding_ids`, and arguments of the attention function.
 
@@ -211,7 +211,7 @@ class TransformerStack(nn.Module):
 
 
 def build_memory(layout: Layout, source: EncodedSource, targets_per_source: int) -> Memory:
-    """The input of cross-attention: the first of every `targets_per_source` equal rows of the source."""
+    """The input of cross-attention: the first of each group of `targets_per_source` equal rows of the source."""
     states, mask = source.states[::targets_per_source], source.attention_mask
     mask = None if mask is None else mask[::targets_per_source]
     memory_layout = build_memory_layout(layout, states, mask, source.sequence_ids)
@@ -220,7 +220,7 @@ def build_memory(layout: Layout, source: EncodedSource, targets_per_source: int)
 
 @dataclass
 class EncoderDecoderOutput(Seq2SeqModelOutput):
-    """Output of `EncoderDecoder`: transformers' `Seq2SeqModelOutput`, with two more names of the decoder's outputs."""
+    """Output of `EncoderDecoder`: transformers' `Seq2SeqModelOutput`, with aliases of two outputs of the decoder."""
 
     @property
     def hidden_states(self) -> tuple[Tensor, ...] | None:
@@ -236,7 +236,7 @@ class EncoderDecoderOutput(Seq2SeqModelOutput):
 class EncoderDecoder(CtxPreTrainedModel):
     """An encoder and a decoder, without the output layer.
 
-    Without an input of the decoder, this is the encoder's input, shifted by one token after
+    The input of the decoder defaults to the encoder's input, shifted by one token after
     `config.decoder_start_token_id`: each state of the decoder depends on the tokens before it and, through the encoder,
     on the whole text.
 
@@ -356,7 +356,7 @@ class EncoderDecoder(CtxPreTrainedModel):
         )
 
     def split_kwargs(self, kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The other keyword arguments of `forward` for the encoder, and for the decoder."""
+        """Split the additional keyword arguments of `forward` into arguments of the encoder and of the decoder."""
         return {name: value for name, value in kwargs.items() if not name.startswith("decoder_")}, kwargs
 
     def decode(
@@ -381,7 +381,7 @@ class EncoderDecoder(CtxPreTrainedModel):
         check_ids("decoder_input_ids", input_ids, self.config.vocab_size, "vocab_size")
         if (source.sequence_ids is None) != (sequence_ids is None):
             raise CtxError(
-                "sequence_ids are given for only one of encoder and decoder.",
+                "Only one of sequence_ids and decoder_sequence_ids was passed.",
                 hint="pass sequence_ids and decoder_sequence_ids, with the same number of sequences in each row.",
             )
         if past_key_values is None and use_cache:
@@ -414,7 +414,7 @@ class EncoderDecoder(CtxPreTrainedModel):
         attention_mask: Tensor | None,
         sequence_ids: Tensor | None,
     ) -> tuple[Tensor | None, Tensor | None]:
-        """The encoder's input, shifted to the right: ids or embeddings of the decoder, and None for the other.
+        """Shift the encoder's input to the right: returns ids and None, or None and embeddings, for the decoder.
 
         Every token is replaced by the token before it in its sequence, the first by `config.decoder_start_token_id`.
 
@@ -455,7 +455,7 @@ def preceding_columns(tokens: Tensor, sequence_ids: Tensor | None) -> Tensor:
 
 
 def resize_decoder_embeddings(model: Any, size: int, mean_resizing: bool) -> None:
-    """Resize the decoder's own word embeddings of an encoder-decoder or a head on it, if there are any."""
+    """Resize separate word embeddings of the decoder, if any, in an encoder-decoder or a head on it."""
     decoder = getattr(model.base_model, "decoder", None)  # None in T5's encoder
     if decoder is not None and decoder.word_embeddings is not None:
         decoder.word_embeddings = model._get_resized_embeddings(
@@ -466,4 +466,4 @@ def resize_decoder_embeddings(model: Any, size: int, mean_resizing: bool) -> Non
 def reject_segments(kwargs: dict[str, Any]) -> None:
     """Pop `token_type_ids` from the keyword arguments; raise CtxError unless they are None."""
     if kwargs.pop("token_type_ids", None) is not None:
-        raise CtxError("The model has no segments.", location="token_type_ids", hint="leave them out.")
+        raise CtxError("The model has no segments.", location="token_type_ids", hint="remove token_type_ids.")

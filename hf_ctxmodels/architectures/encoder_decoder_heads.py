@@ -50,7 +50,7 @@ class EncoderDecoderHeadModel(HeadModel):
         return resized
 
     def encoder_fields(self, outputs: Any) -> dict[str, Any]:
-        """The fields of a task head's output that are those of the encoder-decoder's output."""
+        """Return the fields of the encoder-decoder's output that the output of a task head contains."""
         names = (
             "past_key_values",
             "decoder_hidden_states",
@@ -105,7 +105,7 @@ class EncoderDecoderHeadModel(HeadModel):
 
 
 class TransformerForConditionalGeneration(Seq2SeqHead, EncoderDecoderHeadModel):
-    """The language model of targets; the output layer has no bias.
+    """Generates a target from a source, with an output layer without bias.
 
     With `labels` and without a `decoder_attention_mask` the decoder computes up to the last label of each row only,
     since no earlier state depends on later ones. With `sequence_ids` and `decoder_sequence_ids` a row has several
@@ -208,7 +208,7 @@ class TransformerForConditionalGeneration(Seq2SeqHead, EncoderDecoderHeadModel):
         )
 
     def split_kwargs(self, kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The other keyword arguments of `forward` for the encoder, and for the decoder."""
+        """Split the additional keyword arguments of `forward` into arguments of the encoder and of the decoder."""
         return kwargs, {}
 
     def encoded_source(

@@ -90,7 +90,7 @@ class LSTMLanguageModel(LSTMLanguageModelPreTrainedModel):
         """(directions, tokens) packed ids -> (directions, tokens, width) embeddings after dropout."""
         return self.word_embeddings(ids)
 
-    def layer_dropout(self, packed: Tensor, rows: PackedSequences, depth: int) -> Tensor:
+    def layer_dropout(self, packed: Tensor, packing: PackedSequences, depth: int) -> Tensor:
         """Dropout of (directions, tokens, width), the packed input of the layer at `depth`."""
         return packed
 
@@ -109,9 +109,9 @@ class LSTMLanguageModel(LSTMLanguageModelPreTrainedModel):
         output_hidden_states: bool | None = None,
         **kwargs: Any,
     ) -> LSTMLanguageModelOutput:
-        """Encode a batch.
+        """Encode a batch. Other arguments and errors as in `prepare_inputs`.
 
-        Args: as in `prepare_inputs`, whose errors it raises, and
+        Args:
             past_key_values: The state after the preceding text, returned by an earlier forward; None for zeros.
             use_cache: Return `past_key_values`; None for `config.stateful`.
             truncation: Number of steps to back-propagate through; None for all.
@@ -136,12 +136,12 @@ class LSTMLanguageModel(LSTMLanguageModelPreTrainedModel):
             use_cache = self.config.stateful
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
-        rows = inputs.pack(2).backward_only() if self.is_backward else inputs.pack(1)
-        packed = rows.pack(inputs.words)
+        packing = inputs.pack(2).backward_only() if self.is_backward else inputs.pack(1)
+        packed = packing.pack(inputs.words)
         if inputs.are_ids:
             packed = self.embed(packed)
         hidden_states, last, cache = self._run_layers(
-            packed, rows, past_key_values, truncation, self.layers[:layers], output_hidden_states
+            packed, packing, past_key_values, truncation, self.layers[:layers], output_hidden_states
         )
         return LSTMLanguageModelOutput(
             last_hidden_state=last if output_mask is None else last[output_mask],
@@ -153,28 +153,29 @@ class LSTMLanguageModel(LSTMLanguageModelPreTrainedModel):
     def _run_layers(
         self,
         packed: Tensor,
-        rows: PackedSequences,
+        packing: PackedSequences,
         cache: RecurrentCache | None,
         truncation: int | None,
         layers: Iterable[nn.Module],
         output_hidden_states: bool,
     ) -> tuple[list[Tensor], Tensor, RecurrentCache]:
-        """The input of each layer if requested, and the last output, (batch, length, width) each; and the state after
-        the last token."""
-        num_past_tokens, length = 0, rows.shape[1]
+        """Return the input of each layer if requested and the last output, (batch, length, width) each, and the state
+        after the last token."""
+        num_past_tokens, length = 0, packing.shape[1]
         initial_states: list[tuple[Tensor, ...] | None] = [None] * len(self.layers)
         if cache is not None:
-            validate_cache(cache, [[(rows.shape[0], 1, size)] * 2 for size in self.config.layer_sizes[1:]])
+            validate_cache(cache, [[(packing.shape[0], 1, size)] * 2 for size in self.config.layer_sizes[1:]])
             num_past_tokens = cache.seen_tokens
-            initial_states = [rows.pack_state(state) for state in cache.states]
+            initial_states = [packing.pack_state(state) for state in cache.states]
         hidden_states, final_states = [], []
         for depth, layer in enumerate(layers):
             if output_hidden_states:
-                hidden_states.append(rows.unpack(packed)[0])
-                packed = rows.repack(hidden_states[-1][None])  # so that gradients reach the recorded states
-            packed, state = layer(self.layer_dropout(packed, rows, depth), rows, initial_states[depth], truncation)
-            final_states.append(rows.unpack_state(state))
-        return hidden_states, rows.unpack(packed)[0], RecurrentCache(final_states, num_past_tokens + length)
+                hidden_states.append(packing.unpack(packed)[0])
+                packed = packing.repack(hidden_states[-1][None])  # so that gradients reach the recorded states
+            layer_input = self.layer_dropout(packed, packing, depth)
+            packed, state = layer(layer_input, packing, initial_states[depth], truncation)
+            final_states.append(packing.unpack_state(state))
+        return hidden_states, packing.unpack(packed)[0], RecurrentCache(final_states, num_past_tokens + length)
 
 
 class LSTMForCausalLM(ForCausalLM):

@@ -38,10 +38,10 @@ class PretrainedEmbeddingConfig(Protocol):
 
 
 def open_pretrained_embeddings(source: str, auto_class: Any = AutoModel) -> tuple[Any, PreTrainedTokenizerBase]:
-    """Open static word embeddings from a directory or Hub id (with `AutoConfig` its configuration) and the tokenizer.
+    """Load static word embeddings (with `AutoConfig`, only the configuration) and their tokenizer.
 
     Raises:
-        CtxError: They cannot be opened.
+        CtxError: The model or the tokenizer cannot be loaded.
     """
     model = load_pretrained(auto_class, source, "the model of the word vectors")
     return model, load_pretrained(AutoTokenizer, source, "the tokenizer of the word vectors")
@@ -57,8 +57,8 @@ def load_word_vectors(
 
     Args:
         model: The model with the embeddings.
-        source: Directory or Hub id of static word embeddings; None for `config.pretrained_embeddings`, which is set to
-            it.
+        source: Directory or Hub id of static word embeddings; None for `config.pretrained_embeddings`. The field is set
+            to the source.
         embedding_class: Class of the embeddings.
         copy_vectors: Copies the vectors of a model with its tokenizer into an embedding module.
 
@@ -130,7 +130,7 @@ class PretrainedEmbeddingPreTrainedModel(CtxPreTrainedModel):
         load_word_vectors(self, source, PretrainedEmbedding, self._copy_vectors)
 
     def load_pretrained_components(self, missing: Container[str] | None = None) -> None:
-        """Copy the vectors, unless the checkpoint has them; see `CtxPreTrainedModel.load_pretrained_components`."""
+        """Copy the word vectors, unless they are in the checkpoint; see the base class."""
         super().load_pretrained_components(missing)
         if lacks_word_vectors(self, PretrainedEmbedding, missing):
             self.load_pretrained_embeddings()

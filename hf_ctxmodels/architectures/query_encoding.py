@@ -47,14 +47,14 @@ class TokenColumns:
         """The number of columns."""
         return self.is_token.shape[1]
 
-    def append(self, other: Self) -> "TokenColumns":
+    def append(self, new_columns: Self) -> "TokenColumns":
         """Concatenate with further columns of the same batch."""
         return TokenColumns(
-            ids=None if self.ids is None or other.ids is None else torch.cat([self.ids, other.ids], 1),
-            is_token=torch.cat([self.is_token, other.is_token], 1),
-            positions=torch.cat([self.positions, other.positions], 1),
-            segments=torch.cat([self.segments, other.segments], 1),
-            ranges=torch.cat([self.ranges, other.ranges], 1),
+            ids=None if self.ids is None or new_columns.ids is None else torch.cat([self.ids, new_columns.ids], 1),
+            is_token=torch.cat([self.is_token, new_columns.is_token], 1),
+            positions=torch.cat([self.positions, new_columns.positions], 1),
+            segments=torch.cat([self.segments, new_columns.segments], 1),
+            ranges=torch.cat([self.ranges, new_columns.ranges], 1),
         )
 
 
@@ -90,10 +90,10 @@ class QueryTokens:
     """The query tokens of a batch.
 
     Attributes:
-        token_id: The id of every query token.
-        segment: The segment id of every query token.
+        token_id: The id of all query tokens.
+        segment: The segment id of all query tokens.
         steps: (batch, queries) index of the target token that each query predicts.
-        is_selected: (batch, queries) bool, False at queries that are left out.
+        is_selected: (batch, queries) bool, False at queries that are not computed.
         first_position: (batch, 1) position of the first target token that can be predicted.
         num_previous: (batch, 1) number of tokens of the row before the first query.
     """
@@ -108,8 +108,8 @@ class QueryTokens:
     def attending_to_prefix(self) -> TokenColumns:
         """Queries that attend to the tokens before their target token, and to themselves."""
         positions = self.first_position + self.steps
-        own = self.num_previous + (self.is_selected.cumsum(1) - 1).clamp(min=0)
-        return self._columns(positions, torch.stack([positions, own, own + 1], -1))
+        query_index = self.num_previous + (self.is_selected.cumsum(1) - 1).clamp(min=0)
+        return self._columns(positions, torch.stack([positions, query_index, query_index + 1], -1))
 
     def attending_to_span(self, span_ids: Tensor) -> TokenColumns:
         """Queries that attend to the tokens before the span of their target token, and to all queries of the span.
@@ -176,7 +176,7 @@ def prepare_source(
         CtxError: An argument is invalid.
     """
     config = model.config
-    given = model.check_encoder_input(
+    words = model.check_encoder_input(
         input_ids,
         inputs_embeds,
         attention_mask,
@@ -186,7 +186,7 @@ def prepare_source(
     )
     check_ids("token_type_ids", token_type_ids, config.type_vocab_size, "type_vocab_size")
     if attention_mask is None:
-        is_token = torch.ones(given.shape[:2], dtype=torch.bool, device=given.device)
+        is_token = torch.ones(words.shape[:2], dtype=torch.bool, device=words.device)
     else:
         is_token = attention_mask != 0
     if segment is not None:
@@ -195,17 +195,17 @@ def prepare_source(
         segments = token_type_ids
     else:
         segments = torch.zeros_like(is_token, dtype=torch.long)
-    return EncoderInput(source_columns(input_ids, is_token, segments), given if input_ids is None else None)
+    return EncoderInput(source_columns(input_ids, is_token, segments), words if input_ids is None else None)
 
 
-def append_columns(model: HeadModel, source: EncoderInput, parts: Sequence[TokenColumns]) -> EncoderInput:
+def append_columns(model: HeadModel, source: EncoderInput, token_groups: Sequence[TokenColumns]) -> EncoderInput:
     """Append target and query tokens to a source; they are embedded if the source consists of embeddings."""
     columns = source.columns
-    for part in parts:
-        columns = columns.append(part)
+    for group in token_groups:
+        columns = columns.append(group)
     if source.embeddings is None:
         return EncoderInput(columns)
-    ids = torch.cat([part.ids for part in parts if part.ids is not None], 1)
+    ids = torch.cat([group.ids for group in token_groups if group.ids is not None], 1)
     embeddings = model.get_input_embeddings()(ids).to(source.embeddings.dtype)
     return EncoderInput(columns, torch.cat([source.embeddings, embeddings], 1))
 
@@ -227,10 +227,10 @@ def encode_columns(
         inputs: The columns.
         output_mask: (batch, columns) bool, the columns whose outputs are used; None for all.
         needs_position: (batch, columns) bool, the columns whose positions must be valid; None for all tokens. The
-            outputs of the others, for example at padded labels, are not used.
-        cache: Keys and values that the columns also attend to; extended by theirs. Or None.
-        key_mask: (batch, keys) bool, False at padding, for the keys of the cache and the columns; None for the columns'
-            own.
+            outputs of the other columns, for example at padded labels, are not used.
+        cache: Cache that the columns extend and attend to; or None.
+        key_mask: (batch, keys) bool, False at padding, for the keys of the cache and the columns; None for the mask of
+            the columns.
         output_flags: As in `run_stack`.
 
     Raises:
@@ -269,7 +269,7 @@ class SourceOutput(ModelOutput):
 
     Attributes:
         last_hidden_state: (batch, length, hidden) states of the last layer.
-        keys_and_values: (batch, layers, 2, heads, length, head_dim) keys and values of every layer.
+        keys_and_values: (batch, layers, 2, heads, length, head_dim) keys and values of all layers.
         hidden_states: The states of all layers; None unless requested.
         attentions: The attention weights of all layers; None unless requested.
     """
@@ -284,7 +284,7 @@ def source_keys_and_values(encoder_outputs: Any) -> Tensor:
     """Return the keys and values of a `SourceOutput`.
 
     Raises:
-        CtxError: It is another output, without keys and values.
+        CtxError: The output has no keys and values.
     """
     keys_and_values = getattr(encoder_outputs, "keys_and_values", None)
     if keys_and_values is None:

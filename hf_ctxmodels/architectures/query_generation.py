@@ -1,7 +1,7 @@
 """Generation with an encoder: source, target and query tokens in one stack (Dong et al. 2019, section 2.4; Xiao et al.
 2020, section 3.1).
 
-Training encodes the source, the given target and the query tokens in one pass. `generate` encodes the source once, and
+Training encodes the source, the target and the query tokens in one pass. `generate` encodes the source once, and
 then two tokens per step, the last target token and a query token; the query's keys and values are not kept.
 """
 
@@ -104,7 +104,7 @@ def _reject_arguments(excluded: dict[str, Any], reason: str, unless: str) -> Non
 
 
 class QueryForConditionalGeneration(heads.Seq2SeqHead):
-    """Predicts each target token from the source, the target before it, and a query token in its place.
+    """Predicts each target token from the source, the preceding target tokens, and a query token at its position.
 
     As in the encoder-decoders of transformers, `decoder_input_ids` are the tokens before each predicted token, and the
     first is `config.decoder_start_token_id`. The output head is the masked-LM head `mlm_head`. The class of a family
@@ -309,7 +309,7 @@ class QueryForConditionalGeneration(heads.Seq2SeqHead):
     def prepare_inputs_for_generation(  # type: ignore[override]
         self, input_ids: Tensor, next_sequence_length: int | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        """Pass all (batch, steps) target tokens so far: the forward skips those in the cache."""
+        """Return all (batch, steps) target tokens so far; the forward skips the cached tokens."""
         return GenerationMixin.prepare_inputs_for_generation(self, input_ids, **kwargs)  # type: ignore[arg-type]
 
     def _summed_loss(self, states: Tensor, targets: Tensor) -> Tensor:
@@ -328,7 +328,7 @@ class QueryForConditionalGeneration(heads.Seq2SeqHead):
             target: The target side.
             states_by_set: (batch, steps, hidden) states of the token queries, and of the span queries if there are any;
                 (labels, hidden) if no logits are computed.
-            recorded: Further fields of the output.
+            recorded: Other fields of the output.
         """
         loss, logits, labels = None, None, target.labels
         if labels is not None:
@@ -353,7 +353,7 @@ class QueryForConditionalGeneration(heads.Seq2SeqHead):
     def _recorded_outputs(
         self, outputs: StackOutput, source_width: int, steps: slice, encoder_outputs: Any = None
     ) -> dict[str, Any]:
-        """Split recorded states and attention weights into those of the steps and those of the source.
+        """Split recorded states and attention weights between the steps and the source.
 
         Args:
             outputs: The output of the stack.

@@ -67,9 +67,9 @@ class RecurrentSentenceEncoder(CtxPreTrainedModel):
         output_hidden_states: bool | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPooling:
-        """Encode a batch.
+        """Encode a batch. Other arguments and errors as in `prepare_inputs`.
 
-        Args: as in `prepare_inputs`, whose errors it raises, and
+        Args:
             token_type_ids: (batch, length), checked only: heads use them to separate two texts.
             output_hidden_states: Return `hidden_states`: the embeddings and the outputs of the layers.
             kwargs: Ignored arguments of other families' models.
@@ -111,8 +111,8 @@ class RecurrentSentenceEncoder(CtxPreTrainedModel):
         """(sentences, width) vectors of sentences, see `encode_sentences`.
 
         Args:
-            sentences: Any number of texts.
-            tokenizer: The tokenizer of the model; None opens the tokenizer that was saved with the model.
+            sentences: The sentences.
+            tokenizer: The tokenizer of the model; None for the tokenizer that was saved with the model.
             batch_size: Sentences per batch.
             normalize: Scale every vector to length 1.
 
@@ -129,7 +129,7 @@ def sentence_vectors(model: PreTrainedModel, inputs: Mapping[str, Tensor], pooli
 
     Args:
         model: A base model.
-        inputs: Its inputs.
+        inputs: The inputs of the model.
         pooling: Pooling of the token states; None for the model's `pooler_output`.
 
     Raises:
@@ -164,7 +164,7 @@ def encode_sentences(
     Args:
         model: A base model of any family, as opened by `AutoModel`.
         tokenizer: Its tokenizer.
-        sentences: Any number of texts.
+        sentences: The sentences.
         pooling: As in `sentence_vectors`.
         batch_size: Sentences per batch.
         normalize: Scale every vector to length 1.
@@ -173,8 +173,8 @@ def encode_sentences(
         (sentences, width) vectors in the order of the sentences, on the model's device.
 
     Raises:
-        CtxError: `sentences` is no list of texts, a sentence has no token, the tokenizer does not match the model, or
-            the model does not pool.
+        CtxError: `sentences` is not a list of strings, a sentence has no token, the tokenizer does not match the model,
+            or the model does not pool.
 
     Example:
         >>> vectors = encode_sentences(model, tokenizer, ["A cat sat.", "It ran."], pooling="mean")
@@ -211,9 +211,7 @@ def tokenize_sentences(
     encoding = tokenizer(sentences, verbose=False, **truncation)
     for index, ids in enumerate(encoding["input_ids"]):
         if not len(ids):
-            raise CtxError(
-                f"Sentence {index} (counted from 0) has no word: {sentences[index]!r}.", hint="leave it out."
-            )
+            raise CtxError(f"Sentence {index} (counted from 0) has no word: {sentences[index]!r}.", hint="remove it.")
     return {name: encoding[name] for name in encoding}
 
 
@@ -225,9 +223,9 @@ def max_sentence_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBa
 
 def _validate_sentences(sentences: Sequence[str]) -> list[str]:
     if isinstance(sentences, str):
-        raise CtxError("sentences is a single text.", hint="pass a list: encode([text]).")
+        raise CtxError("sentences is a single string.", hint="pass a list: encode([text]).")
     texts = list(sentences)
     for index, text in enumerate(texts):
         if not isinstance(text, str):
-            raise CtxError(f"sentences[{index}] is a {type(text).__name__}, expected a text.")
+            raise CtxError(f"sentences[{index}] is a {type(text).__name__}, expected a string.")
     return texts

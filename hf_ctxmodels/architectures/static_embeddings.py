@@ -85,7 +85,7 @@ class StaticPreTrainedModel(CtxPreTrainedModel):
     supports_gradient_checkpointing = False  # there are no activations to recompute
 
     def static_embeddings_with_parents(self) -> list[tuple[nn.Module, str]]:
-        """Parent module and attribute name of every `StaticEmbedding`."""
+        """Return the parent module and the attribute name of each `StaticEmbedding`."""
         return [
             (parent, name)
             for parent in self.modules()
@@ -161,9 +161,9 @@ class StaticEmbeddingModel(StaticPreTrainedModel):
         output_hidden_states: bool | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPooling:
-        """Encode a batch.
+        """Encode a batch. Other arguments and errors as in `prepare_inputs`.
 
-        Args: as in `prepare_inputs`, whose errors it raises, and
+        Args:
             output_hidden_states: Return `hidden_states`, which is (`last_hidden_state`,).
             kwargs: Ignored arguments of other families' models.
         """
@@ -193,7 +193,8 @@ def get_words_and_vectors(
     their ids.
 
     Raises:
-        CtxError: The model has no static word embeddings, or the tokenizer is no word tokenizer, or of another model.
+        CtxError: The model has no static word embeddings, or the tokenizer is not a word tokenizer or does not match
+            the model.
     """
     encoder: Any = model.base_model
     if not isinstance(encoder, StaticEmbeddingModel) or not isinstance(tokenizer, CtxWordTokenizer):

@@ -28,7 +28,7 @@ from hf_ctxmodels.layers.transformer import FeedForward, TransformerBlock, run_s
 
 
 def build_decoder_layer(config: CtxDecoderConfig, norm: Literal["post", "pre"]) -> TransformerBlock:
-    """A layer with post-norm or pre-norm."""
+    """Create a layer with post-norm or pre-norm."""
     return TransformerBlock(
         config.hidden_size,
         SelfAttention(config.hidden_size, config.num_attention_heads, dropout=config.attention_probs_dropout_prob),
@@ -40,7 +40,7 @@ def build_decoder_layer(config: CtxDecoderConfig, norm: Literal["post", "pre"]) 
 
 
 class TransformerDecoder(CtxPreTrainedModel):
-    """A causal Transformer: GPT-2's, unless a family overrides its parts.
+    """A causal Transformer. The defaults are GPT-2's; families override them.
 
     The position of a token is the number of tokens before it in its sequence, wherever the padding is, so that left,
     right and no padding give the same states without `position_ids`. transformers counts columns.
@@ -87,7 +87,7 @@ class TransformerDecoder(CtxPreTrainedModel):
         return nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
     def extra_embedding_ids(self, words: Tensor, kwargs: dict[str, Any]) -> dict[str, Tensor]:
-        """Other (batch, length) arguments of `embed` than words and positions, by name.
+        """Return the (batch, length) arguments of `embed` other than words and positions, by name.
 
         Args:
             words: (batch, length, ...) ids or embeddings.
@@ -176,7 +176,7 @@ class TransformerDecoder(CtxPreTrainedModel):
 
 
 class EncodedTokens(NamedTuple):
-    """The (batch, length) tokens that a decoder's output belongs to; `input_ids` is None with `inputs_embeds`."""
+    """The (batch, length) inputs of a decoder's output; `input_ids` is None with `inputs_embeds`."""
 
     input_ids: Tensor | None
     attention_mask: Tensor | None
@@ -312,7 +312,7 @@ def mask_of_new_tokens(attention_mask: Any, inputs: Any, cache: Cache | None) ->
 
 
 def check_cache(cache: Cache | None, words: Tensor, past_length: int | Tensor, limit: int | None) -> None:
-    """Raise CtxError if the batch size of the cache is not the input's, or both together exceed the limit, if any."""
+    """Raise CtxError if cache and input have different batch sizes, or together exceed the maximum length, if any."""
     if is_traced(words):
         return
     length, past_length = words.shape[1], int(past_length)
@@ -330,7 +330,7 @@ def check_cache(cache: Cache | None, words: Tensor, past_length: int | Tensor, l
     if cache_size is not None and cache_size != words.shape[0]:
         raise CtxError(
             f"past_key_values has batch size {cache_size}, but the input has {words.shape[0]}.",
-            hint="pass the cache of the same texts, or batch_repeat_interleave it.",
+            hint="pass a cache of the same batch, or repeat its rows with batch_repeat_interleave.",
         )
 
 

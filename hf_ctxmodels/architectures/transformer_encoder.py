@@ -32,7 +32,7 @@ def build_embeddings(
     projected_size: int | None = None,
     embeddings_class: Callable[..., TokenPositionTypeEmbeddings] = TokenPositionTypeEmbeddings,
 ) -> TokenPositionTypeEmbeddings:
-    """The input embeddings of a configuration.
+    """Create the input embeddings from a configuration.
 
     Args:
         config: A configuration with the Hub's standard names.
@@ -53,7 +53,7 @@ def build_embeddings(
 
 
 def build_encoder_layer(config: Any) -> TransformerBlock:
-    """A layer of a configuration with the Hub's standard names."""
+    """Create a layer from a configuration with the Hub's standard names."""
     return TransformerBlock(
         config.hidden_size,
         SelfAttention(config.hidden_size, config.num_attention_heads, dropout=config.attention_probs_dropout_prob),
@@ -65,7 +65,7 @@ def build_encoder_layer(config: Any) -> TransformerBlock:
 
 
 class TransformerEncoder(CtxPreTrainedModel):
-    """A post-norm encoder: BERT's, unless a family overrides its parts.
+    """A post-norm encoder. The defaults are BERT's; families override them.
 
     Args:
         config: A configuration with the Hub's standard names.
@@ -75,8 +75,8 @@ class TransformerEncoder(CtxPreTrainedModel):
         embeddings: Word, position and segment embeddings -> (..., hidden).
         layers: The layers in the order of application; a layer may occur several times.
         pooler: Computes `pooler_output` from the states of the first tokens, or None.
-        extra_input_ids: Names of other (batch, length) ids that the embeddings take -> the configuration's field with
-            their number. A family with any names them in the forward of its encoder and of its heads.
+        extra_input_ids: Name of a further (batch, length) input of the embeddings -> configuration field with the
+            number of ids. Such a family declares the input in the forward of its encoder and of its heads.
     """
 
     accepts_4d_masks = True
@@ -137,7 +137,7 @@ class TransformerEncoder(CtxPreTrainedModel):
         recorded = self.config.resolve_output_flags(kwargs)
         extra_ids = {name: kwargs.pop(name, None) for name in self.extra_input_ids}
         if kwargs.get("past_key_values") is not None:
-            raise CtxError("past_key_values is given, but an encoder has no cache.", hint="leave it out.")
+            raise CtxError("An encoder does not support past_key_values.", hint="remove past_key_values.")
         words = self.check_encoder_input(
             input_ids,
             inputs_embeds,

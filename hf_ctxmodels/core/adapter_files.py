@@ -27,7 +27,7 @@ def is_adapter_parameter(name: str) -> bool:
 
 @contextmanager
 def suppress_adapter_notice() -> Iterator[None]:
-    """Context in which models are loaded whose saved adapters the caller adds, so that no notice is printed."""
+    """Suppress the notice while the caller loads a model and then adds its saved adapters."""
     token = _IS_NOTICE_SUPPRESSED.set(True)
     try:
         yield

@@ -54,8 +54,8 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
             without gradients, where Trainer's metrics need them.
         tokenizer_digest: Identifies the vocabulary that the model was trained with; set by training and conversion, see
             `hf_ctxmodels.tokenizers.base.tokenizer_digest`. None is not checked.
-        layer_mix: Whether task heads take a learned mix of the layers (as ELMo's do) instead of the last layer; of the
-            decoder in an encoder-decoder.
+        layer_mix: Whether task heads read a learned mix of the layers, as in ELMo, instead of the last layer; in an
+            encoder-decoder, of the layers of the decoder.
 
     Raises:
         ValueError: A keyword is unknown; the message suggests similar field names. Unknown keys of a reference
@@ -90,7 +90,7 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
         "tokenizer_digest",
         "layer_mix",
     )
-    # `model_type` in transformers; None for the family's without its prefix
+    # `model_type` in transformers; None for `model_type` without the prefix "ctx-"
     reference_model_type: ClassVar[str | None] = None
     # `model_type` of other models in transformers that the family can load
     extra_reference_model_types: ClassVar[tuple[str, ...]] = ()
@@ -98,7 +98,7 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
     supported_reference_values: ClassVar[dict[str, tuple[Any, ...]]] = {}
 
     def __post_init__(self, **kwargs: Any) -> None:
-        # from_pretrained passes the file's model_type; kept, it would hide this family's conversion table
+        # from_pretrained passes the file's model_type, which would hide the weight conversion of this class
         file_model_type = kwargs.pop("model_type", None)
         file_model_type = kwargs.pop(_REFERENCE, file_model_type)
         kwargs.pop("auto_map", None)
@@ -133,7 +133,7 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
         return super().from_dict({**config_dict, _FILE_KEYS: frozenset(config_dict)}, **kwargs)
 
     def to_dict(self) -> dict[str, Any]:
-        """Fields by name. Also registers `peft_target_modules`: PEFT calls `to_dict` before it looks them up."""
+        """Return the fields by name. Also register `peft_target_modules`, which PEFT reads after `to_dict`."""
         register_peft_targets(self.model_type, self.peft_target_modules)
         return super().to_dict()
 
@@ -144,7 +144,7 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
 
     @classmethod
     def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Read config.json; the reference's `model_type` is replaced by this family's.
+        """Read config.json, and replace the `model_type` of the reference by the `model_type` of this class.
 
         `from_pretrained` would warn that another `model_type` is not supported.
         """
@@ -251,7 +251,9 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
 class CtxTransformerConfig(CtxConfig):
     """Base configuration of Transformers.
 
-    Args: as in `CtxConfig`, and
+    See `CtxConfig` for the other arguments.
+
+    Args:
         classifier_pooling: Input of sequence classification heads: None for the paper's choice (in most families the
             first token), "mean" for the mean of all states, which is better after short pretraining.
     """

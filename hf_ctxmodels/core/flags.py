@@ -21,7 +21,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from hf_ctxmodels.core.errors import CtxError
 
 REQUIRED: Any = MISSING
-"""The default of a flag that has to be given."""
+"""Default of a required flag."""
 
 
 def flag(
@@ -37,13 +37,13 @@ def flag(
     """Declare a dataclass field as a flag.
 
     Args:
-        default: Its default; a tuple is the default of a list, `REQUIRED` no default.
+        default: Default value: a tuple for a list, `REQUIRED` for a required flag.
         help: One line for `--help`.
-        group: Title of its group in `--help`; by default the first line of the dataclass's docstring.
-        choices: The values that are allowed; a `Literal` type needs none.
-        conflicts: Names of flags that it cannot be combined with.
-        nested: Whether the value is a text `NAME:key=value,...` that the command parses itself.
-        fixed: Whether it is set by the command, and cannot be given.
+        group: Title of the group in `--help`; by default the first line of the dataclass's docstring.
+        choices: Allowed values; not needed for a `Literal` type.
+        conflicts: Names of flags that cannot be combined with this one.
+        nested: Whether the value is a string `NAME:key=value,...`, which the command parses.
+        fixed: Whether the command sets the value, so that it is no flag.
     """
     metadata = {
         "help": help,
@@ -89,7 +89,7 @@ def is_settable(entry: Field) -> bool:
 
 
 def parse_choices(arguments: Any) -> None:
-    """Replace the texts in the fields of `choice_flag` by the dataclasses that they name.
+    """Replace strings in the fields of `choice_flag` by instances of the dataclasses that they name.
 
     Raises:
         CtxError: A name or an option is unknown, or a value is of another type.
@@ -101,10 +101,10 @@ def parse_choices(arguments: Any) -> None:
 
 
 def parse_choice(text: str, choices: Mapping[str, Any], location: str) -> Any:
-    """`"ewc:weight=0.01,fisher_file=F"` as an instance of the dataclass that `choices` has for `ewc`.
+    """Parse `"ewc:weight=0.01,fisher_file=F"` into an instance of the dataclass `choices["ewc"]`.
 
     Args:
-        text: The name, and its options after a colon.
+        text: The name, followed by a colon and the options.
         choices: See `choice_flag`.
         location: The flag, for errors.
 
@@ -131,30 +131,30 @@ def parse_choice(text: str, choices: Mapping[str, Any], location: str) -> Any:
 
 
 def split_choice(text: str) -> tuple[str, dict[str, str]]:
-    """`"q-bert:bits=2,4,groups=128"` as `("q-bert", {"bits": "2,4", "groups": "128"})`."""
-    name, _, rest = text.partition(":")
+    """Split `"q-bert:bits=2,4,groups=128"` into `("q-bert", {"bits": "2,4", "groups": "128"})`."""
+    name, _, option_text = text.partition(":")
     options: dict[str, str] = {}
     key = ""
-    for part in rest.split(",") if rest else ():
-        if found := re.match(r"([A-Za-z_][\w-]*)=", part):
-            key = found[1].replace("-", "_")
-            options[key] = part[found.end() :]
-        elif key:  # a further value of the same option
-            options[key] += f",{part}"
+    for item in option_text.split(",") if option_text else ():
+        if match := re.match(r"([A-Za-z_][\w-]*)=", item):
+            key = match[1].replace("-", "_")
+            options[key] = item[match.end() :]
+        elif key:  # another value of the same option
+            options[key] += f",{item}"
         else:
-            options[part] = ""
+            options[item] = ""
     return name.strip(), options
 
 
 def join_choice(name: str, options: Mapping[str, object]) -> str:
-    """The inverse of `split_choice`."""
+    """Join a name and its options; the inverse of `split_choice`."""
     return name + (":" if options else "") + ",".join(f"{key}={value}" for key, value in options.items())
 
 
 def typed_options(
     options: type, texts: Mapping[str, str], *, location: str, names: Collection[str] | None = None
 ) -> dict[str, Any]:
-    """Options of a dataclass with the types of its fields.
+    """Convert options from strings to the types of the fields of a dataclass.
 
     Args:
         options: The dataclass.
@@ -196,7 +196,7 @@ def _is_required(entry: Field) -> bool:
     return entry.init and entry.default is MISSING and entry.default_factory is MISSING
 
 
-def default_of(entry: Field) -> Any:
+def field_default(entry: Field) -> Any:
     """The default of a dataclass field; `REQUIRED` if it has none."""
     return entry.default if entry.default_factory is MISSING else entry.default_factory()
 
@@ -206,17 +206,17 @@ def option_help(options: Any, documented_only: bool = False) -> Iterator[str]:
     for entry in filter(is_settable, fields(options)):
         if documented_only and "help" not in entry.metadata:
             continue
-        default = default_of(entry) if isinstance(options, type) else getattr(options, entry.name)
+        default = field_default(entry) if isinstance(options, type) else getattr(options, entry.name)
         text = entry.metadata.get("help", "")
-        shown = "" if default in (None, REQUIRED, [], ()) else f"={default}"
-        yield f"{entry.name}{shown}" + (f": {text}" if text else "")
+        default_text = "" if default in (None, REQUIRED, [], ()) else f"={default}"
+        yield f"{entry.name}{default_text}" + (f": {text}" if text else "")
 
 
 def convert(text: str, annotation: Any) -> Any:
-    """A text as a value of a type: bool, int, float, str, Literal, list, tuple, or a union of them; else JSON.
+    """Convert a string to a type: bool, int, float, str, Literal, list, tuple, or a union of them; else parse JSON.
 
     Raises:
-        ValueError: It is no value of that type.
+        ValueError: The string is not a value of this type.
     """
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin in (Union, types.UnionType):
@@ -225,7 +225,7 @@ def convert(text: str, annotation: Any) -> Any:
         members = [member for member in arguments if member is not type(None)]
         if len(members) == 1:
             return convert(text, members[0])
-        for member in sorted(members, key=lambda member: member is str):  # str last: it takes any text
+        for member in sorted(members, key=lambda member: member is str):  # str last: it accepts any string
             try:
                 return convert(text, member)
             except ValueError:
@@ -237,7 +237,7 @@ def convert(text: str, annotation: Any) -> Any:
             raise ValueError(f"invalid value {text!r}; {did_you_mean(text, values)}use one of: {', '.join(values)}")
         return values[text]
     if origin in (list, tuple):
-        items = [convert(part.strip(), arguments[0]) for part in text.split(",")]
+        items = [convert(item.strip(), arguments[0]) for item in text.split(",")]
         return items if origin is list else tuple(items)
     if annotation is bool:
         if text.lower() not in ("true", "false", "yes", "no", "1", "0"):
@@ -252,13 +252,13 @@ def convert(text: str, annotation: Any) -> Any:
 
 
 def did_you_mean(name: str, names: Collection[str]) -> str:
-    """`"did you mean x? "` for the most similar name, or an empty text."""
+    """`"did you mean x? "` for the most similar name, or an empty string."""
     similar = difflib.get_close_matches(name, list(names), n=1)
     return f"did you mean {similar[0]}? " if similar else ""
 
 
 def flat_options(arguments: Any) -> dict[str, Any]:
-    """Names and values of a dataclass of flags; nested options as `flag.option`, and the flag's value as their name.
+    """Return the names and values of a dataclass of flags, with nested options as `flag.option`.
 
     `LoopArguments(optimizer="adamw:beta2=0.98")` has `optimizer: "adamw"` and `optimizer.beta2: 0.98`.
     """
@@ -283,7 +283,7 @@ def non_default_fields(arguments: Any) -> set[str]:
     """Names of the fields of a dataclass of flags that differ from their defaults."""
     names = set()
     for entry in fields(arguments):
-        default, value = default_of(entry), getattr(arguments, entry.name)
+        default, value = field_default(entry), getattr(arguments, entry.name)
         if is_choice(entry) and isinstance(default, str):
             default = parse_choice(default, entry.metadata["choices"], entry.name)
         if value != default:
@@ -292,19 +292,19 @@ def non_default_fields(arguments: Any) -> set[str]:
 
 
 def check_conflicts(*arguments: Any) -> None:
-    """Raise CtxError if two flags are given that cannot be combined.
+    """Raise CtxError if two conflicting flags differ from their defaults.
 
     Args:
         arguments: Dataclasses of flags, which declare `conflicts`.
     """
-    given = {name for options in arguments for name in non_default_fields(options)}
+    set_names = {name for options in arguments for name in non_default_fields(options)}
     for options in arguments:
         for entry in fields(options):
-            for other in entry.metadata.get("conflicts", ()):
-                if entry.name in given and other in given:
+            for conflicting_name in entry.metadata.get("conflicts", ()):
+                if entry.name in set_names and conflicting_name in set_names:
                     raise CtxError(
-                        f"--{entry.name} cannot be combined with --{other}.",
-                        location=f"--{entry.name}, --{other}",
+                        f"--{entry.name} cannot be combined with --{conflicting_name}.",
+                        location=f"--{entry.name}, --{conflicting_name}",
                         hint="remove one of them, also from the recipe.",
                     )
 

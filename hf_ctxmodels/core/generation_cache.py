@@ -1,4 +1,4 @@
-"""Caches for `generate` of Transformer decoders: new tokens are written in place, and beam search copies little."""
+"""Caches for `generate` of Transformer decoders, which copy less than transformers' caches."""
 
 from typing import Any
 
@@ -13,9 +13,9 @@ _MIN_FREE_COLUMNS = 32  # of a new buffer
 class PreallocatedCache(DynamicCache):
     """A `DynamicCache` with the same content that copies less.
 
-    transformers concatenates all keys and values with those of each new token, and copies all of them when beams are
-    reordered. Here new tokens are written into larger buffers, and a row that continues another beam copies only the
-    columns that differ from that beam: their common prefix is already equal.
+    transformers copies all keys and values when a token is appended and when beams are reordered. Here new tokens are
+    written into larger buffers, and a row that continues another beam copies only the columns that differ from that
+    beam: their common prefix is already equal.
 
     With gradients and in compiled graphs, tokens are concatenated as in transformers.
 

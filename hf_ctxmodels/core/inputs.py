@@ -34,11 +34,11 @@ def check_encoder_input(
 
     Args:
         input_ids: (batch, length, *token_id_axes) ids; or None.
-        inputs_embeds: (batch, length, hidden) embeddings in place of ids; or None.
+        inputs_embeds: (batch, length, hidden) embeddings, instead of ids; or None.
         attention_mask: (batch, length), 1 or True at tokens, 0 or False at padding; with `accepts_4d_masks` also a
             mask of the attention function: (batch, heads, queries, keys), bool or additive, or a `BlockMask`.
         max_length: Maximum length of a sequence; None for no limit.
-        limit: The number that all ids must be less than.
+        limit: Exclusive upper bound of the ids.
         limit_name: Name of the configuration field with this limit.
         token_id_axes: Names of the axes of the ids of one token.
         width: Expected width of embeddings; None for any.
@@ -57,26 +57,26 @@ def check_encoder_input(
         CtxError: An argument is invalid; the message contains its value and the expected one.
     """
     check_tensors(input_ids=input_ids, inputs_embeds=inputs_embeds)
-    given = _ids_or_embeddings(input_ids, inputs_embeds, token_id_axes)
-    length = given.shape[1]
+    inputs = _ids_or_embeddings(input_ids, inputs_embeds, token_id_axes)
+    batch_size, length = inputs.shape[:2]
     _check_length(length, max_length)
     if inputs_embeds is not None:
         _check_embeddings(inputs_embeds, width, dtype)
-    padding_mask = _padding_mask(attention_mask, given.shape[0], length, accepts_4d_masks, mask_hint)
+    padding_mask = _padding_mask(attention_mask, batch_size, length, accepts_4d_masks, mask_hint)
     masks = {"attention_mask": padding_mask, "sequence_ids": sequence_ids}
-    check_aligned({**(aligned or {}), **masks, "output_mask": output_mask}, given.shape[0], length)
+    check_aligned({**(aligned or {}), **masks, "output_mask": output_mask}, batch_size, length)
     check_padding_mask(padding_mask)
     _check_sequence_ids(sequence_ids)
     if input_ids is not None:
         check_ids("input_ids", input_ids, limit, limit_name)
     if output_mask is not None:
         _check_output_mask(output_mask, masks)
-    return given if input_ids is not None else _without_padding(given, masks)
+    return inputs if input_ids is not None else _without_padding(inputs, masks)
 
 
-def check_tensors(**given: Any) -> None:
+def check_tensors(**arguments: Any) -> None:
     """Raise CtxError if an argument is neither a tensor nor None."""
-    for name, value in given.items():
+    for name, value in arguments.items():
         if value is not None and not isinstance(value, Tensor):
             raise CtxError(
                 f"{name} is a {type(value).__name__}, expected a torch.Tensor.",
@@ -84,16 +84,16 @@ def check_tensors(**given: Any) -> None:
             )
 
 
-def reject_unused_tensors(**given: Any) -> None:
+def reject_unused_tensors(**kwargs: Any) -> None:
     """Raise CtxError if the unknown keyword arguments of a forward contain a tensor, which would be ignored.
 
     Its name is misspelt, or belongs to the reference implementation or to another family. Arguments of the flash
     attention of transformers are allowed.
     """
-    for name, value in given.items():
+    for name, value in kwargs.items():
         if isinstance(value, Tensor) and name not in _FLASH_ARGUMENTS:
             raise CtxError(
-                f"{name} is given, which this model does not read.",
+                f"This model does not accept the argument {name}.",
                 hint="omit it, or correct its name: help(model.forward) lists the arguments.",
             )
 
@@ -109,9 +109,9 @@ def check_padding_mask(mask: Tensor | None, name: str = "attention_mask") -> Non
     valid = (mask == 0) | (mask == 1)
     if bool(valid.all()):
         return
-    place = (~valid).nonzero()[0].tolist()
+    index = (~valid).nonzero()[0].tolist()
     raise CtxError(
-        f"{name}{place} is {mask[tuple(place)].item()}; it must be 1 (or True) at tokens and 0 (or False) at padding.",
+        f"{name}{index} is {mask[tuple(index)].item()}; it must be 1 (or True) at tokens and 0 (or False) at padding.",
         hint="convert an additive mask, which is 0 at tokens and negative at padding, by mask == 0.",
     )
 
@@ -132,17 +132,17 @@ def check_source_mask(mask: Tensor | None, states: Tensor) -> None:
 def _ids_or_embeddings(
     input_ids: Tensor | None, inputs_embeds: Tensor | None, token_id_axes: tuple[str, ...]
 ) -> Tensor:
-    given = input_ids if input_ids is not None else inputs_embeds
-    if given is None or (input_ids is not None and inputs_embeds is not None):
+    inputs = input_ids if input_ids is not None else inputs_embeds
+    if inputs is None or (input_ids is not None and inputs_embeds is not None):
         raise CtxError("Give exactly one of input_ids and inputs_embeds.")
-    if given.dim() != (2 + len(token_id_axes) if input_ids is not None else 3):
+    if inputs.dim() != (2 + len(token_id_axes) if input_ids is not None else 3):
         axes = ", ".join(("batch", "length", *token_id_axes))
-        raise CtxError(f"input_ids must be ({axes}), inputs_embeds (batch, length, hidden); got {tuple(given.shape)}.")
-    if not given.shape[0] or not given.shape[1]:
-        raise CtxError(f"The batch is empty: shape {tuple(given.shape)}. Drop empty batches and texts without tokens.")
+        raise CtxError(f"input_ids must be ({axes}), inputs_embeds (batch, length, hidden); got {tuple(inputs.shape)}.")
+    if not inputs.shape[0] or not inputs.shape[1]:
+        raise CtxError(f"The batch is empty: shape {tuple(inputs.shape)}. Drop empty batches and texts without tokens.")
     if inputs_embeds is not None and not inputs_embeds.is_floating_point():
         raise CtxError(f"inputs_embeds is {inputs_embeds.dtype}, expected floating-point vectors; ids are input_ids.")
-    return given
+    return inputs
 
 
 def _padding_mask(
@@ -215,9 +215,9 @@ def check_aligned(aligned: Mapping[str, Tensor | None], batch_size: int, length:
 def _check_sequence_ids(sequence_ids: Tensor | None) -> None:
     if sequence_ids is None or is_traced(sequence_ids) or int(sequence_ids.min()) >= 0:
         return
-    place = (sequence_ids < 0).nonzero()[0].tolist()
+    index = (sequence_ids < 0).nonzero()[0].tolist()
     raise CtxError(
-        f"sequence_ids{place} is {int(sequence_ids[tuple(place)])}; it must be 0 at padding and 1 or more at tokens."
+        f"sequence_ids{index} is {int(sequence_ids[tuple(index)])}; it must be 0 at padding and 1 or more at tokens."
     )
 
 

@@ -45,22 +45,22 @@ class LanguagePair:
 
     Attributes:
         source, target: Names.
-        numbers: Ids of source and target.
+        ids: Ids of source and target.
     """
 
     source: str
     target: str
-    numbers: tuple[int, int]
+    ids: tuple[int, int]
 
     @classmethod
-    def of(
+    def resolve(
         cls,
         config: PreTrainedConfig,
         source: str | None,
         target: str | None,
         flags: tuple[str, str] = ("source_language", "language"),
     ) -> Self | None:
-        """Resolve the languages for a model; None if it needs none.
+        """Resolve the languages for a model; None if the model does not need them.
 
         Args:
             config: The model's configuration.
@@ -70,7 +70,7 @@ class LanguagePair:
             flags: Names of both arguments, for error messages.
 
         Raises:
-            CtxError: A language is missing or unknown, or the model's languages have no names.
+            CtxError: A language is missing or unknown, or the languages of the model have no names.
         """
         if not getattr(config, "embeds_languages", False):
             return None

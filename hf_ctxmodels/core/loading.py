@@ -19,7 +19,7 @@ def load_pretrained(auto_class: Any, source: str | PathLike[str] | None, descrip
     """
     try:
         if not source:
-            raise OSError("no directory or Hub id is given.")
+            raise OSError("the directory or Hub id is missing.")
         return auto_class.from_pretrained(source)
     except CtxError:
         raise

@@ -20,7 +20,7 @@ from hf_ctxmodels.core.remote_code import without_remote_code
 from hf_ctxmodels.core.weights import check_exportable, check_savable, register_pending_conversions
 
 SaveHook = Callable[[PreTrainedModel, Path, dict[str, Tensor] | None, bool], dict[str, Tensor] | None]
-"""A function of the model, the directory, the weights (None for those of the model) and whether this process writes
+"""A function of the model, the directory, the weights (None for `model.state_dict()`) and whether this process writes
 files; returns the weights to save."""
 
 
@@ -29,7 +29,7 @@ class CtxPreTrainedModel(PreTrainedModel):
 
     Attributes:
         newly_initialized_modules: Names of the modules that were missing in the checkpoint or have been re-initialised.
-        num_new_tokens: Number of the last word embeddings that were missing in the checkpoint.
+        num_new_tokens: Number of trailing word embeddings that were missing in the checkpoint.
         reinitialized_weights: Names of the re-initialised weights, see `downstream.finetuning.reinitialization`.
         save_hooks: Hooks of a base model that `save_pretrained` and `export_reference` of the base model and its heads
             call.
@@ -37,7 +37,7 @@ class CtxPreTrainedModel(PreTrainedModel):
         peft_config: Adapter name -> configuration, after PEFT has adapted the model.
         is_encoder_frozen: Whether the encoder remains in evaluation mode, see `training.optim.freezing.freeze_encoder`.
         token_id_axes: Names of the axes of the ids of one token, after (batch, length); empty if it has one id.
-        id_limit_field: Name of the configuration field that all ids are less than.
+        id_limit_field: Name of the configuration field with the exclusive upper bound of the ids.
         accepts_4d_masks: Whether `attention_mask` can be a 4-D mask of the attention function.
         mask_hint: The hint of the error for a mask with an unsupported number of dimensions; or None.
         loss_targets: Names of the arguments of `forward` with targets, one per loss term. The summed loss of a term is
@@ -46,7 +46,7 @@ class CtxPreTrainedModel(PreTrainedModel):
         reference_architecture: Name of the reference class; None for the name of this class without the prefix "Ctx".
         export_conversion: The invertible part of the family's weight conversion.
         supports_reentrant_checkpointing: Whether gradient checkpointing with `use_reentrant=True` computes all
-            gradients: it loses those of tensors that are not direct arguments of a layer.
+            gradients. It computes none for tensors that are not direct arguments of a layer.
     """
 
     config: CtxConfig
@@ -74,18 +74,18 @@ class CtxPreTrainedModel(PreTrainedModel):
     supports_reentrant_checkpointing: ClassVar[bool] = True
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Set `config_class` to the most derived one of the class's own annotation and its bases.
+        """Set `config_class` to the most derived class among the annotation of `config` and the bases.
 
-        `PreTrainedModel` uses that of the first base, which is too general for a head that several families share. Its
-        own method is not called: evaluating all annotations takes a quarter of the import time of this package.
+        `PreTrainedModel` uses the first base, which is too general for a head that several families share. Its method
+        is not called: evaluating all annotations takes a quarter of the import time of this package.
         """
         super(PreTrainedModel, cls).__init_subclass__(**kwargs)
         if "config_class" in cls.__dict__:
             return
         annotated = inspect.get_annotations(cls).get("config")
-        known = [annotated if isinstance(annotated, type) else None]  # a string if annotations are postponed
-        known += [getattr(base, "config_class", None) for base in cls.__bases__]
-        cls.config_class = max(filter(None, known), key=lambda config: len(config.__mro__))
+        candidates = [annotated if isinstance(annotated, type) else None]  # a string if annotations are postponed
+        candidates += [getattr(base, "config_class", None) for base in cls.__bases__]
+        cls.config_class = max(filter(None, candidates), key=lambda config: len(config.__mro__))
 
     @classmethod
     def register_for_auto_class(cls, auto_class: Any = None) -> None:
@@ -130,7 +130,7 @@ class CtxPreTrainedModel(PreTrainedModel):
         """Load components that the configuration takes from other models, for example word vectors; by default none.
 
         This is a separate step after a new model was created or a checkpoint without the components was loaded, so that
-        neither a configuration nor the initialisation of weights opens another model.
+        neither a configuration nor the initialisation of weights loads another model.
 
         Args:
             missing: Names of the parameters that were missing in the checkpoint; None for a new model.
@@ -150,10 +150,11 @@ class CtxPreTrainedModel(PreTrainedModel):
         for module in model.modules():
             for name in getattr(module, "fixed_parameters", ()):
                 getattr(module, name).requires_grad_(False)
-        replaced = {
-            name for name, *_ in report["mismatched_keys"]
-        }  # their shapes differ, for example because of other labels
-        model.newly_initialized_modules = newly_initialized_modules(model, replaced | set(report["missing_keys"]))
+        # weights with other shapes, for example for another number of labels, are initialised
+        mismatched_names = {name for name, *_ in report["mismatched_keys"]}
+        model.newly_initialized_modules = newly_initialized_modules(
+            model, mismatched_names | set(report["missing_keys"])
+        )
         report_unloaded_adapters(args[0] if args else kwargs.get("pretrained_model_name_or_path"))
         return (model, report) if output_loading_info else model
 
@@ -203,14 +204,14 @@ class CtxPreTrainedModel(PreTrainedModel):
             raise CtxError(f"transformers has no class for {type(self).__name__}.", hint="use save_pretrained.")
         check_exportable(self)
         config = self.reference_config()  # first, since it may raise an error
-        loaded_with = getattr(self, "_weight_conversions", None)
+        original_conversions = getattr(self, "_weight_conversions", None)
         self._weight_conversions: Any = self.export_conversion
         try:
             with without_remote_code():
                 weights = self._call_save_hooks(save_directory)
                 super().save_pretrained(save_directory, save_original_format=True, state_dict=weights)
         finally:
-            self._weight_conversions = loaded_with
+            self._weight_conversions = original_conversions
         path = Path(save_directory) / "config.json"
         path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 

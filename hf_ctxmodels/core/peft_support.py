@@ -1,7 +1,7 @@
 """Support of PEFT: its default target modules, and the modules that it must save with an adapter.
 
 Nothing here imports PEFT, so that either package may be imported first. PEFT's tables are filled when it reads a
-configuration, and PEFT assigns its own configuration to `peft_config` of the model that it has adapted.
+configuration, and PEFT assigns its configurations to `peft_config` of an adapted model.
 """
 
 import sys
@@ -12,7 +12,7 @@ from torch import nn
 
 from hf_ctxmodels.core.errors import CtxError
 
-_TABLES = "TRANSFORMERS_MODELS_TO_"  # names of PEFT's tables begin so: method -> model type -> names of modules
+_TABLES = "TRANSFORMERS_MODELS_TO_"  # prefix of the names of PEFT's tables: model type -> names of modules
 _TASKS_WITH_HEADS = ("SEQ_CLS", "TOKEN_CLS", "QUESTION_ANS")  # PEFT trains and saves the heads of these tasks
 _FEED_FORWARD = "feed_forward.down_proj"
 

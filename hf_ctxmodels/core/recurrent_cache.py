@@ -13,14 +13,14 @@ _SEEN = "seen_tokens"
 
 
 class RecurrentCache(Cache):
-    """The states of all recurrent layers after the tokens so far, as `past_key_values` of a model.
+    """The states of all recurrent layers after the preceding tokens, as `past_key_values` of a model.
 
     It has the interface of transformers' caches, so `generate` reorders it under beam search and continues from it. A
     forward pass returns a new cache and does not change its argument, so several continuations may start from the same
     cache. Tokens cannot be removed: `crop` raises, and transformers rejects assisted generation (`_is_stateful`).
 
     Args:
-        states: The tensors (rows, ...) of every layer, for example hidden and cell state.
+        states: Tensors (rows, ...) of each layer, for example hidden and cell state.
         seen_tokens: Number of columns of the batch so far.
     """
 
@@ -42,7 +42,7 @@ class RecurrentCache(Cache):
 
     @property
     def is_croppable(self) -> bool:
-        """False: tokens cannot be removed from a state."""
+        """Always False: tokens cannot be removed from a recurrent state."""
         return False
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -50,7 +50,7 @@ class RecurrentCache(Cache):
         return self.seen_tokens
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
-        """-1: a state has no limit."""
+        """Return -1: a recurrent state has no maximum length."""
         return -1
 
     def crop(self, tokens_to_remove: int) -> None:

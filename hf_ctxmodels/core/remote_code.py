@@ -43,7 +43,7 @@ class RemoteCodeStub:
 
     Attributes:
         model_type: The configuration's `model_type`.
-        config, tokenizer: Classes; None for a tokenizer class of another family, which has its own stub.
+        config, tokenizer: Classes; None for the tokenizer class of another family, which is in the stub of that family.
         models: Auto class -> model class.
     """
 
@@ -90,7 +90,7 @@ _writes_stubs: ContextVar[bool] = ContextVar("writes_stubs", default=True)
 
 
 def register_remote_code(stub: RemoteCodeStub) -> None:
-    """Save configurations and tokenizers of exactly these classes with the stub."""
+    """Register a stub: configurations and tokenizers of exactly its classes are saved with it."""
     _stubs.update(dict.fromkeys((cls for cls in (stub.config, stub.tokenizer) if cls is not None), stub))
 
 
@@ -101,7 +101,7 @@ def get_remote_code_stub(config_or_tokenizer: object) -> RemoteCodeStub | None:
 
 @contextmanager
 def without_remote_code() -> Iterator[None]:
-    """Save without stubs, for readers without this package."""
+    """Do not save stubs within this context, for exports that do not need this package."""
     token = _writes_stubs.set(False)
     try:
         yield

@@ -48,7 +48,7 @@ class FirstAvailable(ConversionOps):
     def convert(
         self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **kwargs: Any
     ) -> dict[str, Tensor]:
-        """The tensor of the first source in the file."""
+        """Return the tensor of the first source pattern that is in the file."""
         tensor = next(input_dict[source] for source in source_patterns if source in input_dict)
         return {target_patterns[0]: single_tensor(tensor)}
 
@@ -168,7 +168,7 @@ class GPTConversions(NamedTuple):
     conversion: list[WeightTransform]
 
     @classmethod
-    def of(cls, export: list[WeightTransform]) -> Self:
+    def from_export(cls, export: list[WeightTransform]) -> Self:
         """Conversions of the heads, given the conversion of all other weights."""
         score = WeightRenaming(r"^score\.", r"classifier.")
         summary = WeightRenaming(r"^multiple_choice_head\.summary\.", r"classifier.")

@@ -27,7 +27,7 @@ from hf_ctxmodels.heads.downstream import (
     ForTextPairClassification,
     ForTokenClassification,
     encode_text_pair,
-    problem_type_of,
+    infer_problem_type,
     sequence_loss,
 )
 from hf_ctxmodels.heads.masked_lm import ForMaskedLM, build_mlm_head, is_masked_lm, masked_lm_loss

@@ -28,7 +28,7 @@ class AnswerNetwork(nn.Module):
         labels: Number of classes.
         steps: K.
         dropout: Dropout rate of the state and of the features of the classifier.
-        prediction_dropout: Rate at which steps are left out of the mean.
+        prediction_dropout: Probability of excluding a step from the mean.
     """
 
     def __init__(self, size: int, labels: int, steps: int, dropout: float, prediction_dropout: float) -> None:
@@ -52,7 +52,7 @@ class AnswerNetwork(nn.Module):
             token_type_ids: (batch, length), 0 in the first text and above 0 in the second.
 
         Raises:
-            CtxError: An example is no pair.
+            CtxError: An example has only one text.
         """
         first, second = _text_masks(states, attention_mask, token_type_ids)
         state = _attend(linear(self.start, states)[..., 0], states, second)

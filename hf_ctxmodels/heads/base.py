@@ -26,7 +26,7 @@ ItemCounts = int | Tensor | Mapping[str, int | Tensor] | None
 
 
 def validate_targets(targets: Any, name: str, *shapes: Sequence[int]) -> Tensor:
-    """Check the type and the shape of targets, and return them as int64. Their values are not read.
+    """Check the type and the shape of targets, but not their values, and return them as int64.
 
     Args:
         targets: Class indices or token ids.
@@ -47,7 +47,7 @@ def validate_sequence_targets(targets: Any, name: str, batch_size: int) -> Tenso
 
 
 def check_target_shape(targets: Tensor, name: str, *shapes: Sequence[int]) -> None:
-    """Raise CtxError if the targets have none of the shapes, if any are given. Skipped while a graph is traced."""
+    """Raise CtxError unless the targets have one of the shapes; without shapes, or in a traced graph, accept any."""
     expected = [tuple(shape) for shape in shapes]
     if not expected or is_traced(targets) or tuple(targets.shape) in expected:
         return
@@ -291,7 +291,7 @@ class HeadModel(CtxPreTrainedModel):
         return outputs
 
     def encoder_fields(self, outputs: Any) -> dict[str, Any]:
-        """The fields of a task head's output that are those of the encoder's output."""
+        """Return the fields of the encoder's output that the output of a task head contains."""
         return {"hidden_states": outputs.hidden_states, "attentions": outputs.attentions}
 
     def input_shape(self, input_ids: Any, inputs_embeds: Any) -> tuple[int, int] | None:
@@ -333,16 +333,16 @@ class HeadModel(CtxPreTrainedModel):
 
         If a loss is missing, parameters without gradient get a gradient of zero, see `with_unused_parameters`.
         """
-        present = [loss for loss in losses if loss is not None]
-        if not present:
+        available_losses = [loss for loss in losses if loss is not None]
+        if not available_losses:
             return None
-        total = torch.stack(present).sum()
-        return total if len(present) == len(losses) else self.with_unused_parameters(total)
+        total = torch.stack(available_losses).sum()
+        return total if len(available_losses) == len(losses) else self.with_unused_parameters(total)
 
     def with_unused_parameters(self, loss: Tensor | None) -> Tensor | None:
         """The loss with zero gradients of the parameters that the batch did not use, as DDP requires.
 
-        For heads without a batch that uses all parameters.
+        For heads of which some parameters are unused in every batch.
         """
         if loss is None or not self.training or not (distributed.is_available() and distributed.is_initialized()):
             return loss

@@ -71,7 +71,7 @@ class ForCausalLM(HeadModel, GenerationMixin):
             num_items_in_batch: As in `mean_over_targets`.
             return_logits: See `returns_logits`.
             kwargs: Arguments of the encoder; and `shift_labels` (batch, length), the target of each token, -100 for
-                none, instead of `labels`. It is no named argument, since Trainer would take it for its labels.
+                none, instead of `labels`. It is not a named argument, because Trainer would treat it as labels.
         """
         check_tensors(attention_mask=attention_mask)
         shape = self.input_shape(input_ids, inputs_embeds)
@@ -105,7 +105,7 @@ class ForCausalLM(HeadModel, GenerationMixin):
             attentions=outputs.get("attentions"),
         )
 
-    def targets_of(
+    def resolve_targets(
         self,
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
@@ -186,7 +186,7 @@ class ForCausalLM(HeadModel, GenerationMixin):
         transformers continues after the last column, which is padding in a row with right padding.
 
         Args:
-            inputs: (batch, length) token ids of the prompts, or `input_ids` by name; returned as they are.
+            inputs: (batch, length) token ids of the prompts, or the keyword `input_ids`; they are returned unchanged.
             args, kwargs: As in transformers; `attention_mask` (batch, length) is 0 at padding.
         """
         with prepacked_weights(self.prepacked_bytes):

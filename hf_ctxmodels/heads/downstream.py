@@ -39,8 +39,8 @@ class ForSequenceClassification(HeadModel):
     """A classifier or regressor of sequences (Devlin et al. 2019, section 4.1).
 
     The classifier reads the encoder's `pooler_output`, or the token states pooled by `config.classifier_pooling`.
-    `config.problem_type` may be "regression", "single_label_classification" or "multi_label_classification"; with None
-    every call chooses by `problem_type_of`. Unlike transformers, the head does not change the configuration.
+    `config.problem_type` may be "regression", "single_label_classification" or "multi_label_classification"; if it is
+    None, each call infers it by `infer_problem_type`. Unlike transformers, the head does not change the configuration.
 
     With `config.answer_steps` the classifier is an `AnswerNetwork` on the token states of a pair.
 
@@ -76,7 +76,7 @@ class ForSequenceClassification(HeadModel):
 
     @property
     def uses_pooler(self) -> bool:
-        """See `HeadModel.uses_pooler`; an answer network reads the token states."""
+        """Whether the head reads the output of the encoder's pooler; an answer network reads the token states."""
         return super().uses_pooler and not getattr(self.config, "answer_steps", 0)
 
     @can_return_tuple
@@ -117,7 +117,7 @@ class ForSequenceClassification(HeadModel):
         return self.output_class(loss=loss, logits=logits, **self.encoder_fields(outputs))
 
 
-def problem_type_of(config: Any, labels: Tensor | None) -> str:
+def infer_problem_type(config: Any, labels: Tensor | None) -> str:
     """`config.problem_type`; if it is None, transformers' rule: regression with one class, multi-label classification
     with floating-point labels, else single-label classification."""
     if config.problem_type is not None:
@@ -129,9 +129,9 @@ def problem_type_of(config: Any, labels: Tensor | None) -> str:
 
 
 def sequence_loss(config: Any, logits: Tensor, labels: Tensor, num_items: ItemCounts) -> Tensor:
-    """Mean squared error, cross-entropy or binary cross-entropy of (batch, num_labels) logits, by `problem_type_of`."""
+    """Mean squared error, cross-entropy or binary cross-entropy of (batch, num_labels) logits."""
     check_tensors(labels=labels)
-    problem_type, (batch_size, classes) = problem_type_of(config, labels), logits.shape
+    problem_type, (batch_size, classes) = infer_problem_type(config, labels), logits.shape
     if problem_type == "single_label_classification":
         targets = validate_sequence_targets(labels, "labels", batch_size)
         return cross_entropy_over_targets(logits, targets, "labels", num_items)
@@ -151,13 +151,13 @@ def encode_text_pair(
     sequence_ids: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Any, Tensor, Tensor]:
-    """Run a head's encoder on both texts of every example separately (Conneau et al. 2017, section 3.1).
+    """Run a head's encoder separately on both texts of each example (Conneau et al. 2017, section 3.1).
 
     `token_type_ids` is 0 in the first and above 0 in the second text. A single text is used as both.
 
     Returns:
-        The encoder's output, where each token's state comes from its own text, and the (batch, width) vectors of both
-        texts.
+        The encoder's output, in which a token's state depends only on the text that contains the token, and the (batch,
+        width) vectors of both texts.
     """
     aligned = {"token_type_ids": token_type_ids, "sequence_ids": sequence_ids}
     inputs = head.check_word_input(input_ids, inputs_embeds, attention_mask, **aligned)
@@ -166,8 +166,10 @@ def encode_text_pair(
         outputs = HeadModel.encode(head, attention_mask=attention_mask, **arguments, **kwargs)
         return outputs, outputs.pooler_output, outputs.pooler_output
     first, second = _text_masks(inputs, attention_mask, token_type_ids)
-    doubled = {name: None if tensor is None else torch.cat([tensor, tensor]) for name, tensor in arguments.items()}
-    outputs = HeadModel.encode(head, attention_mask=torch.cat([first, second]), **doubled, **kwargs)
+    stacked_arguments = {
+        name: None if tensor is None else torch.cat([tensor, tensor]) for name, tensor in arguments.items()
+    }
+    outputs = HeadModel.encode(head, attention_mask=torch.cat([first, second]), **stacked_arguments, **kwargs)
 
     def merge(states: Tensor) -> Tensor:
         first_states, second_states = states.chunk(2)
@@ -307,7 +309,7 @@ class ForQuestionAnswering(HeadModel):
         num_items_in_batch: ItemCounts = None,
         **kwargs: Any,
     ) -> QuestionAnsweringModelOutput | Seq2SeqQuestionAnsweringModelOutput:
-        """Compute start and end logits (batch, length), and the mean of the two losses if both positions are given.
+        """Compute start and end logits (batch, length), and the mean of the two losses with both positions.
 
         Unlike in transformers, the softmax excludes padding. Other arguments as in the encoder's forward.
 

@@ -17,7 +17,7 @@ class LayerMix(ScalarMix):
     """`ScalarMix` of the hidden states of an encoder, or of the decoder of an encoder-decoder (Peters et al. 2018,
     section 3.2, equation 1).
 
-    Layers whose width differs from that of the last one, for example the inner layers of AWD-LSTM, are excluded.
+    Layers whose width differs from the width of the last layer, such as the inner layers of AWD-LSTM, are excluded.
     """
 
     def mix(self, hidden_states: Sequence[Tensor]) -> Tensor:
@@ -64,7 +64,7 @@ def encode_with_layer_mix(
     Args:
         encoder: The encoder.
         mix: The weighted sum; None for the last layer.
-        feature_lookup: Replaces the encoder: a function of the encoder's arguments and of `every_layer`, whether all
+        feature_lookup: Replaces the encoder: a function of the encoder's arguments and of `all_layers`, whether all
             layers are needed, that returns an output with `hidden_states`.
         inputs: The arguments of the encoder.
     """
@@ -72,7 +72,7 @@ def encode_with_layer_mix(
     if feature_lookup is None:
         outputs = encoder(return_dict=True, output_hidden_states=True, **inputs)
     else:
-        outputs = feature_lookup(every_layer=mix is not None or bool(returns_states), **inputs)
+        outputs = feature_lookup(all_layers=mix is not None or bool(returns_states), **inputs)
     states = outputs.hidden_states
     outputs.last_hidden_state = states[-1] if mix is None else mix.mix(states)
     outputs.pooler_output = _pool(encoder, outputs.last_hidden_state, **inputs)

@@ -43,7 +43,7 @@ def masked_lm_loss(
 
 
 def is_masked_lm(model: Any) -> bool:
-    """Whether a model predicts masked tokens; so do pretraining heads with further tasks."""
+    """Whether a model predicts masked tokens, possibly in addition to other pretraining tasks."""
     return isinstance(model, ForMaskedLM) or isinstance(getattr(model, "mlm_head", None), MaskedLMHead)
 
 

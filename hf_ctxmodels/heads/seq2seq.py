@@ -33,7 +33,8 @@ class ConditionalGenerationOutput(ModelOutput):
         decoder_hidden_states, decoder_attentions, cross_attentions: See `DecoderOutput`; None unless requested. A
             recurrent decoder has no self-attention.
         encoder_last_hidden_state: (batch, length, hidden) output of the encoder.
-        encoder_hidden_states, encoder_attentions: Of the encoder; None unless requested.
+        encoder_hidden_states, encoder_attentions: Hidden states and attention weights of the encoder; None unless
+            requested.
     """
 
     loss: Tensor | None = None
@@ -134,7 +135,7 @@ class Seq2SeqHead(HeadModel, GenerationMixin):
         if decoder_input_ids is None and labels is None and decoder_inputs_embeds is None:
             raise CtxError("The decoder has no input.", hint="pass decoder_input_ids or labels, or call generate.")
         if decoder_input_ids is not None and decoder_inputs_embeds is not None:
-            raise CtxError("Both decoder_input_ids and decoder_inputs_embeds are given.", hint="pass only one of them.")
+            raise CtxError("decoder_input_ids cannot be combined with decoder_inputs_embeds.", hint="pass only one.")
         tensors = {
             "decoder_input_ids": decoder_input_ids,
             "decoder_inputs_embeds": decoder_inputs_embeds,
@@ -263,7 +264,7 @@ class ForConditionalGeneration(Seq2SeqHead):
         labels = None if labels is None else validate_targets(labels, "labels")
         for name in ("decoder_attention_mask", "decoder_inputs_embeds"):
             if kwargs.pop(name, None) is not None:
-                raise CtxError(f"The decoder of {type(self).__name__} takes no {name}.", hint="leave it out.")
+                raise CtxError(f"The decoder of {type(self).__name__} takes no {name}.", hint=f"remove {name}.")
         output_flags = self.config.resolve_output_flags(kwargs)
         if encoder_outputs is None:
             encoder_outputs = self.encode(
@@ -322,7 +323,7 @@ class ForConditionalGeneration(Seq2SeqHead):
         if target_languages is None:
             return
         if not self.has_target_languages:
-            raise CtxError(f"{type(self).__name__} has one target language.", hint="leave target_languages out.")
+            raise CtxError(f"{type(self).__name__} has one target language.", hint="remove target_languages.")
         check_tensors(target_languages=target_languages)
         if tuple(target_languages.shape) != (batch_size,):
             raise CtxError(

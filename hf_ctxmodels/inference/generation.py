@@ -56,7 +56,7 @@ def generate_texts(
     """
     check_can_generate(model)
     _check_numbers(max_new_tokens, max_length, batch_size, options)
-    languages = LanguagePair.of(model.config, source_language, language, ("--source_language", "--language"))
+    languages = LanguagePair.resolve(model.config, source_language, language, ("--source_language", "--language"))
     tokenizer_arguments = {} if languages is None else languages.tokenizer_arguments(tokenizer, languages.source)
     language_ids = _language_ids(model, tokenizer, languages, language, source_language)
     sequences = _encode(model, tokenizer, texts, max_length, tokenizer_arguments)
@@ -106,7 +106,7 @@ def _language_ids(
     """
     if languages is not None:
         names = ("langs", "decoder_langs") if model.config.is_encoder_decoder else ("langs",)
-        return dict(zip(names, languages.numbers, strict=False))
+        return dict(zip(names, languages.ids, strict=False))
     if source_language is not None:
         raise CtxError(
             "The model has no language embeddings.",

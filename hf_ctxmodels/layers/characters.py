@@ -1,7 +1,7 @@
 """Character encoders of words: convolution, highway layers and a projection (Kim et al. 2016, arXiv 1508.06615).
 
 Words repeat within a batch, and most are short: `CharacterEncoder` encodes each distinct word once, without common
-padding. `CharacterEncoder.plain` is the naive reference, which encodes all positions.
+padding. `CharacterEncoder.plain` is the naive reference implementation, which encodes all positions.
 """
 
 from collections.abc import Sequence

@@ -15,11 +15,11 @@ class DecoderOutput(NamedTuple):
         hidden_states: If recorded, layers + 1 tensors (batch, steps, width): the tokens' embeddings, the output of
             every layer except the last, and the states from which the next tokens are predicted, before dropout; else
             None.
-        cross_attentions: If recorded, (batch, 1, steps, length) weights of the source's tokens, one tensor for each
-            attention, in a Transformer (batch, heads, steps, length) of every layer; else, and in a decoder without
+        cross_attentions: If recorded, the weights of the source tokens: in a recurrent decoder (batch, 1, steps,
+            length) for each attention, in a Transformer (batch, heads, steps, length) for each layer. Else, and without
             attention, None.
-        attentions: If recorded in a Transformer, (batch, heads, steps, keys) self-attention weights of every layer;
-            else None.
+        attentions: If recorded in a Transformer, (batch, heads, steps, keys) self-attention weights of each layer; else
+            None.
     """
 
     states: Tensor

@@ -36,7 +36,7 @@ class ScalarMix(nn.Module):
         """Mix the layers.
 
         Args:
-            states: (batch, length, width) of every layer.
+            states: (batch, length, width) states of each layer.
             tokens: (batch, length) bool, False at padding; None for no padding.
         """
         weights = self.weights.float().softmax(0) * self.gamma

@@ -21,8 +21,8 @@ from hf_ctxmodels.layers.hook_points import HookPoint
 
 Norm = Literal["post", "pre"]
 
-HiddenStates = bool | int | Sequence[int] | None
-"""Hidden states to record: all, none, or those with these numbers (0 is the input of the first block)."""
+HiddenStatesSelection = bool | int | Sequence[int] | None
+"""Hidden states to record: all, none, or the states with these indices (0 is the input of the first block)."""
 
 
 class TokenPositionTypeEmbeddings(nn.Module):
@@ -70,7 +70,7 @@ class TokenPositionTypeEmbeddings(nn.Module):
         Args:
             words: (...) ids, or (..., width) word embeddings.
             position_ids: Same leading shape as `words`, or broadcastable to it.
-            token_type_ids: Likewise; None for the first segment. Ignored without segment embeddings.
+            token_type_ids: As `position_ids`; None for the first segment. Ignored without segment embeddings.
 
         Returns:
             (..., width), or (..., projected_size).
@@ -144,7 +144,7 @@ class GatedFeedForward(FeedForward):
     """A feed-forward network with a gate, the activation of another linear layer (Shazeer 2020, arXiv 2002.05202,
     equation 5); with "gelu_new" the feed-forward network of T5 v1.1.
 
-    Args: as in `FeedForward`.
+    The arguments are the same as in `FeedForward`.
 
     Attributes:
         gate_proj: The linear layer before the activation; `up_proj` has no activation.
@@ -198,7 +198,7 @@ class BlockOutput(NamedTuple):
 class ResidualSum(nn.Module):
     """Sum of a sub-layer's input and its output, normalised with post-norm.
 
-    Forward pre-hooks may change its arguments, which are always given by position.
+    Forward pre-hooks may change its arguments, which are always positional.
     """
 
     def forward(self, hidden_states: Tensor, output: Tensor, norm: nn.Module | None, layer_index: int) -> Tensor:
@@ -294,7 +294,7 @@ class TransformerBlock(GradientCheckpointingLayer):
         cross_probabilities = None
         if self.cross_attention is not None:
             if memory is None:
-                raise CtxError("This block has cross-attention, but memory is None.", hint="give memory.")
+                raise CtxError("This block has cross-attention, but memory is None.", hint="pass memory.")
             attention_output, cross_probabilities = self.cross_attention(
                 self._pre_norm(self.cross_attention_norm, hidden_states),
                 layout,
@@ -330,12 +330,12 @@ class StackOutput:
         last_hidden_state: (batch, length, hidden), zeros at padding in a packed layout; with an output mask (targets,
             hidden) in row-major order.
         computed_states: (..., hidden) at all computed tokens.
-        layout: Their layout: `layout.first_tokens(computed_states)` is the input of a pooler.
-        hidden_states: (batch, length, hidden) inputs of all blocks, and `last_hidden_state`; None for those not
-            selected; None if none were requested. The later states are computed from these tensors, so that gradients
-            with respect to them are available.
-        attentions: (batch, heads, queries, keys) of every block; None if they were not requested.
-        cross_attentions: Likewise; empty without cross-attention.
+        layout: The layout of `computed_states`: `layout.first_tokens(computed_states)` is the input of a pooler.
+        hidden_states: (batch, length, hidden) inputs of all blocks, and `last_hidden_state`; None for states that are
+            not selected. None if no hidden states are requested. The later states are computed from these tensors, so
+            that gradients with respect to them are available.
+        attentions: (batch, heads, queries, keys) probabilities of each block; None unless requested.
+        cross_attentions: As `attentions`; empty without cross-attention.
     """
 
     last_hidden_state: Tensor
@@ -358,7 +358,7 @@ def run_stack(
     output_mask: Tensor | None = None,
     include_first_tokens: bool = False,
     zero_padding: bool = False,
-    output_hidden_states: HiddenStates = None,
+    output_hidden_states: HiddenStatesSelection = None,
     output_attentions: bool | None = None,
 ) -> StackOutput:
     """Run blocks one after the other; the last one only at the tokens whose outputs are used.
@@ -476,7 +476,7 @@ def _validate_attention(probabilities: Tensor | None) -> Tensor:
     return probabilities
 
 
-def recorded_layer_numbers(selection: HiddenStates, count: int) -> set[int]:
+def recorded_layer_numbers(selection: HiddenStatesSelection, count: int) -> set[int]:
     """Numbers of the hidden states to record, out of `count`; negative numbers in the selection count from the last."""
     if selection is None or selection is False:
         return set()

@@ -211,7 +211,7 @@ def check_tokenizer_matches_model(
 
 
 def check_max_length(tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
-    """Raise CtxError if inputs of this length (0 for any) have no room for text."""
+    """Raise CtxError if inputs of this length, unless it is 0, have no room for text."""
     special = tokenizer.num_special_tokens_to_add()
     if 0 < max_length <= special:
         raise CtxError(

@@ -160,7 +160,7 @@ class CtxCharacterTokenizer(CtxWordTokenizer):
     def apply_language_tags(self, ids: Sequence[int] | np.ndarray, characters: np.ndarray) -> np.ndarray:
         """Set the first character of each word to the id of its language, in place.
 
-        The language is given by the last tag since the beginning of the sentence, otherwise by `language`, if any.
+        The last tag since the beginning of the sentence determines the language; without a tag, it is `language`.
 
         Args:
             ids: (words,) vocabulary ids.

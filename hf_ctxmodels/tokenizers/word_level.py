@@ -48,10 +48,8 @@ class CtxWordTokenizer(CtxTokenizer):
         kwargs = {**self.defaults, **kwargs}
         unk_token, pad_token = str(kwargs["unk_token"]), str(kwargs["pad_token"])
         if vocab is None and "tokenizer_object" in kwargs:  # how `train_new_from_iterator` builds its result
-            vocab, counts = (
-                kwargs["tokenizer_object"].get_vocab(with_added_tokens=False),
-                None,
-            )  # the counts of other words
+            vocab = kwargs["tokenizer_object"].get_vocab(with_added_tokens=False)
+            counts = None  # they belong to the words of the original vocabulary
         if vocab is None:
             raise missing_vocabulary_error(type(self), kwargs)
         check_special_tokens(vocab, [pad_token, unk_token], kwargs, kwargs.get("name_or_path") or None)
@@ -132,16 +130,16 @@ class CtxWordTokenizer(CtxTokenizer):
             kwargs: Arguments of the class.
 
         Raises:
-            CtxError: That tokenizer cannot be loaded, or is not a word tokenizer.
+            CtxError: The tokenizer cannot be loaded, or is not a word tokenizer.
         """
-        static = load_pretrained(AutoTokenizer, source, "the tokenizer of the word embeddings")
-        if not isinstance(static, CtxWordTokenizer):
-            raise CtxError(f"{type(static).__name__} is not a word tokenizer.", location=source)
+        embedding_tokenizer = load_pretrained(AutoTokenizer, source, "the tokenizer of the word embeddings")
+        if not isinstance(embedding_tokenizer, CtxWordTokenizer):
+            raise CtxError(f"{type(embedding_tokenizer).__name__} is not a word tokenizer.", location=source)
         return cls(
-            vocab={word: number for number, word in enumerate(static.words)},
-            counts=static.counts,
-            do_lower_case=static.do_lower_case,
-            split_punctuation=static.split_punctuation,
+            vocab={word: number for number, word in enumerate(embedding_tokenizer.words)},
+            counts=embedding_tokenizer.counts,
+            do_lower_case=embedding_tokenizer.do_lower_case,
+            split_punctuation=embedding_tokenizer.split_punctuation,
             **kwargs,
         )
 

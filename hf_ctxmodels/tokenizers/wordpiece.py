@@ -67,8 +67,8 @@ class WordPieceTokenizer(CtxTokenizer):
         if vocab is None and "tokenizer_object" in kwargs:  # how `train_new_from_iterator` builds its result
             vocab = kwargs["tokenizer_object"].get_vocab(with_added_tokens=False)
         self._vocab = _load_vocabulary(type(self), vocab, special_tokens, kwargs)
-        case = (do_lower_case, tokenize_chinese_chars, strip_accents)
-        self._tokenizer = _build_backend(self._vocab, str(kwargs["unk_token"]), *case)
+        text_options = (do_lower_case, tokenize_chinese_chars, strip_accents)
+        self._tokenizer = _build_backend(self._vocab, str(kwargs["unk_token"]), *text_options)
         super().__init__(
             do_lower_case=do_lower_case,
             tokenize_chinese_chars=tokenize_chinese_chars,
@@ -104,8 +104,8 @@ class WordPieceTokenizer(CtxTokenizer):
         """
         if isinstance(texts, Iterator):
             texts = list(texts)
-        case = (do_lower_case, tokenize_chinese_chars, strip_accents)
-        backend = _build_backend({"[UNK]": 0}, "[UNK]", *case)
+        text_options = (do_lower_case, tokenize_chinese_chars, strip_accents)
+        backend = _build_backend({"[UNK]": 0}, "[UNK]", *text_options)
         alphabet = _frequent_characters(texts, backend.normalizer, limit_alphabet)
         # The trainer numbers "##x" tokens in the order of a randomly seeded hash map and breaks ties between merges by
         # number. Declaring these tokens first, in code point order, makes the result deterministic.

@@ -15,8 +15,8 @@ from hf_ctxmodels.core.flags import (
     REQUIRED,
     check_conflicts,
     convert,
-    default_of,
     did_you_mean,
+    field_default,
     is_choice,
     is_settable,
     join_choice,
@@ -155,7 +155,7 @@ def make_parser(
 
 def _add_flag(group: Any, entry: Field, annotation: Any) -> None:
     """Add the argument of a field."""
-    default = default_of(entry)
+    default = field_default(entry)
     settings: dict[str, Any] = {"required": default is REQUIRED}
     if default is not REQUIRED:
         settings["default"] = default

@@ -31,12 +31,12 @@ def test_a_scan_gives_what_the_recurrence_gives() -> None:
     """With a state to begin with, padding, several sequences in a row, a projection and clipping."""
     torch.manual_seed(0)
     rows = PackedSequences.with_padding(TOKENS, (TOKENS.cumsum(1) > 2).long())
-    assert rows.present is not None
+    assert rows.token_mask is not None
     assert rows.restarts is not None
     tokens, size, projected = TOKENS.numel(), 5, 4
     lstm = [random(2, tokens, 4 * size), random(2, 3, projected), random(2, 3, size)]
     lstm += [random(2, 4 * size, projected), random(2, projected, size)]
-    of_lstm = [rows.present, rows.restarts, 0.7, 0.3]
+    of_lstm = [rows.token_mask, rows.restarts, 0.7, 0.3]
     assert_same(scan_lstm, lstm_custom_op, lstm, of_lstm)
     gru = [random(2, tokens, 3 * size), random(2, 3, size), random(2, 3 * size, size), random(2, size)]
-    assert_same(scan_gru, gru_custom_op, gru, [rows.present, rows.restarts])
+    assert_same(scan_gru, gru_custom_op, gru, [rows.token_mask, rows.restarts])

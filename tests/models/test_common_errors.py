@@ -121,9 +121,9 @@ class TestInput:
         assert_refused(model, batch | {"output_mask": mask}, "output_mask is torch.int64")
         if base.attends:  # what no layer reads: `lengths` is what the reference of XLM calls a mask
             for name in ("lengths", "token_type_idss", "labels"):
-                assert_refused(model, batch | {name: mask.sum(1)}, f"{name} is given", "does not read")
+                assert_refused(model, batch | {name: mask.sum(1)}, f"does not accept the argument {name}")
         if isinstance(model, TransformerEncoder):
-            assert_refused(model, batch | {"past_key_values": DynamicCache()}, "past_key_values is given", "no cache")
+            assert_refused(model, batch | {"past_key_values": DynamicCache()}, "does not support past_key_values")
         for name, dtype in (("sequence_ids", torch.long), ("output_mask", torch.bool)):
             other = torch.ones(2, mask.shape[1], dtype=dtype)
             assert_refused(model, batch | {name: other}, name, "(2, 12)", "(4, 12)")

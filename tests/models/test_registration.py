@@ -177,7 +177,7 @@ def test_a_spec_that_does_not_fit_is_refused(change: dict[str, Any], message: st
 
 def test_two_families_of_one_name_or_model_type_are_refused() -> None:
     for twin in (replace(SECOND, name=FIRST.name), replace(FIRST, name="another")):
-        with pytest.raises(CtxError, match=f"the family '{FIRST.name}' has its name or model_type"):
+        with pytest.raises(CtxError, match=f"the family '{FIRST.name}' has the same name or model_type"):
             check_specs([FIRST, twin])
 
 

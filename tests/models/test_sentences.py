@@ -66,7 +66,7 @@ def test_no_sentence(opened: Opened) -> None:
 @some_families
 def test_bad_input(opened: Opened) -> None:
     model, tokenizer, folder = opened
-    with pytest.raises(CtxError, match="single text"):
+    with pytest.raises(CtxError, match="single string"):
         encode_sentences(model, tokenizer, TEXTS[0], pooling="mean")
     with pytest.raises(CtxError, match=r"sentences\[1\] is a int"):
         encode_sentences(model, tokenizer, ["a", 3], pooling="mean")

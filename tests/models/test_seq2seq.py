@@ -156,7 +156,7 @@ def test_what_the_decoder_reads(case: Case, monkeypatch: pytest.MonkeyPatch) -> 
     got, wanted = (each(**batch, decoder_input_ids=given, decoder_attention_mask=mask) for each in (model, padded))
     assert_close(got.logits[mask == 1], wanted.logits[mask == 1])
     assert not torch.allclose(got.logits[0, -1], unpadded.logits[0, -1])
-    with pytest.raises(CtxError, match="decoder_input_ids and decoder_inputs_embeds"):
+    with pytest.raises(CtxError, match="decoder_input_ids cannot be combined with decoder_inputs_embeds"):
         model(**batch, decoder_input_ids=given, decoder_inputs_embeds=table(given))
 
 

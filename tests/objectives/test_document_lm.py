@@ -21,7 +21,7 @@ def separated(tokenizer):
     return CtxBertTokenizer(vocab=tokenizer.get_vocab(), model_max_length=512, eos_token="[SEP]")
 
 
-def targets_of(batch):
+def resolve_targets(batch):
     """(token, its target) pairs of a batch, row by row; -100 for no target."""
     labels, mask = batch["labels"], batch["attention_mask"].bool()
     following = labels[:, 1:] if labels.shape[1] == mask.shape[1] + 1 else None
@@ -37,7 +37,7 @@ def test_joined_rows_predict_every_token_once_in_order(separated, shape, max_len
     rows = list(objective.examples(documents))
     assert all(len(row["input_ids"]) == max_length for row in rows[:-1])
     read, predicted = [], []
-    for ids, after in targets_of(objective.collate(rows)):
+    for ids, after in resolve_targets(objective.collate(rows)):
         assert after[:-1] == ids[1:]
         read += ids
         predicted += after
@@ -59,7 +59,7 @@ def test_packed_documents_predict_every_token_once_within_their_own_sequence(sep
     assert all(len(row["input_ids"]) <= max_length for row in rows)
     batch = objective.collate(rows)
     sep, predicted = separated.eos_token_id, []
-    for row, (ids, after) in zip(rows, targets_of(batch)):
+    for row, (ids, after) in zip(rows, resolve_targets(batch)):
         for number in range(1, int(row["sequence_ids"].max()) + 1):
             (own,) = np.nonzero(row["sequence_ids"] == number)
             sequence, goals = [ids[i] for i in own], [after[i] for i in own]

@@ -69,7 +69,7 @@ class ModelTester:
         if not with_targets:
             return batch
         targets = make_targets(self.case, batch)
-        rows = [name for name in targets if self.case.targets[name] is Target.ROW_CLASS]
+        rows = [name for name in targets if self.case.targets[name] is Target.SEQUENCE_CLASS]
         return batch | targets | {name: torch.zeros_like(targets[name]) for name in rows}
 
 

@@ -178,7 +178,7 @@ class Case:
             raise NotImplementedError(f"{self} wants the target {name!r}: say of what in its traits.targets.")
         if self.predicts_where_labelled:
             return Target.DECODER_TOKEN if self.writes else Target.TOKEN_ID
-        return of_tokens.get(self.auto_name, Target.ROW_CLASS)
+        return of_tokens.get(self.auto_name, Target.SEQUENCE_CLASS)
 
     def loss_weight(self, component: str) -> float:
         """What a component of the head's loss is multiplied by."""

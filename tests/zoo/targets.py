@@ -57,7 +57,7 @@ def _random_target(kind: Target, case: Case, batch: Batch, generator: torch.Gene
             shape = batch["labels"].shape
             places = torch.where(torch.rand(shape, generator=generator) < 0.5, 1, -100)
             return places.masked_fill(~tokens, -100) if len(shape) > 1 else places
-        case Target.ROW_CLASS:
+        case Target.SEQUENCE_CLASS:
             classes = CHOICES if case.has_choices else TINY["num_labels"]
             return torch.randint(classes, (len(tokens),), generator=generator)
         case Target.PAIR_CLASS:

@@ -81,11 +81,11 @@ class FeatureCache:
         return self._writer
 
     @torch.no_grad()
-    def __call__(self, every_layer: bool = False, **inputs: Any) -> ModelOutput:
+    def __call__(self, all_layers: bool = False, **inputs: Any) -> ModelOutput:
         """An output of the encoder with `hidden_states`.
 
         Args:
-            every_layer: Whether `hidden_states` contains all layers, or only the last one.
+            all_layers: Whether `hidden_states` contains all layers, or only the last one.
             inputs: Arguments of the encoder; tensors are (batch, length, ...).
 
         Raises:
@@ -96,14 +96,14 @@ class FeatureCache:
         if ids is None or (mask is not None and mask.dim() != 2) or has_decoder_inputs:
             raise CtxError("Features are cached only for token ids with masks of shape (batch, length).")
         is_token = torch.ones(ids.shape[:2], dtype=torch.bool) if mask is None else mask.bool().cpu()
-        sequences = [self._encode(inputs, row, columns, every_layer) for row, columns in enumerate(is_token)]
+        sequences = [self._encode(inputs, row, columns, all_layers) for row, columns in enumerate(is_token)]
         states = sequences[0].new_zeros(*ids.shape[:2], sequences[0].shape[-1])
         for row, columns in enumerate(is_token):
             states[row, columns] = sequences[row]
         hidden_states = states.to(ids.device).split(self._widths, -1)
         return CachedEncoderOutput(last_hidden_state=hidden_states[-1], hidden_states=hidden_states)
 
-    def _encode(self, inputs: Mapping[str, Any], row: int, columns: Tensor, every_layer: bool) -> Tensor:
+    def _encode(self, inputs: Mapping[str, Any], row: int, columns: Tensor, all_layers: bool) -> Tensor:
         """(tokens, sum of the layers' widths): the states of one sequence, without padding."""
         sequence = {
             name: value[min(row, len(value) - 1), columns.to(value.device)][None]
@@ -119,7 +119,7 @@ class FeatureCache:
             shard, start, length = location
             return self._shards[shard][start : start + length]
         hidden_states = self._encoder(return_dict=True, output_hidden_states=True, **sequence).hidden_states
-        hidden_states = hidden_states if every_layer else hidden_states[-1:]
+        hidden_states = hidden_states if all_layers else hidden_states[-1:]
         self._widths = [layer.shape[-1] for layer in hidden_states]
         states = torch.cat([layer[0] for layer in hidden_states], -1).cpu()
         if self._writer is not None:

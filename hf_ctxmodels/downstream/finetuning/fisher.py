@@ -79,7 +79,7 @@ def sampled_targets(model: PreTrainedModel, batch: Batch, generator: torch.Gener
         CtxError: The head's targets cannot be sampled from its predictions.
     """
     if isinstance(model, heads.ForCausalLM):  # its labels may be shifted, and longer than the input
-        batch = {**batch, "shift_labels": model.targets_of(**batch), "labels": None}
+        batch = {**batch, "shift_labels": model.resolve_targets(**batch), "labels": None}
     targets = [name for name in (*model.loss_targets, "shift_labels") if batch.get(name) is not None]
     output = model(**{name: value for name, value in batch.items() if name not in targets})
     samples: dict[str, Any] = {"labels": None} if "shift_labels" in targets else {}

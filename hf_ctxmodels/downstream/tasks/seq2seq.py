@@ -112,7 +112,7 @@ class Seq2Seq(Task[SourceTarget]):
             )
         self._check_positions(config)
         self._config = config
-        self._languages = LanguagePair.of(
+        self._languages = LanguagePair.resolve(
             config, None, self.arguments.target_language, ("--language", "--target_language")
         )
         ends = config.eos_token_id
@@ -171,7 +171,7 @@ class Seq2Seq(Task[SourceTarget]):
     def _language_ids(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
         """The language ids of the model, as `SourceTargetCollator` expects them."""
         if self._languages is not None:
-            return dict(zip(("language", "target_language"), self._languages.numbers, strict=True))
+            return dict(zip(("language", "target_language"), self._languages.ids, strict=True))
         language_id = target_language_id(tokenizer, self.arguments.target_language, self._config)
         return {} if language_id is None else {"target_language": language_id}
 

@@ -65,9 +65,8 @@ def _attend_packed(query: Tensor, key: Tensor, value: Tensor, mask: PackedMask, 
         return query
     is_half = query.dtype in (torch.float16, torch.bfloat16)
     if query.is_cuda and is_half and not dropout and (window := mask.varlen_window) is not None:
-        from torch.nn.attention.varlen import (
-            varlen_attn,  # it registers operators, a sixth of the package's import time
-        )
+        # imported here, because it registers operators, a sixth of the package's import time
+        from torch.nn.attention.varlen import varlen_attn
 
         max_lengths = max(mask.queries.query_counts), max(mask.keys.lengths)
         context = varlen_attn(
@@ -109,19 +108,19 @@ def attend_in_groups(
     padding = query.new_zeros(max_length, *query.shape[1:])
     contexts: dict[int, Tensor] = {}
     for group in groups:
-        has_all = len(groups) == 1 and len(group.members) == len(key_lengths)
-        if has_all and len(query) == len(group.members) * group.num_queries:
+        is_whole_batch = len(groups) == 1 and len(group.members) == len(key_lengths)
+        if is_whole_batch and len(query) == len(group.members) * group.num_queries:
             queries = query.unflatten(0, (len(group.members), group.num_queries))
         else:
             queries = _pad_sequences(query_sequences, group.members, group.num_queries, padding)
-        if has_all and len(key) == len(group.members) * group.num_keys:
+        if is_whole_batch and len(key) == len(group.members) * group.num_keys:
             keys = key.unflatten(0, (len(group.members), group.num_keys))
             values = value.unflatten(0, (len(group.members), group.num_keys))
         else:
             keys = _pad_sequences(key_sequences, group.members, group.num_keys, padding)
             values = _pad_sequences(value_sequences, group.members, group.num_keys, padding)
         context = _attend_group(queries, keys, values, group, scale, dropout)
-        if has_all and len(context) * group.num_queries == len(query):
+        if is_whole_batch and len(context) * group.num_queries == len(query):
             return context.flatten(0, 1)
         lengths = [query_lengths[member] for member in group.members]
         contexts |= zip(group.members, _unpad_sequences(context, lengths))
@@ -162,7 +161,7 @@ def _unpad_sequences(context: Tensor, lengths: Sequence[int]) -> Sequence[Tensor
 
 @dataclass(frozen=True, eq=False)
 class _AttentionModule:
-    """The attributes that transformers' attention functions read of a module and of its configuration."""
+    """Stand-in for a module and its configuration, with the attributes that transformers' attention functions read."""
 
     training: bool
     is_causal: bool
@@ -172,7 +171,7 @@ class _AttentionModule:
 
     @property
     def config(self) -> "_AttentionModule":
-        """Itself."""
+        """Return this object, which has the attributes of the configuration."""
         return self
 
 

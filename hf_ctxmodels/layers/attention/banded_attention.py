@@ -20,7 +20,7 @@ _MIN_BLOCK_SIZE = 64  # queries
 
 
 def banded_attention(query: Tensor, key: Tensor, value: Tensor, window: int, *, scale: float, dropout: float) -> Tensor:
-    """Each query attends to its own position and the `window - 1` positions before it.
+    """Causal attention of each query to the last `window` positions up to and including itself.
 
     Args:
         query, key, value: (batch, length, heads, head_dim); padding follows all tokens of a sequence.
@@ -48,12 +48,12 @@ class _BlockwiseAttention(torch.autograd.Function):
         """(batch, length, heads, head_dim)."""
         context, log_sums = torch.empty_like(query), []
         mask = _additive_mask(_outside_band(size, window - 1, window, query.device), query)
-        for block, reach, columns in _block_slices(query.shape[1], size, window):
+        for block, band_keys, columns in _block_slices(query.shape[1], size, window):
             block_mask = mask[: block.stop - block.start, columns]
             block_context, log_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
                 query[:, block].transpose(1, 2),
-                key[:, reach].transpose(1, 2),
-                value[:, reach].transpose(1, 2),
+                key[:, band_keys].transpose(1, 2),
+                value[:, band_keys].transpose(1, 2),
                 attn_mask=block_mask,
                 scale=scale,
             )
@@ -70,12 +70,12 @@ class _BlockwiseAttention(torch.autograd.Function):
         query, key, value, context, mask, *log_sums = ctx.saved_tensors
         grad_query, grad_key, grad_value = torch.empty_like(query), torch.zeros_like(key), torch.zeros_like(value)
         slices = _block_slices(query.shape[1], ctx.size, ctx.window)
-        for (block, reach, columns), log_sum in zip(slices, log_sums, strict=True):
+        for (block, band_keys, columns), log_sum in zip(slices, log_sums, strict=True):
             gradients = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
                 grad[:, block].transpose(1, 2),
                 query[:, block].transpose(1, 2),
-                key[:, reach].transpose(1, 2),
-                value[:, reach].transpose(1, 2),
+                key[:, band_keys].transpose(1, 2),
+                value[:, band_keys].transpose(1, 2),
                 context[:, block].transpose(1, 2),
                 log_sum,
                 0.0,
@@ -84,14 +84,14 @@ class _BlockwiseAttention(torch.autograd.Function):
                 scale=ctx.scale,
             )
             grad_query[:, block] = gradients[0].transpose(1, 2)
-            grad_key[:, reach] += gradients[1].transpose(1, 2)
-            grad_value[:, reach] += gradients[2].transpose(1, 2)
+            grad_key[:, band_keys] += gradients[1].transpose(1, 2)
+            grad_value[:, band_keys] += gradients[2].transpose(1, 2)
         return grad_query, grad_key, grad_value, None, None, None
 
 
 def _block_slices(length: int, size: int, window: int) -> Iterator[tuple[slice, slice, slice]]:
-    """For each block the slices of its queries, of the keys in their bands, and of these keys' columns in the mask of a
-    block."""
+    """Yield for each block the slices of its queries, of the keys in their bands, and of the columns of these keys in
+    the mask of a block."""
     for start in range(0, length, size):
         stop, first_key = min(start + size, length), max(0, start - window + 1)
         skipped = window - 1 - (start - first_key)  # columns before the first key of the sequence

@@ -26,21 +26,21 @@ from hf_ctxmodels.core.inputs import (
     sequence_starts,
 )
 
-_WITHOUT_KEYWORDS = ("eager", "sdpa")
+_IMPLEMENTATIONS_WITHOUT_KWARGS = ("eager", "sdpa")
 
 
 @dataclass(frozen=True, eq=False)
 class PaddedLayout:
     """All positions of a (batch, length) batch are computed.
 
-    With a cache, the keys are those of the cache, which ends with the keys of this batch.
+    With a cache, the keys are the cached keys, which end with the keys of this batch.
 
     Attributes:
         batch_size, length: Shape of the batch.
         tokens: (batch, keys) bool, False at padding; None without padding.
         sequences: (batch, length) number of each token's sequence within its row, from 1; None for one sequence per
             row.
-        custom_mask: A mask in the format of the attention implementation, given by the caller instead of the above; or
+        custom_mask: A mask in the format of the attention implementation, which replaces `tokens` and `sequences`; or
             None.
         implementation: Attention implementation of transformers: "eager", "sdpa", "flex_attention", ...
         attention_kwargs: Keyword arguments of the attention function.
@@ -87,7 +87,7 @@ class PaddedLayout:
         return columns.index_select(-1, queries)
 
     def pack(self, tensor: Tensor) -> Tensor:
-        """(batch, length, ...) -> the same."""
+        """Return the (batch, length, ...) tensor unchanged."""
         return tensor
 
     unpack = pack
@@ -135,7 +135,7 @@ class PackedLayout:
         lengths: Number of tokens of each sequence; a row may hold several sequences (`sequence_ids`).
         first_indices: (batch,) packed index of each row's first token.
         query: (queries,) ascending packed indices of the tokens that the last layer computes; None for all.
-        query_lengths: Number of them in each sequence.
+        query_lengths: Number of computed tokens of each sequence; empty if `query` is None.
         output_mask: (queries,) bool, the computed tokens whose outputs are returned; None for all.
     """
 
@@ -167,7 +167,7 @@ class PackedLayout:
             device: Device of the batch.
 
         Raises:
-            CtxError: A row without tokens.
+            CtxError: A row has no tokens.
         """
         tokens = _get_token_mask(attention_mask, sequence_ids)
         if tokens is None or bool(tokens.all()):
@@ -244,7 +244,7 @@ class PackedLayout:
         return self.unpack(packed) if self.output_mask is None else packed[self.output_mask]
 
     def share_source(self, targets_per_source: int) -> "PackedLayout":
-        """Itself: rows share a source only with a cache, whose batches are padded."""
+        """Return the layout unchanged: rows share a source only with a cache, and then the layout is padded."""
         return self
 
     def select_queries(self, packed: Tensor) -> Tensor:
@@ -292,7 +292,7 @@ def build_layout(
     implementation = config._attn_implementation
     if implementation == "sdpa" and attention_kwargs.get("output_attentions"):
         implementation = "eager"
-    if implementation in _WITHOUT_KEYWORDS:
+    if implementation in _IMPLEMENTATIONS_WITHOUT_KWARGS:
         reject_unused_tensors(**attention_kwargs)
     is_packable = custom_mask is None and implementation == "sdpa" and past_key_values is None
     if config.unpad and is_packable and not is_traced(inputs):
@@ -310,7 +310,7 @@ def build_layout(
 def build_memory_layout(
     layout: Layout, memory: Tensor, attention_mask: Tensor | None, sequence_ids: Tensor | None = None
 ) -> Layout:
-    """The layout of the keys of cross-attention (an encoder's output), of the same type as that of the queries.
+    """The layout of the keys of cross-attention (an encoder's output), of the same type as the layout of the queries.
 
     Args:
         layout: The layout of the queries.
@@ -319,7 +319,7 @@ def build_memory_layout(
         sequence_ids: (batch, length), as in `build_layout`: one sequence of `layout` attends to each.
 
     Raises:
-        CtxError: A row in which all positions are masked.
+        CtxError: All positions of a row are masked.
     """
     shape = (memory.shape[0], memory.shape[1])
     if isinstance(layout, PackedLayout):
@@ -351,7 +351,7 @@ def _extend_by_cache(layout: PaddedLayout, cache: Cache, device: torch.device) -
     """The layout of a batch that extends a cache.
 
     Raises:
-        CtxError: An attention mask of another length than the cache and the batch together.
+        CtxError: The length of the attention mask differs from the length of the cache and the batch together.
     """
     num_keys, past_length = cache.get_mask_sizes(layout.length, 0)[0], cache.get_seq_length()
     layout = replace(layout, past_length=past_length, cache_length=num_keys)
@@ -377,7 +377,7 @@ def _get_token_mask(attention_mask: Tensor | None, sequence_ids: Tensor | None) 
 
 
 def _number_sequences(sequence_ids: Tensor) -> Tensor:
-    """(batch, length) ids -> number of the sequence within its row, from 1; padding has that of the token before it."""
+    """(batch, length) ids -> number of the sequence in its row, from 1; padding has the preceding token's number."""
     return (sequence_starts(sequence_ids) & (sequence_ids != 0)).cumsum(1)
 
 

@@ -32,11 +32,11 @@ _MIN_BAND_RATIO = 2  # a band is computed alone in sequences longer than this ma
 class MaskSpec:
     """Attention pattern within a sequence; padding and other sequences are masked by the layout.
 
-    Positions count the tokens of a sequence, so that a spec is right for any subset of queries (the output positions of
+    Positions count the tokens of a sequence, so that a spec is valid for any subset of queries (the output positions of
     a last layer, the new tokens of a cached step), unlike a flag `is_causal`.
 
     Attributes:
-        causal: Attend to the query's own position and those before it; otherwise to all positions.
+        causal: Attend to the position of the query and to earlier positions; otherwise to all positions.
         prefix_lengths: (sequences,) number of tokens at the start of each sequence that all its queries attend to, in a
             causal mask (Dong et al. 2019, section 2.3, "sequence-to-sequence LM"; Raffel et al. 2020, section 3.2.1,
             "prefix LM"). Sequences are in row-major order.
@@ -44,11 +44,11 @@ class MaskSpec:
             1904.10509); not causal, on both sides. None for no limit.
         bias: Addend of the scaled scores, see `PositionBias`; it may have parameters.
         ranges: (..., 3) for each token as packed by the layout, instead of the other patterns, for masks that differ
-            between the tokens of a batch. A token with (first, start, stop) attends to the positions of its sequence
-            below `first`, and to those from `start` to below `stop`; to one position at least.
+            between the tokens of a batch. A token with (first, start, stop) attends to the positions [0, first) and
+            [start, stop) of its sequence, at least one position in total.
 
     Raises:
-        CtxError: Inconsistent values.
+        CtxError: The values are inconsistent.
     """
 
     causal: bool = False
@@ -85,7 +85,7 @@ class MaskSpec:
 
         Args:
             queries, keys: Positions, broadcastable to each other.
-            prefix: Length of the sequence's prefix, likewise; None if `prefix_lengths` is None.
+            prefix: Length of the prefix of the sequence, broadcastable; None if `prefix_lengths` is None.
         """
         allowed = keys <= queries if self.causal else keys == keys
         if prefix is not None:
@@ -187,7 +187,7 @@ def prepare_mask(
         key_layout: The layout of the keys in cross-attention; None for the layout of the queries.
 
     Raises:
-        CtxError: Layouts of different types or numbers of sequences.
+        CtxError: The layouts have different types or numbers of sequences.
     """
     if not isinstance(mask, MaskSpec):
         return mask
@@ -267,7 +267,7 @@ def _add_window(mask: Tensor | BlockMask, spec: MaskSpec, layout: PaddedLayout) 
 
 
 def _is_sdpa_causal(spec: MaskSpec, layout: PaddedLayout, keys: PaddedLayout) -> bool:
-    """Whether sdpa's own causal mask is right: it aligns the first query and key, and supports no padding."""
+    """Whether sdpa's causal mask is valid: it aligns the first query and key, and supports no padding."""
     is_single_causal = spec.is_plain_causal and spec.bias is None and keys.sequences is None and layout is keys
     if layout.implementation != "sdpa" or not is_single_causal or layout.length not in (1, keys.num_keys):
         return False
@@ -278,7 +278,7 @@ def _prepare_flash(spec: MaskSpec, layout: PaddedLayout, keys: PaddedLayout) -> 
     """The padding mask; the kernel itself applies causal and window masks, and supports no others.
 
     Raises:
-        CtxError: An unsupported mask.
+        CtxError: The kernel does not support the mask.
     """
     has_bias_or_prefix = spec.bias is not None or spec.prefix_lengths is not None or spec.ranges is not None
     if has_bias_or_prefix or keys.sequences is not None or (not spec.is_full and keys is not layout):
@@ -328,7 +328,7 @@ def _padded_bias(bias: PositionBias, layout: PaddedLayout, keys: PaddedLayout, d
 
 
 def _shared_positions(layout: PaddedLayout, device: torch.device) -> Tensor:
-    """`key_positions`, as a single row if it is right for all tokens."""
+    """`key_positions`, as a single row if it is valid for all tokens."""
     positions, tokens = layout.key_positions(device), layout.tokens
     if tokens is None or layout.sequences is not None or is_traced(tokens):
         return positions
@@ -377,7 +377,7 @@ def group_sequences(
         spec: Attention pattern within a sequence.
         queries, keys: The layouts; sequence i of `queries` attends to sequence i of `keys`.
         dtype, device: Dtype and device of the masks.
-        is_single: Make one group, for devices that compute padding faster than they start calls.
+        is_single: Make one group, for devices on which padding costs less than further kernel launches.
     """
     lengths = list(zip(queries.query_counts, keys.lengths, strict=True))
     max_padding = float("inf")

@@ -128,7 +128,7 @@ class SelfAttention(_MultiHeadAttention):
 
 
 class CrossAttention(_MultiHeadAttention):
-    """Multi-head attention from the tokens of one layout to those of another (a decoder to its encoder's output).
+    """Multi-head attention from the tokens of one sequence to the tokens of another (decoder to encoder).
 
     Args:
         hidden_size: Width of the input and output.
@@ -171,15 +171,16 @@ class CrossAttention(_MultiHeadAttention):
             hidden_states: (..., hidden) at the computed tokens of `layout`.
             layout: The layout of the queries.
             memory: (..., memory) states to attend to.
-            memory_layout: Their layout.
+            memory_layout: The layout of `memory`.
             mask: Attention pattern; prepare it if several layers share it.
-            past_key_values: Its cross-attention cache holds the keys and values of `memory` after the first step.
+            past_key_values: The cache, whose cross-attention cache has the keys and values of `memory` after the first
+                step.
             layer_index: Number of this layer in the cache.
             targets_per_source: Number of consecutive rows of a padded `layout` that attend to the same row of
                 `memory_layout`, see `SharedSourceCache`.
 
         Returns:
-            As `SelfAttention`.
+            The same as `SelfAttention`.
         """
         (query,) = self._split_heads(linear(self.q_proj, hidden_states), 1)
         key, value = self._keys_and_values(memory, past_key_values, layer_index)

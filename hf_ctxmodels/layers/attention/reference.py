@@ -1,4 +1,4 @@
-"""Attention as the formula: the reference of all fast paths, and the "eager" implementation."""
+"""Naive attention: the reference for the optimized implementations, and the "eager" implementation."""
 
 from typing import Any
 

@@ -79,7 +79,7 @@ def scaled_dot_product_attention(
     query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
     if mask is not None:
         mask = mask.to(query.dtype)
-    if 0 < dropout < 1 and query.device.type == "cpu":  # no CPU kernel of torch has dropout: it computes the formula
+    if 0 < dropout < 1 and query.device.type == "cpu":  # no CPU kernel of torch supports dropout
         if is_causal:
             mask = query.new_full((query.shape[2], key.shape[2]), float("-inf")).triu(1)
         context = attention_with_dropout(query, key, value, mask, scale=scale, dropout=dropout)

@@ -1,7 +1,7 @@
-"""Linear layers at full speed on a CPU: `linear(module, input)`, the oneDNN products behind it, and prepacked weights.
+"""Fast linear layers on a CPU: `linear(module, input)`, the oneDNN products that it calls, and prepacked weights.
 
-`torch.nn.functional.linear` multiplies float32 matrices with MKL on a CPU, which uses half the width of the vector
-units of processors that are not Intel's. torch also ships oneDNN, for half precision and compiled graphs; here it
+`torch.nn.functional.linear` multiplies float32 matrices with MKL on a CPU, which uses only half the width of the vector
+units of non-Intel processors. torch also ships oneDNN, for half precision and compiled graphs; here it
 serves eager float32 as well. On other devices, and wherever oneDNN does not apply, all functions compute the same with
 torch's own operators.
 """
@@ -236,7 +236,7 @@ class _LinearProduct(torch.autograd.Function):
 
 
 # Prepacked weights. A product of few rows, for example of one token of each sequence, takes as long as reading its
-# weights, and oneDNN reads them up to twice as fast in blocks of its own layout ("prepacked"). A copy in that layout
+# weights, and oneDNN reads them up to twice as fast in a blocked layout ("prepacked"). A copy in that layout
 # costs as much as some products gain, and memory; so a weight is copied after several uses, and only within
 # `prepacked_weights`.
 
@@ -249,7 +249,7 @@ class _WeightUse:
         weight: The weight, referenced because its `id` is the key.
         state: Its data pointer and version at the first use.
         count: Number of products.
-        prepacked: The copy, once it pays.
+        prepacked: The prepacked copy; None until enough products have been computed.
     """
 
     weight: Tensor

@@ -78,7 +78,7 @@ class MaskedLMHead(nn.Module):
         return summed_cross_entropy(self.decoder, self._transform(hidden_states), targets)
 
     def scores(self, hidden_states: Tensor) -> DeferredLogits:
-        """(rows, hidden) -> their logits, not computed yet."""
+        """Return the arguments of the decoder for (rows, hidden) states, without computing the logits."""
         return DeferredLogits(self._transform(hidden_states), self.decoder)
 
     def summed_loss_and_samples(
@@ -159,7 +159,7 @@ def chunked_cross_entropy(
         weight: (vocabulary, width).
         bias: (vocabulary,) or None.
         targets: (rows,) ids, without ignored ones.
-        reduction: "mean" or "sum". The mean of no rows is 0.
+        reduction: "mean" or "sum". The mean of an empty batch is 0.
         weights: (rows,) float32 factor of each row's loss, without a gradient; None for 1.
     """
     if torch.compiler.is_compiling():  # the number of chunks is data-dependent

@@ -94,7 +94,7 @@ class AttentionalDecoder(nn.Module):
     ) -> Tensor:
         """(targets, hidden) h~ where `target_mask` (rows, steps) is True, in row-major order; see `forward`.
 
-        A row is not computed after its last target.
+        Rows are not computed beyond their last target.
         """
         columns = torch.arange(ids.shape[1], device=ids.device)
         lengths = ((columns + 1) * target_mask).amax(1)
@@ -115,8 +115,8 @@ class AttentionalDecoder(nn.Module):
         cache: RecurrentCache,
         recorded: list[_Step] | None,
     ) -> tuple[list[Tensor], RecurrentCache]:
-        """(count, hidden) h~ of every step, for the first `counts` rows, a non-increasing number; steps are appended to
-        `recorded`."""
+        """(counts[t], hidden) h~ of each step t, for the first `counts[t]` rows, a non-increasing number; steps are
+        appended to `recorded`."""
         embeddings = self.dropout(self.embeddings(ids[:, : len(counts)]))
         padding = ~tokens
         *states, (adjusted,) = cache.states

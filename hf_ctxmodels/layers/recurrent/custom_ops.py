@@ -24,13 +24,13 @@ def lstm_custom_op(
     cell: Tensor,
     state_weight: Tensor,
     projection: Tensor | None,
-    present: Tensor,
+    token_mask: Tensor,
     restarts: Tensor | None,
     cell_clip: float | None,
     projection_clip: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`lstm_recurrence` with padding positions."""
-    options = StepOptions(_full_steps(gates, hidden), cell_clip, projection_clip, present, restarts)
+    options = StepOptions(_full_steps(gates, hidden), cell_clip, projection_clip, token_mask, restarts)
     result = run_lstm(gates.clone(), hidden, cell, state_weight, projection, options)
     return result.outputs, result.last_hidden, result.last_cell
 
@@ -51,13 +51,13 @@ def _lstm_backward(
     cell: Tensor,
     state_weight: Tensor,
     projection: Tensor | None,
-    present: Tensor,
+    token_mask: Tensor,
     restarts: Tensor | None,
     cell_clip: float | None,
     projection_clip: float | None,
 ) -> list[Tensor]:
     """Gradients of the first four arguments of `lstm_custom_op` and the projection, with recomputation."""
-    options = StepOptions(_full_steps(gates, hidden), cell_clip, projection_clip, present, restarts)
+    options = StepOptions(_full_steps(gates, hidden), cell_clip, projection_clip, token_mask, restarts)
     result = run_lstm(gates.clone(), hidden, cell, state_weight, projection, options)
     d_outputs, d_last_hidden, d_last_cell = gradients
     result = result._replace(last_hidden=d_last_hidden, last_cell=d_last_cell)
@@ -90,11 +90,11 @@ def gru_custom_op(
     hidden: Tensor,
     state_weight: Tensor,
     candidate_bias: Tensor,
-    present: Tensor,
+    token_mask: Tensor,
     restarts: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """`gru_recurrence` with padding positions."""
-    options = StepOptions(_full_steps(gates, hidden), present=present, restarts=restarts)
+    options = StepOptions(_full_steps(gates, hidden), token_mask=token_mask, restarts=restarts)
     result = run_gru(gates.clone(), hidden, state_weight, candidate_bias, options)
     return result.outputs, result.last_hidden
 
@@ -111,11 +111,11 @@ def _gru_backward(
     hidden: Tensor,
     state_weight: Tensor,
     candidate_bias: Tensor,
-    present: Tensor,
+    token_mask: Tensor,
     restarts: Tensor | None,
 ) -> list[Tensor]:
     """Gradients of the first four arguments of `gru_custom_op`, with recomputation."""
-    options = StepOptions(_full_steps(gates, hidden), present=present, restarts=restarts)
+    options = StepOptions(_full_steps(gates, hidden), token_mask=token_mask, restarts=restarts)
     result = run_gru(gates.clone(), hidden, state_weight, candidate_bias, options)
     d_outputs, d_last_hidden = gradients
     result = result._replace(last_hidden=d_last_hidden)

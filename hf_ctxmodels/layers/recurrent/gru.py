@@ -85,15 +85,15 @@ class GRU(nn.Module):
             gates = input_gates(self, packed.to(dtype), bias.to(dtype))
             hidden, state_weight = hidden.to(dtype), self.state_weight.to(dtype)
             candidate_bias = self.state_bias[:, gated:].to(dtype)
-            present, restarts = packing.present, packing.restarts
+            token_mask, restarts = packing.token_mask, packing.restarts
             if torch.compiler.is_compiling():
                 if torch.compiler.is_exporting():
                     recurrence: Any = scan_gru
                 else:
                     from hf_ctxmodels.layers.recurrent.custom_ops import gru_custom_op as recurrence
-                outputs, hidden = recurrence(gates, hidden, state_weight, candidate_bias, present, restarts)
+                outputs, hidden = recurrence(gates, hidden, state_weight, candidate_bias, token_mask, restarts)
             else:
-                steps = packing.steps if present is None else (packing.shape[0],) * packing.shape[1]
-                options = StepOptions(steps, present=present, restarts=restarts)
+                steps = packing.steps if token_mask is None else (packing.shape[0],) * packing.shape[1]
+                options = StepOptions(steps, token_mask=token_mask, restarts=restarts)
                 outputs, hidden = gru_recurrence(gates, hidden, state_weight, candidate_bias, options)
         return outputs, GRUState(hidden)

@@ -139,7 +139,7 @@ class LSTM(nn.Module):
                 *initial,
                 state_weight,
                 projection,
-                packing.present,
+                packing.token_mask,
                 packing.restarts,
                 self.cell_clip,
                 self.projection_clip,
@@ -156,7 +156,7 @@ class LSTM(nn.Module):
         truncation: int | None,
     ) -> tuple[Tensor, LSTMState]:
         """The recurrence in segments of `truncation` steps without gradients between them."""
-        steps = packing.steps if packing.present is None else (packing.shape[0],) * packing.shape[1]
+        steps = packing.steps if packing.token_mask is None else (packing.shape[0],) * packing.shape[1]
         size = truncation if truncation is not None and torch.is_grad_enabled() else max(1, len(steps))
         outputs, last_states, start = [], [], 0
         for first_step in range(0, len(steps), size):
@@ -170,7 +170,7 @@ class LSTM(nn.Module):
                 segment_steps,
                 self.cell_clip,
                 self.projection_clip,
-                present=None if packing.present is None else packing.present[:, segment],
+                token_mask=None if packing.token_mask is None else packing.token_mask[:, segment],
                 restarts=None if packing.restarts is None else packing.restarts[:, segment],
             )
             output, hidden, cell = lstm_recurrence(gates[:, segment], *state, state_weight, projection, options)

@@ -11,26 +11,26 @@ from torch import Tensor, nn
 class PackedSequences:
     """The tokens of a batch, step by step: the first token of every sequence, the second tokens, and so on.
 
-    Sequences are sorted by length, longest first, so that the sequences of a step are the first ones. The second
+    Sequences are sorted by length, longest first, so that each step processes the first sequences. The second
     direction visits a sequence from the last token to the first. Several sequences in a row of the batch are packed
     separately.
 
     Attributes:
         positions: (directions, tokens) index of each packed token in the flattened (rows * length) batch.
-        steps: Number of sequences in each step; empty with `present`, where all steps have all rows.
+        steps: Number of sequences in each step; empty with `token_mask`, where all steps have all rows.
         order: (sequences,) the batch's row (or sequence) of each packed sequence.
         shape: (rows, length) of the batch.
-        present: None without padding positions. Otherwise they follow each row's tokens, and this, (directions, tokens,
-            1) bool, is False there: the state is carried unchanged.
-        restarts: With `present` and several sequences in a row: (directions, tokens, 1) bool, True at the first token
-            of each sequence except a row's first, where the state is zeroed.
+        token_mask: (directions, tokens, 1) bool, False at padding positions, which follow the tokens of each row and do
+            not change the state; None without padding positions.
+        restarts: With `token_mask` and several sequences in a row, (directions, tokens, 1) bool, True at the first
+            token of each sequence except the first of a row, where the state is zeroed; else None.
     """
 
     positions: Tensor
     steps: tuple[int, ...]
     order: Tensor
     shape: tuple[int, int]
-    present: Tensor | None = None
+    token_mask: Tensor | None = None
     restarts: Tensor | None = None
 
     @classmethod
@@ -76,14 +76,14 @@ class PackedSequences:
             restarts = torch.zeros_like(numbers, dtype=torch.bool)
             restarts[:, 1:] = numbers[:, 1:] != numbers[:, :-1]
             restarts = restarts.flatten(1)[..., None]
-        present = is_token.T.reshape(1, -1, 1).expand(directions, -1, -1)
-        return cls(positions, (), order, (rows, length), present, restarts)
+        token_mask = is_token.T.reshape(1, -1, 1).expand(directions, -1, -1)
+        return cls(positions, (), order, (rows, length), token_mask, restarts)
 
     def backward_only(self) -> "PackedSequences":
-        """Only the second of two directions."""
-        present = None if self.present is None else self.present[1:]
+        """Return only the second of two directions."""
+        token_mask = None if self.token_mask is None else self.token_mask[1:]
         restarts = None if self.restarts is None else self.restarts[1:]
-        return replace(self, positions=self.positions[1:], present=present, restarts=restarts)
+        return replace(self, positions=self.positions[1:], token_mask=token_mask, restarts=restarts)
 
     def pack(self, states: Tensor) -> Tensor:
         """(rows, length, width) -> (directions, tokens, width)."""
@@ -98,8 +98,8 @@ class PackedSequences:
     def unpack(self, packed: Tensor) -> Tensor:
         """(directions, tokens, width) -> (directions, rows, length, width), zero at padding positions."""
         rows, length = self.shape
-        if self.present is not None:
-            packed = packed * self.present.to(packed.dtype)
+        if self.token_mask is not None:
+            packed = packed * self.token_mask.to(packed.dtype)
         padded = packed.new_zeros(packed.shape[0], rows * length, packed.shape[2])
         positions = self.positions[..., None].expand_as(packed)
         return padded.scatter(1, positions, packed).unflatten(1, (rows, length))
@@ -112,7 +112,7 @@ class PackedSequences:
     @property
     def sequence_indices(self) -> Tensor:
         """(tokens,) index of each packed token's sequence; the same in both directions."""
-        if self.present is not None:
+        if self.token_mask is not None:
             return torch.arange(self.shape[0], device=self.order.device).repeat(self.shape[1])
         indices = torch.arange(len(self.order), device=self.order.device)
         return torch.cat([indices[:number] for number in self.steps])

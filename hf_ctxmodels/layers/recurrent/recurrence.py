@@ -32,7 +32,7 @@ class StepOptions(NamedTuple):
     Attributes:
         steps: Number of rows of each step.
         cell_clip, projection_clip: Bounds of absolute values; None for no bound.
-        present: (directions, tokens, 1) bool, False at padding, where the state is carried unchanged; None without
+        token_mask: (directions, tokens, 1) bool, False at padding, where the state is carried unchanged; None without
             padding.
         restarts: (directions, tokens, 1) bool, True where the state is zeroed before the step; None for no restarts.
     """
@@ -40,12 +40,12 @@ class StepOptions(NamedTuple):
     steps: tuple[int, ...]
     cell_clip: float | None = None
     projection_clip: float | None = None
-    present: Tensor | None = None
+    token_mask: Tensor | None = None
     restarts: Tensor | None = None
 
 
 def input_gates(layer: Any, packed: Tensor, bias: Tensor) -> Tensor:
-    """The terms of the gates that do not depend on the state, for all steps.
+    """The contribution of the input to the gates, for all steps.
 
     Args:
         layer: Has an `input_weight` (directions, gates, input), or instead `input_maps`, a linear layer for each
@@ -144,7 +144,7 @@ def lstm_recurrence(
     """All steps: outputs (directions, tokens, output), and the last hidden states and cells.
 
     Args:
-        gates: (directions, tokens, 4 * cell) the input's terms of the gates, with the bias.
+        gates: (directions, tokens, 4 * cell) contribution of the input to the gates, with the bias.
         hidden, cell: (directions, rows, ...) the state before the first step.
         state_weight: (directions, 4 * cell, output).
         projection: (directions, output, cell) or None.
@@ -185,7 +185,7 @@ class _LSTMRecurrence(torch.autograd.Function):
 def run_lstm(
     gates: Tensor, hidden: Tensor, cell: Tensor, state_weight: Tensor, projection: Tensor | None, options: StepOptions
 ) -> LSTMResult:
-    """The forward pass; arguments as in `lstm_recurrence`. The gates are changed in place to those of the result."""
+    """The forward pass; arguments as in `lstm_recurrence`. The gates are overwritten in place."""
     directions, tokens, width = gates.shape
     size, num_steps = width // LSTM_GATES, len(options.steps)
     multiply_state = _StepProduct(state_weight, num_steps)
@@ -216,8 +216,8 @@ def run_lstm(
         new_hidden.copy_(unprojected if project is None else project(unprojected))
         if options.projection_clip is not None:
             new_hidden.clamp_(-options.projection_clip, options.projection_clip)
-        if options.present is not None:
-            is_token = options.present[:, step]
+        if options.token_mask is not None:
+            is_token = options.token_mask[:, step]
             new_hidden.copy_(torch.where(is_token, new_hidden, hidden))
             new_cell.copy_(torch.where(is_token, new_cell, cell))
         hidden, cell = new_hidden, new_cell
@@ -283,8 +283,8 @@ def _run_lstm_backward(
         in_gate, forget, candidate, out_gate = gates[:, step].split(size, -1)
         tanh_cell = tanh_cells[:, step]
         d_output = d_pre_clip[:, step].add_(d_hidden)
-        if options.present is not None:
-            is_padding = ~options.present[:, step]
+        if options.token_mask is not None:
+            is_padding = ~options.token_mask[:, step]
             d_carried_hidden, d_carried_cell = d_output * is_padding, d_cell * is_padding
             d_output.masked_fill_(is_padding, 0)
             d_cell = d_cell.masked_fill(is_padding, 0)
@@ -298,7 +298,7 @@ def _run_lstm_backward(
         torch.mul(d_cell * in_gate, 1 - candidate.square(), out=d_candidate)
         torch.mul(d_unprojected * tanh_cell, out_gate - out_gate.square(), out=d_out_gate)
         d_cell, d_hidden = d_cell * forget, backpropagate_state(d_gates[:, step])
-        if options.present is not None:
+        if options.token_mask is not None:
             d_cell, d_hidden = d_cell + d_carried_cell, d_hidden + d_carried_hidden
         if options.restarts is not None:
             continues = ~options.restarts[:, step]
@@ -321,7 +321,7 @@ class GRUResult(NamedTuple):
 
     Attributes:
         gates: The gates after their non-linearities.
-        candidate_terms: The state's term of every candidate.
+        candidate_terms: The contribution of the state to each candidate.
         outputs: The state after every step.
         last_hidden: (directions, rows, hidden) the state after each row's last token.
     """
@@ -338,8 +338,8 @@ def gru_recurrence(
     """All steps: states (directions, tokens, hidden), and the last ones (directions, rows, hidden).
 
     Args:
-        gates: (directions, tokens, 3 * hidden) the input's terms of reset gate, update gate and candidate, with all
-            biases except the candidate's recurrent bias.
+        gates: (directions, tokens, 3 * hidden) contribution of the input to reset gate, update gate and candidate, with
+            all biases except the candidate's recurrent bias.
         hidden: (directions, rows, hidden) the states before the first step.
         state_weight: (directions, 3 * hidden, hidden).
         candidate_bias: (directions, hidden) the candidate's recurrent bias, added before the reset gate is applied.
@@ -378,7 +378,7 @@ class _GRURecurrence(torch.autograd.Function):
 def run_gru(
     gates: Tensor, hidden: Tensor, state_weight: Tensor, candidate_bias: Tensor, options: StepOptions
 ) -> GRUResult:
-    """The forward pass; arguments as in `gru_recurrence`. The gates are changed in place to those of the result."""
+    """The forward pass; arguments as in `gru_recurrence`. The gates are overwritten in place."""
     size = hidden.shape[2]
     multiply_state = _StepProduct(state_weight, len(options.steps))
     candidate_terms, outputs = (gates.new_empty(*gates.shape[:2], size) for _ in range(2))
@@ -398,8 +398,8 @@ def run_gru(
         torch.add(state_terms[..., 2 * size :], candidate_bias[:, None], out=candidate_term)
         candidate.addcmul_(reset, candidate_term).tanh_()
         torch.lerp(candidate, hidden, update, out=new_hidden)
-        if options.present is not None:
-            new_hidden.copy_(torch.where(options.present[:, step], new_hidden, hidden))
+        if options.token_mask is not None:
+            new_hidden.copy_(torch.where(options.token_mask[:, step], new_hidden, hidden))
         hidden = new_hidden
     last_states.append(hidden)
     return GRUResult(gates, candidate_terms, outputs, torch.cat(last_states[::-1], 1))
@@ -419,7 +419,7 @@ def gru_gradients(
     size = hidden.shape[2]
     previous = _previous_states(hidden, outputs, options)
     backpropagate_state = _StepProduct(state_weight.transpose(1, 2), len(options.steps))
-    d_state_terms = torch.empty_like(gates)  # of the state's terms of the gates
+    d_state_terms = torch.empty_like(gates)  # of the contributions of the state to the gates
     d_candidates = torch.empty_like(outputs)  # of the candidates before their non-linearity
     d_hidden = d_last_hidden[:, :0]
     stop = gates.shape[1]
@@ -430,8 +430,8 @@ def gru_gradients(
         reset, update, candidate = gates[:, step].split(size, -1)
         d_new = d_outputs[:, step] + d_hidden
         d_carried = None
-        if options.present is not None:
-            is_padding = ~options.present[:, step]
+        if options.token_mask is not None:
+            is_padding = ~options.token_mask[:, step]
             d_carried = d_new * is_padding
             d_new = d_new.masked_fill(is_padding, 0)
         d_reset, d_update, d_candidate_term = d_state_terms[:, step].split(size, -1)

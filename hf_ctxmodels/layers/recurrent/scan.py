@@ -1,7 +1,7 @@
 """The recurrences of LSTM and GRU layers in an exported graph: one `scan` of torch for any length.
 
 Unlike with the custom operators of compiled graphs, an exported program then needs no code of this package, and ONNX
-has the operator. The equations are those of `recurrence`, for rows with padding positions (see
+has the operator. The equations are the same as in `recurrence`, for rows with padding positions (see
 `PackedSequences.with_padding`).
 """
 
@@ -21,7 +21,7 @@ def scan_lstm(
     cell: Tensor,
     state_weight: Tensor,
     projection: Tensor | None,
-    present: Tensor,
+    token_mask: Tensor,
     restarts: Tensor | None,
     cell_clip: float | None,
     projection_clip: float | None,
@@ -38,7 +38,7 @@ def scan_lstm(
         unprojected = out_gate.sigmoid() * cell.tanh()
         return _clip(unprojected if projection is None else unprojected @ projection.mT, projection_clip), cell
 
-    return _scan_steps(step, (hidden, cell), gates, present, restarts)
+    return _scan_steps(step, (hidden, cell), gates, token_mask, restarts)
 
 
 def scan_gru(
@@ -46,7 +46,7 @@ def scan_gru(
     hidden: Tensor,
     state_weight: Tensor,
     candidate_bias: Tensor,
-    present: Tensor,
+    token_mask: Tensor,
     restarts: Tensor | None,
 ) -> tuple[Tensor, ...]:
     """Outputs (directions, tokens, hidden), and the last state; arguments as in `gru_recurrence` and `StepOptions`."""
@@ -60,11 +60,11 @@ def scan_gru(
         candidate = (candidate_input + reset * (candidate + candidate_bias[:, None])).tanh()
         return (candidate + update * (hidden - candidate),)
 
-    return _scan_steps(step, (hidden,), gates, present, restarts)
+    return _scan_steps(step, (hidden,), gates, token_mask, restarts)
 
 
 def _scan_steps(
-    step: Step, initial: State, gates: Tensor, present: Tensor, restarts: Tensor | None
+    step: Step, initial: State, gates: Tensor, token_mask: Tensor, restarts: Tensor | None
 ) -> tuple[Tensor, ...]:
     """All steps of all rows.
 
@@ -72,7 +72,7 @@ def _scan_steps(
         step: The state and a step's (directions, rows, width) gates -> the next state.
         initial: Tensors (directions, rows, width), the state before the first step, which begins with the output.
         gates: (directions, tokens, width), all rows of the first step, all rows of the second, and so on.
-        present: (directions, tokens, 1) bool, False where the state is carried unchanged.
+        token_mask: (directions, tokens, 1) bool, False where the state is carried unchanged.
         restarts: (directions, tokens, 1) bool, True where the state is zeroed before the step; or None.
 
     Returns:
@@ -86,7 +86,7 @@ def _scan_steps(
         return after, after[0].clone()  # a scan's outputs must not share memory
 
     rows = initial[0].shape[1]
-    inputs = [tensor for tensor in (gates, present, restarts) if tensor is not None]
+    inputs = [tensor for tensor in (gates, token_mask, restarts) if tensor is not None]
     steps = tuple(tensor.unflatten(1, (-1, rows)).transpose(0, 1) for tensor in inputs)
     last, outputs = scan(combine, initial, steps)
     return (outputs.transpose(0, 1).flatten(1, 2), *last)

@@ -56,7 +56,7 @@ class VectorDecoder(nn.Module):
             ids: (rows, steps) target ids, each the token before the predicted one.
             vectors: (rows, width).
             cache: State after the previous tokens, (rows, 1, hidden) tensors for every layer.
-            tokens: (rows, steps) bool mask of the tokens, at least one in each row; None for all.
+            tokens: (rows, steps) bool, True at tokens, at least one in each row; None if all positions are tokens.
             unpad: Skip the other positions; False computes the same, but slower.
             record: Return `hidden_states`.
 
@@ -81,7 +81,7 @@ class VectorDecoder(nn.Module):
     def target_states(self, ids: Tensor, target_mask: Tensor, vectors: Tensor, cache: RecurrentCache) -> Tensor:
         """(targets, hidden) states where `target_mask` (rows, steps) is True, in row-major order; see `forward`.
 
-        A row is not computed after its last target.
+        Rows are not computed beyond their last target.
         """
         return self(ids, vectors, cache, mask_until_last_target(target_mask) != 0).states[target_mask]
 

@@ -32,7 +32,7 @@ class CtxAlbertPreTrainedModel(CtxPreTrainedModel):
     _keys_to_ignore_on_load_unexpected = [r"^mlm_head\.", r"^sop_head\.", r"pooler\.", r"position_ids$"]
 
     def reference_config(self) -> dict[str, Any]:
-        """The configuration of the class of transformers; raises CtxError for partial parameter sharing."""
+        """Return the configuration of the class in transformers; raise CtxError for partial parameter sharing."""
         values = super().reference_config()
         sharing = values.pop("parameter_sharing", "all")
         layers = self.config.num_hidden_layers
@@ -86,12 +86,12 @@ class CtxAlbertForPreTrainingOutput(ModelOutput):
     """Output of `CtxAlbertForPreTraining`.
 
     Attributes:
-        loss: The sum of the losses whose targets are given.
+        loss: The sum of the losses that have targets.
         prediction_logits: (batch, length, vocabulary); with `labels`, only if `returns_logits`.
         sop_logits: (batch, 2).
         mlm_loss, sentence_order_loss: Cross-entropy in nats per target, detached; None without targets.
         metrics: "sentence_order_accuracy", see `heads.accuracy_counts`; None without `sentence_order_label`.
-        hidden_states, attentions: Of the encoder; None unless requested.
+        hidden_states, attentions: Hidden states and attention weights of the encoder; None unless requested.
     """
 
     loss: Tensor | None = None
@@ -125,7 +125,8 @@ class CtxAlbertForPreTraining(CtxAlbertHeadModel):
         self.sop_head = nn.Linear(config.hidden_size, 2)
 
     def reference_config(self) -> dict[str, Any]:
-        """The configuration of the class of transformers, without class names, which set the size of its classifier."""
+        """Return the configuration of the class in transformers, without label names, which set the size of its
+        classifier."""
         values = super().reference_config()
         if self.config.num_labels != 2:
             values.pop("id2label", None)

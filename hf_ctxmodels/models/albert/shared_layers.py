@@ -30,11 +30,11 @@ class SharedLayers(nn.Module):
     support only the scopes "all" and "none".
 
     Args:
-        make_layer: Creates a layer.
+        make_layer: Function that creates a layer.
         num_layers: Number of depths.
         scope: The shared modules, see above.
         num_groups: Number of groups; must divide `num_layers`. No effect with "none".
-        inner: Number of layers per depth.
+        inner: Number of layers at each depth.
     """
 
     def __init__(

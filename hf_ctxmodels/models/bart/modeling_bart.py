@@ -42,15 +42,14 @@ class CtxBartPreTrainedModel(CtxPreTrainedModel):
         return BART_UNTIED_EXPORT if self.config.shares_word_embeddings else BART_CONVERSION
 
     def reference_config(self) -> dict[str, Any]:
-        """The configuration of the class of transformers; raises CtxError for an unsupported `layer_norm_eps`."""
+        """Return the configuration of the class in transformers; raise CtxError for an unsupported `layer_norm_eps`."""
         if self.config.layer_norm_eps != _LAYER_NORM_EPS:
             raise CtxError(
                 f"transformers' BART has layer_norm_eps={_LAYER_NORM_EPS}, this model {self.config.layer_norm_eps}.",
                 hint="use save_pretrained.",
             )
-        labels = {
-            name: getattr(self.config, name) for name in ("id2label", "label2id")
-        }  # transformers has three labels by default
+        # exported in any case, since BART has three labels by default in transformers
+        labels = {name: getattr(self.config, name) for name in ("id2label", "label2id")}
         return super().reference_config() | labels
 
 

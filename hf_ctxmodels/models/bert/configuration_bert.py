@@ -24,8 +24,8 @@ class CtxBertConfig(CtxEncoderConfig):
 
     @classmethod
     def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Read the fields of a configuration; the fields of a DistilBERT are converted."""
+        """Read config.json; the fields of a DistilBERT are converted."""
         fields, unused = super().get_config_dict(*args, **kwargs)
-        return (
-            distilbert_to_bert_fields(fields) if fields.get("model_type") in cls.extra_reference_model_types else fields
-        ), unused
+        if fields.get("model_type") in cls.extra_reference_model_types:
+            fields = distilbert_to_bert_fields(fields)
+        return fields, unused

@@ -46,7 +46,7 @@ def bert_to_distilbert_fields(config: PreTrainedConfig, model_class: str, has_po
     Args:
         config: The model's configuration.
         model_class: Name of the model's class.
-        has_pooler: Whether the model has a pooler, which DistilBERT has not.
+        has_pooler: Whether the model has a pooler, unlike DistilBERT.
 
     Raises:
         CtxError: transformers' DistilBERT does not support the model.
@@ -74,7 +74,7 @@ def reject_distilbert_head(model_class: str, architectures: Sequence[str] | None
 
     Args:
         model_class: Name of the class to create.
-        architectures: The field of the checkpoint's configuration.
+        architectures: `architectures` of the checkpoint's configuration.
     """
     if heads := _POOLER_HEADS.intersection(architectures or ()):
         raise CtxError(

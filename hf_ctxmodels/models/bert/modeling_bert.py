@@ -30,7 +30,7 @@ def bert_architecture(model: CtxPreTrainedModel) -> str:
 
 
 def export_masked_lm(model: Any, masked_lm_class: type[CtxPreTrainedModel], save_directory: str | Path) -> None:
-    """Export the encoder and the masked-LM head of a model whose other heads transformers lacks.
+    """Export the encoder and the masked-LM head of a model with other heads that transformers does not have.
 
     Args:
         model: A model with the encoder `bert` and the head `mlm_head`.
@@ -59,7 +59,7 @@ class CtxBertPreTrainedModel(CtxPreTrainedModel):
         return BERT_EXPORT if self.config.type_vocab_size else DISTILBERT_EXPORT
 
     def reference_config(self) -> dict[str, Any]:
-        """The configuration of the class of transformers; DistilBERT's if `type_vocab_size` is 0."""
+        """Return the configuration of the class in transformers; DistilBERT's if `type_vocab_size` is 0."""
         if not self.config.type_vocab_size:
             has_pooler = getattr(self.base_model, "pooler", None) is not None
             return bert_to_distilbert_fields(self.config, type(self).__name__, has_pooler)
@@ -90,12 +90,12 @@ class CtxBertForPreTrainingOutput(ModelOutput):
     """Output of `CtxBertForPreTraining`.
 
     Attributes:
-        loss: The sum of the losses whose targets are given.
+        loss: The sum of the losses that have targets.
         prediction_logits: (batch, length, vocabulary); with `labels`, only if `returns_logits`.
         seq_relationship_logits: (batch, 2).
         mlm_loss, next_sentence_loss: Cross-entropy in nats per target, detached; None without targets.
         metrics: "next_sentence_accuracy", see `heads.accuracy_counts`; None without `next_sentence_label`.
-        hidden_states, attentions: Of the encoder; None unless requested.
+        hidden_states, attentions: Hidden states and attention weights of the encoder; None unless requested.
     """
 
     loss: Tensor | None = None

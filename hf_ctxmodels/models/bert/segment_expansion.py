@@ -13,7 +13,7 @@ _EMBEDDINGS = "embeddings.token_type_embeddings.weight"
 
 
 def segment_conversion(copied: tuple[int, ...]) -> WeightConverter:
-    """BERT's two segment embeddings <-> more, which are initialised with copies of the segments `copied`."""
+    """Conversion between BERT's two segment embeddings and more, initialised as copies of the segments `copied`."""
     return WeightConverter(_EMBEDDINGS, _EMBEDDINGS, [_AddCopies(copied)])
 
 
@@ -26,8 +26,9 @@ def are_copies(embeddings: Tensor, copied: tuple[int, ...]) -> bool:
 def exported_segment_fields(model: Any) -> dict[str, Any]:
     """Fields of the exported configuration of a family with more segments than BERT.
 
-    The export has BERT's two segments, or all of them if the others have been trained, which BERT opens as well. It
-    keeps the fields of the tokens by which the family generates.
+       The export has BERT's two segments, or all segments if the additional ones have been trained; BERT supports both.
+       It
+    includes the ids of the tokens for generation.
     """
     embeddings = model.base_model.embeddings.token_type_embeddings.weight
     segments = PAIR_SEGMENTS if are_copies(embeddings, model.config.copied_segments) else len(embeddings)
@@ -57,7 +58,7 @@ class _AddCopies(ConversionOps):
 
 
 class _RemoveCopies(_AddCopies):
-    """(2 + copies, hidden) -> (2, hidden) while they are copies; all embeddings once they have been trained."""
+    """(2 + copies, hidden) -> (2, hidden) if the copies are unchanged; all embeddings if they have been trained."""
 
     def convert(
         self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **kwargs: Any

@@ -87,9 +87,9 @@ class CtxCoveModel(PretrainedEmbeddingEncoder, CtxCovePreTrainedModel):
         output_hidden_states: bool | None = None,
         **kwargs: Any,
     ) -> CtxCoveModelOutput:
-        """Encode a batch.
+        """Encode a batch. Other arguments and errors as in `prepare_inputs`.
 
-        Args: as in `prepare_inputs`, whose errors it raises, and
+        Args:
             token_type_ids: (batch, length), only validated: heads use them to separate two texts.
             output_final_states: Return `final_hidden` and `final_cell`; None for `returns_final_states`.
             output_hidden_states: Return `hidden_states`.
@@ -239,16 +239,19 @@ class CtxCoveForConditionalGeneration(heads.ForConditionalGeneration, CtxCovePre
         )
         self.prediction = nn.Linear(config.hidden_size, config.target_vocab_size)
 
-    def start(self, encoded: CtxCoveModelOutput) -> RecurrentCache:
+    def start(self, encoder_outputs: CtxCoveModelOutput) -> RecurrentCache:
         """The decoder's initial state: the encoder's final states."""
-        assert encoded.final_hidden is not None  # both are in `required_encoder_outputs`
-        assert encoded.final_cell is not None
-        return self.decoder.start(encoded.final_hidden, encoded.final_cell)
+        assert encoder_outputs.final_hidden is not None  # both are in `required_encoder_outputs`
+        assert encoder_outputs.final_cell is not None
+        return self.decoder.start(encoder_outputs.final_hidden, encoder_outputs.final_cell)
 
-    def decode(self, ids: Tensor, target_mask: Tensor | None, inputs: heads.DecoderInputs) -> DecoderOutput:
+    def decode(
+        self, decoder_input_ids: Tensor, target_mask: Tensor | None, inputs: heads.DecoderInputs
+    ) -> DecoderOutput:
         """Run the decoder on target ids, see `ForConditionalGeneration.decode`."""
-        encoded = inputs.encoder_outputs.last_hidden_state
-        memory, tokens = encoded[..., self.config.embedding_size :], token_mask(encoded, inputs.attention_mask)
+        states = inputs.encoder_outputs.last_hidden_state
+        memory, tokens = states[..., self.config.embedding_size :], token_mask(states, inputs.attention_mask)
         if target_mask is None:
-            return self.decoder(ids, memory, tokens, inputs.cache, inputs.is_recording)
-        return DecoderOutput(self.decoder.target_states(ids, target_mask, memory, tokens, inputs.cache))
+            return self.decoder(decoder_input_ids, memory, tokens, inputs.cache, inputs.is_recording)
+        target_states = self.decoder.target_states(decoder_input_ids, target_mask, memory, tokens, inputs.cache)
+        return DecoderOutput(target_states)

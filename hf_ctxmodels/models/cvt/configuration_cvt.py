@@ -14,7 +14,9 @@ _FILTERS = [[2, 100], [3, 100], [4, 100]]
 class CtxCvtConfig(CtxCharacterConfig):
     """Shape and regularisation of a model for cross-view training; the defaults follow the paper.
 
-    Args: as in `CtxCharacterConfig`, and
+    See `CtxCharacterConfig` for the other arguments.
+
+    Args:
         pretrained_embeddings: Vectors concatenated with the character encoder's output, `hidden_size` in total.
         prediction_size: Width of the hidden layer of predictions.
         word_dropout: Dropout on the word representations.

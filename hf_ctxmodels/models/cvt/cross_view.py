@@ -141,9 +141,8 @@ class TextPredictors(nn.Module):
 
 
 def _build_auxiliary(predictors: dict[str, Predictor]) -> nn.ModuleDict:
-    return nn.ModuleDict(
-        {f"{name}_view": predictor for name, predictor in predictors.items()}
-    )  # "forward" is no valid name
+    # with a suffix, since "forward" is not a valid name in a ModuleDict
+    return nn.ModuleDict({f"{name}_view": predictor for name, predictor in predictors.items()})
 
 
 def _by_view(predictors: nn.ModuleDict) -> Iterator[tuple[str, nn.Module]]:

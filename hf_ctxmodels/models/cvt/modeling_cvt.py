@@ -61,9 +61,9 @@ class CtxCvtModel(CharacterModel, CtxCvtPreTrainedModel):
         dropout_rate: float | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPooling:
-        """Encode a batch.
+        """Encode a batch. Other arguments and errors as in `prepare_inputs`.
 
-        Args: as in `prepare_inputs`, whose errors it raises, and
+        Args:
             output_hidden_states: Return `hidden_states`: the word representations and the layers' outputs.
             layers: Number of layers to run; None for all.
             dropout_rate: In training mode, replaces `config.word_dropout` and `config.hidden_dropout_prob`.
@@ -79,14 +79,14 @@ class CtxCvtModel(CharacterModel, CtxCvtPreTrainedModel):
             width=config.hidden_size,
             output_mask=output_mask,
         )
-        rows = inputs.pack(2)
+        packing = inputs.pack(2)
         words = zero_padding(inputs.embed(self.embed_ids), inputs.tokens)
         word_rate = config.word_dropout if dropout_rate is None else dropout_rate
         rate = config.hidden_dropout_prob if dropout_rate is None else dropout_rate
         states = [words]
         for number, layer in enumerate(self.layers[:layers]):
             layer_input = states[-1] if number else dropout(words, word_rate, self.training)
-            states.append(dropout(run_layer(layer, layer_input, rows), rate, self.training))
+            states.append(dropout(run_layer(layer, layer_input, packing), rate, self.training))
         if output_hidden_states is None:
             output_hidden_states = config.output_hidden_states
         return BaseModelOutputWithPooling(
@@ -142,9 +142,9 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
         """Problem type: "regression", "single_label_classification" or "multi_label_classification"."""
         return self.config.problem_type or "single_label_classification"
 
-    def supervised_loss(self, logits: Tensor, labels: Tensor, counts: ItemCounts) -> Tensor:
+    def supervised_loss(self, logits: Tensor, labels: Tensor, num_items: ItemCounts) -> Tensor:
         """Mean loss of the primary prediction."""
-        return cross_entropy_over_targets(logits, labels, "labels", counts)
+        return cross_entropy_over_targets(logits, labels, "labels", num_items)
 
     def build_head(self, config: CtxCvtConfig) -> None:
         """Create the predictors of all tasks."""
@@ -239,7 +239,7 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
     def _summed_view_loss(
         self, first_layer: Tensor, sequences: Tensor, tokens: Tensor, target_mask: Tensor, inputs: dict[str, Any]
     ) -> Tensor:
-        """Divergence of the teachers from the students, summed over tasks, views and targets.
+        """Kullback-Leibler divergence of teachers and students, summed over tasks, views and targets.
 
         Args:
             first_layer: (batch, words, width) first-layer states of the students.
@@ -295,14 +295,14 @@ class CtxCvtForSequenceClassification(CtxCvtHeadModel):
         Raises:
             CtxError: The labels are multi-label, but `config.problem_type` is None.
         """
-        problem_type = heads.problem_type_of(self.config, labels)
-        if problem_type != heads.problem_type_of(self.config, None):
+        problem_type = heads.infer_problem_type(self.config, labels)
+        if problem_type != heads.infer_problem_type(self.config, None):
             raise CtxError(
                 "The labels are multi-label, but config.problem_type is None, which means one class per text.",
                 hint='set config.problem_type="multi_label_classification".',
             )
         return problem_type
 
-    def supervised_loss(self, logits: Tensor, labels: Tensor, counts: ItemCounts) -> Tensor:
+    def supervised_loss(self, logits: Tensor, labels: Tensor, num_items: ItemCounts) -> Tensor:
         """Mean loss by `problem_type`; see `heads.ForSequenceClassification`."""
-        return heads.sequence_loss(self.config, logits, labels, counts)
+        return heads.sequence_loss(self.config, logits, labels, num_items)

@@ -59,7 +59,7 @@ class CtxElectraModel(TransformerEncoder, CtxElectraPreTrainedModel):
         return build_embeddings(config, width=config.embedding_size, projected_size=projected_size)
 
     def build_pooler(self, config: CtxElectraConfig) -> nn.Module:
-        """No pooler layer: the heads have a dense layer."""
+        """Create an identity: `pooler_output` is the first token's state, since the heads have a dense layer."""
         return nn.Identity()
 
 
@@ -83,8 +83,9 @@ class CtxElectraDetectionOutput(ModelOutput):
     Attributes:
         loss: Binary cross-entropy in nats.
         logits: (batch, length), positive for replaced tokens.
-        metrics: "precision", "recall", "f1" and "share" of replaced tokens, as (numerator, denominator).
-        hidden_states, attentions: As requested.
+        metrics: "precision", "recall", "f1" and "share" of replaced tokens, as (numerator, denominator), see
+            `heads.accuracy_counts`.
+        hidden_states, attentions: Hidden states and attention weights of the encoder; None unless requested.
     """
 
     loss: Tensor | None = None
@@ -120,7 +121,8 @@ class CtxElectraForReplacedTokenDetection(CtxElectraHeadModel):
         num_items_in_batch: ItemCounts = None,
         **kwargs: Any,
     ) -> CtxElectraDetectionOutput:
-        """Logits, and the loss with `labels` (batch, length): 1 for replaced, 0 for original; -100 and padding are
+        """Compute logits, and the loss with `labels` (batch, length): 1 for replaced, 0 for original; -100 and padding
+               are
         ignored.
         """
         outputs = self.encode(

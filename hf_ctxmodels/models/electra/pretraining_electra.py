@@ -50,7 +50,7 @@ class CtxElectraForPreTrainingOutput(ModelOutput):
         corrupted_ids: (batch, length) input of the discriminator, with samples of the generator at masked positions.
         metrics: (numerator, denominator) of the generator's "generator_accuracy" (argmax) and "sampled_accuracy"
             (samples), and of "rtd_precision", "rtd_recall", "rtd_f1" and "rtd_share" of replaced tokens.
-        hidden_states, attentions: Outputs of the discriminator, as requested.
+        hidden_states, attentions: Hidden states and attention weights of the discriminator; None unless requested.
     """
 
     loss: Tensor | None = None
@@ -144,7 +144,7 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
         return_logits: bool | None = None,
         **kwargs: Any,
     ) -> CtxElectraForPreTrainingOutput:
-        """Both losses with `labels`; the discriminator's logits for `input_ids` without.
+        """Compute both losses with `labels`; without labels, the discriminator's logits for `input_ids`.
 
         Args:
             labels: (batch, length) original ids of the masked tokens, -100 elsewhere.
@@ -169,22 +169,22 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
             )
         if input_ids is None or inputs_embeds is not None:
             raise CtxError(
-                "labels require input_ids, since the generator replaces tokens.", hint="give input_ids with labels."
+                "labels require input_ids, since the generator replaces tokens.", hint="pass input_ids with labels."
             )
         token_labels = self._validate_token_labels(input_ids, labels, token_labels)
-        filled = self._generate(input_ids, labels, sampling_seed, inputs)
+        corrupted = self._generate(input_ids, labels, sampling_seed, inputs)
         if token_labels is None:
             token_labels = _original_ids(input_ids, labels, attention_mask, sequence_ids)
         name, targets = ("labels", labels) if self.discriminator_task.masked_only else ("token_labels", token_labels)
         is_target, with_logits = targets != IGNORE_INDEX, self.returns_logits(return_logits)
         outputs = self.encode(
-            input_ids=filled.input_ids, output_mask=None if with_logits else is_target, **inputs, **kwargs
+            input_ids=corrupted.input_ids, output_mask=None if with_logits else is_target, **inputs, **kwargs
         )
         states = outputs.last_hidden_state[is_target] if with_logits else outputs.last_hidden_state
         total, metrics = self.discriminator_task.loss(
-            self, states, filled.input_ids[is_target], token_labels[is_target]
+            self, states, corrupted.input_ids[is_target], token_labels[is_target]
         )
-        mlm_loss = mean_over_targets(filled.loss, labels, "labels", num_items_in_batch)
+        mlm_loss = mean_over_targets(corrupted.loss, labels, "labels", num_items_in_batch)
         rtd_loss = mean_over_targets(total, targets, name, num_items_in_batch)
         weighted_rtd_loss = self.config.discriminator_weight * rtd_loss
         return CtxElectraForPreTrainingOutput(
@@ -192,8 +192,8 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
             logits=self._logits(outputs) if with_logits else None,
             mlm_loss=mlm_loss.detach(),
             rtd_loss=rtd_loss.detach(),
-            corrupted_ids=filled.input_ids,
-            metrics=_generator_metrics(filled, labels) | metrics,
+            corrupted_ids=corrupted.input_ids,
+            metrics=_generator_metrics(corrupted, labels) | metrics,
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
@@ -313,11 +313,11 @@ def _original_ids(
     return original_ids
 
 
-def _generator_metrics(filled: FilledBatch, labels: Tensor) -> dict[str, Tensor]:
+def _generator_metrics(corrupted: FilledBatch, labels: Tensor) -> dict[str, Tensor]:
     masked = labels != IGNORE_INDEX
     num_correct = {
-        "generator_accuracy": filled.correct,
-        "sampled_accuracy": ((filled.input_ids == labels) & masked).sum(),
+        "generator_accuracy": corrupted.correct,
+        "sampled_accuracy": ((corrupted.input_ids == labels) & masked).sum(),
     }
     return {name: torch.stack([count, masked.sum()]).float() for name, count in num_correct.items()}
 

@@ -13,7 +13,9 @@ _FILTERS = [[1, 32], [2, 32], [3, 64], [4, 128], [5, 256], [6, 512], [7, 1024]]
 class CtxElmoConfig(CtxCharacterConfig):
     """Shape and regularisation of ELMo; the defaults are the original model.
 
-    Args: as in `CtxCharacterConfig`, and
+    See `CtxCharacterConfig` for the other arguments.
+
+    Args:
         vocab_size: Size of the language model's output vocabulary.
         residual: Residual connections around all LSTM layers except the first.
         stateful: Return `past_key_values` by default, so that the next batch can continue from them.

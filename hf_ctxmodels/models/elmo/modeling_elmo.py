@@ -76,9 +76,9 @@ class CtxElmoModel(CharacterModel, CtxElmoPreTrainedModel):
         output_hidden_states: bool | None = None,
         **kwargs: Any,
     ) -> CtxElmoModelOutput:
-        """Encode a batch.
+        """Encode a batch. Other arguments and errors as in `prepare_inputs`.
 
-        Args: as in `prepare_inputs`, whose errors it raises, and
+        Args:
             inputs_embeds: (batch, words, hidden / 2) the token layer's output, instead of `input_ids`.
             past_key_values: The state after the preceding text, returned by a previous call; None for zeros.
             use_cache: Return `past_key_values`; None for `config.stateful`.
@@ -94,18 +94,18 @@ class CtxElmoModel(CharacterModel, CtxElmoPreTrainedModel):
             width=self.config.projection_size,
             output_mask=output_mask,
         )
-        rows = inputs.pack(2)
+        packing = inputs.pack(2)
         if sequence_ids is not None:
             if past_key_values is not None:
                 raise CtxError("past_key_values cannot be combined with sequence_ids: they hold one state per row.")
             use_cache = False
-        if input_ids is None or rows.present is not None:
-            packed = rows.pack(inputs.embed(self.embed_ids))
+        if input_ids is None or packing.token_mask is not None:
+            packed = packing.pack(inputs.embed(self.embed_ids))
         else:  # encode the characters of each word once for both directions
-            packed = rows.add_directions(self.encode_words(input_ids.flatten(0, 1)[rows.positions[0]]))
+            packed = packing.add_directions(self.encode_words(input_ids.flatten(0, 1)[packing.positions[0]]))
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
-        lower_states, last, final_state = self._run_layers(packed, rows, past_key_values, output_hidden_states)
+        lower_states, last, final_state = self._run_layers(packed, packing, past_key_values, output_hidden_states)
         if use_cache is None:
             use_cache = self.config.stateful
         return CtxElmoModelOutput(
@@ -115,7 +115,7 @@ class CtxElmoModel(CharacterModel, CtxElmoPreTrainedModel):
         )
 
     def _run_layers(
-        self, packed: Tensor, rows: PackedSequences, cache: RecurrentCache | None, output_hidden_states: bool
+        self, packed: Tensor, packing: PackedSequences, cache: RecurrentCache | None, output_hidden_states: bool
     ) -> tuple[list[Tensor], Tensor, RecurrentCache]:
         """The layers' inputs (empty without `output_hidden_states`), the last layer's output, and the final state.
 
@@ -124,21 +124,21 @@ class CtxElmoModel(CharacterModel, CtxElmoPreTrainedModel):
         config, seen_tokens = self.config, 0
         initial_states: list[tuple[Tensor, ...] | None] = [None] * config.num_hidden_layers
         if cache is not None:
-            shapes = [(rows.shape[0], 2, width) for width in (config.projection_size, config.cell_size)]
+            shapes = [(packing.shape[0], 2, width) for width in (config.projection_size, config.cell_size)]
             validate_cache(cache, [shapes] * config.num_hidden_layers)
             seen_tokens = cache.seen_tokens
-            initial_states = [rows.pack_state(state) for state in cache.states]
+            initial_states = [packing.pack_state(state) for state in cache.states]
         layer_inputs, final_states = [], []
         for depth, layer in enumerate(self.layers):
             if output_hidden_states:
-                layer_inputs.append(concat_directions(rows.unpack(packed)))
+                layer_inputs.append(concat_directions(packing.unpack(packed)))
                 # repack, so that gradients pass through the returned hidden state
-                packed = rows.repack(torch.stack(layer_inputs[-1].chunk(2, -1)))
-            output, state = layer(self.dropout(packed), rows, initial_states[depth])
+                packed = packing.repack(torch.stack(layer_inputs[-1].chunk(2, -1)))
+            output, state = layer(self.dropout(packed), packing, initial_states[depth])
             packed = output + packed if depth and config.residual else output
-            final_states.append(rows.unpack_state(state))
-        last = concat_directions(rows.unpack(packed))
-        return layer_inputs, last, RecurrentCache(final_states, seen_tokens + rows.shape[1])
+            final_states.append(packing.unpack_state(state))
+        last = concat_directions(packing.unpack(packed))
+        return layer_inputs, last, RecurrentCache(final_states, seen_tokens + packing.shape[1])
 
 
 class CtxElmoHeadModel(heads.HeadModel, CtxElmoPreTrainedModel):

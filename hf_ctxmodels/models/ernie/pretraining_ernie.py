@@ -21,14 +21,14 @@ class CtxErnieForPreTrainingOutput(ModelOutput):
     """Output of `CtxErnieForPreTraining`. Fields of tasks that the model lacks are None.
 
     Attributes:
-        loss: The sum of the losses whose targets are given.
+        loss: The sum of the losses that have targets.
         prediction_logits: (batch, length, vocabulary).
-        next_sentence_logits, ..., query_title_logits: (batch, classes) of the tasks of pairs and texts.
+        next_sentence_logits, ..., query_title_logits: (batch, classes) of the tasks on pairs and texts.
         capitalization_logits, token_document_logits: (batch, length, classes). Logits of tokens are None with targets
             of tokens, unless `returns_logits`.
         mlm_loss, ..., token_document_loss: Cross-entropy in nats per target, detached; None without targets.
         metrics: "<task>_accuracy" of the tasks with targets, see `heads.accuracy_counts`; None without targets.
-        hidden_states, attentions: Of the encoder; None unless requested.
+        hidden_states, attentions: Hidden states and attention weights of the encoder; None unless requested.
     """
 
     loss: Tensor | None = None
@@ -192,7 +192,7 @@ class CtxErnieForPreTraining(CtxErnieHeadModel):
                 heads.validate_targets(task_targets, f"{task}_labels")
             if task not in active_tasks and heads.has_targets(task_targets):
                 raise CtxError(
-                    f"{task}_labels are given, but the model has no task {task!r}.",
+                    f"{task}_labels has targets, but the model has no task {task!r}.",
                     hint=f"add it to config.pretraining_tasks, which has {', '.join(active_tasks) or 'none'}.",
                 )
 

@@ -32,7 +32,7 @@ class TaskEmbeddings(TokenPositionTypeEmbeddings):
         """Embed the inputs as in `TokenPositionTypeEmbeddings`, with task ids `task_type_ids` (...), None for task 0.
 
         Raises:
-            CtxError: `task_type_ids` are given to a model without task embeddings.
+            CtxError: The model has no task embeddings, but `task_type_ids` is not None.
         """
         if self.task_type_embeddings is None:
             if task_type_ids is not None:

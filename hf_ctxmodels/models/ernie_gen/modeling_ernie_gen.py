@@ -59,5 +59,5 @@ class CtxErnieGenForConditionalGeneration(QueryForConditionalGeneration, CtxErni
     _tied_weights_keys = bert.TIED_WEIGHTS
 
     def export_reference(self, save_directory: str | Path) -> None:
-        """Write weights and a config.json that `transformers.BertForMaskedLM` opens; see `bert.export_masked_lm`."""
+        """Write the weights and config.json of a `transformers.BertForMaskedLM`; see `bert.export_masked_lm`."""
         bert.export_masked_lm(self, CtxErnieGenForMaskedLM, save_directory)

@@ -49,7 +49,7 @@ def create_pair_classifier(config: CtxGenSenConfig, classes: int) -> nn.Module:
 
 
 @dataclass
-class CtxGenSenEncoded(BaseModelOutputWithPooling):
+class CtxGenSenEncoderOutput(BaseModelOutputWithPooling):
     """Output of the pretraining head's encoder.
 
     Attributes:
@@ -65,7 +65,7 @@ class CtxGenSenForPreTrainingOutput(heads.ConditionalGenerationOutput):
     """Output of `CtxGenSenForPreTraining`, see `ConditionalGenerationOutput`.
 
     Attributes:
-        loss: Sum of the losses with targets.
+        loss: The sum of the losses that have targets.
         generation_loss, relation_loss: Cross-entropies in nats per target, detached; None without targets.
         relation_logits: (batch, relations); None with only generation targets.
         metrics: `relation_accuracy`, see `accuracy_counts`.
@@ -99,33 +99,40 @@ class CtxGenSenForPreTraining(heads.ForConditionalGeneration, CtxGenSenPreTraine
         self.decoders = nn.ModuleDict({name: ConditionalDecoder(*sizes, config.pad_token_id) for name in names})
         self.relation = create_pair_classifier(config, len(config.relations)) if config.relations else None
 
-    def encode(self, **inputs: Any) -> CtxGenSenEncoded:
+    def encode(self, **inputs: Any) -> CtxGenSenEncoderOutput:
         """Run the encoder on one or two texts."""
         outputs, first, second = heads.encode_text_pair(self, **inputs)
-        return CtxGenSenEncoded(
+        return CtxGenSenEncoderOutput(
             last_hidden_state=outputs.last_hidden_state,
             pooler_output=self.dropout(first),
             hidden_states=outputs.hidden_states,
             text_embeddings=(first, second),
         )
 
-    def start(self, encoded: BaseModelOutputWithPooling) -> RecurrentCache:
+    def start(self, encoder_outputs: BaseModelOutputWithPooling) -> RecurrentCache:
         """The decoder's initial state: the sentence embedding."""
-        return ConditionalDecoder.start(encoded.pooler_output)
+        return ConditionalDecoder.start(encoder_outputs.pooler_output)
 
-    def predict(self, ids: Tensor, inputs: heads.DecoderInputs) -> tuple[Tensor, DecoderOutput]:
+    def predict(self, decoder_input_ids: Tensor, inputs: heads.DecoderInputs) -> tuple[Tensor, DecoderOutput]:
         """Run the decoder of each example's task, see `ForConditionalGeneration.predict`."""
-        batch, steps = ids.shape
-        tasks, selects_examples = self._decoder_indices(ids, inputs.target_languages), self._selects_examples(ids)
+        batch, steps = decoder_input_ids.shape
+        tasks, selects_examples = (
+            self._decoder_indices(decoder_input_ids, inputs.target_languages),
+            self._selects_examples(decoder_input_ids),
+        )
         embeddings, cache = inputs.encoder_outputs.pooler_output, inputs.cache
         outputs: list[tuple[Tensor, ...]] = []
         positions = []  # of the outputs in the batch; in (tasks * batch) if all decoders run on all examples
         for task, decoder in self._numbered_decoders():
-            examples = (tasks == task).nonzero()[:, 0] if selects_examples else torch.arange(batch, device=ids.device)
+            examples = (
+                (tasks == task).nonzero()[:, 0]
+                if selects_examples
+                else torch.arange(batch, device=decoder_input_ids.device)
+            )
             if selects_examples and not len(examples):
                 continue
             decoded = decoder(
-                ids[examples],
+                decoder_input_ids[examples],
                 embeddings[examples],
                 cache.select(examples),
                 unpad=selects_examples,
@@ -140,25 +147,28 @@ class CtxGenSenForPreTraining(heads.ForConditionalGeneration, CtxGenSenPreTraine
         return logits, DecoderOutput(states, new_cache, tuple(layers) if inputs.is_recording else None)
 
     def decoder_loss(
-        self, ids: Tensor, labels: Tensor, inputs: heads.DecoderInputs, counts: heads.ItemCounts
+        self, decoder_input_ids: Tensor, labels: Tensor, inputs: heads.DecoderInputs, num_items: heads.ItemCounts
     ) -> Tensor:
         """Loss of the decoder of each example's task, see `ForConditionalGeneration.decoder_loss`."""
-        tasks, embeddings = self._decoder_indices(ids, inputs.target_languages), inputs.encoder_outputs.pooler_output
+        embeddings = inputs.encoder_outputs.pooler_output
+        tasks = self._decoder_indices(decoder_input_ids, inputs.target_languages)
         target_mask = labels != heads.IGNORE_INDEX
         heads.check_token_labels(labels, self.config.target_vocab_size)
         total = (embeddings * 0).sum()  # a batch without targets has a loss with a gradient
         for task, decoder in self._numbered_decoders():
             is_task = tasks == task
             targets = target_mask & is_task[:, None]
-            if not self._selects_examples(ids):
-                states = decoder(ids, embeddings, inputs.cache, unpad=False).states[targets]
+            if not self._selects_examples(decoder_input_ids):
+                states = decoder(decoder_input_ids, embeddings, inputs.cache, unpad=False).states[targets]
                 total = total + decoder.summed_loss(states, labels[targets])
             elif bool(targets.any()):
                 task_embeddings = embeddings[is_task]
                 initial_state = decoder.start(task_embeddings)
-                states = decoder.target_states(ids[is_task], target_mask[is_task], task_embeddings, initial_state)
+                states = decoder.target_states(
+                    decoder_input_ids[is_task], target_mask[is_task], task_embeddings, initial_state
+                )
                 total = total + decoder.summed_loss(states, labels[targets])
-        return heads.mean_over_targets(total, labels, "labels", counts)
+        return heads.mean_over_targets(total, labels, "labels", num_items)
 
     def _numbered_decoders(self) -> Iterator[tuple[int, ConditionalDecoder]]:
         return enumerate(cast("Iterable[ConditionalDecoder]", self.decoders.values()))
@@ -210,7 +220,7 @@ class CtxGenSenForPreTraining(heads.ForConditionalGeneration, CtxGenSenPreTraine
         output = CtxGenSenForPreTrainingOutput(encoder_hidden_states=encoder_outputs.hidden_states)
         if not len(self.decoders):
             if heads.has_targets(labels):
-                raise CtxError("The model has no decoder: config.decoder_tasks is empty.", hint="leave labels out.")
+                raise CtxError("The model has no decoder: config.decoder_tasks is empty.", hint="remove labels.")
             target_languages, return_logits = None, False
             kwargs |= {"output_hidden_states": False, "output_attentions": False}
         if labels is not None or decoder_input_ids is not None:
@@ -246,7 +256,7 @@ class CtxGenSenForPreTraining(heads.ForConditionalGeneration, CtxGenSenPreTraine
         output: CtxGenSenForPreTrainingOutput,
         encoder_outputs: Any,
         relation_labels: Any,
-        counts: heads.ItemCounts,
+        num_items: heads.ItemCounts,
     ) -> None:
         """Add relation loss and logits to the output, unless there is neither a target nor `config.relations`."""
         embeddings = getattr(encoder_outputs, "text_embeddings", None)
@@ -259,7 +269,7 @@ class CtxGenSenForPreTraining(heads.ForConditionalGeneration, CtxGenSenPreTraine
                 hint="set config.relations, and pass texts instead of encoder_outputs.",
             )
         logits = self.relation(self.relation_dropout(pair_features(*embeddings)))
-        loss = heads.cross_entropy_over_targets(logits, targets, "relation_labels", counts)
+        loss = heads.cross_entropy_over_targets(logits, targets, "relation_labels", num_items)
         output["loss"] = loss if output.loss is None else output.loss + loss
         output["relation_loss"] = loss.detach() if heads.has_targets(targets) else None
         output["relation_logits"] = logits

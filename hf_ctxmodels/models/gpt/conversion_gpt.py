@@ -10,4 +10,4 @@ GPT_EXPORT: list[WeightTransform] = [
     WeightRenaming(r"positions_embed\.", r"position_embeddings."),
     *decoder_layers(),
 ]
-GPT_SEQUENCE_EXPORT, GPT_CHOICE_EXPORT, GPT_CONVERSION = GPTConversions.of(GPT_EXPORT)
+GPT_SEQUENCE_EXPORT, GPT_CHOICE_EXPORT, GPT_CONVERSION = GPTConversions.from_export(GPT_EXPORT)

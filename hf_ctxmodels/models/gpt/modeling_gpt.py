@@ -28,7 +28,7 @@ class CtxGptPreTrainedModel(CtxPreTrainedModel):
     _keys_to_ignore_on_load_unexpected = [r"^lm_head\.", r"attn\.bias$", r"position_ids$"]
 
     def reference_config(self) -> dict[str, Any]:
-        """The configuration of the class of transformers; raises CtxError if it does not support the layers."""
+        """Return the configuration of the class in transformers; raise CtxError if it does not support the layers."""
         config = self.config
         reference_names = {hidden_act: name for name, hidden_act in reversed(ACTIVATIONS.items())}
         if config.hidden_act not in reference_names:
@@ -56,7 +56,7 @@ class CtxGptModel(TransformerDecoder, CtxGptPreTrainedModel):
         return build_decoder_layer(config, "post")
 
     def build_final_norm(self, config: CtxGptConfig) -> nn.Module:
-        """No final norm: the output of a post-norm layer is normalised."""
+        """Create an identity: the output of a post-norm layer is normalised."""
         return nn.Identity()
 
 

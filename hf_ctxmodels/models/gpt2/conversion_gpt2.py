@@ -11,4 +11,4 @@ GPT2_EXPORT: list[WeightTransform] = [
     WeightRenaming(r"ln_f\.", r"final_norm."),
     *decoder_layers(),
 ]
-GPT2_SEQUENCE_EXPORT, GPT2_CHOICE_EXPORT, GPT2_CONVERSION = GPTConversions.of(GPT2_EXPORT)
+GPT2_SEQUENCE_EXPORT, GPT2_CHOICE_EXPORT, GPT2_CONVERSION = GPTConversions.from_export(GPT2_EXPORT)

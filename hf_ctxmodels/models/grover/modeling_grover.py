@@ -69,7 +69,7 @@ class CtxGroverPreTrainedModel(CtxPreTrainedModel):
     _keys_to_ignore_on_load_unexpected = [r"^lm_head\."]
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Normal initialisation, truncated at two standard deviations."""
+        """Initialise by a normal distribution, truncated at two standard deviations."""
         super()._init_weights(module)
         if isinstance(module, nn.Linear | nn.Embedding):
             _init_truncated(module.weight, self.config.initializer_range)
@@ -94,7 +94,7 @@ class CtxGroverModel(TransformerDecoder, CtxGroverPreTrainedModel):
         return nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
     def build_final_norm(self, config: CtxGroverConfig) -> nn.Module:
-        """No final norm: a layer ends with a norm."""
+        """Create an identity: a layer ends with a norm."""
         return nn.Identity()
 
 

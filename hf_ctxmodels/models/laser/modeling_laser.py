@@ -56,20 +56,22 @@ class CtxLaserForConditionalGeneration(heads.ForConditionalGeneration, CtxLaserH
         )
         self.prediction = nn.Linear(config.decoder_size, config.target_vocab_size)
 
-    def start(self, encoded: BaseModelOutputWithPooling) -> RecurrentCache:
+    def start(self, encoder_outputs: BaseModelOutputWithPooling) -> RecurrentCache:
         """The decoder's initial state: linear projections of the sentence embedding."""
-        return self.decoder.start(encoded.pooler_output)
+        return self.decoder.start(encoder_outputs.pooler_output)
 
-    def decode(self, ids: Tensor, target_mask: Tensor | None, inputs: heads.DecoderInputs) -> DecoderOutput:
+    def decode(
+        self, decoder_input_ids: Tensor, target_mask: Tensor | None, inputs: heads.DecoderInputs
+    ) -> DecoderOutput:
         """Run the decoder on target ids, see `ForConditionalGeneration.decode`."""
         languages = inputs.target_languages
         if languages is None:
-            languages = ids.new_zeros(ids.shape[0])
+            languages = decoder_input_ids.new_zeros(decoder_input_ids.shape[0])
         vectors = self.decoder.step_vectors(inputs.encoder_outputs.pooler_output, languages)
         if target_mask is None:
-            unpad = self.config.unpad and not is_traced(ids)
-            return self.decoder(ids, vectors, inputs.cache, unpad=unpad, record=inputs.is_recording)
-        return DecoderOutput(self.decoder.target_states(ids, target_mask, vectors, inputs.cache))
+            unpad = self.config.unpad and not is_traced(decoder_input_ids)
+            return self.decoder(decoder_input_ids, vectors, inputs.cache, unpad=unpad, record=inputs.is_recording)
+        return DecoderOutput(self.decoder.target_states(decoder_input_ids, target_mask, vectors, inputs.cache))
 
 
 class CtxLaserForSequenceClassification(heads.ForSequenceClassification, CtxLaserHeadModel):

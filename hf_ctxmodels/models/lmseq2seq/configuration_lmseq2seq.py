@@ -15,7 +15,9 @@ PRETRAINED_PARTS = ("embeddings", "layers", "softmax")
 class CtxLmSeq2SeqConfig(CtxLSTMLanguageModelConfig):
     """Shape of encoder and decoder, and their pretrained parts.
 
-    Args: as in `CtxLSTMLanguageModelConfig`, and
+    See `CtxLSTMLanguageModelConfig` for the other arguments.
+
+    Args:
         vocab_size, target_vocab_size: Sizes of the source and the target vocabulary.
         embedding_size: Width of the embeddings.
         hidden_size: Width of the layers.

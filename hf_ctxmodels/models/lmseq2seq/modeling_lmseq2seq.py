@@ -62,7 +62,7 @@ class CtxLmSeq2SeqModel(LSTMLanguageModel):
         """(directions, words) ids -> (directions, words, embedding), with dropout."""
         return dropout(self.word_embeddings(ids), self.config.hidden_dropout_prob, self.training)
 
-    def layer_dropout(self, packed: Tensor, rows: PackedSequences, depth: int) -> Tensor:
+    def layer_dropout(self, packed: Tensor, packing: PackedSequences, depth: int) -> Tensor:
         """Dropout of (directions, words, width) between layers."""
         return dropout(packed, self.config.hidden_dropout_prob if depth else 0.0, self.training)
 
@@ -193,14 +193,14 @@ class CtxLmSeq2SeqForConditionalGeneration(
 
     @classmethod
     def from_pretrained_pair(cls, source: str | PathLike[str], target: str | PathLike[str], **changes: Any) -> Self:
-        """Create the translation model of two language models.
+        """Create the translation model from two language models.
 
         Args:
             source, target: Directories or Hub ids of forward LSTM language models of the same shape.
             changes: Other fields of the configuration, for example `num_hidden_layers` or `residual`.
 
         Raises:
-            CtxError: They cannot be loaded or do not match.
+            CtxError: The language models cannot be loaded or do not match.
         """
         source_config, target_config = _load_language_model(source).config, _load_language_model(target).config
         fields = {
@@ -218,15 +218,17 @@ class CtxLmSeq2SeqForConditionalGeneration(
         model.load_pretrained_components()
         return model.eval()
 
-    def start(self, encoded: CtxLmSeq2SeqModelOutput) -> RecurrentCache:
+    def start(self, encoder_outputs: CtxLmSeq2SeqModelOutput) -> RecurrentCache:
         """The decoder's initial state: the encoder's final states."""
-        assert encoded.final is not None  # in `required_encoder_outputs`
-        return RecurrentCache(state.split(1, 1) for state in encoded.final.unbind(1))
+        assert encoder_outputs.final is not None  # in `required_encoder_outputs`
+        return RecurrentCache(state.split(1, 1) for state in encoder_outputs.final.unbind(1))
 
-    def decode(self, ids: Tensor, target_mask: Tensor | None, inputs: heads.DecoderInputs) -> DecoderOutput:
+    def decode(
+        self, decoder_input_ids: Tensor, target_mask: Tensor | None, inputs: heads.DecoderInputs
+    ) -> DecoderOutput:
         """Run the decoder on target ids, see `ForConditionalGeneration.decode`."""
         outputs = self.decoder(
-            input_ids=ids,
+            input_ids=decoder_input_ids,
             attention_mask=None if target_mask is None else mask_until_last_target(target_mask),
             past_key_values=inputs.cache,
             use_cache=True,
@@ -279,7 +281,7 @@ class CtxLmSeq2SeqForPreTrainingOutput(heads.ConditionalGenerationOutput):
 
 
 class CtxLmSeq2SeqForPreTraining(CtxLmSeq2SeqForConditionalGeneration, GenerationMixin):
-    """The translation model, whose pretrained layers are also trained as language models, against forgetting."""
+    """The translation model, whose pretrained layers are also trained as language models, which reduces forgetting."""
 
     loss_targets: ClassVar[tuple[str, ...]] = ("labels", "source_labels", "target_labels")
     accepts_loss_kwargs = False
@@ -364,11 +366,11 @@ class CtxLmSeq2SeqForPreTraining(CtxLmSeq2SeqForConditionalGeneration, Generatio
         return self.decoder(input_ids=ids, attention_mask=mask, layers=layers).last_hidden_state
 
     def _language_model_loss(
-        self, name: str, states: Tensor, labels: Tensor, attention_mask: Tensor | None, counts: heads.ItemCounts
+        self, name: str, states: Tensor, labels: Tensor, attention_mask: Tensor | None, num_items: heads.ItemCounts
     ) -> Tensor:
         """Mean cross-entropy of a language model."""
         labels = heads.validate_targets(labels, name, states.shape[:2])
         target_mask = labels != heads.IGNORE_INDEX
         self.check_encoder_input(None, states, attention_mask, None, output_mask=target_mask)
         head = self.source_prediction if name == "source_labels" else self.prediction
-        return heads.language_modeling_loss(head, self.dropout(states[target_mask]), labels, counts, name)
+        return heads.language_modeling_loss(head, self.dropout(states[target_mask]), labels, num_items, name)

@@ -40,8 +40,8 @@ class CtxLmSeq2SeqTokenizer(CtxTranslationTokenizer, CtxReversibleWordTokenizer)
             return super().train(texts, vocab_size, **kwargs)
         if not source_model or not target_model:
             raise CtxError(
-                f"source_model={source_model!r}, target_model={target_model!r}: one of both is missing.",
-                hint="give both, or neither.",
+                f"source_model={source_model!r}, target_model={target_model!r}: one of them is missing.",
+                hint="pass both, or neither.",
             )
         return cls.from_pretrained_pair(source_model, target_model)
 
@@ -54,7 +54,7 @@ class CtxLmSeq2SeqTokenizer(CtxTranslationTokenizer, CtxReversibleWordTokenizer)
             kwargs: Arguments of the class.
 
         Raises:
-            CtxError: They cannot be loaded, or have another tokenizer.
+            CtxError: A tokenizer cannot be loaded or has another class.
         """
         source_tokenizer, target_tokenizer = _load_tokenizer(source), _load_tokenizer(target)
         if not target_tokenizer.split_punctuation:

@@ -39,10 +39,10 @@ class MassStack(TransformerStack):
         if config.embeds_languages:
             self.language_embeddings = nn.Embedding(config.n_langs, config.hidden_size)
 
-    def extra_embedding_ids(self, words: Tensor, given: dict[str, Any]) -> dict[str, Tensor]:
+    def extra_embedding_ids(self, words: Tensor, kwargs: dict[str, Any]) -> dict[str, Tensor]:
         """The language ids, if the model has language embeddings."""
         name = "decoder_langs" if self.is_decoder else "langs"
-        langs = language_ids(self.config, words, given.pop("langs", None), name)
+        langs = language_ids(self.config, words, kwargs.pop("langs", None), name)
         return {} if langs is None else {"langs": langs}
 
     def embed(self, words: Tensor, position_ids: Tensor, langs: Tensor | None = None, **extra_ids: Tensor) -> Tensor:
@@ -61,7 +61,7 @@ class CtxMassModel(EncoderDecoder, CtxMassPreTrainedModel):
     extra_input_ids = {"langs": "n_langs"}
 
     def split_kwargs(self, kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The other keyword arguments of `forward` for the encoder, and for the decoder."""
+        """Split the additional keyword arguments of `forward` into arguments of the encoder and of the decoder."""
         encoder_kwargs, decoder_kwargs = super().split_kwargs(kwargs)
         langs = kwargs.get("decoder_langs")
         langs = kwargs.get("langs") if langs is None else langs
@@ -138,7 +138,7 @@ class CtxMassForConditionalGeneration(TransformerForConditionalGeneration, CtxMa
         )
 
     def split_kwargs(self, kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The other keyword arguments of `forward` for the encoder, and for the decoder."""
+        """Split the additional keyword arguments of `forward` into arguments of the encoder and of the decoder."""
         decoder_kwargs = {"langs": kwargs["decoder_langs"], "cross_attention_mask": kwargs["cross_attention_mask"]}
         names = ("decoder_langs", "cross_attention_mask")
         return {name: value for name, value in kwargs.items() if name not in names}, decoder_kwargs

@@ -11,7 +11,9 @@ from hf_ctxmodels.architectures.configurations import CtxLSTMLanguageModelConfig
 class CtxSeqaeConfig(CtxLSTMLanguageModelConfig):
     """Shape and regularisation of the LSTM; the defaults follow section 4 of the paper.
 
-    Args: as in `CtxLSTMLanguageModelConfig`, and
+    See `CtxLSTMLanguageModelConfig` for the other arguments.
+
+    Args:
         embedding_size: Width of the embeddings.
         hidden_size: Width of the LSTM's cell and output.
         word_dropout_prob: Dropout of whole input words, independently at every position.

@@ -46,7 +46,7 @@ class CtxSeqaeModel(LSTMLanguageModel, CtxSeqaePreTrainedModel):
         rate = self.config.word_dropout_prob
         return shared_dropout(vectors, positions, positions.shape[0], rate, self.training, drop_rows=True)
 
-    def layer_dropout(self, packed: Tensor, rows: PackedSequences, depth: int) -> Tensor:
+    def layer_dropout(self, packed: Tensor, packing: PackedSequences, depth: int) -> Tensor:
         """Dropout of (directions, words, width) between layers."""
         return dropout(packed, self.config.hidden_dropout_prob if depth else 0.0, self.training)
 
@@ -71,7 +71,8 @@ class CtxSeqaeForSequenceClassification(heads.ForSequenceClassification, CtxSeqa
     """A linear classifier or regressor on the last word's state, or on the mean of all states (section 3).
 
     With `config.label_gain="linear"` the training loss is a weighted mean over predictions at all words; the logits are
-    those at the last word. Texts are encoded completely; gradients are back-propagated through `config.bptt` steps.
+    the prediction at the last word. Texts are encoded completely; gradients are back-propagated through `config.bptt`
+    steps.
     """
 
     def encode(self, **kwargs: Any) -> Any:
@@ -123,14 +124,14 @@ def label_gains(tokens: Tensor) -> Tensor:
     return gains / gains.sum(1, keepdim=True)
 
 
-def _linear_gain_loss(logits: Tensor, tokens: Tensor, labels: Tensor, counts: heads.ItemCounts) -> Tensor:
+def _linear_gain_loss(logits: Tensor, tokens: Tensor, labels: Tensor, num_items: heads.ItemCounts) -> Tensor:
     """Weighted cross-entropy in nats of (batch, length, classes) logits, mean over texts."""
     heads.check_classes(labels, logits.shape[-1], "labels")
     targets = labels[:, None].expand(tokens.shape).masked_fill(~tokens, heads.IGNORE_INDEX)
     losses = F.cross_entropy(
         logits.flatten(0, 1).float(), targets.flatten(), ignore_index=heads.IGNORE_INDEX, reduction="none"
     )
-    return heads.mean_over_targets((label_gains(tokens).flatten() * losses).sum(), labels, "labels", counts)
+    return heads.mean_over_targets((label_gains(tokens).flatten() * losses).sum(), labels, "labels", num_items)
 
 
 class CtxSeqaeForTokenClassification(heads.ForTokenClassification, CtxSeqaeHeadModel):

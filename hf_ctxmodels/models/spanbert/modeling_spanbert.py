@@ -50,13 +50,13 @@ class CtxSpanBertForPreTrainingOutput(ModelOutput):
     """Output of `CtxSpanBertForPreTraining`.
 
     Attributes:
-        loss: The sum of the losses whose targets are given.
+        loss: The sum of the losses that have targets.
         prediction_logits: (batch, length, vocabulary); with targets, only if `returns_logits`.
         mlm_loss: Cross-entropy in nats per target, detached; None without targets.
         sbo_loss: Loss of the span boundary objective, detached; None without targets.
         metrics: "sbo_share", the share of masked tokens with a boundary target, see `heads.accuracy_counts`; None
             without `boundary_labels`.
-        hidden_states, attentions: Of the encoder; None unless requested.
+        hidden_states, attentions: Hidden states and attention weights of the encoder; None unless requested.
     """
 
     loss: Tensor | None = None
@@ -93,7 +93,7 @@ class CtxSpanBertForPreTraining(CtxSpanBertHeadModel):
         self.sbo_head = SpanBoundaryHead(config)
 
     def export_reference(self, save_directory: str | Path) -> None:
-        """Write weights and a config.json that `transformers.BertForMaskedLM` opens; see `bert.export_masked_lm`."""
+        """Write the weights and config.json of a `transformers.BertForMaskedLM`; see `bert.export_masked_lm`."""
         bert.export_masked_lm(self, CtxSpanBertForMaskedLM, save_directory)
 
     @can_return_tuple
@@ -175,10 +175,10 @@ class CtxSpanBertForPreTraining(CtxSpanBertHeadModel):
         num_items: ItemCounts,
     ) -> Tensor:
         """The loss of the span boundary objective; the states are at the positions of `output_mask`, or at all."""
-        before, after = boundaries.rows(output_mask)
-        rows = states.flatten(0, -2)
+        before, after = boundaries.output_indices(output_mask)
+        flat_states = states.flatten(0, -2)
         targets = boundary_labels[boundary_labels != IGNORE_INDEX]
-        total = self.sbo_head.summed_loss(rows[before], rows[after], boundaries.numbers, targets)
+        total = self.sbo_head.summed_loss(flat_states[before], flat_states[after], boundaries.offsets, targets)
         return total / (heads.number_of_targets(boundary_labels, "boundary_labels", num_items) + 1)
 
 

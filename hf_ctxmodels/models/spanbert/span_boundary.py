@@ -38,17 +38,17 @@ class SpanBoundaryHead(nn.Module):
         self,
         before: Tensor,
         after: Tensor,
-        numbers: Tensor,
+        offsets: Tensor,
         targets: Tensor,
     ) -> Tensor:
         """Summed cross-entropy in nats.
 
         Args:
             before, after: (targets, hidden) encoder output at the boundaries of the span of each target.
-            numbers: (targets,) position of the target in its span, from 0.
+            offsets: (targets,) position of the target in its span, from 0.
             targets: (targets,) token ids.
         """
-        inputs = torch.cat([before, after, self.position_embeddings(numbers).to(before.dtype)], -1)
+        inputs = torch.cat([before, after, self.position_embeddings(offsets).to(before.dtype)], -1)
         states = self.first_norm(self.activation(linear(self.first_dense, inputs)))
         states = self.second_norm(self.activation(linear(self.second_dense, states)))
         return summed_cross_entropy(self.decoder, self.decoder_input(states), targets)
@@ -59,32 +59,32 @@ class BoundaryTargets:
 
     Args:
         labels, boundary_labels: (batch, length) int64, -100 where nothing is predicted.
-        longest: Maximum number of predicted tokens per span.
+        max_targets: Maximum number of predicted tokens per span.
 
     Attributes:
         positions: (batch, length) bool, True at the boundaries.
         before, after: (targets,) boundaries of each target in the flattened batch.
-        numbers: (targets,) position of the target in its span.
+        offsets: (targets,) position of the target in its span, from 0.
 
     Raises:
-        CtxError: A target is outside the spans, beyond their first `longest` tokens, or in a span that begins or ends
-            the sequence.
+        CtxError: A target is outside the spans, beyond their first `max_targets` tokens, or in a span at the beginning
+            or the end of the sequence.
     """
 
-    def __init__(self, labels: Tensor, boundary_labels: Tensor, longest: int) -> None:
+    def __init__(self, labels: Tensor, boundary_labels: Tensor, max_targets: int) -> None:
         length = labels.shape[1]
         rows, columns = (boundary_labels != IGNORE_INDEX).nonzero(as_tuple=True)
         before, after = (ends[rows, columns] for ends in span_boundaries(labels != IGNORE_INDEX))
-        self.numbers = columns - before - 1
+        self.offsets = columns - before - 1
         if not is_traced(labels):
-            wrong = (before < 0) | (after >= length) | (self.numbers < 0) | (self.numbers >= longest)
-            if bool(wrong.any()):
-                index = [int(rows[wrong][0]), int(columns[wrong][0])]
+            is_invalid = (before < 0) | (after >= length) | (self.offsets < 0) | (self.offsets >= max_targets)
+            if bool(is_invalid.any()):
+                index = [int(rows[is_invalid][0]), int(columns[is_invalid][0])]
                 raise CtxError(
-                    f"boundary_labels has an invalid target at {index}: expected one of the first {longest} tokens of "
-                    "a span (a run of labels other than -100) with a token before and after it.",
+                    f"boundary_labels has an invalid target at {index}: expected one of the first {max_targets} tokens "
+                    "of a span (a run of labels other than -100) with a token before and after it.",
                     hint="create labels and boundary_labels with DataCollatorForSpanBoundary and the model's "
-                    f"max_pair_targets={longest}.",
+                    f"max_pair_targets={max_targets}.",
                 )
         self.before, self.after = rows * length + before, rows * length + after
         positions = torch.zeros(labels.numel(), dtype=torch.bool, device=labels.device)
@@ -92,7 +92,7 @@ class BoundaryTargets:
         positions[self.after] = True
         self.positions = positions.view(labels.shape)
 
-    def rows(self, output_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    def output_indices(self, output_mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """(targets,) indices of `before` and `after` in the encoder output.
 
         Args:

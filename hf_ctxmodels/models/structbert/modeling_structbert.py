@@ -51,12 +51,12 @@ class CtxStructBertForPreTrainingOutput(ModelOutput):
     """Output of `CtxStructBertForPreTraining`.
 
     Attributes:
-        loss: The sum of the losses whose targets are given.
+        loss: The sum of the losses that have targets.
         prediction_logits: (batch, length, vocabulary); with targets of tokens, only if `returns_logits`.
         sentence_logits: (batch, 3).
         mlm_loss, sentence_loss, shuffle_loss: Cross-entropy in nats per target, detached; None without targets.
         metrics: "sentence_accuracy", see `heads.accuracy_counts`; None without `sentence_label`.
-        hidden_states, attentions: Of the encoder; None unless requested.
+        hidden_states, attentions: Hidden states and attention weights of the encoder; None unless requested.
     """
 
     loss: Tensor | None = None
@@ -91,7 +91,7 @@ class CtxStructBertForPreTraining(CtxStructBertHeadModel):
         self.sentence_head = nn.Linear(config.hidden_size, SENTENCE_CLASSES)
 
     def export_reference(self, save_directory: str | Path) -> None:
-        """Write weights and a config.json that `transformers.BertForMaskedLM` opens; see `bert.export_masked_lm`."""
+        """Write the weights and config.json of a `transformers.BertForMaskedLM`; see `bert.export_masked_lm`."""
         bert.export_masked_lm(self, CtxStructBertForMaskedLM, save_directory)
 
     @can_return_tuple

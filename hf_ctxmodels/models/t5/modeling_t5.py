@@ -86,7 +86,7 @@ class T5Stack(TransformerStack):
         )
 
     def build_embedding_norm(self, config: CtxT5Config) -> nn.Module:
-        """No embedding norm."""
+        """Create an identity: T5 has no embedding norm."""
         return nn.Identity()
 
     def build_layer(self, config: CtxT5Config) -> TransformerBlock:
@@ -170,7 +170,7 @@ class CtxT5PreTrainedModel(CtxPreTrainedModel):
         return build_export_conversion(gated=self.config.is_gated, prefixed=self.prefixed_reference)
 
     def reference_config(self) -> dict[str, Any]:
-        """The configuration of the class of transformers, with all fields that affect the logits."""
+        """Return the configuration of the class in transformers, with all fields that affect the logits."""
         names = ("tie_word_embeddings", "scale_decoder_outputs", "decoder_start_token_id")
         return super().reference_config() | {name: getattr(self.config, name) for name in names}
 

@@ -13,7 +13,9 @@ _DROPOUTS = ("embedding", "input", "hidden", "output", "weight")
 class CtxUlmfitConfig(CtxLSTMLanguageModelConfig):
     """Shape and regularisation of an AWD-LSTM; the defaults follow section 4.1 of the paper.
 
-    Args: as in `CtxLSTMLanguageModelConfig`, and
+    See `CtxLSTMLanguageModelConfig` for the other arguments.
+
+    Args:
         hidden_size: Width of the embeddings and of the last layer's output.
         cell_size: Width of all layers except the last, whose width is `hidden_size`.
         embedding_dropout_prob: Dropout of whole words of the vocabulary, the same throughout a forward pass.

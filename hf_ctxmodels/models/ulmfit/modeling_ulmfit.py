@@ -53,10 +53,11 @@ class CtxUlmfitModel(LSTMLanguageModel, CtxUlmfitPreTrainedModel):
         vectors = self.word_embeddings(ids)
         return shared_dropout(vectors, ids, self.config.vocab_size, rate, self.training, drop_rows=True)
 
-    def layer_dropout(self, packed: Tensor, rows: PackedSequences, depth: int) -> Tensor:
+    def layer_dropout(self, packed: Tensor, packing: PackedSequences, depth: int) -> Tensor:
         """Variational dropout: the same features of a sequence are dropped at every step."""
         rate = self.config.dropout_rate("hidden" if depth else "input")
-        return shared_dropout(packed, rows.sequence_indices, rows.order.shape[0], rate, self.training, drop_rows=False)
+        num_sequences = packing.order.shape[0]
+        return shared_dropout(packed, packing.sequence_indices, num_sequences, rate, self.training, drop_rows=False)
 
 
 def variational_dropout(states: Tensor, rate: float, training: bool) -> Tensor:

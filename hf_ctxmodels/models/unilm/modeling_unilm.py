@@ -78,7 +78,7 @@ class CtxUniLMForConditionalGeneration(QueryForConditionalGeneration, CtxUniLMHe
     _tied_weights_keys = bert.TIED_WEIGHTS
 
     def export_reference(self, save_directory: str | Path) -> None:
-        """Write weights and a config.json that `transformers.BertForMaskedLM` opens; see `bert.export_masked_lm`."""
+        """Write the weights and config.json of a `transformers.BertForMaskedLM`; see `bert.export_masked_lm`."""
         bert.export_masked_lm(self, CtxUniLMForMaskedLM, save_directory)
 
 

@@ -69,7 +69,7 @@ class CtxWord2VecForPreTraining(CtxWord2VecHeadModel):
     loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
 
     def build_head(self, config: CtxWord2VecConfig) -> None:
-        """Output vectors of the words, or of the tree's inner nodes with hierarchical softmax."""
+        """Create the output vectors of the words, or, with hierarchical softmax, of the inner nodes of the tree."""
         self.outputs = StaticEmbedding(config.vocab_size, config.hidden_size, None)
 
     def supports_inplace_optimizer(self, optimizer: torch.optim.Optimizer) -> bool:

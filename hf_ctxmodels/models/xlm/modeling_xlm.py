@@ -66,7 +66,7 @@ class CtxXLMPreTrainedModel(CtxPreTrainedModel):
             super()._init_weights(module)
 
     def reference_config(self) -> dict[str, Any]:
-        """The configuration of the class of transformers; raises CtxError if it does not support the layers."""
+        """Return the configuration of the class in transformers; raise CtxError if it does not support the layers."""
         config = self.config
         if config.hidden_act not in ("gelu", "relu") or config.feed_forward_size != 4 * config.hidden_size:
             raise CtxError(
@@ -107,12 +107,12 @@ class CtxXLMModel(TransformerDecoder, CtxXLMPreTrainedModel):
         return nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
     def build_final_norm(self, config: CtxXLMConfig) -> nn.Module:
-        """No final norm: the output of a post-norm layer is normalised."""
+        """Create an identity: the output of a post-norm layer is normalised."""
         return nn.Identity()
 
-    def extra_embedding_ids(self, words: Tensor, given: dict[str, Any]) -> dict[str, Tensor]:
+    def extra_embedding_ids(self, words: Tensor, kwargs: dict[str, Any]) -> dict[str, Tensor]:
         """The language ids, if the model has language embeddings."""
-        langs = language_ids(self.config, words, given.pop("langs", None))
+        langs = language_ids(self.config, words, kwargs.pop("langs", None))
         return {} if langs is None else {"langs": langs}
 
     def embed(self, words: Tensor, position_ids: Tensor, langs: Tensor | None = None) -> Tensor:

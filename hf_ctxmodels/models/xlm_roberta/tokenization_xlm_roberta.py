@@ -53,7 +53,7 @@ class CtxXLMRobertaTokenizer(CtxUnigramTokenizer):
             raise CtxError(
                 f"The SentencePiece model starts with {', '.join(piece for piece, _ in pieces[:3])}, expected "
                 f"{', '.join(cls.first_tokens)}.",
-                hint="open it with that family's tokenizer.",
+                hint="load the file with the tokenizer of its family.",
             )
         first = [(token, 0.0) for token in ("<s>", "<pad>", "</s>", "<unk>")]
         return [*first, *pieces[len(cls.first_tokens) :], ("<mask>", 0.0)]

@@ -120,7 +120,7 @@ class ForBeamSearchQuestionAnswering(HeadModel):
         num_items_in_batch: ItemCounts = None,
         **kwargs: Any,
     ) -> BeamSearchSpanOutput:
-        """The top spans, or the loss if both positions are given.
+        """Compute the top spans, or the loss with both positions.
 
         Args:
             start_positions, end_positions: (batch,) columns; positions outside the sequence are ignored.
@@ -189,9 +189,9 @@ def _check_below(limit: int, values: Tensor, name: str) -> None:
     """Raise CtxError if a value is outside [0, limit). Skipped while a graph is being traced."""
     if is_traced(values):
         return
-    bad = values[(values < 0) | (values >= limit)]
-    if bad.numel():
-        raise CtxError(f"{name} holds {int(bad[0])}, outside [0, {limit}).")
+    invalid_values = values[(values < 0) | (values >= limit)]
+    if invalid_values.numel():
+        raise CtxError(f"{name} holds {int(invalid_values[0])}, outside [0, {limit}).")
 
 
 def _excluded_positions(states: Tensor, attention_mask: Tensor | None, p_mask: Tensor | None) -> Tensor | None:

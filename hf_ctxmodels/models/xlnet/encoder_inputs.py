@@ -98,7 +98,7 @@ class EncoderInputs:
         return bool((self.tokens[:, 0].long() + starts.sum(1) != 1).any())
 
     def with_token_types(self) -> "EncoderInputs":
-        """The same inputs with the segment term; a single segment if there are no segment ids."""
+        """Return the inputs with the segment term; a single segment if there are no segment ids."""
         if self.token_types is not None:
             return self
         return replace(self, token_types=torch.zeros(self.shape, dtype=torch.long, device=self.words.device))
@@ -172,7 +172,7 @@ def check_permutation(
         permutation_order, target_positions, perm_mask, target_mapping: As in `CtxXLNetModel.forward`.
 
     Raises:
-        CtxError: Both forms are given, a shape does not match the input, or a target cannot be predicted.
+        CtxError: Both forms are passed, a shape does not match the input, or a target cannot be predicted.
     """
     batch_size, length = words.shape[:2]
     alternatives = {
@@ -191,7 +191,7 @@ def check_permutation(
     elif target_positions is not None:
         if permutation_order is None and perm_mask is None:
             raise CtxError(
-                "target_positions is given without permutation_order: each prediction would see its own token.",
+                "target_positions requires permutation_order: otherwise each target could attend to itself.",
                 hint="give permutation_order (batch, length), as the data collator does, or perm_mask.",
             )
         _check_positions(target_positions, permutation_order, tokens, length)
@@ -221,9 +221,9 @@ def _mapping_to_positions(target_mapping: Tensor) -> Tensor:
     """(batch, targets, length) one-hot -> (batch, targets) columns, -1 where all values are zero."""
     is_selected = target_mapping != 0
     if not is_traced(target_mapping):
-        bad = (is_selected.sum(-1) > 1) | (is_selected & (target_mapping != 1)).any(-1)
-        if bool(bad.any()):
-            row, target = bad.nonzero()[0].tolist()
+        is_invalid = (is_selected.sum(-1) > 1) | (is_selected & (target_mapping != 1)).any(-1)
+        if bool(is_invalid.any()):
+            row, target = is_invalid.nonzero()[0].tolist()
             raise CtxError(
                 f"target_mapping[{row}, {target}] is not one-hot.", hint="set 1 at the position to predict, else 0."
             )

@@ -323,7 +323,7 @@ def updated_memory(states: Tensor, memory: Tensor | None, mem_len: int | None, r
     Args:
         states: (batch, length, hidden) of this segment.
         memory: (batch, memory, hidden) of earlier segments.
-        mem_len: Number of positions to keep, the latest ones; None or 0 keeps all.
+        mem_len: Number of latest positions to keep; None or 0 keeps all.
         reuse_len: Number of leading positions of the segment to add to the memory; None or 0 adds all.
     """
     if reuse_len:

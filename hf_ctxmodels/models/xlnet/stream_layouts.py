@@ -142,7 +142,7 @@ class PaddedStreams:
         return replace(self, pattern=query_pattern, is_query_only=True)
 
     def pack(self, tensor: Tensor) -> Tensor:
-        """(batch, length, ...) -> the same."""
+        """Return the (batch, length, ...) tensor unchanged."""
         return tensor
 
     def select_keys(self, states: Tensor) -> Tensor:
@@ -269,7 +269,7 @@ class PackedStreams:
         return self.layout.pack(tensor)
 
     def select_keys(self, states: Tensor) -> Tensor:
-        """(tokens, ...) -> the same: all tokens are keys."""
+        """Return the (tokens, ...) states unchanged: all tokens are keys."""
         return states
 
     def select_queries(self, states: Tensor) -> Tensor:
@@ -347,7 +347,7 @@ def visible_keys(
         tokens: (batch, length) bool, False at padding, which is visible to no state.
         sequence_numbers: (batch, length) number of the sequence of each position; other sequences are not visible.
         order: (batch, length) rank of each position in the factorisation order (section 2.2). A content state attends
-            to ranks up to its own, a query state to lower ranks.
+            to lower and equal ranks, a query state to lower ranks.
         hidden_pairs: (batch, length, length) bool, an alternative to `order`: True where key j is hidden from query i;
             a content state always attends to itself.
         target_positions: (batch, targets), -1 for a query state without a target, to which no key is visible.

@@ -199,7 +199,7 @@ def test_targets_are_drawn_from_the_model(subtests: Any) -> None:
             case = Case(FAMILIES[family], auto_class)
             model, batch = case.model().eval(), batch_for(case)
             name = "labels" if family == "bert" else "shift_labels"
-            places = batch["labels"] if family == "bert" else model.targets_of(**batch)
+            places = batch["labels"] if family == "bert" else model.resolve_targets(**batch)
             generator = torch.Generator().manual_seed(0)
             draws = [sampled_targets(model, batch, generator)[name] for _ in range(100)]
             assert all(torch.equal(each == -100, places == -100) for each in draws)
