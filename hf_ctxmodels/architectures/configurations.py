@@ -124,7 +124,7 @@ class CtxQueryGenerationConfig(CtxEncoderConfig):
 
     @classmethod
     def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """As in transformers; a BERT checkpoint with two segments receives all segments of the family."""
+        """Read config.json; a BERT checkpoint with two segments receives all segments of the family."""
         fields, unused = super().get_config_dict(*args, **kwargs)
         if fields.get("type_vocab_size") == PAIR_SEGMENTS:
             fields = {**fields, "type_vocab_size": PAIR_SEGMENTS + len(cls.copied_segments)}

@@ -157,7 +157,7 @@ class TransformerStack(nn.Module):
         Raises:
             CtxError: Inputs do not match each other, the cache or the model.
         """
-        recorded = self.config.resolve_output_flags(kwargs)
+        output_flags = self.config.resolve_output_flags(kwargs)
         embeddings: Any = self.word_embeddings if word_embeddings is None else word_embeddings
         past_length = 0 if past_key_values is None else past_key_values.get_seq_length()
         limit = self.config.max_sequence_length
@@ -181,7 +181,7 @@ class TransformerStack(nn.Module):
         if position_ids is None:
             position_ids = default_positions(words, attention_mask, sequence_ids, past_length)
         embedding_ids = self.extra_embedding_ids(words, kwargs) | {"position_ids": position_ids.expand(words.shape[:2])}
-        kwargs |= recorded | {"past_key_values": past_key_values}
+        kwargs |= output_flags | {"past_key_values": past_key_values}
         layout = build_layout(words, attention_mask, sequence_ids, self.config, **kwargs)
         packed_ids = {name: layout.pack(tensor) for name, tensor in embedding_ids.items()}
         outputs = run_stack(
@@ -194,7 +194,7 @@ class TransformerStack(nn.Module):
             final_norm=self.final_norm,
             output_mask=output_mask,
             zero_padding=self.zeros_padding,
-            **recorded,
+            **output_flags,
         )
         return BaseModelOutputWithPastAndCrossAttentions(
             last_hidden_state=outputs.last_hidden_state,
@@ -224,12 +224,12 @@ class EncoderDecoderOutput(Seq2SeqModelOutput):
 
     @property
     def hidden_states(self) -> tuple[Tensor, ...] | None:
-        """`decoder_hidden_states`."""
+        """Alias of `decoder_hidden_states`."""
         return self.decoder_hidden_states
 
     @property
     def attentions(self) -> tuple[Tensor, ...] | None:
-        """`decoder_attentions`."""
+        """Alias of `decoder_attentions`."""
         return self.decoder_attentions
 
 

@@ -133,7 +133,7 @@ class TransformerDecoder(CtxPreTrainedModel):
         Raises:
             CtxError: Inputs do not match each other, the cache or the model.
         """
-        recorded = self.config.resolve_output_flags(kwargs)
+        output_flags = self.config.resolve_output_flags(kwargs)
         cache = DynamicCache(config=self.config) if use_cache and past_key_values is None else past_key_values
         past_length = 0 if cache is None else cache.get_seq_length()
         limit = self.config.max_position_embeddings
@@ -152,7 +152,7 @@ class TransformerDecoder(CtxPreTrainedModel):
         if position_ids is None:
             position_ids = default_positions(words, attention_mask, sequence_ids, past_length)
         embedding_arguments = self.extra_embedding_ids(words, kwargs)
-        kwargs |= recorded
+        kwargs |= output_flags
         layout = build_layout(words, attention_mask, sequence_ids, self.config, past_key_values=cache, **kwargs)
         embedding_arguments |= {"words": words, "position_ids": position_ids.expand(words.shape[:2])}
         embedded = self.embed(**{name: layout.pack(tensor) for name, tensor in embedding_arguments.items()})
@@ -165,7 +165,7 @@ class TransformerDecoder(CtxPreTrainedModel):
             final_norm=self.final_norm,
             output_mask=output_mask,
             zero_padding=self.zeros_padding,
-            **recorded,
+            **output_flags,
         )
         return BaseModelOutputWithPast(
             last_hidden_state=outputs.last_hidden_state,

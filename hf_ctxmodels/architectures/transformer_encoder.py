@@ -134,7 +134,7 @@ class TransformerEncoder(CtxPreTrainedModel):
             CtxError: Inputs do not match each other or the model, see `check_encoder_input`; or an argument is not
                 supported.
         """
-        recorded = self.config.resolve_output_flags(kwargs)
+        output_flags = self.config.resolve_output_flags(kwargs)
         extra_ids = {name: kwargs.pop(name, None) for name in self.extra_input_ids}
         if kwargs.get("past_key_values") is not None:
             raise CtxError("An encoder does not support past_key_values.", hint="remove past_key_values.")
@@ -157,7 +157,7 @@ class TransformerEncoder(CtxPreTrainedModel):
             check_ids(name, extra_ids[name], getattr(self.config, size_field), size_field)
         if position_ids is None:
             position_ids = self.default_positions(words, attention_mask, sequence_ids)
-        layout = build_layout(words, attention_mask, sequence_ids, self.config, **kwargs | recorded)
+        layout = build_layout(words, attention_mask, sequence_ids, self.config, **kwargs | output_flags)
         hidden_states = self.embeddings(
             layout.pack(words),
             layout.pack(position_ids.expand(words.shape[:2])),
@@ -165,7 +165,7 @@ class TransformerEncoder(CtxPreTrainedModel):
             **{name: layout.pack(ids) for name, ids in extra_ids.items() if ids is not None},
         )
         mask = self.mask_spec(layout, token_type_ids)
-        outputs = self.run_layers(hidden_states, layout, output_mask, mask, **recorded)
+        outputs = self.run_layers(hidden_states, layout, output_mask, mask, **output_flags)
         first_tokens = None if self.pooler is None else outputs.layout.first_tokens(outputs.computed_states)
         return BaseModelOutputWithPooling(
             last_hidden_state=outputs.last_hidden_state,
@@ -189,10 +189,10 @@ class TransformerEncoder(CtxPreTrainedModel):
         layout: Layout,
         output_mask: Tensor | None,
         mask: MaskSpec = BIDIRECTIONAL,
-        **recorded: Any,
+        **output_flags: Any,
     ) -> StackOutput:
-        """Run the layers on (..., hidden) states packed by `layout`; `mask` and `recorded`, the outputs to record, as
-        in `run_stack`."""
+        """Run the layers on (..., hidden) states packed by `layout`; `mask` and `output_flags`, the outputs to record,
+        as in `run_stack`."""
         return run_stack(
             self.layers,
             hidden_states,
@@ -200,5 +200,5 @@ class TransformerEncoder(CtxPreTrainedModel):
             mask,
             output_mask=output_mask,
             include_first_tokens=self.pooler is not None,
-            **recorded,
+            **output_flags,
         )

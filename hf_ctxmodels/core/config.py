@@ -192,7 +192,7 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
         return self.hidden_dropout_prob if rate is None else rate
 
     def resolve_output_flags(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """`output_hidden_states` and `output_attentions` of a call; None stands for the configuration's value."""
+        """Return `output_hidden_states` and `output_attentions` of a call; None means the configuration's value."""
         names = ("output_hidden_states", "output_attentions")
         return {name: getattr(self, name) if arguments.get(name) is None else arguments[name] for name in names}
 

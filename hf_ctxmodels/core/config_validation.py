@@ -89,7 +89,7 @@ def _is_number(key: Any) -> bool:
 
 
 def _short_repr(value: Any) -> str:
-    """`repr` of bounded length; Python cannot format integers of thousands of digits."""
+    """Return a `repr` of bounded length; Python cannot format integers of thousands of digits."""
     if isinstance(value, int) and value.bit_length() > 1000:
         return "a number of thousands of bits"
     text = repr(value)

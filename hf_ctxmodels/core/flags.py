@@ -252,7 +252,7 @@ def convert(text: str, annotation: Any) -> Any:
 
 
 def did_you_mean(name: str, names: Collection[str]) -> str:
-    """`"did you mean x? "` for the most similar name, or an empty string."""
+    """Return `"did you mean x? "` for the most similar name, or an empty string."""
     similar = difflib.get_close_matches(name, list(names), n=1)
     return f"did you mean {similar[0]}? " if similar else ""
 

@@ -7,7 +7,7 @@ from hf_ctxmodels.core.errors import CtxError
 
 
 def load_pretrained(auto_class: Any, source: str | PathLike[str] | None, description: str) -> Any:
-    """`auto_class.from_pretrained(source)` with a `CtxError` for every failure.
+    """Call `auto_class.from_pretrained(source)`, and convert all errors to `CtxError`.
 
     Args:
         auto_class: An Auto class of transformers.

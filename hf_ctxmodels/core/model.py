@@ -92,7 +92,7 @@ class CtxPreTrainedModel(PreTrainedModel):
         """Do nothing: the class is not custom code, but imported from the installed package."""
 
     def post_init(self) -> None:
-        """As in transformers; additionally register pending weight conversions."""
+        """Register pending weight conversions, then initialise as in transformers."""
         register_pending_conversions()
         super().post_init()
         self._keys_to_ignore_on_load_unexpected.add(ADAPTER_KEYS)
@@ -104,14 +104,14 @@ class CtxPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: torch.nn.Module) -> None:
-        """Initialise a module as in transformers, or by its `reset_parameters` if it has `initializes_itself`."""
+        """Initialise a module as in transformers, or by its `reset_parameters` if `initializes_itself` is set."""
         if getattr(module, "initializes_itself", False):
             module.reset_parameters()  # type: ignore[operator]
         else:
             super()._init_weights(module)
 
     def _set_gradient_checkpointing(self, *args: Any, **kwargs: Any) -> None:
-        """As in transformers.
+        """Enable or disable gradient checkpointing as in transformers.
 
         Raises:
             CtxError: `use_reentrant=True`, but layers have further inputs that require gradients.
@@ -145,7 +145,7 @@ class CtxPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
-        """As in transformers; keep `fixed_parameters` of modules fixed and set `newly_initialized_modules`."""
+        """Load as in transformers, freeze `fixed_parameters` of modules, and set `newly_initialized_modules`."""
         model, report = super().from_pretrained(*args, output_loading_info=True, **kwargs)
         for module in model.modules():
             for name in getattr(module, "fixed_parameters", ()):

@@ -42,7 +42,7 @@ def validate_targets(targets: Any, name: str, *shapes: Sequence[int]) -> Tensor:
 
 
 def validate_sequence_targets(targets: Any, name: str, batch_size: int) -> Tensor:
-    """`validate_targets` of (batch,) or (batch, 1) targets; returns (batch,)."""
+    """Check (batch,) or (batch, 1) targets as in `validate_targets`; returns (batch,) targets."""
     return validate_targets(targets, name, (batch_size,), (batch_size, 1)).reshape(-1)
 
 
@@ -138,7 +138,7 @@ def language_modeling_loss(
 
 
 def loss_from_logits(logits: Tensor, labels: Tensor, num_items: ItemCounts, name: str = "labels") -> Tensor:
-    """`language_modeling_loss` from the logits of all positions.
+    """Compute `language_modeling_loss` from the logits of all positions.
 
     Args:
         logits: (..., vocabulary).
@@ -310,7 +310,7 @@ class HeadModel(CtxPreTrainedModel):
     def validate_token_targets(
         self, targets: Any, name: str, input_ids: Any, inputs_embeds: Any = None, *label_shape: int
     ) -> Tensor | None:
-        """`validate_targets` of (batch, length, *label_shape) targets, one for each token.
+        """Check (batch, length, *label_shape) targets, one for each token, as in `validate_targets`.
 
         Returns None without targets, and for an input for which the encoder will raise an error.
         """

@@ -118,8 +118,8 @@ class ForSequenceClassification(HeadModel):
 
 
 def infer_problem_type(config: Any, labels: Tensor | None) -> str:
-    """`config.problem_type`; if it is None, transformers' rule: regression with one class, multi-label classification
-    with floating-point labels, else single-label classification."""
+    """Return `config.problem_type`; if it is None, infer it as in transformers: regression with one class, multi-label
+    classification with floating-point labels, else single-label classification."""
     if config.problem_type is not None:
         return config.problem_type
     if config.num_labels == 1:

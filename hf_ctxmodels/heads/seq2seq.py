@@ -49,12 +49,12 @@ class ConditionalGenerationOutput(ModelOutput):
 
     @property
     def hidden_states(self) -> tuple[Tensor, ...] | None:
-        """`decoder_hidden_states`, under the name that other heads use."""
+        """Alias of `decoder_hidden_states`, the name in other heads."""
         return self.decoder_hidden_states
 
     @property
     def attentions(self) -> tuple[Tensor, ...] | None:
-        """`decoder_attentions`, under the name that other heads use."""
+        """Alias of `decoder_attentions`, the name in other heads."""
         return self.decoder_attentions
 
 

@@ -109,7 +109,7 @@ class CharacterEncoder(nn.Module):
         return self.plain(self.trim_padding(words))[indices]
 
     def plain(self, character_ids: Tensor) -> Tensor:
-        """`forward`, computed at all positions of all words."""
+        """Compute `forward` at all positions of all words."""
         characters = self.embeddings(character_ids).transpose(1, 2)
         features = torch.cat([convolution(characters).amax(-1) for convolution in self.convolutions], -1)
         return linear(self.projection, self.highway(self.activation(features)))

@@ -9,7 +9,7 @@ Pooling = Literal["first", "last", "ends", "mean", "max", "mean+max", "last+max+
 
 
 class PoolingLayer(nn.Module):
-    """`pool_tokens` as a module."""
+    """Module that calls `pool_tokens`."""
 
     def __init__(self, pooling: Pooling) -> None:
         super().__init__()

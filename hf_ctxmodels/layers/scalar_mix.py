@@ -8,7 +8,7 @@ from transformers import initialization as init
 
 
 class ScalarMix(nn.Module):
-    """`gamma * sum of softmax(weights)_l * layer_l`; with the initial weights, zeros, the average.
+    """Weighted sum of layers, `gamma * sum_l softmax(weights)_l * layer_l`; initially their average.
 
     Args:
         layers: Number of layers.

@@ -128,7 +128,7 @@ class FeedForward(nn.Module):
         return apply_in_chunks(self.transform, hidden_states, self)
 
     def transform(self, hidden_states: Tensor) -> Tensor:
-        """`forward` of all rows at once."""
+        """Compute `forward` for all rows at once."""
         intermediate = self.dropout(self._clamp(self.activate(hidden_states)))
         return self._clamp(linear(self.down_proj, intermediate))
 

@@ -55,8 +55,8 @@ class BPETokenizer(CtxTokenizer):
             CtxError: A file is missing or damaged, or a special token of `kwargs` is not in the vocabulary.
         """
         if "tokenizer_object" in kwargs:  # how `train_new_from_iterator` builds its result
-            learned = json.loads(kwargs["tokenizer_object"].to_str())["model"]
-            vocab, merges = learned["vocab"], learned["merges"]
+            model_state = json.loads(kwargs["tokenizer_object"].to_str())["model"]
+            vocab, merges = model_state["vocab"], model_state["merges"]
         kwargs.pop("tokenizer_file", None)  # already read
         file = vocab if isinstance(vocab, str) else kwargs.get("name_or_path") or None
         table, pairs = _read(cls, vocab, merges, kwargs)

@@ -115,7 +115,7 @@ class CtxByteBPETokenizer(BPETokenizer):
             show_progress=False,
         )
         backend.train_from_iterator(require_text(texts), trainer)
-        learned = json.loads(backend.to_str())["model"]
-        vocab = learned["vocab"] | {token: len(learned["vocab"]) + n for n, token in enumerate(cls.last_tokens)}
+        model_state = json.loads(backend.to_str())["model"]
+        vocab = model_state["vocab"] | {token: len(model_state["vocab"]) + n for n, token in enumerate(cls.last_tokens)}
         options: dict[str, Any] = {"add_prefix_space": add_prefix_space, "model_max_length": model_max_length}
-        return cls(vocab=vocab, merges=learned["merges"], **options)
+        return cls(vocab=vocab, merges=model_state["merges"], **options)

@@ -67,8 +67,8 @@ class JointBPETokenizer(CtxTokenizer):
         **kwargs: Any,
     ) -> None:
         if vocab is None and "tokenizer_object" in kwargs:  # how `train_new_from_iterator` builds its result
-            learned = json.loads(kwargs["tokenizer_object"].to_str())["model"]
-            vocab, merges = learned["vocab"], learned["merges"]
+            model_state = json.loads(kwargs["tokenizer_object"].to_str())["model"]
+            vocab, merges = model_state["vocab"], model_state["merges"]
         if vocab is None:
             raise missing_vocabulary_error(type(self), kwargs)
         kwargs = {**self.defaults, **kwargs}
@@ -123,19 +123,19 @@ class JointBPETokenizer(CtxTokenizer):
             show_progress=False,
         )
         backend.train_from_iterator(_sources_and_translations(texts), trainer)
-        learned = json.loads(backend.to_str())["model"]
-        if len(learned["vocab"]) > vocab_size:
+        model_state = json.loads(backend.to_str())["model"]
+        if len(model_state["vocab"]) > vocab_size:
             raise CtxError(
-                f"The texts have {len(learned['vocab'])} characters, special tokens and tags, but "
+                f"The texts have {len(model_state['vocab'])} characters, special tokens and tags, but "
                 f"vocab_size={vocab_size}.",
                 hint="give a larger vocab_size.",
             )
         fields = {**rules, "model_max_length": model_max_length, **kwargs}
-        return cls(vocab=learned["vocab"], merges=learned["merges"], languages=tags, **fields)
+        return cls(vocab=model_state["vocab"], merges=model_state["merges"], languages=tags, **fields)
 
     @property
     def target_words(self) -> list[str]:
-        """All tokens by id."""
+        """List of all tokens in the order of their ids."""
         return self.convert_ids_to_tokens(list(range(len(self))))
 
     @property

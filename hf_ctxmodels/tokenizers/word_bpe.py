@@ -95,9 +95,9 @@ class WordBPETokenizer(BPETokenizer):
             show_progress=False,
         )
         backend.train_from_iterator(texts, trainer)
-        learned = json.loads(backend.to_str())["model"]
+        model_state = json.loads(backend.to_str())["model"]
         options = {"do_lower_case": do_lower_case, "model_max_length": model_max_length, **cls.trained_defaults}
-        return cls(vocab=learned["vocab"], merges=learned["merges"], **options)
+        return cls(vocab=model_state["vocab"], merges=model_state["merges"], **options)
 
 
 def _set_splitting(backend: Tokenizer, do_lower_case: bool) -> None:

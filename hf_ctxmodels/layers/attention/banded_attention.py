@@ -101,7 +101,7 @@ def _block_slices(length: int, size: int, window: int) -> Iterator[tuple[slice, 
 def _attend_all_blocks(
     query: Tensor, key: Tensor, value: Tensor, window: int, size: int, *, scale: float, dropout: float
 ) -> Tensor:
-    """All blocks in one call, on copies of the keys in the bands of each block."""
+    """Attend from all blocks in one call, to copies of the keys in the band of each block."""
     batch, length = query.shape[:2]
     num_blocks = -(-length // size)
     blocks_before = -(-(window - 1) // size)  # number of earlier blocks that a query's band may reach

@@ -31,7 +31,7 @@ _IMPLEMENTATIONS_WITHOUT_KWARGS = ("eager", "sdpa")
 
 @dataclass(frozen=True, eq=False)
 class PaddedLayout:
-    """All positions of a (batch, length) batch are computed.
+    """Layout that computes all positions of a (batch, length) batch.
 
     With a cache, the keys are the cached keys, which end with the keys of this batch.
 

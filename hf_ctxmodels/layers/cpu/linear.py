@@ -97,7 +97,7 @@ def matmul_transposed(left: Tensor, right: Tensor) -> Tensor:
 
 
 def apply_in_chunks(function: Callable[[Tensor], Tensor], input: Tensor, module: nn.Module) -> Tensor:
-    """`function(input)`, computed for 1,024 rows at a time on a CPU without gradients, which needs less memory.
+    """Compute `function(input)` for 1,024 rows at a time on a CPU without gradients, which needs less memory.
 
     The input is processed as a whole in training, with gradients, in traced graphs, and if the children of `module`
     have hooks or replacements that need all rows.

@@ -181,7 +181,7 @@ def _weighted_cross_entropy(logits: Tensor, targets: Tensor, weights: Tensor | N
 def summed_cross_entropy(
     decoder: nn.Module, hidden_states: Tensor, targets: Tensor, weights: Tensor | None = None
 ) -> Tensor:
-    """`chunked_cross_entropy` of a linear layer with reduction "sum".
+    """Compute `chunked_cross_entropy` of a linear layer with reduction "sum".
 
     Args:
         decoder: The linear layer to the vocabulary. Its replacement (an adapter, a quantized layer) is called.

@@ -40,7 +40,7 @@ def chunked_kl_divergence(student: DeferredLogits, teacher: DeferredLogits, temp
 
 
 def kl_divergence(logits: Tensor, teacher_logits: Tensor, temperature: float) -> Tensor:
-    """`chunked_kl_divergence` of (..., classes) logits."""
+    """Compute `chunked_kl_divergence` from (..., classes) logits."""
     student = F.log_softmax(logits.float() / temperature, -1)
     teacher = F.log_softmax(teacher_logits.detach().float() / temperature, -1)
     return F.kl_div(student, teacher, reduction="sum", log_target=True) * temperature**2

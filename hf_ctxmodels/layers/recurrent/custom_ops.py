@@ -12,7 +12,7 @@ from hf_ctxmodels.layers.recurrent.recurrence import StepOptions, gru_gradients,
 
 
 def _full_steps(gates: Tensor, hidden: Tensor) -> tuple[int, ...]:
-    """Steps that all have all rows."""
+    """Return `StepOptions.steps` for steps that each compute all rows."""
     rows = hidden.shape[1]
     return (rows,) * (gates.shape[1] // rows)
 
@@ -29,7 +29,7 @@ def lstm_custom_op(
     cell_clip: float | None,
     projection_clip: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`lstm_recurrence` with padding positions."""
+    """Compute `lstm_recurrence` with padding positions."""
     options = StepOptions(_full_steps(gates, hidden), cell_clip, projection_clip, token_mask, restarts)
     result = run_lstm(gates.clone(), hidden, cell, state_weight, projection, options)
     return result.outputs, result.last_hidden, result.last_cell
@@ -93,7 +93,7 @@ def gru_custom_op(
     token_mask: Tensor,
     restarts: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """`gru_recurrence` with padding positions."""
+    """Compute `gru_recurrence` with padding positions."""
     options = StepOptions(_full_steps(gates, hidden), token_mask=token_mask, restarts=restarts)
     result = run_gru(gates.clone(), hidden, state_weight, candidate_bias, options)
     return result.outputs, result.last_hidden

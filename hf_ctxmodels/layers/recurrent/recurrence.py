@@ -84,7 +84,7 @@ class _StepProduct:
             self.weights = [prepack_weight(matrix) for matrix in self.weights]
 
     def add_to(self, target: Tensor, left: Tensor) -> None:
-        """`target += left @ weight.T`, both (directions, rows, ...)."""
+        """Compute `target += left @ weight.T`, both (directions, rows, ...)."""
         for direction, rows, weight in zip(target, left, self.weights, strict=True):
             if self.uses_onednn and len(rows):
                 direction.add_(onednn_linear(rows, weight))
@@ -141,7 +141,7 @@ def lstm_recurrence(
     projection: Tensor | None,
     options: StepOptions,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """All steps: outputs (directions, tokens, output), and the last hidden states and cells.
+    """Run all steps; returns (directions, tokens, output) outputs, and the last hidden and cell states.
 
     Args:
         gates: (directions, tokens, 4 * cell) contribution of the input to the gates, with the bias.
@@ -335,7 +335,7 @@ class GRUResult(NamedTuple):
 def gru_recurrence(
     gates: Tensor, hidden: Tensor, state_weight: Tensor, candidate_bias: Tensor, options: StepOptions
 ) -> tuple[Tensor, Tensor]:
-    """All steps: states (directions, tokens, hidden), and the last ones (directions, rows, hidden).
+    """Run all steps; returns (directions, tokens, hidden) states, and the last states (directions, rows, hidden).
 
     Args:
         gates: (directions, tokens, 3 * hidden) contribution of the input to reset gate, update gate and candidate, with

@@ -66,7 +66,7 @@ def scan_gru(
 def _scan_steps(
     step: Step, initial: State, gates: Tensor, token_mask: Tensor, restarts: Tensor | None
 ) -> tuple[Tensor, ...]:
-    """All steps of all rows.
+    """Run all steps of all rows.
 
     Args:
         step: The state and a step's (directions, rows, width) gates -> the next state.

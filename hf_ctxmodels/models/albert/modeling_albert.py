@@ -105,7 +105,7 @@ class CtxAlbertForPreTrainingOutput(ModelOutput):
 
 
 class CtxAlbertForPreTraining(CtxAlbertHeadModel):
-    """Both pretraining objectives: masked language modelling and sentence-order prediction (section 3.1).
+    """Model for both pretraining objectives: masked language modelling and sentence-order prediction (section 3.1).
 
     With `labels`, the last layer and the vocabulary's logits are computed at the labelled positions only, unless
     `returns_logits`.

@@ -109,7 +109,7 @@ class CtxBertForPreTrainingOutput(ModelOutput):
 
 
 class CtxBertForPreTraining(CtxBertHeadModel):
-    """Both pretraining objectives: masked language modelling and next-sentence prediction (section 3.1).
+    """Model for both pretraining objectives: masked language modelling and next-sentence prediction (section 3.1).
 
     With `labels`, the last layer and the vocabulary's logits are computed at the labelled positions only, unless
     `returns_logits`.

@@ -15,7 +15,7 @@ from hf_ctxmodels.spec import FamilySpec, PublishedCount, ShortTraining, Traits
 
 
 def _size(cell: int, projection: int, highways: int) -> dict[str, Any]:
-    """`hidden_size` is the width of both directions' projections."""
+    """Return the fields of a size; `hidden_size` is the total width of the projections of both directions."""
     return {"hidden_size": 2 * projection, "cell_size": cell, "num_highway_layers": highways}
 
 

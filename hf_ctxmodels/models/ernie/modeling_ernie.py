@@ -106,7 +106,7 @@ class CtxErnieForMaskedLM(heads.ForMaskedLM, CtxErnieHeadModel):
         task_type_ids: Tensor | None = None,
         **kwargs: Any,
     ) -> MaskedLMOutput:
-        """As in `heads.ForMaskedLM`, with `task_type_ids`."""
+        """Compute the outputs of `heads.ForMaskedLM`, with task ids as in `CtxErnieModel.forward`."""
         return super().forward(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -143,7 +143,7 @@ class CtxErnieForMaskedLMWithPair(CtxErniePreTrainedModel, bert.CtxBertForPreTra
         task_type_ids: Tensor | None = None,
         **kwargs: Any,
     ) -> bert.CtxBertForPreTrainingOutput:
-        """As in `CtxBertForPreTraining`, with `task_type_ids`."""
+        """Compute the outputs of `CtxBertForPreTraining`, with task ids as in `CtxErnieModel.forward`."""
         return super().forward(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -176,7 +176,7 @@ class CtxErnieForNextSentencePrediction(CtxErniePreTrainedModel, bert.CtxBertFor
         task_type_ids: Tensor | None = None,
         **kwargs: Any,
     ) -> NextSentencePredictorOutput:
-        """As in `CtxBertForNextSentencePrediction`, with `task_type_ids`."""
+        """Compute the outputs of `CtxBertForNextSentencePrediction`, with task ids as in `CtxErnieModel.forward`."""
         return super().forward(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -205,7 +205,7 @@ class CtxErnieForSequenceClassification(heads.ForSequenceClassification, CtxErni
         task_type_ids: Tensor | None = None,
         **kwargs: Any,
     ) -> SequenceClassifierOutput | Seq2SeqSequenceClassifierOutput:
-        """As in `heads.ForSequenceClassification`, with `task_type_ids`."""
+        """Compute the outputs of `heads.ForSequenceClassification`, with task ids as in `CtxErnieModel.forward`."""
         return super().forward(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -234,7 +234,7 @@ class CtxErnieForTokenClassification(heads.ForTokenClassification, CtxErnieHeadM
         task_type_ids: Tensor | None = None,
         **kwargs: Any,
     ) -> TokenClassifierOutput:
-        """As in `heads.ForTokenClassification`, with `task_type_ids`."""
+        """Compute the outputs of `heads.ForTokenClassification`, with task ids as in `CtxErnieModel.forward`."""
         return super().forward(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -264,7 +264,7 @@ class CtxErnieForQuestionAnswering(heads.ForQuestionAnswering, CtxErnieHeadModel
         task_type_ids: Tensor | None = None,
         **kwargs: Any,
     ) -> QuestionAnsweringModelOutput | Seq2SeqQuestionAnsweringModelOutput:
-        """As in `heads.ForQuestionAnswering`, with `task_type_ids`."""
+        """Compute the outputs of `heads.ForQuestionAnswering`, with task ids as in `CtxErnieModel.forward`."""
         return super().forward(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -295,7 +295,7 @@ class CtxErnieForMultipleChoice(heads.ForMultipleChoice, CtxErnieHeadModel):
         task_type_ids: Tensor | None = None,
         **kwargs: Any,
     ) -> MultipleChoiceModelOutput:
-        """As in `heads.ForMultipleChoice`, with `task_type_ids`."""
+        """Compute the outputs of `heads.ForMultipleChoice`, with task ids as in `CtxErnieModel.forward`."""
         return super().forward(
             input_ids=input_ids,
             attention_mask=attention_mask,

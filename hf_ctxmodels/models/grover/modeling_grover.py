@@ -50,11 +50,11 @@ class GroverBlock(GradientCheckpointingLayer):
         layer_index: int = 0,
     ) -> BlockOutput:
         """(..., hidden) in the layout -> the computed states; arguments as in `TransformerBlock`."""
-        attended, probabilities = self.attention(
+        attention_output, probabilities = self.attention(
             hidden_states, layout, mask, past_key_values=past_key_values, layer_index=layer_index
         )
         residual = layout.select_queries(hidden_states)
-        hidden_states = self.attention_residual(residual, self.dropout(attended), None, layer_index)
+        hidden_states = self.attention_residual(residual, self.dropout(attention_output), None, layer_index)
         output = self.dropout(self.feed_forward(self.feed_forward_norm(hidden_states)))
         output = self.feed_forward_residual(hidden_states, output, self.output_norm, layer_index)
         return BlockOutput(output, probabilities, None)

@@ -162,7 +162,7 @@ class CtxMassForConditionalGeneration(TransformerForConditionalGeneration, CtxMa
     def prepare_inputs_for_generation(
         self, input_ids: Tensor, *args: Any, decoder_langs: Tensor | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        """As in transformers; new tokens have the last language of `decoder_langs`."""
+        """Prepare inputs as in transformers; new tokens have the last language of `decoder_langs`."""
         inputs = super().prepare_inputs_for_generation(input_ids, *args, **kwargs)
         if decoder_langs is not None:
             end, steps = input_ids.shape[1], inputs["decoder_input_ids"].shape[1]

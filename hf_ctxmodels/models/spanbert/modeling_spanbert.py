@@ -69,7 +69,7 @@ class CtxSpanBertForPreTrainingOutput(ModelOutput):
 
 
 class CtxSpanBertForPreTraining(CtxSpanBertHeadModel):
-    """Both pretraining objectives: the masked-LM head on spans, and the span boundary head (section 3.2).
+    """Model for both pretraining objectives: the masked-LM head on spans, and the span boundary head (section 3.2).
 
     The loss of the span boundary objective is a sum over targets divided by their number plus one, which every process
     adds. Both decoders are tied to the word embeddings; each has its own bias. The encoder's last layer is computed at

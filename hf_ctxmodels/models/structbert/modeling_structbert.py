@@ -71,7 +71,7 @@ class CtxStructBertForPreTrainingOutput(ModelOutput):
 
 
 class CtxStructBertForPreTraining(CtxStructBertHeadModel):
-    """All pretraining objectives: masked words, word structure and sentence structure (section 2.2).
+    """Model for all pretraining objectives: masked words, word structure and sentence structure (section 2.2).
 
     The masked-LM head predicts the masked tokens and the tokens of shuffled n-grams. The terms have equal weights.
     transformers has no such head: `export_reference` writes the masked-LM model.

@@ -30,7 +30,7 @@ def _replace(pattern: str, content: str) -> normalizers.Normalizer:
 
 
 def _repetitions() -> list[normalizers.Normalizer]:
-    """`good!!!!` -> `good xxrep 4 !`, and `no no no` -> `xxwrep 3 no`.
+    """Replace repetitions: `good!!!!` -> `good xxrep 4 !`, and `no no no` -> `xxwrep 3 no`.
 
     The token replaces the first character of a repetition, and the number replaces the others except the last, since
     the backend cannot insert between two characters.

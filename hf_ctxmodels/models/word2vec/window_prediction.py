@@ -241,7 +241,7 @@ class TextBatch:
 def sgd_step_by_words(
     text: TextBatch, words: Tensor, outputs: Tensor, rate: float, window: int, number: float, average: bool
 ) -> float:
-    """`sgd_step` word by word, compiled; returns the summed loss, where each word's loss precedes its update.
+    """Compute `sgd_step` word by word, compiled; returns the summed loss, where each word's loss precedes its update.
 
     Args:
         words, outputs: The tables, float32 on the CPU; updated.

@@ -237,7 +237,7 @@ class CtxXLMForMaskedLM(heads.ForMaskedLM, CtxXLMHeadModel):
         langs: Tensor | None = None,
         **kwargs: Any,
     ) -> MaskedLMOutput:
-        """As in `heads.ForMaskedLM`, with `langs`, see `CtxXLMModel.forward`."""
+        """Compute the outputs of `heads.ForMaskedLM`, with language ids as in `CtxXLMModel.forward`."""
         return super().forward(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -288,7 +288,7 @@ class CtxXLMForCausalLM(heads.ForCausalLM, CtxXLMHeadModel, GenerationMixin):
         langs: Tensor | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
-        """As in `heads.ForCausalLM`, with `langs`, see `CtxXLMModel.forward`."""
+        """Compute the outputs of `heads.ForCausalLM`, with language ids as in `CtxXLMModel.forward`."""
         return super().forward(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -308,7 +308,7 @@ class CtxXLMForCausalLM(heads.ForCausalLM, CtxXLMHeadModel, GenerationMixin):
     def prepare_inputs_for_generation(
         self, input_ids: Tensor, *args: Any, langs: Tensor | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        """As in transformers; new tokens are in the language of the last token of their prompt."""
+        """Prepare inputs as in transformers; new tokens have the language of the last token of the prompt."""
         inputs = super().prepare_inputs_for_generation(input_ids, *args, **kwargs)
         if langs is not None:
             new_tokens = inputs["input_ids"] if inputs.get("input_ids") is not None else inputs["inputs_embeds"]
@@ -335,7 +335,7 @@ class CtxXLMForSequenceClassification(heads.ForSequenceClassification, CtxXLMHea
         langs: Tensor | None = None,
         **kwargs: Any,
     ) -> SequenceClassifierOutput | Seq2SeqSequenceClassifierOutput:
-        """As in `heads.ForSequenceClassification`, with `langs`, see `CtxXLMModel.forward`."""
+        """Compute the outputs of `heads.ForSequenceClassification`, with language ids as in `CtxXLMModel.forward`."""
         return super().forward(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -378,7 +378,7 @@ class CtxXLMForMultipleChoice(heads.ForMultipleChoice, CtxXLMHeadModel):
         langs: Tensor | None = None,
         **kwargs: Any,
     ) -> MultipleChoiceModelOutput:
-        """As in `heads.ForMultipleChoice`, with `langs`, see `CtxXLMModel.forward`."""
+        """Compute the outputs of `heads.ForMultipleChoice`, with language ids as in `CtxXLMModel.forward`."""
         return super().forward(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -410,7 +410,7 @@ class CtxXLMForTokenClassification(heads.ForTokenClassification, CtxXLMHeadModel
         langs: Tensor | None = None,
         **kwargs: Any,
     ) -> TokenClassifierOutput:
-        """As in `heads.ForTokenClassification`, with `langs`, see `CtxXLMModel.forward`."""
+        """Compute the outputs of `heads.ForTokenClassification`, with language ids as in `CtxXLMModel.forward`."""
         return super().forward(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -442,7 +442,7 @@ class CtxXLMForQuestionAnswering(heads.ForQuestionAnswering, CtxXLMHeadModel):
         langs: Tensor | None = None,
         **kwargs: Any,
     ) -> QuestionAnsweringModelOutput | Seq2SeqQuestionAnsweringModelOutput:
-        """As in `heads.ForQuestionAnswering`, with `langs`, see `CtxXLMModel.forward`."""
+        """Compute the outputs of `heads.ForQuestionAnswering`, with language ids as in `CtxXLMModel.forward`."""
         return super().forward(
             input_ids=input_ids,
             attention_mask=attention_mask,

@@ -44,7 +44,7 @@ class CtxXLMRobertaTokenizer(CtxUnigramTokenizer):
 
     @classmethod
     def reorder_vocabulary(cls, pieces: Pieces) -> Pieces:
-        """fairseq's order: four special tokens instead of the three in SentencePiece's file, the other tokens, <mask>.
+        """Reorder as in fairseq: four special tokens instead of the three in the file, the other tokens, <mask>.
 
         Raises:
             CtxError: The file starts with other tokens.

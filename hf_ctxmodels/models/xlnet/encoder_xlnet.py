@@ -117,9 +117,9 @@ class CtxXLNetLayer(GradientCheckpointingLayer):
         self, hidden_states: Tensor, streams: Streams, memory: Tensor | None = None
     ) -> tuple[Tensor, Probabilities]:
         """(..., hidden) in the layout of `streams` -> the computed states, and the attention probabilities."""
-        attended, probabilities = self.attention(hidden_states, streams, memory)
-        residual, attended = streams.select_queries(hidden_states), self.dropout(attended)
-        hidden_states = self.attention_residual(residual, attended, self.attention_norm, 0)
+        attention_output, probabilities = self.attention(hidden_states, streams, memory)
+        residual, attention_output = streams.select_queries(hidden_states), self.dropout(attention_output)
+        hidden_states = self.attention_residual(residual, attention_output, self.attention_norm, 0)
         output = self.dropout(self.feed_forward(hidden_states))
         output = self.feed_forward_residual(hidden_states, output, self.feed_forward_norm, 0)
         return output, probabilities

@@ -108,28 +108,28 @@ class CtxXLNetHeadModel(heads.HeadModel, CtxXLNetPreTrainedModel):
 
 @dataclass
 class CtxXLNetForSequenceClassificationOutput(SequenceClassifierOutput):
-    """`SequenceClassifierOutput`, and `mems` as in `CtxXLNetModelOutput`."""
+    """`SequenceClassifierOutput` with `mems`, see `CtxXLNetModelOutput`."""
 
     mems: tuple[Tensor, ...] | None = None
 
 
 @dataclass
 class CtxXLNetForTokenClassificationOutput(TokenClassifierOutput):
-    """`TokenClassifierOutput`, and `mems` as in `CtxXLNetModelOutput`."""
+    """`TokenClassifierOutput` with `mems`, see `CtxXLNetModelOutput`."""
 
     mems: tuple[Tensor, ...] | None = None
 
 
 @dataclass
 class CtxXLNetForQuestionAnsweringSimpleOutput(QuestionAnsweringModelOutput):
-    """`QuestionAnsweringModelOutput`, and `mems` as in `CtxXLNetModelOutput`."""
+    """`QuestionAnsweringModelOutput` with `mems`, see `CtxXLNetModelOutput`."""
 
     mems: tuple[Tensor, ...] | None = None
 
 
 @dataclass
 class CtxXLNetForMultipleChoiceOutput(MultipleChoiceModelOutput):
-    """`MultipleChoiceModelOutput`, and `mems` as in `CtxXLNetModelOutput`."""
+    """`MultipleChoiceModelOutput` with `mems`, see `CtxXLNetModelOutput`."""
 
     mems: tuple[Tensor, ...] | None = None
 

@@ -128,7 +128,7 @@ def dense_attention(
     scaling: float,
     dropout: float,
 ) -> Tensor:
-    """torch's SDPA with the position and segment terms as additive mask; arguments as in `eager_attention`.
+    """Attend by torch's SDPA, with the position and segment terms as additive mask; arguments as in `eager_attention`.
 
     Batches with more than `MAX_DENSE_QUERIES` queries are computed in blocks and recomputed in the backward pass, so
     that memory grows linearly with the length.
@@ -154,7 +154,7 @@ def _dense_block(
     scaling: float,
     dropout: float,
 ) -> Tensor:
-    """`dense_attention` for one block of queries.
+    """Compute `dense_attention` for one block of queries.
 
     The segment term for equal segments is a constant per query, to which a softmax is invariant: only the difference
     between the two segment terms is added, at keys of other segments.

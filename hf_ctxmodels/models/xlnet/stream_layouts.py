@@ -291,7 +291,7 @@ class PackedStreams:
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, relative: Tensor, biases: RelativeBiases, **options: float
     ) -> tuple[Tensor, Probabilities]:
-        """Same as `PaddedStreams.attend` for packed (queries, heads, head_dim) and (tokens, heads, head_dim)."""
+        """Compute `PaddedStreams.attend` for packed (queries, heads, head_dim) and (tokens, heads, head_dim)."""
         if runs_per_sequence(query):
             return attend_per_sequence(query, key, value, relative, biases, self.ranges, **options), None
         if self.layout.query is not None:
