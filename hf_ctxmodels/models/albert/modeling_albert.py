@@ -47,7 +47,7 @@ class CtxAlbertPreTrainedModel(CtxPreTrainedModel):
 
 
 class CtxAlbertModel(TransformerEncoder, CtxAlbertPreTrainedModel):
-    """The encoder."""
+    """The ALBERT encoder without a head."""
 
     def build_embeddings(self, config: CtxAlbertConfig) -> TokenPositionTypeEmbeddings:
         """Create the factorised embeddings."""

@@ -71,7 +71,7 @@ class BartStack(TransformerStack):
 
 
 class CtxBartModel(EncoderDecoder, CtxBartPreTrainedModel):
-    """The encoder-decoder."""
+    """The BART encoder-decoder without a head."""
 
     stack_class = BartStack
 

@@ -70,7 +70,7 @@ class CtxBertPreTrainedModel(CtxPreTrainedModel):
 
 
 class CtxBertModel(TransformerEncoder, CtxBertPreTrainedModel):
-    """The encoder."""
+    """The BERT encoder without a head."""
 
 
 class CtxBertHeadModel(heads.HeadModel, CtxBertPreTrainedModel):

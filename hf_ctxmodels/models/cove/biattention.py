@@ -111,7 +111,7 @@ class MaxoutClassifier(nn.Sequential):
     def __init__(self, input_size: int, width: int, classes: int, *, pieces: int, dropout: float) -> None:
         sizes = [input_size, 2 * width, width, classes]
         layers: list[nn.Module] = []
-        # dropout follows the normalisation, since it would change the statistics
+        # dropout follows the normalisation, whose statistics it would change
         for layer_input, layer_output in pairwise(sizes):
             layers += [SafeBatchNorm1d(layer_input), Dropout(dropout), Maxout(layer_input, layer_output, pieces)]
         super().__init__(*layers)

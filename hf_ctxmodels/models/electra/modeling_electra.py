@@ -48,7 +48,7 @@ class CtxElectraPreTrainedModel(CtxPreTrainedModel):
 
 
 class CtxElectraModel(TransformerEncoder, CtxElectraPreTrainedModel):
-    """The encoder; the discriminator's if loaded from a joint checkpoint."""
+    """The ELECTRA encoder; the discriminator's if loaded from a joint checkpoint."""
 
     def __init__(self, config: CtxElectraConfig, add_pooling_layer: bool = False) -> None:
         super().__init__(config, add_pooling_layer)

@@ -42,7 +42,7 @@ class CtxErniePreTrainedModel(bert.CtxBertPreTrainedModel):
 
 
 class CtxErnieModel(TransformerEncoder, CtxErniePreTrainedModel):
-    """The encoder."""
+    """The ERNIE encoder without a head."""
 
     extra_input_ids = {"task_type_ids": "task_type_vocab_size"}
 

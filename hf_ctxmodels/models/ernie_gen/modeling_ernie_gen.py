@@ -33,7 +33,7 @@ class CtxErnieGenPreTrainedModel(CtxPreTrainedModel):
 
 
 class CtxErnieGenModel(TransformerEncoder, CtxErnieGenPreTrainedModel):
-    """The encoder."""
+    """The ERNIE-GEN encoder without a head."""
 
 
 class CtxErnieGenHeadModel(heads.HeadModel, CtxErnieGenPreTrainedModel):

@@ -116,19 +116,15 @@ class CtxGenSenForPreTraining(heads.ForConditionalGeneration, CtxGenSenPreTraine
     def predict(self, decoder_input_ids: Tensor, inputs: heads.DecoderInputs) -> tuple[Tensor, DecoderOutput]:
         """Run the decoder of each example's task, see `ForConditionalGeneration.predict`."""
         batch, steps = decoder_input_ids.shape
-        tasks, selects_examples = (
-            self._decoder_indices(decoder_input_ids, inputs.target_languages),
-            self._selects_examples(decoder_input_ids),
-        )
+        tasks = self._decoder_indices(decoder_input_ids, inputs.target_languages)
+        selects_examples = self._selects_examples(decoder_input_ids)
         embeddings, cache = inputs.encoder_outputs.pooler_output, inputs.cache
         outputs: list[tuple[Tensor, ...]] = []
         positions = []  # of the outputs in the batch; in (tasks * batch) if all decoders run on all examples
         for task, decoder in self._numbered_decoders():
-            examples = (
-                (tasks == task).nonzero()[:, 0]
-                if selects_examples
-                else torch.arange(batch, device=decoder_input_ids.device)
-            )
+            examples = torch.arange(batch, device=decoder_input_ids.device)
+            if selects_examples:
+                examples = examples[tasks == task]
             if selects_examples and not len(examples):
                 continue
             decoded = decoder(

@@ -47,7 +47,7 @@ class CtxGptPreTrainedModel(CtxPreTrainedModel):
 
 
 class CtxGptModel(TransformerDecoder, CtxGptPreTrainedModel):
-    """The decoder without the output layer; it has no embedding norm and no final norm."""
+    """The GPT decoder without the output layer; it has no embedding norm and no final norm."""
 
     reference_architecture = "OpenAIGPTModel"
 

@@ -44,7 +44,7 @@ def init_residual_projections(module: nn.Module, config: CtxGpt2Config) -> None:
 
 
 class CtxGpt2Model(TransformerDecoder, CtxGpt2PreTrainedModel):
-    """The decoder without the output layer."""
+    """The GPT-2 decoder without the output layer."""
 
     reference_architecture = "GPT2Model"
 

@@ -30,7 +30,7 @@ class CtxGpt3PreTrainedModel(CtxPreTrainedModel):
 
 
 class CtxGpt3Model(TransformerDecoder, CtxGpt3PreTrainedModel):
-    """The decoder without the output layer.
+    """The GPT-3 decoder without the output layer.
 
     In a banded layer a token attends to itself and the `config.window - 1` tokens before it (Child et al. 2019, section
     4). On a CPU with an unpadded batch, time and memory of such a layer grow with the window, not with the length.

@@ -83,7 +83,7 @@ def _init_truncated(weight: Tensor, std: float) -> None:
 
 
 class CtxGroverModel(TransformerDecoder, CtxGroverPreTrainedModel):
-    """The decoder without the output layer: word and position embeddings, their norm, the layers."""
+    """The Grover decoder without the output layer: word and position embeddings, their norm, the layers."""
 
     def build_layer(self, config: CtxGroverConfig) -> nn.Module:
         """Create a layer."""

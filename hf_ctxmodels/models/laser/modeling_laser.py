@@ -24,11 +24,11 @@ class CtxLaserPreTrainedModel(CtxPreTrainedModel):
 
 
 class CtxLaserModel(RecurrentSentenceEncoder, CtxLaserPreTrainedModel):
-    """The encoder; its input does not include the language."""
+    """The LASER encoder; its input does not include the language."""
 
 
 class CtxLaserHeadModel(heads.HeadModel, CtxLaserPreTrainedModel):
-    """Base class of the heads."""
+    """Base class of the LASER models with a head."""
 
     encoder_class = CtxLaserModel
 

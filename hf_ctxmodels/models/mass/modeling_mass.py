@@ -51,7 +51,7 @@ class MassStack(TransformerStack):
 
 
 class CtxMassModel(EncoderDecoder, CtxMassPreTrainedModel):
-    """The encoder-decoder.
+    """The MASS encoder-decoder without a head.
 
     `forward` takes the language ids `langs` (batch, length) and `decoder_langs` (batch, steps), which defaults to
     `langs`.

@@ -28,7 +28,7 @@ class CtxRobertaPreTrainedModel(CtxPreTrainedModel):
 
 
 class CtxRobertaModel(TransformerEncoder, CtxRobertaPreTrainedModel):
-    """The encoder; pretraining does not train its pooler."""
+    """The RoBERTa encoder; pretraining does not train its pooler."""
 
     def build_embeddings(self, config: CtxRobertaConfig) -> TokenPositionTypeEmbeddings:
         """Create embeddings with a position of padding."""

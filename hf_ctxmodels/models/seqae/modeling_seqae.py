@@ -52,7 +52,7 @@ class CtxSeqaeModel(LSTMLanguageModel, CtxSeqaePreTrainedModel):
 
 
 class CtxSeqaeHeadModel(heads.HeadModel, CtxSeqaePreTrainedModel):
-    """Base class of the heads."""
+    """Base class of the sequence auto-encoder models with a head."""
 
     encoder_class = CtxSeqaeModel
 

@@ -30,7 +30,7 @@ class CtxSpanBertPreTrainedModel(bert.CtxBertPreTrainedModel):
 
 
 class CtxSpanBertModel(TransformerEncoder, CtxSpanBertPreTrainedModel):
-    """The encoder; pretraining does not train its pooler."""
+    """The SpanBERT encoder; pretraining does not train its pooler."""
 
 
 class CtxSpanBertHeadModel(heads.HeadModel, CtxSpanBertPreTrainedModel):

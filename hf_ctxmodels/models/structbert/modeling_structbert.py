@@ -31,7 +31,7 @@ class CtxStructBertPreTrainedModel(bert.CtxBertPreTrainedModel):
 
 
 class CtxStructBertModel(TransformerEncoder, CtxStructBertPreTrainedModel):
-    """The encoder."""
+    """The StructBERT encoder without a head."""
 
 
 class CtxStructBertHeadModel(heads.HeadModel, CtxStructBertPreTrainedModel):

@@ -197,13 +197,13 @@ class CtxT5PreTrainedModel(CtxPreTrainedModel):
 
 
 class CtxT5Model(EncoderDecoder, CtxT5PreTrainedModel):
-    """The encoder-decoder."""
+    """The T5 encoder-decoder without a head."""
 
     stack_class = T5Stack
 
 
 class CtxT5EncoderModel(CtxT5PreTrainedModel):
-    """The encoder without a decoder."""
+    """The T5 encoder without a decoder."""
 
     _keys_to_ignore_on_load_unexpected = [
         *CtxT5PreTrainedModel._keys_to_ignore_on_load_unexpected,

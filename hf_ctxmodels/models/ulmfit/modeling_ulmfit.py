@@ -67,7 +67,7 @@ def variational_dropout(states: Tensor, rate: float, training: bool) -> Tensor:
 
 
 class CtxUlmfitHeadModel(heads.HeadModel, CtxUlmfitPreTrainedModel):
-    """Base class of the heads."""
+    """Base class of the ULMFiT models with a head."""
 
     encoder_class = CtxUlmfitModel
 

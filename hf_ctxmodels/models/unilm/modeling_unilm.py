@@ -37,7 +37,7 @@ class CtxUniLMPreTrainedModel(CtxPreTrainedModel):
 
 
 class CtxUniLMModel(TransformerEncoder, CtxUniLMPreTrainedModel):
-    """The encoder; `token_type_ids` determine the attention mask, see `segment_mask_spec`."""
+    """The UniLM encoder; `token_type_ids` determine the attention mask, see `segment_mask_spec`."""
 
     def mask_spec(self, layout: Layout, token_type_ids: Tensor | None) -> MaskSpec:
         """The attention mask of the segments; bidirectional without segments."""

@@ -33,7 +33,7 @@ class CtxWord2VecPreTrainedModel(StaticPreTrainedModel):
 
 
 class CtxWord2VecModel(StaticEmbeddingModel, CtxWord2VecPreTrainedModel):
-    """Word vectors."""
+    """The word2vec vectors, without the output vectors of pretraining."""
 
 
 class CtxWord2VecHeadModel(heads.HeadModel, CtxWord2VecPreTrainedModel):

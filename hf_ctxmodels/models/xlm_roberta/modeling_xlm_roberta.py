@@ -15,7 +15,7 @@ class CtxXLMRobertaPreTrainedModel(roberta.CtxRobertaPreTrainedModel):
 
 
 class CtxXLMRobertaModel(CtxXLMRobertaPreTrainedModel, roberta.CtxRobertaModel):
-    """The encoder."""
+    """The XLM-R encoder without a head."""
 
 
 class CtxXLMRobertaHeadModel(heads.HeadModel, CtxXLMRobertaPreTrainedModel):

@@ -170,7 +170,7 @@ class CtxXLNetPreTrainedModel(CtxPreTrainedModel):
 
 
 class CtxXLNetModel(CtxXLNetPreTrainedModel):
-    """The encoder: a single stream, or two streams with targets."""
+    """The XLNet encoder: a single stream, or two streams with targets."""
 
     def __init__(self, config: CtxXLNetConfig) -> None:
         super().__init__(config)
