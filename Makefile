@@ -9,7 +9,7 @@ export TOKENIZERS_PARALLELISM := false
 INPUTS := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-mutation test-peer lint format docs clean
+.PHONY: help demo test test-slow test-mutation test-transformers lint format docs clean
 
 help:           ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,10 +26,9 @@ test-slow: $(VENV)/.dev ## the tests that take long
 test-mutation: $(VENV)/.mutation ## the share of sampled mutants that the tests kill, per room
 	OMP_NUM_THREADS=1 $(BIN)/python tests/mutation/score.py $(MUTATION_ARGS)
 
-# transformers' own tests of every model and tokenizer, as they are; two processes, whatever the machine has
-test-peer: $(VENV)/.peer ## run the common tests of transformers over all our models and tokenizers
-	$(BIN)/python tests/peer/fetch.py $(VENV)/peer
-	OMP_NUM_THREADS=1 PEER_TESTS=$(VENV)/peer $(BIN)/python -m pytest tests/peer -n 2 --dist worksteal -r fE $(PYTEST_ARGS)
+test-transformers: $(VENV)/.transformers-tests ## the common tests of transformers for all models and tokenizers
+	$(BIN)/python tests/transformers_suite/fetch.py $(VENV)/transformers-tests
+	OMP_NUM_THREADS=1 TRANSFORMERS_TESTS=$(VENV)/transformers-tests $(BIN)/python -m pytest tests/transformers_suite -n 2 --dist worksteal -r fE $(PYTEST_ARGS)
 
 lint: $(VENV)/.dev      ## style, types and the direction of imports, as CI checks them
 	$(BIN)/ruff check .
@@ -55,7 +54,7 @@ $(VENV)/.torch: constraints.txt
 	$(BIN)/python -m pip install --quiet $$(grep '^torch==' constraints.txt)
 	@touch $@
 
-# The stamps spare a second call the installation; `dev` contains `demo`; `peer` and `mutation` contain `dev`.
-$(VENV)/.demo $(VENV)/.dev $(VENV)/.docs $(VENV)/.peer $(VENV)/.mutation: $(VENV)/.%: $(VENV)/.torch $(INPUTS)
+# The stamps spare a second call the installation; `dev` contains `demo`; `transformers-tests` and `mutation` contain `dev`.
+$(VENV)/.demo $(VENV)/.dev $(VENV)/.docs $(VENV)/.transformers-tests $(VENV)/.mutation: $(VENV)/.%: $(VENV)/.torch $(INPUTS)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[$*]'
 	@touch $@

@@ -1,4 +1,4 @@
-"""What the mixins of transformers ask a `model_tester` for, of any model class in the registry."""
+"""`model_tester` for the mixins of transformers, for any model class in the registry."""
 
 import copy
 from typing import Any
@@ -11,16 +11,16 @@ from zoo import CHOICES, STEPS, TINY, Batch, Case, make_batch, make_targets
 from hf_ctxmodels.architectures.encoder_decoder import EncoderDecoder
 from hf_ctxmodels.spec import Target
 
-BATCH_LENGTHS = (7, 7, 5, 7)  # tokens of the rows; language models, whose labels the mixins put at all, have full rows
-LAYERS = 2  # as many as the mixins allow
+BATCH_LENGTHS = (7, 7, 5, 7)  # language models have no padding, since the mixins set labels at all positions
+LAYERS = 2  # the maximum that the mixins allow
 
 
 class ModelTester:
-    """Tiny configurations and random batches of one model class, by the names that the mixins use.
+    """Tiny configurations and random batches of a model class, with the interface of the mixins.
 
     Args:
-        parent: The running test.
-        case: The model class.
+        parent: Running test.
+        case: Model class.
     """
 
     is_training = True
@@ -29,7 +29,7 @@ class ModelTester:
     decoder_seq_length = STEPS
     num_hidden_layers = LAYERS
     num_choices = CHOICES
-    logits_beside_loss: bool | None = None
+    return_logits_with_labels: bool | None = None
 
     def __init__(self, parent: TestCase, case: Case) -> None:
         self.parent, self.case = parent, case
@@ -38,29 +38,29 @@ class ModelTester:
         for name in ("hidden_size", "num_attention_heads", "vocab_size"):
             if hasattr(config, name):
                 setattr(self, name, getattr(config, name))
-        if has_attending_decoder(case):  # the mixins give both sides one mask
+        if has_attending_decoder(case):  # the mixins use one mask for encoder and decoder
             self.decoder_seq_length = self.seq_length
 
     def get_config(self) -> PreTrainedConfig:
-        """A configuration. The mixins expect one vocabulary, and hidden states of one width."""
+        """Configuration with one vocabulary and one width of embeddings and hidden states, as the mixins expect."""
         changes = {"num_hidden_layers": LAYERS, "target_vocab_size": TINY["vocab_size"]}
-        changes["return_logits_with_labels"] = self.logits_beside_loss
+        changes["return_logits_with_labels"] = self.return_logits_with_labels
         if not self.case.attends:
             changes["embedding_size"] = TINY["hidden_size"]
         return self.case.config(**changes)
 
     def prepare_config_and_inputs_for_common(self) -> tuple[PreTrainedConfig, Batch]:
-        """A configuration and a batch without targets."""
-        full = self.case.model_class.can_generate()
+        """Configuration and batch without targets."""
+        has_full_sequences = self.case.model_class.can_generate()
         single = Case(self.case.family, "AutoModel") if self.case.has_choices else self.case
-        batch = make_batch(single, [self.seq_length] * self.batch_size if full else BATCH_LENGTHS)
+        batch = make_batch(single, [self.seq_length] * self.batch_size if has_full_sequences else BATCH_LENGTHS)
         if "decoder_input_ids" in batch:
             batch["decoder_input_ids"] = batch["decoder_input_ids"].repeat(1, 2)[:, : self.decoder_seq_length]
         return self.get_config(), batch
 
     def prepare_for_class(self, batch: dict[str, Any], with_targets: bool) -> dict[str, Any]:
-        """A copy of a batch, repeated for every choice, with targets where they are asked for. The class of a row is 0,
-        since the mixins change the number of classes."""
+        """Copy a batch, repeat it per choice, and add targets if requested. Sequence labels are 0, since the mixins
+        change the number of classes."""
         batch = copy.deepcopy(batch)
         if self.case.has_choices:
             for name, value in batch.items():
@@ -69,15 +69,15 @@ class ModelTester:
         if not with_targets:
             return batch
         targets = make_targets(self.case, batch)
-        rows = [name for name in targets if self.case.targets[name] is Target.SEQUENCE_CLASS]
-        return batch | targets | {name: torch.zeros_like(targets[name]) for name in rows}
+        sequence_labels = [name for name in targets if self.case.targets[name] is Target.SEQUENCE_CLASS]
+        return batch | targets | {name: torch.zeros_like(targets[name]) for name in sequence_labels}
 
 
 def has_attending_decoder(case: Case) -> bool:
-    """Whether the model has a Transformer's encoder and decoder."""
+    """Whether the model is a Transformer encoder-decoder."""
     return isinstance(case.model().base_model, EncoderDecoder)
 
 
 def model_classes(case: Case) -> tuple[type[PreTrainedModel], ...]:
-    """`all_model_classes` of the mixins: each class has a test class of its own, so that each failure is seen."""
+    """`all_model_classes` of the mixins: one class per test class, so that failures are reported per class."""
     return (case.model_class,)

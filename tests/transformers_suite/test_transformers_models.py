@@ -1,19 +1,19 @@
-"""`ModelTesterMixin` and `ConfigTester` of transformers over every model class in the registry."""
+"""`ModelTesterMixin` and `ConfigTester` of transformers for all model classes in the registry."""
 
 from typing import Any
 from unittest import TestCase
 
-from suite import NoGenerationTests, add_our_classes, peer_module
+from suite import NoGenerationTests, import_test_module, register_model_classes
 from tester import ModelTester, has_attending_decoder, model_classes
 from zoo import BASES, CASES, Case
 
-COMMON = peer_module("test_modeling_common")
-add_our_classes(COMMON)
-CONFIGURATION = peer_module("test_configuration_common")
+COMMON = import_test_module("test_modeling_common")
+register_model_classes(COMMON)
+CONFIGURATION = import_test_module("test_configuration_common")
 
 
-class _Generic(COMMON.ModelTesterMixin):
-    """The mixin, with batches and targets of ours; the peer knows those of its own classes by their names."""
+class _ModelTests(COMMON.ModelTesterMixin):
+    """The mixin with batches and targets of this package, since transformers selects targets by class name."""
 
     case: Case
     test_can_init_all_missing_weights_before_2023 = True
@@ -25,13 +25,13 @@ class _Generic(COMMON.ModelTesterMixin):
         return self.model_tester.prepare_for_class(inputs_dict, return_labels)
 
     def test_encoder_decoder_loss_no_double_shift(self) -> None:
-        """It differentiates the loss with respect to the logits, which otherwise are not computed beside a loss."""
-        self.model_tester.logits_beside_loss = True
+        """The test needs the logits together with the loss."""
+        self.model_tester.return_logits_with_labels = True
         super().test_encoder_decoder_loss_no_double_shift()
 
 
 def _model_test(case: Case) -> type[TestCase]:
-    bases = (_Generic, *([NoGenerationTests] if case.model_class.can_generate() else []), TestCase)
+    bases = (_ModelTests, *([NoGenerationTests] if case.model_class.can_generate() else []), TestCase)
     return type(
         str(case),
         bases,
@@ -53,10 +53,10 @@ class _ConfigurationTest:
 
     def test_config(self) -> None:
         """`ConfigTester.run_common_tests`."""
-        given = {"hidden_size": 960}  # a multiple of every default number of heads
+        options = {"hidden_size": 960}  # a multiple of all default numbers of heads
         properties = ["hidden_size", "num_hidden_layers"]
         properties += ["num_attention_heads"] if self.case.attends else []
-        tester = CONFIGURATION.ConfigTester(self, self.case.family.config, common_properties=properties, **given)
+        tester = CONFIGURATION.ConfigTester(self, self.case.family.config, common_properties=properties, **options)
         tester.run_common_tests()
 
 
