@@ -1,4 +1,4 @@
-"""What the fuzz tests share."""
+"""Fixtures of the fuzz tests."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ from transformers.utils import logging
 
 @pytest.fixture(autouse=True)
 def silence_transformers() -> Iterator[None]:
-    """It warns with the strange values themselves, and pytest-xdist cannot pass on a lone surrogate."""
+    """Disable warnings, which contain the mutated values: pytest-xdist cannot serialise lone surrogates."""
     verbosity = logging.get_verbosity()
     logging.set_verbosity(logging.CRITICAL)
     yield

@@ -1,4 +1,4 @@
-"""Damaged configurations of every family: a configuration, or one screen that names the directory."""
+"""Mutated configurations of all families load or raise a readable error that names the directory."""
 
 import json
 import random
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import transformers
-from mutations import COUNTS, as_json, damaged_json, each_seed, one_screen
+from mutations import SEED_COUNTS, assert_readable_errors, check_seeds, dump_json, mutate_json
 from zoo import Case, main_head, tiny_config
 
 from hf_ctxmodels import CtxBertConfig
@@ -18,9 +18,9 @@ from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.spec import FamilySpec
 from hf_ctxmodels.training.model_loading import load_config, load_config_file, load_model, make_config
 
-each_family = pytest.mark.parametrize("family", FAMILIES.values(), ids=list(FAMILIES))
+all_families = pytest.mark.parametrize("family", FAMILIES.values(), ids=list(FAMILIES))
 NAN = float("nan")
-REFUSED: list[tuple[str, Any]] = [
+INVALID_FIELDS: list[tuple[str, Any]] = [
     *(("vocab_size", value) for value in (0, -5, 1e20, 10**20)),
     *(("hidden_size", value) for value in (0, -4, 10**9 * 4)),
     *(("num_hidden_layers", value) for value in (-1, 10**7)),
@@ -35,57 +35,58 @@ REFUSED: list[tuple[str, Any]] = [
 DEEP = "[" * 100_000 + "]" * 100_000
 
 
-@pytest.mark.parametrize("count", COUNTS)
-@each_family
-def test_other_values_in_a_configuration(family: FamilySpec, count: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", SEED_COUNTS)
+@all_families
+def test_mutated_configurations(family: FamilySpec, count: int, tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     fields = json.loads(tiny_config(family).to_json_string(use_diff=False))
 
     def check(rng: random.Random) -> None:
-        text = as_json(damaged_json(fields, rng))
+        text = dump_json(mutate_json(fields, rng))
         path.write_text(text)
-        with one_screen(text[:300]):
+        with assert_readable_errors(text[:300]):
             load_config(tmp_path, family.config)
 
     path.write_text(json.dumps(fields))
     assert type(load_config(tmp_path)) is family.config
-    each_seed(count, check)
+    check_seeds(count, check)
 
 
-@each_family
-def test_values_that_no_model_has(family: FamilySpec, tmp_path: Path) -> None:
-    """Before a model is made of them; `load_model` would make ten million layers, or a table of nothing."""
+@all_families
+def test_invalid_values(family: FamilySpec, tmp_path: Path) -> None:
+    """Errors are raised before a model with millions of layers or empty embeddings is built."""
     config = tiny_config(family)
     config.save_pretrained(tmp_path)
     fields = json.loads((tmp_path / "config.json").read_text())
-    general = ("id2label", "num_labels", "dtype")
-    tried = [each for each in REFUSED if each[0] in (*general, *family.config.__dataclass_fields__)]
-    assert len(tried) > len(general)
-    for name, value in tried:
+    common_fields = ("id2label", "num_labels", "dtype")
+    fields_of_family = (*common_fields, *family.config.__dataclass_fields__)
+    invalid_fields = [(name, value) for name, value in INVALID_FIELDS if name in fields_of_family]
+    assert len(invalid_fields) > len(common_fields)
+    for name, value in invalid_fields:
         changed = fields | {name: value}
         (tmp_path / "config.json").write_text(json.dumps(changed))
-        for read in (load_config, lambda folder: load_pretrained(transformers.AutoConfig, folder, "it")):
+        for read in (load_config, lambda folder: load_pretrained(transformers.AutoConfig, folder, "model")):
             with pytest.raises(CtxError, match=name):
                 read(tmp_path)
         with pytest.raises(CtxError, match=name):
             make_config(family.config, changed, location="here")
 
 
-def test_a_change_by_a_flag_is_held_to_the_same_bounds(tmp_path: Path) -> None:
+def test_changes_are_validated(tmp_path: Path) -> None:
     tiny_config(FAMILIES["bert"]).save_pretrained(tmp_path)
     with pytest.raises(CtxError, match="hidden_dropout_prob=nan must be a finite number"):
         load_config(tmp_path, changes={"hidden_dropout_prob": NAN})
 
 
-def test_lists_that_are_nested_too_deeply(tmp_path: Path) -> None:
+def test_deeply_nested_lists(tmp_path: Path) -> None:
     for read in (load_config, lambda folder: load_config_file(CtxBertConfig, folder / "config.json")):
         (tmp_path / "config.json").write_text(f'{{"model_type": "ctx-bert", "note": {DEEP}}}')
         with pytest.raises(CtxError, match=re.escape(str(tmp_path))):
             read(tmp_path)
 
 
-def test_weights_that_are_no_pickle_of_tensors(tmp_path: Path) -> None:
-    """Nothing of it is run."""
+def test_unsafe_pickle_is_rejected(tmp_path: Path) -> None:
+    """The code in the pickle does not run."""
     case = Case(FAMILIES["bert"], main_head(FAMILIES["bert"]))
     config = case.config()
     config.save_pretrained(tmp_path)

@@ -1,4 +1,4 @@
-"""Damaged files of every kind that is read: a result, or one screen that names the file."""
+"""Mutated files of all formats are read or raise a readable error that names the file."""
 
 import gzip
 import json
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mutations import COUNTS, as_json, damaged_bytes, damaged_json, each_seed, one_screen
+from mutations import SEED_COUNTS, assert_readable_errors, check_seeds, dump_json, mutate_bytes, mutate_json
 
 from hf_ctxmodels.conversion.elmo import config_from_options
 from hf_ctxmodels.conversion.fastbpe import read_codes
@@ -74,36 +74,36 @@ OPTIONS = {
 }
 
 
-def documents(path: Path) -> None:
-    """Read all text, and count it as training would."""
+def read_documents(path: Path) -> None:
+    """Read all documents, as training does."""
     for document in load_documents(str(path), skip_empty=True):
         " ".join(document).encode()
 
 
-def table(path: Path) -> None:
+def read_rows(path: Path) -> None:
     for row in read_table(path, ["text", "label"]):
         str(row.values["text"]).encode()
 
 
-def sequence_task(path: Path) -> None:
+def read_classification(path: Path) -> None:
     task = TASKS["sequence-classification"](TaskArguments(text_columns="text"))
     task.read(str(path), "train")
 
 
-def regression_task(path: Path) -> None:
+def read_regression(path: Path) -> None:
     task = TASKS["regression"](TaskArguments(text_columns="text"))
     task.read(str(path), "train")
 
 
 FILES: dict[str, tuple[str, bytes, Callable[[Path], Any]]] = {
-    "documents.txt": ("a.txt", b"The cat sat.\nA dog ran.\n\nIt was \xc3\xa9.\n", documents),
-    "documents.jsonl": ("a.jsonl", JSONL, documents),
-    "documents.jsonl.gz": ("a.jsonl.gz", gzip.compress(JSONL), documents),
-    "table.jsonl": ("a.jsonl", JSONL, table),
-    "table.csv": ("a.csv", b'text,label\n"The cat, it sat.",1\nIt was,0\n', table),
-    "table.tsv.gz": ("a.tsv.gz", gzip.compress(b"text\tlabel\nThe cat\t1\nIt was\t0\n"), table),
-    "classification.jsonl": ("a.jsonl", JSONL, sequence_task),
-    "regression.jsonl": ("a.jsonl", JSONL, regression_task),
+    "documents.txt": ("a.txt", b"The cat sat.\nA dog ran.\n\nIt was \xc3\xa9.\n", read_documents),
+    "documents.jsonl": ("a.jsonl", JSONL, read_documents),
+    "documents.jsonl.gz": ("a.jsonl.gz", gzip.compress(JSONL), read_documents),
+    "table.jsonl": ("a.jsonl", JSONL, read_rows),
+    "table.csv": ("a.csv", b'text,label\n"The cat, it sat.",1\nIt was,0\n', read_rows),
+    "table.tsv.gz": ("a.tsv.gz", gzip.compress(b"text\tlabel\nThe cat\t1\nIt was\t0\n"), read_rows),
+    "classification.jsonl": ("a.jsonl", JSONL, read_classification),
+    "regression.jsonl": ("a.jsonl", JSONL, read_regression),
     "squad": ("a.json", json.dumps(SQUAD).encode(), lambda path: read_squad(str(path))),
     "conll": ("a.conll", b"EU\tB-ORG\nrejects\tO\n\nBlack\tO\n", read_conll),
     "conllu": ("a.conllu", CONLLU.encode(), read_conllu),
@@ -132,56 +132,56 @@ JSON_FILES: dict[str, tuple[Any, Callable[[Path], Any]]] = {
 JSON_LINES = {name: FILES[name] for name in FILES if ".jsonl" in name and ".gz" not in name}
 
 
-@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("count", SEED_COUNTS)
 @pytest.mark.parametrize("name", FILES)
-def test_damaged_bytes(name: str, count: int, tmp_path: Path) -> None:
+def test_mutated_bytes(name: str, count: int, tmp_path: Path) -> None:
     file_name, content, read = FILES[name]
     path = tmp_path / file_name
 
     def check(rng: random.Random) -> None:
-        path.write_bytes(damaged_bytes(content, rng))
-        with one_screen(path.read_bytes()[:300]):
+        path.write_bytes(mutate_bytes(content, rng))
+        with assert_readable_errors(path.read_bytes()[:300]):
             read(path)
 
-    read_whole = [path.write_bytes(content), read(path)]
-    assert read_whole
-    each_seed(count, check)
+    path.write_bytes(content)
+    read(path)
+    check_seeds(count, check)
 
 
-@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("count", SEED_COUNTS)
 @pytest.mark.parametrize("name", JSON_FILES)
-def test_other_values_in_json(name: str, count: int, tmp_path: Path) -> None:
+def test_mutated_json(name: str, count: int, tmp_path: Path) -> None:
     value, read = JSON_FILES[name]
     path = tmp_path / FILES[name][0]
 
     def check(rng: random.Random) -> None:
-        path.write_text(as_json(damaged_json(value, rng)))
-        with one_screen(path.read_text()[:300]):
+        path.write_text(dump_json(mutate_json(value, rng)))
+        with assert_readable_errors(path.read_text()[:300]):
             read(path)
 
-    each_seed(count, check)
+    check_seeds(count, check)
 
 
-@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("count", SEED_COUNTS)
 @pytest.mark.parametrize("name", JSON_LINES)
-def test_other_values_in_lines_of_json(name: str, count: int, tmp_path: Path) -> None:
+def test_mutated_json_lines(name: str, count: int, tmp_path: Path) -> None:
     file_name, _, read = JSON_LINES[name]
     path = tmp_path / file_name
 
     def check(rng: random.Random) -> None:
-        path.write_text("".join(as_json(damaged_json(record, rng)) + "\n" for record in RECORDS))
-        with one_screen(path.read_text()[:300]):
+        path.write_text("".join(dump_json(mutate_json(record, rng)) + "\n" for record in RECORDS))
+        with assert_readable_errors(path.read_text()[:300]):
             read(path)
 
-    each_seed(count, check)
+    check_seeds(count, check)
 
 
-@pytest.mark.parametrize("count", COUNTS)
-def test_other_values_in_elmos_options(count: int) -> None:
+@pytest.mark.parametrize("count", SEED_COUNTS)
+def test_mutated_elmo_options(count: int) -> None:
     def check(rng: random.Random) -> None:
-        options = damaged_json(OPTIONS, rng)
-        with one_screen("options"):
+        options = mutate_json(OPTIONS, rng)
+        with assert_readable_errors("options"):
             config_from_options(options)
 
     config_from_options(OPTIONS)
-    each_seed(count, check)
+    check_seeds(count, check)

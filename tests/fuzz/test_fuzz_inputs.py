@@ -1,4 +1,4 @@
-"""Strange arguments of every encoder and head: finite numbers, or an error that names one of them."""
+"""Mutated arguments of all encoders and heads give finite outputs or an error that names an argument."""
 
 import random
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from mutations import each_seed, one_screen
+from mutations import assert_readable_errors, check_seeds
 from torch import Tensor
 from transformers import PreTrainedModel
 from zoo import CASES, Case, assert_same_outputs, make_batch, make_targets, tensors_of
@@ -17,92 +17,92 @@ from hf_ctxmodels import CtxError
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.spec import FamilySpec
 
-EACH, MANY = 50, 400
-COUNTS = [EACH, pytest.param(MANY, marks=pytest.mark.slow)]
-_TYPES: tuple[Callable[[Tensor], Any], ...] = (
-    lambda given: given.tolist(),
+QUICK_SEEDS, MANY_SEEDS = 50, 400
+SEED_COUNTS = [QUICK_SEEDS, pytest.param(MANY_SEEDS, marks=pytest.mark.slow)]
+_TYPE_MUTATIONS: tuple[Callable[[Tensor], Any], ...] = (
+    lambda tensor: tensor.tolist(),
     np.asarray,
-    lambda given: "text",
-    lambda given: 3,
+    lambda tensor: "text",
+    lambda tensor: 3,
 )
-_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bool, torch.uint8, torch.int16, torch.int32)
-_SHAPES: tuple[Callable[[Tensor], Tensor], ...] = (
-    lambda given: given[..., :-1],
-    lambda given: given[:1],
-    lambda given: given[:0],
-    lambda given: given[0],
-    lambda given: given[None],
-    lambda given: given[..., None],
-    lambda given: torch.cat([given, given]),
-    lambda given: torch.cat([given, given], -1),
-    lambda given: given.flatten(),
-    lambda given: given.flatten()[0],
-    lambda given: given.transpose(0, -1),
+_DTYPE_MUTATIONS = (torch.float32, torch.float64, torch.float16, torch.bool, torch.uint8, torch.int16, torch.int32)
+_SHAPE_MUTATIONS: tuple[Callable[[Tensor], Tensor], ...] = (
+    lambda tensor: tensor[..., :-1],
+    lambda tensor: tensor[:1],
+    lambda tensor: tensor[:0],
+    lambda tensor: tensor[0],
+    lambda tensor: tensor[None],
+    lambda tensor: tensor[..., None],
+    lambda tensor: torch.cat([tensor, tensor]),
+    lambda tensor: torch.cat([tensor, tensor], -1),
+    lambda tensor: tensor.flatten(),
+    lambda tensor: tensor.flatten()[0],
+    lambda tensor: tensor.transpose(0, -1),
 )
-_VALUES: tuple[Callable[[Tensor], Tensor], ...] = (
-    lambda given: -given - 1,
-    lambda given: given + 10**6,
-    lambda given: torch.full_like(given, -100),
+_VALUE_MUTATIONS: tuple[Callable[[Tensor], Tensor], ...] = (
+    lambda tensor: -tensor - 1,
+    lambda tensor: tensor + 10**6,
+    lambda tensor: torch.full_like(tensor, -100),
     torch.zeros_like,
 )
-_KINDS: tuple[tuple[Any, ...], ...] = (_TYPES, _DTYPES, _SHAPES, _VALUES)
+_MUTATIONS: tuple[tuple[Any, ...], ...] = (_TYPE_MUTATIONS, _DTYPE_MUTATIONS, _SHAPE_MUTATIONS, _VALUE_MUTATIONS)
 
 
-def strange(given: Tensor, rng: random.Random) -> Any:
-    """The argument with another type, dtype, shape or other values."""
-    change = rng.choice(rng.choice(_KINDS))
-    if isinstance(change, torch.dtype):
-        return given.to(change)
-    if given.is_floating_point() and change in _VALUES:
-        return given  # embeddings may be any numbers
-    return change(given)
+def mutate_argument(tensor: Tensor, rng: random.Random) -> Any:
+    """Change the type, dtype, shape or values of an argument."""
+    mutation = rng.choice(rng.choice(_MUTATIONS))
+    if isinstance(mutation, torch.dtype):
+        return tensor.to(mutation)
+    if tensor.is_floating_point() and mutation in _VALUE_MUTATIONS:
+        return tensor  # all values of embeddings are valid
+    return mutation(tensor)
 
 
-def right_batch(case: Case, embedded: bool) -> dict[str, Any]:
-    """A batch and its targets, sometimes with embeddings in the place of ids."""
+def valid_batch(case: Case, use_embeddings: bool) -> dict[str, Any]:
+    """A batch with targets, with `input_ids` or `inputs_embeds`."""
     batch: dict[str, Any] = make_batch(case)
     if not case.is_base:
         batch |= make_targets(case, batch)
-    if embedded:
+    if use_embeddings:
         batch["inputs_embeds"] = case.embed(case.model(), batch.pop("input_ids")).detach()
     return batch
 
 
-def is_same(given: Tensor, other: Any) -> bool:
-    """Whether it is a tensor of the same values, of whatever dtype."""
-    return torch.is_tensor(other) and other.shape == given.shape and torch.equal(other.to(given.dtype), given)
+def has_same_values(tensor: Tensor, value: Any) -> bool:
+    """Whether a value is a tensor with the same values, of any dtype."""
+    return torch.is_tensor(value) and value.shape == tensor.shape and torch.equal(value.to(tensor.dtype), tensor)
 
 
-def check_strange(
-    case: Case, model: PreTrainedModel, batches: list[dict[str, Any]], refused: list[str], rng: random.Random
+def check_mutated_arguments(
+    case: Case, model: PreTrainedModel, batches: list[dict[str, Any]], errors: list[str], rng: random.Random
 ) -> None:
-    """Replace one or two arguments of a right batch. What says the same has the same answer."""
+    """Mutate one or two arguments of a valid batch; equal values must give equal outputs."""
     batch = rng.choice(batches)
     names = rng.choices(list(batch), k=rng.randint(1, 2))
-    changed = {name: strange(batch[name], rng) for name in names}
+    changed = {name: mutate_argument(batch[name], rng) for name in names}
     message = None
-    with one_screen((str(case), changed)):
+    with assert_readable_errors((str(case), changed)):
         try:
-            found = model(**batch | changed)
+            output = model(**batch | changed)
         except CtxError as error:
             message = str(error)
             raise
     if message is not None:
-        refused.append(message)
+        errors.append(message)
         assert any(name in message for name in (*batch, "The batch is empty")), f"{case}: {message}"
         return
-    wrong = [name for name, tensor in tensors_of(found).items() if not tensor.isfinite().all()]
-    assert not wrong, f"{case}: {wrong} not finite"
-    if all(is_same(batch[name], value) for name, value in changed.items()):
-        assert_same_outputs(found, model(**batch))
+    not_finite = [name for name, tensor in tensors_of(output).items() if not tensor.isfinite().all()]
+    assert not not_finite, f"{case}: {not_finite} not finite"
+    if all(has_same_values(batch[name], value) for name, value in changed.items()):
+        assert_same_outputs(output, model(**batch))
 
 
-@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("count", SEED_COUNTS)
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=list(FAMILIES))
-def test_strange_arguments(family: FamilySpec, count: int) -> None:
+def test_mutated_arguments(family: FamilySpec, count: int) -> None:
     for case in (case for case in CASES if case.family is family):
-        model, refused = case.model().requires_grad_(False), list[str]()
-        embeds = case.takes_embeddings and not case.has_choices and not case.generates
-        batches = [right_batch(case, embedded) for embedded in (False, *[True] * embeds)]
-        each_seed(count, partial(check_strange, case, model, batches, refused))
-        assert refused
+        model, errors = case.model().requires_grad_(False), list[str]()
+        takes_embeddings = case.takes_embeddings and not case.has_choices and not case.generates
+        batches = [valid_batch(case, use_embeddings) for use_embeddings in (False, *[True] * takes_embeddings)]
+        check_seeds(count, partial(check_mutated_arguments, case, model, batches, errors))
+        assert errors
