@@ -1,8 +1,8 @@
-"""What `import hf_ctxmodels` adds to a process that has imported transformers and its BERT.
+"""Measure the time of `import hf_ctxmodels` in a process that has imported transformers and BERT.
 
     python .ci/import_time.py [--runs 5] [TREE ...]
 
-Prints the median of several processes; those of several source trees are interleaved. It measures, and judges nothing.
+Prints the median over several processes for each source tree; trees are interleaved. There is no threshold.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
-MEASURED = """
+SCRIPT = """
 import time
 import transformers
 from transformers import AutoModel, AutoTokenizer, BertModel, BertTokenizer
@@ -23,32 +23,34 @@ print(time.perf_counter() - start[0], time.process_time() - start[1])
 """
 
 
-def added(tree: Path, bytecode: str) -> tuple[float, float]:
-    """Seconds by the wall and of CPU time, in a process of its own, whose bytecode is kept in a folder."""
+def import_time(tree: Path, bytecode: str) -> tuple[float, float]:
+    """Wall-clock and CPU seconds of the import in a subprocess, with the given folder as bytecode cache."""
     environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONPYCACHEPREFIX": bytecode}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     result = subprocess.run(
-        [sys.executable, "-c", MEASURED], cwd=tree, env=environment, capture_output=True, text=True, check=True
+        [sys.executable, "-c", SCRIPT], cwd=tree, env=environment, capture_output=True, text=True, check=True
     )
     wall, cpu = result.stdout.split()
     return float(wall), float(cpu)
 
 
 def main() -> None:
-    """Measure, and print a line for each tree."""
+    """Measure and print one line per tree."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("trees", nargs="*", type=Path, default=[Path(__file__).parents[1]], metavar="TREE")
+    parser.add_argument("--runs", type=int, default=5, help="Processes per source tree.")
+    parser.add_argument(
+        "trees", nargs="*", type=Path, default=[Path(__file__).parents[1]], metavar="TREE", help="Source trees."
+    )
     arguments = parser.parse_args()
     with TemporaryDirectory() as bytecode:
         for tree in arguments.trees:
-            added(tree, bytecode)  # writes it, as an installation does
-        times = [[added(tree, bytecode) for tree in arguments.trees] for _ in range(arguments.runs)]
+            import_time(tree, bytecode)  # compiles the bytecode, as an installation does
+        times = [[import_time(tree, bytecode) for tree in arguments.trees] for _ in range(arguments.runs)]
     for number, tree in enumerate(arguments.trees):
         walls, cpus = zip(*(run[number] for run in times))
         print(
-            f"import hf_ctxmodels in {tree}: {median(walls):.3f} s by the wall ({min(walls):.3f} to {max(walls):.3f}), "
-            f"{median(cpus):.3f} s of CPU time; median of {arguments.runs}"
+            f"import hf_ctxmodels in {tree}: {median(walls):.3f} s wall-clock ({min(walls):.3f} to {max(walls):.3f}), "
+            f"{median(cpus):.3f} s CPU time; median of {arguments.runs} runs"
         )
 
 

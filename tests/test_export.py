@@ -34,14 +34,14 @@ def onnxruntime() -> None:
 @pytest.mark.parametrize("family", EXPORTED)
 def test_programs_are_written_and_read_and_run_on_other_shapes(family: str, tmp_path: Path) -> None:
     model = SCRIPT["tiny_model"](FAMILIES[family], SEQUENCES)
-    assert SCRIPT["check_program"](model, *SCRIPT["batches"](model), tmp_path) < SHARE
+    assert SCRIPT["check_program"](model, *SCRIPT["make_batches"](model), tmp_path) < SHARE
 
 
 @pytest.mark.usefixtures("onnxruntime")
 def test_onnxruntime_computes_the_same_on_other_shapes(tmp_path: Path) -> None:
     """For ELMo, whose recurrence is an operator of its own; the slow test has the other families."""
     model = SCRIPT["tiny_model"](FAMILIES["elmo"], SEQUENCES)
-    assert SCRIPT["check_onnx"](model, *SCRIPT["batches"](model), tmp_path) < SHARE
+    assert SCRIPT["check_onnx"](model, *SCRIPT["make_batches"](model), tmp_path) < SHARE
 
 
 def test_encoder_decoders_are_exported_whole_and_in_parts(tmp_path: Path, subtests: pytest.Subtests) -> None:
@@ -49,7 +49,7 @@ def test_encoder_decoders_are_exported_whole_and_in_parts(tmp_path: Path, subtes
     for family, name, part in (("bart", SEQUENCES, "model"), ("mass", SEQ2SEQ, "model"), ("t5", SEQ2SEQ, "decoder")):
         with subtests.test(f"{family} {name} {part}"):
             model = SCRIPT["tiny_model"](FAMILIES[family], name)
-            batches = SCRIPT["batches"](model, name, part)
+            batches = SCRIPT["make_batches"](model, name, part)
             assert SCRIPT["check_program"](SCRIPT["PARTS"][part](model), *batches, tmp_path) < SHARE
             assert not {"cummax", "cummin"} & operators(tmp_path / "model.pt2"), "ONNX has no such operator"
 
@@ -65,16 +65,16 @@ def operators(program: Path) -> set[str]:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_row_of_the_table(family: str) -> None:
     """About ten seconds for each model."""
-    for name, part in SCRIPT["exported"](FAMILIES[family]):
+    for name, part in SCRIPT["export_cases"](FAMILIES[family]):
         result = SCRIPT["check"](FAMILIES[family], name, part, onnx=True)
-        assert isinstance(result.exported, float), result
+        assert isinstance(result.program, float), result
         assert isinstance(result.onnx, float), result
-        assert max(result.exported, result.onnx) < SHARE, result
+        assert max(result.program, result.onnx) < SHARE, result
 
 
 def test_a_program_with_plain_outputs_needs_torch_alone(tmp_path: Path) -> None:
     model = SCRIPT["tiny_model"](FAMILIES["elmo"], SEQUENCES)
-    batch, _ = SCRIPT["batches"](model)
+    batch, _ = SCRIPT["make_batches"](model)
     program = torch.export.export(model, (), kwargs=batch | {"return_dict": False})
     torch.export.save(program, tmp_path / "model.pt2")
     torch.save({"batch": batch, "logits": model(**batch).logits}, tmp_path / "batch.pt")
@@ -98,7 +98,7 @@ def test_the_table_of_the_page_is_of_what_the_script_checks() -> None:
     checked = {
         (family, f"{spec.models[name].__name__}.{part}".removesuffix(".model"))
         for family, spec in FAMILIES.items()
-        for name, part in SCRIPT["exported"](spec)
+        for name, part in SCRIPT["export_cases"](spec)
     }
     assert {row[:2] for row in rows} <= checked
     assert {row[0] for row in rows} == {*FAMILIES}

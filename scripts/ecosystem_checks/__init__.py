@@ -1,14 +1,14 @@
-"""The rows of the table of tools, a module for each kind."""
+"""Checks of third-party tools, one row each in the table of docs/ecosystem.md."""
 
-from .evaluating import lm_eval, sentence_transformers
-from .explaining import bertviz, captum
-from .exporting import compiled, exported, onnx
-from .opening import pipelines, trust_remote_code
-from .quantizing import bitsandbytes, quantize_dynamic, torchao
+from .context import Check, CheckContext
+from .evaluation import lm_eval, sentence_transformers
+from .explanation import bertviz, captum
+from .export import compiled, exported, onnx
+from .loading import pipelines, trust_remote_code
+from .quantization import bitsandbytes, quantize_dynamic, torchao
 from .training import ddp, fsdp2, peft, trainer
-from .workplace import Check, Workplace
 
-__all__ = ["CHECKS", "Check", "Workplace"]
+__all__ = ["CHECKS", "Check", "CheckContext"]
 
 CHECKS: tuple[Check, ...] = (
     *(trainer, ddp, fsdp2, peft),

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from ecosystem_checks import Workplace
-from ecosystem_checks.evaluating import TEXTS, perplexity, save_decoder
+from ecosystem_checks import CheckContext
+from ecosystem_checks.evaluation import TEXTS, perplexity, save_decoder
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "how-to" / "evaluate.md"
@@ -25,7 +25,7 @@ def blocks() -> dict[str, str]:
 @pytest.mark.parametrize("family", ["gpt2", "seqae"])
 def test_example_of_the_page(family: str, tmp_path: Path) -> None:
     """The perplexity is the model's own; a tokenizer that ends its texts needs what the page says."""
-    directory = Path(save_decoder(Workplace(tmp_path), family))
+    directory = Path(save_decoder(CheckContext(tmp_path), family))
     (tmp_path / "runs").mkdir()
     directory.rename(tmp_path / "runs" / "gpt2")
     (tmp_path / "tasks").mkdir()

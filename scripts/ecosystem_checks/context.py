@@ -1,4 +1,4 @@
-"""What the checks share: texts, and small saved models."""
+"""Context of the checks: texts and small saved models."""
 
 import os
 import subprocess
@@ -21,34 +21,34 @@ SHAPE = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "i
 
 @dataclass(frozen=True)
 class Check:
-    """One row of the table.
+    """Check of a tool, one row of the table.
 
     Attributes:
-        tool: What is checked.
-        packages: What it needs; their versions are in the table.
-        run: Its docstring says what is checked. Takes the workplace and returns what a user has to know, empty for
-            nothing; raises if something does not work.
+        tool: Name of the tool.
+        packages: Required packages; the table shows their versions.
+        run: Runs the check and returns a note for users, which may be empty; raises an exception on failure. Its
+            docstring is the description in the table.
     """
 
     tool: str
     packages: tuple[str, ...]
-    run: Callable[["Workplace"], str]
+    run: Callable[["CheckContext"], str]
 
 
-def check(tool: str, *packages: str) -> Callable[[Callable[["Workplace"], str]], Check]:
-    """Make a function a row."""
+def check(tool: str, *packages: str) -> Callable[[Callable[["CheckContext"], str]], Check]:
+    """Decorator that turns a function into a `Check`."""
     return lambda run: Check(tool, packages, run)
 
 
-class Workplace:
-    """A folder with a tokenizer and small saved models, made when first asked for."""
+class CheckContext:
+    """A folder with a tokenizer and small saved models, which are created on first use."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.tokenizer = CtxBertTokenizer.train(TEXTS * 3, vocab_size=120)
 
     def save(self, auto_class: Any) -> str:
-        """The directory of a saved BERT with this head."""
+        """Save a BERT with the head of an Auto class, and return its directory."""
         directory = self.folder / auto_class.__name__
         if not directory.exists():
             torch.manual_seed(0)
@@ -58,41 +58,41 @@ class Workplace:
         return str(directory)
 
     def classifier(self) -> Any:
-        """A classifier of two classes, in evaluation mode."""
+        """Load a classifier with two classes in evaluation mode."""
         directory = self.save(AutoModelForSequenceClassification)
         return AutoModelForSequenceClassification.from_pretrained(directory).eval()
 
     def batch(self, texts: Sequence[str] = TEXTS) -> dict[str, Tensor]:
-        """The tokenized texts."""
+        """Tokenize texts into a padded batch."""
         return dict(self.tokenizer(list(texts), padding=True, return_tensors="pt"))
 
     def launch(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run a Python process of its own; what it printed is in `stdout` and `stderr`.
+        """Run Python in a subprocess and capture its output.
 
         Raises:
-            RuntimeError: It failed; the end of what it printed.
+            RuntimeError: The process failed; the message is the end of its output.
         """
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "ACCELERATE_USE_CPU": "true"}
-        done = subprocess.run(
+        result = subprocess.run(
             [sys.executable, *arguments], cwd=self.folder, env=environment, capture_output=True, text=True
         )
-        if done.returncode:
-            raise RuntimeError((done.stdout + done.stderr)[-2000:])
-        return done
+        if result.returncode:
+            raise RuntimeError((result.stdout + result.stderr)[-2000:])
+        return result
 
     def pretrain(self, config_file: str, *arguments: str) -> None:
-        """A short distributed run of `pretrain`, whose model opens afterwards."""
+        """Run a short distributed pretraining and load its model."""
         tokenizer = self.save(AutoModelForMaskedLM)
         text, output = self.folder / "text.txt", self.folder / config_file.removesuffix(".yaml")
         text.write_text("\n\n".join(TEXTS * 20), encoding="utf-8")
         launcher = ("-m", "accelerate.commands.launch", "--config_file", str(ROOT / "scripts/accelerate" / config_file))
         sizes = ("--family", "bert", "--config", "tiny", "--max_length", "32", "--max_steps", "4")
         paths = ("--dataset", str(text), "--tokenizer", tokenizer, "--output_dir", str(output))
-        done = self.launch(*launcher, *arguments, "-m", "hf_ctxmodels", "pretrain", *sizes, *paths)
-        assert "not in force" not in done.stdout + done.stderr, done
+        result = self.launch(*launcher, *arguments, "-m", "hf_ctxmodels", "pretrain", *sizes, *paths)
+        assert "not in force" not in result.stdout + result.stderr, result
         AutoModel.from_pretrained(output)
 
 
-def assert_close(found: Tensor, expected: Tensor, tolerance: float = 1e-4) -> None:
-    """Raise AssertionError unless equal within the tolerance."""
-    torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
+def assert_close(actual: Tensor, expected: Tensor, tolerance: float = 1e-4) -> None:
+    """Assert that tensors are equal within an absolute and relative tolerance."""
+    torch.testing.assert_close(actual, expected, atol=tolerance, rtol=tolerance)

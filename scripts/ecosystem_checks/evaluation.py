@@ -1,0 +1,93 @@
+"""Checks of sentence-transformers and of lm-evaluation-harness."""
+
+import json
+import math
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
+
+from hf_ctxmodels.registry import FAMILIES
+
+from .context import TEXTS, CheckContext, assert_close, check
+
+# Additional arguments of lm-eval. The tokenizer of seqae appends an end token, which would separate the context from
+# the continuation.
+DECODERS = {"gpt2": "", "ulmfit": "", "seqae": ",add_bos_token=False"}
+TASK = """\
+task: local_text
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {examples}}}}}
+test_split: test
+output_type: loglikelihood
+doc_to_text: "{{{{text.rsplit(' ', 1)[0]}}}}"
+doc_to_target: "{{{{' ' + text.rsplit(' ', 1)[1]}}}}"
+metric_list: [{{metric: perplexity}}, {{metric: acc}}]
+"""
+
+
+@check("sentence-transformers", "sentence-transformers")
+def sentence_transformers(context: CheckContext) -> str:
+    """A saved encoder with mean pooling: embeddings equal the mean of the hidden states."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+
+    directory = context.save(AutoModel)
+    transformer = Transformer(directory)
+    encoder = SentenceTransformer(modules=[transformer, Pooling(transformer.get_embedding_dimension())], device="cpu")
+    embeddings = torch.from_numpy(encoder.encode(TEXTS))
+    batch = context.batch()
+    with torch.no_grad():
+        states = AutoModel.from_pretrained(directory).eval()(**batch).last_hidden_state
+    mask = batch["attention_mask"][..., None]
+    assert_close(embeddings, (states * mask).sum(1) / mask.sum(1))
+    return ""
+
+
+def save_decoder(context: CheckContext, family: str) -> str:
+    """Save a causal language model of a family with its tokenizer, and return the directory."""
+    spec = FAMILIES[family]
+    tokenizer = spec.tokenizer.train(TEXTS * 3, vocab_size=300 if family == "gpt2" else 60)
+    torch.manual_seed(0)
+    config = spec.config(**{**spec.sizes["tiny"], "vocab_size": len(tokenizer), "initializer_range": 0.2})
+    spec.models["AutoModelForCausalLM"](config).save_pretrained(context.folder / family)
+    tokenizer.save_pretrained(context.folder / family)
+    return str(context.folder / family)
+
+
+def perplexity(directory: str, **options: Any) -> float:
+    """Perplexity of the last word of each text given the preceding words; the exponential of the mean over texts."""
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    model = AutoModelForCausalLM.from_pretrained(directory).eval()
+    total = 0.0
+    for text in TEXTS:
+        context_length = len(tokenizer(text.rsplit(" ", 1)[0], **options)["input_ids"])
+        ids = tokenizer(text, **options, return_tensors="pt")["input_ids"]
+        with torch.no_grad():
+            scores = model(input_ids=ids).logits[0, context_length - 1 : -1]
+        total += float(F.cross_entropy(scores.float(), ids[0, context_length:], reduction="sum"))
+    return math.exp(total / len(TEXTS))
+
+
+@check("lm-evaluation-harness", "lm-eval")
+def lm_eval(context: CheckContext) -> str:
+    """The `hf` model loads saved GPT-2, ULMFiT and seqae models without an import of this package; the perplexity on a
+    local task equals the perplexity computed by the model."""
+    task = context.folder / "task"
+    task.mkdir(exist_ok=True)
+    (task / "examples.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in TEXTS), encoding="utf-8")
+    (task / "local.yaml").write_text(TASK.format(examples=task / "examples.jsonl"), encoding="utf-8")
+    for family, extra_arguments in DECODERS.items():
+        directory, results = save_decoder(context, family), context.folder / f"{family}-results"
+        model = f"pretrained={directory},trust_remote_code=True,dtype=float32{extra_arguments}"
+        run = ("-m", "lm_eval", "run", "--model", "hf", "--model_args", model, "--include_path", str(task))
+        options = ("--tasks", "local_text", "--device", "cpu", "--batch_size", "2", "--output_path", str(results))
+        context.launch(*run, *options)
+        (file,) = results.rglob("*.json")
+        reported = json.loads(file.read_text("utf-8"))["results"]["local_text"]["perplexity,none"]
+        expected = perplexity(directory, **({"add_special_tokens": False} if extra_arguments else {}))
+        assert_close(torch.tensor(reported), torch.tensor(expected), 1e-3)
+    return (
+        "seqae needs `add_bos_token=False`, since its tokenizer appends an end token; XLNet is no next-token predictor"
+    )

@@ -1,0 +1,44 @@
+"""Checks of explanation tools."""
+
+import torch
+from torch import Tensor
+from transformers import AutoModel
+
+import hf_ctxmodels
+
+from .context import TEXTS, CheckContext, assert_close, check
+
+
+@check("captum", "captum")
+def captum(context: CheckContext) -> str:
+    """Integrated gradients of the embeddings sum to the difference of the logits."""
+    from captum.attr import LayerIntegratedGradients
+
+    model, batch = context.classifier(), context.batch(TEXTS[:1])
+    ids = batch.pop("input_ids")
+    baseline = torch.full_like(ids, context.tokenizer.pad_token_id)
+
+    def score(ids: Tensor, *inputs: Tensor) -> Tensor:
+        return model(ids, **dict(zip(batch, inputs, strict=True))).logits[:, 0]
+
+    with hf_ctxmodels.inspection_mode(model):
+        explain = LayerIntegratedGradients(score, model.get_input_embeddings())
+        inputs = tuple(batch.values())
+        attributions = explain.attribute(ids, baseline, additional_forward_args=inputs, n_steps=200)
+        difference = score(ids, *inputs) - score(baseline, *inputs)
+    assert difference.abs() > 0.01
+    assert_close(attributions.sum((1, 2)).float(), difference.detach(), 0.02)
+    return "within `inspection_mode(model)`"
+
+
+@check("bertviz", "bertviz")
+def bertviz(context: CheckContext) -> str:
+    """Attention head view."""
+    from bertviz import head_view
+
+    model, batch = AutoModel.from_pretrained(context.save(AutoModel)).eval(), context.batch(TEXTS[:1])
+    with hf_ctxmodels.inspection_mode(model), torch.no_grad():
+        attentions = model(**batch, output_attentions=True).attentions
+    tokens = context.tokenizer.convert_ids_to_tokens(batch["input_ids"][0])
+    assert "svg" in head_view(attentions, tokens, html_action="return").data
+    return "within `inspection_mode(model)`"
