@@ -1,4 +1,4 @@
-"""Measure speed and memory: against transformers (same weights, same outputs), or of ways to build a family."""
+"""Benchmark speed and memory: against transformers (same weights, same outputs), or of variants of a model."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -18,9 +18,9 @@ from benchmarks import (
     report,
     seq2seq,
     sharing,
-    words,
+    word_vectors,
 )
-from benchmarks.load import busy_core
+from benchmarks.cpu_load import busy_core
 from transformers.utils import logging
 
 from hf_ctxmodels.core.errors import run_script
@@ -30,13 +30,13 @@ from hf_ctxmodels.training.recipe import parse_arguments
 
 @dataclass(frozen=True)
 class Suite:
-    """What is run for one table.
+    """One benchmark suite, with one table.
 
     Attributes:
-        runs: Each gives results one by one.
-        table: Renders them.
-        describe: The peer's attention implementation -> what is run.
-        options: Further arguments that it takes.
+        runs: Functions that yield results.
+        table: Formats results as a Markdown table.
+        describe: Describes the suite, given the attention implementation of the reference.
+        options: Names of the command line arguments that are passed to `runs`.
     """
 
     runs: Sequence[Callable[..., Iterator[Any]]]
@@ -46,48 +46,53 @@ class Suite:
 
 
 SUITES = {
-    "encoders": Suite([encoders.run, pretraining.run], report.table, report.describe_peer, ("busy",)),
-    "decoders": Suite([decoders.run], report.table, report.describe_peer, ("busy",)),
-    "seq2seq": Suite([seq2seq.run], report.table, seq2seq.describe_peer, ("busy",)),
+    "encoders": Suite([encoders.run, pretraining.run], report.table, report.describe_reference, ("busy",)),
+    "decoders": Suite([decoders.run], report.table, report.describe_reference, ("busy",)),
+    "seq2seq": Suite([seq2seq.run], report.table, seq2seq.describe_reference, ("busy",)),
     "bands": Suite([bands.run], bands.table, lambda attention: bands.SETTING),
     "compression": Suite([compression.run], compression.table, lambda attention: compression.SETTING),
     "sharing": Suite([sharing.run], sharing.table, lambda attention: sharing.SETTING),
     "adapters": Suite([adapters.run], adapters.table, lambda attention: adapters.SETTING),
     "recurrent": Suite([recurrent.run], recurrent.table, lambda attention: recurrent.SETTING),
-    "static": Suite([words.run_speed], words.speed_table, lambda attention: words.SPEED, ("dataset",)),
+    "static": Suite(
+        [word_vectors.run_speed], word_vectors.speed_table, lambda attention: word_vectors.SPEED, ("dataset",)
+    ),
     "static-quality": Suite(
-        [words.run_quality], words.quality_table, lambda attention: words.QUALITY, ("dataset", "word_tests", "epochs")
+        [word_vectors.run_quality],
+        word_vectors.quality_table,
+        lambda attention: word_vectors.QUALITY,
+        ("dataset", "word_tests", "epochs"),
     ),
 }
 
 
 @dataclass
 class BenchmarkArguments:
-    """What to measure, and where."""
+    """Arguments of the benchmark."""
 
-    suite: str = field(default="encoders", metadata={"help": "Which suite to run.", "choices": list(SUITES)})
+    suite: str = field(default="encoders", metadata={"help": "Suite to run.", "choices": list(SUITES)})
     output: str | None = field(default=None, metadata={"help": "Markdown file to write the table to."})
     overwrite: bool = field(default=False, metadata={"help": "Replace --output if it exists."})
-    only: str | None = field(
-        default=None, metadata={"help": "Run the cases with this in family and name, from a word on."}
-    )
-    repeats: int = field(default=7, metadata={"help": "Timed runs of each side; the median is reported."})
+    only: str | None = field(default=None, metadata={"help": "Run only cases with a word that starts with this text."})
+    repeats: int = field(default=7, metadata={"help": "Timed runs per implementation; the median is reported."})
     threads: int = field(default=2, metadata={"help": "CPU threads."})
-    busy: bool = field(default=False, metadata={"help": "Measure both sides while a second process spins on one core."})
-    device: str = field(default="cpu", metadata={"help": "cpu or cuda."})
-    dtype: str = field(default="float32", metadata={"help": "float32 or bfloat16 (training: by autocast)."})
-    peer_attention: str = field(
-        default="sdpa", metadata={"help": "Attention implementation of the peer: sdpa, flash_attention_2 or eager."}
+    busy: bool = field(default=False, metadata={"help": "Keep one core busy with a second process."})
+    device: str = field(default="cpu", metadata={"help": "Device: cpu or cuda."})
+    dtype: str = field(default="float32", metadata={"help": "float32 or bfloat16 (training uses autocast)."})
+    reference_attention: str = field(
+        default="sdpa",
+        metadata={"help": "Attention implementation of the reference: sdpa, flash_attention_2 or eager."},
     )
-    dataset: str = field(default="demo", metadata={"help": "Text of the suites static and static-quality."})
+    dataset: str = field(default="demo", metadata={"help": "Training text of the suites static and static-quality."})
     word_tests: str | None = field(
-        default=None, metadata={"help": "Directory with the tests of words of the suite static-quality."}
+        default=None,
+        metadata={"help": "Directory with the word similarity and analogy tests of the suite static-quality."},
     )
-    epochs: int = field(default=5, metadata={"help": "Passes over the text of the suite static-quality."})
+    epochs: int = field(default=5, metadata={"help": "Epochs of the suite static-quality."})
 
 
 def main() -> None:
-    """Run the suite, printing the table as it grows."""
+    """Run the suite and print each row of the table as soon as it is measured."""
     (arguments,) = parse_arguments(BenchmarkArguments, description=__doc__)
     if arguments.output is not None:
         check_output_file(arguments.output, flag="--output", overwrite=arguments.overwrite)
@@ -96,14 +101,16 @@ def main() -> None:
     logging.disable_progress_bar()
     device, dtype = torch.device(arguments.device), getattr(torch, arguments.dtype)
     suite = SUITES[arguments.suite]
-    what = suite.describe(arguments.peer_attention)
-    setting = report.describe_setting(device, dtype, arguments.repeats, arguments.busy, what)
+    description = suite.describe(arguments.reference_attention)
+    setting = report.describe_setting(device, dtype, arguments.repeats, arguments.busy, description)
     results: list[Any] = []
     print(setting)
     options = {name: getattr(arguments, name) for name in suite.options}
     with busy_core() if arguments.busy else nullcontext():
         for run in suite.runs:
-            for result in run(device, dtype, arguments.repeats, arguments.peer_attention, arguments.only, **options):
+            for result in run(
+                device, dtype, arguments.repeats, arguments.reference_attention, arguments.only, **options
+            ):
                 results.append(result)
                 print(suite.table([result]).splitlines()[-1], flush=True)
     text = f"{setting}\n\n{suite.table(results)}\n"

@@ -1,30 +1,30 @@
-r"""Show that a family learns: tokenizer, pretraining by its recipe, fine-tuning from what came of it and from noise.
+r"""Pretrain a small model of a family, fine-tune it and a randomly initialised one, and compare both with baselines.
 
     python scripts/learning.py --family bert --dataset '../shared/data/corpus/[!t]*.txt.gz' \
         --train_file ../shared/data/glue_like/SST-2/train.tsv.gz --dev_file ../shared/data/glue_like/SST-2/dev.tsv \
         --test_file ../shared/data/glue_like/SST-2/test.tsv --text_column sentence --output_dir runs/bert
 
-Every stage is one of the other commands, and printed. Fine-tuning from either start has the learning rate
-that serves it best on the dev file; the test file is read with that one alone. Leaves learning.md, the section of a
-model card with each number beside what it must beat, learning.json and learning.png in the output directory.
+Each stage is a command of the package and is printed. The learning rate of fine-tuning is chosen on the dev file,
+separately for pretrained and random weights; the test file is evaluated once, with the chosen rate. Writes learning.md
+(metrics with baselines and targets, for a model card), learning.json and learning.png to the output directory.
 """
 
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.learning import (
-    Claim,
-    Transfer,
+from benchmarks.cli_runner import run_command
+from benchmarks.learning_report import (
+    Criterion,
+    TransferResult,
+    evaluate_pretraining,
     finetuning_recipe,
-    judge_pretraining,
     learning_recipes,
     report,
     save_json,
     save_random_model,
-    transfer_claims,
+    transfer_criteria,
 )
-from benchmarks.stages import run_stage
 
 from hf_ctxmodels.core.errors import CtxError, run_script
 from hf_ctxmodels.core.flags import flag
@@ -36,104 +36,113 @@ from hf_ctxmodels.training.recipe import packaged_folder, parse_arguments
 
 @dataclass
 class LearningArguments:
-    """What is to learn, from what."""
+    """Arguments of the learning experiment."""
 
     family: str = field(metadata={"help": "Model family.", "choices": list(FAMILIES)})
-    output_dir: str = field(metadata={"help": "Directory for everything that is made."})
-    overwrite: bool = flag(False, "Delete what an earlier run has made there.")
+    output_dir: str = field(metadata={"help": "Output directory."})
+    overwrite: bool = flag(False, "Delete the output of an earlier run.")
     pretraining: list[str] = flag(
-        (), "Recipes of pretrain, each going on from the one before; by default <family>_learning*."
+        (), "Recipes of pretrain, each continuing from the previous one; by default <family>_learning*."
     )
-    finetuning: str | None = flag(None, "Recipe of finetune; by default <family>_polarity, or else polarity_learning.")
-    dataset: list[str] = flag(("demo",), "Documents to pretrain on, as pretrain takes them.")
-    train_file: str = flag("demo", "Labelled sentences to fine-tune on, as finetune takes them.")
-    dev_file: str = flag("demo", "Labelled sentences to choose the learning rate of either start on.")
-    test_file: str = flag("demo", "Labelled sentences to measure the accuracy on.")
-    text_column: str = flag("text", "Column of the labelled sentences.")
-    validation_fraction: float = flag(0.02, "Share of the documents held out from tokenizer and pretraining.")
-    vocab_size: int = flag(8000, "Tokens of the tokenizer.")
-    learning_rates: list[float] = flag((5e-4, 1e-3, 2e-3), "Rates of fine-tuning to choose from.")
-    few_labels: int = flag(500, "Labelled sentences of a comparison with few; 0 leaves it out.")
-    few_epochs: int = flag(20, "Passes over them, instead of the recipe's.")
-    seeds: int = flag(3, "Fine-tuning runs from either start, with the seeds 0, 1, ...")
-    max_steps: int | None = flag(None, "Pretraining steps of each recipe, instead of its own.")
+    finetuning: str | None = flag(
+        None, "Recipe of finetune; by default <family>_polarity, otherwise polarity_learning."
+    )
+    dataset: list[str] = flag(("demo",), "Documents for pretraining, as in pretrain.")
+    train_file: str = flag("demo", "Labelled sentences for fine-tuning, as in finetune.")
+    dev_file: str = flag("demo", "Labelled sentences for the choice of the learning rate.")
+    test_file: str = flag("demo", "Labelled sentences for the test accuracy.")
+    text_column: str = flag("text", "Text column of the labelled sentences.")
+    validation_fraction: float = flag(
+        0.02, "Fraction of the documents held out from tokenizer training and pretraining."
+    )
+    vocab_size: int = flag(8000, "Vocabulary size of the tokenizer.")
+    learning_rates: list[float] = flag((5e-4, 1e-3, 2e-3), "Learning rates of fine-tuning to choose from.")
+    few_labels: int = flag(500, "Number of labelled sentences of a few-label comparison; 0 disables it.")
+    few_epochs: int = flag(20, "Epochs of the few-label comparison.")
+    seeds: int = flag(3, "Number of fine-tuning runs per initialisation, with seeds 0, 1, ...")
+    max_steps: int | None = flag(None, "Pretraining steps of each recipe; by default as in the recipe.")
 
 
 def pretrain(arguments: LearningArguments, output: Path) -> tuple[list[str], list[str]]:
-    """Text -> tokenizer -> pretrained model; gives the commands, and the flags of the last."""
+    """Train a tokenizer and pretrain; returns the commands, and the flags of the last one."""
     data = ("--dataset", *arguments.dataset, "--validation_fraction", arguments.validation_fraction)
     packaged = learning_recipes(packaged_folder("recipes"), arguments.family)
     recipes = arguments.pretraining or [path.stem for path in packaged]
     family = ("--family", arguments.family)
-    length = () if arguments.max_steps is None else ("--max_steps", arguments.max_steps)
+    steps = () if arguments.max_steps is None else ("--max_steps", arguments.max_steps)
     tokenizer, vocabulary = output / "tokenizer", ("--vocab_size", arguments.vocab_size)
-    commands = [run_stage("train-tokenizer", *family, *vocabulary, *data, "--output_dir", tokenizer)]
+    commands = [run_command("train-tokenizer", *family, *vocabulary, *data, "--output_dir", tokenizer)]
     start: tuple = family
     for number, recipe in enumerate(recipes, start=1):
         model = output / ("pretrained" if number == len(recipes) else f"stage-{number}")
-        flags = ("--recipe", recipe, *start, "--tokenizer", tokenizer, *data, *length, "--output_dir", model)
-        commands.append(run_stage("pretrain", *flags))
+        flags = ("--recipe", recipe, *start, "--tokenizer", tokenizer, *data, *steps, "--output_dir", model)
+        commands.append(run_command("pretrain", *flags))
         start = ("--model", model)
     return commands, [str(flag) for flag in flags]
 
 
-def finetune(arguments: LearningArguments, output: Path, few: bool) -> tuple[list[Claim], list[str]]:
-    """Accuracies from the pretrained weights and from random ones, by one recipe; and the commands."""
+def finetune(arguments: LearningArguments, output: Path, few_labels: bool) -> tuple[list[Criterion], list[str]]:
+    """Fine-tune from pretrained and from random weights; returns the criteria and the commands."""
     commands: list[str] = []
-    size = ("--train_examples", arguments.few_labels, "--num_train_epochs", arguments.few_epochs) if few else ()
-
+    size = ("--train_examples", arguments.few_labels, "--num_train_epochs", arguments.few_epochs) if few_labels else ()
     recipe = arguments.finetuning or finetuning_recipe(packaged_folder("recipes"), arguments.family).stem
     files = {"dev": arguments.dev_file, "test": arguments.test_file}
 
-    def accuracy(model: Path, measured_on: str, rate: float, seed: int) -> float:
-        result = output / "finetuned" / f"{model.name}-{measured_on}-{'few' if few else 'all'}-{rate:g}-{seed}"
-        command = run_stage(
+    def finetuned_accuracy(model: Path, split: str, rate: float, seed: int) -> float:
+        result = output / "finetuned" / f"{model.name}-{split}-{'few' if few_labels else 'all'}-{rate:g}-{seed}"
+        command = run_command(
             "finetune",
             "sequence-classification",
             *("--recipe", recipe, "--model", model, "--learning_rate", rate, "--seed", seed),
-            *("--train_file", arguments.train_file, *size, "--validation_file", files[measured_on]),
+            *("--train_file", arguments.train_file, *size, "--validation_file", files[split]),
             *("--text_columns", arguments.text_column, "--output_dir", result),
         )
         commands.append(command)
         return TrainingSummary.load(result).metrics["eval_accuracy"]
 
-    outcomes = []
+    results = []
     pretrained = [output / "pretrained"] * arguments.seeds
     for models in (pretrained, [output / f"random-{seed}" for seed in range(arguments.seeds)]):
-        tried = {rate: accuracy(models[0], "dev", rate, 0) for rate in arguments.learning_rates}
-        rate = max(tried, key=lambda each: tried[each])
-        values = [accuracy(model, "test", rate, seed) for seed, model in enumerate(models)]
-        outcomes.append(Transfer(rate, tried, values))
+        dev_accuracies = {rate: finetuned_accuracy(models[0], "dev", rate, 0) for rate in arguments.learning_rates}
+        rate = max(dev_accuracies, key=lambda rate: dev_accuracies[rate])
+        test_accuracies = [finetuned_accuracy(model, "test", rate, seed) for seed, model in enumerate(models)]
+        results.append(TransferResult(rate, dev_accuracies, test_accuracies))
     task = "demo" if arguments.train_file == "demo" else Path(arguments.train_file).parent.name
-    return transfer_claims(f"{task}, {arguments.few_labels if few else 'all'} labels,", *outcomes), commands
+    return transfer_criteria(f"{task}, {arguments.few_labels if few_labels else 'all'} labels,", *results), commands
 
 
 def main() -> None:
-    """Run every stage; write and print the table."""
+    """Run all stages; write and print the table."""
     (arguments,) = parse_arguments(LearningArguments, description=__doc__)
     if arguments.seeds < 1 or not arguments.learning_rates:
-        given = f"--seeds {arguments.seeds} --learning_rates {' '.join(map(str, arguments.learning_rates))}"
-        raise CtxError("Nothing is to be fine-tuned.", location=given, hint="give 1 or more of either.")
+        location = f"--seeds {arguments.seeds} --learning_rates {' '.join(map(str, arguments.learning_rates))}"
+        raise CtxError(
+            "Fine-tuning needs at least one seed and one learning rate.",
+            location=location,
+            hint="give 1 or more of each.",
+        )
     output = Path(arguments.output_dir)
-    made = [path for name in ("random", "stage") for path in output.glob(f"{name}-[0-9]*")]
-    made += [output / name for name in ("tokenizer", "pretrained", "finetuned")]
-    check_output_directory(output, [path.name for path in made], flag="--output_dir", overwrite=arguments.overwrite)
-    for path in made:
+    stale_paths = [path for name in ("random", "stage") for path in output.glob(f"{name}-[0-9]*")]
+    stale_paths += [output / name for name in ("tokenizer", "pretrained", "finetuned")]
+    check_output_directory(
+        output, [path.name for path in stale_paths], flag="--output_dir", overwrite=arguments.overwrite
+    )
+    for path in stale_paths:
         shutil.rmtree(path, ignore_errors=True)
     commands, flags = pretrain(arguments, output)
     summary = TrainingSummary.load(output / "pretrained")
-    claims = judge_pretraining(output / "pretrained", flags)
-    shown = list(commands)
+    criteria = evaluate_pretraining(output / "pretrained", flags)
+    report_commands = list(commands)
     for seed in range(arguments.seeds):
         save_random_model(output / "pretrained", output / f"random-{seed}", seed)
-    for few in [True, False] if arguments.few_labels else [False]:
-        transfer, more = finetune(arguments, output, few)
-        claims += transfer
-        commands += more
-        shown += more[-1:]
-    save_json(output / "learning.json", claims, summary, commands)
+    for few_labels in [True, False] if arguments.few_labels else [False]:
+        transfer, finetuning_commands = finetune(arguments, output, few_labels)
+        criteria += transfer
+        commands += finetuning_commands
+        report_commands += finetuning_commands[-1:]
+    save_json(output / "learning.json", criteria, summary, commands)
     shutil.copyfile(output / "pretrained" / "training_curve.png", output / "learning.png")
-    text = report(claims, summary, shown, f"{arguments.family}_learning.png")
+    text = report(criteria, summary, report_commands, f"{arguments.family}_learning.png")
     (output / "learning.md").write_text(text, encoding="utf-8")
     print(f"\n{text}")
 

@@ -1,1 +1,1 @@
-"""Speed and memory against the peer in transformers: same weights, same outputs, one process, interleaved."""
+"""Speed and memory compared with reference implementations: same weights, same outputs, interleaved in one process."""

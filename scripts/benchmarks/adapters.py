@@ -1,4 +1,4 @@
-"""The suite `adapters`: what a Pfeiffer adapter costs in a training step, and what freezing the rest saves."""
+"""Suite `adapters`: cost of a Pfeiffer adapter in a training step, with trainable and with frozen model weights."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,23 +16,23 @@ from hf_ctxmodels.downstream.adapters import add_adapter, set_active_adapters, t
 
 CASES = [Case("bert", "pretraining", 4, 256, 128, 32, fill, None, None) for fill in (0.36, 1.0)]
 SETTING = (
-    "one step of BERT's pretraining (forward, backward, fused AdamW); in turn the model without adapters, with a "
-    "Pfeiffer adapter of reduction 16 that is trained beside all weights, and with one that is trained alone."
+    "one step of BERT's pretraining (forward, backward, fused AdamW), interleaved: the model without adapters, with a "
+    "Pfeiffer adapter (reduction 16) trained jointly with all weights, and with an adapter and frozen weights."
 )
 _HEADER = (
-    "| case | trained parameters | without | with an adapter | of without | the adapter alone | of without |\n"
+    "| case | adapter parameters | no adapter | joint training | CPU time ratio | frozen model | CPU time ratio |\n"
     "|---|---|---|---|---|---|---|"
 )
 
 
 @dataclass(frozen=True)
 class Result:
-    """One line of the table.
+    """One row of the table.
 
     Attributes:
-        case: What was run.
-        parameters: Those of the adapter.
-        steps: "none", "beside" and "alone" -> what a step costs.
+        case: Benchmark case.
+        parameters: Number of adapter parameters.
+        steps: Measurements of "none", "joint" and "frozen".
     """
 
     case: Case
@@ -46,13 +46,13 @@ def run(
     """Run each case.
 
     Args:
-        device, dtype: Where and in which precision (by autocast).
-        repeats: Timed steps of each.
-        attention: Not used: there is no peer.
-        only: See `Case.chosen_by`.
+        device, dtype: Device and autocast precision.
+        repeats: Timed steps per variant.
+        attention: Unused.
+        only: Run only cases that match, see `Case.matches`.
     """
     for case in CASES:
-        if case.chosen_by(only):
+        if case.matches(only):
             yield _run_case(case, device, dtype, repeats)
 
 
@@ -60,29 +60,29 @@ def _run_case(case: Case, device: torch.device, dtype: torch.dtype, repeats: int
     models: dict[str, PreTrainedModel] = {}
     steps: dict[str, Any] = {}
     batch: dict[str, Tensor] = {}
-    for name in ("none", "beside", "alone"):
+    for name in ("none", "joint", "frozen"):
         torch.manual_seed(0)
         models[name] = build_model(case).to(device)
         if name != "none":
             add_adapter(models[name], "a", "pfeiffer")
             set_active_adapters(models[name], "a")
-        if name == "alone":
+        if name == "frozen":
             train_adapter(models[name], "a", freeze_head=True)
-        batch = batch or random_batches(models[name], random_lengths(case), case)["ours"]
-        given = {key: tensor.to(device) for key, tensor in batch.items()}
-        steps[name] = training_step(models[name], given, dtype, case.work)
-    trained = sum(each.numel() for each in models["alone"].parameters() if each.requires_grad)
-    return Result(case, trained, measure(steps, repeats, device))
+        batch = batch or random_batches(models[name], random_lengths(case), case)["model"]
+        inputs = {key: tensor.to(device) for key, tensor in batch.items()}
+        steps[name] = training_step(models[name], inputs, dtype, case.workload)
+    trainable = sum(parameter.numel() for parameter in models["frozen"].parameters() if parameter.requires_grad)
+    return Result(case, trainable, measure(steps, repeats, device))
 
 
 def table(results: Sequence[Result]) -> str:
-    """Render results."""
+    """Format results as Markdown."""
     return "\n".join([_HEADER, *(_row(result) for result in results)])
 
 
 def _row(result: Result) -> str:
-    none, beside, alone = (result.steps[name] for name in ("none", "beside", "alone"))
+    none, joint, frozen = (result.steps[name] for name in ("none", "joint", "frozen"))
     cells = [result.case.name, f"{result.parameters:,}", f"{1e3 * none.seconds:.1f} ms ± {none.spread / 2:.0%}"]
-    for step in (beside, alone):
+    for step in (joint, frozen):
         cells += [f"{1e3 * step.seconds:.1f} ms", f"{step.cpu_seconds / none.cpu_seconds:.2f}x CPU"]
     return f"| {' | '.join(cells)} |"

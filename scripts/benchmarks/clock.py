@@ -1,4 +1,4 @@
-"""Wall and CPU time between two optimizer steps, in whatever loop they are made."""
+"""Wall-clock and CPU time between two optimizer steps of any training loop."""
 
 import multiprocessing
 import time
@@ -11,15 +11,15 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 
 class StepClock:
-    """Context that takes the time at the end of two optimizer steps.
+    """Context manager that measures the time between the ends of two optimizer steps.
 
     Args:
-        first, last: Numbers of the steps, from 1 on.
-        device: Where the steps run.
+        first, last: Numbers of the steps, counted from 1.
+        device: Device of the training loop.
 
     Attributes:
-        seconds, cpu_seconds: From the end of the first step to that of the last; CPU time is that of all threads and
-            of the processes that make batches.
+        seconds, cpu_seconds: Time from the end of step `first` to the end of step `last`. CPU time includes all threads
+            and the data loader's worker processes.
     """
 
     def __init__(self, first: int, last: int, device: torch.device) -> None:
@@ -32,12 +32,12 @@ class StepClock:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self, exception_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._hook.remove()
 
-    def pace(self, tokens: float) -> tuple[float, float]:
-        """Seconds and CPU seconds a token, for so many tokens of the steps after the first."""
+    def per_token(self, tokens: float) -> tuple[float, float]:
+        """Seconds and CPU seconds per token, given the number of tokens in the steps after `first`."""
         return self.seconds / tokens, self.cpu_seconds / tokens
 
     def _count(self, *step: Any) -> None:
@@ -47,9 +47,9 @@ class StepClock:
                 torch.cuda.synchronize(self.device)
             sign = -1 if self._steps == self.first else 1
             self.seconds += sign * time.perf_counter()
-            self.cpu_seconds += sign * (time.process_time() + _workers_time())
+            self.cpu_seconds += sign * (time.process_time() + _worker_cpu_seconds())
 
 
-def _workers_time() -> float:
+def _worker_cpu_seconds() -> float:
     times = [psutil.Process(worker.pid).cpu_times() for worker in multiprocessing.active_children()]
-    return sum(each.user + each.system for each in times)
+    return sum(cpu_times.user + cpu_times.system for cpu_times in times)

@@ -1,4 +1,4 @@
-"""The suite `compression`: a BERT with weights of 8 bits against single and half precision, ours and the peer's."""
+"""Suite `compression`: BERT with int8 weights compared with float32, bfloat16 and transformers."""
 
 import copy
 import tempfile
@@ -19,31 +19,32 @@ from benchmarks.measure import Measurement, Step, measure
 from hf_ctxmodels.compression.int8.quantizer import CtxInt8Config, quantize_model
 
 SETTING = (
-    "BERT of random weights; int8 has a scale for each token, or for each call's tensor; speed is the time of ours in "
-    "float32 over that of a side; cosine is the mean over tokens of the states' with those of ours in float32; size is "
-    "that of the safetensors file."
+    "BERT with random weights; int8 activations are quantized per token or per tensor; speedup is relative to "
+    "hf_ctxmodels in float32; cosine is the mean cosine similarity of hidden states with hf_ctxmodels in float32; size "
+    "is the size of the safetensors file."
 )
-# width -> expected minimum of the speed of int8 over ours in float32, and over ours in bfloat16
-EXPECTED = {768: (2.3, 1.3), 256: (1.5, None)}
+# Hidden size -> target speedups of int8 over float32 and over bfloat16.
+TARGETS = {768: (2.3, 1.3), 256: (1.5, None)}
 CASES = [
     Case("bert", "inference", layers, width, 128, batch, fill, None, None)
     for layers, width in ((4, 256), (12, 768))
     for batch in (1, 32)
     for fill in (FILL, 1.0)
-    if batch > 1 or fill == 1.0  # a single row has no padding
+    if batch > 1 or fill == 1.0  # a single sequence has no padding
 ]
 _HEADER = (
-    "| work | side | time | CPU time | speed | CPU speed | expected | memory | size | cosine |\n"
+    "| workload | implementation | time | CPU time | speedup | CPU time ratio | target "
+    "| peak memory | size | cosine |\n"
     "|---|---|---|---|---|---|---|---|---|---|"
 )
 
 
 @dataclass(frozen=True)
 class Result:
-    """One case: what each side costs, how large its file is, and how near its states are."""
+    """Time and memory, file sizes and cosine similarities of the implementations in one case."""
 
     case: Case
-    measured: dict[str, Measurement]
+    measurements: dict[str, Measurement]
     sizes: dict[str, int]
     cosines: dict[str, float]
 
@@ -56,36 +57,40 @@ def run(
     only: str | None = None,
     cases: Sequence[Case] = CASES,
 ) -> Iterator[Result]:
-    """Measure every case.
+    """Measure all cases.
 
     Args:
-        device, dtype: Not used: weights of 8 bits are for a CPU, and the precisions are the sides.
-        repeats: Timed runs of each side.
-        attention: Attention implementation of the peer.
-        only: Run the cases that `Case.chosen_by` chooses.
-        cases: What to run.
+        device, dtype: Unused: int8 runs on a CPU, and the precisions are compared.
+        repeats: Timed runs per implementation.
+        attention: Attention implementation of transformers.
+        only: Run only cases that match, see `Case.matches`.
+        cases: Cases to run.
     """
     for case in cases:
-        if case.chosen_by(only):
+        if case.matches(only):
             torch.manual_seed(0)
-            sides, sizes = make_sides(case, attention)
-            batch = random_batches(sides["ours, float32"], random_lengths(case), case)["ours"]
-            cosines = _cosines(sides, batch)
-            steps = {name: _step(model, batch) for name, model in sides.items()}
+            models, sizes = build_models(case, attention)
+            batch = random_batches(models["hf_ctxmodels, float32"], random_lengths(case), case)["model"]
+            cosines = _cosines(models, batch)
+            steps = {name: _step(model, batch) for name, model in models.items()}
             yield Result(case, measure(steps, repeats, torch.device("cpu")), sizes, cosines)
 
 
-def make_sides(case: Case, attention: str) -> tuple[dict[str, PreTrainedModel], dict[str, int]]:
-    """The same weights in all forms, and the size of each one's file in bytes."""
-    ours = build_model(case).eval()
+def build_models(case: Case, attention: str) -> tuple[dict[str, PreTrainedModel], dict[str, int]]:
+    """Models with the same weights by implementation and precision, and their file sizes in bytes."""
+    model = build_model(case).eval()
     with tempfile.TemporaryDirectory() as folder:
-        ours.export_reference(folder)
-        peer = transformers.AutoModel.from_pretrained(folder, attn_implementation=attention)
-    sides = {"transformers, float32": peer, "ours, float32": ours, "ours, bfloat16": copy.deepcopy(ours).bfloat16()}
+        model.export_reference(folder)
+        reference = transformers.AutoModel.from_pretrained(folder, attn_implementation=attention)
+    models = {
+        "transformers, float32": reference,
+        "hf_ctxmodels, float32": model,
+        "hf_ctxmodels, bfloat16": copy.deepcopy(model).bfloat16(),
+    }
     for activations in ("token", "tensor"):
-        sides[f"ours, int8 by {activations}"] = quantized = copy.deepcopy(ours)
+        models[f"hf_ctxmodels, int8 by {activations}"] = quantized = copy.deepcopy(model)
         quantize_model(quantized, CtxInt8Config(activations=activations))  # type: ignore[arg-type]
-    return sides, {name: _file_size(model) for name, model in sides.items()}
+    return models, {name: _file_size(model) for name, model in models.items()}
 
 
 def _file_size(model: PreTrainedModel) -> int:
@@ -103,37 +108,36 @@ def _step(model: PreTrainedModel, batch: dict[str, Tensor]) -> Step:
 
 
 @torch.inference_mode()
-def _cosines(sides: dict[str, PreTrainedModel], batch: dict[str, Tensor]) -> dict[str, float]:
-    real = batch["attention_mask"].bool()
-    states = {name: model(**batch).last_hidden_state[real].float() for name, model in sides.items()}
-    expected = states["ours, float32"]
-    return {name: float(F.cosine_similarity(found, expected, dim=-1).mean()) for name, found in states.items()}
+def _cosines(models: dict[str, PreTrainedModel], batch: dict[str, Tensor]) -> dict[str, float]:
+    is_token = batch["attention_mask"].bool()
+    hidden_states = {name: model(**batch).last_hidden_state[is_token].float() for name, model in models.items()}
+    expected = hidden_states["hf_ctxmodels, float32"]
+    return {name: float(F.cosine_similarity(states, expected, dim=-1).mean()) for name, states in hidden_states.items()}
 
 
 def table(results: Sequence[Result]) -> str:
-    """Render results; a missed expectation is set in bold."""
+    """Format results as Markdown; missed targets are bold."""
     return "\n".join([_HEADER, *(row for result in results for row in _rows(result))])
 
 
 def _rows(result: Result) -> Iterator[str]:
-    single, half = (result.measured[f"ours, {name}"] for name in ("float32", "bfloat16"))
-    above_single, above_half = EXPECTED.get(result.case.width, (None, None))
-    for name, own in result.measured.items():
-        speed = single.seconds / own.seconds
-        missed, expected = False, "-"
-        if "int8" in name and above_single is not None and result.case.batch > 1:
-            least = max(above_single, (above_half or 0) * single.seconds / half.seconds)
-            missed, expected = speed < least, f"≥ {least:.2f}x"
-        shown = f"{speed:.2f}x"
+    float32, bfloat16 = (result.measurements[f"hf_ctxmodels, {name}"] for name in ("float32", "bfloat16"))
+    float32_target, bfloat16_target = TARGETS.get(result.case.width, (None, None))
+    for name, measurement in result.measurements.items():
+        speedup = float32.seconds / measurement.seconds
+        is_missed, target = False, "-"
+        if "int8" in name and float32_target is not None and result.case.batch > 1:
+            required = max(float32_target, (bfloat16_target or 0) * float32.seconds / bfloat16.seconds)
+            is_missed, target = speedup < required, f"≥ {required:.2f}x"
         cells = [
             result.case.name,
             name,
-            f"{1e3 * own.seconds:.0f} ms ± {own.spread / 2:.0%}",
-            f"{1e3 * own.cpu_seconds:.0f} ms",
-            f"**{shown} (missed)**" if missed else shown,
-            f"{single.cpu_seconds / own.cpu_seconds:.2f}x",
-            expected,
-            f"{own.peak_bytes / 1e6:,.0f} MB",
+            f"{1e3 * measurement.seconds:.0f} ms ± {measurement.spread / 2:.0%}",
+            f"{1e3 * measurement.cpu_seconds:.0f} ms",
+            f"**{speedup:.2f}x (missed)**" if is_missed else f"{speedup:.2f}x",
+            f"{float32.cpu_seconds / measurement.cpu_seconds:.2f}x",
+            target,
+            f"{measurement.peak_bytes / 1e6:,.0f} MB",
             f"{result.sizes[name] / 1e6:,.1f} MB",
             f"{result.cosines[name]:.5f}",
         ]

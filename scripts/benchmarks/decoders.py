@@ -1,4 +1,4 @@
-"""The suite `decoders`: causal language models against transformers' at the same weights."""
+"""Suite `decoders`: causal language models compared with transformers at the same weights."""
 
 from functools import partial
 
@@ -6,4 +6,4 @@ from benchmarks import encoders
 from benchmarks.cases import GENERATION_CASES, LANGUAGE_MODEL_CASES
 
 run = partial(encoders.run, cases=[*LANGUAGE_MODEL_CASES, *GENERATION_CASES])
-"""Run every case; see `encoders.run`."""
+"""Run the cases of the suite; see `encoders.run` for the arguments."""

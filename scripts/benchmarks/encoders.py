@@ -1,4 +1,4 @@
-"""The suite `encoders`: inference and pretraining of every encoder family against its peer."""
+"""Suite `encoders`: inference and pretraining of all encoder families compared with transformers."""
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,66 +11,67 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from benchmarks.batches import predicted_tokens, random_batches, random_lengths
-from benchmarks.cases import CASES, NEW_TOKENS, Case, Work
+from benchmarks.cases import CASES, NEW_TOKENS, Case, Workload
+from benchmarks.electra_reference import ReferencePair
 from benchmarks.measure import Measurement, Step, matmul_flops, measure
-from benchmarks.pair import ReferencePair
 from hf_ctxmodels.registry import FAMILIES
 
 _Model: TypeAlias = PreTrainedModel | ReferencePair
 
 
 @dataclass(frozen=True)
-class Sides:
-    """Our model and the peer with the same weights, and what they are given.
+class Comparison:
+    """A model and a reference with the same weights, and their inputs.
 
     Attributes:
-        ours, peer: The models.
-        batches: "ours" and "peer" -> the arguments of `forward`, or of `generate`.
-        tokens: Counted for the rate: real ones, or new ones.
-        flops: Necessary operations of a step.
-        compared: Further arguments of both, with which the outputs are compared.
+        model: Model of this package.
+        reference: Reference model.
+        batches: Arguments of `forward` or `generate`, for "model" and "reference".
+        tokens: Tokens per step, without padding; for generation, new tokens.
+        flops: Useful floating-point operations of a step.
+        comparison_inputs: Additional arguments of both models for the comparison of outputs.
     """
 
-    ours: PreTrainedModel
-    peer: _Model
+    model: PreTrainedModel
+    reference: _Model
     batches: Mapping[str, dict[str, Tensor]]
     tokens: int
     flops: float
-    compared: Mapping[str, Tensor] = field(default_factory=dict)
+    comparison_inputs: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Result:
-    """What one case gave.
+    """Result of one case.
 
     Attributes:
-        case: What was run.
-        difference: Largest absolute difference of outputs (inference) or losses (training).
-        ours, peer: The two measurements.
-        tokens: Real tokens in the batch.
-        utilisation: Our floating-point rate over that of a large matrix product on the same machine.
+        case: Benchmark case.
+        difference: Maximum absolute difference of outputs (inference) or losses (training).
+        model, reference: Measurements of the model and of the reference.
+        tokens: Tokens per step, without padding.
+        utilisation: Rate of useful operations divided by the rate of a large matrix product on the same machine.
     """
 
     case: Case
     difference: float
-    ours: Measurement
-    peer: Measurement
+    model: Measurement
+    reference: Measurement
     tokens: int
     utilisation: float
 
 
-def build_sides(case: Case, attention: str) -> Sides:
-    """Both sides of an encoder's or a decoder's case.
+def build_comparison(case: Case, attention: str) -> Comparison:
+    """Build the model, the reference and the batches of an encoder or decoder case.
 
     Args:
-        case: What is run.
-        attention: Attention implementation of the peer; eager where it has no other.
+        case: Benchmark case.
+        attention: Attention implementation of the reference; eager if it supports no other.
     """
-    ours, peer = _same_weights(case, attention)
+    model, reference = _build_models(case, attention)
     lengths = random_lengths(case)
-    tokens = case.batch * NEW_TOKENS if case.generates else int(lengths.sum())
-    flops = _model_flops(ours.config, lengths, case)
-    return Sides(ours, peer, random_batches(ours, lengths, case), tokens, flops)
+    tokens = case.batch * NEW_TOKENS if case.is_generation else int(lengths.sum())
+    flops = _model_flops(model.config, lengths, case)
+    return Comparison(model, reference, random_batches(model, lengths, case), tokens, flops)
 
 
 def run(
@@ -81,56 +82,58 @@ def run(
     only: str | None = None,
     busy: bool = False,
     cases: Sequence[Case] | None = None,
-    build: Callable[[Case, str], Sides] = build_sides,
+    build: Callable[[Case, str], Comparison] = build_comparison,
 ) -> Iterator[Result]:
-    """Run every case.
+    """Run the cases.
 
     Args:
-        device, dtype: Where and in which precision.
-        repeats: Timed runs of each side.
-        attention: Attention implementation of the peer; eager where it has no other.
-        only: Run the cases that `Case.chosen_by` chooses.
-        busy: Whether another process spins on one core meanwhile.
-        cases: What to run; None for the suite `encoders`.
-        build: Makes the sides of a case.
+        device, dtype: Device and precision.
+        repeats: Timed runs per implementation.
+        attention: Attention implementation of the reference; eager if it supports no other.
+        only: Run only cases that match, see `Case.matches`.
+        busy: Whether a second process occupies one core.
+        cases: Cases to run; by default those of the suite `encoders`.
+        build: Builds the comparison of a case.
     """
-    ceiling = matmul_flops(device, dtype, 8192 if device.type == "cuda" else 2048)
-    for case in [case.when(busy) for case in (CASES if cases is None else cases)]:
-        if case.chosen_by(only):
+    matmul_rate = matmul_flops(device, dtype, 8192 if device.type == "cuda" else 2048)
+    for case in [case.with_load(busy) for case in (CASES if cases is None else cases)]:
+        if case.matches(only):
             torch.manual_seed(0)
-            yield _run_case(case, build(case, attention), device, dtype, repeats, ceiling)
+            yield _run_case(case, build(case, attention), device, dtype, repeats, matmul_rate)
 
 
 def _run_case(
-    case: Case, sides: Sides, device: torch.device, dtype: torch.dtype, repeats: int, ceiling: float
+    case: Case, comparison: Comparison, device: torch.device, dtype: torch.dtype, repeats: int, matmul_rate: float
 ) -> Result:
-    ours, peer = (model.to(device, torch.float32 if case.trains else dtype) for model in (sides.ours, sides.peer))
-    batches = {side: _moved(batch, device) for side, batch in sides.batches.items()}
-    difference = _difference(ours, peer, batches, _moved(sides.compared, device))
-    if case.work == "compiled inference":
-        ours = torch.compile(ours, fullgraph=True)
-    make = training_step if case.trains else generation_step if case.generates else _inference_step
+    parameter_dtype = torch.float32 if case.has_backward else dtype  # training uses autocast
+    model = comparison.model.to(device, parameter_dtype)
+    reference = comparison.reference.to(device, parameter_dtype)
+    batches = {name: _to_device(batch, device) for name, batch in comparison.batches.items()}
+    difference = _difference(model, reference, batches, _to_device(comparison.comparison_inputs, device))
+    if case.workload == "compiled inference":
+        model = torch.compile(model, fullgraph=True)
+    make_step = training_step if case.has_backward else generation_step if case.is_generation else _inference_step
     steps = {
-        "peer": make(peer, batches["peer"], dtype, case.work),
-        "ours": make(ours, batches["ours"], dtype, case.work),
+        "reference": make_step(reference, batches["reference"], dtype, case.workload),
+        "model": make_step(model, batches["model"], dtype, case.workload),
     }
-    measured = measure(steps, repeats, device)
+    measurements = measure(steps, repeats, device)
     return Result(
         case=case,
         difference=difference,
-        ours=measured["ours"],
-        peer=measured["peer"],
-        tokens=sides.tokens,
-        utilisation=sides.flops / measured["ours"].seconds / ceiling,
+        model=measurements["model"],
+        reference=measurements["reference"],
+        tokens=comparison.tokens,
+        utilisation=comparison.flops / measurements["model"].seconds / matmul_rate,
     )
 
 
-def _moved(batch: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+def _to_device(batch: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
     return {name: tensor.to(device) for name, tensor in batch.items()}
 
 
 def build_model(case: Case) -> PreTrainedModel:
-    """A new model of ours."""
+    """Build the model of a case with random weights."""
     family = FAMILIES[case.family]
     config = family.config(
         hidden_size=case.width,
@@ -143,29 +146,29 @@ def build_model(case: Case) -> PreTrainedModel:
 
 
 def _auto_name(case: Case) -> str:
-    """The head that pretrains the family, or its masked LM where transformers has no such head."""
-    if not (case.pretrains or case.generates):
+    """Auto class with the pretraining head, or with the masked LM head if transformers lacks the former."""
+    if not (case.uses_pretraining_head or case.is_generation):
         return "AutoModel"
     family, name = FAMILIES[case.family], "AutoModelForPreTraining"
-    has_peer = name not in family.reference_heads and family.models[name].reference_model_type is not None
-    return name if has_peer or case.wiring is not None else "AutoModelForMaskedLM"
+    has_reference = name not in family.reference_heads and family.models[name].reference_model_type is not None
+    return name if has_reference or case.sampling is not None else "AutoModelForMaskedLM"
 
 
-def _same_weights(case: Case, attention: str) -> tuple[PreTrainedModel, _Model]:
-    """Our model and the peer opened from its export."""
-    ours = build_model(case)
-    if case.wiring is not None:
-        return ours, ReferencePair(ours, case.wiring, attention)
+def _build_models(case: Case, attention: str) -> tuple[PreTrainedModel, _Model]:
+    """A model of this package, and the reference loaded from its export."""
+    model = build_model(case)
+    if case.sampling is not None:
+        return model, ReferencePair(model, case.sampling, attention)
     with tempfile.TemporaryDirectory() as folder:
-        ours.export_reference(folder)
-        reference = transformers.AutoConfig.from_pretrained(folder)
-        peer_class = getattr(transformers, _auto_name(case))._model_mapping[type(reference)]
-        attention = attention if peer_class._supports_sdpa else "eager"
-        peer = peer_class.from_pretrained(folder, attn_implementation=attention)
-    return ours, peer
+        model.export_reference(folder)
+        config = transformers.AutoConfig.from_pretrained(folder)
+        reference_class = getattr(transformers, _auto_name(case))._model_mapping[type(config)]
+        attention = attention if reference_class._supports_sdpa else "eager"
+        reference = reference_class.from_pretrained(folder, attn_implementation=attention)
+    return model, reference
 
 
-def _inference_step(model: _Model, batch: dict[str, Tensor], dtype: torch.dtype, work: Work) -> Step:
+def _inference_step(model: _Model, batch: dict[str, Tensor], dtype: torch.dtype, workload: Workload) -> Step:
     model.eval()
 
     @torch.inference_mode()
@@ -175,32 +178,33 @@ def _inference_step(model: _Model, batch: dict[str, Tensor], dtype: torch.dtype,
     return step
 
 
-def generation_step(model: _Model, batch: dict[str, Tensor], dtype: torch.dtype, work: Work) -> Step:
-    """A continuation of fixed length: no token ends it. `min_new_tokens` would pass over all scores in every step."""
+def generation_step(model: _Model, batch: dict[str, Tensor], dtype: torch.dtype, workload: Workload) -> Step:
+    """Generate `NEW_TOKENS` tokens without an end token; `min_new_tokens` would process all scores in each step."""
     model.eval()
-    beams = 4 if work == "generation with 4 beams" else 1
+    beams = 4 if workload == "generation with 4 beams" else 1
     model.generation_config.eos_token_id = None  # type: ignore[union-attr]
 
     def step() -> Tensor:
-        return model.generate(**batch, max_new_tokens=NEW_TOKENS, num_beams=beams, do_sample=False)  # type: ignore[operator]
+        options = {"max_new_tokens": NEW_TOKENS, "num_beams": beams, "do_sample": False}
+        return model.generate(**batch, **options)  # type: ignore[operator]
 
     return step
 
 
-def training_step(model: _Model, batch: dict[str, Tensor], dtype: torch.dtype, work: Work) -> Step:
-    """Forward, backward and, but for "gradients", a fused AdamW update; half precision by autocast, as in training."""
+def training_step(model: _Model, batch: dict[str, Tensor], dtype: torch.dtype, workload: Workload) -> Step:
+    """Forward and backward pass under autocast and, except for "gradients", a fused AdamW update."""
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
     def step() -> None:
         with torch.autocast(model.device.type, dtype, enabled=dtype != torch.float32):
             outputs = model(**batch)
-            if work == "encoder training":
+            if workload == "encoder training":
                 loss = outputs.last_hidden_state[batch["attention_mask"].bool()].float().square().mean()
             else:
                 loss = outputs.loss
         loss.backward()
-        if work != "gradients":
+        if workload != "gradients":
             optimizer.step()
         optimizer.zero_grad()
 
@@ -209,30 +213,33 @@ def training_step(model: _Model, batch: dict[str, Tensor], dtype: torch.dtype, w
 
 @torch.no_grad()
 def _difference(
-    ours: PreTrainedModel, peer: _Model, batches: Mapping[str, dict[str, Tensor]], compared: Mapping[str, Tensor]
+    model: PreTrainedModel,
+    reference: _Model,
+    batches: Mapping[str, dict[str, Tensor]],
+    comparison_inputs: Mapping[str, Tensor],
 ) -> float:
-    """Largest difference between the two sides with dropout off, before they are timed."""
-    ours.eval(), peer.eval()
-    a = ours(**batches["ours"], **compared)
-    drawn = {"corrupted_ids": a.corrupted_ids} if "corrupted_ids" in a else {}
-    b = peer(**batches["peer"], **compared, **drawn)
-    if "loss" in a:
-        return abs(a.loss.item() - b.loss.item())
-    if "logits" in a:
-        return (a.logits - b.logits).abs().max().item()
-    real = batches["ours"]["attention_mask"].bool()
-    return (a.last_hidden_state[real] - b.last_hidden_state[real]).abs().max().item()
+    """Maximum absolute difference between model and reference in evaluation mode."""
+    model.eval(), reference.eval()
+    outputs = model(**batches["model"], **comparison_inputs)
+    sampled = {"corrupted_ids": outputs.corrupted_ids} if "corrupted_ids" in outputs else {}
+    expected = reference(**batches["reference"], **comparison_inputs, **sampled)
+    if "loss" in outputs:
+        return abs(outputs.loss.item() - expected.loss.item())
+    if "logits" in outputs:
+        return (outputs.logits - expected.logits).abs().max().item()
+    is_token = batches["model"]["attention_mask"].bool()
+    return (outputs.last_hidden_state[is_token] - expected.last_hidden_state[is_token]).abs().max().item()
 
 
 def _model_flops(config: Any, lengths: Tensor, case: Case) -> float:
-    """Necessary operations: 2 per weight of a linear map and token, attention, three times as many with backward; those
-    of the vocabulary at the predicted positions only."""
+    """Useful operations: 2 per token and weight of a linear layer, and attention; three times as many with a backward
+    pass. The output layer counts at predicted positions only."""
     tokens, pairs = lengths.sum().item(), (lengths**2).sum().item()
     flops = 0.0
-    for share in [1.0] if case.wiring is None else [1.0, config.generator_size]:  # a pair has two encoders
-        width = case.width * share
+    for relative_size in [1.0] if case.sampling is None else [1.0, config.generator_size]:  # generator, discriminator
+        width = case.width * relative_size
         per_layer = 12 * width**2  # projections (4) and feed-forward (8)
         flops += case.layers * (2 * per_layer * tokens + 4 * width * pairs)
     embedding_size = getattr(config, "embedding_size", case.width)
     flops += 2 * embedding_size * config.vocab_size * predicted_tokens(lengths, case)
-    return 3 * flops if case.trains else flops
+    return 3 * flops if case.has_backward else flops

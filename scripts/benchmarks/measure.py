@@ -1,4 +1,4 @@
-"""Timing and peak memory of steps that are run in turn in one process."""
+"""Time and peak memory of steps that are interleaved in one process."""
 
 import statistics
 import time
@@ -15,13 +15,13 @@ Step = Callable[[], object]
 
 @dataclass(frozen=True)
 class Measurement:
-    """One step's cost.
+    """Time and memory of one step.
 
     Attributes:
         seconds: Median over the repeats.
         cpu_seconds: CPU time of all threads, median over the repeats.
-        spread: Interquartile range of the seconds over their median: the machine's noise.
-        peak_bytes: Most memory held during the step beyond what was held before it (weights, optimizer state).
+        spread: Interquartile range of the seconds divided by their median.
+        peak_bytes: Peak memory of the step minus the memory allocated before it (weights, optimizer state).
     """
 
     seconds: float
@@ -31,7 +31,7 @@ class Measurement:
 
     @classmethod
     def summarise(cls, times: Sequence[tuple[float, float]], peak: int = 0) -> Self:
-        """Of the wall and the CPU time of each run."""
+        """Summarise (wall-clock seconds, CPU seconds) of several runs."""
         seconds, cpu_seconds = zip(*times, strict=True)
         median = statistics.median(seconds)
         low, _, high = statistics.quantiles(seconds, n=4) if len(times) > 1 else [median] * 3
@@ -39,12 +39,12 @@ class Measurement:
 
 
 def measure(steps: Mapping[str, Step], repeats: int, device: torch.device) -> dict[str, Measurement]:
-    """Run the steps in turn, `repeats` times after one warm-up each, so that drift of the machine meets all alike.
+    """Interleave the steps, `repeats` times after a warm-up, so that drift of the machine affects all of them equally.
 
     Args:
-        steps: Name -> step.
+        steps: Steps by name.
         repeats: Timed runs of each step.
-        device: Where they run.
+        device: Device of the steps.
     """
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in steps}
     peaks = {name: peak_bytes(step, device) for name, step in steps.items()}
@@ -59,8 +59,8 @@ def measure(steps: Mapping[str, Step], repeats: int, device: torch.device) -> di
 
 
 def peak_bytes(step: Step, device: torch.device) -> int:
-    """Most memory allocated during one run of `step` beyond what was allocated before it."""
-    step()  # lazily made state (optimizer moments, caches) is not part of a step
+    """Peak memory of one run of `step`, minus the memory allocated before it."""
+    step()  # allocates optimizer moments and caches, which are not part of a step
     if device.type == "cuda":
         _synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
@@ -69,22 +69,22 @@ def peak_bytes(step: Step, device: torch.device) -> int:
         return torch.cuda.max_memory_allocated(device) - before
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         step()
-    held = peak = 0
+    allocated = peak = 0
     events = (event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]")
     for event in sorted(events, key=lambda event: event.start_ns()):
-        held += event.nbytes()
-        peak = max(peak, held)
+        allocated += event.nbytes()
+        peak = max(peak, allocated)
     return peak
 
 
 def matmul_flops(device: torch.device, dtype: torch.dtype, size: int, repeats: int = 9) -> float:
-    """Floating-point operations per second of a square matrix product: the ceiling of what a model can reach here."""
+    """Floating-point operations per second of a square matrix product, an upper bound for a model on this machine."""
     left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     times = []
     for _ in range(repeats):
         _synchronize(device)
         start = time.perf_counter()
-        fast_linear(left, right)  # a product by the fastest way there is
+        fast_linear(left, right)  # the fastest matrix product available
         _synchronize(device)
         times.append(time.perf_counter() - start)
     return 2 * size**3 / statistics.median(times)

@@ -1,4 +1,4 @@
-"""What `pretrain.py` takes a token from end to end, against its own bare training step, and against the Trainer."""
+"""Time per token of the pretraining loop, compared with its bare training step and with the Trainer."""
 
 import contextlib
 import io
@@ -27,17 +27,17 @@ from hf_ctxmodels.training.loop import make_accelerator
 from hf_ctxmodels.training.optim.optimizers import make_optimizer
 
 STEPS, WARM_UP, DATASET = 16, 4, "demo"
-_BARE: Final = "pretrain.py, the peer is its bare step"
-_TRAINER: Final = "pretrain.py, the peer is Trainer"
+_BARE: Final = "pretrain.py, bare training step as reference"
+_TRAINER: Final = "pretrain.py, Trainer as reference"
 _OBJECTIVES = {_BARE: "mlm+nsp", _TRAINER: "mlm"}
-# The demo text has 27,837 pieces for the vocabulary of BERT's size.
+# The demo text has 27,837 tokens with a vocabulary of BERT's size.
 CASES = [
-    Case("bert", _BARE, 4, 256, 128, 32, 1.0, 0.9, None, {"vocab_size": 4000}, busy_speed=0.9),
-    Case("bert", _TRAINER, 4, 256, 128, 32, 1.0, 3.0, None, {"vocab_size": 30_522}, busy_speed=3.0),
+    Case("bert", _BARE, 4, 256, 128, 32, 1.0, 0.9, None, {"vocab_size": 4000}, busy_min_speedup=0.9),
+    Case("bert", _TRAINER, 4, 256, 128, 32, 1.0, 3.0, None, {"vocab_size": 30_522}, busy_min_speedup=3.0),
 ]
 
-Pace = tuple[float, float]
-"""Seconds and CPU seconds a token."""
+TimePerToken = tuple[float, float]
+"""Seconds and CPU seconds per token."""
 
 
 def run(
@@ -48,42 +48,42 @@ def run(
     only: str | None = None,
     busy: bool = False,
 ) -> Iterator[Result]:
-    """Alternate short runs of `pretrain.py` (data, collation, logging, clipping and schedule included) and of the peer.
+    """Alternate short runs of pretraining (data, collation, logging, clipping and schedule included) and the reference.
 
-    Tokens are those of the text, without padding. Median and spread are over the runs.
+    Times are per token, without padding. Median and spread are over the runs.
 
     Args:
-        device, dtype: Where and in which precision.
-        repeats: Runs of each side.
+        device, dtype: Device and precision.
+        repeats: Runs per implementation.
         attention: Attention implementation of the Trainer's model.
-        only: Run the cases that `Case.chosen_by` chooses.
-        busy: Whether another process spins on one core meanwhile.
+        only: Run only cases that match, see `Case.matches`.
+        busy: Whether a second process occupies one core.
     """
-    for case in [case.when(busy) for case in CASES]:
-        if case.chosen_by(only):
+    for case in [case.with_load(busy) for case in CASES]:
+        if case.matches(only):
             yield _run_case(case, device, dtype, repeats, attention)
 
 
 def _run_case(case: Case, device: torch.device, dtype: torch.dtype, repeats: int, attention: str) -> Result:
-    ours: list[Pace] = []
-    peer: list[Pace] = []
+    loop_times: list[TimePerToken] = []
+    reference_times: list[TimePerToken] = []
     with tempfile.TemporaryDirectory() as folder:
         tokenizer = get_family(case.family).tokenizer
         texts = load_documents(DATASET).texts()
         tokenizer.train(texts, vocab_size=case.config["vocab_size"]).save_pretrained(f"{folder}/tokenizer")
         for number in range(repeats):
-            what, how = _arguments(case, Path(folder), f"run-{number}", dtype)
-            # Both print records of their losses.
+            pretraining_arguments, loop_arguments = _arguments(case, Path(folder), f"run-{number}", dtype)
+            # Both print their losses.
             with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
-                ours.append(_loop_pace(what, how, device))
-                how = replace(how, output_dir=f"{folder}/peer-{number}")
-                step = _bare_pace if case.work == _BARE else _trainer_pace
-                peer.append(step(what, how, device, attention))
+                loop_times.append(_time_pretraining_loop(pretraining_arguments, loop_arguments, device))
+                loop_arguments = replace(loop_arguments, output_dir=f"{folder}/reference-{number}")
+                time_reference = _time_bare_steps if case.workload == _BARE else _time_trainer
+                reference_times.append(time_reference(pretraining_arguments, loop_arguments, device, attention))
     return Result(
         case=case,
         difference=float("nan"),
-        ours=Measurement.summarise(ours),
-        peer=Measurement.summarise(peer),
+        model=Measurement.summarise(loop_times),
+        reference=Measurement.summarise(reference_times),
         tokens=1,
         utilisation=float("nan"),
     )
@@ -98,78 +98,88 @@ def _arguments(
         "num_attention_heads": case.width // 64,
         "intermediate_size": 4 * case.width,
     }
-    what = pretraining.PretrainingArguments(
+    pretraining_arguments = pretraining.PretrainingArguments(
         dataset=[DATASET],
         tokenizer=str(folder / "tokenizer"),
         family=case.family,
         config_options=[f"{name}={value}" for name, value in sizes.items()],
-        objective=_OBJECTIVES[case.work],
+        objective=_OBJECTIVES[case.workload],
         max_length=case.length,
     )
-    how = LoopArguments(
+    loop_arguments = LoopArguments(
         output_dir=str(folder / output),
         max_steps=STEPS,
         per_device_batch_size=case.batch,
         logging_steps=WARM_UP,
         mixed_precision="no" if dtype == torch.float32 else "bf16",
     )
-    return what, how
+    return pretraining_arguments, loop_arguments
 
 
-def _forget_accelerator() -> None:
-    """The two sides set up accelerate each in its own way."""
+def _reset_accelerator() -> None:
+    """Discard the state of accelerate, which the next run configures differently."""
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
 
 
-def _loop_pace(what: pretraining.PretrainingArguments, how: LoopArguments, device: torch.device) -> Pace:
-    _forget_accelerator()
+def _time_pretraining_loop(
+    pretraining_arguments: pretraining.PretrainingArguments, loop_arguments: LoopArguments, device: torch.device
+) -> TimePerToken:
+    _reset_accelerator()
     with StepClock(WARM_UP, STEPS, device) as clock:
-        summary = pretraining.pretrain(what, how)
+        summary = pretraining.pretrain(pretraining_arguments, loop_arguments)
     tokens = {record["step"]: record["tokens"] for record in summary.curve if "tokens" in record}
-    return clock.pace(tokens[STEPS] - tokens[WARM_UP])
+    return clock.per_token(tokens[STEPS] - tokens[WARM_UP])
 
 
-def _bare_pace(
-    what: pretraining.PretrainingArguments, how: LoopArguments, device: torch.device, attention: str
-) -> Pace:
-    """Forward, backward and a fused AdamW update on batches made beforehand."""
-    _forget_accelerator()
-    accelerator = make_accelerator(how)
-    family = get_family(str(what.family))
-    tokenizer = pretraining.load_tokenizer(pretraining.tokenizer_source(what))
-    _, objective = pretraining.make_objective(family, tokenizer, what, how.seed)
-    model = pretraining.make_model(family, objective, tokenizer, what).to(device).train()
-    examples, _ = pretraining.make_examples(what, objective)
-    batches = next_batches(training_batches(accelerator, examples, objective.collate, how, 0), STEPS)
+def _time_bare_steps(
+    pretraining_arguments: pretraining.PretrainingArguments,
+    loop_arguments: LoopArguments,
+    device: torch.device,
+    attention: str,
+) -> TimePerToken:
+    """Time forward, backward and a fused AdamW update on precomputed batches."""
+    _reset_accelerator()
+    accelerator = make_accelerator(loop_arguments)
+    family = get_family(str(pretraining_arguments.family))
+    tokenizer = pretraining.load_tokenizer(pretraining.tokenizer_source(pretraining_arguments))
+    _, objective = pretraining.make_objective(family, tokenizer, pretraining_arguments, loop_arguments.seed)
+    model = pretraining.make_model(family, objective, tokenizer, pretraining_arguments).to(device).train()
+    examples, _ = pretraining.make_examples(pretraining_arguments, objective)
+    batches = next_batches(training_batches(accelerator, examples, objective.collate, loop_arguments, 0), STEPS)
     tokens = int(count_items(batches[WARM_UP:], ())[-1])
-    optimizer = make_optimizer(model, how)
+    optimizer = make_optimizer(model, loop_arguments)
     with StepClock(WARM_UP, STEPS, device) as clock, retain_freed_memory():
         for batch in batches:
             del batch[INDEX_KEY]
-            _step(model, batch, how.mixed_precision == "bf16", optimizer)
-    return clock.pace(tokens)
+            _run_step(model, batch, loop_arguments.mixed_precision == "bf16", optimizer)
+    return clock.per_token(tokens)
 
 
-def _step(model: torch.nn.Module, batch: dict[str, Tensor], half: bool, optimizer: torch.optim.Optimizer) -> None:
+def _run_step(
+    model: torch.nn.Module, batch: dict[str, Tensor], use_bfloat16: bool, optimizer: torch.optim.Optimizer
+) -> None:
     device = next(iter(batch.values())).device.type
-    with torch.autocast(device, torch.bfloat16, enabled=half):
+    with torch.autocast(device, torch.bfloat16, enabled=use_bfloat16):
         loss = model(**batch).loss
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
 
 
-def _trainer_pace(
-    what: pretraining.PretrainingArguments, how: LoopArguments, device: torch.device, attention: str
-) -> Pace:
-    """The reference class opened from our model's export, on the same rows."""
-    _forget_accelerator()
-    family = get_family(str(what.family))
-    tokenizer = pretraining.load_tokenizer(pretraining.tokenizer_source(what))
-    _, objective = pretraining.make_objective(family, tokenizer, what, how.seed)
-    model = pretraining.make_model(family, objective, tokenizer, what)
-    examples, _ = pretraining.make_examples(what, objective)
+def _time_trainer(
+    pretraining_arguments: pretraining.PretrainingArguments,
+    loop_arguments: LoopArguments,
+    device: torch.device,
+    attention: str,
+) -> TimePerToken:
+    """Time the Trainer with the exported model of transformers on the same examples."""
+    _reset_accelerator()
+    family = get_family(str(pretraining_arguments.family))
+    tokenizer = pretraining.load_tokenizer(pretraining.tokenizer_source(pretraining_arguments))
+    _, objective = pretraining.make_objective(family, tokenizer, pretraining_arguments, loop_arguments.seed)
+    model = pretraining.make_model(family, objective, tokenizer, pretraining_arguments)
+    examples, _ = pretraining.make_examples(pretraining_arguments, objective)
     with StepClock(WARM_UP, STEPS, device) as clock:
-        tokens = train_with_trainer(model, tokenizer, examples, how, device, attention)
-    return clock.pace(sum(tokens[WARM_UP:STEPS]))
+        tokens = train_with_trainer(model, tokenizer, examples, loop_arguments, device, attention)
+    return clock.per_token(sum(tokens[WARM_UP:STEPS]))

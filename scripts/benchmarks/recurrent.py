@@ -1,9 +1,8 @@
-"""The suite `recurrent`: recurrent layers, encoders and pretraining steps against plain torch.
+"""Suite `recurrent`: recurrent layers, encoders and pretraining steps compared with plain torch.
 
-torch's LSTM projects, but clips nothing, so it has less to do. The peer of the case `encoder` is what the equations say
-when they are written down as they stand: for each direction and each step the characters of that step's words, then
-every layer's input and state multiplied within the step. Those of whole families are in `sentence_encoders` and
-`recurrent_pretraining`.
+torch's LSTM supports projections, but no clipping, so it does less work. The reference of `encoder` follows the
+equations directly: for each direction and time step, it encodes the characters of one word per sequence and runs all
+layers. References of whole models are in `sentence_encoders` and `recurrent_pretraining`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,10 +15,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.measure import Measurement, measure
-from benchmarks.recurrent_cases import CASES, Case, Sides
-from benchmarks.recurrent_peers import demo_lengths, demo_sentences, pack, torch_layers, unpack
-from benchmarks.recurrent_pretraining import autoencoder_sides, translator_sides
-from benchmarks.sentence_encoders import encoder_sides
+from benchmarks.recurrent_cases import CASES, Case, ForwardPair
+from benchmarks.recurrent_pretraining import autoencoder_forwards, translator_forwards
+from benchmarks.recurrent_references import demo_lengths, demo_sentences, pack, torch_layers, unpack
+from benchmarks.sentence_encoders import encoder_forwards
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.layers.recurrent.lstm import LSTM
 from hf_ctxmodels.layers.recurrent.packing import PackedSequences, run_bidirectional, run_layer
@@ -27,24 +26,24 @@ from hf_ctxmodels.registry import get_family
 
 FAMILY, STACK_FAMILY = "elmo", "ulmfit"
 SETTING = (
-    "the LSTM is one bidirectional layer with the original's sizes (512 in, 4096 cells, 512 out), clipped, "
-    "against `torch.nn.LSTM(proj_size=512)`, which does not clip, in batches without padding; the encoder is the "
-    "original one on sentences of the demo text, against a direct implementation that computes every step's characters "
-    "and inputs within the step, each direction by itself; the stack has the AWD-LSTM's sizes (400 in, 1150 cells, 3 "
-    "layers), in training with half of the weights from step to step dropped, against three `torch.nn.LSTM` whose "
-    "weights are set to dropped ones before each pass; sentences are those of the demo text, as long as they are, in "
-    "two bidirectional layers with the MT-LSTM's sizes (300 in, 300 cells), against `torch.nn.LSTM` on "
-    "`pack_padded_sequence`. infersent, laser and gensen are these families' encoders at the papers' sizes, from ids "
-    "to a sentence's vector, against the lookup, `torch.nn.LSTM` or `torch.nn.GRU` on `pack_padded_sequence`, and the "
-    "family's pooling (48 rows are GenSen's batch; InferSent's 64 and LASER's 128,000 tokens are more than a CPU does "
-    "in seconds). seqae and lmseq2seq, with the losses of its two language models, are a pretraining step at the size "
-    "`small`, loss and gradients, against `torch.nn.LSTM`: an encoder on `pack_padded_sequence`, a teacher-forced "
-    "decoder on padded targets, and a softmax at all of their places. These five read random ids, one for each word of "
-    "the demo text's sentences, as long as they are, without dropout; the translator's target is another sentence. "
-    "Same weights; gradients are added to those of the step before; the outputs are compared first; in turn."
+    "lstm: one bidirectional layer with ELMo's sizes (input 512, cell 4096, output 512) and clipping, without padding; "
+    "the reference is `torch.nn.LSTM(proj_size=512)`, without clipping. encoder: ELMo on sentences of the demo text; "
+    "the reference computes characters and inputs per time step and direction. stack: AWD-LSTM's sizes (input 400, "
+    "cell 1150, 3 layers), with half of the recurrent weights dropped in training; the reference is three "
+    "`torch.nn.LSTM` with dropped weights set before each pass. sentences: two bidirectional layers with MT-LSTM's "
+    "sizes (input 300, cell 300) on sequences with the lengths of the demo text's sentences; the reference is "
+    "`torch.nn.LSTM` on `pack_padded_sequence`. infersent, laser, gensen: encoders at the papers' sizes, from ids to "
+    "sentence embeddings; the reference is an embedding lookup, `torch.nn.LSTM` or `torch.nn.GRU` on "
+    "`pack_padded_sequence`, and the same pooling (batch size 48 is GenSen's; InferSent's 64 and LASER's 128,000 "
+    "tokens are too slow on a CPU). seqae, lmseq2seq (with both language model losses): loss and gradients of a "
+    "pretraining step at the size `small`; the reference is `torch.nn.LSTM` with a packed encoder, a teacher-forced "
+    "decoder on padded targets, and softmax at all positions. These five use random ids in sequences with the lengths "
+    "of the demo text's sentences, without dropout. Weights are equal, gradients accumulate, and outputs are compared "
+    "before the interleaved measurement."
 )
 _HEADER = (
-    "| what | ours | peer | peer / ours | expected at least | CPU time, ours | peer | peak memory, ours | peer |\n"
+    "| case | hf_ctxmodels | reference | speedup | target | hf_ctxmodels CPU time | reference CPU time "
+    "| hf_ctxmodels peak memory | reference peak memory |\n"
     "|---|---|---|---|---|---|---|---|---|"
 )
 _TOLERANCE = 1e-3
@@ -53,11 +52,11 @@ SIZES: dict[str, Any] = {"input_size": 512, "cell_size": 4096, "projection_size"
 
 @dataclass(frozen=True)
 class Result:
-    """One line of the table, measured."""
+    """One row of the table."""
 
     case: Case
-    ours: Measurement
-    peer: Measurement
+    model: Measurement
+    reference: Measurement
 
 
 def run(
@@ -66,134 +65,137 @@ def run(
     """Run the cases.
 
     Args:
-        device, dtype: Where and in which precision.
-        repeats: Timed steps of each.
-        attention: Not used: there is none.
-        only: Run the cases in whose name this text occurs.
+        device, dtype: Device and precision.
+        repeats: Timed steps per implementation.
+        attention: Unused.
+        only: Run only cases whose name contains this text.
 
     Raises:
-        CtxError: Both sides do not give the same.
+        CtxError: The outputs of model and reference differ.
     """
     for case in CASES:
         if only is None or only in case.name:
             torch.manual_seed(0)
-            ours, peer = _BUILDERS[case.what](case, device, dtype)
+            forward, reference_forward = _BUILDERS[case.architecture](case, device, dtype)
             with torch.no_grad():
-                difference = float((ours() - peer()).abs().max())
+                difference = float((forward() - reference_forward()).abs().max())
             if difference > (_TOLERANCE if dtype is torch.float32 else 0.1):
                 raise CtxError(f"{case.name}: the outputs differ by {difference:.1e}.")
-            steps = {"ours": _step(ours, case.trains), "peer": _step(peer, case.trains)}
-            measured = measure(steps, repeats, device)
-            yield Result(case, measured["ours"], measured["peer"])
+            steps = {
+                "model": _step(forward, case.has_backward),
+                "reference": _step(reference_forward, case.has_backward),
+            }
+            measurements = measure(steps, repeats, device)
+            yield Result(case, measurements["model"], measurements["reference"])
 
 
-def _step(forward: Callable[[], Tensor], trains: bool) -> Callable[[], object]:
-    if trains:
+def _step(forward: Callable[[], Tensor], has_backward: bool) -> Callable[[], object]:
+    if has_backward:
         return lambda: forward().float().square().mean().backward()
     return torch.inference_mode()(forward)
 
 
-def _lstm(case: Case, device: torch.device, dtype: torch.dtype) -> Sides:
+def _lstm(case: Case, device: torch.device, dtype: torch.dtype) -> ForwardPair:
     layer = LSTM(**SIZES, cell_clip=3.0, projection_clip=3.0).to(device, dtype)
-    peer = torch_layers([layer])
-    batch = 0.5 * torch.randn(case.rows, case.length, SIZES["input_size"], device=device, dtype=dtype)
+    reference = torch_layers([layer])
+    batch = 0.5 * torch.randn(case.batch_size, case.length, SIZES["input_size"], device=device, dtype=dtype)
 
-    def ours() -> Tensor:
-        rows = PackedSequences.build(torch.ones(batch.shape[:2], dtype=torch.bool, device=device))
-        return run_layer(layer, batch, rows)
+    def forward() -> Tensor:
+        packing = PackedSequences.build(torch.ones(batch.shape[:2], dtype=torch.bool, device=device))
+        return run_layer(layer, batch, packing)
 
-    return ours, lambda: peer(batch)[0]
+    return forward, lambda: reference(batch)[0]
 
 
-def _sentences(case: Case, device: torch.device, dtype: torch.dtype) -> Sides:
+def _sentences(case: Case, device: torch.device, dtype: torch.dtype) -> ForwardPair:
     width = 300
     layers = nn.ModuleList(LSTM(size, width, state_bias=True) for size in (width, 2 * width)).to(device, dtype)
-    peer = torch_layers(layers)
-    lengths = demo_lengths(case.rows, case.length)
+    reference = torch_layers(layers)
+    lengths = demo_lengths(case.batch_size, case.length)
     tokens = (torch.arange(int(lengths.max())) < lengths[:, None]).to(device)
     batch = 0.5 * torch.randn(*tokens.shape, width, device=device, dtype=dtype)
 
-    def ours() -> Tensor:
+    def forward() -> Tensor:
         return run_bidirectional(layers, batch, PackedSequences.build(tokens), nn.Identity())[0][-1]
 
-    return ours, lambda: unpack(peer(pack(batch, lengths))[0])
+    return forward, lambda: unpack(reference(pack(batch, lengths))[0])
 
 
-def _encoder(case: Case, device: torch.device, dtype: torch.dtype) -> Sides:
+def _encoder(case: Case, device: torch.device, dtype: torch.dtype) -> ForwardPair:
     family = get_family(FAMILY)
     tokenizer_class: Any = family.tokenizer
-    sentences = list(islice(demo_sentences(), case.rows))
+    sentences = list(islice(demo_sentences(), case.batch_size))
     batch = tokenizer_class.from_words([])(
         sentences, padding=True, truncation=True, max_length=case.length, return_tensors="pt"
     ).to(device)
     model = family.models["AutoModel"](family.config(**family.sizes["base"])).to(device, dtype).eval()
     mask = batch["attention_mask"].bool()
-    return lambda: model(**batch).last_hidden_state[mask], lambda: word_by_word(model, **batch)[mask]
+    return lambda: model(**batch).last_hidden_state[mask], lambda: stepwise_encoder(model, **batch)[mask]
 
 
-def _stack(case: Case, device: torch.device, dtype: torch.dtype) -> Sides:
-    """Weights are dropped where there are gradients, so the outputs can be compared without."""
-    family, share = get_family(STACK_FAMILY), 0.5
-    rates = {"dropout_scale": 1.0, "weight_dropout_prob": share}
-    rates |= {f"{kind}_dropout_prob": 0.0 for kind in ("embedding", "input", "hidden", "output")}
+def _stack(case: Case, device: torch.device, dtype: torch.dtype) -> ForwardPair:
+    """Weight dropout is active only with gradients, so that outputs can be compared without."""
+    family, dropout = get_family(STACK_FAMILY), 0.5
+    rates = {"dropout_scale": 1.0, "weight_dropout_prob": dropout}
+    rates |= {f"{name}_dropout_prob": 0.0 for name in ("embedding", "input", "hidden", "output")}
     model = family.models["AutoModel"](family.config(**family.sizes["base"], **rates, vocab_size=10_000))
     model = model.to(device, dtype)
-    peers = [torch_layers([layer]) for layer in model.layers]
-    ids = torch.randint(10_000, (case.rows, case.length), device=device)
+    reference_layers = [torch_layers([layer]) for layer in model.layers]
+    ids = torch.randint(10_000, (case.batch_size, case.length), device=device)
 
-    def ours() -> Tensor:
+    def forward() -> Tensor:
         return model.train(torch.is_grad_enabled())(input_ids=ids).last_hidden_state
 
-    def theirs() -> Tensor:
+    def reference_forward() -> Tensor:
         values = model.get_input_embeddings()(ids)
-        for peer in peers:
-            weight = peer.get_parameter("weight_hh_l0")
-            dropped = F.dropout(weight, share, torch.is_grad_enabled())
-            values = torch.func.functional_call(peer, {"weight_hh_l0": dropped}, (values,))[0]
+        for layer in reference_layers:
+            weight = layer.get_parameter("weight_hh_l0")
+            dropped = F.dropout(weight, dropout, torch.is_grad_enabled())
+            values = torch.func.functional_call(layer, {"weight_hh_l0": dropped}, (values,))[0]
         return values
 
-    return ours, theirs
+    return forward, reference_forward
 
 
-_BUILDERS: dict[str, Callable[[Case, torch.device, torch.dtype], Sides]] = {
+_BUILDERS: dict[str, Callable[[Case, torch.device, torch.dtype], ForwardPair]] = {
     "lstm": _lstm,
     "encoder": _encoder,
     "stack": _stack,
     "sentences": _sentences,
-    "infersent": encoder_sides,
-    "laser": encoder_sides,
-    "gensen": encoder_sides,
-    "seqae": autoencoder_sides,
-    "lmseq2seq": translator_sides,
+    "infersent": encoder_forwards,
+    "laser": encoder_forwards,
+    "gensen": encoder_forwards,
+    "seqae": autoencoder_forwards,
+    "lmseq2seq": translator_forwards,
 }
 
 
-def word_by_word(model: Any, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-    """(rows, words, hidden): the output of an encoder whose rows are padded on the right, as the equations say."""
+def stepwise_encoder(model: Any, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+    """(batch, words, hidden) output of ELMo, computed step by step, for a batch padded on the right."""
     lengths, words = attention_mask.sum(1), input_ids.shape[1]
-    numbers = torch.arange(words, device=input_ids.device)
-    backward = torch.where(numbers < lengths[:, None], lengths[:, None] - 1 - numbers, numbers)
-    ends = []
-    for direction, order in enumerate((numbers.expand_as(backward), backward)):
+    positions = torch.arange(words, device=input_ids.device)
+    backward = torch.where(positions < lengths[:, None], lengths[:, None] - 1 - positions, positions)
+    direction_outputs = []
+    for direction, order in enumerate((positions.expand_as(backward), backward)):
         ids = input_ids.gather(1, order[..., None].expand_as(input_ids))
         states = [
-            tuple(part[0] for part in layer.zero_state(len(ids)))
-            for layer in model.layers  # outputs and cells of no direction in particular: zeros
+            tuple(tensor[0] for tensor in layer.zero_state(len(ids)))  # hidden and cell state of one direction
+            for layer in model.layers
         ]
         outputs = []
-        for place in range(words):
-            value = model.characters.plain(ids[:, place])
+        for step in range(words):
+            value = model.characters.plain(ids[:, step])
             for depth, layer in enumerate(model.layers):
-                states[depth] = _one_step(layer, direction, value, *states[depth])
-                residual = depth and model.config.residual
-                value = states[depth][0] + value if residual else states[depth][0]
+                states[depth] = _lstm_step(layer, direction, value, *states[depth])
+                is_residual = depth and model.config.residual
+                value = states[depth][0] + value if is_residual else states[depth][0]
             outputs.append(value)
-        found = torch.stack(outputs, 1)
-        ends.append(found.gather(1, order[..., None].expand_as(found)))
-    return torch.cat(ends, -1)
+        stacked = torch.stack(outputs, 1)
+        direction_outputs.append(stacked.gather(1, order[..., None].expand_as(stacked)))
+    return torch.cat(direction_outputs, -1)
 
 
-def _one_step(layer: LSTM, direction: int, value: Tensor, hidden: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
+def _lstm_step(layer: LSTM, direction: int, value: Tensor, hidden: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
     from_input = F.linear(value, layer.input_weight[direction], layer.bias[direction])
     in_gate, forget, candidate, out_gate = (from_input + F.linear(hidden, layer.state_weight[direction])).chunk(4, -1)
     cell = forget.sigmoid() * cell + in_gate.sigmoid() * candidate.tanh()
@@ -208,21 +210,21 @@ def _one_step(layer: LSTM, direction: int, value: Tensor, hidden: Tensor, cell: 
 
 
 def table(results: Sequence[Result]) -> str:
-    """Render results."""
+    """Format results as Markdown."""
     return "\n".join([_HEADER, *(_row(result) for result in results)])
 
 
 def _row(result: Result) -> str:
-    ours, peer = result.ours, result.peer
+    model, reference = result.model, result.reference
     cells = [
         result.case.name,
-        f"{1e3 * ours.seconds:,.0f} ms ± {ours.spread / 2:.0%}",
-        f"{1e3 * peer.seconds:,.0f} ms ± {peer.spread / 2:.0%}",
-        f"{peer.seconds / ours.seconds:.2f}x",
-        f"{result.case.speed:.2f}x",
-        f"{1e3 * ours.cpu_seconds:,.0f} ms",
-        f"{1e3 * peer.cpu_seconds:,.0f} ms",
-        f"{ours.peak_bytes / 1e6:,.0f} MB",
-        f"{peer.peak_bytes / 1e6:,.0f} MB",
+        f"{1e3 * model.seconds:,.0f} ms ± {model.spread / 2:.0%}",
+        f"{1e3 * reference.seconds:,.0f} ms ± {reference.spread / 2:.0%}",
+        f"{reference.seconds / model.seconds:.2f}x",
+        f"{result.case.min_speedup:.2f}x",
+        f"{1e3 * model.cpu_seconds:,.0f} ms",
+        f"{1e3 * reference.cpu_seconds:,.0f} ms",
+        f"{model.peak_bytes / 1e6:,.0f} MB",
+        f"{reference.peak_bytes / 1e6:,.0f} MB",
     ]
     return f"| {' | '.join(cells)} |"

@@ -1,38 +1,38 @@
-"""What the suite `recurrent` runs: shapes, and the ratios that were expected before the first run."""
+"""Cases of the suite `recurrent`: shapes, and targets set before the first run."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
 
-Sides = tuple[Callable[[], Tensor], Callable[[], Tensor]]
-"""What ours gives, and the peer."""
+ForwardPair = tuple[Callable[[], Tensor], Callable[[], Tensor]]
+"""Forward passes of the model and of the reference."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One line of the table.
+    """One row of the table.
 
     Attributes:
-        what: "lstm", "encoder", "stack" or "sentences"; or a family: its sentence encoder, or its pretraining.
-        rows, length: Of the batch; rows of the demo text's sentences have at most so many words.
-        trains: Whether there is a backward pass.
-        speed: Least ratio of the peer's time to ours that was demanded before the run.
-        size: In the family's table of sizes.
+        architecture: "lstm", "encoder", "stack" or "sentences"; or a family, for its sentence encoder or pretraining.
+        batch_size, length: Shape of the batch; sentences of the demo text are truncated to `length` words.
+        has_backward: Whether the backward pass is included.
+        min_speedup: Target for the time of the reference divided by that of the model.
+        size: Name of the configuration in the sizes of the family.
     """
 
-    what: str
-    rows: int
+    architecture: str
+    batch_size: int
     length: int
-    trains: bool
-    speed: float
+    has_backward: bool
+    min_speedup: float
     size: str = "base"
 
     @property
     def name(self) -> str:
-        """What is run, for the table."""
-        work = "forward and backward" if self.trains else "inference"
-        return f"{self.what}, {work}, B={self.rows}, T={self.length}"
+        """Architecture, workload and shape, as shown in the table."""
+        workload = "forward and backward" if self.has_backward else "inference"
+        return f"{self.architecture}, {workload}, B={self.batch_size}, T={self.length}"
 
 
 CASES = [

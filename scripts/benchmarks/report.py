@@ -1,4 +1,4 @@
-"""The Markdown table a benchmark writes."""
+"""Markdown table of the suites `encoders`, `decoders` and `seq2seq`."""
 
 import math
 import platform
@@ -10,76 +10,79 @@ import transformers
 from benchmarks.encoders import Result
 
 _HEADER = (
-    "| family | work | peer | ours | speed | expected | peer's CPU time | our CPU time | peak memory | expected "
-    "| difference | tokens/s | of matmul |\n"
+    "| family | workload | reference | hf_ctxmodels | speedup | target | reference CPU time | hf_ctxmodels CPU time "
+    "| peak memory ratio | target | max difference | tokens/s | fraction of matmul rate |\n"
     "|---|---|---|---|---|---|---|---|---|---|---|---|---|"
 )
 
 
-def describe_setting(device: torch.device, dtype: torch.dtype, repeats: int, busy: bool, what: str) -> str:
-    """One line: machine, precision, versions, method.
+def describe_setting(device: torch.device, dtype: torch.dtype, repeats: int, busy: bool, description: str) -> str:
+    """Describe machine, precision, versions and method in one line.
 
     Args:
-        device, dtype, repeats: As for the suites.
-        busy: Whether a second process spins on one core.
-        what: What a suite runs, and what its columns mean.
+        device, dtype, repeats: Arguments of the suite.
+        busy: Whether a second process occupies one core.
+        description: Workloads and columns of the suite.
     """
     machine = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"
-    load = "a second process spins on one core, " if busy else ""
+    load = "a second process occupies one core, " if busy else ""
     return (
         f"{machine}, {torch.get_num_threads()} threads, {load}{str(dtype)[6:]}, torch {torch.__version__}; medians of "
-        f"{repeats} interleaved runs in one process, ± half the interquartile range; {what}"
+        f"{repeats} interleaved runs in one process, ± half the interquartile range; {description}"
     )
 
 
-def describe_peer(attention: str) -> str:
-    """What the suite `encoders` runs."""
+def describe_reference(attention: str) -> str:
+    """Describe the reference and the columns of the table."""
     return (
-        f"peer: transformers {transformers.__version__} with {attention}; CPU time is that of all threads; peak memory "
-        "is what a step holds beyond weights and optimizer state; 'of matmul' is useful operations over the rate of a "
-        "large matrix product here."
+        f"reference: transformers {transformers.__version__} with {attention}; CPU time is summed over threads; peak "
+        "memory excludes weights and optimizer state; 'fraction of matmul rate' is the rate of useful operations "
+        "divided by the rate of a large matrix product on this machine."
     )
 
 
 def table(results: Sequence[Result]) -> str:
-    """Render results; a missed expectation is set in bold."""
+    """Format results as Markdown; missed targets are bold."""
     return "\n".join([_HEADER, *(_row(result) for result in results)])
 
 
 def _row(result: Result) -> str:
-    case, ours, peer = result.case, result.ours, result.peer
-    time = _token_time if case.end_to_end else _step_time
-    speed = peer.seconds / ours.seconds
-    memory = ours.peak_bytes / peer.peak_bytes if peer.peak_bytes else math.nan
+    case, model, reference = result.case, result.model, result.reference
+    format_time = _format_token_time if case.is_end_to_end else _format_step_time
+    speedup = reference.seconds / model.seconds
+    memory_ratio = model.peak_bytes / reference.peak_bytes if reference.peak_bytes else math.nan
     cells = [
         case.family,
         case.name,
-        f"{time(peer.seconds)} ± {peer.spread / 2:.0%}",
-        f"{time(ours.seconds)} ± {ours.spread / 2:.0%}",
-        _mark(f"{speed:.2f}x", case.speed is not None and speed < case.speed),
-        "-" if case.speed is None else f"≥ {case.speed}x",
-        time(peer.cpu_seconds),
-        time(ours.cpu_seconds),
-        _mark(_known(memory, ".2f", "x"), case.memory is not None and memory > case.memory),
-        "-" if case.memory is None else f"≤ {case.memory}x",
-        _known(result.difference, ".0e"),
-        f"{result.tokens / ours.seconds:,.0f}",
-        _known(result.utilisation, ".0%"),
+        f"{format_time(reference.seconds)} ± {reference.spread / 2:.0%}",
+        f"{format_time(model.seconds)} ± {model.spread / 2:.0%}",
+        _mark_missed(f"{speedup:.2f}x", case.min_speedup is not None and speedup < case.min_speedup),
+        "-" if case.min_speedup is None else f"≥ {case.min_speedup}x",
+        format_time(reference.cpu_seconds),
+        format_time(model.cpu_seconds),
+        _mark_missed(
+            _format_optional(memory_ratio, ".2f", "x"),
+            case.max_memory_ratio is not None and memory_ratio > case.max_memory_ratio,
+        ),
+        "-" if case.max_memory_ratio is None else f"≤ {case.max_memory_ratio}x",
+        _format_optional(result.difference, ".0e"),
+        f"{result.tokens / model.seconds:,.0f}",
+        _format_optional(result.utilisation, ".0%"),
     ]
     return f"| {' | '.join(cells)} |"
 
 
-def _step_time(seconds: float) -> str:
+def _format_step_time(seconds: float) -> str:
     return f"{1e3 * seconds:.0f} ms"
 
 
-def _token_time(seconds: float) -> str:
+def _format_token_time(seconds: float) -> str:
     return f"{1e6 * seconds:.1f} µs/token"
 
 
-def _known(value: float, form: str, unit: str = "") -> str:
-    return "-" if math.isnan(value) else f"{value:{form}}{unit}"
+def _format_optional(value: float, format_spec: str, unit: str = "") -> str:
+    return "-" if math.isnan(value) else f"{value:{format_spec}}{unit}"
 
 
-def _mark(text: str, missed: bool) -> str:
+def _mark_missed(text: str, missed: bool) -> str:
     return f"**{text} (missed)**" if missed else text

@@ -1,6 +1,6 @@
-"""The suite `sharing`: what ALBERT's two ideas save, and what they cost (Lan et al. 2019, tables 3 and 4).
+"""Suite `sharing`: parameters, time and memory of ALBERT's parameter sharing and embedding factorization.
 
-The shape is that of the paper's ablation, ALBERT-base; the accuracies of its tables are not measured here.
+The shape is ALBERT-base, as in the ablation of Lan et al. 2019 (tables 3 and 4); accuracies are not measured.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,27 +16,27 @@ from benchmarks.measure import Measurement, measure
 from hf_ctxmodels.models.albert.shared_layers import Scope
 
 CASE = Case("albert", "pretraining", 12, 768, 128, 4, 1.0, None, None)
-WIDTHS = (64, 128, 256, 768)
+EMBEDDING_SIZES = (64, 128, 256, 768)
 SETTING = (
-    "one pretraining step (masked words and sentence order, backward, fused AdamW); the four ways of sharing are run "
-    "in turn for each width of the embeddings, and 'time of none' is against the one that shares nothing; peak memory "
-    "is what a step holds beyond weights and optimizer state."
+    "one pretraining step (masked language modelling and sentence order, backward, fused AdamW); the four sharing "
+    "scopes are interleaved for each embedding size, and 'time ratio' is relative to no sharing; peak memory excludes "
+    "weights and optimizer state."
 )
 _HEADER = (
-    "| embeddings E | shared | encoder parameters | with pretraining head | step | time of none | peak memory |\n"
+    "| embedding size E | sharing | encoder parameters | with pretraining head | step | time ratio | peak memory |\n"
     "|---|---|---|---|---|---|---|"
 )
 
 
 @dataclass(frozen=True)
 class Result:
-    """One line of the table.
+    """One row of the table.
 
     Attributes:
-        case: What was run; its `config` holds the width of the embeddings and the scope of sharing.
-        encoder_parameters, parameters: Without and with the pretraining head, tied ones once.
-        step: What a step costs.
-        unshared: What a step costs at the same width without sharing.
+        case: Benchmark case; `config` has the embedding size and the sharing scope.
+        encoder_parameters, parameters: Number of parameters without and with the pretraining head.
+        step: Measurement of the step.
+        unshared: Measurement of the step without sharing, at the same embedding size.
     """
 
     case: Case
@@ -49,44 +49,44 @@ class Result:
 def run(
     device: torch.device, dtype: torch.dtype, repeats: int, attention: str, only: str | None = None
 ) -> Iterator[Result]:
-    """Run the four scopes of sharing at each width of the embeddings.
+    """Run the four sharing scopes at each embedding size.
 
     Args:
-        device, dtype: Where and in which precision (by autocast).
-        repeats: Timed steps of each.
-        attention: Not used: there is no peer.
-        only: Run the widths in whose name, "E=128", this text occurs.
+        device, dtype: Device and autocast precision.
+        repeats: Timed steps per scope.
+        attention: Unused.
+        only: Run only embedding sizes whose name, such as "E=128", contains this text.
     """
-    for width in WIDTHS:
-        if only is None or only in f"E={width}":
-            yield from _run_width(width, device, dtype, repeats)
+    for embedding_size in EMBEDDING_SIZES:
+        if only is None or only in f"E={embedding_size}":
+            yield from _run_embedding_size(embedding_size, device, dtype, repeats)
 
 
-def _run_width(width: int, device: torch.device, dtype: torch.dtype, repeats: int) -> list[Result]:
+def _run_embedding_size(embedding_size: int, device: torch.device, dtype: torch.dtype, repeats: int) -> list[Result]:
     cases, models, steps = {}, {}, {}
     for scope in get_args(Scope):
-        sharing = {"embedding_size": width, "parameter_sharing": scope}
+        sharing = {"embedding_size": embedding_size, "parameter_sharing": scope}
         cases[scope] = replace(CASE, config=CASE.config | sharing)
         torch.manual_seed(0)
         models[scope] = build_model(cases[scope]).to(device)
-        batch = random_batches(models[scope], random_lengths(cases[scope]), cases[scope])["ours"]
+        batch = random_batches(models[scope], random_lengths(cases[scope]), cases[scope])["model"]
         batch = {name: tensor.to(device) for name, tensor in batch.items()}
-        steps[scope] = training_step(models[scope], batch, dtype, CASE.work)
-    measured = measure(steps, repeats, device)
+        steps[scope] = training_step(models[scope], batch, dtype, CASE.workload)
+    measurements = measure(steps, repeats, device)
     return [
         Result(
             case=cases[scope],
             encoder_parameters=models[scope].base_model.num_parameters(),
             parameters=models[scope].num_parameters(),
-            step=measured[scope],
-            unshared=measured["none"],
+            step=measurements[scope],
+            unshared=measurements["none"],
         )
         for scope in steps
     ]
 
 
 def table(results: Sequence[Result]) -> str:
-    """Render results."""
+    """Format results as Markdown."""
     return "\n".join([_HEADER, *(_row(result) for result in results)])
 
 

@@ -1,4 +1,4 @@
-"""Masked language modelling as users of transformers do it: `Trainer` with `DataCollatorForLanguageModeling`."""
+"""Masked language modelling with transformers' `Trainer` and `DataCollatorForLanguageModeling`."""
 
 import tempfile
 from typing import Any
@@ -17,7 +17,7 @@ from hf_ctxmodels.training.arguments import LoopArguments
 
 
 class _CountingCollator(DataCollatorForLanguageModeling):
-    """Notes the tokens of each batch that are no padding."""
+    """Records the number of tokens of each batch, without padding."""
 
     def torch_call(self, examples: Any) -> dict[str, Any]:
         batch = super().torch_call(examples)
@@ -29,42 +29,43 @@ def train_with_trainer(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     examples: Any,
-    how: LoopArguments,
+    loop_arguments: LoopArguments,
     device: torch.device,
     attention: str,
 ) -> list[int]:
-    """Train the reference class of a model; gives the tokens of each step's batch.
+    """Train the transformers class of a model, and return the number of tokens of each batch.
 
-    Rows lie ready as lists, with their special tokens marked, so the collator need not look for them.
+    Examples are converted to lists with a special token mask beforehand, so that the collator need not compute it.
 
     Args:
-        model: Ours; the reference class is opened from its export.
-        tokenizer, examples: Text as rows of `input_ids`.
-        how: Length, batch size and optimizer of the run.
-        device: Where it runs.
+        model: Model of this package; the reference is loaded from its export.
+        tokenizer: Tokenizer of the examples.
+        examples: Examples with `input_ids`.
+        loop_arguments: Steps, batch size and optimizer of the run.
+        device: Device of the run.
         attention: Attention implementation.
     """
     with tempfile.TemporaryDirectory() as folder:
         model.export_reference(folder)  # type: ignore[operator]
-        peer = AutoModelForMaskedLM.from_pretrained(folder, attn_implementation=attention)
-    special = set(tokenizer.all_special_ids)
-    rows = [example["input_ids"].tolist() for example in (examples[i] for i in range(len(examples)))]
-    dataset = [{"input_ids": row, "special_tokens_mask": [int(token in special) for token in row]} for row in rows]
+        reference = AutoModelForMaskedLM.from_pretrained(folder, attn_implementation=attention)
+    special_ids = set(tokenizer.all_special_ids)
+    sequences = [examples[i]["input_ids"].tolist() for i in range(len(examples))]
+    dataset = [{"input_ids": ids, "special_tokens_mask": [int(i in special_ids) for i in ids]} for ids in sequences]
     collator = _CountingCollator(tokenizer)
     arguments = TrainingArguments(
-        output_dir=how.output_dir,
-        max_steps=how.max_steps or 0,
-        per_device_train_batch_size=how.per_device_batch_size,
-        learning_rate=how.learning_rate,
-        weight_decay=how.optimizer.weight_decay,
-        logging_steps=how.logging_steps,
-        bf16=how.mixed_precision == "bf16",
+        output_dir=loop_arguments.output_dir,
+        max_steps=loop_arguments.max_steps or 0,
+        per_device_train_batch_size=loop_arguments.per_device_batch_size,
+        learning_rate=loop_arguments.learning_rate,
+        weight_decay=loop_arguments.optimizer.weight_decay,
+        logging_steps=loop_arguments.logging_steps,
+        bf16=loop_arguments.mixed_precision == "bf16",
         use_cpu=device.type == "cpu",
-        seed=how.seed,
+        seed=loop_arguments.seed,
         save_strategy="no",
         report_to="none",
         disable_tqdm=True,
         remove_unused_columns=False,
     )
-    Trainer(peer, arguments, collator, dataset).train()  # type: ignore[arg-type]
+    Trainer(reference, arguments, collator, dataset).train()  # type: ignore[arg-type]
     return collator.tokens

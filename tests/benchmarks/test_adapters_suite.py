@@ -1,4 +1,4 @@
-"""The table of adapters' costs: a row for each case, and the parameters that are trained alone."""
+"""Table of the suite `adapters`: one row per case, and the number of adapter parameters."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ import torch
 from benchmarks import adapters
 
 
-def test_each_case_has_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_has_one_row_per_case(monkeypatch: pytest.MonkeyPatch) -> None:
     tiny = replace(adapters.CASES[0], layers=2, width=64, length=9, batch=2, config={"vocab_size": 300})
     monkeypatch.setattr(adapters, "CASES", [tiny, replace(tiny, fill=1.0)])
     results = list(adapters.run(torch.device("cpu"), torch.float32, repeats=2, attention="sdpa"))

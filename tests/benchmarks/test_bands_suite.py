@@ -1,13 +1,13 @@
-"""The table of bands: the band gives what the mask gives, dense attention does not, and every length has a row."""
+"""Suite `bands`: banded attention equals attention with a band mask, and the table has one row per length."""
 
 import pytest
 import torch
 from benchmarks import bands
 
 
-def test_every_length_has_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outputs_and_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bands, "WINDOW", 40)
-    monkeypatch.setattr(bands, "EXPECTED", {150: (None, 1.0), 200: (3.0, None)})
+    monkeypatch.setattr(bands, "TARGETS", {150: (None, 1.0), 200: (3.0, None)})
     cpu = torch.device("cpu")
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 2e-2)):
         torch.manual_seed(0)
@@ -17,5 +17,5 @@ def test_every_length_has_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = bands.table(list(bands.run(cpu, torch.float32, repeats=2, attention="sdpa"))).splitlines()
     assert len({row.count("|") for row in rows}) == 1
     assert [row.split("|")[1].strip() for row in rows[2:]] == ["150", "200"]
-    (chosen,) = bands.run(cpu, torch.float32, repeats=1, attention="sdpa", only="T=150")
-    assert chosen.length == 150
+    (result,) = bands.run(cpu, torch.float32, repeats=1, attention="sdpa", only="T=150")
+    assert result.length == 150

@@ -1,4 +1,4 @@
-"""The benchmark compares like with like: every case, made tiny, gives equal outputs on both sides, and a row."""
+"""Suites `encoders` and `decoders`: model and reference have equal outputs in all cases at a tiny size."""
 
 from dataclasses import replace
 
@@ -7,18 +7,17 @@ import torch
 from benchmarks import cases, encoders, report
 
 CPU = torch.device("cpu")
-# Compiling takes longer than the rest together; tests/models compiles every encoder. Made tiny, cases that differ in
-# their shape alone are one.
+# Compiled inference is slow and covered by tests/models. Cases that differ in shape only are equal at the tiny size.
 COMPARED = {
-    (case.family, case.work, case.fill, case.wiring): case
+    (case.family, case.workload, case.fill, case.sampling): case
     for case in [*cases.CASES, *cases.LANGUAGE_MODEL_CASES, *cases.GENERATION_CASES]
-    if case.work != "compiled inference"
+    if case.workload != "compiled inference"
 }
 
 
 @pytest.fixture
-def known_ceiling(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rate of a large matrix product, which takes a second: `test_a_missed_figure_is_marked` measures it."""
+def fixed_matmul_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Skip the measurement of the matrix product, which takes a second; `test_missed_targets_are_marked` runs it."""
     monkeypatch.setattr(encoders, "matmul_flops", lambda *arguments: 1e10)
 
 
@@ -26,26 +25,28 @@ def tiny(case: cases.Case) -> cases.Case:
     return replace(case, layers=2, width=64, length=25, batch=3, config=case.config | {"vocab_size": 300})
 
 
-@pytest.mark.usefixtures("known_ceiling")
+@pytest.mark.usefixtures("fixed_matmul_rate")
 @pytest.mark.parametrize("case", COMPARED.values(), ids=lambda case: f"{case.family}-{case.name}")
-def test_both_sides_compute_the_same(case: cases.Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_and_reference_have_equal_outputs(case: cases.Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encoders, "CASES", [tiny(case)])
     (result,) = encoders.run(CPU, torch.float32, repeats=2, attention="sdpa")
     assert result.difference < 1e-5
-    assert min(result.ours.seconds, result.peer.seconds) > 0
-    assert min(result.ours.peak_bytes, result.peer.peak_bytes) > 0
+    assert min(result.model.seconds, result.reference.seconds) > 0
+    assert min(result.model.peak_bytes, result.reference.peak_bytes) > 0
 
 
-@pytest.mark.usefixtures("known_ceiling")
-def test_cases_are_chosen_by_text(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("fixed_matmul_rate")
+def test_cases_are_selected_by_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encoders, "CASES", [tiny(case) for case in cases.CASES])
-    chosen = list(encoders.run(CPU, torch.float32, repeats=2, attention="sdpa", only="bert pretraining"))
-    assert [result.case.work for result in chosen] == ["pretraining", "pretraining"]
+    results = list(encoders.run(CPU, torch.float32, repeats=2, attention="sdpa", only="bert pretraining"))
+    assert [result.case.workload for result in results] == ["pretraining", "pretraining"]
 
 
-def test_a_missed_figure_is_marked(monkeypatch: pytest.MonkeyPatch) -> None:
-    impossible, trivial = (replace(tiny(cases.CASES[0]), speed=speed, memory=None) for speed in (1e9, 0.0))
-    monkeypatch.setattr(encoders, "CASES", [impossible, trivial])
+def test_missed_targets_are_marked(monkeypatch: pytest.MonkeyPatch) -> None:
+    unreachable, trivial = (
+        replace(tiny(cases.CASES[0]), min_speedup=target, max_memory_ratio=None) for target in (1e9, 0.0)
+    )
+    monkeypatch.setattr(encoders, "CASES", [unreachable, trivial])
     rows = report.table(list(encoders.run(CPU, torch.float32, repeats=2, attention="sdpa"))).splitlines()
     assert [("missed" in row) for row in rows[2:]] == [True, False]
     assert len({row.count("|") for row in rows}) == 1

@@ -1,4 +1,4 @@
-"""The suite `seq2seq` compares like with like: every case, made tiny, gives equal outputs on both sides, and a row."""
+"""Suite `seq2seq`: model and reference have equal outputs, generations and gradients at a tiny size."""
 
 from dataclasses import replace
 
@@ -10,43 +10,43 @@ CPU = torch.device("cpu")
 TINY = [
     replace(case, layers=2, width=64, length=25, batch=6, config={"vocab_size": 300})
     for case in cases.SEQ2SEQ_CASES
-    if case.width == 256  # made tiny, the sizes are one
+    if case.width == 256  # both sizes are equal at the tiny size
 ]
 
 
-def test_both_sides_compute_the_same(subtests: pytest.Subtests, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_and_reference_have_equal_outputs(subtests: pytest.Subtests, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encoders, "matmul_flops", lambda *arguments: 1e10)
     monkeypatch.setattr(encoders, "NEW_TOKENS", 6)
     assert {case.family for case in TINY} == {"t5", "bart", "mass", "unilm", "ernie_gen"}
     for case in TINY:
         with subtests.test(f"{case.family} {case.name}"):
-            (result,) = encoders.run(CPU, torch.float32, 1, "sdpa", cases=[case], build=seq2seq.build_sides)
+            (result,) = encoders.run(CPU, torch.float32, 1, "sdpa", cases=[case], build=seq2seq.build_comparison)
             assert result.difference < 1e-5
-            assert min(result.ours.seconds, result.peer.seconds, result.utilisation) > 0
-            assert min(result.ours.peak_bytes, result.peer.peak_bytes) > 0
+            assert min(result.model.seconds, result.reference.seconds, result.utilisation) > 0
+            assert min(result.model.peak_bytes, result.reference.peak_bytes) > 0
             header, _, row = report.table([result]).splitlines()
             assert row.count("|") == header.count("|")
-            if case.generates:
+            if case.is_generation:
                 torch.manual_seed(0)
-                sides = seq2seq.build_sides(case, "sdpa")
-                written = [
-                    encoders.generation_step(model, sides.batches[side], torch.float32, case.work)()
-                    for side, model in (("ours", sides.ours), ("peer", sides.peer))
+                comparison = seq2seq.build_comparison(case, "sdpa")
+                generated = [
+                    encoders.generation_step(model, comparison.batches[name], torch.float32, case.workload)()
+                    for name, model in (("model", comparison.model), ("reference", comparison.reference))
                 ]
-                torch.testing.assert_close(*written)
-                assert written[0].shape == (case.batch, 1 + encoders.NEW_TOKENS)
+                torch.testing.assert_close(*generated)
+                assert generated[0].shape == (case.batch, 1 + encoders.NEW_TOKENS)
 
 
-def test_gradients_of_both_sides_are_the_same(subtests: pytest.Subtests) -> None:
-    """Of the word embeddings, on which every part of a model depends."""
+def test_model_and_reference_have_equal_gradients(subtests: pytest.Subtests) -> None:
+    """Compare gradients of the word embeddings, which depend on all layers."""
     for case in TINY:
-        if case.trains and case.fill < 1:
+        if case.has_backward and case.fill < 1:
             with subtests.test(case.family):
                 torch.manual_seed(0)
-                sides = seq2seq.build_sides(case, "sdpa")
-                found = []
-                for side, model in (("ours", sides.ours), ("peer", sides.peer)):
-                    model.eval()(**sides.batches[side]).loss.backward()
-                    found.append(model.get_input_embeddings().weight.grad)
-                torch.testing.assert_close(*found, atol=1e-6, rtol=1e-4)
-                assert float(found[0].abs().max()) > 1e-4
+                comparison = seq2seq.build_comparison(case, "sdpa")
+                gradients = []
+                for name, model in (("model", comparison.model), ("reference", comparison.reference)):
+                    model.eval()(**comparison.batches[name]).loss.backward()
+                    gradients.append(model.get_input_embeddings().weight.grad)
+                torch.testing.assert_close(*gradients, atol=1e-6, rtol=1e-4)
+                assert float(gradients[0].abs().max()) > 1e-4

@@ -241,28 +241,28 @@ def test_ways_are_compared(place: Path, tmp_path: Path, monkeypatch: Any, capsys
         assert call(monkeypatch, command, *flags) == 0
 
     ran: list[str] = []
-    monkeypatch.setattr("compare_finetuning.run_stage", stage)
+    monkeypatch.setattr("compare_finetuning.run_command", stage)
     flags = ["--model", place / "bert", "--train_file", place / "train.tsv", "--validation_file", place / "dev.tsv"]
     flags += ["--text", place / "text.txt", "--flags", "--num_train_epochs 1 --per_device_batch_size 4 --max_length 16"]
-    flags += ["--seeds", 2, "--output_dir", tmp_path, "--ways", "plain", "kept: --freeze encoder"]
+    flags += ["--seeds", 2, "--output_dir", tmp_path, "--methods", "plain", "kept: --freeze encoder"]
     for _ in range(2):
         assert compare(monkeypatch, *flags) == 0
         assert len(ran) == 8
     assert compare(monkeypatch, *flags[:-1], "kept: --mixout 0.5") == 2
-    assert "made by another command line" in capsys.readouterr().err
-    found = json.loads((tmp_path / "ways.json").read_text())
-    assert found["ways"] == {"plain": [], "kept": ["--freeze", "encoder"]}
+    assert "written by another command line" in capsys.readouterr().err
+    found = json.loads((tmp_path / "methods.json").read_text())
+    assert found["methods"] == {"plain": [], "kept": ["--freeze", "encoder"]}
     assert [each["distance"] for each in found["results"]["kept"]] == [0.0, 0.0]
     for each in found["results"]["kept"]:
         assert each["loss after"] == each["loss before"]
     for each in found["results"]["plain"]:
         assert each["distance"] > 0
         assert each["loss after"] != each["loss before"]
-    rows = (tmp_path / "ways.md").read_text().splitlines()
-    assert rows[0] == "| way | accuracy | loss before | loss after | distance |"
+    rows = (tmp_path / "methods.md").read_text().splitlines()
+    assert rows[0] == "| method | accuracy | loss before | loss after | distance |"
     first = found["results"]["plain"]
     mean = sum(each["distance"] for each in first) / 2
     spread = abs(first[0]["distance"] - first[1]["distance"]) / 2**0.5
     assert rows[2].endswith(f"| {mean:.4f} ± {spread:.4f} |")
-    with pytest.raises(CtxError, match="no name of its own"):
-        compare_finetuning.read_ways(["a", "a: --mixout 0.1"])
+    with pytest.raises(CtxError, match="no unique name"):
+        compare_finetuning.parse_methods(["a", "a: --mixout 0.1"])

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from accelerate.state import AcceleratorState, GradientState
-from benchmarks.short_training import is_token_loss, judge_pretraining, learning_recipes
+from benchmarks.learning_report import evaluate_pretraining, is_token_loss, learning_recipes
 
 from hf_ctxmodels.data import load_documents
 from hf_ctxmodels.registry import FAMILIES
@@ -122,29 +122,29 @@ def test_pretraining_beats_guessing_by_frequency(family: FamilySpec, news: list[
         losses = [record["loss"] for record in summary.curve if "loss" in record]
         assert losses[-1] < 0.5 * losses[0], f"the loss fell from {losses[0]:.3f} to {losses[-1]:.3f} only"
         return
-    judged = [name for name in summary.baselines if is_token_loss(name, summary.metrics)]
-    assert judged
-    for name in judged:
+    token_losses = [name for name in summary.baselines if is_token_loss(name, summary.metrics)]
+    assert token_losses
+    for name in token_losses:
         loss, guess = summary.metrics[f"eval_{name}"], summary.baselines[name]
         assert loss < guess - MARGIN, f"{name} {loss:.3f}, guessing by frequency gets {guess:.3f}"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", PRETRAINED, ids=lambda family: family.name)
-def test_the_recipe_reaches_what_is_demanded(family: FamilySpec, shared_data: Path, tmp_path) -> None:
-    """The whole recipe, up to three hours: every demand of scripts/short_training.py on pretraining is met."""
+def test_recipe_meets_its_targets(family: FamilySpec, shared_data: Path, tmp_path) -> None:
+    """Run the whole recipe (up to three hours); all pretraining targets of scripts/learning.py are met."""
     if next(iter(family.objectives.values())).requires_translations:
         pytest.skip(f"{family.name} translates, whose figure is BLEU: see its card")
     if not next(iter(family.objectives.values())).evaluates or hasattr(
         family.models["AutoModelForPreTraining"], "loss_by_scores"
     ):
-        pytest.skip(f"{family.name} has no held-out loss of one token among all, which the demands are for")
+        pytest.skip(f"{family.name} has no held-out token loss, which the targets refer to")
     text = [str(shared_data / "corpus" / family.traits.short_training.text), str(shared_data / REVIEWS)]
     train_tokenizer(family, tmp_path, text, 8000)
     start = {}
     for recipe in learning_recipes(RECIPES, family.name):
         _, flags = learn(family, recipe, tmp_path, text, **start)
         start = {"model": tmp_path / recipe.stem}
-    claims = judge_pretraining(tmp_path / recipe.stem, flags)
-    assert any(claim.demanded for claim in claims)
-    assert [claim for claim in claims if not claim.reached] == []
+    criteria = evaluate_pretraining(tmp_path / recipe.stem, flags)
+    assert any(criterion.target for criterion in criteria)
+    assert [criterion for criterion in criteria if not criterion.is_met] == []

@@ -1,4 +1,4 @@
-"""Running commands of the package one after the other, as a user does."""
+"""Run commands of the package in subprocesses."""
 
 import os
 import shlex
@@ -8,17 +8,17 @@ import sys
 from hf_ctxmodels.core.errors import CtxError
 
 
-def run_stage(command: str, *flags: object, quiet: bool = False, threads: int | None = None) -> str:
-    """Run a command to its end, without the network; gives the command line.
+def run_command(command: str, *flags: object, quiet: bool = False, threads: int | None = None) -> str:
+    """Run a command offline and return its command line.
 
     Args:
-        command: its name, such as "pretrain".
-        flags: its command line.
-        quiet: show neither the command nor what it prints.
-        threads: what it may compute with; by default what this process may.
+        command: Name of the command, for example "pretrain".
+        flags: Its arguments.
+        quiet: Print neither the command nor its output.
+        threads: Number of threads; by default that of this process.
 
     Raises:
-        CtxError: it failed.
+        CtxError: The command failed.
     """
     line = shlex.join(["hf-ctxmodels", command, *map(str, flags)])
     if not quiet:
@@ -32,5 +32,7 @@ def run_stage(command: str, *flags: object, quiet: bool = False, threads: int | 
         check=False,
     )
     if result.returncode:
-        raise CtxError(f"hf-ctxmodels {command} failed.\n{result.stderr or ''}", hint="see its message above.")
+        raise CtxError(
+            f"hf-ctxmodels {command} failed.\n{result.stderr or ''}", hint="read the message of the command above."
+        )
     return line

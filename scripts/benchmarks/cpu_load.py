@@ -1,4 +1,4 @@
-"""A machine that is not quiet: another process that computes all the time."""
+"""CPU load by a second process."""
 
 import os
 import subprocess
@@ -6,8 +6,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# It looks for its parent as well, so that it ends with a benchmark that is killed.
-_SPIN = """
+# The process ends when its parent is gone, even if the benchmark was killed.
+_BUSY_LOOP = """
 import os, sys
 while os.getppid() == int(sys.argv[1]):
     for _ in range(100_000):
@@ -17,8 +17,8 @@ while os.getppid() == int(sys.argv[1]):
 
 @contextmanager
 def busy_core() -> Iterator[int]:
-    """A second process spins on one core for as long as the context lasts; gives its process id."""
-    process = subprocess.Popen([sys.executable, "-c", _SPIN, str(os.getpid())])
+    """Occupy one core with a second process within the context; yields its process id."""
+    process = subprocess.Popen([sys.executable, "-c", _BUSY_LOOP, str(os.getpid())])
     try:
         yield process.pid
     finally:

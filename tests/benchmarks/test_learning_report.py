@@ -1,0 +1,79 @@
+"""Table of scripts/learning.py: metrics, baselines and targets."""
+
+import pytest
+from benchmarks.learning_report import (
+    Criterion,
+    Detection,
+    TransferResult,
+    pretraining_criteria,
+    report,
+    transfer_criteria,
+)
+
+from hf_ctxmodels.training.metrics.summary import TrainingSummary
+
+
+def summary(**metrics: float) -> TrainingSummary:
+    fixed = {"task": "pretraining", "model_class": "CtxNewtForPreTraining", "model_type": "ctx-newt", "dataset": "demo"}
+    return TrainingSummary(**fixed, seed=0, parameters=12345, steps=10, global_batch_size=8, metrics=metrics)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "is_met"),
+    [
+        ({"eval_loss": 4.9, "baseline_loss": 6.0}, [True]),
+        ({"eval_loss": 5.1, "baseline_loss": 6.0}, [False]),
+        # The loss of a classifier has no target, its accuracy has one.
+        (
+            {
+                "eval_pair_loss": 0.7,
+                "baseline_pair_loss": 0.69,
+                "eval_pair_accuracy": 0.61,
+                "baseline_pair_accuracy": 0.5,
+            },
+            [True, True],
+        ),
+        ({"eval_pair_accuracy": 0.6, "baseline_pair_accuracy": 0.5}, [False]),
+        ({"eval_pair_accuracy": 0.7, "baseline_pair_accuracy": 0.75}, [False]),
+        ({"eval_pair_accuracy": 0.7500001, "baseline_pair_accuracy": 0.75}, [False]),
+        ({"eval_replaced_f1": 0.2, "baseline_replaced_f1": 0.1, "eval_replaced_precision": 0.5}, [True]),
+        ({"eval_replaced_f1": 0.1, "baseline_replaced_f1": 0.1}, [False]),
+    ],
+)
+def test_targets_depend_on_the_metric(metrics, is_met):
+    criteria = pretraining_criteria(summary(**metrics))
+    assert [criterion.is_met for criterion in criteria] == is_met
+    assert len([criterion for criterion in criteria if criterion.target]) == 1
+
+
+def test_detection_must_exceed_the_token_detector():
+    metrics = {"eval_replaced_f1": 0.0, "baseline_replaced_f1": 0.2}
+    (criterion,) = pretraining_criteria(summary(**metrics), Detection(by_model=0.25, by_token=0.24))
+    assert (criterion.value, criterion.baseline, criterion.is_met) == ("0.250", "0.240", True)
+    (missed,) = pretraining_criteria(summary(**metrics), Detection(by_model=0.25, by_token=0.26))
+    assert (missed.baseline, missed.is_met) == ("0.260", False)
+    assert not pretraining_criteria(summary(**metrics), Detection(by_model=0.2, by_token=0.1))[0].is_met
+
+
+def transfer(*test_accuracies: float) -> TransferResult:
+    return TransferResult(1e-3, {3e-4: 0.7, 1e-3: 0.75}, test_accuracies)
+
+
+def test_transfer_target_requires_all_seeds_to_be_better():
+    assert transfer_criteria("SST-2", transfer(0.8, 0.79), transfer(0.7, 0.78))[1].is_met
+    dev, overlapping = transfer_criteria("SST-2", transfer(0.8, 0.77), transfer(0.7, 0.78))
+    assert (dev.name, dev.value) == ("SST-2 dev accuracy at learning rates 0.0003, 0.001", "0.700 0.750")
+    assert not dev.target
+    assert not overlapping.is_met
+    assert (overlapping.value, overlapping.baseline) == (
+        "0.785 (0.800 0.770) at 0.001",
+        "0.740 (0.700 0.780) at 0.001 from random weights",
+    )
+
+
+def test_report_marks_missed_targets():
+    criteria = [Criterion("mlm loss", "5", "6", "lower", False), Criterion("order loss", "1", "2")]
+    text = report(criteria, summary(), ["hf-ctxmodels pretrain"], "newt_learning.png")
+    assert "| mlm loss | 5 | 6 | lower | **no** |\n| order loss | 1 | 2 | - | - |" in text
+    assert "```bash\nhf-ctxmodels pretrain\n```" in text
+    assert "![Losses by step](newt_learning.png)" in text
