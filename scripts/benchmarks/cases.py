@@ -22,8 +22,8 @@ Workload = Literal[
     "compiled inference",
     "greedy generation",
     "generation with 4 beams",
-    "pretrain.py, bare training step as reference",
-    "pretrain.py, Trainer as reference",
+    "training loop, bare step as reference",
+    "training loop, Trainer as reference",
 ]
 
 
@@ -33,7 +33,7 @@ class Case:
 
     Attributes:
         family: Name of the family.
-        workload: "pretrain.py" is the whole training loop. "inference" and "compiled inference" run the encoder,
+        workload: "training loop" is the whole pretraining loop. "inference" and "compiled inference" run the encoder,
             "encoder training" is a training step of the encoder. With the pretraining head, "pretraining" is a training
             step, "evaluation" a forward pass, "gradients" forward and backward pass. For sequence-to-sequence models,
             "training" is a training step, "encoder states" is inference of the encoder, "generation" is decoding.
@@ -79,7 +79,7 @@ class Case:
     @property
     def is_end_to_end(self) -> bool:
         """Whether the whole training loop is measured; times are then per token."""
-        return self.workload.startswith("pretrain.py")
+        return self.workload.startswith("training loop")
 
     @property
     def uses_pretraining_head(self) -> bool:

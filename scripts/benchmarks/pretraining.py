@@ -27,8 +27,8 @@ from hf_ctxmodels.training.loop import make_accelerator
 from hf_ctxmodels.training.optim.optimizers import make_optimizer
 
 STEPS, WARM_UP, DATASET = 16, 4, "demo"
-_BARE: Final = "pretrain.py, bare training step as reference"
-_TRAINER: Final = "pretrain.py, Trainer as reference"
+_BARE: Final = "training loop, bare step as reference"
+_TRAINER: Final = "training loop, Trainer as reference"
 _OBJECTIVES = {_BARE: "mlm+nsp", _TRAINER: "mlm"}
 # The demo text has 27,837 tokens with a vocabulary of BERT's size.
 CASES = [
