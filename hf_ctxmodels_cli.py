@@ -35,7 +35,7 @@ class CommandGroup:
     Attributes:
         summary: What it does, in one line.
         subcommands: Name -> subcommand.
-        placeholder: What stands for the subcommand in a usage line.
+        placeholder: Name of the subcommand in usage lines.
     """
 
     summary: str
@@ -57,8 +57,8 @@ DISTILLATION_TASKS = ("sequence-classification", "regression", "token-classifica
 
 GROUPS: dict[str, dict[str, Command | CommandGroup]] = {
     "first steps": {
-        "demo": Command("Show in a few minutes what the package does, with baselines.", "demo"),
-        "recipes": Command("List recipes, lists of tasks and configurations for `accelerate launch`.", "recipes"),
+        "demo": Command("Run the main features in a few minutes, with baselines.", "demo"),
+        "recipes": Command("List recipes, task lists and configurations for `accelerate launch`.", "recipes"),
     },
     "data": {
         "train-tokenizer": Command("Train the tokenizer of a family.", "train_tokenizer"),
@@ -123,7 +123,7 @@ COMMANDS: dict[str, Command | CommandGroup] = {
 FIRST_COMMANDS = ("demo", "pretrain", "finetune", "push")
 
 
-FoundCommand = TypeVar("FoundCommand", Command, Command | CommandGroup)
+CommandType = TypeVar("CommandType", Command, Command | CommandGroup)
 
 
 def main() -> NoReturn:
@@ -136,15 +136,15 @@ def main() -> NoReturn:
     run_script(run)
 
 
-def help_text(words: list[str]) -> str | None:
-    """The help that a command line asks for; None for a command to run."""
-    if not words:
+def help_text(arguments: list[str]) -> str | None:
+    """The help text that a command line requests; None if it runs a command."""
+    if not arguments:
         return _short_help()
-    if words[0] in ("-h", "--help"):
+    if arguments[0] in ("-h", "--help"):
         return _help()
-    group = COMMANDS.get(words[0])
-    if isinstance(group, CommandGroup) and (len(words) == 1 or words[1] in ("-h", "--help")):
-        return _group_help(words[0], group)
+    group = COMMANDS.get(arguments[0])
+    if isinstance(group, CommandGroup) and (len(arguments) == 1 or arguments[1] in ("-h", "--help")):
+        return _group_help(arguments[0], group)
     return None
 
 
@@ -156,22 +156,22 @@ def run() -> None:
     """
     from hf_ctxmodels import __version__
 
-    name, *rest = sys.argv[1:]
+    name, *arguments = sys.argv[1:]
     if name == "--version":
         print(f"{PROGRAM} {__version__}")
         return
     command = _find(name, COMMANDS, PROGRAM)
     if isinstance(command, CommandGroup):
-        subcommand, *rest = rest
+        subcommand, *arguments = arguments
         command = _find(subcommand, command.subcommands, f"{PROGRAM} {name}")
         name = f"{name} {subcommand}"
     assert isinstance(command, Command)
-    sys.argv = [f"{PROGRAM} {name}", *rest]  # for usage lines, and for the command line in the summary of a run
+    sys.argv = [f"{PROGRAM} {name}", *arguments]  # for usage lines, and for the command line in the summary of a run
     import_module(f"hf_ctxmodels.cli.{command.module}").main(*command.arguments)
 
 
-def _find(name: str, commands: Mapping[str, FoundCommand], program: str) -> FoundCommand:
-    """The command of a name; raises CtxError if there is none."""
+def _find(name: str, commands: Mapping[str, CommandType], program: str) -> CommandType:
+    """Look up a command by name; raises CtxError for an unknown name."""
     from hf_ctxmodels.core.errors import CtxError
 
     if name in commands:

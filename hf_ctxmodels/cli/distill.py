@@ -25,8 +25,9 @@ ESSENTIAL = (
     *("output_dir", "num_train_epochs", "per_device_batch_size", "learning_rate", "max_length"),
 )
 _STUDENT = """
-The student is a new model (--family), a checkpoint (--model), or made of layers of the teacher (--student_layers). Only
-the student is saved. It runs under `accelerate launch -m`, too; --resume continues from the last checkpoint."""
+The student is a new model (--family), a checkpoint (--model), or initialised from the teacher's layers
+(--student_layers). Only the student is saved. It runs under `accelerate launch -m`, too; --resume continues from the
+last checkpoint."""
 _TEXT = r"""Distill a masked language model on raw text.
 
     hf-ctxmodels distill text --recipe distilbert --teacher runs/bert --dataset FILE --output_dir runs/student
@@ -48,43 +49,45 @@ class TaskDistillationArguments(DistillationArguments, FinetuningArguments):
     """Teacher, student and data."""
 
 
-def sections_of(task: str) -> tuple[Section, ...]:
-    """The flags of `distill text` or of a task, in groups."""
+def flag_sections(task: str) -> tuple[Section, ...]:
+    """The sections of flags of `distill text` or `distill TASK`."""
     if task == "text":
         return TextDistillationArguments, LoopArguments
     names = set(TaskDistillationArguments.__dataclass_fields__) - {"unlabelled_file"}
-    return (TaskDistillationArguments, names), (TaskArguments, TASKS[task].reads), FinetuningLoopArguments
+    return (TaskDistillationArguments, names), (TaskArguments, TASKS[task].argument_names), FinetuningLoopArguments
 
 
 def main(task: str) -> None:
     """Train the student, save it, and print its metrics.
 
     Raises:
-        CtxError: Teacher, student, losses and data do not fit.
+        CtxError: Teacher, student, losses and data do not match.
     """
     description = (_TEXT if task == "text" else _TASK.format(task=task)) + _STUDENT
-    arguments, *more = parse_arguments(*sections_of(task), description=description, essential=ESSENTIAL)
+    arguments, *other_arguments = parse_arguments(*flag_sections(task), description=description, essential=ESSENTIAL)
     if task == "text":
-        distill_on_text(arguments, *more)
+        distill_on_text(arguments, *other_arguments)
     else:
-        distill_on_task(replace(arguments, task=task), *more)
+        distill_on_task(replace(arguments, task=task), *other_arguments)
 
 
 def distill_on_text(arguments: TextDistillationArguments, loop: LoopArguments) -> None:
-    """Distill on raw text; see `main`."""
+    """Distill a masked language model on raw text."""
     setup = prepare(arguments)
     arguments.tokenizer = arguments.tokenizer or arguments.teacher
     if arguments.family is None and arguments.model in (None, arguments.teacher):
         arguments.family = get_family(setup.teacher.config).name
     family = resolve_family(select_fields(PretrainingArguments, arguments))
-    masked = [name for name, kind in family.objectives.items() if kind.auto_class == "AutoModelForMaskedLM"]
-    if arguments.objective is None and not masked:
+    masked_lm_objectives = [
+        name for name, objective in family.objectives.items() if objective.auto_class == "AutoModelForMaskedLM"
+    ]
+    if arguments.objective is None and not masked_lm_objectives:
         raise CtxError(
             f"The family {family.name} has no masked language model to distill on raw text.",
             location=f"--family {family.name}",
             hint="distill on a task, or use another family.",
         )
-    arguments.objective = arguments.objective or masked[0]
+    arguments.objective = arguments.objective or masked_lm_objectives[0]
     summary = pretrain(select_fields(PretrainingArguments, arguments), loop, make_setup=setup.prepare_pretraining)
     if PartialState().is_main_process:
         output = loop.output_dir
@@ -94,7 +97,7 @@ def distill_on_text(arguments: TextDistillationArguments, loop: LoopArguments) -
 
 
 def distill_on_task(arguments: TaskDistillationArguments, task_arguments: TaskArguments, loop: LoopArguments) -> None:
-    """Distill on the examples of a task; see `main`."""
+    """Distill a model on the examples of a task."""
     setup = prepare(arguments, split_words=TASKS[arguments.task].split_words, max_length=task_arguments.max_length)
     if arguments.family is not None and arguments.family.tokenizer is None:
         arguments.family = replace(arguments.family, tokenizer=arguments.teacher)
@@ -107,15 +110,15 @@ def prepare(
     split_words: bool = False,
     max_length: int | None = None,
 ) -> DistillationSetup:
-    """Open the teacher, and derive the start of the student from `--student_layers`.
+    """Open the teacher, and set the initial weights and depth of the student from `--student_layers`.
 
     Args:
-        arguments: The flags; `model` and `config_options` are changed.
-        split_words: Whether the tokenizer reads lists of words.
-        max_length: Longest input in tokens; None for that of `arguments`.
+        arguments: The flags; `model` and `config_options` are modified.
+        split_words: Whether the inputs of the tokenizer are lists of words.
+        max_length: Longest input in tokens; None for `arguments.max_length`.
 
     Raises:
-        CtxError: The teacher cannot be opened, is too short, or has no such layer.
+        CtxError: The teacher cannot be opened, has too few positions, or lacks a layer of `--student_layers`.
     """
     losses = parse_losses(arguments.losses)
     teacher = Teacher.open(arguments.teacher, split_words=split_words)

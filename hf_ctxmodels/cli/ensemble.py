@@ -1,4 +1,4 @@
-r"""Classify texts by several models together, by the mean of their probabilities, and say how good they are.
+r"""Classify texts by the mean of the probabilities of several models, and print the metrics.
 
 hf-ctxmodels ensemble --models runs/forward runs/backward --validation_file test.tsv --text_columns sentence
 """
@@ -26,8 +26,8 @@ class EnsembleArguments:
 
 
 def main() -> None:
-    """Open, classify, print."""
-    task_section = (TaskArguments, SequenceClassification.reads)
+    """Evaluate the classifiers and their ensemble."""
+    task_section = (TaskArguments, SequenceClassification.argument_names)
     arguments, task_arguments = parse_arguments(EnsembleArguments, task_section, description=__doc__)
     task = SequenceClassification(task_arguments)
     examples = task.read(arguments.validation_file, "validation")
@@ -42,4 +42,4 @@ def main() -> None:
     width = max(map(len, [*arguments.models, "ensemble"]))
     for name, metrics in zip([*arguments.models, "ensemble"], [*scores.members, scores.ensemble], strict=True):
         print(f"{name:<{width}}  " + "  ".join(f"{metric} {value:.4f}" for metric, value in metrics.items()))
-    print(f"{len(examples)} texts")
+    print(f"{len(examples)} examples")

@@ -23,9 +23,14 @@ from hf_ctxmodels.downstream.finetuning.finetuning_run import (
     load_config_and_tokenizer,
     open_model,
 )
-from hf_ctxmodels.downstream.finetuning.multitask.multitask_run import MultitaskArguments, Start, finetune_tasks, report
+from hf_ctxmodels.downstream.finetuning.multitask.multitask_run import (
+    MultitaskArguments,
+    StartingModel,
+    finetune_tasks,
+    report,
+)
 from hf_ctxmodels.downstream.tasks import TASKS, Task, TaskArguments
-from hf_ctxmodels.downstream.tasks.normalized_references import CEILING
+from hf_ctxmodels.downstream.tasks.normalized_references import UPPER_BOUND_NOTE
 from hf_ctxmodels.downstream.tasks.task_list import KINDS
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.recipe import Section, parse_arguments
@@ -35,7 +40,7 @@ ESSENTIAL = (
     *("model", "train_file", "validation_file", "text_columns", "label_column", "output_dir"),
     *("num_train_epochs", "per_device_batch_size", "learning_rate", "max_length"),
 )
-_DESCRIPTION = """{summary} {more}
+_DESCRIPTION = """{summary} {details}
 
     hf-ctxmodels finetune {task} --model runs/bert {data} --output_dir runs/{task}
 
@@ -43,10 +48,10 @@ It runs under `accelerate launch -m`, too. After an interruption the same comman
 checkpoint."""
 
 
-def sections_of(task: str) -> tuple[Section, ...]:
-    """The flags of a task, in groups."""
+def flag_sections(task: str) -> tuple[Section, ...]:
+    """The sections of flags of a task."""
     if task == "multitask":
-        columns = {name for kind in KINDS for name in TASKS[kind].reads}
+        columns = {name for task_name in KINDS for name in TASKS[task_name].argument_names}
         model = (StartingModelArguments, ("model", "family", "config_options"))
         return MultitaskArguments, model, (TaskArguments, columns), FinetuningLoopArguments
     task_class = TASKS[task]
@@ -55,7 +60,7 @@ def sections_of(task: str) -> tuple[Section, ...]:
         names -= {"unlabelled_file"}
     return (
         (FinetuningArguments, names),
-        (TaskArguments, task_class.reads),
+        (TaskArguments, task_class.argument_names),
         FinetuningLoopArguments,
         FinetuningMethodArguments,
         AdapterArguments,
@@ -64,21 +69,19 @@ def sections_of(task: str) -> tuple[Section, ...]:
 
 
 def parse(task: str) -> tuple[Any, ...]:
-    """The flags of `hf-ctxmodels finetune TASK` on the command line."""
+    """Parse the command line of `hf-ctxmodels finetune TASK`."""
     if task == "multitask":
-        more, data = (
-            "The list is a YAML file or the name of a list of the package.",
-            "--tasks mtdnn --tasks_folder glue",
-        )
+        details = "The task list is a YAML file or the name of a packaged list."
+        data = "--tasks mtdnn --tasks_folder glue"
     else:
-        more = "The metrics are compared with a baseline that ignores the input."
+        details = "The metrics are compared with a baseline that ignores the input."
         data = "--train_file train.tsv --validation_file dev.tsv"
-    description = _DESCRIPTION.format(task=task, summary=FINETUNING_TASKS[task], more=more, data=data)
-    return parse_arguments(*sections_of(task), description=description, essential=ESSENTIAL)
+    description = _DESCRIPTION.format(task=task, summary=FINETUNING_TASKS[task], details=details, data=data)
+    return parse_arguments(*flag_sections(task), description=description, essential=ESSENTIAL)
 
 
 def main(task: str) -> None:
-    """Fine-tune on a task, and print the metrics and those of the baseline."""
+    """Fine-tune on a task, and print the metrics of the model and of the baseline."""
     if task == "multitask":
         run_multitask(*parse(task))
         return
@@ -89,8 +92,8 @@ def main(task: str) -> None:
 def run_multitask(
     arguments: MultitaskArguments, model: StartingModelArguments, defaults: TaskArguments, loop: LoopArguments
 ) -> None:
-    """Fine-tune on a list of tasks, and print the metrics of each and those of its baseline."""
-    start = Start(
+    """Fine-tune on a task list, and print the metrics of each task and its baseline."""
+    start = StartingModel(
         partial(load_config_and_tokenizer, model, require_family=True),
         partial(open_model, model),
         model.model or "--family",
@@ -100,19 +103,19 @@ def run_multitask(
 
 
 def write_predictions(file: str, task: Task[Any], examples: list[Any], predictions: list[Any]) -> None:
-    """Write a JSON object per line: an example, its label and its prediction."""
+    """Write one JSON object per example, with its label and prediction."""
     Path(file).parent.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps(task.record(*pair), ensure_ascii=False) for pair in zip(examples, predictions, strict=True)]
     Path(file).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def table(metrics: dict[str, float], baseline: dict[str, float], ceiling: dict[str, float]) -> str:
-    """The metrics of the model, those of the baseline, and the highest possible values."""
-    ceilings = {name: f"{value:>10.4f}" for name, value in ceiling.items()}
-    lines = [f"{'metric':<24}{'model':>10}{'baseline':>10}" + f"{'ceiling':>10}" * bool(ceilings)]
+def table(metrics: dict[str, float], baseline: dict[str, float], upper_bounds: dict[str, float]) -> str:
+    """Format the metrics of the model and the baseline, and the upper bounds of the metrics."""
+    bounds = {name: f"{value:>13.4f}" for name, value in upper_bounds.items()}
+    lines = [f"{'metric':<24}{'model':>10}{'baseline':>10}" + f"{'upper bound':>13}" * bool(bounds)]
     lines.append(f"{'loss':<24}{metrics['eval_loss']:>10.4f}")
     for name, value in baseline.items():
-        lines.append(f"{name:<24}{metrics[f'eval_{name}']:>10.4f}{value:>10.4f}" + ceilings.get(name, ""))
+        lines.append(f"{name:<24}{metrics[f'eval_{name}']:>10.4f}{value:>10.4f}" + bounds.get(name, ""))
     return "\n".join(lines)
 
 
@@ -133,16 +136,16 @@ def run(
             inputs=(arguments.train_file, arguments.validation_file, arguments.unlabelled_file),
         )
     tuned = finetune(arguments, task_arguments, loop_arguments, config, make_setup)
-    if file is not None and not tuned.evaluation.predictions:  # the run was finished before
+    if file is not None and not tuned.evaluation.predictions:  # a resumed run that was already finished
         tuned.evaluation(tuned.model.eval(), tuned.accelerator)
     if not tuned.accelerator.is_main_process:
         return
     tuned.save_summary(arguments)
     if file is not None:
         write_predictions(file, tuned.task, tuned.validation, tuned.evaluation.predictions)
-    print(table(tuned.result.metrics, tuned.baseline, tuned.ceiling))
-    if tuned.ceiling:
-        print(CEILING)
+    print(table(tuned.result.metrics, tuned.baseline, tuned.upper_bounds))
+    if tuned.upper_bounds:
+        print(UPPER_BOUND_NOTE)
     if tuned.task.baseline_name:
         print(f"baseline: {tuned.task.baseline_name}")
     output = loop_arguments.output_dir

@@ -19,7 +19,7 @@ from hf_ctxmodels.core.languages import LanguagePair
 from hf_ctxmodels.core.output_files import check_output_file, wrap_write_errors
 from hf_ctxmodels.data.text_files import read_lines
 from hf_ctxmodels.downstream.loading_with_adapters import load_model_with_adapters
-from hf_ctxmodels.downstream.tasks.normalized_references import CEILING, NormalizedReferences
+from hf_ctxmodels.downstream.tasks.normalized_references import UPPER_BOUND_NOTE, NormalizedReferences
 from hf_ctxmodels.downstream.tasks.text_metrics import corpus_bleu, metric_names, score_texts
 from hf_ctxmodels.inference import generate_texts
 from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model
@@ -38,7 +38,7 @@ class BeamOptions:
 
     num_beams: int = flag(5, "Width of the beam search.")
     length_penalty: float | None = flag(
-        None, "Exponent of the length by which the score of a beam is divided; by default that of the model."
+        None, "Exponent of the length by which the score of a beam is divided; by default the exponent of the model."
     )
 
     def __post_init__(self) -> None:
@@ -49,10 +49,10 @@ class BeamOptions:
 class SamplingOptions:
     """Random sampling."""
 
-    temperature: float = flag(1.0, "Divisor of the logits.")
+    temperature: float = flag(1.0, "Softmax temperature.")
     top_k: int = flag(0, "Sample from the k most probable tokens; 0 for all.")
-    top_p: float = flag(1.0, "Sample from the most probable tokens of this cumulative probability.")
-    num_beams: int = flag(1, "Width of the beam search that is sampled from.")
+    top_p: float = flag(1.0, "Nucleus sampling: cumulative probability of the most probable tokens.")
+    num_beams: int = flag(1, "Width of the beam search, for beam sampling.")
     seed: int = flag(42, "Random seed; the result also depends on --batch_size.")
 
     def __post_init__(self) -> None:
@@ -87,7 +87,7 @@ class GenerationArguments:
         None, "Language to generate, for multilingual models: a token, such as `<de>`, or a name in lang2id."
     )
     source_language: str | None = flag(
-        None, "Language of the input, for models with language embeddings; by default that of fine-tuning."
+        None, "Language of the input, for models with language embeddings; by default the language of fine-tuning."
     )
     references: str | None = flag(None, "File with the reference text of each line, to compute --metrics with.")
     metrics: str = flag("bleu", "Metrics, separated by commas: rouge, bleu, exact_match.")
@@ -100,7 +100,7 @@ class GenerationArguments:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Arguments of `generate_texts`."""
+        """Keyword arguments of `generate_texts`."""
         names = ("max_new_tokens", "max_length", "batch_size", "language", "source_language")
         options: dict[str, Any] = {name: getattr(self, name) for name in names}
         if self.no_repeat_ngram_size:
@@ -125,7 +125,7 @@ def generation_head(config: PreTrainedConfig, source: str) -> str:
     raise CtxError(
         f"{type(config).__name__} has no head that generates text.",
         location=source,
-        hint="give an encoder-decoder or a decoder.",
+        hint="use an encoder-decoder or a decoder.",
     )
 
 
@@ -133,7 +133,7 @@ def read_texts(file: str) -> list[str]:
     """The stripped lines of a file; raises CtxError if it has none."""
     lines = [line.strip() for line in read_lines(Path(file))]
     if not lines:
-        raise CtxError("The file is empty.", location=file, hint="give a file with one text per line.")
+        raise CtxError("The file is empty.", location=file, hint="use a file with one text per line.")
     return lines
 
 
@@ -144,7 +144,7 @@ def metric_lines(
     references: list[str],
     tokenizer: PreTrainedTokenizerBase,
 ) -> list[str]:
-    """A line per metric, BLEU with its signature; the ceilings, if the tokenizer cannot reproduce the references."""
+    """Format a line per metric, and the upper bounds if the tokenizer cannot reproduce the references."""
     if not names:
         return []
     lines = []
@@ -157,9 +157,9 @@ def metric_lines(
             lines.append(format_metrics(values))
     languages = LanguagePair.tokenizer_arguments(tokenizer, arguments.language)
     normalized = NormalizedReferences(tokenizer, names, lower_case=arguments.lower_case, tokenizer_arguments=languages)
-    if ceiling := normalized.ceiling(references):
-        lines.append(f"ceiling: {format_metrics(ceiling)}")
-        lines += [format_metrics(normalized.scores(generated, references)), CEILING]
+    if upper_bounds := normalized.upper_bounds(references):
+        lines.append(f"upper bound: {format_metrics(upper_bounds)}")
+        lines += [format_metrics(normalized.scores(generated, references)), UPPER_BOUND_NOTE]
     return lines
 
 
@@ -181,7 +181,7 @@ def main() -> None:
         raise CtxError(
             f"Expected one reference per text, got {len(texts)} texts and {len(references)} references.",
             location=arguments.references,
-            hint="give a file with a reference for each line of --input.",
+            hint="use a file with a reference for each line of --input.",
         )
     config, tokenizer = load_config(arguments.model), load_tokenizer(arguments.model)
     check_tokenizer_matches_model(tokenizer, config, location=arguments.model)

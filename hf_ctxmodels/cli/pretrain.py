@@ -29,7 +29,7 @@ ESSENTIAL = (
 
 
 def main() -> None:
-    """Pretrain; print what was saved where."""
+    """Pretrain, and print the output files and the losses."""
     arguments, loop_arguments, adapters, embeddings = parse_arguments(
         PretrainingArguments,
         LoopArguments,
@@ -62,7 +62,7 @@ def show_results(summary: TrainingSummary, output: str) -> None:
 
 
 def finetuning_command(model: str, model_type: str) -> tuple[str, ...]:
-    """The command that fine-tunes a model on a task that its family has a head for.
+    """The command that fine-tunes a model on a task supported by its family.
 
     Args:
         model: Its directory.

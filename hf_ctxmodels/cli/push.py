@@ -1,7 +1,7 @@
 """Publish a trained model: `hf-ctxmodels push --model runs/bert --repo_id org/name`.
 
 The files are listed before they are pushed; with --dry_run they are only listed, and with --output_dir they are written
-to a directory, which the Auto classes open as they open the repository.
+to a directory, which the Auto classes open like the repository.
 """
 
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ class PushArguments:
     revision: str | None = field(default=None, metadata={"help": "Branch, created if missing; by default main."})
     commit_message: str | None = field(default=None, metadata={"help": "First line of the commit."})
     token: str | None = field(
-        default=None, metadata={"help": "Token with write access; by default HF_TOKEN or that of `hf auth login`."}
+        default=None, metadata={"help": "Token with write access; by default HF_TOKEN or the token of `hf auth login`."}
     )
     dry_run: bool = field(default=False, metadata={"help": "Only list the files."})
     output_dir: str | None = flag(None, "Write the files to this directory instead of pushing them.")
@@ -31,7 +31,7 @@ class PushArguments:
 
 
 def main() -> None:
-    """List what is pushed, push it, and print where it went."""
+    """List the files, push them, and print the URL of the commit."""
     (arguments,) = parse_arguments(PushArguments, description=__doc__)
     files = repository_files(Path(arguments.model), arguments.repo_id)
     print(describe_files(files))

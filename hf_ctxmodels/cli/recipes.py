@@ -1,4 +1,4 @@
-"""List the recipes that come with the package, the lists of tasks, and the configurations for `accelerate launch`.
+"""List the packaged recipes, task lists and configurations for `accelerate launch`.
 
 hf-ctxmodels pretrain --recipe NAME ...
 accelerate launch --config_file FILE -m hf_ctxmodels pretrain --recipe NAME ...
@@ -24,7 +24,7 @@ def main() -> None:
 
 
 def first_sentence(path: Path) -> str:
-    """What the comment at the head of a file says, up to the end of its first sentence or line of text."""
+    """The first sentence of the comment at the top of a file."""
     lines = []
     for line in path.read_text(encoding="utf-8").splitlines():
         if not line.startswith("# "):

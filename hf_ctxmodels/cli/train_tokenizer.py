@@ -1,4 +1,4 @@
-r"""Train the tokenizer of any family on documents, and say how well it fits documents it has not seen.
+r"""Train the tokenizer of a family on documents, and evaluate it on held-out documents.
 
     hf-ctxmodels train-tokenizer --family bert --dataset demo --vocab_size 4000 --output_dir tokenizer \
         --options do_lower_case=false
@@ -23,7 +23,7 @@ from hf_ctxmodels.data.language_sampling import ResampledDocuments
 from hf_ctxmodels.registry import FAMILIES, get_family
 from hf_ctxmodels.training.recipe import parse_arguments
 
-HELD_OUT_DOCUMENTS = 500  # enough for rates of two digits
+MAX_EVALUATION_DOCUMENTS = 500  # enough for two significant digits
 
 
 @dataclass
@@ -31,19 +31,19 @@ class TokenizerArguments:
     """Tokenizer."""
 
     family: str = field(metadata={"help": "Family whose tokenizer is trained.", "choices": sorted(FAMILIES)})
-    vocab_size: int = field(metadata={"help": "Vocabulary size, with special tokens."})
+    vocab_size: int = field(metadata={"help": "Vocabulary size, including special tokens."})
     output_dir: str = field(metadata={"help": "Output directory."})
     overwrite: bool = field(default=False, metadata={"help": "Replace the tokenizer in --output_dir."})
     options: list[str] = field(
         default_factory=list,
         metadata={
-            "help": "Options of the tokenizer as name=value, such as do_lower_case=false; an unknown name lists all."
+            "help": "Options of the tokenizer as name=value, such as do_lower_case=false; an unknown name lists them."
         },
     )
 
 
-class CountedTexts:
-    """Texts of documents; `count` says how many the last iteration gave."""
+class CountedDocuments:
+    """Iterable of documents as strings; `count` is the number of documents of the last iteration."""
 
     def __init__(self, documents: Documents | ResampledDocuments) -> None:
         self.documents = documents
@@ -56,42 +56,50 @@ class CountedTexts:
             yield text
 
 
-def training_options(tokenizer_class: type, pairs: list[str]) -> dict[str, Any]:
-    """`["min_frequency=5"]` -> `{"min_frequency": 5}`, checked against what the class's `train` takes."""
+def parse_training_options(tokenizer_class: type, assignments: list[str]) -> dict[str, Any]:
+    """Parse `["min_frequency=5"]` to `{"min_frequency": 5}`, keyword arguments of the class's `train`.
+
+    Raises:
+        CtxError: The tokenizer cannot be trained, an option is unknown, or a value has the wrong type.
+    """
     if not hasattr(tokenizer_class, "train"):
         raise CtxError(f"{tokenizer_class.__name__} cannot be trained.", hint="load it with AutoTokenizer instead.")
     defaults: dict[str, Any] = {}
-    for kind in tokenizer_class.__mro__:  # a class may hand on what it does not name itself
-        if "train" in vars(kind):
-            parameters = inspect.signature(vars(kind)["train"].__func__).parameters.values()
-            defaults = {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY} | defaults
-            if not any(each.kind is each.VAR_KEYWORD for each in parameters):
+    for base_class in tokenizer_class.__mro__:  # `train` may pass **kwargs to the base class
+        if "train" in vars(base_class):
+            parameters = inspect.signature(vars(base_class)["train"].__func__).parameters.values()
+            defaults = {
+                parameter.name: parameter.default
+                for parameter in parameters
+                if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+            } | defaults
+            if not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
                 break
     options = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
+    for assignment in assignments:
+        name, equals, value = assignment.partition("=")
         if not equals or name not in defaults:
             raise CtxError(
-                f"No such option of {tokenizer_class.__name__}.",
-                location=f"--options {pair}",
-                hint=f"use some of: {', '.join(f'{known}={default}' for known, default in defaults.items())}.",
+                f"{tokenizer_class.__name__} has no option {name!r}.",
+                location=f"--options {assignment}",
+                hint=f"use one or more of: {', '.join(f'{key}={default}' for key, default in defaults.items())}.",
             )
         options[name] = yaml.safe_load(value)
-        kind = list if isinstance(defaults[name], tuple) else type(defaults[name])  # YAML has no tuples
-        if defaults[name] is not None and type(options[name]) is not kind:
+        expected_type = list if isinstance(defaults[name], tuple) else type(defaults[name])  # YAML has no tuples
+        if defaults[name] is not None and type(options[name]) is not expected_type:
             raise CtxError(
                 f"The option {name} takes a value like {defaults[name]!r}, not {options[name]!r}.",
-                location=f"--options {pair}",
-                hint="give a value of that kind.",
+                location=f"--options {assignment}",
+                hint=f"use a value of type {expected_type.__name__}.",
             )
     return options
 
 
-def fit(tokenizer: PreTrainedTokenizerBase, documents: Documents) -> dict[str, float]:
-    """Tokens per word (fertility) and the share of unknown tokens on some documents."""
-    held_out = list(islice(documents, HELD_OUT_DOCUMENTS))
-    # the other language's words are none of these
-    texts = [each[0] if isinstance(each, TranslatedText) else text_of(each) for each in held_out]
+def evaluate(tokenizer: PreTrainedTokenizerBase, documents: Documents) -> dict[str, float]:
+    """Compute the fertility (tokens per word) and the share of unknown tokens on the first documents."""
+    held_out = list(islice(documents, MAX_EVALUATION_DOCUMENTS))
+    # translations are skipped: their vocabulary is separate
+    texts = [document[0] if isinstance(document, TranslatedText) else text_of(document) for document in held_out]
     texts = ["\n".join(without_tag(line, tokenizer) for line in text.split("\n")) for text in texts]
     encodings = tokenizer(texts, add_special_tokens=False, verbose=False).encodings or []
     encoded = [encoding.ids for encoding in encodings]
@@ -102,19 +110,19 @@ def fit(tokenizer: PreTrainedTokenizerBase, documents: Documents) -> dict[str, f
 
 
 def without_tag(line: str, tokenizer: PreTrainedTokenizerBase) -> str:
-    """A line without the tag of a language that the tokenizer knows by name, and so does not read as text."""
+    """The line without its language tag, if the tokenizer has this language and does not tokenize the tag."""
     language, text = split_language_tag(line)
     return text if language in getattr(tokenizer, "languages", ()) else line
 
 
-def fit_lines(tokenizer: PreTrainedTokenizerBase, held_out: Documents | None) -> list[str]:
-    """What is printed of the fit to held-out documents, None for none."""
+def evaluation_lines(tokenizer: PreTrainedTokenizerBase, held_out: Documents | None) -> list[str]:
+    """Format the evaluation on the held-out documents, if any."""
     if held_out is None:
         return ["  held out         no document: --validation_fraction is 0"]
     try:
-        result = fit(tokenizer, held_out)
+        result = evaluate(tokenizer, held_out)
     except NoDocumentError:
-        return ["  held out         no document: the data set is too small for --validation_fraction"]
+        return ["  held out         no document: the dataset is too small for --validation_fraction"]
     return [
         f"  held out         {result['documents']} documents",
         f"  tokens per word  {result['fertility']:.2f} (held out)",
@@ -123,24 +131,26 @@ def fit_lines(tokenizer: PreTrainedTokenizerBase, held_out: Documents | None) ->
 
 
 def main() -> None:
-    """Parse, train, save, print."""
+    """Train, evaluate and save the tokenizer."""
     arguments, data = parse_arguments(TokenizerArguments, DataArguments, description=__doc__)
     tokenizer_class: Any = get_family(arguments.family).tokenizer
     check_output_directory(arguments.output_dir, TOKENIZER_FILES, flag="--output_dir", overwrite=arguments.overwrite)
-    options = training_options(tokenizer_class, arguments.options)
+    options = parse_training_options(tokenizer_class, arguments.options)
     training, held_out = data.load()
-    texts = CountedTexts(training if data.sampling_alpha is None else ResampledDocuments(training, data.sampling_alpha))
-    print_status(f"learning a vocabulary of {arguments.vocab_size:,} tokens from {', '.join(data.dataset)}")
+    texts = CountedDocuments(
+        training if data.sampling_alpha is None else ResampledDocuments(training, data.sampling_alpha)
+    )
+    print_status(f"training a vocabulary of {arguments.vocab_size:,} tokens from {', '.join(data.dataset)}")
     tokenizer = tokenizer_class.train(texts, arguments.vocab_size, **options)
     tokenizer.save_pretrained(arguments.output_dir)
 
     print(f"{tokenizer_class.__name__} saved in {arguments.output_dir}")
-    print(f"  vocabulary       {len(tokenizer)} tokens of {arguments.vocab_size} asked for")
+    print(f"  vocabulary       {len(tokenizer)} tokens ({arguments.vocab_size} requested)")
     print(f"  trained on       {texts.count} documents of {', '.join(data.dataset)}")
-    print("\n".join(fit_lines(tokenizer, held_out)))
-    place = ("--family", arguments.family, "--tokenizer", arguments.output_dir)
+    print("\n".join(evaluation_lines(tokenizer, held_out)))
+    model_flags = ("--family", arguments.family, "--tokenizer", arguments.output_dir)
     print(
         format_next_commands(
-            ("pretrain", *place, "--dataset", *data.dataset, "--max_steps", 1000, "--output_dir", "DIR")
+            ("pretrain", *model_flags, "--dataset", *data.dataset, "--max_steps", 1000, "--output_dir", "DIR")
         )
     )

@@ -45,7 +45,7 @@ def convert_adapter(source: str | Path, output: str | Path) -> str:
     files = {name: file for name, file in PICKLES.items() if (folder / name).is_file()}
     if not files:
         raise CtxError(
-            "There is no pytorch_adapter.bin.", location=str(source), hint="give the folder or Hub id of an adapter."
+            "There is no pytorch_adapter.bin.", location=str(source), hint="use the folder or Hub id of an adapter."
         )
     check_adapter_directory(target)
     tensors_by_file = {file: _load_tensors(folder / name) for name, file in files.items()}
@@ -70,7 +70,7 @@ def _resolve_folder(source: str | Path) -> Path:
     try:
         return Path(snapshot_download(str(source), allow_patterns=[*_CONFIGS, *PICKLES]))
     except Exception as error:  # no such repository, no network, no valid id
-        raise CtxError("There is no such adapter.", location=str(source), hint="give a folder or a Hub id.") from error
+        raise CtxError("There is no such adapter.", location=str(source), hint="use a folder or a Hub id.") from error
 
 
 def _load_tensors(path: Path) -> dict[str, Tensor]:
@@ -84,7 +84,7 @@ def _load_tensors(path: Path) -> dict[str, Tensor]:
             hint="download the file again; pickles that contain code are not loaded.",
         ) from error
     if not isinstance(content, dict) or not all(isinstance(tensor, Tensor) for tensor in content.values()):
-        raise CtxError("The pickle does not contain named tensors.", location=str(path), hint="give an adapter's file.")
+        raise CtxError("The pickle does not contain named tensors.", location=str(path), hint="use an adapter's file.")
     return {str(name): tensor.detach().clone().contiguous() for name, tensor in content.items()}
 
 

@@ -31,7 +31,7 @@ def config_from_options(options: Mapping[str, Any], location: str | None = None)
     Raises:
         CtxError: An entry is missing or has an unsupported value.
     """
-    with wrap_errors("Invalid ELMo options", location=location, hint="give the model's options.json."):
+    with wrap_errors("Invalid ELMo options", location=location, hint="use the model's options.json."):
         lstm, cnn = options["lstm"], options["char_cnn"]
         if cnn["n_characters"] not in _NUM_CHARACTERS:
             raise CtxError(
@@ -58,7 +58,7 @@ def read_allennlp(options_file: str | Path, weights_file: str | Path) -> CtxElmo
     Raises:
         CtxError: A file is missing or damaged, the files do not match, or h5py is not installed.
     """
-    options = read_json(options_file, hint="give the model's options.json.")
+    options = read_json(options_file, hint="use the model's options.json.")
     model = CtxElmoModel(config_from_options(options, str(options_file)))
     expected = model.state_dict()
     converted = _convert_weights(_read_arrays(weights_file), model.config, str(weights_file))
@@ -67,7 +67,7 @@ def read_allennlp(options_file: str | Path, weights_file: str | Path) -> CtxElmo
             raise CtxError(
                 f"{name} is {tuple(value.shape)}, expected {tuple(expected[name].shape)} according to the options.",
                 location=str(weights_file),
-                hint="give the options.json and the weights of the same model.",
+                hint="use the options.json and the weights of the same model.",
             )
     model.load_state_dict(converted)
     return model.eval()
@@ -90,7 +90,7 @@ def _read_arrays(file: str | Path) -> dict[str, np.ndarray]:
             opened.visititems(collect)
     except OSError as error:
         raise CtxError(
-            f"Cannot read the weights: {error}.", location=str(file), hint="give a complete HDF5 file."
+            f"Cannot read the weights: {error}.", location=str(file), hint="use a complete HDF5 file."
         ) from error
     return arrays
 
@@ -103,7 +103,7 @@ def _convert_weights(arrays: Mapping[str, np.ndarray], config: CtxElmoConfig, lo
             raise CtxError(
                 f"The file has no {name!r}; it has {', '.join(sorted(arrays)[:6])}, ...",
                 location=location,
-                hint="give the weights and the options of the same model.",
+                hint="use the weights and the options of the same model.",
             )
         return torch.from_numpy(np.array(arrays[name], dtype=np.float32))
 

@@ -64,7 +64,7 @@ def read_openai_checkpoint(
             f"params_shapes.json lists {len(parameters)} parameters, expected one or two embedding matrices and "
             f"{len(_LAYER_PARAMETERS)} per layer.",
             location=str(folder),
-            hint="give the parameters of a language model, without a classifier.",
+            hint="use the parameters of a language model, without a classifier.",
         )
     if num_embeddings == 1:
         words, position_rows = _split_embeddings(parameters[0], len(tokenizer), positions, str(folder))
@@ -77,7 +77,7 @@ def read_openai_checkpoint(
         raise CtxError(
             f"There are {len(words)} token embeddings for {len(tokenizer)} tokens.",
             location=str(vocabulary),
-            hint="give the vocabulary of this model.",
+            hint="use the vocabulary of this model.",
         )
     width = words.shape[1]
     config = CtxGptConfig(
@@ -106,7 +106,7 @@ def _read_parameters(folder: Path) -> list[Tensor]:
         raise CtxError(
             f"The parameters cannot be read: {error}.",
             location=str(folder),
-            hint="give the directory with params_shapes.json, params_0.npy, params_1.npy, ...",
+            hint="use the directory with params_shapes.json, params_0.npy, params_1.npy, ...",
         ) from error
     if sum(sizes) != len(values):
         raise CtxError(
@@ -127,7 +127,7 @@ def _split_embeddings(embeddings: Tensor, num_tokens: int, num_positions: int, f
             f"The embedding matrix has {len(embeddings)} rows, expected {num_tokens} tokens, {len(TASK_TOKENS)} or no "
             f"task tokens, and {num_positions} positions.",
             location=folder,
-            hint="give the number of positions that this model was fine-tuned with.",
+            hint="use the number of positions that this model was fine-tuned with.",
         )
     return embeddings[:num_words].clone(), embeddings[num_words:].clone()
 
@@ -150,7 +150,7 @@ def _load(model: CtxGptForCausalLM, state_dict: Mapping[str, Tensor], folder: st
                 f"{name} is {tuple(tensor.shape)}, expected {tuple(parameters[name].shape)} in a GPT of width "
                 f"{model.config.hidden_size}.",
                 location=folder,
-                hint="give the files of one model.",
+                hint="use the files of one model.",
             )
     with torch.no_grad():
         for name, tensor in state_dict.items():

@@ -59,7 +59,7 @@ def read_grover_checkpoint(
         raise CtxError(
             f"The checkpoint is not a Grover model; it has {', '.join(sorted(variables)[:4])}, ...",
             location=location,
-            hint="give a checkpoint of github.com/rowanz/grover.",
+            hint="use a checkpoint of github.com/rowanz/grover.",
         )
     state_dict = {f"grover.{name}": _get_variable(variables, old, location) for old, name in _EMBEDDINGS.items()}
     for layer in layers:
@@ -89,7 +89,7 @@ def read_grover_checkpoint(
             raise CtxError(
                 f"{name} is {tuple(state_dict[name].shape)}, expected {tuple(parameter.shape)}.",
                 location=location,
-                hint="give the weights of one model.",
+                hint="use the weights of one model.",
             )
     model.load_state_dict(state_dict)
     return model.eval()
@@ -116,7 +116,7 @@ def _convert_layer(variables: Mapping[str, Tensor], scope: str, location: str) -
 
 def _get_variable(variables: Mapping[str, Tensor], name: str, location: str) -> Tensor:
     if name not in variables:
-        raise CtxError(f"The checkpoint has no {name}.", location=location, hint="give a complete checkpoint.")
+        raise CtxError(f"The checkpoint has no {name}.", location=location, hint="use a complete checkpoint.")
     return variables[name].float()
 
 
@@ -145,7 +145,7 @@ def main() -> None:
         raise CtxError(
             f"{len(tokenizer)} tokens for {model.config.vocab_size} embeddings.",
             location=arguments.vocabulary,
-            hint="give the vocabulary and the checkpoint of the same model.",
+            hint="use the vocabulary and the checkpoint of the same model.",
         )
     save_converted_model(model, tokenizer, arguments.output)
     print(f"{model.num_parameters():,} parameters: {arguments.checkpoint} -> {arguments.output}")

@@ -31,7 +31,7 @@ def read_encoder(file: str | Path) -> dict[str, Any]:
         raise CtxError(
             f"The file is not a LASER encoder: it lacks some of {', '.join(keys)}.",
             location=str(file),
-            hint="give the released file.",
+            hint="use the released file.",
         )
     return dict(content)
 

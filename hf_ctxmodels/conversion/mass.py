@@ -78,7 +78,7 @@ _FAIRSEQ_RULES: RenamingRules = (
 _LANGUAGE_PROJECTION = re.compile(
     r"(encoder_attn\.\d+)\.(?:(out_lin)\.(\d+)|(\d+)\.([qkv]_lin|out_lin))\.(weight|bias)"
 )
-_CHECKPOINT_HINT = "give a checkpoint of github.com/microsoft/MASS."
+_CHECKPOINT_HINT = "use a checkpoint of github.com/microsoft/MASS."
 
 
 class SpecialTokenIds(NamedTuple):
@@ -130,7 +130,7 @@ def build_translation_model(
         raise CtxError(
             "The checkpoint has an adaptive softmax, which is not supported.",
             location=location,
-            hint="give a checkpoint without it.",
+            hint="use a checkpoint without it.",
         )
     lang2id = dict(params.get("lang2id") or {})
     state_dict: dict[str, Tensor] = {}
@@ -262,7 +262,7 @@ def _select_language(
             raise CtxError(
                 f"The decoder has separate cross-attention projections for each target language, but {problem}.",
                 location=location,
-                hint=f"give the target language: {', '.join(sorted(lang2id))}.",
+                hint=f"use the target language: {', '.join(sorted(lang2id))}.",
             )
         layer, output_projection, output_language, input_language, projection, suffix = match.groups()
         if int(output_language or input_language) == lang2id[language]:
@@ -359,7 +359,7 @@ def _build_model(state_dict: dict[str, Tensor], location: str, **fields: Any) ->
             raise CtxError(
                 f"{name} is {tuple(state_dict[name].shape)}, expected {tuple(weight.shape)}.",
                 location=location,
-                hint="give all weights of one model.",
+                hint="use all weights of one model.",
             )
     model.load_state_dict(state_dict)
     return model.eval()
@@ -412,13 +412,13 @@ def main() -> None:
     checkpoint = read_checkpoint(file)
     if "encoder" in checkpoint:
         if arguments.codes is None:
-            raise CtxError("The checkpoint is a translation model.", location=file, hint="give --codes.")
+            raise CtxError("The checkpoint is a translation model.", location=file, hint="pass --codes.")
         model = build_translation_model(checkpoint, file, arguments.language)
         codes = read_codes(arguments.codes)
         tokenizer = build_translation_tokenizer(checkpoint, codes, file, arguments.word_splitting)
     else:
         if arguments.vocabulary is None:
-            raise CtxError("The checkpoint is a summarization model.", location=file, hint="give --vocabulary.")
+            raise CtxError("The checkpoint is a summarization model.", location=file, hint="pass --vocabulary.")
         tokenizer = read_vocabulary(arguments.vocabulary)
         start_id = tokenizer.convert_tokens_to_ids("[CLS]")
         special = SpecialTokenIds(tokenizer.pad_token_id, start_id, tokenizer.sep_token_id)
@@ -427,7 +427,7 @@ def main() -> None:
         raise CtxError(
             f"{len(tokenizer)} tokens for {model.config.vocab_size} embeddings.",
             location=arguments.codes or arguments.vocabulary,
-            hint="give the files of the same model.",
+            hint="use the files of the same model.",
         )
     save_converted_model(model, tokenizer, arguments.output)
     print(f"{model.num_parameters():,} parameters: {file} -> {arguments.output}")

@@ -58,7 +58,7 @@ class TensorFlowCheckpoint(Mapping[str, Tensor]):
     def __init__(self, prefix: str | Path) -> None:
         self.prefix = str(prefix).removesuffix(".index")
         index = Path(f"{self.prefix}.index")
-        hint = "give the path of the checkpoint without .index and .data, such as models/base/model.ckpt."
+        hint = "use the path of the checkpoint without .index and .data, such as models/base/model.ckpt."
         with wrap_errors("The index of the checkpoint cannot be read", location=str(index), hint=hint):
             entries = dict(_read_table(index.read_bytes()))
             self._shards = _parse_message(entries.pop(b"", b"")).get(1, [1])[0]

@@ -62,7 +62,7 @@ def read_fastai(file: str | Path) -> CtxUlmfitForCausalLM:
             raise CtxError(
                 f"{name} is {shape}, expected {expected_shape} in an AWD-LSTM of {depth} layers of width {width}.",
                 location=str(file),
-                hint="give the weights of a forward LSTM language model.",
+                hint="use the weights of a forward LSTM language model.",
             )
     model.load_state_dict(weights)
     return model.eval()
@@ -73,7 +73,7 @@ def _read_weights(file: str | Path) -> Mapping[str, Tensor]:
     if isinstance(content, Mapping):
         content = content.get("model", content)  # next to an optimizer's state
     if not isinstance(content, Mapping) or not all(torch.is_tensor(value) for value in content.values()):
-        raise CtxError("The file is not a dictionary of weights.", location=str(file), hint="give a state_dict.")
+        raise CtxError("The file is not a dictionary of weights.", location=str(file), hint="use a state_dict.")
     return content
 
 
@@ -84,7 +84,7 @@ def _convert_weights(weights: Mapping[str, Tensor], location: str) -> dict[str, 
         raise CtxError(
             f"The file has no encoder.weight; it has {', '.join(sorted(weights)[:6])}, ...",
             location=location,
-            hint="give the weights of an AWD-LSTM language model or of its encoder.",
+            hint="use the weights of an AWD-LSTM language model or of its encoder.",
         )
     converted = {"ulmfit.word_embeddings.weight": embeddings}
     converted["decoder.weight"] = weights.get("1.decoder.weight", embeddings)
@@ -98,7 +98,7 @@ def _convert_weights(weights: Mapping[str, Tensor], location: str) -> dict[str, 
         raise CtxError(
             "The file has no LSTM.",
             location=location,
-            hint="give an AWD-LSTM; QRNNs and Transformers are not supported.",
+            hint="use an AWD-LSTM; QRNNs and Transformers are not supported.",
         )
     return {name: value.float() for name, value in converted.items()}
 
@@ -115,13 +115,13 @@ def read_words(file: str | Path, allow_pickle: bool = False) -> list[str]:
         CtxError: The file is missing, damaged or not a list of words, or is a pickle without `allow_pickle`.
     """
     path = Path(file)
-    with wrap_errors("Cannot read the words", location=str(file), hint="give a list of words."):
+    with wrap_errors("Cannot read the words", location=str(file), hint="use a list of words."):
         if path.suffix in (".pkl", ".pickle"):
             if not allow_pickle:
                 raise CtxError(
                     "The file is a pickle, which can execute code when it is opened.",
                     location=str(file),
-                    hint="give --allow_pickle if you trust its source, or save the list as JSON.",
+                    hint="pass --allow_pickle if you trust its source, or save the list as JSON.",
                 )
             with path.open("rb") as opened:
                 words = _PlainUnpickler(opened).load()
@@ -131,7 +131,7 @@ def read_words(file: str | Path, allow_pickle: bool = False) -> list[str]:
             words = path.read_text(encoding="utf-8").splitlines()
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise CtxError(
-            "The file is not a list of words.", location=str(file), hint="give itos, the words in the order of ids."
+            "The file is not a list of words.", location=str(file), hint="use itos, the words in the order of ids."
         )
     return words
 
@@ -176,7 +176,7 @@ def main() -> None:
         raise CtxError(
             f"{len(words)} words for {model.config.vocab_size} embeddings.",
             location=arguments.vocabulary,
-            hint="give the words and the weights of the same model.",
+            hint="use the words and the weights of the same model.",
         )
     tokenizer = build_ulmfit_tokenizer(words)
     model.config.pad_token_id, model.config.bos_token_id = tokenizer.pad_token_id, tokenizer.bos_token_id

@@ -273,7 +273,7 @@ def read_vectors(arguments: ConversionArguments) -> WordVectors:
         raise CtxError(
             "A file saved by gensim is a pickle, which can execute code.",
             location=arguments.input,
-            hint="give --allow_pickle if you trust its source, or save it with gensim's save_word2vec_format.",
+            hint="pass --allow_pickle if you trust its source, or save it with gensim's save_word2vec_format.",
         )
     loaded = gensim_models().KeyedVectors.load(arguments.input)
     return WordVectors.from_gensim(getattr(loaded, "wv", loaded))
@@ -283,13 +283,13 @@ def main() -> None:
     """Convert, and print a summary."""
     (arguments,) = parse_arguments(ConversionArguments, description=__doc__)
     if (arguments.input_format is None) == (arguments.output_format is None):
-        raise CtxError("The format is missing or ambiguous.", hint="give either --input_format or --output_format.")
+        raise CtxError("The format is missing or ambiguous.", hint="pass either --input_format or --output_format.")
     if arguments.input_format is not None:
         check_output_free(arguments.output, arguments.overwrite)
         vectors = read_vectors(arguments)
         vectors.lower_case = arguments.lower_case
         if arguments.family is None:
-            raise CtxError("The family of the model is missing.", location="--family", hint="give --family.")
+            raise CtxError("The family of the model is missing.", location="--family", hint="pass --family.")
         save_converted_model(*vectors.to_model(arguments.family), arguments.output)
     else:
         check_output_file(arguments.output, flag="--output", overwrite=arguments.overwrite)

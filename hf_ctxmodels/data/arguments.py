@@ -21,8 +21,8 @@ class DataArguments:
             "such files, a directory, a Hub id, or FILE=FIRST,SECOND,LABEL (a table of labelled pairs and its columns)."
         }
     )
-    dataset_config: str | None = flag(None, "Configuration of a Hub data set.")
-    dataset_split: str = flag("train", "Split of a Hub data set or directory.")
+    dataset_config: str | None = flag(None, "Configuration of a Hub dataset.")
+    dataset_split: str = flag("train", "Split of a Hub dataset or directory.")
     language_tags: list[str] = flag(
         (), "Tag for each --dataset, such as `<de>`, prepended to its sentences or translations; `-` for none."
     )

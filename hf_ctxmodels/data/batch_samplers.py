@@ -17,7 +17,7 @@ class EpochBatchSampler(Sampler[list[tuple[int, int]]]):
     A batch may contain the end of one epoch and the start of the next. Batch b does not depend on the preceding ones.
 
     Args:
-        num_examples: Number of examples of the data set.
+        num_examples: Number of examples of the dataset.
         batch_size: Examples of a micro-batch over all processes; `accelerate` splits it (`split_batches=True`).
         seed: Seed of the permutations.
         start_batch: Number of the first batch.
@@ -95,9 +95,9 @@ def check_contiguous_rows(num_examples: int, contiguous_rows: int) -> None:
 
 
 class MixtureBatchSampler(Sampler[list[tuple[int, int]]]):
-    """Endless batches of `(epoch, index)` of a `Mixture`, with each data set in the order of an `EpochBatchSampler`.
+    """Endless batches of `(epoch, index)` of a `Mixture`, with each dataset in the order of an `EpochBatchSampler`.
 
-    The epoch of an example is the number of passes over its data set.
+    The epoch of an example is the number of passes over its dataset.
 
     Args:
         mixture: The mixture.

@@ -23,7 +23,7 @@ from hf_ctxmodels.data.text_files import (
 )
 
 NONE = "-"
-"""Value for a data set without translations or language tag."""
+"""Value for a dataset without translations or language tag."""
 
 _DIGESTED_BYTES = 1 << 20  # at both ends of a file: identifies large corpora without reading them completely
 
@@ -47,11 +47,11 @@ def load_documents(
             `.gz`), a pattern of such files as in `"corpus/*.txt.gz"`, a Hub id or directory for
             `datasets.load_dataset`, or FILE=FIRST,SECOND,LABEL: a table (see `data.table_files`) of labelled pairs and
             its columns.
-        split: Split of a Hub data set or directory.
+        split: Split of a Hub dataset or directory.
         text_column: Column with the text of a record, except in text files.
         units_column: Column with a list of the phrases of a text that are masked as units; None for none.
-        config_name: Configuration of a Hub data set.
-        streaming: Stream a Hub data set instead of downloading it first. Local files are always streamed.
+        config_name: Configuration of a Hub dataset.
+        streaming: Stream a Hub dataset instead of downloading it first. Local files are always streamed.
         skip_empty: Skip documents without text instead of raising.
         language_tags: Tag for each source, prepended to its sentences; `-` for none.
         translations: File for each source with the translations of its lines. A document is a line with its
@@ -83,16 +83,16 @@ def load_documents(
 def _check_numbers(
     datasets: Sequence[str], language_tags: Sequence[str], translations: Sequence[str], news_articles: bool
 ) -> None:
-    """Raise CtxError unless there is one tag and one file of translations for each data set, or none."""
+    """Raise CtxError unless there is one tag and one file of translations for each dataset, or none."""
     if translations and (len(translations) != len(datasets) or len(language_tags) not in (0, len(datasets))):
         raise CtxError(
-            f"{len(translations)} files of translations for {len(datasets)} data sets, with {len(language_tags)} "
+            f"{len(translations)} files of translations for {len(datasets)} datasets, with {len(language_tags)} "
             "language tags.",
-            hint="set one file of translations for each data set, and one tag for each or none.",
+            hint="set one file of translations for each dataset, and one tag for each or none.",
         )
     if len(language_tags) not in (0, len(datasets)):
         raise CtxError(
-            f"{len(language_tags)} language tags for {len(datasets)} data sets.", hint="set one tag for each, or none."
+            f"{len(language_tags)} language tags for {len(datasets)} datasets.", hint="set one tag for each, or none."
         )
     if news_articles and (language_tags or translations):
         raise CtxError(
@@ -207,9 +207,9 @@ def _load_dataset(dataset: str, config_name: str | None, split: str, streaming: 
         return datasets.load_dataset(dataset, config_name, split=split, streaming=streaming)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         raise CtxError(
-            f"The data set cannot be opened: {error}{f' ({error.__cause__})' if error.__cause__ else ''}",
+            f"The dataset cannot be opened: {error}{f' ({error.__cause__})' if error.__cause__ else ''}",
             location=f"{dataset} (configuration {config_name}, split {split})",
-            hint="use the path of a text file, `demo`, or the Hub id of an accessible data set.",
+            hint="use the path of a text file, `demo`, or the Hub id of an accessible dataset.",
         ) from error
 
 

@@ -111,7 +111,7 @@ class Documents:
                 )
         if is_empty:
             raise NoDocumentError(
-                "The data set is empty: it has no document with text.",
+                "The dataset is empty: it has no document with text.",
                 location=self.name if self.subset == "all" else f"{self.name}, {self.subset} documents",
                 hint="check the source and the held-out share.",
             )

@@ -168,4 +168,4 @@ class DocumentStream(ExampleStream):
 
 def no_examples_error() -> CtxError:
     """The error for documents without examples."""
-    return CtxError("The documents have no tokens.", hint="check the data set and the tokenizer.")
+    return CtxError("The documents have no tokens.", hint="check the dataset and the tokenizer.")

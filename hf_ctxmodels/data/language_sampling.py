@@ -110,7 +110,7 @@ def _split_sources(documents: Iterable[list[str]]) -> list[Documents]:
     sources = documents.by_source() if isinstance(documents, Documents) else []
     if len(sources) < 2:
         raise CtxError(
-            "Sampling by language requires several data sets.",
+            "Sampling by language requires several datasets.",
             location="--sampling_alpha",
             hint="set --dataset to a file or Hub id for each language.",
         )

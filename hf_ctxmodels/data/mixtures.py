@@ -1,4 +1,4 @@
-"""Mixtures of several data sets, in a fixed cycle or sampled at random."""
+"""Mixtures of several datasets, in a fixed cycle or sampled at random."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ _CHUNK = 1 << 16  # choices computed together
 
 
 def sample_choices(numbers: np.ndarray, probabilities: np.ndarray, seed: int) -> np.ndarray:
-    """(n,) independent random choices among data sets with (datasets,) `probabilities`.
+    """(n,) independent random choices among datasets with (datasets,) `probabilities`.
 
     Args:
         numbers: (n,) numbers of the choices, which determine the random numbers.
@@ -28,27 +28,27 @@ def sample_choices(numbers: np.ndarray, probabilities: np.ndarray, seed: int) ->
 
 
 class Mixture(Dataset, ABC):
-    """Several data sets as one; subclasses choose the data set of each batch or example.
+    """Several datasets as one; subclasses choose the dataset of each batch or example.
 
-    A choice depends only on the seed and its number, so training resumes at any batch. Each data set is shuffled and
+    A choice depends only on the seed and its number, so training resumes at any batch. Each dataset is shuffled and
     repeated independently of the others.
 
     Args:
         datasets: Data sets, each a sequence of features.
 
     Attributes:
-        starts: Index of each data set's first example in the mixture.
-        is_per_example: Whether a choice is for an example, so that batches mix data sets, or for a batch.
+        starts: Index of each dataset's first example in the mixture.
+        is_per_example: Whether a choice is for an example, so that batches mix datasets, or for a batch.
 
     Raises:
-        CtxError: A data set is empty.
+        CtxError: A dataset is empty.
     """
 
     is_per_example: bool = False
 
     def __init__(self, datasets: Sequence[Any]) -> None:
         if not all(map(len, datasets)):
-            raise CtxError("A data set of the mixture is empty.", hint="remove it.")
+            raise CtxError("A dataset of the mixture is empty.", hint="remove it.")
         sizes = [len(dataset) for dataset in datasets]
         self.datasets, self.starts = datasets, [sum(sizes[:number]) for number in range(len(datasets))]
 
@@ -58,7 +58,7 @@ class Mixture(Dataset, ABC):
 
     @abstractmethod
     def choose(self, numbers: np.ndarray, seed: int, batches_per_step: int = 1) -> np.ndarray:
-        """(n,) the index of the data set of each choice.
+        """(n,) the index of the dataset of each choice.
 
         Args:
             numbers: (n,) numbers of the choices.
@@ -72,7 +72,7 @@ class Mixture(Dataset, ABC):
         return {**self.datasets[number][index - self.starts[number]], "epoch": epoch, "example_index": index}
 
     def choices_before(self, number: int, seed: int, batches_per_step: int = 1) -> np.ndarray:
-        """(datasets,) how often each data set is chosen before choice `number`."""
+        """(datasets,) how often each dataset is chosen before choice `number`."""
         counts = np.zeros(len(self.datasets), dtype=np.int64)
         for start in range(0, number, _CHUNK):
             numbers = np.arange(start, min(start + _CHUNK, number))
@@ -81,30 +81,30 @@ class Mixture(Dataset, ABC):
 
 
 class RoundRobinMixture(Mixture):
-    """Batches of one data set each, in a fixed cycle (Clark et al. 2018, section 3.1: labelled, unlabelled, ...).
+    """Batches of one dataset each, in a fixed cycle (Clark et al. 2018, section 3.1: labelled, unlabelled, ...).
 
-    An epoch is a pass over the first data set, during which shorter data sets are repeated and longer ones are used in
+    An epoch is a pass over the first dataset, during which shorter datasets are repeated and longer ones are used in
     part.
 
     Args:
         datasets: See `Mixture`.
-        order: The cycle, as indices of data sets; by default each once.
+        order: The cycle, as indices of datasets; by default each once.
 
     Raises:
-        CtxError: A data set is empty, or not in the cycle.
+        CtxError: A dataset is empty, or not in the cycle.
     """
 
     def __init__(self, datasets: Sequence[Any], order: Sequence[int] | None = None) -> None:
         super().__init__(datasets)
         self.order = list(range(len(datasets)) if order is None else order)
         if sorted(set(self.order)) != list(range(len(datasets))):
-            raise CtxError(f"order={self.order} for {len(datasets)} data sets.", hint="use the index of each data set.")
+            raise CtxError(f"order={self.order} for {len(datasets)} datasets.", hint="use the index of each dataset.")
 
     def __len__(self) -> int:
         return len(self.datasets[0]) * len(self.order) // self.order.count(0)
 
     def choose(self, numbers: np.ndarray, seed: int, batches_per_step: int = 1) -> np.ndarray:
-        """(n,) the index of the data set of each choice, see `Mixture.choose`."""
+        """(n,) the index of the dataset of each choice, see `Mixture.choose`."""
         return np.asarray(self.order)[numbers % len(self.order)]
 
 
@@ -113,17 +113,17 @@ class SampledMixture(Mixture):
 
     Sampling by step is for tasks with different losses (Subramanian et al. 2018, arXiv 1804.00079): all micro-batches
     of a step belong to the same task. Sampling by example is for languages (Conneau et al. 2020), see
-    `data.language_sampling`. The length of an epoch is the number of examples of all data sets.
+    `data.language_sampling`. The length of an epoch is the number of examples of all datasets.
 
     Args:
         datasets: See `Mixture`.
-        periods: Index of a data set -> period in steps, starting at the first step, instead of random choices; 10 for
-            natural language inference in Subramanian et al. Ignored if all data sets have one.
+        periods: Index of a dataset -> period in steps, starting at the first step, instead of random choices; 10 for
+            natural language inference in Subramanian et al. Ignored if all datasets have one.
         probabilities: (datasets,) unnormalised probabilities; by default equal.
         is_per_example: Sample for every example, not for every step.
 
     Raises:
-        CtxError: A data set is empty, or a period is below 1.
+        CtxError: A dataset is empty, or a period is below 1.
 
     Example:
         >>> tasks = SampledMixture([[{"a": 1}], [{"a": 2}], [{"a": 3}]], {2: 10})
@@ -151,7 +151,7 @@ class SampledMixture(Mixture):
 
     @classmethod
     def by_column(cls, examples: ExampleSet, column: str, periods: Mapping[int, int]) -> Self:
-        """One data set for each value of a column; `periods` are by value."""
+        """One dataset for each value of a column; `periods` are by value."""
         values, datasets = split_by_column(examples, column)
         return cls(datasets, {values.index(value): period for value, period in periods.items() if value in values})
 
@@ -159,7 +159,7 @@ class SampledMixture(Mixture):
         return sum(map(len, self.datasets))
 
     def choose(self, numbers: np.ndarray, seed: int, batches_per_step: int = 1) -> np.ndarray:
-        """(n,) the index of the data set of each choice, see `Mixture.choose`."""
+        """(n,) the index of the dataset of each choice, see `Mixture.choose`."""
         steps = numbers if self.is_per_example else numbers // batches_per_step
         choices = sample_choices(steps, self.probabilities, seed)
         for dataset, period in self.periods.items():
@@ -175,17 +175,17 @@ def split_by_column(examples: ExampleSet, column: str) -> tuple[list[int], list[
 
 
 class ScheduledMixture(Mixture):
-    """Optimizer steps of one data set each, in stages with a number of steps for each data set (Sun et al. 2020,
+    """Optimizer steps of one dataset each, in stages with a number of steps for each dataset (Sun et al. 2020,
     section 3.2, "continual multi-task learning").
 
-    The steps of a data set are spread evenly over a stage, and their number is exact. The last stage is repeated.
+    The steps of a dataset are spread evenly over a stage, and their number is exact. The last stage is repeated.
 
     Args:
         datasets: See `Mixture`.
-        stages: For each stage index of a data set -> number of its steps.
+        stages: For each stage index of a dataset -> number of its steps.
 
     Raises:
-        CtxError: A data set is empty, or a stage has no step.
+        CtxError: A dataset is empty, or a stage has no step.
 
     Example:
         >>> mixture = ScheduledMixture([[{"a": 1}], [{"a": 2}]], [{0: 2}, {0: 2, 1: 4}])
@@ -196,13 +196,13 @@ class ScheduledMixture(Mixture):
     def __init__(self, datasets: Sequence[Any], stages: Sequence[Mapping[int, int]]) -> None:
         super().__init__(datasets)
         if not stages or not all(stage and min(stage.values()) > 0 for stage in stages):
-            raise CtxError(f"stages={list(stages)} has a data set without a step.", hint="use 1 step or more for each.")
+            raise CtxError(f"stages={list(stages)} has a dataset without a step.", hint="use 1 step or more for each.")
         self.orders = [_spread_evenly(stage) for stage in stages]
         self.ends = np.cumsum([len(order) for order in self.orders])
 
     @classmethod
     def by_column(cls, examples: ExampleSet, column: str, stages: Sequence[Mapping[int, int]]) -> Self:
-        """One data set for each value of a column; `stages` are by value."""
+        """One dataset for each value of a column; `stages` are by value."""
         values, datasets = split_by_column(examples, column)
         return cls(datasets, [{values.index(value): steps for value, steps in stage.items()} for stage in stages])
 
@@ -210,7 +210,7 @@ class ScheduledMixture(Mixture):
         return sum(map(len, self.datasets))
 
     def choose(self, numbers: np.ndarray, seed: int, batches_per_step: int = 1) -> np.ndarray:
-        """(n,) the index of the data set of each choice, see `Mixture.choose`."""
+        """(n,) the index of the dataset of each choice, see `Mixture.choose`."""
         steps = numbers // batches_per_step
         last_stage = len(self.orders[-1])
         earlier_stages = self.ends[-1] - last_stage
@@ -219,26 +219,26 @@ class ScheduledMixture(Mixture):
 
 
 def _spread_evenly(stage: Mapping[int, int]) -> np.ndarray:
-    """(steps,) the data set of each step of a stage: step k of a data set with n steps is at (k + 1/2) / n of it."""
+    """(steps,) the dataset of each step of a stage: step k of a dataset with n steps is at (k + 1/2) / n of it."""
     datasets = np.repeat(list(stage), list(stage.values()))
     positions = np.concatenate([(np.arange(steps) + 0.5) / steps for steps in stage.values()])
     return datasets[np.argsort(positions, kind="stable")]
 
 
 class EpochMixture(Mixture):
-    """Optimizer steps of one data set each, in an order that differs for every epoch; subclasses define it.
+    """Optimizer steps of one dataset each, in an order that differs for every epoch; subclasses define it.
 
-    A data set fills `steps` optimizer steps: the batches of one pass, the last one completed by the next pass.
+    A dataset fills `steps` optimizer steps: the batches of one pass, the last one completed by the next pass.
 
     Args:
         datasets: See `Mixture`.
         step_size: Examples of an optimizer step, over all micro-batches and processes.
 
     Attributes:
-        steps: (datasets,) number of steps of a pass over each data set.
+        steps: (datasets,) number of steps of a pass over each dataset.
 
     Raises:
-        CtxError: A data set is empty.
+        CtxError: A dataset is empty.
     """
 
     def __init__(self, datasets: Sequence[Any], step_size: int) -> None:
@@ -252,10 +252,10 @@ class EpochMixture(Mixture):
 
     @abstractmethod
     def order(self, epoch: int, seed: int) -> np.ndarray:
-        """(steps of an epoch,) the index of the data set of each step."""
+        """(steps of an epoch,) the index of the dataset of each step."""
 
     def choose(self, numbers: np.ndarray, seed: int, batches_per_step: int = 1) -> np.ndarray:
-        """(n,) the index of the data set of each choice, see `Mixture.choose`."""
+        """(n,) the index of the dataset of each choice, see `Mixture.choose`."""
         epochs, steps = np.divmod(numbers // batches_per_step, self.steps.sum())
         choices = np.empty(len(numbers), dtype=np.int64)
         for epoch in np.unique(epochs).tolist():
@@ -271,7 +271,7 @@ class EpochMixture(Mixture):
 
 
 class ShuffledMixture(EpochMixture):
-    """All steps of all data sets, shuffled: an epoch is a pass over every data set (Liu et al. 2019, arXiv 1901.11504,
+    """All steps of all datasets, shuffled: an epoch is a pass over every dataset (Liu et al. 2019, arXiv 1901.11504,
     algorithm 1).
 
     Example:
@@ -281,13 +281,13 @@ class ShuffledMixture(EpochMixture):
     """
 
     def order(self, epoch: int, seed: int) -> np.ndarray:
-        """(steps of an epoch,) the index of the data set of each step."""
+        """(steps of an epoch,) the index of the dataset of each step."""
         datasets = np.repeat(np.arange(len(self.steps)), self.steps)
         return generator(seed, epoch, 0, Stream.MIXTURE).permutation(datasets)
 
 
 class ReweightedMixture(EpochMixture):
-    """Every step sampled with probabilities proportional to n^alpha, n the number of steps of a data set.
+    """Every step sampled with probabilities proportional to n^alpha, n the number of steps of a dataset.
 
     Args:
         datasets, step_size: See `EpochMixture`.
@@ -318,7 +318,7 @@ class ReweightedMixture(EpochMixture):
         return weights / weights.sum()
 
     def order(self, epoch: int, seed: int) -> np.ndarray:
-        """(steps of an epoch,) the index of the data set of each step."""
+        """(steps of an epoch,) the index of the dataset of each step."""
         steps = int(self.steps.sum())
         return sample_choices(np.arange(epoch * steps, (epoch + 1) * steps), self.probabilities(epoch), seed)
 

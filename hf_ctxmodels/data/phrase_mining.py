@@ -86,7 +86,7 @@ def extract_entities(sentences: Iterable[TaggedSentence]) -> Counter[str]:
         if not is_bio(sentence.tags):
             raise CtxError(
                 f"The tags are not B-, I- and O: {' '.join(sentence.tags)[:80]!r}.",
-                location=sentence.where,
+                location=sentence.location,
                 hint="use a CoNLL file with entities in its last column.",
             )
         entity: list[str] = []

@@ -27,7 +27,7 @@ class Row:
     """The selected columns of a row of a table, and its location (`file:line`)."""
 
     values: dict[str, Any]
-    where: str
+    location: str
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class TaggedSentence:
 
     words: list[str]
     tags: list[str]
-    where: str
+    location: str
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -108,10 +108,10 @@ def _column_index(column: str, names: Sequence[str], file: str | Path) -> int:
 
 
 def _read_jsonl(file: str | Path, columns: Sequence[str]) -> Iterator[Row]:
-    for record, where in read_json_lines(file):
+    for record, location in read_json_lines(file):
         for column in columns:
-            _column_index(column, list(record), where)
-        yield Row({column: record[column] for column in columns}, where)
+            _column_index(column, list(record), location)
+        yield Row({column: record[column] for column in columns}, location)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -230,4 +230,4 @@ def to_bio(sentences: list[TaggedSentence]) -> list[TaggedSentence]:
     """Sentences with IOB1 tags converted to BIO; other sentences unchanged."""
     if not is_bio(sorted({tag for sentence in sentences for tag in sentence.tags})):
         return sentences
-    return [TaggedSentence(sentence.words, iob1_to_bio(sentence.tags), sentence.where) for sentence in sentences]
+    return [TaggedSentence(sentence.words, iob1_to_bio(sentence.tags), sentence.location) for sentence in sentences]

@@ -6,7 +6,7 @@ import numpy as np
 
 
 class BigramModel:
-    """P(token | neighbour) with interpolated Kneser-Ney smoothing (Kneser & Ney 1995; Chen & Goodman 1999, section 2.7).
+    """P(token | neighbour) with interpolated Kneser-Ney smoothing (Kneser & Ney 1995; Chen & Goodman 1999, sec. 2.7).
 
     The discount is n1 / (n1 + 2 n2), where n1 and n2 are the numbers of pairs that occur once and twice. Every possible
     target has a non-zero probability.

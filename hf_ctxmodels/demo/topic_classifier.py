@@ -1,5 +1,5 @@
-"""Fine-tuning of the pretrained BERT from few labels: which Wikipedia article is a sentence from? The classifier is then
-published to a directory and opened by new processes."""
+"""Fine-tuning of the pretrained BERT from few labels: which Wikipedia article is a sentence from? The classifier is
+then published to a directory and opened by new processes."""
 
 import json
 import random
@@ -84,7 +84,7 @@ def show_topic_classifier(report: DemoReport, runner: DemoRunner, epochs: int) -
     baselines = {"TF-IDF": tfidf_accuracy(**splits), "majority": metrics["baseline_accuracy"]}
     report.result(
         Result("accuracy on held-out sentences", metrics["eval_accuracy"], baselines),
-        "TF-IDF: logistic regression on TF-IDF features of the same labelled sentences; majority: the most frequent article",
+        "TF-IDF: logistic regression on TF-IDF features of the same sentences; majority: the most frequent article",
     )
 
 

@@ -48,6 +48,6 @@ def add_saved_adapters(model: PreTrainedModel, source: str | Path) -> PreTrained
     """Add the adapters saved in a directory or Hub id to a model, if any; raises CtxError as `load_adapter`."""
     if has_saved_adapters(source):
         print_status(
-            f"{source}: the adapters {', '.join(load_saved_adapters(model, source))} are added, as active as they were"
+            f"{source}: the adapters {', '.join(load_saved_adapters(model, source))} are loaded with the model"
         )
     return model

@@ -115,7 +115,7 @@ def _read_rated_pairs(file: str, columns: Sequence[str]) -> tuple[list[tuple[str
         try:
             ratings.append(float(row.values[columns[2]]))
         except (TypeError, ValueError) as error:
-            raise CtxError(f"{row.values[columns[2]]!r} is not a number.", location=row.where) from error
+            raise CtxError(f"{row.values[columns[2]]!r} is not a number.", location=row.location) from error
     return [get_texts(row, columns[:2]) for row in rows], ratings
 
 

@@ -1,4 +1,4 @@
-"""Export of models and of the parts of encoder-decoders to `torch.export` and ONNX files, with a check of the outputs."""
+"""Export of models and parts of encoder-decoders to `torch.export` and ONNX files, with a check of the outputs."""
 
 import math
 import shutil
@@ -28,8 +28,8 @@ MAX_RELATIVE_DIFFERENCE = 1e-4
 """Largest difference of an output from the model's, relative to its largest value."""
 
 MAX_RELATIVE_DIFFERENCE_8BIT = 0.1
-"""The same for ONNX files of models that round their inputs to 8 bits: an input halfway between two codes may be rounded
-differently by onnxruntime, which changes outputs as much as the rounding itself."""
+"""The same for ONNX files of models with 8-bit inputs: onnxruntime may round an input halfway between two codes
+differently, which changes outputs as much as the rounding itself."""
 
 _SEQUENCE_LENGTHS = ((9, 6, 4), (3, 12, 7, 2, 8), (5,))  # words per text: of the example batch, and of the test batches
 _WORDS = ["the", "film", "was", "a", "joy", "from", "start", "to", "end", "and", "nobody", "left"]
@@ -78,13 +78,13 @@ def check_exportable_as(model: PreTrainedModel, file: str | Path, format: Format
         raise CtxError(
             f"{type(model).__name__} has no generating decoder.",
             location=f"--part {part}",
-            hint="leave --part out to export the whole model.",
+            hint="remove --part to export the whole model.",
         )
     if part == "decoder" and not isinstance(model, TransformerForConditionalGeneration):
         raise CtxError(
             f"The decoder of {type(model).__name__} needs more inputs than the encoder's states.",
             location=f"--part {part}",
-            hint="leave --part out to export the whole model.",
+            hint="remove --part to export the whole model.",
         )
     scales = {module.activations for module in model.modules() if isinstance(module, Int8Linear)}
     if scales - {"token"}:
@@ -174,7 +174,7 @@ def export_model(
         uses_8bit_onnx = format == "onnx" and rounds_inputs(model)
         if not difference <= (MAX_RELATIVE_DIFFERENCE_8BIT if uses_8bit_onnx else MAX_RELATIVE_DIFFERENCE):
             raise CtxError(
-                f"An output of the exported model differs by {difference:.1e} of its largest value; nothing was written.",
+                f"An output of the exported model differs by {difference:.1e} of its largest value; no file was saved.",
                 location=f"export {format}",
                 hint="try the other format.",
             )

@@ -111,7 +111,7 @@ def _language_ids(
         raise CtxError(
             "The model has no language embeddings.",
             location=f"--source_language {source_language}",
-            hint="leave it out.",
+            hint="remove it.",
         )
     language_id = target_language_id(tokenizer, language, model.config)
     return {} if language_id is None else {"target_languages": language_id}

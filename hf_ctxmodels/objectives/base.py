@@ -46,7 +46,7 @@ class Objective(PaddingCollator):
     worker, and samples corruptions and targets. Both are deterministic in the seed (see `data.seeding`).
 
     A new objective `<Name>` is two dataclasses in one file: `DataCollatorFor<Name>` with the arguments of `collate`,
-    usable on its own with any data set, and `<Name>(DataCollatorFor<Name>, Objective)` with the arguments of
+    usable on its own with any dataset, and `<Name>(DataCollatorFor<Name>, Objective)` with the arguments of
     `examples`. Each argument that users may set is declared once, with `core.flags.flag`, and is an option:
     `--objective NAME:OPTION=VALUE`, `objective.options`, and an entry of the documentation.
 

@@ -208,7 +208,7 @@ class LoopArguments:
             raise CtxError(
                 f"The length of training is {'given twice' if self.max_steps is not None else 'missing'}.",
                 location=f"--max_steps {self.max_steps} --num_train_epochs {self.num_train_epochs}",
-                hint="give exactly one of --max_steps and --num_train_epochs.",
+                hint="pass exactly one of --max_steps and --num_train_epochs.",
             )
         check_range(self, "max_steps", "num_train_epochs", "per_device_batch_size", above=0)
         check_range(self, "gradient_accumulation_steps", "learning_rate", "head_learning_rate", above=0)
@@ -220,19 +220,19 @@ class LoopArguments:
             raise CtxError(
                 "A run is either continued or overwritten.",
                 location="--resume --overwrite",
-                hint="leave one of them out.",
+                hint="use only one of them.",
             )
         if isinstance(self.lr_scheduler, InverseSquareRootOptions) and not self.warmup_steps:
             raise CtxError(
                 "The inverse square root of the step starts after the warm-up.",
                 location="--lr_scheduler rsqrt --warmup_steps 0",
-                hint="give --warmup_steps; T5: 10000.",
+                hint="pass --warmup_steps; T5: 10000.",
             )
         if isinstance(self.optimizer, NTASGDOptions) and not self.eval_steps:
             raise CtxError(
                 "nt-asgd needs evaluations during training.",
                 location="--optimizer nt-asgd --eval_steps 0",
-                hint="give --eval_steps, or use --optimizer asgd.",
+                hint="pass --eval_steps, or use --optimizer asgd.",
             )
 
     def warmup(self, total_steps: int) -> int:

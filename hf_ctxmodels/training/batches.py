@@ -24,7 +24,7 @@ _MIN_CORES_PER_PROCESS = 4  # for a worker in the background
 
 
 class EpochIndexed(Dataset):
-    """A map-style data set indexed by `(epoch, index)`; items contain both, as "epoch" and "example_index"."""
+    """A map-style dataset indexed by `(epoch, index)`; items contain both, as "epoch" and "example_index"."""
 
     def __init__(self, examples: Sequence[Mapping[str, Any]]) -> None:
         self._examples = examples
@@ -104,7 +104,7 @@ def training_batches(
         CtxError: There are no examples.
     """
     if isinstance(examples, Sized) and len(examples) == 0:
-        raise CtxError("The training set is empty.", hint="give --dataset or --train_file with at least one example.")
+        raise CtxError("The training set is empty.", hint="pass --dataset or --train_file with at least one example.")
     batch_size = arguments.per_device_batch_size * accelerator.num_processes
     loader = training_loader(
         examples,  # type: ignore[arg-type]
@@ -143,7 +143,7 @@ def next_batches(batches: Iterator[Batch], count: int) -> list[Batch]:
         # the message of a worker's error is at the end of a traceback
         raise CtxError(re.split(r"\n[\w.]+Error: ", str(error))[-1]) from None
     if len(step_batches) < count:
-        raise CtxError("The data ended before the last step.", hint="lower --max_steps or give more data.")
+        raise CtxError("The data ended before the last step.", hint="lower --max_steps or use more data.")
     return step_batches
 
 

@@ -16,8 +16,8 @@ class FinetuningCallback(TrainerCallback):
 
     The training loop and `transformers.Trainer` call the same events. The loop passes more:
 
-    - `on_train_begin` gets `has_evaluation` (whether there is validation data) and `checkpoint` (the directory to resume
-      from, or None), and is called before the learning-rate schedule is made;
+    - `on_train_begin` gets `has_evaluation` (whether there is validation data) and `checkpoint` (the directory to
+      resume from, or None), and is called before the learning-rate schedule is made;
     - `on_pre_optimizer_step` gets `gradient_scale` (the factor of float16 loss scaling) and `logs` (a dictionary for
       0-dimensional tensors; entries named `..._loss` are added to the logged loss), and is called before gradients are
       clipped. Trainer calls it after clipping;
@@ -63,7 +63,7 @@ def require_single_process(num_processes: int) -> None:
         raise CtxError(
             "Unfreezing layers during training is not supported on several processes.",
             location=f"{num_processes} processes",
-            hint="use one process, or leave out --freeze.",
+            hint="use one process, or remove --freeze.",
         )
 
 

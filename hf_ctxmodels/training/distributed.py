@@ -52,7 +52,7 @@ def inactive_parallelism_warnings(distributed_type: DistributedType, num_process
     if launched > num_processes:
         warnings.append(
             f"warning: {launched} processes were launched but are not connected: each trains alone on all data. "
-            "Without a GPU give TrainingArguments(use_cpu=True), or set ACCELERATE_USE_CPU=true."
+            "Without a GPU use TrainingArguments(use_cpu=True), or set ACCELERATE_USE_CPU=true."
         )
     return warnings
 

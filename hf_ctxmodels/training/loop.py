@@ -116,8 +116,8 @@ class TrainingResult:
     metrics: dict[str, float] = field(default_factory=dict)
     curve: list[dict[str, float]] = field(default_factory=list)
 
-    def summary(self, *, task: str, dataset: str, **more: Any) -> TrainingSummary:
-        """The summary of this run; `more` are other fields of `TrainingSummary`."""
+    def summary(self, *, task: str, dataset: str, **fields: Any) -> TrainingSummary:
+        """The summary of this run; `fields` are other fields of `TrainingSummary`."""
         result = {name: value for name, value in vars(self).items() if name != "arguments"}
         hyperparameters = flat_options(self.arguments)
         return TrainingSummary(
@@ -126,7 +126,7 @@ class TrainingResult:
             seed=hyperparameters.pop("seed"),
             hyperparameters=hyperparameters,
             **result,
-            **more,
+            **fields,
         )
 
 
@@ -142,7 +142,7 @@ def total_steps(arguments: LoopArguments, examples: Dataset | ExampleStream, acc
         raise CtxError(
             "A stream has no known number of epochs.",
             location=f"--num_train_epochs {arguments.num_train_epochs}",
-            hint="give --max_steps instead, or leave out --streaming.",
+            hint="pass --max_steps instead, or remove --streaming.",
         )
     return max(round(arguments.num_train_epochs * len(examples) / global_batch_size(arguments, accelerator)), 1)
 
@@ -185,7 +185,7 @@ def train(
             process with the model in evaluation mode.
         loss_function: The training loss; by default the loss of the model's forward.
         callbacks: Called in this order; see `callbacks.FinetuningCallback` for what the loop passes.
-        identity: JSON values that must be equal when a run is resumed (data set, objective, ...).
+        identity: JSON values that must be equal when a run is resumed (dataset, objective, ...).
         contiguous: Consecutive examples are contiguous text, which is not shuffled, and the model's state
             (`state_outputs`) is carried from example to example; see `data.ContiguousBatchSampler` and
             `recurrent_state.RecurrentStateCarrier`.

@@ -56,7 +56,7 @@ def load_config(
         raise CtxError(
             f"No usable model configuration: {_first_line(error)}",
             location=str(source),
-            hint="give a directory with a config.json, or a Hub id.",
+            hint="use a directory with a config.json, or a Hub id.",
         ) from error
 
 
@@ -97,7 +97,7 @@ def load_family_config(source: str | Path, changes: Mapping[str, Any] = MappingP
         raise CtxError(
             f"A model with a {type(config).__name__} belongs to no family.",
             location=str(source),
-            hint=f"give a model of one of: {', '.join(FAMILIES)}.",
+            hint=f"use a model of one of: {', '.join(FAMILIES)}.",
         )
     return load_config(source, family.config, changes)
 
@@ -130,7 +130,7 @@ def parse_config_options(assignments: Sequence[str]) -> dict[str, Any]:
     for assignment in assignments:
         name, equals, value = assignment.partition("=")
         if not (name and equals):
-            raise CtxError(f"{assignment!r} is not key=value.", location="--config_options", hint="give key=value.")
+            raise CtxError(f"{assignment!r} is not key=value.", location="--config_options", hint="use key=value.")
         try:
             fields[name] = json.loads(value)
         except ValueError:
@@ -289,7 +289,7 @@ def require_single_task(config: PreTrainedConfig, source: str) -> None:
         raise CtxError(
             f"The model has several tasks: {', '.join(names)}.",
             location=source,
-            hint=f'save one task with model.task("{names[0]}").save_pretrained(DIR) and its tokenizer, and give DIR.',
+            hint=f'save one task with model.task("{names[0]}").save_pretrained(DIR) and its tokenizer, and use DIR.',
         )
 
 
@@ -359,7 +359,7 @@ def load_model(
         raise CtxError(
             f"The model cannot be opened with {auto_class}: {_first_line(error)}",
             location=str(source),
-            hint="give a directory with config.json and model.safetensors, or a Hub id, of a model with this head.",
+            hint="use a directory with config.json and model.safetensors, or a Hub id, of a model with this head.",
         ) from error
     _check_encoder(model, report, source)
     if isinstance(model, CtxPreTrainedModel):

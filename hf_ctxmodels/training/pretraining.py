@@ -39,8 +39,8 @@ from hf_ctxmodels.training.model_loading import (
 from hf_ctxmodels.training.token_embeddings import EmbeddingTrainingArguments
 
 _BATCHES_FOR_RATES = 50
-# Fields that a resumed run may change, because the model's class, configuration and tokenizer and the objective with its
-# options are compared.
+# Fields that a resumed run may change, because the model's class, configuration and tokenizer and the objective with
+# its options are compared.
 _UNCOMPARED_FIELDS = ("family", "config", "config_options", "model", "tokenizer")
 
 
@@ -134,7 +134,7 @@ def pretrain(
         raise CtxError(
             "An adapter or new embeddings are trained in a pretrained model, but no model is given.",
             location="--train_only" if embedding_training is not None else "--adapter",
-            hint="give --model.",
+            hint="pass --model.",
         )
     if embedding_training is not None:
         model = _make_model_for_vocabulary(
@@ -227,9 +227,7 @@ def resolve_family(arguments: PretrainingArguments) -> FamilySpec:
     family = None if arguments.family is None else get_family(arguments.family)
     if arguments.model is None:
         if family is None:
-            raise CtxError(
-                "No model family is given.", location="--family", hint=f"give one of: {', '.join(FAMILIES)}."
-            )
+            raise CtxError("No model family is given.", location="--family", hint=f"use one of: {', '.join(FAMILIES)}.")
         return family
     config = load_config(arguments.model)
     require_single_task(config, arguments.model)
@@ -240,7 +238,7 @@ def resolve_family(arguments: PretrainingArguments) -> FamilySpec:
         raise CtxError(
             f"The model belongs to the family {model_family.name}, not {arguments.family}.",
             location=f"--model {arguments.model} --family {arguments.family}",
-            hint="leave --family out.",
+            hint="remove --family.",
         )
     return model_family
 
@@ -296,9 +294,9 @@ def make_model(
             raise CtxError(
                 f"The model was trained with {name}={getattr(config, name)}, but the objective has {value}.",
                 location=source,
-                hint=f"give --objective NAME:{name}={str(getattr(config, name)).lower()}."
+                hint=f"pass --objective NAME:{name}={str(getattr(config, name)).lower()}."
                 if name in objective.option_help()
-                else "give the tokenizer that the model was trained with, or start a new model.",
+                else "use the tokenizer that the model was trained with, or start a new model.",
             )
         setattr(config, name, value)
     if arguments.model is not None:

@@ -173,8 +173,8 @@ def _add_flag(group: Any, entry: Field, annotation: Any) -> None:
         settings |= {"nargs": "+", "metavar": metavar(item), "type": _converter(item)}
     else:
         choices = entry.metadata.get("choices")
-        kind = Literal[tuple(choices)] if choices else annotation
-        settings |= {"metavar": metavar(kind), "type": _converter(kind)}
+        value_type = Literal[tuple(choices)] if choices else annotation
+        settings |= {"metavar": metavar(value_type), "type": _converter(value_type)}
     group.add_argument(f"--{entry.name}", help="\n".join(lines).replace("%", "%%"), **settings)
 
 
@@ -190,7 +190,7 @@ def choice_lines(choices: Mapping[str, Any]) -> list[str]:
 
 
 def metavar(annotation: Any) -> str:
-    """What stands for a value in `--help`."""
+    """Placeholder of a value in `--help`."""
     annotation = _without_none(annotation)
     if get_origin(annotation) is Literal:
         text = "{" + ",".join(map(str, get_args(annotation))) + "}"
@@ -251,13 +251,13 @@ def find_recipe(name: str) -> Path:
     return find_packaged(name, "recipes", "recipe", "--recipe")
 
 
-def find_packaged(name: str, folder: str, what: str, flag: str) -> Path:
+def find_packaged(name: str, folder: str, description: str, flag: str) -> Path:
     """A YAML file: a path, or the name of a file in a `packaged_folder`.
 
     Args:
         name: The path or name.
         folder: Name of the packaged folder.
-        what, flag: Kind of file and the flag that named it, for the error.
+        description, flag: Description of the file and name of the flag, for the error.
 
     Raises:
         CtxError: There is neither.
@@ -270,7 +270,7 @@ def find_packaged(name: str, folder: str, what: str, flag: str) -> Path:
         return packaged
     similar = did_you_mean(packaged.stem, [file.stem for file in packaged.parent.glob("*.yaml")])
     raise CtxError(
-        f"The {what} cannot be read: neither a file nor a {what} of the package has this name.",
+        f"The {description} cannot be read: there is neither a file nor a packaged {description} of this name.",
         location=f"{flag} {name}",
         hint=f"{similar}`hf-ctxmodels recipes` lists the names.",
     )
@@ -326,7 +326,7 @@ def _read_recipe(path: Path) -> dict[str, Any]:
         content = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
     except (OSError, UnicodeDecodeError) as error:
         raise CtxError(
-            f"The recipe cannot be read: {error}.", location=str(path), hint="give --recipe an existing YAML file."
+            f"The recipe cannot be read: {error}.", location=str(path), hint="pass an existing YAML file as --recipe."
         ) from error
     except (yaml.YAMLError, RecursionError) as error:
         raise CtxError(

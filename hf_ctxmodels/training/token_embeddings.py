@@ -139,7 +139,7 @@ def check_embedding_compatibility(config: PreTrainedConfig, source: str | Path) 
     raise CtxError(
         f"The embeddings are for a model {mismatch}.",
         location=str(source),
-        hint="give a checkpoint that `hf-ctxmodels pretrain --train_only embeddings` trained in the --model from which this "
+        hint="use a checkpoint of `hf-ctxmodels pretrain --train_only embeddings` with the --model from which this "
         "model was fine-tuned.",
     )
 

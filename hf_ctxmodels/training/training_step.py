@@ -166,7 +166,8 @@ class TrainingStep:
                 scalars[name] = scalars[name] + value.detach() if name in scalars else value.detach()
 
         if self._on_pre_optimizer_step is not None:
-            scaler, logs = self._accelerator.scaler, {}
+            scaler = self._accelerator.scaler
+            logs: dict[str, Tensor] = {}
             self._on_pre_optimizer_step(1.0 if scaler is None else scaler.get_scale(), logs)
             scalars |= logs
             scalars["loss"] = sum((logs[name] for name in logs if name.endswith("_loss")), scalars["loss"])
@@ -195,7 +196,7 @@ class TrainingStep:
         return inputs
 
     def _clip_gradients(self) -> Tensor:
-        """Clip the gradients and return their norm before."""
+        """Clip the gradients and return their norm before clipping."""
         gradients = [parameter.grad for parameter in self._model.parameters() if parameter.grad is not None]
         if any(gradient.is_sparse for gradient in gradients):
             return self._clip_sparse_gradients()

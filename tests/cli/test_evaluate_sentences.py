@@ -9,7 +9,7 @@ from forked import run_forked
 from torch import Tensor
 
 from hf_ctxmodels import CtxError, CtxXLMConfig, CtxXLMModel, CtxXLMTokenizer
-from hf_ctxmodels.cli.evaluate_sentences import retrieval_lines
+from hf_ctxmodels.cli.evaluate.sentences import retrieval_lines
 from hf_ctxmodels.conversion.word_vectors import WordVectors
 from hf_ctxmodels.inference import encode_sentences
 
@@ -83,11 +83,11 @@ def test_retrieval_by_a_model_with_language_embeddings(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--similarity", "pairs.csv"), "'pairs.csv' is not of that form"),
-        (("--relatedness", "one.csv=1,2,3"), "is not of that form"),
-        (("--classification", "one.tsv=text,label"), "is not of that form"),
-        (("--retrieval", "one.txt"), "is not of that form"),
-        (("--retrieval", "en=one.txt,two.txt"), "is not of that form"),
+        (("--similarity", "pairs.csv"), "pairs.csv"),
+        (("--relatedness", "one.csv=1,2,3"), "one.csv=1,2,3"),
+        (("--classification", "one.tsv=text,label"), "one.tsv=text,label"),
+        (("--retrieval", "one.txt"), "one.txt"),
+        (("--retrieval", "en=one.txt,two.txt"), "en=one.txt,two.txt"),
         (("--retrieval", "en=one.txt,de=two.txt"), "has no languages"),
         (("--similarity", "nothing.csv=1,2,3"), "No such file"),
     ],

@@ -38,9 +38,9 @@ def test_tests_and_words(checkpoint: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
     assert "pairs.txt spearman 1.0000 3 of 4 pairs" in lines
-    assert "royal right 100.0% 1 of 1 questions" in lines
-    assert "fruit right - 0 of 1 questions" in lines
-    assert "all right 100.0% 1 of 2 questions" in lines
+    assert "royal accuracy 100.0% 1 of 1 questions" in lines
+    assert "fruit accuracy - 0 of 1 questions" in lines
+    assert "all accuracy 100.0% 1 of 2 questions" in lines
     assert any(line.startswith("apple: pear 0.99") for line in lines)
     assert any(line.startswith("man : king = woman : queen") for line in lines)
 
@@ -48,7 +48,7 @@ def test_tests_and_words(checkpoint: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--analogy", "man", "king"), "takes three words"),
+        (("--analogy", "man", "king"), "three words"),
         (("--near", "kiwi"), "'kiwi' has no vector"),
         (("--similarity", "nothing.txt"), "No such file"),
     ],

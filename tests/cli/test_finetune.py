@@ -361,7 +361,7 @@ def test_flags_of_another_task_are_errors(own_checkpoint, tmp_path, monkeypatch,
         assert finetune(monkeypatch, *common, *given, "--output_dir", tmp_path / "out") == 2
         error = capsys.readouterr().err
         assert f"--{name}" in error
-        assert "sequence-classification does not read it" in error
+        assert "sequence-classification does not use it" in error
     assert not (tmp_path / "out").exists()
 
 

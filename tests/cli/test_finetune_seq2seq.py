@@ -90,7 +90,7 @@ def test_learns_and_writes_what_generate_writes(save, files, tmp_path, monkeypat
     assert AutoTokenizer.from_pretrained(out)("red cat").input_ids
 
 
-def test_the_ceiling_of_lower_cased_targets_is_shown(files, tmp_path, monkeypatch, capsys):
+def test_the_upper_bound_of_lower_cased_targets_is_shown(files, tmp_path, monkeypatch, capsys):
     """By both commands, in the summary too, beside the metrics against the targets as the tokenizer writes them."""
     flags, out = save_new(tmp_path / "model"), tmp_path / "out"
     pairs = [f"{source}\t{target}" for source, target in WORDS.items()]
@@ -103,13 +103,15 @@ def test_the_ceiling_of_lower_cased_targets_is_shown(files, tmp_path, monkeypatc
     most = sum(target == target.lower() for target in targets) / len(targets)
     assert found["ceiling_exact_match"] == most < 0.5
     assert found["eval_exact_match"] <= most < found["eval_exact_match_normalized"]
-    assert f"{found['eval_exact_match']:.4f}    0.0000{most:10.4f}\n" in shown
-    assert "\nceiling: what the references get" in shown
+    assert f"{found['eval_exact_match']:.4f}    0.0000{most:13.4f}\n" in shown
+    assert "\nupper bound: score of references" in shown
     (tmp_path / "dev.de").write_text("".join(f"{target}\n" for target in targets))
     flags = ["--model", out, "--input", tmp_path / "dev.txt", "--references", tmp_path / "dev.de"]
     assert run_command("generate", *flags, "--metrics", "exact_match") == 0
     shown, normalized = capsys.readouterr().out, found["eval_exact_match_normalized"]
-    assert f"\nceiling: exact_match {most:.4f}\nexact_match_normalized {normalized:.4f}\nceiling: what" in shown
+    assert (
+        f"\nupper bound: exact_match {most:.4f}\nexact_match_normalized {normalized:.4f}\nupper bound: score" in shown
+    )
     assert run_command("generate", *flags, "--metrics", "exact_match", "--lower_case") == 0
     shown = capsys.readouterr().out
     assert shown.endswith(f"exact_match {normalized:.4f}\n"), "case alone differs"

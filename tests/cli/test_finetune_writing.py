@@ -85,7 +85,7 @@ def test_every_family_learns_to_write(subtests, tmp_path, monkeypatch, capsys):
             code = finetune(monkeypatch, *flags_of(family, folder), *files, *lengths, *loop, *language, *steps)
             shown = capsys.readouterr()
             assert code == 0, shown.err
-            assert ("targets of training are those of" in shown.err) == (family in OWN)
+            assert ("training on the targets of" in shown.err) == (family in OWN)
             rows = [json.loads(line) for line in predicted.read_text().splitlines()]
             texts, model = [row["prediction"] for row in rows], AutoModelForSeq2SeqLM.from_pretrained(out)
             options = {"num_beams": 2, "max_new_tokens": 6, **({"language": "<de>"} if language else {})}

@@ -171,7 +171,7 @@ def pass_over(folder: Path) -> None:
         (exchange_the_tokenizer, (), "not the tokenizer that the model was trained with"),
         (number_a_token_too_high, (), "is 5000, outside [0, vocab_size="),
         (pass_over, ("--max_length", 65), "the model's limit of 64 positions"),
-        (empty_the_text, (), "The data set is empty"),
+        (empty_the_text, (), "The dataset is empty"),
         (spoil_the_encoding, (), "Not UTF-8: byte 7 is 0xe9"),
         (pass_over, ("--learning_rate", 1e30), "The loss of step 2 is nan"),
         (pass_over, ("--output_dir", __file__), "The output directory cannot be created"),
@@ -276,7 +276,7 @@ def test_a_resumed_run_has_the_same_model_and_data(folder, monkeypatch, capsys) 
 
 def test_one_language_is_not_sampled(folder, monkeypatch, capsys) -> None:
     assert pretrain(monkeypatch, *new_run(folder), "--max_steps", 1, "--sampling_alpha", 0.3) == 2
-    assert "needs several data sets" in capsys.readouterr().err
+    assert "needs several datasets" in capsys.readouterr().err
 
 
 def test_the_family_follows_from_the_model(folder, monkeypatch, capsys) -> None:
@@ -321,7 +321,7 @@ def test_the_direction_of_a_model_stays(folder, monkeypatch, capsys) -> None:
     flags = ["--model", folder / "backward", "--dataset", text, "--output_dir", folder / "more", "--max_steps", 1]
     capsys.readouterr()
     assert pretrain(monkeypatch, *flags) == 2
-    assert "give --objective NAME:backward=true" in capsys.readouterr().err
+    assert "pass --objective NAME:backward=true" in capsys.readouterr().err
     assert pretrain(monkeypatch, *flags, "--objective", "clm:backward=true") == 0
     assert AutoConfig.from_pretrained(folder / "more").backward
 

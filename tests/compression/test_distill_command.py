@@ -12,7 +12,7 @@ import torch
 from commands import run_command
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, DistilBertForMaskedLM
 
-from hf_ctxmodels.cli.distill import sections_of
+from hf_ctxmodels.cli.distill import flag_sections
 from hf_ctxmodels.compression.distillation import Teacher, parse_losses
 from hf_ctxmodels.compression.distillation.augmentation import Augmenter, Masking, Substitution, split_words
 from hf_ctxmodels.conversion.word_vectors import WordVectors
@@ -197,7 +197,7 @@ def test_every_recipe_names_terms_and_sizes_that_there_are(subtests):
             of_text = "distill text" in (ROOT / f"scripts/recipes/{name}.yaml").read_text()
             data = ["--dataset", "d"] if of_text else ["--train_file", "f", "--validation_file", "v"]
             flags = ["--recipe", name, "--teacher", "t", "--output_dir", "o", *data]
-            arguments, *_, loop = parse_arguments(*sections_of("text" if of_text else TASK), argv=flags)
+            arguments, *_, loop = parse_arguments(*flag_sections("text" if of_text else TASK), argv=flags)
             assert sum(term.weight for term in parse_losses(arguments.losses)) > 0
             assert loop.num_train_epochs is not None
             if of_text:

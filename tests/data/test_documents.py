@@ -106,9 +106,9 @@ def test_wiki_lines_that_are_not_prose_are_left_out():
 BROKEN = {
     "missing": ("gone.txt", None, "No such file"),
     "unknown kind": ("corpus.docx", b"x", r"suffix '\.docx'"),
-    "empty text": ("corpus.txt", b"", "data set is empty"),
-    "blank text": ("corpus.txt", b" \n\n \n", "data set is empty"),
-    "empty jsonl": ("corpus.jsonl", b"", "data set is empty"),
+    "empty text": ("corpus.txt", b"", "dataset is empty"),
+    "blank text": ("corpus.txt", b" \n\n \n", "dataset is empty"),
+    "empty jsonl": ("corpus.jsonl", b"", "dataset is empty"),
     "not utf-8": ("corpus.txt", b"Fine.\nA caf\xe9.\n", r"byte 11 is 0xe9(.|\n)*corpus.txt, byte 11"),
     "not utf-8 after a byte order mark": ("corpus.txt", b"\xef\xbb\xbfA caf\xe9.\n", "byte 8 is 0xe9"),
     "not utf-8, packed": ("corpus.txt.gz", b"A caf\xe9.\n", "byte 5 after decompression"),

@@ -140,9 +140,9 @@ def test_what_is_refused(languages, objective, tmp_path):
     for policy in SamplingPolicy(contiguous=True), SamplingPolicy(task_column="task"):
         with pytest.raises(CtxError, match="defines the order"):
             build_training_set(languages, objective, policy, alpha=0.3)
-    with pytest.raises(CtxError, match="requires several data sets"):
+    with pytest.raises(CtxError, match="requires several datasets"):
         build_training_set(load_documents(str(tmp_path / "0.txt")), objective, alpha=0.3)
-    with pytest.raises(CtxError, match="requires several data sets"):
+    with pytest.raises(CtxError, match="requires several datasets"):
         list(ResampledDocuments(load_documents(str(tmp_path / "0.txt")), 0.3))
 
 

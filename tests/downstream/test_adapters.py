@@ -316,7 +316,7 @@ def test_one_line_says_what_became_of_adapters(bert: PreTrainedModel, tmp_path: 
         added = any(map(is_adapter_parameter, open_().state_dict()))
         shown = capsys.readouterr().err
         assert added == (name != "from_pretrained")
-        assert ("the adapters a are added" in shown) == added, name
+        assert ("the adapters a are loaded" in shown) == added, name
         assert ("loaded without its adapters a;" in shown) != added, name
     (tmp_path / "adapters" / "stack.json").unlink()
     assert not any(map(is_adapter_parameter, load_saved_model(str(tmp_path)).state_dict()))

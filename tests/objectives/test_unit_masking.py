@@ -53,9 +53,9 @@ def test_phrases_that_are_refused(tokenizer, tmp_path):
     file = tmp_path / "units.txt"
     file.write_text("wa\n\nwa unknown\n")
     with pytest.raises(CtxError, match=r"no phrase of two or more words(.|\n)*find-units"):
-        Phrases.read(tokenizer, file)
+        Phrases.from_file(tokenizer, file)
     file.write_text("wa\n\n  wa wb  \n")
-    joined = Phrases.read(tokenizer, file).join(np.array([5, 6, 5]), np.array([-1, 0, 1]))
+    joined = Phrases.from_file(tokenizer, file).join(np.array([5, 6, 5]), np.array([-1, 0, 1]))
     assert joined.tolist() == [-1, 1, 2], "a special token is in no unit"
 
 

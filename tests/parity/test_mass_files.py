@@ -255,4 +255,4 @@ def test_invalid_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
     (tmp_path / "dict.txt").write_text("[PAD] 1\n")
     flags = ["--checkpoint", tmp_path / "a.pth", "--vocabulary", tmp_path / "dict.txt", "--output", tmp_path / "out"]
     assert convert(monkeypatch, *flags) == 2
-    assert "give --codes" in capsys.readouterr().err
+    assert "pass --codes" in capsys.readouterr().err

@@ -88,7 +88,7 @@ def test_the_other_commands_say_what_is_next(
     monkeypatch.setattr(sys, "argv", ["train_tokenizer", *map(str, (part for pair in made.items() for part in pair))])
     train_tokenizer.main()
     shown = capsys.readouterr()
-    assert "learning a vocabulary of 60 tokens" in shown.err
+    assert "training a vocabulary of 60 tokens" in shown.err
     assert f"next:\n  hf-ctxmodels pretrain --family bert --tokenizer {tmp_path} --dataset" in shown.out
 
     rows = [json.dumps({"text": text, "label": label}) for text, label in (("the cat", "a"), ("a dog", "b"))] * 4

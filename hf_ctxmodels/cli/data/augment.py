@@ -35,7 +35,9 @@ from hf_ctxmodels.training.recipe import parse_arguments
 class SubstitutionOptions:
     """Substitute words (TinyBERT)."""
 
-    vectors: str | None = flag(None, "Word vectors (glove, word2vec) for words of several tokens; without, they stay.")
+    vectors: str | None = flag(
+        None, "Word vectors (glove, word2vec) that substitute words of several tokens; by default these words are kept."
+    )
     candidates: int = flag(15, "Candidates for each word.")
     probability: float = flag(0.4, "Probability of substituting a word.")
 
@@ -57,7 +59,7 @@ class MaskingOptions:
 
 @dataclass(kw_only=True)
 class AugmentationArguments:
-    """Examples and rule."""
+    """Examples and augmentation rule."""
 
     model: str = flag(REQUIRED, "Directory or Hub id of a masked language model with a WordPiece tokenizer.")
     input: str = flag(REQUIRED, "Examples: .csv, .tsv, .txt (tab-separated) or .jsonl, optionally .gz.")
@@ -65,9 +67,9 @@ class AugmentationArguments:
     text_columns: str = flag("text", "Column of the text, or two for pairs, separated by a comma.")
     label_column: str = flag("label", "Column of the label.")
     rule: SubstitutionOptions | MaskingOptions = choice_flag(
-        "substitution", "Rule that changes texts.", {"substitution": SubstitutionOptions, "masking": MaskingOptions}
+        "substitution", "Augmentation rule.", {"substitution": SubstitutionOptions, "masking": MaskingOptions}
     )
-    copies: int = flag(20, "Copies of each example; duplicates are left out.")
+    copies: int = flag(20, "Copies of each example; duplicates are dropped.")
     seed: int = flag(0, "Random seed.")
     overwrite: bool = flag(False, "Replace the file if it exists.")
 
@@ -84,7 +86,7 @@ def main() -> None:
     rows = read_table(arguments.input, [*columns, arguments.label_column])
     augmenter = Augmenter(make_rule(arguments), arguments.copies, arguments.seed)
     lines = []
-    for index, row in enumerate(progress_bar(rows, "changing words", unit="examples", enabled=True)):
+    for index, row in enumerate(progress_bar(rows, "augmenting", unit="examples", enabled=True)):
         label = {arguments.label_column: row.values[arguments.label_column]}
         for texts in augmenter.augment(get_texts(row, columns), index):
             lines.append(json.dumps(dict(zip(columns, texts, strict=True)) | label, ensure_ascii=False) + "\n")
@@ -98,7 +100,7 @@ def main() -> None:
 
 
 def make_rule(arguments: AugmentationArguments) -> Substitution | Masking:
-    """The rule that changes texts.
+    """Create the augmentation rule of the flags.
 
     Raises:
         CtxError: The model or the vectors cannot be opened, or cannot replace words.
@@ -109,14 +111,14 @@ def make_rule(arguments: AugmentationArguments) -> Substitution | Masking:
         if tokenizer.mask_token is None:
             raise CtxError(f"{type(tokenizer).__name__} has no mask token.", location=f"--model {arguments.model}")
         return Masking(tokenizer, rule.mask_probability, rule.ngram_probability)
-    opened = Teacher.open(arguments.model)
-    model = opened.load("AutoModelForMaskedLM")
+    checkpoint = Teacher.open(arguments.model)
+    model = checkpoint.load("AutoModelForMaskedLM")
     nearest = nearest_words(rule.vectors)
-    return Substitution(model, opened.tokenizer, nearest, number=rule.candidates, probability=rule.probability)
+    return Substitution(model, checkpoint.tokenizer, nearest, number=rule.candidates, probability=rule.probability)
 
 
 def nearest_words(vectors: str | None) -> Callable[[str, int], list[str]]:
-    """A function that gives the nearest words of a word; none without word vectors, and for unknown words."""
+    """Function from a word and a number to its nearest words; empty for unknown words and without word vectors."""
     if vectors is None:
         return lambda word, number: []
     model: Any = load_model(vectors, AutoModel.__name__, load_config(vectors))

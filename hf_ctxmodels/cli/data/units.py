@@ -27,12 +27,12 @@ class UnitArguments:
     output: str = field(metadata={"help": "File to write, with one unit per line, the most frequent first."})
     dataset: list[str] = flag((), "Text to find phrases in by mutual information, as --dataset of pretrain.")
     validation_fraction: float = flag(
-        0.0, "Fraction of validation documents to leave out, the same as those of pretrain."
+        0.0, "Fraction of held-out documents to skip; pretrain holds out the same documents."
     )
-    gazetteers: list[str] = flag((), "Lists of phrases or entities, one per line; single words are left out.")
+    gazetteers: list[str] = flag((), "Lists of phrases or entities, one per line; single words are skipped.")
     entities: list[str] = flag((), "CoNLL files with entities as BIO or IOB1 tags in the last column.")
-    min_count: int = flag(20, "Fewest occurrences of a phrase.")
-    min_information: float = flag(3.0, "Lowest pointwise mutual information of a phrase, in nats.")
+    min_count: int = flag(20, "Minimum number of occurrences of a phrase.")
+    min_information: float = flag(3.0, "Minimum pointwise mutual information of a phrase, in nats.")
     max_words: int = flag(4, "Longest phrase in words.")
     overwrite: bool = flag(False, "Replace --output if it exists.")
 
@@ -49,10 +49,10 @@ def main() -> None:
 
 
 def find_units(arguments: UnitArguments) -> Counter[str]:
-    """The units of all sources, and how often each was found.
+    """Collect the units of all sources with their frequencies.
 
     Raises:
-        CtxError: There is no source, or no unit.
+        CtxError: There are no sources or no units.
     """
     units = Counter[str]()
     if arguments.dataset:
@@ -60,9 +60,9 @@ def find_units(arguments: UnitArguments) -> Counter[str]:
         if arguments.validation_fraction:
             documents, _ = documents.split(arguments.validation_fraction)
         limits = ("min_count", "min_information", "max_words")
-        found = find_phrases(documents, **{name: getattr(arguments, name) for name in limits})
-        print_status(f"{len(found)} phrases in {documents.name}")
-        units.update(found)
+        phrases = find_phrases(documents, **{name: getattr(arguments, name) for name in limits})
+        print_status(f"{len(phrases)} phrases in {documents.name}")
+        units.update(phrases)
     for file in arguments.gazetteers:
         units.update(" ".join(line.split()) for line in read_lines(Path(file)) if len(line.split()) > 1)
     for file in arguments.entities:
@@ -70,6 +70,6 @@ def find_units(arguments: UnitArguments) -> Counter[str]:
     if not units:
         raise CtxError(
             "There is no unit of two or more words.",
-            hint="give --dataset, --gazetteers or --entities, or lower --min_count and --min_information.",
+            hint="pass --dataset, --gazetteers or --entities, or lower --min_count and --min_information.",
         )
     return units

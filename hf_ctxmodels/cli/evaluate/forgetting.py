@@ -1,9 +1,8 @@
-r"""Measure what fine-tuning forgot: the loss of the checkpoint's own pretraining with the fine-tuned encoder in it, and
-how far the weights moved.
+r"""Measure forgetting in fine-tuning: the pretraining loss of the fine-tuned encoder, and the distance of its weights.
 
     hf-ctxmodels evaluate forgetting --pretrained runs/bert --finetuned runs/sst2 --text held_out.txt
 
-The objective, its options and the length are those that the checkpoint was pretrained with.
+The objective, its options and the maximum length are read from the pretrained checkpoint.
 """
 
 import json
@@ -27,38 +26,38 @@ class ForgettingArguments:
     validation_fraction: float | None = flag(
         None, "Use only the validation documents of pretrain with this fraction and the same files."
     )
-    max_length: int | None = flag(None, "Longest example in tokens; by default that of pretraining.")
+    max_length: int | None = flag(None, "Maximum length in tokens; by default the length of pretraining.")
     batch_size: int = flag(32, "Examples per batch.")
     output_file: str | None = flag(None, "JSON file for the results.")
     overwrite: bool = flag(False, "Replace --output_file.")
 
 
-def table(found: dict[str, Any]) -> str:
-    """Losses before and after, and the distance of each part of the encoder."""
-    lines = [f"{found['objective']}, {found['rows']} rows", f"{'metric':<28}{'before':>12}{'after':>12}"]
-    for name, value in found["before"].items():
-        lines.append(f"{name.removeprefix('eval_'):<28}{value:>12.4f}{found['after'][name]:>12.4f}")
+def table(results: dict[str, Any]) -> str:
+    """Format the losses before and after fine-tuning, and the distance of each part of the encoder."""
+    lines = [f"{results['objective']}, {results['rows']} examples", f"{'metric':<28}{'before':>12}{'after':>12}"]
+    for name, value in results["before"].items():
+        lines.append(f"{name.removeprefix('eval_'):<28}{value:>12.4f}{results['after'][name]:>12.4f}")
     lines.append(f"{'weights':<28}{'distance':>12}{'relative':>12}")
-    for part, moved in found["distances"].items():
-        lines.append(f"{part:<28}{moved['distance']:>12.4f}{moved['relative']:>12.4f}")
+    for module, distance in results["distances"].items():
+        lines.append(f"{module:<28}{distance['distance']:>12.4f}{distance['relative']:>12.4f}")
     return "\n".join(lines)
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure and print the forgetting."""
     (arguments,) = parse_arguments(ForgettingArguments, description=__doc__)
     if arguments.output_file is not None:
         check_output_file(arguments.output_file, flag="--output_file", overwrite=arguments.overwrite)
-    side = PretrainingEvaluation.open(
+    evaluation = PretrainingEvaluation.open(
         arguments.pretrained,
         *arguments.text,
         max_length=arguments.max_length,
         held_out=arguments.validation_fraction,
     )
-    found = measure_forgetting(side, arguments.finetuned, arguments.batch_size)
+    results = measure_forgetting(evaluation, arguments.finetuned, arguments.batch_size)
     if arguments.output_file is not None:
         path = Path(arguments.output_file)
         with wrap_write_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-    print(table(found))
+            path.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    print(table(results))

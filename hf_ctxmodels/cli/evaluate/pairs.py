@@ -1,9 +1,9 @@
-r"""Test on minimal pairs whether a language model holds the acceptable sentence to be the likelier one.
+r"""Evaluate on minimal pairs whether a language model prefers the acceptable sentence.
 
     hf-ctxmodels evaluate pairs --model runs/bert --pairs blimp/*.jsonl.gz --unigram_text news.txt.gz
 
-Accuracies stand beside those of the frequencies of the tokens in --unigram_text, best the text that the model learned
-from: what a model has above them, it owes to context.
+The baseline is a unigram model of the tokens in --unigram_text, preferably the training text of the model: it ignores
+the context.
 """
 
 from dataclasses import dataclass, field
@@ -28,38 +28,40 @@ LANGUAGE_MODELS = ("AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModelFor
 
 @dataclass
 class EvaluationArguments:
-    """Model and pairs."""
+    """Model and minimal pairs."""
 
     model: str = field(metadata={"help": "Checkpoint directory or Hub id of a language model."})
-    pairs: list[str] = field(metadata={"help": "JSONL files with sentence_good and sentence_bad, as of BLiMP."})
-    unigram_text: list[str] = field(metadata={"help": "Text files whose token frequencies are the baseline."})
+    pairs: list[str] = field(
+        metadata={"help": "JSONL files in the format of BLiMP, with sentence_good and sentence_bad."}
+    )
+    unigram_text: list[str] = field(metadata={"help": "Text files for the token frequencies of the unigram baseline."})
     max_pairs: int | None = flag(None, "Use the first N pairs of each file; by default all.")
     batch_size: int = flag(64, "Sequences per batch; a masked language model needs one per token.")
 
 
 def language_model_class(config: PreTrainedConfig) -> str:
-    """The Auto class of a checkpoint's language model: the one it was saved from, if that is one.
+    """Name of the Auto class of a checkpoint's language model: the class that it was saved from, if possible.
 
     Raises:
         CtxError: The family has no language model.
     """
     family = get_family(config)
-    known = [name for name in LANGUAGE_MODELS if name in family.models]
-    saved = {name.removeprefix("Ctx") for name in config.architectures or []}
-    of_saved = [name for name in known if family.models[name].__name__.removeprefix("Ctx") in saved]
-    if not known:
-        raise CtxError(f"The family {family.name!r} has no language model.", hint="give another model.")
-    return (of_saved or known)[0]
+    auto_classes = [name for name in LANGUAGE_MODELS if name in family.models]
+    saved_classes = {name.removeprefix("Ctx") for name in config.architectures or []}
+    preferred = [name for name in auto_classes if family.models[name].__name__.removeprefix("Ctx") in saved_classes]
+    if not auto_classes:
+        raise CtxError(f"The family {family.name!r} has no language model.", hint="use a language model.")
+    return (preferred or auto_classes)[0]
 
 
-def result_lines(found: dict[str, PairResult], unigrams: dict[str, PairResult]) -> list[str]:
-    """What is printed: a line for each phenomenon, and one for all."""
-    rows = [(name, found[name], unigrams[name]) for name in found]
-    rows.append(("all", total_result(found.values()), total_result(unigrams.values())))
+def result_lines(results: dict[str, PairResult], unigrams: dict[str, PairResult]) -> list[str]:
+    """Format a line for each phenomenon and one for all."""
+    rows = [(name, results[name], unigrams[name]) for name in results]
+    rows.append(("all", total_result(results.values()), total_result(unigrams.values())))
     return [
-        f"{name:<36} accuracy {own.accuracy:.4f}  unigram {base.accuracy:.4f}  "
-        f"difference {own.accuracy - base.accuracy:+.4f}  {own.pairs} pairs"
-        for name, own, base in rows
+        f"{name:<36} accuracy {result.accuracy:.4f}  unigram {unigram.accuracy:.4f}  "
+        f"difference {result.accuracy - unigram.accuracy:+.4f}  {result.pairs} pairs"
+        for name, result, unigram in rows
     ]
 
 
@@ -74,6 +76,8 @@ def main() -> None:
     model = load_model_with_adapters(arguments.model, language_model_class(config), config)
     texts = (line for path in arguments.unigram_text for line in read_lines(Path(path)))
     unigrams = evaluate_pairs(pairs, unigram_scorer(tokenizer, texts))
-    rate = partial(score, model, tokenizer, batch_size=arguments.batch_size)
-    found = evaluate_pairs(pairs, lambda sentences: [each.log_probability for each in rate(sentences)])
-    print("\n".join(result_lines(found, unigrams)))
+    score_texts = partial(score, model, tokenizer, batch_size=arguments.batch_size)
+    results = evaluate_pairs(
+        pairs, lambda sentences: [text_score.log_probability for text_score in score_texts(sentences)]
+    )
+    print("\n".join(result_lines(results, unigrams)))

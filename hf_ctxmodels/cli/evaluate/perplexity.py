@@ -1,4 +1,4 @@
-r"""Perplexity of a causal language model on a text, per token and per word, by windows that overlap.
+r"""Compute the perplexity of a causal language model on a text, per token and per word, with a sliding window.
 
 hf-ctxmodels evaluate perplexity --model runs/gpt2 --dataset 'corpus/test*.txt' --stride 256
 """
@@ -24,12 +24,12 @@ class PerplexityArguments:
             "help": "demo, a .txt, .jsonl or .parquet file or a pattern of files, or a Hub id; or several of these."
         }
     )
-    split: str = flag("test", "Split of a Hub data set.")
+    split: str = flag("test", "Split of a Hub dataset.")
     validation_fraction: float | None = flag(
         None, "Use only the validation documents of pretrain with this fraction and the same files."
     )
-    max_length: int | None = flag(None, "Window length in tokens; by default the longest input of the model.")
-    stride: int | None = flag(None, "Tokens between the starts of windows; by default half a window.")
+    max_length: int | None = flag(None, "Window length in tokens; by default the maximum length of the model.")
+    stride: int | None = flag(None, "Stride of the windows in tokens; by default half a window.")
     batch_size: int = flag(8, "Windows per batch.")
 
 
@@ -42,10 +42,10 @@ def main() -> None:
     documents = load_documents(*arguments.dataset, split=arguments.split, skip_empty=True)
     if arguments.validation_fraction is not None:
         documents = documents.split(arguments.validation_fraction)[1]
-    # sentences are joined as the objectives of causal language modelling join them
+    # sentences are joined by spaces, as in causal language modelling
     windows = {name: getattr(arguments, name) for name in ("max_length", "stride", "batch_size")}
-    found = measure_perplexity(model, tokenizer, map(" ".join, documents), **windows)
+    result = measure_perplexity(model, tokenizer, map(" ".join, documents), **windows)
     print(
-        f"perplexity {found.per_token:.3f} per token, {found.per_word:.3f} per word; {found.tokens:,} tokens, "
-        f"{found.words:,} words, {found.unknown:,} unknown tokens, {found.nats / found.tokens:.4f} nats per token"
+        f"perplexity {result.per_token:.3f} per token, {result.per_word:.3f} per word; {result.tokens:,} tokens, "
+        f"{result.words:,} words, {result.unknown:,} unknown tokens, {result.nats / result.tokens:.4f} nats per token"
     )

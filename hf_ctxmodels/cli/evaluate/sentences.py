@@ -1,4 +1,4 @@
-r"""Test the sentence vectors of a model as they are: similarity, linear maps of them, retrieval of translations.
+r"""Evaluate sentence vectors without fine-tuning: similarity, linear probes, retrieval of translations.
 
     hf-ctxmodels evaluate sentences --model runs/infersent --similarity stsb-en-test.csv=1,2,3 \
         --classification SST-2/train.tsv.gz,SST-2/test.tsv=sentence,label
@@ -41,7 +41,7 @@ class EvaluationArguments:
     pooling: str | None = field(
         default=None,
         metadata={
-            "help": "Pooling of the hidden states; by default that of the model.",
+            "help": "Pooling of the hidden states; by default the pooling of the model.",
             "choices": list(get_args(Pooling)),
         },
     )
@@ -54,60 +54,63 @@ class EvaluationArguments:
         (), "FILE,FILE: texts and their translations, line by line; or CODE=FILE,CODE=FILE for language embeddings."
     )
     batch_size: int = flag(64, "Sentences per batch.")
-    seed: int = flag(0, "Seed of the split that chooses the penalty.")
+    seed: int = flag(0, "Seed of the validation split that selects the regularization.")
 
 
-def parts_of(text: str, name: str, files: int) -> tuple[list[str], list[str]]:
-    """`a,b=c,d` as `["a", "b"], ["c", "d"]`.
+def parse_tables(text: str, name: str, num_files: int) -> tuple[list[str], list[str]]:
+    """Parse `a,b=c,d` to the files `["a", "b"]` and the columns `["c", "d"]`.
 
     Raises:
-        CtxError: There is another number of files, or there are no columns.
+        CtxError: The number of files is wrong, or there are no columns.
     """
     sources, equals, columns = text.partition("=")
-    found = sources.split(",")
-    if len(found) != files or not equals:
-        raise CtxError(f"{text!r} is not of that form.", location=f"--{name}", hint="--help shows it.")
-    return found, columns.split(",")
+    files = sources.split(",")
+    if len(files) != num_files or not equals:
+        raise CtxError(f"Invalid value {text!r}.", location=f"--{name}", hint="see --help for the format.")
+    return files, columns.split(",")
 
 
-def correlation_line(name: str, found: SentenceSimilarity) -> str:
-    """What is printed of a test of similarity."""
-    return f"{name:<44} spearman {found.spearman:.4f}  pearson {found.pearson:.4f}  {found.pairs} pairs"
+def correlation_line(name: str, result: SentenceSimilarity) -> str:
+    """Format the result of a similarity test."""
+    return f"{name:<44} spearman {result.spearman:.4f}  pearson {result.pearson:.4f}  {result.pairs} pairs"
 
 
-def translations_of(text: str) -> list[tuple[str, Path]]:
-    """`a,b` as `[("", a), ("", b)]`, `en=a,de=b` as `[("en", a), ("de", b)]`.
+def parse_translations(text: str) -> list[tuple[str, Path]]:
+    """Parse `a,b` to `[("", a), ("", b)]`, and `en=a,de=b` to `[("en", a), ("de", b)]`.
 
     Raises:
-        CtxError: There is another number of files, or a language of one of them alone.
+        CtxError: There are not two files, or only one of them has a language.
     """
-    parts = [part.rpartition("=") for part in text.split(",")]
-    if len(parts) != 2 or len({bool(language) for language, _, _ in parts}) != 1:
-        raise CtxError(f"{text!r} is not of that form.", location="--retrieval", hint="--help shows it.")
-    return [(language, Path(file)) for language, _, file in parts]
+    sources = [source.rpartition("=") for source in text.split(",")]
+    if len(sources) != 2 or len({bool(language) for language, _, _ in sources}) != 1:
+        raise CtxError(f"Invalid value {text!r}.", location="--retrieval", hint="see --help for the format.")
+    return [(language, Path(file)) for language, _, file in sources]
 
 
 def retrieval_lines(encode: Encode, tokenizer: Any, text: str) -> list[str]:
-    """What is printed of a test of retrieval, in both directions.
+    """Compute and format the retrieval of translations in both directions.
 
     Raises:
-        CtxError: The files are not given in that form, or languages for a tokenizer without them.
+        CtxError: The value is invalid, or has languages that the tokenizer does not support.
     """
-    sides = translations_of(text)
+    sides = parse_translations(text)
     vectors = []
     for language, file in sides:
         if language:
             if not hasattr(tokenizer, "language"):
                 raise CtxError(
-                    f"{type(tokenizer).__name__} has no languages.", location="--retrieval", hint="give files alone."
+                    f"{type(tokenizer).__name__} has no languages.", location="--retrieval", hint="omit the languages."
                 )
             tokenizer.language = language
         vectors.append(encode([line.strip() for line in read_lines(file)]))
     lines = []
     for first, second in ((0, 1), (1, 0)):
-        shares = [f"{each} {retrieval(vectors[first], vectors[second], each):.4f}" for each in get_args(Criterion)]
+        accuracies = [
+            f"{criterion} {retrieval(vectors[first], vectors[second], criterion):.4f}"
+            for criterion in get_args(Criterion)
+        ]
         name = f"{sides[first][1].name} -> {sides[second][1].name}"
-        lines.append(f"{name:<44} {'  '.join(shares)}  {len(vectors[0])} pairs")
+        lines.append(f"{name:<44} {'  '.join(accuracies)}  {len(vectors[0])} pairs")
     return lines
 
 
@@ -120,13 +123,13 @@ def main() -> None:
     options = {"pooling": arguments.pooling, "batch_size": arguments.batch_size}
     encode = partial(encode_sentences, model, tokenizer, **options)
     for text in arguments.similarity:
-        (file,), columns = parts_of(text, "similarity", 1)
+        (file,), columns = parse_tables(text, "similarity", 1)
         print(correlation_line(Path(file).name, similarity(encode, file, columns)))
     for text in arguments.relatedness:
-        (train, test), columns = parts_of(text, "relatedness", 2)
+        (train, test), columns = parse_tables(text, "relatedness", 2)
         print(correlation_line(test, relatedness(encode, train, test, columns, arguments.seed)))
     for text in arguments.classification:
-        (train, test), columns = parts_of(text, "classification", 2)
+        (train, test), columns = parse_tables(text, "classification", 2)
         result = classification(encode, train, test, columns, arguments.seed)
         print(
             f"{test:<44} accuracy {result.accuracy:.4f}  majority {result.majority:.4f}  {result.examples[1]} examples"

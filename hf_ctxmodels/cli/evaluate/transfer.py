@@ -3,11 +3,11 @@ r"""Measure zero-shot transfer between languages: train a tagger in one language
     hf-ctxmodels evaluate transfer --model runs/xlm --task pos --train en --test de,fr,es --data_dir ud \
         --output_dir runs/xlm-pos
 
-A language is a code, whose files are found in --data_dir by the names of Universal Dependencies (pos) or WikiANN (ner),
-or CODE=FILE. The baseline is the most frequent tag of each word in the training file. With `--adapter madx-task
+A language is CODE=FILE, or a code whose files are found in --data_dir by the names of Universal Dependencies (pos) or
+WikiANN (ner). The baseline is the most frequent tag of each word in the training file. With `--adapter madx-task
 --language_adapters en=DIR,de=DIR` the adapter of the language is replaced in each test (MAD-X), with `--freeze
-embeddings --language_embeddings de=DIR` the token embeddings (Artetxe et al. 2020). The output directory gets the model
-and transfer.json.
+embeddings --language_embeddings de=DIR` the token embeddings (Artetxe et al. 2020). The output directory contains the
+model and transfer.json.
 """
 
 import json
@@ -53,7 +53,7 @@ class TransferArguments:
     data_dir: str | None = flag(None, "Directory with the files of the languages.")
     validation_file: str | None = flag(None, "Validation file of the training language; by default its dev file.")
     train_examples: int | None = flag(None, "Train on a fixed subset of N sentences.")
-    freeze: Literal["encoder", "embeddings"] | None = flag(None, "Weights that are not trained.")
+    freeze: Literal["encoder", "embeddings"] | None = flag(None, "Weights to freeze.")
     language_adapters: str | None = flag(
         None, "Adapter of each language for --adapter: LANGUAGE=DIR, separated by commas."
     )
@@ -75,7 +75,7 @@ class LanguageModules:
     embeddings: dict[str, str]
 
     @classmethod
-    def read(cls, arguments: TransferArguments, train: str, tests: list[str], output_dir: str) -> Self:
+    def from_arguments(cls, arguments: TransferArguments, train: str, tests: list[str], output_dir: str) -> Self:
         """Check the directories against the model, before training.
 
         Args:
@@ -102,7 +102,7 @@ class LanguageModules:
         return cls(adapters, embeddings | {train: output_dir} if embeddings else {})
 
     def insert(self, tuned: FinetuningResult, language: str) -> PreTrainedTokenizerBase:
-        """Insert the modules of a language; gives its tokenizer."""
+        """Insert the modules of a language and return its tokenizer."""
         tokenizer = tuned.tokenizer
         if language in self.adapters:
             replace_lowest_adapter(tuned.model, f"language_{language}", self.adapters[language])
@@ -117,7 +117,7 @@ class LanguageModules:
 def evaluate(
     tuned: FinetuningResult, source: LanguageFile, batch_size: int, modules: LanguageModules
 ) -> dict[str, Any]:
-    """The metrics of the model and of the baseline in a language."""
+    """Evaluate the model and the baseline in a language."""
     task, tokenizer = tuned.task, modules.insert(tuned, source.language)
     examples = task.read(str(source.file), "test")
     encoded = task.encode(examples, tokenizer)
@@ -153,10 +153,10 @@ def table(results: list[dict[str, Any]], training_language: str) -> str:
     for result in results:
         metric, baseline = result["metrics"][name], result["baseline"][name]
         lines.append(f"{result['language']:<12}{metric:>10.4f}{baseline:>10.4f}{result['examples']:>11,}")
-    others = [result for result in results if result["language"] != training_language]
-    if len(others) > 1:
-        mean_metric = sum(result["metrics"][name] for result in others) / len(others)
-        mean_baseline = sum(result["baseline"][name] for result in others) / len(others)
+    target_results = [result for result in results if result["language"] != training_language]
+    if len(target_results) > 1:
+        mean_metric = sum(result["metrics"][name] for result in target_results) / len(target_results)
+        mean_baseline = sum(result["baseline"][name] for result in target_results) / len(target_results)
         lines.append(f"{'mean of others':<14}{mean_metric:>8.4f}{mean_baseline:>10.4f}")
     return "\n".join(lines)
 
@@ -165,7 +165,7 @@ def main() -> None:
     """Fine-tune in one language and test in all; print and save the table."""
     arguments, task_arguments, loop_arguments, adapters = parse_arguments(
         TransferArguments,
-        (TaskArguments, TASKS[TASK].reads),
+        (TaskArguments, TASKS[TASK].argument_names),
         FinetuningLoopArguments,
         AdapterArguments,
         description=__doc__,
@@ -173,9 +173,9 @@ def main() -> None:
     )
     if arguments.language_adapters and adapters.adapter is None:
         raise CtxError(
-            "The adapters of the languages need a task adapter.",
+            "Language adapters require a task adapter.",
             location="--language_adapters",
-            hint="give --adapter madx-task.",
+            hint="add --adapter madx-task.",
         )
     train = LanguageFile.find(arguments.train, arguments.task, "train", arguments.data_dir)
     tests = [
@@ -187,7 +187,7 @@ def main() -> None:
     validation_file = arguments.validation_file or str(train.split("dev").file)
     test_languages = [source.language for source in tests]
     has_languages = check_languages(arguments.model, [train.language, *test_languages])
-    modules = LanguageModules.read(arguments, train.language, test_languages, loop_arguments.output_dir)
+    modules = LanguageModules.from_arguments(arguments, train.language, test_languages, loop_arguments.output_dir)
     if train.language in modules.adapters:
         language_adapter = (modules.adapters[train.language],)
         adapters = replace(adapters, adapter=replace(adapters.adapter, frozen_adapters=language_adapter))

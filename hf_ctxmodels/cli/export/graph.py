@@ -5,7 +5,7 @@ r"""Export a model to a file that runs without this package, and compare the out
     hf-ctxmodels export torch --model runs/sst2 --output sst2.pt2
 
 The file takes batches of any size and length, and includes the adapters of the model. An encoder-decoder, which also
-takes `decoder_input_ids`, is exported whole or in two parts: generation runs the encoder once and the decoder in each
+takes `decoder_input_ids`, is exported as one graph or as two: generation runs the encoder once and the decoder in each
 step.
 """
 

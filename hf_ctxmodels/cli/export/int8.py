@@ -79,7 +79,7 @@ def open_model(source: str) -> PreTrainedModel:
     """
     config = load_config(source)
     if getattr(config, "quantization_config", None) is not None:
-        raise CtxError("The model is quantized already.", location=source, hint="give the float32 model.")
+        raise CtxError("The model is quantized already.", location=source, hint="use the float32 model.")
     return load_saved_model(source, config)
 
 
@@ -118,13 +118,13 @@ def read_texts(file: str) -> list[str]:
         raise CtxError(
             f"Expected at least {MIN_TEXTS} calibration texts, got {len(texts)}.",
             location=location,
-            hint="give some hundred texts like those that the model will read.",
+            hint="use a few hundred texts from the domain of the model.",
         )
     return texts
 
 
 def stored_bytes(model: PreTrainedModel) -> int:
-    """Bytes of all weights in a file; tied weights are stored once."""
+    """Size of the saved weights in bytes; tied weights are stored once."""
     return sum(parameter.numel() * parameter.element_size() for parameter in {*model.parameters(), *model.buffers()})
 
 

@@ -42,6 +42,6 @@ def require_attention(block: Any) -> SelfAttention:
     if not (isinstance(block, TransformerBlock) and isinstance(block.attention, SelfAttention)):
         raise CtxError(
             f"{type(block).__name__} has no attention scores to learn.",
-            hint="leave out the loss attention, or use models with BERT's layers.",
+            hint="remove the loss attention, or use models with BERT's layers.",
         )
     return block.attention

@@ -65,7 +65,7 @@ class Substitution:
         if get_prediction_level(self.model) != "tokens" or not isinstance(backend.model, WordPiece):
             raise CtxError(
                 f"{type(self.model).__name__} with {type(self.tokenizer).__name__} cannot replace words.",
-                hint="give a masked language model with a WordPiece tokenizer, such as BERT.",
+                hint="use a masked language model with a WordPiece tokenizer, such as BERT.",
             )
         new_modules = [
             name
@@ -76,7 +76,7 @@ class Substitution:
             raise CtxError(
                 f"The checkpoint has no trained masked-LM head: {', '.join(new_modules)} is newly initialised.",
                 location=self.model.config.name_or_path or None,
-                hint="give the pretrained model, not a fine-tuned one.",
+                hint="use the pretrained model, not a fine-tuned one.",
             )
 
     def prepare(self, text: str) -> tuple[list[str], dict[int, list[str]]]:

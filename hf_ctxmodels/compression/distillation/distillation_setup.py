@@ -47,7 +47,7 @@ class DistillationSetup:
             raise CtxError(
                 "Teacher and student have different tokens.",
                 location=f"--teacher {self.teacher.source}",
-                hint="leave out --tokenizer, and give a new student (--family) or one with the teacher's vocabulary.",
+                hint="remove --tokenizer, and use a new student (--family) or one with the teacher's vocabulary.",
             )
         distillation_model = self._build_model(model, objective.auto_class)
         return TrainingSetup(distillation_model, DistillationCollator(objective.collate), self.identity)
@@ -80,7 +80,7 @@ class DistillationSetup:
             raise CtxError(
                 "Teacher and student have different tokens, but the task's labels belong to tokens.",
                 location=f"--teacher {self.teacher.source}",
-                hint="give a student with the teacher's tokenizer.",
+                hint="use a student with the teacher's tokenizer.",
             )
         teacher_features = task.encode(training, self.teacher.tokenizer).features
         features = [
@@ -129,5 +129,5 @@ class DistillationSetup:
                 f"The teacher's labels are {', '.join(teacher_labels.values())}, the student's "
                 f"{', '.join(student_labels.values())}.",
                 location=f"--teacher {self.teacher.source}",
-                hint="give a teacher that was fine-tuned on the same labels.",
+                hint="use a teacher that was fine-tuned on the same labels.",
             )

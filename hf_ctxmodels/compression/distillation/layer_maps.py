@@ -60,14 +60,14 @@ def _named_map(name: str, student_layers: int, teacher_layers: int, first_layer:
         if student_layers > teacher_layers:
             raise CtxError(
                 f"The student has {student_layers} layers, the teacher {teacher_layers}.",
-                hint="give the pairs, for example 1:1,2:1.",
+                hint="list the pairs, for example 1:1,2:1.",
             )
         return tuple((layer, teacher_layers - student_layers + layer) for layer in range(1, student_layers))
     if teacher_layers % student_layers:
         raise CtxError(
             f"The layer map {name!r} needs a teacher with a multiple of the student's {student_layers} layers; the "
             f"teacher has {teacher_layers}.",
-            hint="give the pairs, for example 1:2,2:5.",
+            hint="list the pairs, for example 1:2,2:5.",
         )
     step = teacher_layers // student_layers
     layers = range(1, student_layers) if name == "skip" else range(first_layer, student_layers + 1)

@@ -195,7 +195,7 @@ class CtxDistillationModel(CtxPreTrainedModel):
             CtxError: A loss compares tokens and the teacher has its own inputs, or ids or labels are missing.
         """
         if input_ids is None:
-            raise CtxError("Distillation needs input_ids.", hint="give input_ids instead of inputs_embeds.")
+            raise CtxError("Distillation needs input_ids.", hint="pass input_ids instead of inputs_embeds.")
         arguments = {
             "input_ids": input_ids,
             "attention_mask": attention_mask,
@@ -260,7 +260,7 @@ class CtxDistillationModel(CtxPreTrainedModel):
         for loss in self.losses:
             name = loss.target_name(self.student)
             if name == "labels" and student.labels is None:
-                raise CtxError(f"The loss {loss.name} needs labels.", hint="give labels, or leave out the loss.")
+                raise CtxError(f"The loss {loss.name} needs labels.", hint="pass labels, or remove the loss.")
             if isinstance(loss, HardTargetLoss):
                 assert student.labels is not None
                 values[loss] = hard_target_loss(student, student.labels, counts)
@@ -332,13 +332,13 @@ class CtxDistillationModel(CtxPreTrainedModel):
 def _check_arguments(student: PreTrainedModel, teacher: PreTrainedModel, losses: Sequence[DistillationLoss]) -> None:
     if isinstance(losses, DistillationLoss) or not all(isinstance(loss, DistillationLoss) for loss in losses):
         raise CtxError(
-            f"{losses!r} is not a list of losses.", hint="give a list such as [SoftTargetLoss(), HiddenStateLoss()]."
+            f"{losses!r} is not a list of losses.", hint="use a list such as [SoftTargetLoss(), HiddenStateLoss()]."
         )
     names = [loss.name for loss in losses]
     if not names or len(set(names)) < len(names):
         raise CtxError(
             f"A loss occurs twice: {', '.join(names)}." if names else "There is no loss.",
-            hint=f"give each loss once: {', '.join(DISTILLATION_LOSSES)}.",
+            hint=f"list each loss once: {', '.join(DISTILLATION_LOSSES)}.",
         )
     if student is teacher:
         raise CtxError("Student and teacher are the same model.", hint="create or load another student.")
@@ -346,7 +346,7 @@ def _check_arguments(student: PreTrainedModel, teacher: PreTrainedModel, losses:
         if not 0 < loss.weight < math.inf:
             raise CtxError(
                 f"The loss {loss.name} has the weight {loss.weight:g}.",
-                hint="give a weight above 0, or leave out the loss.",
+                hint="use a weight above 0, or remove the loss.",
             )
         loss.check_models(student, teacher)
 

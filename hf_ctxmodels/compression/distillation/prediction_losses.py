@@ -101,7 +101,7 @@ class PredictionLoss(DistillationLoss):
                 f"The teacher has no trained head for the loss {self.name} "
                 f"({', '.join(new_modules) or type(teacher).__name__}).",
                 location=teacher.config.name_or_path or None,
-                hint="give a teacher that was trained on the task: fine-tune a pretrained teacher first.",
+                hint="use a teacher that was trained on the task: fine-tune a pretrained teacher first.",
             )
         field = "vocab_size" if level == "tokens" else "num_labels"
         student_size, teacher_size = getattr(student.config, field), getattr(teacher.config, field)
@@ -174,7 +174,7 @@ class HardTargetLoss(DistillationLoss):
     def check_models(self, student: PreTrainedModel, teacher: PreTrainedModel) -> None:
         """Raise CtxError if the models do not match the loss."""
         if get_prediction_level(student) is None:
-            raise CtxError(f"{type(student).__name__} has no loss.", hint="leave out hard-targets.")
+            raise CtxError(f"{type(student).__name__} has no loss.", hint="remove hard-targets.")
 
     def target_name(self, student: PreTrainedModel) -> str:
         """The entry of a batch with the targets."""

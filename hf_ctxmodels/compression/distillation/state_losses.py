@@ -86,7 +86,7 @@ class PatientLoss(LayerMapLoss):
         if not self.layer_pairs(student, teacher):
             raise CtxError(
                 f"The layer map {self.layers!r} is empty for a student with one layer.",
-                hint="give the pairs, for example 1:2.",
+                hint="list the pairs, for example 1:2.",
             )
 
     def target_name(self, student: PreTrainedModel) -> str:
@@ -122,7 +122,7 @@ class AttentionScoreLoss(LayerMapLoss):
             if student_heads != teacher_heads:
                 raise CtxError(
                     f"The student has {student_heads} attention heads, the teacher {teacher_heads}.",
-                    hint="use a student with as many heads (num_attention_heads), or leave out the loss attention.",
+                    hint="use a student with as many heads (num_attention_heads), or remove the loss attention.",
                 )
 
     def compute(self, student: ForwardPass, teacher: ForwardPass, projection: Any) -> Tensor:
@@ -142,7 +142,7 @@ class AttentionScoreLoss(LayerMapLoss):
 def _get_block(model: PreTrainedModel, layer: int) -> nn.Module:
     layers: Any = getattr(model.base_model, "layers", None)
     if layers is None:
-        raise CtxError(f"{type(model).__name__} has no Transformer layers.", hint="leave out the loss attention.")
+        raise CtxError(f"{type(model).__name__} has no Transformer layers.", hint="remove the loss attention.")
     return layers[layer - 1]
 
 
@@ -162,7 +162,7 @@ class HiddenStateLoss(LayerMapLoss):
         """Raise CtxError if the models do not match the loss."""
         self.layer_pairs(student, teacher)
         if not self.projection:
-            hint = f"leave out projection=false of {self.name}."
+            hint = f"remove projection=false of {self.name}."
             _require_equal_width(self, student, teacher, hint)
 
     def build_projection(self, student: PreTrainedModel, teacher: PreTrainedModel) -> nn.Module | None:
@@ -206,7 +206,7 @@ class SentenceVectorLoss(DistillationLoss):
     def check_models(self, student: PreTrainedModel, teacher: PreTrainedModel) -> None:
         """Raise CtxError if the models do not match the loss."""
         if not self.projection:
-            hint = f"leave out projection=false of {self.name}."
+            hint = f"remove projection=false of {self.name}."
             _require_equal_width(self, student, teacher, hint)
 
     def target_name(self, student: PreTrainedModel) -> str:

@@ -92,7 +92,7 @@ def copy_layers(student: PreTrainedModel, source: PreTrainedModel, layers: Seque
         raise CtxError(
             f"{len(layers)} layers cannot be copied to {type(student).__name__}.",
             location=f"--student_layers {' '.join(map(str, layers))}",
-            hint="give one layer of the teacher for each layer of the student; models that share layers have none.",
+            hint="use one layer of the teacher for each layer of the student; models that share layers have none.",
         )
     for student_layer, index in zip(student_layers, layers, strict=True):
         weights = {
@@ -104,7 +104,7 @@ def copy_layers(student: PreTrainedModel, source: PreTrainedModel, layers: Seque
             raise CtxError(
                 "The layers of teacher and student have different shapes.",
                 location=f"--student_layers {' '.join(map(str, layers))}",
-                hint="leave out --config_options that change the width.",
+                hint="remove --config_options that change the width.",
             ) from error
 
 
@@ -115,7 +115,7 @@ def check_layers(layers: Sequence[int], config: PreTrainedConfig) -> None:
         raise CtxError(
             f"There is no layer {missing[0]}: the model has {num_layers} layers, counted from 0.",
             location=f"--student_layers {' '.join(map(str, layers))}",
-            hint=f"give layers from 0 to {num_layers - 1}.",
+            hint=f"use layers from 0 to {num_layers - 1}.",
         )
 
 
@@ -127,7 +127,7 @@ def parse_losses(texts: Sequence[str]) -> list[DistillationLoss]:
     """
     if not texts:
         raise CtxError(
-            "Expected one or more losses.", location="--losses", hint=f"give NAME:weight=W of: {_list_losses()}"
+            "Expected one or more losses.", location="--losses", hint=f"use NAME:weight=W of: {_list_losses()}"
         )
     names = [split_choice(text)[0] for text in texts]
     if len(set(names)) < len(names):

@@ -1,1 +1,1 @@
-"""Weights of 8 bits for inference on a CPU: codes, maps, tables, and their places in a model."""
+"""8-bit quantization for inference on a CPU: linear layers, embeddings and their replacement in a model."""

@@ -42,7 +42,7 @@ def find_replaceable_modules(model: nn.Module, *, embeddings: bool, skipped: Col
             raise CtxError(
                 f"There is no module {skipped_name!r} in {type(model).__name__}.",
                 location="skip",
-                hint=f"give a name or its last component, for example of {', '.join(names[-4:])}.",
+                hint=f"use a name or its last component, for example of {', '.join(names[-4:])}.",
             )
     return [
         name

@@ -47,7 +47,7 @@ class CtxInt8Config(QuantizationConfigMixin):
         check_choice(get_args(TableType), embeddings=self.embeddings)
         if not isinstance(self.skip, list):
             raise CtxError(
-                f"skip is {self.skip!r}, expected a list.", location=METHOD, hint='give a list of names: ["pooler"].'
+                f"skip is {self.skip!r}, expected a list.", location=METHOD, hint='use a list of names: ["pooler"].'
             )
 
     def to_dict(self) -> dict[str, Any]:
@@ -67,7 +67,7 @@ class CtxInt8Quantizer(HfQuantizer):
             raise CtxError(
                 f"int8 weights are supported on CPU only, got device_map={device_map}.",
                 location=METHOD,
-                hint="leave out device_map; on a GPU, load the float32 model with dtype=torch.bfloat16.",
+                hint="remove device_map; on a GPU, load the float32 model with dtype=torch.bfloat16.",
             )
         if not self.pre_quantized and self.quantization_config.activations == "static":
             raise CtxError(
@@ -142,7 +142,7 @@ def check_not_quantized(model: PreTrainedModel) -> None:
         raise CtxError(
             "The model is quantized already.",
             location=model.config.name_or_path or METHOD,
-            hint="give the float32 model.",
+            hint="use the float32 model.",
         )
 
 

@@ -110,21 +110,23 @@ def start_low_bits(
     replace_with_fake_quantized(model, bits, options.groups)
 
 
-def _sample_batches(features: Sequence[Any], collate: Any, size: int, parts: int) -> Iterator[Mapping[str, Any]]:
-    """The first batch of each of several parts of the training examples.
+def _sample_batches(
+    features: Sequence[Any], collate: Any, batch_size: int, num_batches: int
+) -> Iterator[Mapping[str, Any]]:
+    """Evenly spaced batches of the training examples.
 
     Raises:
-        CtxError: There are fewer examples than parts.
+        CtxError: There are fewer examples than batches.
     """
-    if not 1 <= parts <= len(features):
+    if not 1 <= num_batches <= len(features):
         raise CtxError(
             f"There are {len(features)} training examples.",
-            location=f"--quantize q-bert:sensitivity_batches={parts}",
-            hint=f"give a number from 1 to {len(features)}.",
+            location=f"--quantize q-bert:sensitivity_batches={num_batches}",
+            hint=f"use a number from 1 to {len(features)}.",
         )
-    examples, length = EpochIndexed(features), len(features) // parts
-    for start in range(0, parts * length, length):
-        batch = collate([examples[0, index] for index in range(start, start + min(size, length))])
+    examples, length = EpochIndexed(features), len(features) // num_batches
+    for start in range(0, num_batches * length, length):
+        batch = collate([examples[0, index] for index in range(start, start + min(batch_size, length))])
         yield {name: value for name, value in batch.items() if isinstance(value, Tensor)}
 
 

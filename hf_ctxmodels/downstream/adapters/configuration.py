@@ -71,7 +71,7 @@ class BottleneckConfig:
                 raise CtxError(
                     f"{name}={value!r} is not of type {type_name}.",
                     location="the configuration of an adapter",
-                    hint="give a value of that type.",
+                    hint="use a value of that type.",
                 )
         factors = self.reduction_factor
         smallest = min(factors.values(), default=1) if isinstance(factors, Mapping) else factors

@@ -98,7 +98,7 @@ def get_invertible_adapters(base: nn.Module) -> InvertibleAdapters | None:
 
 
 def _embeddings(base: Any) -> nn.Module:
-    """The module that embeds tokens and has the hook point `embedding_output`: of an encoder-decoder, the encoder."""
+    """The module with the hook point `embedding_output`; in an encoder-decoder, the encoder."""
     return next(module for module in base.modules() if hasattr(module, "embedding_output"))
 
 
@@ -111,21 +111,21 @@ def insert_adapter(model: nn.Module, base: CtxPreTrainedModel, name: str, config
         name, config: The adapter.
 
     Raises:
-        CtxError: The model has none of the sub-layers, or not the layers of `leave_out`.
+        CtxError: The model has none of the sub-layers, or lacks a layer of `leave_out`.
     """
     blocks = list_blocks(base)
     num_layers = sum(len(block.depths) if config.one_per_depth else 1 for block in blocks)
     if any(not 0 <= index < num_layers for index in config.leave_out):
         raise CtxError(
             f"leave_out={list(config.leave_out)}, but the model has {num_layers} layers.",
-            hint=f"give layer indices from 0 to {num_layers - 1}.",
+            hint=f"use layer indices from 0 to {num_layers - 1}.",
         )
     num_inserted = sum(_insert_into_block(block, name, config) for block in blocks)
     if not num_inserted:
         raise CtxError(
-            f"An adapter after {', '.join(config.sublayers) or 'no sub-layer'} with "
-            f"leave_out={list(config.leave_out)} has no place in {type(base).__name__}.",
-            hint="set mh_adapter, output_adapter, or cross_adapter in an encoder-decoder, and leave out fewer layers.",
+            f"{type(base).__name__} has no layer for an adapter after {', '.join(config.sublayers) or 'no sub-layer'} "
+            f"with leave_out={list(config.leave_out)}.",
+            hint="set mh_adapter, output_adapter, or cross_adapter in an encoder-decoder, and list fewer layers in leave_out.",
         )
     if config.inv_adapter is not None:
         _insert_into_embeddings(base, name, config)
@@ -182,17 +182,17 @@ def attach_to_output_layers(model: nn.Module, base: CtxPreTrainedModel) -> None:
         return
     for head in model.modules():
         if isinstance(head, PreTrainedModel) and head is not base and head.base_model is base:
-            for module in _own_modules(head):
+            for module in _modules_without_models(head):
                 if isinstance(decoder_input := getattr(module, "decoder_input", None), HookPoint):
                     adapters.attach_inverse(decoder_input)
 
 
-def _own_modules(head: nn.Module) -> Iterator[nn.Module]:
-    """The modules of a head, without those of models in it: the encoder, or ELECTRA's generator."""
+def _modules_without_models(head: nn.Module) -> Iterator[nn.Module]:
+    """Yield the modules of a head, except nested models: the encoder, or ELECTRA's generator."""
     yield head
     for child in head.children():
         if not isinstance(child, PreTrainedModel):
-            yield from _own_modules(child)
+            yield from _modules_without_models(child)
 
 
 def match_module(module: nn.Module, reference: nn.Module) -> None:
@@ -204,9 +204,9 @@ def match_module(module: nn.Module, reference: nn.Module) -> None:
 
 def remove_all_adapters(base: nn.Module) -> None:
     """Remove the adapter modules and their hooks."""
-    holders = [(block.module, list(block.adapters.values())) for block in list_blocks(base) if block.adapters]
+    adapted_modules = [(block.module, list(block.adapters.values())) for block in list_blocks(base) if block.adapters]
     invertible_adapters: Any = get_invertible_adapters(base)
-    for module, adapters in holders:
+    for module, adapters in adapted_modules:
         delattr(module, BLOCK_ADAPTERS)
         for sublayer_adapters in adapters:
             for handle in sublayer_adapters.handles:

@@ -172,7 +172,7 @@ def train_adapter(
 
 
 def train_fusion(model: PreTrainedModel, names: Sequence[str], below: Sequence[str] = ()) -> None:
-    """Activate a fusion for training as `train_adapter` an adapter; the fused adapters are frozen.
+    """Activate a fusion for training, like `train_adapter`; the fused adapters are frozen.
 
     Raises:
         CtxError: As `set_active_adapters`.
@@ -188,7 +188,7 @@ def train_fusion(model: PreTrainedModel, names: Sequence[str], below: Sequence[s
 
 
 def delete_adapter(model: PreTrainedModel, name: str) -> None:
-    """Delete an adapter, and the fusions that contain it. After the last adapter the model is as before the first.
+    """Delete an adapter, and the fusions that contain it. Deleting the last adapter restores the original model.
 
     Raises:
         CtxError: The model has no such adapter.
@@ -260,7 +260,7 @@ def _check_names(adapter_set: AdapterSet, names: Sequence[str]) -> None:
         if not isinstance(name, str):
             raise CtxError(
                 f"{name!r} is not a valid name of an adapter.",
-                hint='give names from the lowest up, and fused names as a sequence: ["de", ["ner", "pos"]].',
+                hint='use names from the lowest up, and fused names as a sequence: ["de", ["ner", "pos"]].',
             )
         if name not in adapter_set.configs:
             raise CtxError(

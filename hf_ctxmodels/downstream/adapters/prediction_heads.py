@@ -120,7 +120,7 @@ def require_flexible_head(model: PreTrainedModel) -> FlexibleHead:
     head = find_flexible_head(model)
     if head is None:
         raise CtxError(
-            f"The head of {type(model).__name__} has no form in adapter files.",
+            f"The head of {type(model).__name__} is not supported in adapter files.",
             hint="save the adapter without a head; save_pretrained saves the head with the model.",
         )
     return head

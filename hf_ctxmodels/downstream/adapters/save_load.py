@@ -176,7 +176,7 @@ def _resolve_folder(source: str | Path, patterns: Sequence[str] = ("*.json", "*.
         raise CtxError(
             "There is no such adapter.",
             location=str(source),
-            hint=f"give a directory with {CONFIG_FILE}, or a Hub id.",
+            hint=f"use a directory with {CONFIG_FILE}, or a Hub id.",
         ) from error
 
 
@@ -186,7 +186,7 @@ def _read_config(folder: Path, file: str, source: str | Path) -> dict[str, Any]:
         raise CtxError(
             f"There is no {file}.",
             location=str(source),
-            hint=f"give one of its subdirectories: {', '.join(names)}." if names else "give an adapter's directory.",
+            hint=f"use one of its subdirectories: {', '.join(names)}." if names else "use an adapter's directory.",
         )
     content = read_json(folder / file)
     if not isinstance(content, dict):

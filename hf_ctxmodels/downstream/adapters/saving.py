@@ -102,11 +102,11 @@ def check_adapter_directory(directory: Path) -> None:
         raise CtxError(
             f"The directory holds a model ({model_files[0]}); transformers would read {CONFIG_FILE} there as PEFT's.",
             location=str(directory),
-            hint=f"give another directory, for example {directory / ADAPTERS_FOLDER / 'NAME'}.",
+            hint=f"use another directory, for example {directory / ADAPTERS_FOLDER / 'NAME'}.",
         )
     path = directory / CONFIG_FILE
     if path.exists() and "peft_type" in read_json(path):
-        raise CtxError("The directory holds an adapter of PEFT.", location=str(path), hint="give another directory.")
+        raise CtxError("The directory holds an adapter of PEFT.", location=str(path), hint="use another directory.")
 
 
 def _write_files(directory: Path, files: Mapping[str, Any], values: GatheredValues | None) -> None:

@@ -34,7 +34,7 @@ def pretrained_parameters(model: PreTrainedModel) -> dict[str, nn.Parameter]:
     if not parameters:
         raise CtxError(
             f"{type(model).__name__} has no trainable weights of a pretrained encoder.",
-            hint="leave out --anchor and --mixout if the encoder is frozen or completely re-initialised.",
+            hint="remove --anchor and --mixout if the encoder is frozen or completely re-initialised.",
         )
     return parameters
 
@@ -68,7 +68,7 @@ class L2SPPenalty(FinetuningCallback):
             raise CtxError(
                 "The weight of a penalty must be 0 or more.",
                 location=f"--anchor weight={weight},head_weight={head_weight}",
-                hint="give 0.01, for example.",
+                hint="use 0.01, for example.",
             )
         self._weight, self._head_weight = weight, head_weight
         self.anchored = pretrained_parameters(model)
@@ -158,7 +158,7 @@ class ElasticWeightConsolidation(L2SPPenalty):
                 "The Fisher information was computed from other weights"
                 + (f": {mismatched[0]} differs." if mismatched else "."),
                 location=f"--anchor ewc:file={fisher_file}",
-                hint="give the file that was computed from this --model, or a new name and a text: ewc:file=FILE,text=TEXT.",
+                hint="use the file computed from this --model, or compute a new one: ewc:file=FILE,text=TEXT.",
             )
         self._fisher = {name: _pad_rows(fisher[name], self.pretrained[name]) for name in names}
 
@@ -206,7 +206,7 @@ def without_decay(optimizer: torch.optim.Optimizer, parameters: list[nn.Paramete
         if "initial_lr" in group:
             raise CtxError(
                 "Weight decay pulls anchored weights towards zero.",
-                hint="give TrainingArguments(weight_decay=0), or an optimizer after `without_decay`.",
+                hint="use TrainingArguments(weight_decay=0), or an optimizer after `without_decay`.",
             )
         if decayed := [parameter for parameter in group["params"] if id(parameter) not in spared_ids]:
             groups.append({**group, "params": decayed})

@@ -90,7 +90,9 @@ class FinetuningLoopArguments(LoopArguments):
         0.1, "Steps of linear warm-up; a fraction of all steps if below 1.", group="optimization"
     )
 
-    lr_reference_targets: float = flag(0.0, "Targets are not counted across tasks.", fixed=True)
+    lr_reference_targets: float = flag(
+        0.0, "Not supported in fine-tuning: tasks have different numbers of targets.", fixed=True
+    )
 
     def __post_init__(self) -> None:
         if self.max_steps is None and self.num_train_epochs is None:
@@ -107,7 +109,7 @@ class FrozenEncoderOptions:
 
 @dataclass(frozen=True)
 class FrozenEmbeddingsOptions:
-    """Train all weights but the token embeddings, which can be replaced afterwards."""
+    """Train all weights except the token embeddings, which can be replaced afterwards."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,7 @@ class EwcOptions:
     weight: float = flag(0.01, "Weight of the penalty.")
     head_weight: float = flag(0.0, "Weight of the L2 penalty on new weights.")
     text: str | None = flag(None, "Text to compute the Fisher information from, as --dataset of pretrain.")
-    labels: Labels = flag("sampled", "Targets: sampled from the model's predictions, or those of the data.")
+    labels: Labels = flag("sampled", "Labels: sampled from the model's predictions, or the labels of the data.")
     examples: int = flag(1000, "Examples to compute the Fisher information from.")
 
 
@@ -205,7 +207,7 @@ class FinetuningMethodArguments:
             raise CtxError(
                 "A frozen encoder is not trained.",
                 location="--freeze encoder with --anchor, --mixout or --reinit_layers",
-                hint="leave one of them out.",
+                hint="use only one of them.",
             )
 
     def prepare(
@@ -226,14 +228,14 @@ class FinetuningMethodArguments:
             raise CtxError(
                 "A new model has no pretrained weights.",
                 location="--family with --anchor, --mixout or --reinit_layers",
-                hint="give --model, or leave them out.",
+                hint="pass --model, or remove them.",
             )
         reads_layer_mix = getattr(model, "layer_mix", None) is not None or getattr(model, "has_custom_layer_mix", False)
         if getattr(model.config, "layer_mix", False) and not reads_layer_mix:
             raise CtxError(
-                f"{type(model).__name__} does not read a mix of layers.",
+                f"{type(model).__name__} does not support a layer mix.",
                 location="--config_options layer_mix=true",
-                hint="leave it out.",
+                hint="remove it.",
             )
         self._reinitialize(model, source, loop.seed, accelerator.is_main_process)
         if isinstance(self.freeze, FrozenEmbeddingsOptions):
@@ -253,18 +255,18 @@ class FinetuningMethodArguments:
                 callbacks.append(ThreeStageUnfreezing(model, (layers_epoch, embeddings_epoch), lm_weights))
         return callbacks
 
-    def _reinitialize(self, model: PreTrainedModel, source: str | None, seed: int, is_shown: bool) -> None:
+    def _reinitialize(self, model: PreTrainedModel, source: str | None, seed: int, verbose: bool) -> None:
         """Re-initialise the weights that the flags name; print whether the head of an earlier task is kept."""
         has_new_pooler = "pooler" in self.reinit_modules
         if self.reinit_layers or has_new_pooler:
             names = reinitialize_layers(model, self.reinit_layers, seed, pooler=has_new_pooler)
-            print_status(f"re-initialised {len(names)} weights of the encoder", is_shown)
+            print_status(f"re-initialised {len(names)} weights of the encoder", verbose)
         if "head" in self.reinit_modules:
-            print_status(f"re-initialised {len(reinitialize_head(model, seed))} weights of the head", is_shown)
+            print_status(f"re-initialised {len(reinitialize_head(model, seed))} weights of the head", verbose)
         elif source is not None and hasattr(model, "newly_initialized_modules"):
             modules = ", ".join(pretrained_head_modules(model))
             message = f"the head is loaded from {source} ({modules}); --reinit_modules head re-initialises it"
-            print_status(message, is_shown and bool(modules))
+            print_status(message, verbose and bool(modules))
 
     def _make_anchor(
         self, anchor: L2Options | EwcOptions, model: PreTrainedModel, source: str | None, accelerator: Accelerator
@@ -306,21 +308,21 @@ class FinetuningMethodArguments:
             raise CtxError(
                 "Features are cached in the precision of the weights.",
                 location=f"--freeze encoder:cache_features with mixed precision {accelerator.mixed_precision}",
-                hint="leave one of them out.",
+                hint="use only one of them.",
             )
         batches = [collate([feature]) for feature in features]
         identity = {"tokenizer": tokenizer_digest(tokenizer)}
-        directory, is_shown = self.freeze.cache_features, accelerator.is_main_process
+        directory, verbose = self.freeze.cache_features, accelerator.is_main_process
         with accelerator.main_process_first():
-            cache_features(model, directory, batches, identity, show_progress=is_shown)  # type: ignore[arg-type]
+            cache_features(model, directory, batches, identity, show_progress=verbose)  # type: ignore[arg-type]
 
 
-def _compute_fisher(options: EwcOptions, source: str, is_shown: bool) -> None:
+def _compute_fisher(options: EwcOptions, source: str, verbose: bool) -> None:
     if options.text is None:
         raise CtxError(
             "There is no such file of Fisher information.",
             location=f"--anchor ewc:file={options.file}",
-            hint="give the text to compute it from, --anchor ewc:file=FILE,text=TEXT.",
+            hint="pass a text to compute it from: --anchor ewc:file=FILE,text=TEXT.",
         )
-    print_status(f"computing the Fisher information of {source} in {options.file}", is_shown)
+    print_status(f"computing the Fisher information of {source} in {options.file}", verbose)
     compute_fisher(PretrainingEvaluation.open(source, options.text), options.file, options.examples, options.labels)

@@ -66,7 +66,7 @@ class FinetuningConfig:
             raise CtxError(
                 "Cached features are computed with float32 weights.",
                 location="--freeze encoder:cache_features with --quantize",
-                hint="leave one of them out.",
+                hint="use only one of them.",
             )
 
     def prepare(

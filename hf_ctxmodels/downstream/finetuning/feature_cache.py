@@ -208,7 +208,7 @@ def cache_features(
         raise CtxError(
             "Features can be cached only for a frozen encoder of this package with a head that does not generate text.",
             location=f"--freeze encoder:cache_features={directory}",
-            hint="leave it out, or give --freeze encoder for such a model.",
+            hint="remove it, or pass --freeze encoder for such a model.",
         )
     encoder_weights = {
         name: weight for name, weight in model.base_model.state_dict().items() if not name.startswith("pooler.")

@@ -51,7 +51,7 @@ UNCOMPARED_FIELDS = ("family", "config_options", "model", "task_name", "predicti
 def load_config_and_tokenizer(
     arguments: StartingModelArguments, task: Task[Any], require_family: bool = False
 ) -> tuple[PreTrainedConfig, PreTrainedTokenizerBase]:
-    """Configuration and tokenizer of the checkpoint, or of a new model.
+    """Load the configuration and the tokenizer of a checkpoint, or create the configuration of a new model.
 
     Args:
         arguments: The flags.
@@ -62,24 +62,24 @@ def load_config_and_tokenizer(
         CtxError: Not exactly one of --model and --family is given, or they cannot be opened.
     """
     if (arguments.model is None) == (arguments.family is None):
-        raise CtxError("Expected exactly one of --model and --family.", hint="give exactly one of them.")
+        raise CtxError("Expected exactly one of --model and --family.", hint="remove one of them, or add one.")
     if arguments.model is not None:
         changes = parse_config_options(arguments.config_options)
-        config = open_config(arguments.model, changes, arguments.task_name, own=require_family)
+        config = open_config(arguments.model, changes, arguments.task_name, require_family=require_family)
         set_embedding_fields(config)
         return config, load_tokenizer(arguments.model, split_words=task.split_words)
-    new = arguments.family
-    if new is None or new.tokenizer is None:
+    new_model_options = arguments.family
+    if new_model_options is None or new_model_options.tokenizer is None:
         raise CtxError("A new model needs a tokenizer.", location="--family", hint="write --family NAME:tokenizer=DIR.")
-    tokenizer = load_tokenizer(new.tokenizer, split_words=task.split_words)
+    tokenizer = load_tokenizer(new_model_options.tokenizer, split_words=task.split_words)
     prepare_for_tasks(tokenizer)
-    family = get_family(new.family)
-    config = new_config(family, tokenizer, new.config, arguments.config_options)
+    family = get_family(new_model_options.family)
+    config = new_config(family, tokenizer, new_model_options.config, arguments.config_options)
     for name, value in task.config_fields(tokenizer).items():
         if not hasattr(config, name):
             raise CtxError(
                 f"The tokenizer has {name}={value}, for which {type(config).__name__} has no field.",
-                location=f"--family {family.name}:tokenizer={new.tokenizer}",
+                location=f"--family {family.name}:tokenizer={new_model_options.tokenizer}",
                 hint="use a tokenizer of that family.",
             )
         setattr(config, name, value)
@@ -103,7 +103,7 @@ def fit_config_and_tokenizer(
     """Adapt configuration and tokenizer to the task: language, special tokens, generation tokens.
 
     Raises:
-        CtxError: They do not fit each other or the task.
+        CtxError: They do not match each other or the task.
     """
     length = task.arguments.max_length
     if arguments.language is not None:
@@ -116,7 +116,7 @@ def fit_config_and_tokenizer(
 def open_model(
     arguments: StartingModelArguments, task: Task[Any], config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase
 ) -> PreTrainedModel:
-    """The checkpoint's model, or a new one, with the task's head and embeddings for all tokens.
+    """Load the checkpoint or create a new model, with the task's head and embeddings for all tokens.
 
     Raises:
         CtxError: The model cannot be opened, or lacks an input that the task needs.
@@ -143,7 +143,7 @@ def open_model(
         raise CtxError(
             f"{type(model).__name__} does not support reading a pair in both orders.",
             location="--both_orders",
-            hint="leave it out.",
+            hint="remove it.",
         )
     return model
 
@@ -176,7 +176,7 @@ def make_training_set(
         raise CtxError(
             f"{type(model).__name__} has no loss for unlabelled examples.",
             location=f"--unlabelled_file {unlabelled_file}",
-            hint="leave it out, or use a family with such a loss, such as cvt.",
+            hint="remove it, or use a family with such a loss, such as cvt.",
         )
     unlabelled = task.encode(task.read_unlabelled(unlabelled_file), tokenizer).features
     return RoundRobinMixture([encoded.features, mark_unlabelled(unlabelled)]), UnlabelledCollator(collate)
@@ -194,7 +194,7 @@ def sample_examples(examples: list[Any], size: int | None) -> list[Any]:
         raise CtxError(
             f"There are {len(examples)} training examples.",
             location=f"--train_examples {size}",
-            hint=f"give a number from 1 to {len(examples)}.",
+            hint=f"use a number from 1 to {len(examples)}.",
         )
     return random.Random(0).sample(examples, size)
 
@@ -211,7 +211,7 @@ class FinetuningResult:
         training, validation: Training and validation examples.
         evaluation: The evaluation on the validation examples.
         baseline: Metrics of `Task.baseline` on the validation examples.
-        ceiling: Maxima of the metrics (`Task.ceiling`).
+        upper_bounds: Upper bounds of the metrics (`Task.upper_bounds`).
         result: The result of the training loop.
     """
 
@@ -223,14 +223,14 @@ class FinetuningResult:
     validation: list[Any]
     evaluation: TaskEvaluation
     baseline: dict[str, float]
-    ceiling: dict[str, float]
+    upper_bounds: dict[str, float]
     result: TrainingResult
 
     def save_summary(self, arguments: FinetuningArguments) -> None:
-        """Write `TrainingSummary` into the output directory, with the baseline of the main metric and the ceilings."""
+        """Write `TrainingSummary` into the output directory, with the main metric's baseline and the upper bounds."""
         main_metric, value = next(iter(self.baseline.items()))
         self.result.metrics[f"baseline_{main_metric}"] = value
-        self.result.metrics |= {f"ceiling_{name}": maximum for name, maximum in self.ceiling.items()}
+        self.result.metrics |= {f"ceiling_{name}": bound for name, bound in self.upper_bounds.items()}
         summary = self.result.summary(
             task=arguments.task,
             dataset=Path(arguments.train_file).name,
@@ -262,14 +262,14 @@ def finetune(
         make_setup: Wraps the model for another loss, as distillation does; None trains the model itself.
 
     Raises:
-        CtxError: Files, model, tokenizer and flags do not fit each other.
+        CtxError: Files, model, tokenizer and flags do not match each other.
     """
     finetuning_config = finetuning_config or FinetuningConfig()
     batch_size = loop_arguments.per_device_batch_size
 
     # data, configuration, tokenizer
     task = TASKS[arguments.task](task_arguments)
-    task.refuse_unread_flags()
+    task.check_unused_arguments()
     training, validation = task.read(arguments.train_file, "train"), task.read(arguments.validation_file, "validation")
     training = sample_examples(training, arguments.train_examples)
     config, tokenizer = load_config_and_tokenizer(arguments, task, require_family=make_setup is not None)
@@ -280,7 +280,8 @@ def finetune(
     print_status(f"tokenizing {len(training):,} training and {len(validation):,} validation examples", is_main)
     train_collate = training_collator(task, config, tokenizer, loop_arguments.seed, is_main)
     encoded, validation_encoded = task.encode(training, tokenizer), task.encode(validation, tokenizer)
-    baseline, ceiling = task.score(validation, task.baseline(training, validation)), task.ceiling(validation)
+    baseline = task.score(validation, task.baseline(training, validation))
+    upper_bounds = task.upper_bounds(validation)
     require_unsharded_generation(task, accelerator)
 
     # model, loss, fine-tuning methods
@@ -322,5 +323,5 @@ def finetune(
     if finetuning_config.low_bits is not None:
         finetuning_config.low_bits.save(model, tokenizer, loop_arguments.output_dir, accelerator)
     return FinetuningResult(
-        task, model, tokenizer, accelerator, training, validation, evaluation, baseline, ceiling, result
+        task, model, tokenizer, accelerator, training, validation, evaluation, baseline, upper_bounds, result
     )

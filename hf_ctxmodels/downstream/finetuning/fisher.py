@@ -61,7 +61,7 @@ def fisher_information(
                 total += gradient.float().square()
         number += 1
     if not number:
-        raise CtxError("There are no examples to compute the Fisher information from.", hint="give more text.")
+        raise CtxError("There are no examples to compute the Fisher information from.", hint="use more text.")
     # parameters that pretraining does not use are omitted
     return {name: total / number for name, total in totals.items() if bool(total.any())}
 
@@ -90,7 +90,7 @@ def sampled_targets(model: PreTrainedModel, batch: Batch, generator: torch.Gener
             raise CtxError(
                 f"The targets {name!r} of {type(model).__name__} cannot be sampled from its predictions.",
                 location="--anchor ewc:labels=sampled",
-                hint="give labels=data.",
+                hint="use labels=data.",
             )
         values = torch.multinomial(logits.float().softmax(-1).flatten(0, -2).cpu(), 1, generator=generator)
         sampled = values.view(labels.shape).to(labels)
@@ -150,13 +150,13 @@ def load_fisher(file: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise CtxError(
             f"The Fisher information cannot be read: {error}.",
             location=f"--anchor ewc:file={file}",
-            hint="give an existing file, or a text to compute it from: ewc:file=FILE,text=TEXT.",
+            hint="use an existing file, or a text to compute it from: ewc:file=FILE,text=TEXT.",
         ) from error
     if set(digests) != set(fisher) or any(bool((value < 0).any()) for value in fisher.values()):
         raise CtxError(
             "The file contains no Fisher information.",
             location=f"--anchor ewc:file={file}",
-            hint="give another file name and a text to compute it from: ewc:file=FILE,text=TEXT.",
+            hint="use another file name and a text to compute it from: ewc:file=FILE,text=TEXT.",
         )
     return fisher, digests
 

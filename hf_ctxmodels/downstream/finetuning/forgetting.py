@@ -85,7 +85,7 @@ class PretrainingEvaluation:
             raise CtxError(
                 f"The checkpoint lacks its pretraining head: {', '.join(new_modules)}.",
                 location=source,
-                hint="give the pretrained checkpoint.",
+                hint="use the pretrained checkpoint.",
             )
         documents, held_out_documents = arguments.load()
         if held_out_documents is not None:
@@ -115,7 +115,7 @@ class PretrainingEvaluation:
             raise CtxError(
                 "The distance to the weights of a quantized model is undefined.",
                 location=finetuned,
-                hint="give the float32 checkpoint that was quantized.",
+                hint="use the float32 checkpoint that was quantized.",
             )
         source = dict(finetuned_model.named_parameters())
         target = dict(self.model.base_model.named_parameters())
@@ -131,7 +131,7 @@ class PretrainingEvaluation:
             raise CtxError(
                 f"The two checkpoints are of different models{difference}.",
                 location=finetuned,
-                hint="give a checkpoint and one that was fine-tuned from it.",
+                hint="use a checkpoint and one that was fine-tuned from it.",
             )
         for name in names:
             target[name].copy_(source[name][: len(target[name])])

@@ -31,7 +31,7 @@ def set_language(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, l
             if languages
             else "The model does not distinguish languages.",
             location=location,
-            hint=f"use one of {', '.join(languages)}." if languages else "leave it out.",
+            hint=f"use one of {', '.join(languages)}." if languages else "remove it.",
         )
     if getattr(config, "lang2id", None):
         config.default_lang = config.lang2id[language]  # type: ignore[attr-defined]

@@ -108,6 +108,6 @@ def _mixable_weights(model: PreTrainedModel) -> dict[str, nn.Parameter]:
     weights = {name: weight for name, weight in pretrained_parameters(model).items() if id(weight) in weight_ids}
     if not weights:
         raise CtxError(
-            f"The encoder of {type(model).__name__} has no linear layers.", location="--mixout", hint="leave it out."
+            f"The encoder of {type(model).__name__} has no linear layers.", location="--mixout", hint="remove it."
         )
     return weights

@@ -36,7 +36,7 @@ def reinitialize_layers(model: PreTrainedModel, number: int, seed: int, *, poole
         raise CtxError(
             f"The encoder of {type(model).__name__} has {len(layers)} layers with weights of their own.",
             location=f"--reinit_layers {number}",
-            hint=f"give a number from 0 to {len(layers)}.",
+            hint=f"use a number from 0 to {len(layers)}.",
         )
     parameter_ids = {id(parameter) for layer in layers[len(layers) - number :] for parameter in layer}
     names = [name for name, parameter in model.named_parameters() if id(parameter) in parameter_ids]
@@ -47,7 +47,7 @@ def reinitialize_layers(model: PreTrainedModel, number: int, seed: int, *, poole
             raise CtxError(
                 f"The encoder of {type(model).__name__} has no pooler.",
                 location="--reinit_modules pooler",
-                hint="leave it out.",
+                hint="remove it.",
             )
         names += pooler_names
     reinitialize_parameters(model, names, seed)
@@ -78,7 +78,7 @@ def reinitialize_head(model: PreTrainedModel, seed: int) -> list[str]:
     prefix = _encoder_prefix(model)
     names = [name for name in _weights(model) if not name.startswith(prefix)]
     if not prefix or not names:
-        raise CtxError(f"{type(model).__name__} has no head.", location="--reset_head", hint="leave it out.")
+        raise CtxError(f"{type(model).__name__} has no head.", location="--reset_head", hint="remove it.")
     reinitialize_parameters(model, names, seed)
     return names
 

@@ -1,4 +1,4 @@
-"""Training targets of sequence-to-sequence tasks by the method of the model's family (`FamilySpec.seq2seq_finetuning`)."""
+"""Training targets of sequence-to-sequence tasks, as defined by the model's family (`seq2seq_finetuning`)."""
 
 from typing import Any
 
@@ -15,8 +15,7 @@ from hf_ctxmodels.spec import Seq2SeqFinetuning
 
 
 def family_seq2seq_finetuning(task: Task[Any], config: PreTrainedConfig) -> Seq2SeqFinetuning | None:
-    """How the family of a configuration is fine-tuned on sequences; None for other tasks and families with plain
-    labels."""
+    """The sequence-to-sequence fine-tuning of a configuration's family; None for other tasks and plain targets."""
     if not isinstance(task, Seq2Seq):
         return None
     return next((family.seq2seq_finetuning for family in FAMILIES.values() if type(config) is family.config), None)
@@ -35,7 +34,7 @@ def set_generation_tokens(task: Task[Any], config: PreTrainedConfig, tokenizer: 
 
 
 def training_collator(
-    task: Task[Any], config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, seed: int, shown: bool = True
+    task: Task[Any], config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, seed: int, verbose: bool = True
 ) -> Collator:
     """The collator of training batches: the collator of the family's objective, else the task's.
 
@@ -45,7 +44,7 @@ def training_collator(
     Args:
         task, config, tokenizer: The task, and the model's configuration and tokenizer.
         seed: Seed of random targets.
-        shown: Whether to print the objective.
+        verbose: Whether to print the objective.
 
     Raises:
         CtxError: An option is unknown or has a wrong value, or the family trains on plain targets and has no options.
@@ -57,24 +56,22 @@ def training_collator(
             raise CtxError(
                 f"{type(config).__name__} is trained on plain targets.",
                 location=f"--target_options {' '.join(arguments.target_options)}",
-                hint="leave the options out" + (", or --plain_targets." if arguments.plain_targets else "."),
+                hint="remove the options" + (", or --plain_targets." if arguments.plain_targets else "."),
             )
         return task.collator(tokenizer)
     assert isinstance(task, Seq2Seq)
-    kind = seq2seq_finetuning.objective
+    objective_class = seq2seq_finetuning.objective
     texts = dict(text.partition("=")[::2] for text in arguments.target_options)
-    options = typed_options(kind, texts, location="--target_options", names=kind.option_help())
+    options = typed_options(objective_class, texts, location="--target_options", names=objective_class.option_help())
     if "max_target_length" in options:
-        raise CtxError(
-            "max_target_length is a flag.", location="--target_options", hint="give it by --max_target_length."
-        )
+        raise CtxError("max_target_length is a flag.", location="--target_options", hint="use --max_target_length.")
     length = arguments.max_target_length
     longest = min(arguments.max_length + length, tokenizer.model_max_length)
-    objective = kind(tokenizer, max_length=longest, seed=seed, max_target_length=length, **options)
-    task.uses_target_word_ids = objective.with_words
-    given = "".join(f", {text}" for text in arguments.target_options)
+    objective = objective_class(tokenizer, max_length=longest, seed=seed, max_target_length=length, **options)
+    task.uses_target_word_ids = objective.needs_target_words
+    options_text = "".join(f", {text}" for text in arguments.target_options)
     print_status(
-        f"targets of training are those of {kind.__name__}{given}; --plain_targets leaves them as they are", shown
+        f"training on the targets of {objective_class.__name__}{options_text}; --plain_targets disables this", verbose
     )
     return TargetCollator(objective.collate)
 

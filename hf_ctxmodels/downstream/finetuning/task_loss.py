@@ -64,12 +64,10 @@ class TaskLoss:
         elif label_smoothing:
             if self.targets != ("labels",):
                 raise CtxError(
-                    f"The loss of {type(model).__name__} has several terms.", hint="leave out --label_smoothing."
+                    f"The loss of {type(model).__name__} has several terms.", hint="remove --label_smoothing."
                 )
             if not model.config.is_encoder_decoder:
-                raise CtxError(
-                    f"{type(model).__name__} is not an encoder-decoder.", hint="leave out --label_smoothing."
-                )
+                raise CtxError(f"{type(model).__name__} is not an encoder-decoder.", hint="remove --label_smoothing.")
         has_logits_option = "return_logits" in inspect.signature(model.forward).parameters
         self._logits_option = {"return_logits": True} if has_logits_option else {}
 
@@ -117,7 +115,7 @@ def smoothed_cross_entropy(
         CtxError: There are no logits for the labels.
     """
     if logits is None or logits.shape[:-1] != labels.shape:
-        raise CtxError("The head has no logits at the positions of its labels.", hint="leave out --label_smoothing.")
+        raise CtxError("The head has no logits at the positions of its labels.", hint="remove --label_smoothing.")
     is_target = labels != IGNORE_INDEX
     total = F.cross_entropy(
         logits[is_target].float(), labels[is_target], reduction="sum", label_smoothing=label_smoothing

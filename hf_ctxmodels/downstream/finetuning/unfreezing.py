@@ -37,12 +37,17 @@ class ChainThaw(LayerUnfreezing):
         CtxError: The model has no heads, or its stack of layers is unknown.
     """
 
+    _best_weights: dict[str, torch.Tensor]
+    _best_score: float
+
     def __init__(
         self, model: PreTrainedModel, first_rate: float = 1e-3, rate: float = 1e-4, metric: str = "eval_loss"
     ) -> None:
         super().__init__(model)
         if not has_heads(model) or len(self._groups) < 2:
-            raise CtxError(f"{type(model).__name__} has no heads above trainable layers.", hint="leave out chain-thaw.")
+            raise CtxError(
+                f"{type(model).__name__} has no heads above trainable layers.", hint="use another --freeze method."
+            )
         last = len(self._groups) - 1
         self.stages = [[last], *([depth] for depth in range(last)), list(range(last + 1))]
         self._first_rate, self._rate, self._metric = first_rate, rate, metric
@@ -66,7 +71,7 @@ class ChainThaw(LayerUnfreezing):
         """
         super().on_train_begin(args, state, control, **kwargs)
         if not has_evaluation:
-            raise CtxError("Chain-thaw chooses weights by evaluations.", hint="give validation data.")
+            raise CtxError("Chain-thaw chooses weights by evaluations.", hint="use validation data.")
         if state.max_steps < len(self.stages):
             raise CtxError(
                 f"Chain-thaw has {len(self.stages)} stages, but the run has {state.max_steps} steps.",
@@ -150,7 +155,7 @@ class ChainThaw(LayerUnfreezing):
         self._best_score = json.loads((directory / _BEST_SCORE).read_text(encoding="utf-8"))
 
     def _reset_best(self) -> None:
-        self._best_weights: dict[str, torch.Tensor] = {}
+        self._best_weights = {}
         self._best_score = float("inf")
 
     def _trained_weights(self) -> dict[str, nn.Parameter]:
@@ -183,13 +188,13 @@ class ThreeStageUnfreezing(LayerUnfreezing):
         if not has_heads(model) or len(self._groups) < 3:
             raise CtxError(
                 f"{type(model).__name__} does not have embeddings, layers and heads to be unfrozen in turn.",
-                hint="leave out the three stages.",
+                hint="use another --freeze method.",
             )
         if not 0 <= epochs[0] <= epochs[1]:
             raise CtxError(
                 "The layers must be unfrozen before the embeddings.",
                 location=f"--freeze three-stage:layers_epoch={epochs[0]},embeddings_epoch={epochs[1]}",
-                hint="give two numbers of passes over the data, the lower one first.",
+                hint="use two numbers of passes over the data, the lower one first.",
             )
         if lm_weights is not None:
             _check_lm_weights(model, lm_weights)
@@ -245,11 +250,11 @@ def _check_lm_weights(model: PreTrainedModel, weights: tuple[float, float]) -> N
         raise CtxError(
             f"{type(model).__name__} has no auxiliary language modelling loss.",
             location=location,
-            hint="leave it out, or use a family whose heads have one: gpt, grover.",
+            hint="remove it, or use a family whose heads have one: gpt, grover.",
         )
     if not 0 < weights[1] <= weights[0]:
         raise CtxError(
             "The weight of the auxiliary loss must be above 0 and must not increase.",
             location=location,
-            hint="give two numbers, the larger one first, for example 0.2 0.1.",
+            hint="use two numbers, the larger one first, for example 0.2 0.1.",
         )

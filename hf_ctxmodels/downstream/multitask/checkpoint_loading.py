@@ -19,7 +19,7 @@ from hf_ctxmodels.training.model_loading import (
 
 
 def open_config(
-    source: str, changes: Mapping[str, Any], task_name: str | None = None, *, own: bool = False
+    source: str, changes: Mapping[str, Any], task_name: str | None = None, *, require_family: bool = False
 ) -> PreTrainedConfig:
     """The configuration of a checkpoint; of a multi-task checkpoint, the configuration of a task's plain model.
 
@@ -27,7 +27,7 @@ def open_config(
         source: Directory or Hub id.
         changes: Fields to replace.
         task_name: Task of a multi-task checkpoint, otherwise None.
-        own: Open a checkpoint of transformers with the corresponding family.
+        require_family: Open a checkpoint of transformers with the corresponding family.
 
     Raises:
         CtxError: As `load_config`; or a multi-task checkpoint needs a task, or has no such task.
@@ -45,9 +45,9 @@ def open_config(
         raise CtxError(
             "The model was not trained on several tasks.",
             location=f"--model {source} --task_name {task_name}",
-            hint="leave out --task_name, or give a directory written by `finetune multitask`.",
+            hint="remove --task_name, or use a directory written by `finetune multitask`.",
         )
-    elif own:
+    elif require_family:
         config = load_family_config(source)
     return change_config(config, changes, source)
 

@@ -78,10 +78,10 @@ Example = TypeVar("Example")
 Label = TypeVar("Label")
 
 
-def refuse_unread_flags(arguments: TaskArguments, read: Collection[str], what: str) -> None:
-    """Raise CtxError, which says `what`, for a flag that was given and is not among those that are read."""
-    if unread := sorted(non_default_fields(arguments) - set(read)):
-        raise CtxError(what, location=f"--{unread[0]}", hint="leave it out, also if a recipe has it.")
+def check_unused_arguments(arguments: TaskArguments, names: Collection[str], message: str) -> None:
+    """Raise CtxError with `message` if an argument that is not among `names` differs from its default."""
+    if unused := sorted(non_default_fields(arguments) - set(names)):
+        raise CtxError(message, location=f"--{unused[0]}", hint="remove it from the command line or the recipe.")
 
 
 class Task(ABC, Generic[Example]):
@@ -108,17 +108,17 @@ class Task(ABC, Generic[Example]):
     """Whether `decode` reads the output of `generate`, instead of fields of the head's output."""
     required_inputs: ClassVar[tuple[str, ...]] = ()
     """Arguments that the head's forward must have; not all heads of the Auto class have them."""
-    reads: ClassVar[tuple[str, ...]] = ("text_columns", "label_column", "max_length")
-    """The fields of `TaskArguments` that this task reads."""
+    argument_names: ClassVar[tuple[str, ...]] = ("text_columns", "label_column", "max_length")
+    """The fields of `TaskArguments` that this task uses."""
     baseline_name: str = ""
-    """Name of the baseline that `baseline` chose, if the task has several."""
+    """Name of the baseline selected by `baseline`, if the task has several."""
 
     def __init__(self, arguments: TaskArguments) -> None:
         self.arguments = arguments
 
-    def refuse_unread_flags(self) -> None:
-        """Raise CtxError for a flag that was given and is another task's."""
-        refuse_unread_flags(self.arguments, self.reads, f"The task {self.name} does not read it.")
+    def check_unused_arguments(self) -> None:
+        """Raise CtxError for an argument that this task does not use."""
+        check_unused_arguments(self.arguments, self.argument_names, f"The task {self.name} does not use it.")
 
     @abstractmethod
     def read_file(self, file: str) -> list[Example]:
@@ -126,7 +126,7 @@ class Task(ABC, Generic[Example]):
 
     def read_demo(self, split: str) -> list[Example]:
         """The examples of the "train" or "validation" split of the demo data; raises CtxError if there are none."""
-        raise CtxError("This task has no demo data.", location=self.name, hint="give a file, see --train_file.")
+        raise CtxError("This task has no demo data.", location=self.name, hint="use a file, see --train_file.")
 
     def read(self, file: str, split: str) -> list[Example]:
         """The examples of a file, or of a split of `demo`; raises CtxError if they cannot be read."""
@@ -138,7 +138,7 @@ class Task(ABC, Generic[Example]):
         Raises:
             CtxError: The task has no unlabelled examples, or the file cannot be read.
         """
-        raise CtxError(f"The task {self.name} has no unlabelled examples.", hint="leave out --unlabelled_file.")
+        raise CtxError(f"The task {self.name} has no unlabelled examples.", hint="remove --unlabelled_file.")
 
     def config_fields(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
         """Task-specific fields of a new model's configuration that depend on the tokenizer."""
@@ -150,7 +150,7 @@ class Task(ABC, Generic[Example]):
 
     @abstractmethod
     def encode(self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase) -> Encoded:
-        """Tokenise; raises CtxError for a label that the training examples lack."""
+        """Tokenize the examples; raises CtxError for a label that the training examples lack."""
 
     def collator(self, tokenizer: PreTrainedTokenizerBase) -> Collator:
         """The collator of padded batches."""
@@ -172,25 +172,25 @@ class Task(ABC, Generic[Example]):
     def baseline(self, train: Sequence[Example], validation: Sequence[Example]) -> list[Any]:
         """Predictions for the validation examples from the training labels alone, which a model should surpass."""
 
-    def ceiling(self, examples: Sequence[Example]) -> dict[str, float]:
+    def upper_bounds(self, examples: Sequence[Example]) -> dict[str, float]:
         """Upper bound of each metric, if no prediction can be fully correct; otherwise empty."""
         return {}
 
     def record(self, example: Any, prediction: Any) -> dict[str, Any]:
         """JSON object of an example for the predictions file."""
-        return {"where": example.where, "label": example.label, "prediction": prediction}
+        return {"location": example.location, "label": example.label, "prediction": prediction}
 
     def _columns(self, names: str | None, default: str) -> list[str]:
         columns = [column.strip() for column in (names or default).split(",")]
         if not all(columns) or len(set(columns)) < len(columns):
             raise CtxError(
-                f"{names!r} is not a list of columns.", hint="give unique names separated by commas, for example a,b."
+                f"{names!r} is not a list of columns.", hint="use unique names separated by commas, for example a,b."
             )
         return columns
 
 
 class LabelledTask(Task[Example]):
-    """A task with a closed set of labels, which the model's config saves."""
+    """A task with a closed set of labels, which are saved in the model's config."""
 
     labels: list[str]
 
@@ -205,12 +205,12 @@ class LabelledTask(Task[Example]):
             config.id2label = dict(enumerate(self.labels))
             config.label2id = {label: i for i, label in enumerate(self.labels)}
 
-    def _label_id(self, label: str, where: str) -> int:
+    def _label_id(self, label: str, location: str) -> int:
         if label not in self.labels:
             raise CtxError(
                 f"The label {label!r} does not occur in the training file, whose labels are: "
                 f"{', '.join(map(repr, self.labels))}.",
-                location=where,
+                location=location,
                 hint="correct the label, or add training examples with it.",
             )
         return self.labels.index(label)
@@ -230,12 +230,12 @@ def get_texts(row: Row, columns: Sequence[str]) -> tuple[str, ...]:
         if not isinstance(row.values[column], str):
             raise CtxError(
                 f"Expected a text in column {column!r}, got {row.values[column]!r}.",
-                location=row.where,
-                hint="correct the line, or give other --text_columns.",
+                location=row.location,
+                hint="correct the line, or pass other --text_columns.",
             )
     if not any(row.values[column].strip() for column in columns):
         raise CtxError(
-            f"No text in column(s) {', '.join(columns)}.", location=row.where, hint="remove the line, or fill it in."
+            f"No text in column(s) {', '.join(columns)}.", location=row.location, hint="remove the line, or fill it in."
         )
     return tuple(row.values[column] for column in columns)
 

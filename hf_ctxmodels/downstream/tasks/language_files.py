@@ -36,7 +36,7 @@ def directories_of_languages(
             if missing
             else f"An entry is not LANGUAGE=DIR, or occurs twice: {entries_text}.",
             location=location,
-            hint=f"give LANGUAGE=DIR for each language, separated by commas; found {', '.join(directories) or 'none'}.",
+            hint=f"use LANGUAGE=DIR for each language, separated by commas; found {', '.join(directories) or 'none'}.",
         )
     return directories
 
@@ -71,7 +71,7 @@ class LanguageFile:
                 f"{len(paths) or 'No'} file{'s' if len(paths) != 1 else ''} {pattern} in {folder or '--data_dir'}"
                 + "".join(f"\n  {path}" for path in paths),
                 location=entry,
-                hint=f"give the file: {language}=FILE.",
+                hint=f"use the file: {language}=FILE.",
             )
         return cls(language, paths[0])
 
@@ -88,5 +88,5 @@ class LanguageFile:
         raise CtxError(
             f"There is no {name} file in the directory of the training file.",
             location=str(self.file),
-            hint="give --validation_file.",
+            hint="pass --validation_file.",
         )

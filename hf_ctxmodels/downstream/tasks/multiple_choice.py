@@ -29,7 +29,7 @@ class MultipleChoiceExample:
     beginning: str
     choices: tuple[str, ...]
     label: int
-    where: str
+    location: str
 
 
 class MultipleChoice(Task[MultipleChoiceExample]):
@@ -41,7 +41,7 @@ class MultipleChoice(Task[MultipleChoiceExample]):
 
     name: ClassVar[str] = "multiple-choice"
     auto_class: ClassVar[str] = "AutoModelForMultipleChoice"
-    reads: ClassVar[tuple[str, ...]] = (*Task.reads, "choice_columns")
+    argument_names: ClassVar[tuple[str, ...]] = (*Task.argument_names, "choice_columns")
 
     def read_file(self, file: str) -> list[MultipleChoiceExample]:
         """Read the examples of a file."""
@@ -52,7 +52,7 @@ class MultipleChoice(Task[MultipleChoiceExample]):
             raise CtxError(
                 f"Expected one or two text columns, got {len(text_columns)}.",
                 location="--text_columns",
-                hint="give one or two columns.",
+                hint="use one or two columns.",
             )
         examples: list[MultipleChoiceExample] = []
         for row in read_table(file, [*text_columns, *choice_columns, label_column]):
@@ -63,12 +63,12 @@ class MultipleChoice(Task[MultipleChoiceExample]):
             if len(choices) != expected or not all(isinstance(choice, str) for choice in choices):
                 raise CtxError(
                     f"Expected {expected} strings as choices, as in the first line; got {choices!r}.",
-                    location=row.where,
-                    hint="give --choice_columns a,b,..., or one .jsonl column of lists.",
+                    location=row.location,
+                    hint="pass --choice_columns a,b,..., or one .jsonl column of lists.",
                 )
-            label = _label(row.values[label_column], len(choices), row.where)
+            label = _label(row.values[label_column], len(choices), row.location)
             examples.append(
-                MultipleChoiceExample(texts[0], texts[1] if len(texts) == 2 else "", choices, label, row.where)
+                MultipleChoiceExample(texts[0], texts[1] if len(texts) == 2 else "", choices, label, row.location)
             )
         return examples
 
@@ -113,7 +113,7 @@ class MultipleChoice(Task[MultipleChoiceExample]):
         return [most_frequent(example.label for example in train)] * len(validation)
 
 
-def _label(value: Any, choices: int, where: str) -> int:
+def _label(value: Any, choices: int, location: str) -> int:
     try:
         label = int(value)
     except (TypeError, ValueError):
@@ -121,7 +121,7 @@ def _label(value: Any, choices: int, where: str) -> int:
     if not 0 <= label < choices:
         raise CtxError(
             f"The label {value!r} is not an index of the {choices} choices.",
-            location=where,
-            hint=f"give an integer from 0 to {choices - 1}, or give another --label_column.",
+            location=location,
+            hint=f"use an integer from 0 to {choices - 1}, or pass another --label_column.",
         )
     return label

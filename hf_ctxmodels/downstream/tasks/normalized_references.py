@@ -1,7 +1,7 @@
 """References after encoding and decoding by a tokenizer: the best possible output of a model with this tokenizer.
 
 A tokenizer that lower-cases, drops accents, sets spaces around punctuation or lacks words does not reproduce a text, so
-that even a perfect model does not reach the full score against the original references. Its score is the ceiling.
+that even a perfect model does not reach the full score against the original references. Its score is an upper bound.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,9 @@ from transformers import PreTrainedTokenizerBase
 from hf_ctxmodels.core.generation import decode_generated
 from hf_ctxmodels.downstream.tasks.text_metrics import score_texts
 
-CEILING = "ceiling: score of references that the tokenizer encoded and decoded; NAME_normalized: score against these"
+UPPER_BOUND_NOTE = (
+    "upper bound: score of references that the tokenizer encoded and decoded; NAME_normalized: score against these"
+)
 
 
 class NormalizedReferences:
@@ -49,7 +51,7 @@ class NormalizedReferences:
         words = ([(text.lower() if self._lower_case else text).split() for text in side] for side in sides)
         return any(decoded != original for decoded, original in zip(*words, strict=True))
 
-    def ceiling(self, references: Sequence[str]) -> dict[str, float]:
+    def upper_bounds(self, references: Sequence[str]) -> dict[str, float]:
         """The metrics of `texts` against the references; empty if they do not differ."""
         if not self.differ(references):
             return {}

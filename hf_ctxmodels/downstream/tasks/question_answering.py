@@ -29,7 +29,7 @@ class Question:
     question: str
     context: str
     answers: tuple[tuple[int, str], ...]
-    where: str
+    location: str
 
 
 @dataclass(frozen=True)
@@ -69,11 +69,11 @@ def read_squad(file: str) -> list[Question]:
                 for entry in paragraph["qas"]:
                     answers = () if entry.get("is_impossible") else entry["answers"]
                     spans = tuple((int(answer["answer_start"]), str(answer["text"])) for answer in answers)
-                    where = f"{file}, question {entry['id']!r}"
+                    location = f"{file}, question {entry['id']!r}"
                     question, context = _text(entry["question"]), _text(paragraph["context"])
-                    questions.append(Question(str(entry["id"]), question, context, spans, where))
+                    questions.append(Question(str(entry["id"]), question, context, spans, location))
     if not questions:
-        raise CtxError("The file has no questions.", location=file, hint="give a file with at least one question.")
+        raise CtxError("The file has no questions.", location=file, hint="use a file with at least one question.")
     _check_questions(questions)
     return questions
 
@@ -88,16 +88,14 @@ def _check_questions(questions: list[Question]) -> None:
     ids: set[str] = set()
     for question in questions:
         if question.id in ids:
-            raise CtxError(
-                "Two questions have this id.", location=question.where, hint="give each question a unique id."
-            )
+            raise CtxError("Two questions have this id.", location=question.location, hint="make the ids unique.")
         ids.add(question.id)
         for start, text in question.answers:
             actual = question.context[max(start, 0) : start + len(text)]
             if actual != text or not text:
                 raise CtxError(
                     f"The answer {text!r} is not at character {start} of its context; found {actual!r}.",
-                    location=question.where,
+                    location=question.location,
                     hint="correct answer_start (in characters, not bytes), or remove the question.",
                 )
 
@@ -133,14 +131,14 @@ class QuestionAnswering(Task[Question]):
     output_names: ClassVar[tuple[str, ...]] = ("start_logits", "end_logits")
     has_token_outputs: ClassVar[bool] = True
     is_percentage: ClassVar[bool] = True
-    reads: ClassVar[tuple[str, ...]] = ("max_length", "doc_stride", "max_answer_length")
+    argument_names: ClassVar[tuple[str, ...]] = ("max_length", "doc_stride", "max_answer_length")
 
     has_unanswerable: bool
 
     def read_file(self, file: str) -> list[Question]:
         """Read the examples of a file."""
         if file_suffix(Path(file)) != ".json":
-            raise CtxError("Expected a .json file.", location=file, hint="give a .json file in SQuAD's format.")
+            raise CtxError("Expected a .json file.", location=file, hint="use a .json file in SQuAD's format.")
         return read_squad(file)
 
     def configure(self, config: PreTrainedConfig, train: Sequence[Question], validation: Sequence[Question]) -> None:
@@ -159,7 +157,7 @@ class QuestionAnswering(Task[Question]):
                 f"Windows of {max_length} tokens have {context_length} for the context next to the longest question "
                 f"({longest}), but consecutive windows share {stride}.",
                 location="--max_length, --doc_stride",
-                hint=f"raise --max_length, or give a --doc_stride from 0 to {context_length - 1}.",
+                hint=f"raise --max_length, or use a --doc_stride from 0 to {context_length - 1}.",
             )
         encoding = tokenizer(
             questions,

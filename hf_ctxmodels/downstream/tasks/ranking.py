@@ -21,7 +21,7 @@ class RankingExample:
     query: str
     candidates: tuple[str, ...]
     relevant: tuple[bool, ...]
-    where: str
+    location: str
 
 
 class Ranking(Task[RankingExample]):
@@ -51,7 +51,7 @@ class Ranking(Task[RankingExample]):
             raise CtxError(
                 f"Expected two text columns, got {len(columns)}.",
                 location="--text_columns",
-                hint="give the columns of the query and of the candidate.",
+                hint="use the columns of the query and of the candidate.",
             )
         groups: dict[str, list[Row]] = {}
         previous = None
@@ -60,7 +60,7 @@ class Ranking(Task[RankingExample]):
             if query != previous and query in groups:
                 raise CtxError(
                     f"The rows of a query are not consecutive: {query[:60]!r}.",
-                    location=f"{row.where}, first at {groups[query][0].where}",
+                    location=f"{row.location}, first at {groups[query][0].location}",
                     hint="sort the rows by query.",
                 )
             groups.setdefault(query, []).append(row)
@@ -123,7 +123,7 @@ class Ranking(Task[RankingExample]):
     def record(self, example: RankingExample, prediction: list[float]) -> dict[str, Any]:
         """JSON object of an example for the predictions file."""
         return {
-            "where": example.where,
+            "location": example.location,
             "query": example.query,
             "candidates": list(example.candidates),
             "relevant": list(example.relevant),
@@ -164,15 +164,15 @@ def _make_example(query: str, rows: list[Row], candidate: str, label: str) -> Ra
         if value not in ("0", "1"):
             raise CtxError(
                 f"The label {row.values[label]!r} is neither 1, for a relevant candidate, nor 0.",
-                location=row.where,
-                hint="correct the label, or give another --label_column.",
+                location=row.location,
+                hint="correct the label, or pass another --label_column.",
             )
         labels.append(value == "1")
     if not any(labels) or all(labels):
         raise CtxError(
             f"{'All' if any(labels) else 'None'} of the {len(rows)} candidates of a query are relevant: "
             f"{query[:60]!r}.",
-            location=rows[0].where,
+            location=rows[0].location,
             hint="remove the query: ranking needs a relevant and an irrelevant candidate.",
         )
-    return RankingExample(query, tuple(row.values[candidate] for row in rows), tuple(labels), rows[0].where)
+    return RankingExample(query, tuple(row.values[candidate] for row in rows), tuple(labels), rows[0].location)

@@ -33,7 +33,7 @@ class SourceTarget:
 
     source: str
     target: str
-    where: str
+    location: str
 
 
 class Seq2Seq(Task[SourceTarget]):
@@ -51,8 +51,8 @@ class Seq2Seq(Task[SourceTarget]):
     name: ClassVar[str] = "seq2seq"
     auto_class: ClassVar[str] = "AutoModelForSeq2SeqLM"
     is_generative: ClassVar[bool] = True
-    reads: ClassVar[tuple[str, ...]] = (
-        *Task.reads,
+    argument_names: ClassVar[tuple[str, ...]] = (
+        *Task.argument_names,
         "max_target_length",
         "cut_sources",
         "target_language",
@@ -85,10 +85,10 @@ class Seq2Seq(Task[SourceTarget]):
             raise CtxError(
                 f"Expected one source column and one target column, got {len(sources)} and {len(targets)}.",
                 location="--text_columns --label_column",
-                hint="give one column each.",
+                hint="use one column each.",
             )
         return [
-            SourceTarget(get_texts(row, sources)[0], get_texts(row, targets)[0], row.where)
+            SourceTarget(get_texts(row, sources)[0], get_texts(row, targets)[0], row.location)
             for row in read_table(file, [*sources, *targets])
         ]
 
@@ -119,7 +119,7 @@ class Seq2Seq(Task[SourceTarget]):
         if ends is None:
             raise CtxError(
                 f"{type(config).__name__} has no end-of-sequence token (eos_token_id).",
-                hint="use an encoder-decoder, or give --config_options eos_token_id=ID.",
+                hint="use an encoder-decoder, or pass --config_options eos_token_id=ID.",
             )
         self._ends = {ends} if isinstance(ends, int) else set(ends)
         self._query = getattr(config, "query_token_id", None)
@@ -218,7 +218,7 @@ class Seq2Seq(Task[SourceTarget]):
             if len(sequence) <= num_special:
                 raise CtxError(
                     f"The {side} has no tokens: {getattr(example, side)!r}.",
-                    location=example.where,
+                    location=example.location,
                     hint="remove the line, or fill it in.",
                 )
         too_long = [(len(sequence), index) for index, sequence in enumerate(sequences) if len(sequence) > limit]
@@ -226,7 +226,7 @@ class Seq2Seq(Task[SourceTarget]):
             longest, index = max(too_long)
             raise CtxError(
                 f"{len(too_long)} of {len(sequences)} {side}s have more than {limit} tokens, the longest {longest}.",
-                location=f"{examples[index].where}, --{flag} {limit}",
+                location=f"{examples[index].location}, --{flag} {limit}",
                 hint=f"raise --{flag}, or "
                 + ("truncate sources by --cut_sources." if side == "source" else "remove the lines."),
             )
@@ -246,7 +246,7 @@ class Seq2Seq(Task[SourceTarget]):
                 raise CtxError(
                     f"The text of the target contains the reserved token {tokenizer.convert_ids_to_tokens(token_id)}: "
                     f"{example.target[:60]!r}.",
-                    location=example.where,
+                    location=example.location,
                     hint="remove the token from the text.",
                 )
 
@@ -271,9 +271,11 @@ class Seq2Seq(Task[SourceTarget]):
         scores = score_texts(self._metrics, predictions, targets)
         return scores if self._references is None else scores | self._references.scores(predictions, targets)
 
-    def ceiling(self, examples: Sequence[SourceTarget]) -> dict[str, float]:
+    def upper_bounds(self, examples: Sequence[SourceTarget]) -> dict[str, float]:
         """Upper bounds of the metrics, after `encode`."""
-        return {} if self._references is None else self._references.ceiling([example.target for example in examples])
+        return (
+            {} if self._references is None else self._references.upper_bounds([example.target for example in examples])
+        )
 
     def baseline(self, train: Sequence[SourceTarget], validation: Sequence[SourceTarget]) -> list[str]:
         """The sources or their first sentences, whichever has the better main metric; named in `baseline_name`."""
@@ -287,7 +289,7 @@ class Seq2Seq(Task[SourceTarget]):
     def record(self, example: SourceTarget, prediction: str) -> dict[str, Any]:
         """JSON object of an example for the predictions file."""
         return {
-            "where": example.where,
+            "location": example.location,
             "source": example.source,
             "target": example.target,
             "prediction": prediction,

@@ -31,24 +31,24 @@ class SequenceExample:
 
     texts: tuple[str, ...]
     label: Any
-    where: str
+    location: str
 
 
 class _SequenceTask(Task[SequenceExample]):
     """Single texts or pairs of texts with a label."""
 
     auto_class: ClassVar[str] = "AutoModelForSequenceClassification"
-    reads: ClassVar[tuple[str, ...]] = (*Task.reads, "both_orders")
+    argument_names: ClassVar[tuple[str, ...]] = (*Task.argument_names, "both_orders")
 
     @abstractmethod
-    def _parse_label(self, value: Any, where: str) -> Any:
+    def _parse_label(self, value: Any, location: str) -> Any:
         """The label in a row of the file; raises CtxError for an invalid value."""
 
     def _examples(self, rows: Sequence[Row]) -> list[SequenceExample]:
         text_columns, label_column = self._text_columns(), self.arguments.label_column or "label"
         return [
             SequenceExample(
-                get_texts(row, text_columns), self._parse_label(row.values[label_column], row.where), row.where
+                get_texts(row, text_columns), self._parse_label(row.values[label_column], row.location), row.location
             )
             for row in rows
         ]
@@ -59,13 +59,13 @@ class _SequenceTask(Task[SequenceExample]):
             raise CtxError(
                 f"Expected one or two text columns, got {len(columns)}.",
                 location="--text_columns",
-                hint="give one column, or two for pairs.",
+                hint="use one column, or two for pairs.",
             )
         if self.arguments.both_orders and len(columns) != 2:
             raise CtxError(
                 "Only pairs of texts have two orders.",
                 location="--both_orders",
-                hint="give two --text_columns, or leave it out.",
+                hint="pass two --text_columns, or remove it.",
             )
         return columns
 
@@ -112,12 +112,12 @@ class SequenceClassification(_SequenceTask, LabelledTask[SequenceExample]):
 
     name: ClassVar[str] = "sequence-classification"
 
-    def _parse_label(self, value: Any, where: str) -> str:
+    def _parse_label(self, value: Any, location: str) -> str:
         if value is None or isinstance(value, (list, dict)) or str(value).strip() == "":
             raise CtxError(
                 f"{value!r} is not a label; expected a name or a number.",
-                location=where,
-                hint="correct the line, or give another --label_column.",
+                location=location,
+                hint="correct the line, or pass another --label_column.",
             )
         return str(value)
 
@@ -125,7 +125,7 @@ class SequenceClassification(_SequenceTask, LabelledTask[SequenceExample]):
         """A table with the text columns."""
         columns = self._text_columns()
         return [
-            SequenceExample(get_texts(row, columns), self.labels[0], row.where) for row in read_table(file, columns)
+            SequenceExample(get_texts(row, columns), self.labels[0], row.location) for row in read_table(file, columns)
         ]
 
     def configure(
@@ -137,14 +137,14 @@ class SequenceClassification(_SequenceTask, LabelledTask[SequenceExample]):
             raise CtxError(
                 f"All training examples have the label {labels[0]!r}; a classifier needs two labels or more.",
                 location="--train_file",
-                hint="add examples of another label, or give another --label_column.",
+                hint="add examples of another label, or pass another --label_column.",
             )
         self._set_labels(config, labels)
         config.problem_type = "single_label_classification"
 
     def encode(self, examples: Sequence[SequenceExample], tokenizer: PreTrainedTokenizerBase) -> Encoded:
         """Tokenize the examples; origins are example indices."""
-        targets = [self._label_id(example.label, example.where) for example in examples]
+        targets = [self._label_id(example.label, example.location) for example in examples]
         return self._encode(examples, targets, tokenizer)
 
     def decode(self, examples: Sequence[SequenceExample], encoded: Encoded, outputs: Sequence[Logits]) -> list[str]:
@@ -167,7 +167,7 @@ class Regression(_SequenceTask):
 
     name: ClassVar[str] = "regression"
 
-    def _parse_label(self, value: Any, where: str) -> float:
+    def _parse_label(self, value: Any, location: str) -> float:
         try:
             number = float(value)
         except (TypeError, ValueError, OverflowError):
@@ -175,8 +175,8 @@ class Regression(_SequenceTask):
         if not np.isfinite(number):
             raise CtxError(
                 f"{value!r} is not a finite number.",
-                location=where,
-                hint="correct the line, give another --label_column, or use the task sequence-classification.",
+                location=location,
+                hint="correct the line, pass another --label_column, or use the task sequence-classification.",
             )
         return number
 

@@ -23,7 +23,7 @@ import yaml
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.text_files import read_text
 from hf_ctxmodels.downstream.tasks import TASKS
-from hf_ctxmodels.downstream.tasks.base import Task, TaskArguments, refuse_unread_flags
+from hf_ctxmodels.downstream.tasks.base import Task, TaskArguments, check_unused_arguments
 
 SAMPLINGS = ("proportional", "temperature", "annealed")
 KINDS = tuple(name for name, task in TASKS.items() if not task.is_generative)
@@ -42,7 +42,7 @@ class ListedTask:
         answer_steps: Steps of an answer network for pairs (`heads.answer_network`); 0 for a linear classifier.
         answer_dropout: Rate of dropping steps of the answer network in training; None for the model's.
         metric: Main metric, which is averaged over the tasks; None for the first metric of the kind.
-        where: Location in the file, for error messages.
+        location: Location in the file, for error messages.
         arguments: Columns and maximum length.
     """
 
@@ -55,7 +55,7 @@ class ListedTask:
     answer_steps: int = 0
     answer_dropout: float | None = None
     metric: str | None = None
-    where: str = ""
+    location: str = ""
     arguments: TaskArguments = field(default_factory=TaskArguments)
 
     def make(self) -> Task[Any]:
@@ -81,7 +81,7 @@ class TaskList:
 
 
 _LIST_KEYS = ("tasks", "sampling", "temperature", "folder")
-_TASK_KEYS = tuple(f.name for f in fields(ListedTask) if f.name not in ("name", "where", "arguments"))
+_TASK_KEYS = tuple(f.name for f in fields(ListedTask) if f.name not in ("name", "location", "arguments"))
 _COLUMNS = tuple(f.name for f in fields(TaskArguments))
 
 
@@ -103,8 +103,8 @@ def read_task_list(file: str | Path, defaults: TaskArguments, folder: str | Path
     task_entries = reader.mapping(entries["tasks"][1], "`tasks`") if "tasks" in entries else {}
     if not task_entries:
         raise CtxError("The task list is empty.", location=str(file), hint="write tasks: and a name for each below it.")
-    argument_names = {name for kind in KINDS for name in TASKS[kind].reads}
-    refuse_unread_flags(defaults, argument_names, "No task of a task list reads it.")
+    argument_names = {name for kind in KINDS for name in TASKS[kind].argument_names}
+    check_unused_arguments(defaults, argument_names, "No task of a task list uses it.")
     tasks = tuple(_parse_task(reader, name, *entry, defaults, root) for name, entry in task_entries.items())
     sampling = reader.value(entries, "sampling", str, "temperature" if "temperature" in entries else "proportional")
     if sampling not in SAMPLINGS or (sampling == "temperature") != ("temperature" in entries):
@@ -126,11 +126,11 @@ def read_task_list(file: str | Path, defaults: TaskArguments, folder: str | Path
 def _parse_task(
     reader: "_YamlReader", name: str, line: int, node: yaml.Node, defaults: TaskArguments, root: Path
 ) -> ListedTask:
-    where = f"{reader.file}:{line}, task {name}"
+    location = f"{reader.file}:{line}, task {name}"
     entry = reader.mapping(node, f"the task {name}")
     reader.check_keys(entry, (*_TASK_KEYS, *_COLUMNS), f"the task {name}")
     if missing := [key for key in ("kind", "train_file", "validation_file") if key not in entry]:
-        raise CtxError(f"The task {name} has no {' and no '.join(missing)}.", location=where, hint="add it.")
+        raise CtxError(f"The task {name} has no {' and no '.join(missing)}.", location=location, hint="add it.")
     hints = get_type_hints(ListedTask) | get_type_hints(TaskArguments)
     values = {key: reader.value(entry, key, hints[key]) for key in entry}
     if values["kind"] not in KINDS:
@@ -154,16 +154,16 @@ def _parse_task(
             raise CtxError(
                 f"The task {name} has no such file: {values[key]}.",
                 location=reader.location(entry, key),
-                hint="correct the path, or give its base directory by --tasks_folder.",
+                hint="correct the path, or pass its base directory as --tasks_folder.",
             )
-    if unused := [key for key in entry if key in _COLUMNS and key not in TASKS[values["kind"]].reads]:
+    if unused := [key for key in entry if key in _COLUMNS and key not in TASKS[values["kind"]].argument_names]:
         raise CtxError(
             f"A task of the kind {values['kind']} does not read {unused[0]}.",
             location=reader.location(entry, unused[0]),
             hint="remove the line.",
         )
     columns = replace(defaults, **{key: values.pop(key) for key in _COLUMNS if key in values})
-    return ListedTask(name=name, where=where, arguments=columns, **values)
+    return ListedTask(name=name, location=location, arguments=columns, **values)
 
 
 class _YamlReader:
@@ -175,7 +175,7 @@ class _YamlReader:
             raise CtxError(
                 "There is no such task list.",
                 location=str(file),
-                hint="give the path of a YAML file, or the name of a task list that `hf-ctxmodels recipes` shows.",
+                hint="use the path of a YAML file, or the name of a task list that `hf-ctxmodels recipes` shows.",
             )
         try:
             root = yaml.compose(read_text(file), Loader=yaml.SafeLoader)

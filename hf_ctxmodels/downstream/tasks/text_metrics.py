@@ -111,7 +111,7 @@ def score_texts(
 def _check_lengths(predictions: Sequence[str], references: Sequence[str]) -> None:
     if len(predictions) != len(references) or not references:
         raise CtxError(
-            f"{len(predictions)} texts, {len(references)} references.", hint="give one reference for each text."
+            f"{len(predictions)} texts, {len(references)} references.", hint="use one reference for each text."
         )
 
 

@@ -44,22 +44,22 @@ class TokenClassification(LabelledTask[TaggedSentence]):
             raise CtxError(
                 f"CoNLL columns have numbers, not names; got {word_column!r} and {tag_column!r}.",
                 location=str(file),
-                hint="give --text_columns and --label_column as numbers (1 = first, -1 = last).",
+                hint="pass --text_columns and --label_column as numbers (1 = first, -1 = last).",
             ) from error
 
     def read_unlabelled(self, file: str) -> list[TaggedSentence]:
         """A file as for `read_file`, whose tags are ignored, or JSONL without tags."""
         if file_suffix(Path(file)) == ".jsonl":
             column = self.arguments.text_columns or "tokens"
-            rows = [(row.values[column], row.where) for row in read_table(file, [column])]
-            if invalid := [where for words, where in rows if not isinstance(words, list) or not words]:
+            rows = [(row.values[column], row.location) for row in read_table(file, [column])]
+            if invalid := [location for words, location in rows if not isinstance(words, list) or not words]:
                 raise CtxError(
                     f"Expected a list of words in {column!r}.", location=invalid[0], hint="correct the line."
                 )
-            unlabelled = [([str(word) for word in words], where) for words, where in rows]
+            unlabelled = [([str(word) for word in words], location) for words, location in rows]
         else:
-            unlabelled = [(sentence.words, sentence.where) for sentence in self.read_file(file)]
-        return [TaggedSentence(words, [self.labels[0]] * len(words), where) for words, where in unlabelled]
+            unlabelled = [(sentence.words, sentence.location) for sentence in self.read_file(file)]
+        return [TaggedSentence(words, [self.labels[0]] * len(words), location) for words, location in unlabelled]
 
     def _read_jsonl(self, file: str, word_column: str, tag_column: str) -> list[TaggedSentence]:
         sentences = []
@@ -68,10 +68,10 @@ class TokenClassification(LabelledTask[TaggedSentence]):
             if not (isinstance(words, list) and isinstance(tags, list) and len(words) == len(tags) > 0):
                 raise CtxError(
                     f"Expected two lists of the same length, got {words!r} and {tags!r}.",
-                    location=row.where,
-                    hint=f"give the words as {word_column!r} and a tag for each as {tag_column!r}.",
+                    location=row.location,
+                    hint=f"write the words as {word_column!r} and a tag for each as {tag_column!r}.",
                 )
-            sentences.append(TaggedSentence([str(word) for word in words], [str(tag) for tag in tags], row.where))
+            sentences.append(TaggedSentence([str(word) for word in words], [str(tag) for tag in tags], row.location))
         return to_bio(sentences)
 
     def configure(
@@ -89,12 +89,12 @@ class TokenClassification(LabelledTask[TaggedSentence]):
             raise CtxError(
                 f"All training words have the tag {self.labels[0]!r}; a tagger needs two tags or more.",
                 location="--train_file",
-                hint="add sentences with other tags, or give another --label_column.",
+                hint="add sentences with other tags, or pass another --label_column.",
             )
 
     def encode(self, examples: Sequence[TaggedSentence], tokenizer: PreTrainedTokenizerBase) -> Encoded:
         """Origins are (example index, {position of a first sub-word: word index})."""
-        targets = [[self._label_id(tag, sentence.where) for tag in sentence.tags] for sentence in examples]
+        targets = [[self._label_id(tag, sentence.location) for tag in sentence.tags] for sentence in examples]
         encoding = tokenizer(
             [sentence.words for sentence in examples],
             is_split_into_words=True,
@@ -159,4 +159,4 @@ class TokenClassification(LabelledTask[TaggedSentence]):
 
     def record(self, example: TaggedSentence, prediction: list[str]) -> dict[str, Any]:
         """JSON object of an example for the predictions file."""
-        return {"where": example.where, "words": example.words, "label": example.tags, "prediction": prediction}
+        return {"location": example.location, "words": example.words, "label": example.tags, "prediction": prediction}

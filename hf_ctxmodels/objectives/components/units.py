@@ -25,7 +25,7 @@ class UnitMaskingRule(MaskingRule):
 
     Attributes:
         probability: Share of the units, not of the tokens.
-        unit_rows: Probability that the units of a sequence are given by `word_ids`; otherwise they are single tokens.
+        unit_rows: Probability that the units of a sequence are the words of `word_ids` instead of single tokens.
         max_predictions: Units that would exceed it are not selected, except the first.
     """
 
@@ -79,8 +79,8 @@ class Phrases:
         self._first_tokens = np.unique([word[0] for word in self._root if word])
 
     @classmethod
-    def read(cls, tokenizer: PreTrainedTokenizerBase, file: str | Path) -> Self:
-        """The phrases of a file, one per line; blank lines are skipped.
+    def from_file(cls, tokenizer: PreTrainedTokenizerBase, file: str | Path) -> Self:
+        """Read phrases from a file, one per line; blank lines are skipped.
 
         Raises:
             CtxError: The file has no phrase of known words.

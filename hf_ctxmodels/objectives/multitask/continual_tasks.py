@@ -193,7 +193,7 @@ class ContinualTasks(DataCollatorForContinualTasks, Objective):
                 location=f"schedule={self.schedule}",
                 hint="use a tokenizer that lower-cases (do_lower_case), or remove the task.",
             )
-        self.phrases = Phrases.read(self.tokenizer, self.units) if self.units else Phrases(self.tokenizer, ())
+        self.phrases = Phrases.from_file(self.tokenizer, self.units) if self.units else Phrases(self.tokenizer, ())
         numbered_stages = tuple({_NUMBERS[name]: steps for name, steps in stage.items()} for stage in stages)
         self.sampling = SamplingPolicy(task_column="task", task_stages=numbered_stages)
         self.classification_tasks = [name for name in self.tasks if name != KnowledgeMasking.name]

@@ -107,7 +107,7 @@ class SentencePairs(SentencePairCollator, Objective):
     sampled uniformly from 2 tokens up.
 
     A segment of another document is sampled from the thousand documents that are tokenized together, so a stream and a
-    data set in memory give the same pairs.
+    dataset in memory give the same pairs.
     """
 
     auto_class = "AutoModelForPreTraining"

@@ -95,7 +95,7 @@ class UnitMaskingWithPairs(DataCollatorForUnitMaskingWithPairs, SentencePairs):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice(get_args(Pairs), pairs=self.pairs)
-        self.phrases = Phrases.read(self.tokenizer, self.units) if self.units else Phrases(self.tokenizer, ())
+        self.phrases = Phrases.from_file(self.tokenizer, self.units) if self.units else Phrases(self.tokenizer, ())
 
     @property
     def config_fields(self) -> dict[str, Any]:

@@ -233,7 +233,7 @@ class MaskingWithLanguages(Objective):
         languages = {"lang2id": {name: number for number, name in enumerate(names)}} if names else {}
         return {"n_langs": max(1, len(names)), "decoder_start_token_id": start, **languages}
 
-    def no_example_left(self) -> CtxError:
+    def no_examples_error(self) -> CtxError:
         """The error for text of which no example is left."""
         return CtxError(
             f"No example is left: all {self.statistics['left_out']:,} {self.skip_reason}.",
@@ -279,7 +279,7 @@ class MaskedSegment(DataCollatorForMaskedSegment, MaskingWithLanguages):
                     example: Example = {"input_ids": self.template.fill(ids)}
                     yield example | ({"language": language} if self.reader.is_multilingual else {})
         if is_empty:
-            raise self.no_example_left()
+            raise self.no_examples_error()
 
     def _texts(self, document: list[Sentence]) -> Iterator[Sentence]:
         """The language and (tokens,) ids of each example's text."""

@@ -165,4 +165,4 @@ class MaskedTranslation(DataCollatorForMaskedTranslation, MaskingWithLanguages):
                 languages: Example = {"language": language, "target_language": target_language}
                 yield example | (languages if self.reader.is_multilingual else {})
         if is_empty:
-            raise self.no_example_left()
+            raise self.no_examples_error()

@@ -55,7 +55,7 @@ def locked_output_dir(
             raise CtxError(
                 f"The output directory cannot be created or written to: {error.strerror}.",
                 location=f"--output_dir {output_dir}",
-                hint="give a writable directory.",
+                hint="use a writable directory.",
             ) from error
         _acquire(lock, output_dir)
         _prepare_output_dir(output_dir, arguments, tokenizer)
@@ -75,7 +75,7 @@ def _acquire(lock: FileLock, output_dir: Path) -> None:
         raise CtxError(
             f"Another run is training into this directory{f' ({owner})' if owner else ''}.",
             location=f"--output_dir {output_dir}",
-            hint="wait until it has ended, or give another --output_dir.",
+            hint="wait until it has ended, or pass another --output_dir.",
         ) from error
     except OSError:  # a file system without locks
         return
@@ -104,7 +104,7 @@ def _prepare_output_dir(output_dir: Path, arguments: LoopArguments, tokenizer: P
         raise CtxError(
             f"The output directory already has a checkpoint, {existing[-1].name}.",
             location=str(output_dir),
-            hint="continue that run with --resume, give another --output_dir, or delete that run with --overwrite.",
+            hint="continue that run with --resume, pass another --output_dir, or delete that run with --overwrite.",
         )
     if not (existing and arguments.resume):
         # the run's tokenizer may already be in its output directory

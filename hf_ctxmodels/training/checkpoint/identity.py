@@ -90,7 +90,7 @@ def check_identity(checkpoint: Path, current: Mapping[str, Any], saved: Mapping[
     raise CtxError(
         f"The checkpoint belongs to another run: {'; '.join(differing)}.",
         location=str(checkpoint),
-        hint="resume with the values of that run, or give another --output_dir; to start a new run from these "
-        f"weights, give them as --model. Only {', '.join(FLAGS_THAT_MAY_CHANGE)}, the location of files, and the number "
-        "of steps at a constant learning rate may change.",
+        hint="resume with the values of that run, or use another --output_dir; to start a new run from these "
+        f"weights, pass them as --model. Only {', '.join(FLAGS_THAT_MAY_CHANGE)}, the location of files, and the "
+        "number of steps at a constant learning rate may change.",
     )

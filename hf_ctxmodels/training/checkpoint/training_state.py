@@ -1,7 +1,7 @@
 """The complete state of a run: saving and exact restoring.
 
-The files are safetensors and JSON. `Accelerator.save_state` is not used, because it pickles the optimizer and the random
-states, and a run that it saved with FSDP cannot be resumed with another number of processes.
+The files are safetensors and JSON. `Accelerator.save_state` is not used, because it pickles the optimizer and the
+random states, and a run that it saved with FSDP cannot be resumed with another number of processes.
 """
 
 import json

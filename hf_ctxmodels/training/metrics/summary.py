@@ -41,7 +41,7 @@ class TrainingSummary:
     Attributes:
         task: "pretraining", or the fine-tuning task ("sequence-classification", ...).
         model_class, model_type: Class and `model_type` of the model, e.g. "CtxBertForPreTraining" and "ctx-bert".
-        dataset: Data set (a Hub id, a file name, "demo").
+        dataset: Dataset (a Hub id, a file name, "demo").
         seed: Seed of initialisation, data order, masks and dropout.
         parameters: Number of parameters, tied weights once.
         steps: Optimizer steps.
@@ -52,8 +52,8 @@ class TrainingSummary:
         objective, objective_options: Name and options of the pretraining objective.
         rates: Realised rates of the objective (masked share, ...).
         hyperparameters: Arguments of the training loop.
-        metrics: The last evaluation ("eval_<name>"), frequency baselines ("baseline_<name>"), and the maximum of a
-            metric ("ceiling_<name>") if the tokenizer cannot reproduce the targets.
+        metrics: The last evaluation ("eval_<name>"), frequency baselines ("baseline_<name>"), and the upper bound of
+            a metric ("ceiling_<name>") if the tokenizer cannot reproduce the targets.
         curve: The records of `training_log.jsonl`.
         versions: Versions of Python and packages.
         command: The command line.

@@ -40,5 +40,5 @@ def check_layerwise_flags(loop: LoopArguments) -> None:
         raise CtxError(
             "The layers of a frozen encoder have no learning rates.",
             location=f"--freeze encoder --layerwise_lr_decay {loop.layerwise_lr_decay:g}",
-            hint="give --layerwise_lr_decay 1, also if a recipe has another value.",
+            hint="pass --layerwise_lr_decay 1, also if a recipe has another value.",
         )

@@ -57,7 +57,9 @@ class GradualUnfreezing(LayerUnfreezing):
 
     def __init__(self, model: PreTrainedModel, interval: float | None = None) -> None:
         if interval is not None and interval < 0:
-            raise CtxError(f"interval={interval} is negative.", hint="give the optimizer steps between two groups.")
+            raise CtxError(
+                f"interval={interval} is negative.", hint="use 0 or more optimizer steps, or a fraction of the run."
+            )
         super().__init__(model)
         self._interval = interval
 

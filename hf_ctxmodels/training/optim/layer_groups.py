@@ -61,7 +61,7 @@ def require_layers(model: PreTrainedModel) -> None:
         raise CtxError(
             f"{type(base).__name__} has no stack `{LAYERS}`, so the depths of its weights are unknown.",
             location="--layerwise_lr_decay or --freeze",
-            hint="leave them out, or use a family of this package.",
+            hint="remove them, or use a family of this package.",
         )
 
 

@@ -56,7 +56,7 @@ def discriminative_groups(
             raise CtxError(
                 f"{type(model).__name__} has no head for --head_learning_rate.",
                 location="--head_learning_rate",
-                hint="leave it out, or train a model with a head.",
+                hint="remove it, or train a model with a head.",
             )
         rates = [*group_rates(groups[:-1], learning_rate, decay), head_rate]
     return [
@@ -68,8 +68,8 @@ def discriminative_groups(
 
 def _by_decay(parameters: list[nn.Parameter], weight_decay: float) -> list[dict]:
     decayed = [parameter for parameter in parameters if parameter.ndim >= 2]
-    spared = [parameter for parameter in parameters if parameter.ndim < 2]
-    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": spared, "weight_decay": 0.0}]
+    not_decayed = [parameter for parameter in parameters if parameter.ndim < 2]
+    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": not_decayed, "weight_decay": 0.0}]
     return [group for group in groups if group["params"]]
 
 
@@ -115,7 +115,7 @@ def _use_sparse_gradients(model: Any, options: SGDOptions | AdaGradOptions) -> N
         raise CtxError(
             f"Weight decay does not support the sparse gradients of {type(model).__name__}.",
             location=f"--optimizer weight_decay={options.weight_decay:g}",
-            hint="leave weight_decay out.",
+            hint="remove weight_decay.",
         )
     model.set_sparse_gradients(True)
 

@@ -44,7 +44,7 @@ def test_numbers_name_the_columns_of_a_file_without_header(tmp_path):
 
 def test_rows_know_their_line(tmp_path):
     file = written(tmp_path / "a.csv", 'text\n"one\ntwo"\nthree\n')
-    assert [row.where for row in read_table(file, ["text"])] == [f"{file}:2", f"{file}:4"]
+    assert [row.location for row in read_table(file, ["text"])] == [f"{file}:2", f"{file}:4"]
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_the_demo_sentences_are_balanced_and_parted():
     assert [len(train), len(validation)] == [160, 40]
     for part in (train, validation):
         assert sum(example.label == "pos" for example in part) == len(part) / 2
-    assert not {example.where for example in train} & {example.where for example in validation}
+    assert not {example.location for example in train} & {example.location for example in validation}
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -282,10 +282,10 @@ def test_every_flag_is_refused_by_the_tasks_that_do_not_read_it():
         for name in TASKS:
             task = make_task(name, **{flag.name: value})
             if name in OF_ONE_KIND.get(flag.name, {"seq2seq"}):
-                task.refuse_unread_flags()
+                task.check_unused_arguments()
             else:
-                with pytest.raises(CtxError, match=f"{name} does not read it") as raised:
-                    task.refuse_unread_flags()
+                with pytest.raises(CtxError, match=f"{name} does not use it") as raised:
+                    task.check_unused_arguments()
                 assert raised.value.location == f"--{flag.name}"
     for name in TASKS:
-        make_task(name).refuse_unread_flags()
+        make_task(name).check_unused_arguments()

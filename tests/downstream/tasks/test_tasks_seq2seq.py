@@ -76,12 +76,12 @@ def test_ids_become_texts_and_scores(tmp_path, words):
     assert task.record(examples[2], "Hund")["target"] == "Katze"
 
 
-def test_targets_that_the_tokenizer_cannot_write_have_a_ceiling(tmp_path, words):
+def test_targets_that_the_tokenizer_cannot_write_have_an_upper_bound(tmp_path, words):
     """Lower-cased and without a word: the best that a model can write; none where all are given back."""
     task, examples = prepared(tmp_path, words)
-    assert not task.ceiling(examples), "before there is a tokenizer"
+    assert not task.upper_bounds(examples), "before there is a tokenizer"
     task.encode(examples, words)
-    assert not task.ceiling(examples)
+    assert not task.upper_bounds(examples)
     assert list(task.score(examples, [""] * 3)) == ["bleu", "exact_match"]
     pairs = [("a cat.", "eine Katze saß da heute."), ("a dog.", "ein hund sah."), ("a cat.", "ein hund sah.")]
     lower = CtxCoveTokenizer.train(
@@ -91,11 +91,11 @@ def test_targets_that_the_tokenizer_cannot_write_have_a_ceiling(tmp_path, words)
     task.encode(examples, lower)
     best = ["eine katze saß da heute.", "ein hund sah.", "ein hund sah.", "ein[UNK] sah."]
     targets = [example.target for example in examples]
-    ceiling = text_metrics.score_texts(["bleu", "exact_match"], best, targets)
-    assert task.ceiling(examples) == ceiling
-    assert ceiling["exact_match"] == 0.5
+    bound = text_metrics.score_texts(["bleu", "exact_match"], best, targets)
+    assert task.upper_bounds(examples) == bound
+    assert bound["exact_match"] == 0.5
     found = task.score(examples, best)
-    assert found == ceiling | {"bleu_normalized": pytest.approx(100), "exact_match_normalized": 1.0}
+    assert found == bound | {"bleu_normalized": pytest.approx(100), "exact_match_normalized": 1.0}
     assert next(iter(found)) == "bleu", "the main metric stays the one against the targets"
     assert task.score(examples, targets)["exact_match_normalized"] == 0.5
 

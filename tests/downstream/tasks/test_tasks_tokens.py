@@ -34,7 +34,7 @@ def test_conll_columns_are_read_and_converted(tmp_path):
     sentences = read_conll(written(tmp_path / "a.conll", CONLL))
     assert [sentence.words for sentence in sentences] == [["U.N.", "official", "Ekeus", "Rolf"], ["Peter"]]
     assert [sentence.tags for sentence in sentences] == [["B-ORG", "O", "B-PER", "B-PER"], ["B-PER"]]
-    assert [sentence.where.rsplit(":")[-1] for sentence in sentences] == ["3", "8"]
+    assert [sentence.location.rsplit(":")[-1] for sentence in sentences] == ["3", "8"]
     pos = read_conll(tmp_path / "a.conll", 1, 2)
     assert pos[0].tags == ["NNP", "NN", "NNP", "NNP"]
 

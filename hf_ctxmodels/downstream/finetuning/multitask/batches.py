@@ -61,7 +61,7 @@ def make_mixture(
         raise CtxError(
             "Annealed sampling needs the length of the run in epochs.",
             location="--max_steps",
-            hint="give --num_train_epochs instead, or another sampling.",
+            hint="pass --num_train_epochs instead, or another sampling.",
         )
     return ReweightedMixture.annealed(features_by_task, step_size, math.ceil(epochs))
 

@@ -45,7 +45,7 @@ class MultitaskArguments:
 
 
 @dataclass(frozen=True)
-class Start:
+class StartingModel:
     """The model that multi-task fine-tuning starts from.
 
     Attributes:
@@ -81,13 +81,13 @@ class TaskRun:
     baseline: dict[str, float] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, listed: ListedTask) -> "TaskRun":
-        """Read the training and validation files.
+    def load(cls, listed: ListedTask) -> "TaskRun":
+        """Create a run with the examples of the training and validation files.
 
         Raises:
             CtxError: They cannot be read, or the task's name is invalid; the message names the task.
         """
-        check_task_name(listed.name, listed.where)
+        check_task_name(listed.name, listed.location)
         task = listed.make()
         try:
             files = task.read(listed.train_file, "train"), task.read(listed.validation_file, "validation")
@@ -112,7 +112,7 @@ class TaskRun:
                 continue
             if not hasattr(self.config, name):
                 raise CtxError(
-                    f"{type(config).__name__} has no {name}.", location=self.listed.where, hint="leave it out."
+                    f"{type(config).__name__} has no {name}.", location=self.listed.location, hint="remove it."
                 )
             setattr(self.config, name, value)
         try:
@@ -121,8 +121,8 @@ class TaskRun:
         except StrictDataclassError as error:
             raise CtxError(
                 f"The task {self.listed.name}: {error.__cause__}",
-                location=self.listed.where,
-                hint="leave out the option.",
+                location=self.listed.location,
+                hint="remove the option.",
             ) from error
         except CtxError as error:
             raise _with_task_name(self.listed, error) from error
@@ -140,7 +140,7 @@ class TaskRun:
         if metric not in self.baseline:
             raise CtxError(
                 f"The task {self.listed.name} has no metric {metric!r}.",
-                location=self.listed.where,
+                location=self.listed.location,
                 hint=f"use one of {', '.join(self.baseline)}.",
             )
         self.baseline = {metric: self.baseline[metric], **self.baseline}
@@ -160,18 +160,19 @@ class TaskRun:
     def identity(self) -> dict[str, Any]:
         """JSON values that must be equal when the run is resumed; files are compared by content."""
         files = {name: describe_content(getattr(self.listed, name)) for name in ("train_file", "validation_file")}
-        return {**asdict(self.listed), **files, "where": None}
+        fields = {name: value for name, value in asdict(self.listed).items() if name != "location"}
+        return {**fields, **files, "where": None}
 
 
 def _with_task_name(listed: ListedTask, error: CtxError) -> CtxError:
     """The error with the task's name and its location in the list."""
-    location = f"{error.location}; {listed.where}" if error.location else listed.where
+    location = f"{error.location}; {listed.location}" if error.location else listed.location
     return CtxError(f"The task {listed.name}: {error.message}", location=location, hint=error.hint)
 
 
 @dataclass(frozen=True)
 class MultitaskResult:
-    """The result of multi-task fine-tuning.
+    """Result of multi-task fine-tuning.
 
     Attributes:
         runs: Task name -> the task.
@@ -219,7 +220,7 @@ class MultitaskResult:
 
 
 def finetune_tasks(
-    several: MultitaskArguments, defaults: TaskArguments, loop: LoopArguments, start: Start
+    arguments: MultitaskArguments, defaults: TaskArguments, loop: LoopArguments, start: StartingModel
 ) -> MultitaskResult:
     """Fine-tune a model on all tasks of a list, evaluate it, and save it.
 
@@ -229,9 +230,9 @@ def finetune_tasks(
     if start.is_frozen:
         check_layerwise_flags(loop)
     listed = read_task_list(
-        find_packaged(str(several.tasks), "tasks", "list of tasks", "--tasks"), defaults, several.tasks_folder
+        find_packaged(str(arguments.tasks), "tasks", "list of tasks", "--tasks"), defaults, arguments.tasks_folder
     )
-    runs = {task.name: TaskRun.read(task) for task in _select_tasks(listed, several.only)}
+    runs = {task.name: TaskRun.load(task) for task in _select_tasks(listed, arguments.only)}
     # a tokenizer that splits words for tagging also reads plain text, but not the other way round
     first = min(runs.values(), key=lambda run: not run.task.split_words)
     config, tokenizer = start.load_config_and_tokenizer(first.task)
@@ -251,7 +252,7 @@ def finetune_tasks(
     evaluations = {
         name: TaskEvaluation(run.task, run.validation, encoded[name][1], collate, size) for name, run in runs.items()
     }
-    best = BestModel(loop.output_dir, loop.resume) if several.keep == "best" else None
+    best = BestModel(loop.output_dir, loop.resume) if arguments.keep == "best" else None
     features_by_task = [training.features for training, _ in encoded.values()]
     result = train(
         model,
@@ -284,7 +285,7 @@ def _select_tasks(listed: TaskList, only: Sequence[str]) -> list[ListedTask]:
 
 
 def _new_model(
-    config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, runs: dict[str, TaskRun], start: Start
+    config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, runs: dict[str, TaskRun], start: StartingModel
 ) -> CtxMultiTaskModel:
     """A multi-task model with new heads and the encoder of the starting model."""
     config.name_or_path = ""  # the location is not part of the model
@@ -294,12 +295,14 @@ def _new_model(
         if run.listed.arguments.both_orders and not getattr(heads[name], "accepts_both_orders", False):
             raise CtxError(
                 f"{heads[name].__name__} does not support reading a pair in both orders.",
-                location=run.listed.where,
-                hint="leave out both_orders.",
+                location=run.listed.location,
+                hint="remove both_orders.",
             )
     # an encoder with a pooler, if a head reads it
-    donor = max(runs, key=lambda name: getattr(heads[name], "pools", False) and not runs[name].listed.answer_steps)
-    opened = start.open_model(runs[donor].task, runs[donor].config, tokenizer)
+    pooled_task = max(
+        runs, key=lambda name: getattr(heads[name], "pools", False) and not runs[name].listed.answer_steps
+    )
+    opened = start.open_model(runs[pooled_task].task, runs[pooled_task].config, tokenizer)
     require_trainable(opened)
     if hasattr(opened.config, "vocab_size") and opened.config.vocab_size != config.vocab_size:  # new tokens
         config.vocab_size = opened.config.vocab_size
