@@ -125,7 +125,7 @@ def insert_adapter(model: nn.Module, base: CtxPreTrainedModel, name: str, config
         raise CtxError(
             f"{type(base).__name__} has no layer for an adapter after {', '.join(config.sublayers) or 'no sub-layer'} "
             f"with leave_out={list(config.leave_out)}.",
-            hint="set mh_adapter, output_adapter or cross_adapter (encoder-decoders), or list fewer layers in leave_out.",
+            hint="set mh_adapter, output_adapter or cross_adapter (encoder-decoder), or reduce leave_out.",
         )
     if config.inv_adapter is not None:
         _insert_into_embeddings(base, name, config)
