@@ -162,7 +162,7 @@ def _detection_labels(labels: Tensor, logits: Tensor, attention_mask: Tensor | N
         invalid = labels[(labels != IGNORE_INDEX) & (labels != 0) & (labels != 1)]
         if invalid.numel():
             raise CtxError(
-                f"labels has the value {int(invalid[0])}, expected 0 (original), 1 (replaced) or -100 (ignored)."
+                f"labels has the value {int(invalid[0])}, outside [0, 2): 0 (original), 1 (replaced); -100 is ignored."
             )
     if attention_mask is not None and attention_mask.dim() == 2:
         labels = labels.masked_fill(attention_mask == 0, IGNORE_INDEX)
