@@ -102,7 +102,7 @@ def test_decoder_input_ids_are_shifted_labels() -> None:
     expected = model(**batch | {"decoder_input_ids": shifted}, labels=labels).loss
     del batch["decoder_input_ids"]
     assert model(**batch, labels=labels).loss == expected
-    with pytest.raises(CtxError, match="decoder_input_ids, or labels"):
+    with pytest.raises(CtxError, match="decoder_input_ids or labels"):
         model(**batch)
 
 

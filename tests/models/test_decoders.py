@@ -159,7 +159,7 @@ def test_prompts_and_caches_that_cannot_be_right(small: tuple[CtxGpt2ForCausalLM
         "no token": lambda: model.generate(nothing, attention_mask=nothing, max_new_tokens=2),
         "batch size 2, but the input has 1": lambda: model(ids[:, :1], past_key_values=cached),
         "attention_mask is": lambda: model(ids, attention_mask=torch.ones(1, 2), use_cache=True),
-        "sequence_ids cannot go with": lambda: model(ids[:, :1], sequence_ids=ids[:, :1], use_cache=True),
+        "sequence_ids cannot be combined with": lambda: model(ids[:, :1], sequence_ids=ids[:, :1], use_cache=True),
     }
     for message, call in wrong.items():
         with pytest.raises(CtxError, match=message):

@@ -121,7 +121,7 @@ def test_invalid_fields(model: CtxGroverForCausalLM, tokenizer: CtxGroverTokeniz
     for fields, target, message in (
         ({}, "body", "no field 'body'"),
         ({"text": "A"}, "title", "no field 'text'"),
-        ({"authors": "Ann B."}, "title", "'authors' holds a str, not a list of strings"),
+        ({"authors": "Ann B."}, "title", "'authors' contains a str, not a list of strings"),
         ({"article": "word " * 60}, "title", r"302 tokens.*48"),
     ):
         with pytest.raises(CtxError, match=message):
