@@ -86,7 +86,7 @@ def test_errors_of_pretrained_embeddings(vectors: str, tmp_path: Path) -> None:
         model.load_pretrained_embeddings()
     with pytest.raises(CtxError, match=r"\(3, 4\)"):
         model.load_pretrained_embeddings(vectors)
-    with pytest.raises(CtxError, match="no table for word vectors"):
+    with pytest.raises(CtxError, match="no embeddings for word vectors"):
         CtxElmoForTokenClassification(config()).load_pretrained_embeddings(vectors)
 
 
