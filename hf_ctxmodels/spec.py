@@ -72,9 +72,12 @@ class Traits:
         tiny: Further fields of the tiny test configuration.
         short_training: The short pretraining run.
         targets: Name in `loss_targets` -> type, if it does not follow from the name and the head; see tests/zoo.
+        logits: Name of a target -> output field with its logits, where the field is not named after the target.
         loss_weights: Name of a loss in the output of a head -> configuration field of its weight.
         uses_max_pooling: Auto classes whose head uses max-pooling, where rounding can select another value; not needed
             with `pooling="max"` in the configuration.
+        uses_batch_norm: Auto classes whose head uses batch normalisation.
+        is_recurrent: Whether the models are recurrent networks.
         infers_padding: Whether padding is recognised by the id if there is no `attention_mask`, as in the reference.
         has_different_initialization: Whether weights are initialised as in the released code of the family, where the
             reference in transformers differs from it.
@@ -83,8 +86,11 @@ class Traits:
     tiny: Mapping[str, Any] = field(default_factory=dict)
     short_training: ShortTraining = field(default_factory=ShortTraining)
     targets: Mapping[str, Target] = field(default_factory=dict)
+    logits: Mapping[str, str] = field(default_factory=dict)
     loss_weights: Mapping[str, str] = field(default_factory=dict)
     uses_max_pooling: tuple[str, ...] = ()
+    uses_batch_norm: tuple[str, ...] = ()
+    is_recurrent: bool = False
     infers_padding: bool = False
     has_different_initialization: bool = False
 

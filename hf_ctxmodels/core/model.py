@@ -88,6 +88,11 @@ class CtxPreTrainedModel(PreTrainedModel):
         cls.config_class = max(filter(None, candidates), key=lambda config: len(config.__mro__))
 
     @classmethod
+    def _can_set_attn_implementation(cls) -> bool:
+        """True: attention reads the implementation from the configuration; transformers infers this from the source."""
+        return True
+
+    @classmethod
     def register_for_auto_class(cls, auto_class: Any = None) -> None:
         """Do nothing: the class is not custom code, but imported from the installed package."""
 

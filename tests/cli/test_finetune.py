@@ -128,7 +128,7 @@ TASK_FILES = {
 def kind_of(origin: tuple[str, bool]) -> tuple:
     """What decides how the scripts meet a model: its encoder's kind, and whether the peer's classes saved it."""
     case = Case(FAMILIES[origin[0]], "AutoModel")
-    return case.attends, case.recurs, bool(case.token_id_axes), origin[1]
+    return case.has_attention, case.is_recurrent, bool(case.token_id_axes), origin[1]
 
 
 def learned() -> list:
@@ -149,9 +149,9 @@ def learned() -> list:
 
 
 def recurs(checkpoint: str) -> bool:
-    """Whether words are read one after the other, which takes more steps to learn; see `Case.recurs`."""
+    """Whether words are read one after the other, which takes more steps to learn; see `Case.is_recurrent`."""
     config = AutoConfig.from_pretrained(checkpoint)
-    return any(Case(family, "AutoModel").recurs for family in FAMILIES.values() if type(config) is family.config)
+    return any(Case(family, "AutoModel").is_recurrent for family in FAMILIES.values() if type(config) is family.config)
 
 
 @pytest.mark.parametrize(("checkpoint", "task"), learned(), indirect=["checkpoint"], ids=str)

@@ -46,7 +46,7 @@ def test_inspection_mode_of_transformers() -> None:
     for case in TRANSFORMERS:
         model, batch = case.model(), make_batch(case)
         batch |= {} if case.is_base else make_targets(case, batch)
-        padded_shape = case.positions(batch).flatten(0, -2).shape
+        padded_shape = case.first_token_ids(batch).flatten(0, -2).shape
         expected, shapes = objective(case, model, batch), []
         layer = next(module for module in model.base_model.modules() if isinstance(module, GradientCheckpointingLayer))
         hook = layer.register_forward_hook(
@@ -60,7 +60,7 @@ def test_inspection_mode_of_transformers() -> None:
             assert shapes == [padded_shape] * len(shapes), f"{case}: {shapes}"
             decoder = "decoder_" if "decoder_hidden_states" in outputs else ""
             hidden_states, attentions = (outputs[decoder + name] for name in ("hidden_states", "attentions"))
-            state_shape = batch["decoder_input_ids"].shape if case.writes else padded_shape
+            state_shape = batch["decoder_input_ids"].shape if case.is_seq2seq else padded_shape
             for states in hidden_states:
                 assert states.shape[:-1] == state_shape, f"{case}: a hidden state is {tuple(states.shape)}"
                 states.retain_grad()

@@ -51,8 +51,10 @@ def transformers_of(cases: list[Case]) -> list[Case]:
 
 
 ENCODERS = transformers_of(BASES)
-WRITERS = [case for case in transformers_of(HEADS) if case.predicts_where_labelled and not case.generates]
-ONE_HEAD = list({case.family.name: case for case in reversed(transformers_of(HEADS)) if not case.generates}.values())
+WRITERS = [case for case in transformers_of(HEADS) if case.computes_logits_of_labels_only and not case.has_generator]
+ONE_HEAD = list(
+    {case.family.name: case for case in reversed(transformers_of(HEADS)) if not case.has_generator}.values()
+)
 
 
 def labelled(case: Case) -> Batch:
@@ -182,7 +184,7 @@ def test_the_inverse_stands_before_every_output_layer(subtests: pytest.Subtests)
                 batch = {name: value for name, value in batch.items() if "target" not in name and "order" not in name}
             assert_close(model(**batch).loss, other(**batch).loss, "loss")
             assert (model(**batch).loss - plain(**batch).loss).abs() > 1e-4
-            if case.returns_logits_with_labels:
+            if case.accepts_return_logits:
                 given_back = [each(**batch, return_logits=True) for each in (model, other)]
                 assert_same_outputs(*given_back, batch.get("attention_mask"), where="with logits")
 

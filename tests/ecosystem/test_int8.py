@@ -263,7 +263,7 @@ def test_no_code_is_trained(subtests: pytest.Subtests) -> None:
 @torch.no_grad()
 def test_texts_alone_are_read_by_every_head(subtests: pytest.Subtests) -> None:
     """As a calibration gives them: with a target where one is written, and as a question's only choice."""
-    for case in (each for each in REPRESENTATIVES if each.writes or each.has_choices):
+    for case in (each for each in REPRESENTATIVES if each.is_seq2seq or each.has_choices):
         with subtests.test(case=str(case)):
             given = make_batch(case)
             texts = {name: given[name] for name in ("input_ids", "attention_mask", "token_type_ids") if name in given}

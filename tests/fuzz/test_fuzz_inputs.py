@@ -64,7 +64,7 @@ def valid_batch(case: Case, use_embeddings: bool) -> dict[str, Any]:
     if not case.is_base:
         batch |= make_targets(case, batch)
     if use_embeddings:
-        batch["inputs_embeds"] = case.embed(case.model(), batch.pop("input_ids")).detach()
+        batch["inputs_embeds"] = case.embed_ids(case.model(), batch.pop("input_ids")).detach()
     return batch
 
 
@@ -102,7 +102,7 @@ def check_mutated_arguments(
 def test_mutated_arguments(family: FamilySpec, count: int) -> None:
     for case in (case for case in CASES if case.family is family):
         model, errors = case.model().requires_grad_(False), list[str]()
-        takes_embeddings = case.takes_embeddings and not case.has_choices and not case.generates
+        takes_embeddings = case.accepts_inputs_embeds and not case.has_choices and not case.has_generator
         batches = [valid_batch(case, use_embeddings) for use_embeddings in (False, *[True] * takes_embeddings)]
         check_seeds(count, partial(check_mutated_arguments, case, model, batches, errors))
         assert errors

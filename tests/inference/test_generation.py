@@ -109,7 +109,7 @@ def test_hidden_states_and_attention_weights_of_every_step(case: Case) -> None:
         return
     read = found.sequences[:, :-1]
     with torch.no_grad():
-        if case.writes:
+        if case.is_seq2seq:
             whole = model(**batch, decoder_input_ids=read, **recorded)
             assert any(state.any() for state in found.encoder_hidden_states)
         else:
@@ -150,7 +150,7 @@ def test_generation_with_prepacked_weights(case: Case, monkeypatch: pytest.Monke
     assert_close(torch.stack(copied.logits), torch.stack(plain.logits))
 
 
-@pytest.mark.parametrize("case", [case for case in WRITING if not case.writes], ids=str)
+@pytest.mark.parametrize("case", [case for case in WRITING if not case.is_seq2seq], ids=str)
 def test_logits_to_keep(case: Case) -> None:
     """As in transformers; the loss does not depend on it."""
     model, batch = case.model(), make_batch(case)

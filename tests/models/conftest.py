@@ -1,58 +1,52 @@
-"""The matrix of the common suite: every family of the registry with every Auto class in its row."""
+"""Fixtures of the common tests: each is a case of the test matrix, which is a model class of a family."""
 
 import pytest
-from zoo import ARCHETYPES, BASES, CASES, HEADS, NETWORKS, TIED_HEADS, TOKEN_HEADS, Case
+from zoo import ARCHETYPES, BASES, HEADS, NETWORKS, TIED_HEADS, TOKEN_HEADS, Case
 
 
-@pytest.fixture(params=CASES, ids=str)
-def case(request: pytest.FixtureRequest) -> Case:
-    """Every model class."""
-    return request.param
-
-
-@pytest.fixture(params=HEADS, ids=str)
-def head(request: pytest.FixtureRequest) -> Case:
-    """Every model class with a loss."""
-    return request.param
-
-
-@pytest.fixture(params=[*NETWORKS, *ARCHETYPES], ids=str)
-def sample(request: pytest.FixtureRequest) -> Case:
-    """Every network, and one head of each kind."""
-    return request.param
-
-
-@pytest.fixture(params=ARCHETYPES, ids=str)
-def archetype(request: pytest.FixtureRequest) -> Case:
-    """One head of each kind; see `zoo.ARCHETYPES`."""
-    return request.param
-
-
-@pytest.fixture(params=TOKEN_HEADS, ids=str)
-def token_head(request: pytest.FixtureRequest) -> Case:
-    """Every model class with one label per token and no other target."""
-    return request.param
-
-
-@pytest.fixture(params=TIED_HEADS, ids=str)
-def tied_head(request: pytest.FixtureRequest) -> Case:
-    """Every model class with tied weights."""
-    return request.param
-
-
-@pytest.fixture(params=[case for case in NETWORKS if case.attends], ids=str)
-def attentive(request: pytest.FixtureRequest) -> Case:
-    """Every network that has attention."""
+@pytest.fixture(params=BASES, ids=str)
+def base_model_case(request: pytest.FixtureRequest) -> Case:
+    """The base model of every family."""
     return request.param
 
 
 @pytest.fixture(params=NETWORKS, ids=str)
-def base(request: pytest.FixtureRequest) -> Case:
-    """Every family's encoder, but one that is its parent's without a change."""
+def network_case(request: pytest.FixtureRequest) -> Case:
+    """The base model of every family whose network differs from its parent's."""
     return request.param
 
 
-@pytest.fixture(params=BASES, ids=str)
-def encoder(request: pytest.FixtureRequest) -> Case:
-    """Every family's encoder."""
+@pytest.fixture(params=[case for case in NETWORKS if case.has_attention], ids=str)
+def attention_network_case(request: pytest.FixtureRequest) -> Case:
+    """The network cases with attention."""
+    return request.param
+
+
+@pytest.fixture(params=HEADS, ids=str)
+def head_case(request: pytest.FixtureRequest) -> Case:
+    """Every model class with a loss."""
+    return request.param
+
+
+@pytest.fixture(params=TOKEN_HEADS, ids=str)
+def token_head_case(request: pytest.FixtureRequest) -> Case:
+    """The head cases whose only target is one label per token."""
+    return request.param
+
+
+@pytest.fixture(params=TIED_HEADS, ids=str)
+def tied_head_case(request: pytest.FixtureRequest) -> Case:
+    """The head cases with tied weights."""
+    return request.param
+
+
+@pytest.fixture(params=ARCHETYPES, ids=str)
+def archetype_case(request: pytest.FixtureRequest) -> Case:
+    """One head case for each type of training; see `zoo.matrix`."""
+    return request.param
+
+
+@pytest.fixture(params=[*NETWORKS, *ARCHETYPES], ids=str)
+def network_or_archetype_case(request: pytest.FixtureRequest) -> Case:
+    """The network cases and the archetype cases."""
     return request.param

@@ -135,20 +135,20 @@ class TestAutoClasses:
                 assert getattr(hf_ctxmodels, part.__name__) is part
                 assert part.__name__ in hf_ctxmodels.__all__
 
-    def test_from_pretrained(self, encoder: Case, tmp_path: Path) -> None:
+    def test_from_pretrained(self, base_model_case: Case, tmp_path: Path) -> None:
         """Whole, in several files, and in another type."""
-        model = encoder.model()
+        model = base_model_case.model()
         model.save_pretrained(tmp_path / "whole")
         model.save_pretrained(tmp_path / "parts", max_shard_size="1KB")
         assert len(list((tmp_path / "parts").glob("*.safetensors"))) >= min(2, len(list(model.parameters())))
         for folder in ("whole", "parts"):
-            again, report = encoder.auto_class.from_pretrained(tmp_path / folder, output_loading_info=True)
-            assert type(again) is encoder.model_class
+            again, report = base_model_case.auto_class.from_pretrained(tmp_path / folder, output_loading_info=True)
+            assert type(again) is base_model_case.model_class
             assert not any(report.values()), report
             assert_same_weights(again, model)
         model.to(torch.bfloat16).save_pretrained(tmp_path / "half")
-        assert encoder.model_class.from_pretrained(tmp_path / "half").dtype is torch.bfloat16
-        widened = encoder.model_class.from_pretrained(tmp_path / "half", dtype=torch.float32)
+        assert base_model_case.model_class.from_pretrained(tmp_path / "half").dtype is torch.bfloat16
+        widened = base_model_case.model_class.from_pretrained(tmp_path / "half", dtype=torch.float32)
         assert {parameter.dtype for parameter in widened.parameters()} == {torch.float32}
         assert_same_weights(widened, model.float())
 
@@ -169,10 +169,10 @@ class TestSaving:
                 again = case.model_class.from_pretrained(tmp_path / str(case)).eval()
                 batch = make_batch(case)
                 # products of a few rows, as of one step, round differently by where the weights lie in memory
-                assert_same_outputs(again(**batch), model(**batch), tolerance=1e-6 if case.recurs else 0)
+                assert_same_outputs(again(**batch), model(**batch), tolerance=1e-6 if case.is_recurrent else 0)
 
-    def test_ties(self, tied_head: Case, tmp_path: Path) -> None:
-        case = tied_head
+    def test_ties(self, tied_head_case: Case, tmp_path: Path) -> None:
+        case = tied_head_case
         model = case.model()
         assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
         model.save_pretrained(tmp_path)
@@ -186,11 +186,11 @@ class TestSaving:
         assert not torch.equal(again.get_output_embeddings().weight, again.get_input_embeddings().weight)
 
     @each_forward
-    def test_heads_and_encoders_open_each_other(self, head: Case, tmp_path: Path) -> None:
+    def test_heads_and_encoders_open_each_other(self, head_case: Case, tmp_path: Path) -> None:
         """An encoder keeps its weights; a head that is absent is initialised like a fresh one, none of it left out."""
-        model = head.model()
+        model = head_case.model()
         model.save_pretrained(tmp_path / "head")
-        encoder_class = head.family.models["AutoModel"]
+        encoder_class = head_case.family.models["AutoModel"]
         encoder, report = encoder_class.from_pretrained(tmp_path / "head", output_loading_info=True)
         kept = model.base_model.state_dict()
         assert report["missing_keys"] == set(encoder.state_dict()) - set(kept)
@@ -198,14 +198,14 @@ class TestSaving:
             assert name not in kept or torch.equal(kept[name], tensor), name
         assert kept.keys() & encoder.state_dict().keys()
 
-        Case(head.family, "AutoModel").model(initializer_range=0.02).save_pretrained(tmp_path / "encoder")
-        model, report = head.model_class.from_pretrained(tmp_path / "encoder", output_loading_info=True)
+        Case(head_case.family, "AutoModel").model(initializer_range=0.02).save_pretrained(tmp_path / "encoder")
+        model, report = head_case.model_class.from_pretrained(tmp_path / "encoder", output_loading_info=True)
         parameters = dict(model.named_parameters())
         fresh = set(report["missing_keys"]) & set(parameters)
         prefix = model.base_model_prefix + "."
         assert bool(fresh) == any(not name.startswith(prefix) for name in parameters)  # else the head is tied
         torch.manual_seed(1)
-        expected = dict(head.model_class(head.config(initializer_range=0.02)).named_parameters())
+        expected = dict(head_case.model_class(head_case.config(initializer_range=0.02)).named_parameters())
         for name in fresh:
             spread, wanted = parameters[name].std(correction=0), expected[name].std(correction=0)
             assert 0.5 * wanted <= spread <= 2 * wanted, name
@@ -213,22 +213,22 @@ class TestSaving:
                 assert torch.equal(parameters[name], expected[name]), name
 
 
-def test_initial_weights_follow_the_seed_and_are_zero_for_padding(encoder: Case) -> None:
+def test_initial_weights_follow_the_seed_and_are_zero_for_padding(base_model_case: Case) -> None:
     """Zero where the reference has it so; elsewhere padding is random, and seen by none."""
-    first, other = encoder.model(seed=1), encoder.model(seed=2)
-    assert_same_weights(encoder.model(seed=1), first)
+    first, other = base_model_case.model(seed=1), base_model_case.model(seed=2)
+    assert_same_weights(base_model_case.model(seed=1), first)
     assert not torch.equal(next(first.parameters()), next(other.parameters()))
-    model = encoder.model_class(encoder.config())
+    model = base_model_case.model_class(base_model_case.config())
     embeddings = model.get_input_embeddings()
-    if encoder.has_peer:
-        reference = encoder.reference_class(encoder.reference_config()).get_input_embeddings()
+    if base_model_case.has_reference:
+        reference = base_model_case.reference_class(base_model_case.reference_config()).get_input_embeddings()
         assert embeddings.padding_idx == reference.padding_idx
     if embeddings.padding_idx is not None:
-        assert not embeddings.weight[encoder.config().pad_token_id].any()
+        assert not embeddings.weight[base_model_case.config().pad_token_id].any()
 
 
 class TestResizing:
-    @of_each_family([case for case in CASES if case.is_base or case.predicts_where_labelled])
+    @of_each_family([case for case in CASES if case.is_base or case.computes_logits_of_labels_only])
     def test_resizing_the_vocabulary_keeps_ties_and_words(self, cases: list[Case], subtests: pytest.Subtests) -> None:
         for case in cases:
             with subtests.test(str(case)):
@@ -261,7 +261,7 @@ class TestResizing:
         if not case.token_id_axes:
             batch["input_ids"] = batch["input_ids"].clamp(max=size - 1)
         targets = {} if case.is_base else make_targets(case, batch)
-        if case.predicts_where_labelled:
+        if case.computes_logits_of_labels_only:
             targets = {name: target.clamp(max=size - 1) for name, target in targets.items()}
         outputs = model(**batch, **targets)
         if not case.is_base:

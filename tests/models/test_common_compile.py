@@ -17,7 +17,7 @@ from zoo import (
 
 # Tracing the backward pass takes four seconds each: one encoder of each kind is quick.
 TRAINED_COMPILED = [
-    pytest.param(base, marks=() if base.family in ARCHETYPE_FAMILIES else pytest.mark.slow) for base in NETWORKS
+    pytest.param(case, marks=() if case.family in ARCHETYPE_FAMILIES else pytest.mark.slow) for case in NETWORKS
 ]
 
 
@@ -39,18 +39,18 @@ class TestCompile:
                 graphs.add(counter.frame_count)
         assert len(graphs) == 1, "another shape made torch compile again"
 
-    def test_encoder_is_one_graph_for_all_shapes(self, base: Case) -> None:
-        self._run_over_shapes(base, "aot_eager")
+    def test_encoder_is_one_graph_for_all_shapes(self, network_case: Case) -> None:
+        self._run_over_shapes(network_case, "aot_eager")
 
     @pytest.mark.slow
-    def test_head_is_one_graph_for_all_shapes(self, head: Case) -> None:
+    def test_head_is_one_graph_for_all_shapes(self, head_case: Case) -> None:
         """Some seconds of tracing for each head."""
-        self._run_over_shapes(head, "aot_eager")
+        self._run_over_shapes(head_case, "aot_eager")
 
     @pytest.mark.slow
-    def test_code_generation(self, base: Case) -> None:
+    def test_code_generation(self, network_case: Case) -> None:
         """A minute of C++."""
-        self._run_over_shapes(base, "inductor")
+        self._run_over_shapes(network_case, "inductor")
 
     def _train_one_step(self, case: Case) -> None:
         torch._dynamo.reset()
@@ -61,11 +61,11 @@ class TestCompile:
         expected = gradients(model, objective(case, model, batch))
         assert_same_gradients(gradients(model, objective(case, compiled, batch)), expected)
 
-    @pytest.mark.parametrize("base", TRAINED_COMPILED, ids=str)
-    def test_training_step_of_the_encoder(self, base: Case) -> None:
-        self._train_one_step(base)
+    @pytest.mark.parametrize("network_case", TRAINED_COMPILED, ids=str)
+    def test_training_step_of_the_encoder(self, network_case: Case) -> None:
+        self._train_one_step(network_case)
 
     @pytest.mark.slow
-    def test_training_step(self, head: Case) -> None:
+    def test_training_step(self, head_case: Case) -> None:
         """Tracing the backward pass of every head takes minutes in all."""
-        self._train_one_step(head)
+        self._train_one_step(head_case)

@@ -15,10 +15,10 @@ pytestmark = [
     [(torch.float32, 1e-4), (torch.bfloat16, 5e-2)],  # padded for the attention alone; the variable-length kernel
     ids=["float32", "bfloat16"],
 )
-def test_loss_and_gradients(archetype: Case, dtype: torch.dtype, tolerance: float) -> None:
-    batch = make_batch(archetype)
-    batch |= make_targets(archetype, batch)
-    model = archetype.model()
+def test_loss_and_gradients(archetype_case: Case, dtype: torch.dtype, tolerance: float) -> None:
+    batch = make_batch(archetype_case)
+    batch |= make_targets(archetype_case, batch)
+    model = archetype_case.model()
     expected = model(**batch).loss
     expected.backward()
     gradient = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])

@@ -27,7 +27,7 @@ from hf_ctxmodels.architectures.query_generation import QueryForConditionalGener
 from hf_ctxmodels.architectures.transformer_encoder import TransformerEncoder
 
 SPAN_HEADS = [case for case in REPRESENTATIVES if "start_positions" in case.model_class.loss_targets]
-VOCABULARY_HEADS = [case for case in HEADS if case.predicts_where_labelled and not case.writes]
+VOCABULARY_HEADS = [case for case in HEADS if case.computes_logits_of_labels_only and not case.is_seq2seq]
 CHOICE_HEADS = [case for case in REPRESENTATIVES if case.has_choices]
 
 
@@ -51,11 +51,11 @@ def replaced(tensor: Tensor, place: Any, value: float) -> Tensor:
 
 
 class TestInput:
-    @all_in_one(NETWORKS, "base")
-    def test_ids(self, base: Case) -> None:
+    @all_in_one(NETWORKS, "network_case")
+    def test_ids(self, network_case: Case) -> None:
         """Out of range, of another type or another number of dimensions, no tensor, none, or empty."""
-        batch, model, limit = make_batch(base), base.model(), base.model_class.id_limit_field
-        ids, size = batch["input_ids"], getattr(base.config(), limit)
+        batch, model, limit = make_batch(network_case), network_case.model(), network_case.model_class.id_limit_field
+        ids, size = batch["input_ids"], getattr(network_case.config(), limit)
         for bad in (-1, size, size + 1000):
             wrong = {"input_ids": replaced(ids, (0, 3), bad)}
             assert_refused(model, batch | wrong, "input_ids[0, 3", str(bad), f"{limit}={size}", "tokenizer")
@@ -69,16 +69,16 @@ class TestInput:
             )
         assert_refused(model, {}, "input_ids", "inputs_embeds")
         for shape in ((0, 5), (2, 0)):
-            characters = [TINY["max_characters_per_token"]] * len(base.token_id_axes)
+            characters = [TINY["max_characters_per_token"]] * len(network_case.token_id_axes)
             assert_refused(model, {"input_ids": torch.zeros(*shape, *characters, dtype=torch.long)}, "empty")
 
-    @all_in_one([base for base in NETWORKS if base.takes_embeddings], "base")
-    def test_embeddings(self, base: Case) -> None:
+    @all_in_one([case for case in NETWORKS if case.accepts_inputs_embeds], "network_case")
+    def test_embeddings(self, network_case: Case) -> None:
         """Beside ids, or of another type or width."""
-        batch, model = make_batch(base), base.model()
-        both = batch | {"inputs_embeds": torch.zeros(*base.positions(batch).shape, TINY["hidden_size"])}
+        batch, model = make_batch(network_case), network_case.model()
+        both = batch | {"inputs_embeds": torch.zeros(*network_case.first_token_ids(batch).shape, TINY["hidden_size"])}
         assert_refused(model, both, "exactly one of input_ids and inputs_embeds")
-        embeddings = base.embed(model, batch.pop("input_ids"))
+        embeddings = network_case.embed_ids(model, batch.pop("input_ids"))
         assert_refused(model, batch | {"inputs_embeds": embeddings.long()}, "inputs_embeds is torch.int64")
         for dtype in (torch.float64, torch.float16):
             parts = (f"inputs_embeds is {dtype}", "the model is torch.float32")
@@ -89,10 +89,10 @@ class TestInput:
             parts = ("inputs_embeds", str(tuple(wrong.shape)), f"width {embeddings.shape[-1]}")
             assert_refused(model, batch | {"inputs_embeds": wrong}, *parts)
 
-    @all_in_one(NETWORKS, "base")
-    def test_attention_mask(self, base: Case) -> None:
+    @all_in_one(NETWORKS, "network_case")
+    def test_attention_mask(self, network_case: Case) -> None:
         """Additive, read inverted, or saying nothing; of another shape; no tensor; or with a row without tokens."""
-        batch, model = make_batch(base, side="right"), base.model()
+        batch, model = make_batch(network_case, side="right"), network_case.model()
         mask = batch["attention_mask"]
         for value in (float("-inf"), -1e9, -1.0, -1, float("nan"), 0.5, 2):
             wrong = torch.where(mask == 1, 0.0 if value < 0 else 1.0, value)
@@ -107,19 +107,19 @@ class TestInput:
         for wrong in (mask.tolist(), np.asarray(mask)):
             parts = (f"attention_mask is a {type(wrong).__name__}", "torch.Tensor")
             assert_refused(model, batch | {"attention_mask": wrong}, *parts)
-        for each in by_path(base).values():
+        for each in by_path(network_case).values():
             assert_refused(each, batch | {"attention_mask": replaced(mask, 1, 0)}, "Row 1", "attention_mask")
 
-    @all_in_one(NETWORKS, "base")
-    def test_sequence_ids_and_output_mask(self, base: Case) -> None:
+    @all_in_one(NETWORKS, "network_case")
+    def test_sequence_ids_and_output_mask(self, network_case: Case) -> None:
         """Of other values, another type or another shape."""
-        batch, model = make_batch(base, side="right"), base.model()
+        batch, model = make_batch(network_case, side="right"), network_case.model()
         unmasked = {name: tensor for name, tensor in batch.items() if name != "attention_mask"}
         mask = batch["attention_mask"]
         assert_refused(model, unmasked | {"sequence_ids": mask - 1}, "sequence_ids[1, 7] is -1", "0 at padding")
         assert_refused(model, unmasked | {"sequence_ids": mask.float()}, "sequence_ids is torch.float32")
         assert_refused(model, batch | {"output_mask": mask}, "output_mask is torch.int64")
-        if base.attends:  # what no layer reads: `lengths` is what the reference of XLM calls a mask
+        if network_case.has_attention:  # what no layer reads: `lengths` is what the reference of XLM calls a mask
             for name in ("lengths", "token_type_idss", "labels"):
                 assert_refused(model, batch | {name: mask.sum(1)}, f"does not accept the argument {name}")
         if isinstance(model, TransformerEncoder):
@@ -128,10 +128,10 @@ class TestInput:
             other = torch.ones(2, mask.shape[1], dtype=dtype)
             assert_refused(model, batch | {name: other}, name, "(2, 12)", "(4, 12)")
 
-    @all_in_one(NETWORKS, "base")
-    def test_segments_positions_and_lengths(self, base: Case) -> None:
+    @all_in_one(NETWORKS, "network_case")
+    def test_segments_positions_and_lengths(self, network_case: Case) -> None:
         """Out of range or of another shape; the longest text passes."""
-        batch, model = make_batch(base, side="left"), base.model()
+        batch, model = make_batch(network_case, side="left"), network_case.model()
         for name in {"token_type_ids", "position_ids"} & batch.keys():
             for wrong in (batch[name][:, :-1], batch[name][:2]):
                 assert_refused(model, batch | {name: wrong}, name, str(tuple(wrong.shape)))
@@ -139,16 +139,16 @@ class TestInput:
             segments = batch.get("token_type_ids", torch.zeros_like(batch["input_ids"]))
             wrong = {"token_type_ids": replaced(segments, (0, 2), limit)}
             assert_refused(model, batch | wrong, "token_type_ids[0, 2]", f"is {limit}", f"type_vocab_size={limit}")
-        if base.counts_positions:
+        if network_case.has_position_limit:
             limit = model.config.max_position_embeddings
             wrong = {"position_ids": replaced(batch["position_ids"], (0, 2), limit)}
             assert_refused(model, batch | wrong, "position_ids[0, 2]", str(limit), "max_position_embeddings")
-            limit = f"max_sequence_length={base.longest}"
-            too_long = make_batch(base, width=base.longest + 1)
-            assert_refused(model, too_long, str(base.longest + 1), limit, "truncat")
-        model(**make_batch(base, (base.longest,)))
+            limit = f"max_sequence_length={network_case.longest}"
+            too_long = make_batch(network_case, width=network_case.max_sequence_length + 1)
+            assert_refused(model, too_long, str(network_case.max_sequence_length + 1), limit, "truncat")
+        model(**make_batch(network_case, (network_case.max_sequence_length,)))
 
-    @all_in_one([case for case in HEADS if case.writes])
+    @all_in_one([case for case in HEADS if case.is_seq2seq])
     def test_what_is_read_beside_the_encoder_s_output(self, case: Case) -> None:
         """`generate` encodes by itself; the head reads the mask once more."""
         batch, model = make_batch(case), case.model()
@@ -163,25 +163,25 @@ class TestInput:
             for given in (BaseModelOutput(outputs.last_hidden_state), (outputs.last_hidden_state,)):
                 assert_refused(model, batch | {"encoder_outputs": given}, "encoder_outputs has no ")
 
-    @all_in_one(REPRESENTATIVES, "head")
-    def test_heads_refuse_what_their_encoder_refuses(self, head: Case) -> None:
-        model = head.model()
+    @all_in_one(REPRESENTATIVES, "head_case")
+    def test_heads_refuse_what_their_encoder_refuses(self, head_case: Case) -> None:
+        model = head_case.model()
         assert_refused(model, {}, "input_ids", "inputs_embeds")
         assert_refused(model, {"input_ids": torch.tensor([5, 6, 7])}, "(batch,", "(3,)")
-        batch = make_batch(head)
+        batch = make_batch(head_case)
         assert_refused(model, batch | {"input_ids": batch["input_ids"].tolist()}, "input_ids is a list", "torch.Tensor")
         shorter = batch | {"attention_mask": batch["attention_mask"][..., :-1]}
         assert_refused(model, shorter, "attention_mask", str(tuple(shorter["attention_mask"].flatten(0, -2).shape)))
-        ids = batch["input_ids"].flatten(0, 1) if head.has_choices else batch["input_ids"]
+        ids = batch["input_ids"].flatten(0, 1) if head_case.has_choices else batch["input_ids"]
         ids[0, 3] = -1
-        assert_refused(model, batch, "input_ids[0, 3", "-1", head.model_class.id_limit_field)
+        assert_refused(model, batch, "input_ids[0, 3", "-1", head_case.model_class.id_limit_field)
 
 
 class TestTargets:
-    @all_in_one(REPRESENTATIVES, "head")
-    def test_label_out_of_range_or_of_another_batch(self, head: Case) -> None:
-        batch = make_batch(head)
-        targets, model = make_targets(head, batch), head.model()
+    @all_in_one(REPRESENTATIVES, "head_case")
+    def test_label_out_of_range_or_of_another_batch(self, head_case: Case) -> None:
+        batch = make_batch(head_case)
+        targets, model = make_targets(head_case, batch), head_case.model()
         for name, target in targets.items():
             shapes = (target[:2], target[0], target[None], target[..., None, None], target.flatten()[0])
             for wrong in shapes:
@@ -193,11 +193,11 @@ class TestTargets:
                 spoiled[tuple((spoiled != -100).nonzero()[0])] = bad
                 assert_refused(model, batch | targets | {name: spoiled}, name, str(bad), "outside [0, ")
 
-    @all_in_one(REPRESENTATIVES, "head")
-    def test_targets_of_another_type(self, head: Case) -> None:
+    @all_in_one(REPRESENTATIVES, "head_case")
+    def test_targets_of_another_type(self, head_case: Case) -> None:
         """What is no tensor, and what are no integers; int32 says what int64 says."""
-        batch = make_batch(head)
-        targets, model = make_targets(head, batch), head.model()
+        batch = make_batch(head_case)
+        targets, model = make_targets(head_case, batch), head_case.model()
         for name, target in targets.items():
             for wrong in (target.tolist(), np.asarray(target), 3):
                 parts = (f"{name} is a {type(wrong).__name__}", "torch.Tensor")

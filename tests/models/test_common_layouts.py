@@ -35,8 +35,8 @@ from zoo import (
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.layers.attention.layouts import PackedLayout
 
-ATTENDING = [base for base in NETWORKS if base.attends]
-FLEXIBLE = [base for base in ATTENDING if base.model_class._supports_flex_attn]
+ATTENDING = [case for case in NETWORKS if case.has_attention]
+FLEXIBLE = [case for case in ATTENDING if case.model_class._supports_flex_attn]
 
 
 @pytest.fixture
@@ -84,54 +84,54 @@ def _assert_same_training(case: Case, sides: Sequence[str], paths: Sequence[str]
 
 
 class TestAttentionPaths:
-    def test_outputs_and_gradients_of_the_encoder(self, base: Case) -> None:
-        _assert_same_training(base, SIDES, ("padded", "unpadded"))
+    def test_outputs_and_gradients_of_the_encoder(self, network_case: Case) -> None:
+        _assert_same_training(network_case, SIDES, ("padded", "unpadded"))
 
     @each_forward
-    def test_losses_and_gradients(self, head: Case) -> None:
+    def test_losses_and_gradients(self, head_case: Case) -> None:
         """Paths are the encoder's: a head is tested on the one that differs most from the plain formula."""
-        _assert_same_training(head, ("left",), ("unpadded",))
+        _assert_same_training(head_case, ("left",), ("unpadded",))
 
     @pytest.mark.usefixtures("uncompiled_flex")
-    @pytest.mark.parametrize("base", FLEXIBLE, ids=str)
-    def test_flex(self, base: Case) -> None:
+    @pytest.mark.parametrize("network_case", FLEXIBLE, ids=str)
+    def test_flex(self, network_case: Case) -> None:
         """It has no attention weights, and says so."""
-        batch, model = make_batch(base), base.model(attention="flex_attention")
+        batch, model = make_batch(network_case), network_case.model(attention="flex_attention")
         with torch.no_grad():
-            expected = base.model(**PATHS["eager"])(**batch)
+            expected = network_case.model(**PATHS["eager"])(**batch)
             assert_same_outputs(model(**batch), expected, batch["attention_mask"])
             with pytest.raises(CtxError, match='attn_implementation="eager"'):
                 model(**batch, output_attentions=True)
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("base", FLEXIBLE, ids=str)
-    def test_flex_compiled(self, base: Case) -> None:
+    @pytest.mark.parametrize("network_case", FLEXIBLE, ids=str)
+    def test_flex_compiled(self, network_case: Case) -> None:
         """As above with the compiled kernel: half a minute of C++."""
-        batch = make_batch(base)
+        batch = make_batch(network_case)
         with torch.no_grad():
-            got = base.model(attention="flex_attention")(**batch)
-            assert_same_outputs(got, base.model(**PATHS["eager"])(**batch), batch["attention_mask"])
+            got = network_case.model(attention="flex_attention")(**batch)
+            assert_same_outputs(got, network_case.model(**PATHS["eager"])(**batch), batch["attention_mask"])
 
     def test_the_unpadded_path_is_taken_where_it_is_exact(
-        self, attentive: Case, packed_layouts: list[PackedLayout]
+        self, attention_network_case: Case, packed_layouts: list[PackedLayout]
     ) -> None:
-        batch = make_batch(attentive)
-        model = attentive.model()
+        batch = make_batch(attention_network_case)
+        model = attention_network_case.model()
         model(**batch)
-        built = len(packed_layouts)  # one; of an encoder-decoder those of both, and of what the second attends to
-        assert [layout.num_tokens for layout in packed_layouts] == [sum(LENGTHS)] * built
-        assert built == (3 if model.config.is_encoder_decoder else 1)
+        # of an encoder-decoder: the encoder, the decoder and the encoder's states as keys of the decoder
+        num_layouts = 3 if attention_network_case.is_encoder_decoder else 1
+        assert [layout.num_tokens for layout in packed_layouts] == [sum(LENGTHS)] * num_layouts
         model(**batch, output_attentions=True)
-        attentive.model(unpad=False)(**batch)
-        attentive.model(attention="eager")(**batch)
-        assert len(packed_layouts) == built
+        attention_network_case.model(unpad=False)(**batch)
+        attention_network_case.model(attention="eager")(**batch)
+        assert len(packed_layouts) == num_layouts
 
-    def test_masks_of_any_type_and_none(self, base: Case) -> None:
+    def test_masks_of_any_type_and_none(self, network_case: Case) -> None:
         """No mask is a mask of ones, or for some families one of what is no padding token at a row's end."""
-        batch, full = make_batch(base), make_batch(base, masked=False)
-        mask, ones = batch["attention_mask"], torch.ones_like(base.positions(full))
-        ones = mask if base.family.traits.infers_padding else ones
-        for path, model in by_fast_path(base).items():
+        batch, full = make_batch(network_case), make_batch(network_case, masked=False)
+        mask, ones = batch["attention_mask"], torch.ones_like(network_case.first_token_ids(full))
+        ones = mask if network_case.family.traits.infers_padding else ones
+        for path, model in by_fast_path(network_case).items():
             with torch.no_grad():
                 expected = model(**batch)
                 for dtype in (torch.bool, torch.int32, torch.float32):
@@ -140,37 +140,41 @@ class TestAttentionPaths:
                 expected = model(**full, attention_mask=ones)
                 assert_same_outputs(model(**full), expected, where=f"by the {path} path without a mask")
 
-    def test_mask_with_holes(self, base: Case) -> None:
-        batch = make_batch(base, masked=False)
-        mask = batch["attention_mask"] = torch.ones_like(base.positions(batch))
+    def test_mask_with_holes(self, network_case: Case) -> None:
+        batch = make_batch(network_case, masked=False)
+        mask = batch["attention_mask"] = torch.ones_like(network_case.first_token_ids(batch))
         mask[0, 3:6] = 0
         mask[1, ::2] = 0
-        expected = base.model(**PATHS["eager"])(**batch)
-        for path, model in by_fast_path(base).items():
+        expected = network_case.model(**PATHS["eager"])(**batch)
+        for path, model in by_fast_path(network_case).items():
             assert_same_outputs(model(**batch), expected, mask, where=f"by the {path} path")
 
-    @pytest.mark.parametrize("base", [base for base in NETWORKS if base.model_class.accepts_4d_masks], ids=str)
-    def test_ready_masks(self, base: Case) -> None:
+    @pytest.mark.parametrize(
+        "network_case",
+        [case for case in NETWORKS if case.model_class.accepts_4d_masks],
+        ids=str,
+    )
+    def test_ready_masks(self, network_case: Case) -> None:
         """(batch, 1, queries, keys), bool or additive, with attention weights and without."""
-        batch = make_batch(base)
+        batch = make_batch(network_case)
         mask = batch["attention_mask"]
         seen = mask.bool()[:, None, None].expand(-1, 1, mask.shape[1], -1)
-        seen = seen.tril() if base.is_causal else seen
-        for path, model in by_path(base).items():
+        seen = seen.tril() if network_case.is_causal else seen
+        for path, model in by_path(network_case).items():
             expected = model(**batch)
             for given in (seen, torch.where(seen, 0.0, -1e9)):
                 for options in ({}, {"output_attentions": True}):
                     got = model(**batch | {"attention_mask": given}, **options)
                     assert_same_outputs(got, expected, mask, where=f"by the {path} path, {given.dtype}, {options}")
 
-    @pytest.mark.parametrize("base", [base for base in NETWORKS if base.takes_embeddings], ids=str)
-    def test_embeddings_instead_of_ids(self, base: Case) -> None:
+    @pytest.mark.parametrize("network_case", [case for case in NETWORKS if case.accepts_inputs_embeds], ids=str)
+    def test_embeddings_instead_of_ids(self, network_case: Case) -> None:
         """Those at padding do not matter, not even where they are no numbers."""
-        batch = make_batch(base)
+        batch = make_batch(network_case)
         mask, ids = batch["attention_mask"], batch.pop("input_ids")
-        for path, model in by_path(base).items():
+        for path, model in by_path(network_case).items():
             expected = model(**batch, input_ids=ids)
-            embeddings = base.embed(model, ids).detach()
+            embeddings = network_case.embed_ids(model, ids).detach()
             for value in (None, float("nan"), float("inf"), 1e30):
                 given = embeddings.clone() if value is None else embeddings.masked_fill((mask == 0)[..., None], value)
                 got = model(**batch, inputs_embeds=given.requires_grad_())
@@ -178,22 +182,22 @@ class TestAttentionPaths:
                 (gradient,) = torch.autograd.grad(got.last_hidden_state[mask == 1].sum(), given)
                 assert gradient.isfinite().all(), f"by the {path} path with {value}"
 
-    @pytest.mark.parametrize("head", [case for case in ARCHETYPES if case.takes_embeddings], ids=str)
-    def test_a_head_takes_embeddings(self, head: Case) -> None:
-        model, batch = head.model(), make_batch(head)
+    @pytest.mark.parametrize("head_case", [case for case in ARCHETYPES if case.accepts_inputs_embeds], ids=str)
+    def test_a_head_takes_embeddings(self, head_case: Case) -> None:
+        model, batch = head_case.model(), make_batch(head_case)
         expected = model(**batch)
-        embeddings = head.embed(model, batch.pop("input_ids"))
+        embeddings = head_case.embed_ids(model, batch.pop("input_ids"))
         assert_same_outputs(model(**batch, inputs_embeds=embeddings), expected, batch["attention_mask"])
 
 
 class TestPadding:
-    def test_neither_padding_nor_other_rows_matter(self, base: Case) -> None:
-        plain = make_batch(base)
-        for path, model in by_fast_path(base).items():
+    def test_neither_padding_nor_other_rows_matter(self, network_case: Case) -> None:
+        plain = make_batch(network_case)
+        for path, model in by_fast_path(network_case).items():
             together = _logits(model, plain)
             expected = {name: at_tokens(value, plain["attention_mask"]) for name, value in together.items()}
             for options in ({"width": 20}, {"side": "right"}, {"side": "left"}, {"side": "left", "width": 20}):
-                batch = make_batch(base, **options)
+                batch = make_batch(network_case, **options)
                 for name, value in _logits(model, batch).items():
                     where = f"{name} by the {path} path with {options}"
                     assert_close(at_tokens(value, batch["attention_mask"]), expected[name], where)
@@ -204,12 +208,11 @@ class TestPadding:
                     wanted = at_tokens(together[name][row : row + 1], mask)
                     assert_close(at_tokens(value, mask), wanted, f"{name}[{row}] by the {path} path")
 
-    def test_losses_do_not_depend_on_padding(self, archetype: Case) -> None:
-        head = archetype
-        model = head.model()
-        plain = make_batch(head, side="right")
-        targets = make_targets(head, plain)
-        wide = make_batch(head, width=20, side="right")
+    def test_losses_do_not_depend_on_padding(self, archetype_case: Case) -> None:
+        model = archetype_case.model()
+        plain = make_batch(archetype_case, side="right")
+        targets = make_targets(archetype_case, plain)
+        wide = make_batch(archetype_case, width=20, side="right")
         for batch in (plain, wide):
             batch.pop("decoder_input_ids", None)  # the head makes them of its targets
         for name, target in targets.items():
@@ -226,17 +229,17 @@ def _logits(model: Callable, batch: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 class TestRecordedOutputs:
-    def test_hidden_states(self, base: Case) -> None:
+    def test_hidden_states(self, network_case: Case) -> None:
         """Zero at padding whatever its side; the last is the output; asked for by the call or the configuration."""
-        model, padded = base.model(), base.model(unpad=False)
+        model, padded = network_case.model(), network_case.model(unpad=False)
         for side in SIDES:
-            batch = make_batch(base, side=side)
+            batch = make_batch(network_case, side=side)
             mask = batch["attention_mask"]
             outputs = model(**batch, output_hidden_states=True)
             states = outputs.hidden_states
             expected = padded(**batch, output_hidden_states=True).hidden_states
-            assert len(states) == len(expected) == base.config().num_hidden_layers + 1
-            widths = getattr(base.config(), "layer_sizes", [base.config().hidden_size] * len(states))
+            assert len(states) == len(expected) == network_case.config().num_hidden_layers + 1
+            widths = getattr(network_case.config(), "layer_sizes", [network_case.config().hidden_size] * len(states))
             for number, (got, wanted) in enumerate(zip(states, expected, strict=True)):
                 assert got.shape == (*mask.shape, widths[number])
                 assert_close(got[mask == 1], wanted[mask == 1], f"hidden state {number}, padding at the {side}")
@@ -248,34 +251,36 @@ class TestRecordedOutputs:
             assert torch.equal(got, wanted)
 
     def test_output_is_computed_from_them(self) -> None:
-        """Attribution methods differentiate with respect to hidden states: also where padding is not computed, they
-        are no copies beside the way to the output."""
-        beside = {}
-        for base in [case for case in NETWORKS if case.config().num_hidden_layers > 1]:
-            outputs = base.model()(**make_batch(base), output_hidden_states=True)
+        """The gradient with respect to all hidden states is nonzero, as attribution methods need it: also in the
+        unpadded layout they are not copies."""
+        layers_without_gradient = {}
+        for case in [case for case in NETWORKS if case.config().num_hidden_layers > 1]:
+            outputs = case.model()(**make_batch(case), output_hidden_states=True)
             pooled = outputs.get("pooler_output")
             target = outputs.last_hidden_state.square().sum() if pooled is None else pooled.square().sum()
-            states = [each for each in outputs.hidden_states if each.requires_grad]
-            found = torch.autograd.grad(target, states, allow_unused=True)
-            beside[str(base)] = [number for number, each in enumerate(found) if each is None or not each.any()]
-        assert len(beside) > 10
-        assert not any(beside.values()), beside
+            states = [state for state in outputs.hidden_states if state.requires_grad]
+            state_gradients = torch.autograd.grad(target, states, allow_unused=True)
+            layers_without_gradient[str(case)] = [
+                layer for layer, gradient in enumerate(state_gradients) if gradient is None or not gradient.any()
+            ]
+        assert len(layers_without_gradient) > 10
+        assert not any(layers_without_gradient.values()), layers_without_gradient
 
-    def test_selected_hidden_states(self, attentive: Case) -> None:
-        model = attentive.model()
-        batch = make_batch(attentive)
+    def test_selected_hidden_states(self, attention_network_case: Case) -> None:
+        model = attention_network_case.model()
+        batch = make_batch(attention_network_case)
         every = model(**batch, output_hidden_states=True).hidden_states
         for number in (1, -2):
             selected = model(**batch, output_hidden_states=[number]).hidden_states
             assert torch.equal(selected[number], every[number])
             assert sum(states is not None for states in selected) == 1
 
-    def test_attention_weights(self, attentive: Case) -> None:
+    def test_attention_weights(self, attention_network_case: Case) -> None:
         """Of eager attention, which runs in the place of a fast path that has none."""
-        batch = make_batch(attentive)
-        mask, models = batch["attention_mask"], by_path(attentive)
+        batch = make_batch(attention_network_case)
+        mask, models = batch["attention_mask"], by_path(attention_network_case)
         expected = models.pop("eager")(**batch, output_attentions=True)
-        config = attentive.config()
+        config = attention_network_case.config()
         assert len(expected.attentions) == config.num_hidden_layers
         for layer in expected.attentions:
             assert layer.shape == (mask.shape[0], config.num_attention_heads, mask.shape[1], mask.shape[1])
@@ -291,32 +296,32 @@ class TestRecordedOutputs:
             assert len(model(**batch).attentions) == len(model(**batch, output_attentions=None).attentions) > 0
             assert model(**batch, output_attentions=False).attentions is None
 
-    @pytest.mark.parametrize("head", [head for head in REPRESENTATIVES if head.attends], ids=str)
-    def test_heads_give_attention_weights(self, head: Case) -> None:
-        batch, model = make_batch(head), head.model()
+    @pytest.mark.parametrize("head_case", [case for case in REPRESENTATIVES if case.has_attention], ids=str)
+    def test_heads_give_attention_weights(self, head_case: Case) -> None:
+        batch, model = make_batch(head_case), head_case.model()
         rows = len(batch["input_ids"].flatten(0, -2))
-        for targets in ({}, make_targets(head, batch)):
+        for targets in ({}, make_targets(head_case, batch)):
             found = model(**batch, **targets, output_attentions=True)
-            attentions = found.encoder_attentions if head.writes else found.attentions
-            assert len(attentions) == head.config().num_hidden_layers
+            attentions = found.encoder_attentions if head_case.is_seq2seq else found.attentions
+            assert len(attentions) == head_case.config().num_hidden_layers
             assert all(len(layer) == rows for layer in attentions)
 
-    def test_wanted_rows_equal_the_full_output(self, base: Case) -> None:
-        batch = make_batch(base)
+    def test_wanted_rows_equal_the_full_output(self, network_case: Case) -> None:
+        batch = make_batch(network_case)
         generator = torch.Generator().manual_seed(5)
-        wanted = torch.rand(base.positions(batch).shape, generator=generator) < 0.4
+        wanted = torch.rand(network_case.first_token_ids(batch).shape, generator=generator) < 0.4
         wanted &= batch["attention_mask"].bool()
         wanted[1] = False  # a row without any
         assert wanted.any()
-        for path, model in by_path(base).items():
+        for path, model in by_path(network_case).items():
             full, some = model(**batch), model(**batch, output_mask=wanted)
             assert_close(some.last_hidden_state, full.last_hidden_state[wanted], f"states by the {path} path")
             if full.get("pooler_output") is not None:
                 assert_close(some.pooler_output, full.pooler_output, f"pooled by the {path} path")
 
-    def test_tuple_output(self, sample: Case) -> None:
-        batch = make_batch(sample)
-        model = sample.model()
+    def test_tuple_output(self, network_or_archetype_case: Case) -> None:
+        batch = make_batch(network_or_archetype_case)
+        model = network_or_archetype_case.model()
         with_names = model(**batch)
         as_tuple = model(**batch, return_dict=False)
         assert isinstance(as_tuple, tuple)
@@ -346,36 +351,36 @@ def _packing(case: Case, lengths: list[int], seed: int) -> tuple[dict[str, Tenso
 class TestSequenceIds:
     LENGTHS = [5, 8, 1, 4, 7, 7]
 
-    def test_packed_sequences_equal_separate_ones(self, base: Case) -> None:
-        apart, together = _packing(base, self.LENGTHS, seed=1)
-        for path, model in by_path(base).items():
+    def test_packed_sequences_equal_separate_ones(self, network_case: Case) -> None:
+        apart, together = _packing(network_case, self.LENGTHS, seed=1)
+        for path, model in by_path(network_case).items():
             expected = model(**apart).last_hidden_state[apart["attention_mask"] == 1]
             states = model(**together).last_hidden_state
             assert_close(states[together["sequence_ids"] != 0], expected, f"by the {path} path")
 
-    def test_losses_and_gradients(self, token_head: Case) -> None:
-        apart, together = _packing(token_head, self.LENGTHS, seed=1)
-        labels = make_targets(token_head, apart)["labels"]
-        model = token_head.model(**PATHS["unpadded"])
-        packed_labels = torch.full(token_head.positions(together).shape, -100)
+    def test_losses_and_gradients(self, token_head_case: Case) -> None:
+        apart, together = _packing(token_head_case, self.LENGTHS, seed=1)
+        labels = make_targets(token_head_case, apart)["labels"]
+        model = token_head_case.model(**PATHS["unpadded"])
+        packed_labels = torch.full(token_head_case.first_token_ids(together).shape, -100)
         packed_labels[together["sequence_ids"] != 0] = labels[apart["attention_mask"] == 1]
         expected, got = model(**apart, labels=labels).loss, model(**together, labels=packed_labels).loss
         assert_close(got, expected, "loss")
         assert_same_gradients(gradients(model, got), gradients(model, expected))
 
-    def test_numbers_tell_only_neighbours_apart(self, base: Case) -> None:
+    def test_numbers_tell_only_neighbours_apart(self, network_case: Case) -> None:
         """One sequence per row is a mask; a number that comes again is another sequence; rows stay apart anyway."""
-        batch = make_batch(base)
+        batch = make_batch(network_case)
         mask = batch["attention_mask"]
         unmasked = {name: tensor for name, tensor in batch.items() if name != "attention_mask"}
-        pair, rows = make_batch(base, (9, 9), masked=False), make_batch(base, (6, 6, 6), masked=False)
+        pair, rows = make_batch(network_case, (9, 9), masked=False), make_batch(network_case, (6, 6, 6), masked=False)
         again = torch.tensor([[1, 1, 2, 2, 2, 1, 1, 1, 1], [1, 1, 0, 1, 1, 2, 2, 2, 2]])
         fresh = torch.tensor([[1, 1, 2, 2, 2, 3, 3, 3, 3], [1, 1, 0, 2, 2, 3, 3, 3, 3]])
-        for path, model in by_fast_path(base).items():
+        for path, model in by_fast_path(network_case).items():
             where = f"by the {path} path"
             got = model(**unmasked, sequence_ids=mask * 3)
             assert_same_outputs(got, model(**batch), mask, where=f"of one per row {where}")
             got = model(**pair, sequence_ids=again)
             assert_same_outputs(got, model(**pair, sequence_ids=fresh), fresh, where=f"of a number again {where}")
-            got = model(**rows, sequence_ids=torch.ones_like(base.positions(rows)))
+            got = model(**rows, sequence_ids=torch.ones_like(network_case.first_token_ids(rows)))
             assert_same_outputs(got, model(**rows), where=f"of rows with one number {where}")

@@ -20,7 +20,7 @@ from zoo import (
     assert_close,
     assert_same_outputs,
     assert_same_weights,
-    decoding_its_input,
+    feed_source_to_decoder,
     make_batch,
     of_each_family,
 )
@@ -54,13 +54,13 @@ PEERED_BASES = [case for case in PEERED if case.is_base]
 
 
 @pytest.fixture(params=PEERED_BASES, ids=str)
-def base(request: pytest.FixtureRequest) -> Case:
+def reference_base_case(request: pytest.FixtureRequest) -> Case:
     """Every encoder that transformers has too."""
     return request.param
 
 
-@pytest.fixture(params=[case for case in REPRESENTATIVES if case.has_peer], ids=str)
-def head(request: pytest.FixtureRequest) -> Case:
+@pytest.fixture(params=[case for case in REPRESENTATIVES if case.has_reference], ids=str)
+def reference_head_case(request: pytest.FixtureRequest) -> Case:
     """One of each forward, and every head that pretrains a family."""
     return request.param
 
@@ -92,64 +92,70 @@ class TestOpening:
                 expected = case.reference_model(seed=3)(**batch)
                 assert_same_outputs(model.eval()(**batch), expected, batch["attention_mask"])
 
-    def test_configuration(self, base: Case, exports: Path, tmp_path: Path) -> None:
+    def test_configuration(self, reference_base_case: Case, exports: Path, tmp_path: Path) -> None:
         """Every field the two have in common, without a warning unless it is of another architecture."""
-        reference = base.reference_config().to_dict()
+        reference = reference_base_case.reference_config().to_dict()
         logger = logging.get_logger("transformers.configuration_utils")
         with CaptureLogger(logger) as shown:
-            config = base.family.config.from_pretrained(exports / str(base) / "reference")
-        assert (shown.out, config.model_type) == ("", base.family.config.model_type)
+            config = reference_base_case.family.config.from_pretrained(exports / str(reference_base_case) / "reference")
+        assert (shown.out, config.model_type) == ("", reference_base_case.family.config.model_type)
         ours = config.to_dict()
         own = ("model_type", "architectures", "dtype", "transformers_version", *config.non_reference_fields)
-        shared = {name: base.config().reference_name(name) for name in ours.keys() - set(own)}
+        shared = {name: reference_base_case.config().reference_name(name) for name in ours.keys() - set(own)}
         shared = {name: other for name, other in shared.items() if other in reference}
         assert {"vocab_size", "hidden_size", "num_hidden_layers"} <= shared.keys()
         for name, other in shared.items():
             assert ours[name] == reference[other], name
         (tmp_path / "config.json").write_text(json.dumps(reference | {"model_type": "xmod"}))
         with CaptureLogger(logger) as shown:
-            base.family.config.from_pretrained(tmp_path)
+            reference_base_case.family.config.from_pretrained(tmp_path)
         assert "model of type `xmod`" in shown.out, "of another architecture"
 
-    def test_heads_and_encoders_open_each_other(self, head: Case, exports: Path, tmp_path: Path) -> None:
-        encoder_class = head.family.models["AutoModel"]
-        encoder = encoder_class.from_pretrained(exports / str(head) / "reference").eval()
-        reference = head.reference_model(seed=3).base_model
+    def test_heads_and_encoders_open_each_other(self, reference_head_case: Case, exports: Path, tmp_path: Path) -> None:
+        encoder_class = reference_head_case.family.models["AutoModel"]
+        encoder = encoder_class.from_pretrained(exports / str(reference_head_case) / "reference").eval()
+        reference = reference_head_case.reference_model(seed=3).base_model
         if encoder.config.is_encoder_decoder:  # which the peer's head may have without a base model
-            opened = Case(head.family, "AutoModel").reference_class.from_pretrained(exports / str(head) / "reference")
-            reference = decoding_its_input(opened).eval()
-        batch = {name: tensor.flatten(0, -2) for name, tensor in make_batch(head).items()}
+            opened = Case(reference_head_case.family, "AutoModel").reference_class.from_pretrained(
+                exports / str(reference_head_case) / "reference"
+            )
+            reference = feed_source_to_decoder(opened).eval()
+        batch = {name: tensor.flatten(0, -2) for name, tensor in make_batch(reference_head_case).items()}
         batch.pop("decoder_input_ids", None)  # an encoder-decoder makes them of the input
         tokens = batch["attention_mask"] == 1
         got, expected = encoder(**batch).last_hidden_state, reference(**batch).last_hidden_state
         assert_close(got[tokens], expected[tokens], "the encoder in the reference's head")
 
-        model = head.model()
+        model = reference_head_case.model()
         model.save_pretrained(tmp_path)
         _, report = encoder_class.from_pretrained(tmp_path, output_loading_info=True)
         assert set(report["unexpected_keys"]) <= model.state_dict().keys()  # none taken for one of the reference's
         assert not [name for name in report["missing_keys"] if "pooler" not in name]
 
-        bare = exports / str(Case(head.family, "AutoModel")) / "reference"
-        model, report = head.model_class.from_pretrained(bare, output_loading_info=True)
+        bare = exports / str(Case(reference_head_case.family, "AutoModel")) / "reference"
+        model, report = reference_head_case.model_class.from_pretrained(bare, output_loading_info=True)
         prefix = model.base_model_prefix + "."
         own = {name for name, _ in model.named_parameters() if not name.startswith(prefix)}  # none where it is tied
         assert bool(report["missing_keys"]) == bool(own)
         assert not [name for name in report["missing_keys"] if name.startswith(prefix)]
         assert not report["unexpected_keys"]
 
-    def test_half_precision_and_several_files(self, base: Case, tmp_path: Path) -> None:
+    def test_half_precision_and_several_files(self, reference_base_case: Case, tmp_path: Path) -> None:
         """Queries, keys and values of one layer may lie in different files."""
         for dtype, options in ((torch.bfloat16, {}), (torch.float32, {"max_shard_size": "5KB"})):
             folder = tmp_path / str(dtype)
-            reference = base.reference_model().to(dtype)
+            reference = reference_base_case.reference_model().to(dtype)
             reference.save_pretrained(folder / "reference", **options)
             assert (len(list((folder / "reference").glob("*.safetensors"))) > 3) == bool(options)
-            model, report = base.model_class.from_pretrained(folder / "reference", output_loading_info=True)
+            model, report = reference_base_case.model_class.from_pretrained(
+                folder / "reference", output_loading_info=True
+            )
             assert not any(report.values()), report
             assert model.dtype is dtype
             model.export_reference(folder / "export")
-            again, expected = (base.reference_class.from_pretrained(folder / name) for name in ("export", "reference"))
+            again, expected = (
+                reference_base_case.reference_class.from_pretrained(folder / name) for name in ("export", "reference")
+            )
             assert again.dtype is expected.dtype
             assert_same_weights(again, expected)
 
@@ -178,11 +184,18 @@ class TestExport:
                 for name, tensor in expected.items():
                     assert torch.equal(weights[name], tensor), name
 
-    def test_configuration(self, base: Case, exports: Path, tmp_path: Path) -> None:
+    def test_configuration(self, reference_base_case: Case, exports: Path, tmp_path: Path) -> None:
         """The reference's own, and one that was changed."""
-        found = self._found(base, exports)["config"]
-        expected = base.reference_config(architectures=[base.reference_class.__name__]).to_dict()
-        own = {"_name_or_path", "dtype", "transformers_version", *base.family.config.non_reference_fields}
+        found = self._found(reference_base_case, exports)["config"]
+        expected = reference_base_case.reference_config(
+            architectures=[reference_base_case.reference_class.__name__]
+        ).to_dict()
+        own = {
+            "_name_or_path",
+            "dtype",
+            "transformers_version",
+            *reference_base_case.family.config.non_reference_fields,
+        }
         for name in expected.keys() - own:
             assert json.loads(json.dumps(found[name])) == json.loads(json.dumps(expected[name])), name
         changes: dict[str, Any] = {
@@ -190,40 +203,44 @@ class TestExport:
             "hidden_act": "relu",
             "hidden_dropout_prob": 0.25,
             "pad_token_id": 3,
-            "id2label": {number: f"kind {number}" for number in range(base.num_labels)},
-            "label2id": {f"kind {number}": number for number in range(base.num_labels)},
+            "id2label": {number: f"kind {number}" for number in range(reference_base_case.num_labels)},
+            "label2id": {f"kind {number}": number for number in range(reference_base_case.num_labels)},
         }
         changes = {
-            name: value for name, value in changes.items() if name not in base.family.config.non_reference_fields
+            name: value
+            for name, value in changes.items()
+            if name not in reference_base_case.family.config.non_reference_fields
         }
-        model = base.model(unpad=False, **changes)
+        model = reference_base_case.model(unpad=False, **changes)
         model.export_reference(tmp_path)
         written = json.loads((tmp_path / "config.json").read_text())
         assert "unpad" not in written
-        config = base.reference_class.from_pretrained(tmp_path).config
+        config = reference_base_case.reference_class.from_pretrained(tmp_path).config
         assert {name: getattr(config, model.config.reference_name(name)) for name in changes} == changes
 
-    def test_of_a_model_trained_here(self, base: Case, tmp_path: Path) -> None:
+    def test_of_a_model_trained_here(self, reference_base_case: Case, tmp_path: Path) -> None:
         """Never opened from a reference checkpoint; it is opened here again, bit for bit."""
-        model = base.model(seed=5)
-        _assert_export_opens(base, model, tmp_path)
-        assert_same_weights(base.model_class.from_pretrained(tmp_path), model)
+        model = reference_base_case.model(seed=5)
+        _assert_export_opens(reference_base_case, model, tmp_path)
+        assert_same_weights(reference_base_case.model_class.from_pretrained(tmp_path), model)
 
-    def test_leaves_the_model_as_it_was(self, base: Case, exports: Path, tmp_path: Path) -> None:
+    def test_leaves_the_model_as_it_was(self, reference_base_case: Case, exports: Path, tmp_path: Path) -> None:
         """Trainer resumes with `load_state_dict`, which knows no conversion: files hold the native names, also after
         opening a reference checkpoint."""
-        opened = base.model_class.from_pretrained(exports / str(base) / "reference")
-        for name, model in {"own": base.model(), "opened": opened}.items():
+        opened = reference_base_case.model_class.from_pretrained(exports / str(reference_base_case) / "reference")
+        for name, model in {"own": reference_base_case.model(), "opened": opened}.items():
             model.export_reference(tmp_path / name / "export")
             model.save_pretrained(tmp_path / name / "native")
             with safe_open(tmp_path / name / "native" / "model.safetensors", "pt") as file:
                 assert set(file.keys()) == {name for name, _ in model.named_parameters()}
-            again, report = base.model_class.from_pretrained(tmp_path / name / "native", output_loading_info=True)
+            again, report = reference_base_case.model_class.from_pretrained(
+                tmp_path / name / "native", output_loading_info=True
+            )
             assert not any(report.values()), report
-            assert again.config.model_type == model.config.model_type == base.family.config.model_type
+            assert again.config.model_type == model.config.model_type == reference_base_case.family.config.model_type
 
 
-@pytest.mark.parametrize("head", [head for head in TIED_HEADS if head.has_peer], ids=str)
+@pytest.mark.parametrize("head", [head for head in TIED_HEADS if head.has_reference], ids=str)
 def test_untied_heads_are_opened_and_exported(head: Case, tmp_path: Path) -> None:
     reference = head.reference_model(tie_word_embeddings=False)
     reference.save_pretrained(tmp_path / "reference")
@@ -240,5 +257,5 @@ def _assert_export_opens(case: Case, model: PreTrainedModel, folder: Path) -> No
     reference, report = case.reference_class.from_pretrained(folder, output_loading_info=True)
     assert not any(report.values()), report
     batch = make_batch(case)
-    reference = reference if case.writes else decoding_its_input(reference)
+    reference = reference if case.is_seq2seq else feed_source_to_decoder(reference)
     assert_same_outputs(model(**batch), reference.eval()(**batch), batch["attention_mask"])

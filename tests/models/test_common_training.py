@@ -38,35 +38,37 @@ SEQUENCE_CLASSIFIERS = [case for case in REPRESENTATIVES if case.auto_name == "A
 
 
 def full_logits(case: Case, model: torch.nn.Module, batch: Batch) -> dict[str, Tensor]:
-    """target name -> the logits it is compared with, from a forward without targets."""
+    """Name of each target -> the logits it is compared with, from a forward pass without targets."""
     outputs = tensors_of(model(**batch))
-    places = {"start_positions": "start_logits", "end_positions": "end_logits"}
-    places |= {task.target: task.logits for task in getattr(case.model_class, "tasks", ()) if task.logits is not None}
-    labels = "logits" if "logits" in outputs else "prediction_logits"
-    if case.detects:  # one logit is the difference of two
-        outputs[labels] = torch.stack([torch.zeros_like(outputs[labels]), outputs[labels]], -1)
-    names = case.compared_targets
-    own = {name: name.replace("labels", "logits") for name in names}
-    places |= {name: logits for name, logits in own.items() if logits in outputs}
-    return {name: outputs[places.get(name, labels)] for name in names}
+    main_logits = "logits" if "logits" in outputs else "prediction_logits"
+    if case.detects_replaced_tokens:  # binary cross-entropy is cross-entropy with a second logit of zero
+        outputs[main_logits] = torch.stack([torch.zeros_like(outputs[main_logits]), outputs[main_logits]], -1)
+    fields = {"start_positions": "start_logits", "end_positions": "end_logits"} | case.family.traits.logits
+    logits = {}
+    for target in case.compared_targets:
+        field = fields.get(target, target.replace("labels", "logits"))
+        logits[target] = outputs.get(field, outputs.get(main_logits))
+    return logits
 
 
 def count_targets(targets: Batch) -> dict[str, Tensor]:
     return {name: (target != -100).sum() for name, target in targets.items()}
 
 
-def _has_terms(head: Case) -> bool:
-    several = len(head.model_class.loss_targets) > 1
-    return several and (head.auto_name == "AutoModelForPreTraining" or head.teaches_itself)
+def _returns_loss_components(case: Case) -> bool:
+    has_several_targets = len(case.model_class.loss_targets) > 1
+    return has_several_targets and (case.auto_name == "AutoModelForPreTraining" or case.has_consistency_loss)
 
 
-def _counts_answers(head: Case) -> bool:
-    """Whether the output has metrics."""
-    return head.detects or (_has_terms(head) and (not head.writes or Target.PAIR_CLASS in head.targets.values()))
+def _returns_metrics(case: Case) -> bool:
+    if case.detects_replaced_tokens:
+        return True
+    has_classifier = not case.is_seq2seq or Target.PAIR_CLASS in case.targets.values()
+    return _returns_loss_components(case) and has_classifier
 
 
 class TestLoss:
-    @of_each_family([case for case in HEADS if not (case.generates or case.learns_vectors)])
+    @of_each_family([case for case in HEADS if not (case.has_generator or case.trains_static_embeddings)])
     def test_is_cross_entropy_of_the_full_logits(self, cases: list[Case], subtests: pytest.Subtests) -> None:
         """Of every head whose loss compares its logits with targets, and nothing in between."""
         for case in cases:
@@ -91,31 +93,31 @@ class TestLoss:
         assert_same_gradients(gradients(model, got), gradients(model, expected))
 
     @each_forward
-    def test_outputs_with_targets_and_without(self, head: Case) -> None:
+    def test_outputs_with_targets_and_without(self, head_case: Case) -> None:
         """No vocabulary logits with labels, terms that add up to the loss, metrics of answers that are right or wrong,
         and no loss without targets."""
-        batch, model = make_batch(head), head.model()
+        batch, model = make_batch(head_case), head_case.model()
         assert model(**batch).loss is None
-        targets = make_targets(head, batch)
+        targets = make_targets(head_case, batch)
         empty = model(**batch, **{name: torch.full_like(target, -100) for name, target in targets.items()}).loss
         assert empty == 0, "a micro-batch in which nothing was masked"
         assert not any(gradient.any() for gradient in gradients(model, empty).values()), "zero gradients, not none"
         outputs = model(**batch, **targets)
         logits = [name for name in tensors_of(outputs) if name in ("logits", "prediction_logits")]
-        assert bool(logits) == (not head.predicts_where_labelled and "start_logits" not in outputs)
-        assert bool(outputs.get("metrics")) == _counts_answers(head)
-        parts = [head.loss_weight(name) * value for name, value in outputs.items() if name.endswith("_loss")]
-        assert len(parts) == (len(head.model_class.loss_targets) if _has_terms(head) else 0)
+        assert bool(logits) == (not head_case.computes_logits_of_labels_only and "start_logits" not in outputs)
+        assert bool(outputs.get("metrics")) == _returns_metrics(head_case)
+        parts = [head_case.loss_weight(name) * value for name, value in outputs.items() if name.endswith("_loss")]
+        assert len(parts) == (len(head_case.model_class.loss_targets) if _returns_loss_components(head_case) else 0)
         assert not any(part.requires_grad for part in parts)
         if parts:
             assert_close(sum(parts), outputs.loss.detach())
 
-    @pytest.mark.parametrize("head", [head for head in HEADS if head.returns_logits_with_labels], ids=str)
-    def test_logits_beside_the_loss(self, head: Case) -> None:
+    @pytest.mark.parametrize("head_case", [case for case in HEADS if case.accepts_return_logits], ids=str)
+    def test_logits_beside_the_loss(self, head_case: Case) -> None:
         """Of all positions, and the same loss: where asked for by the call or the configuration, and by default in
         evaluation without gradients."""
-        batch, model = make_batch(head), head.model()
-        targets = make_targets(head, batch, ignore_some=True)
+        batch, model = make_batch(head_case), head_case.model()
+        targets = make_targets(head_case, batch, ignore_some=True)
         expected, wanted = model(**batch, **targets), model(**batch)
         name = "logits" if "logits" in wanted else "prediction_logits"
         asked = [model(**batch, **targets, return_logits=True)]
@@ -126,7 +128,7 @@ class TestLoss:
         asked.append(model(**batch, **targets))
         for outputs in asked:
             assert_close(outputs.loss, expected.loss, "loss")
-            if not head.generates:  # of a pair, the logits are those of what the generator wrote
+            if not head_case.has_generator:  # of a pair, the logits are those of what the generator wrote
                 assert_close(outputs[name], wanted[name], name)
         gradients_without = gradients(model, expected.loss)
         assert_same_gradients(gradients(model, asked[-1].loss), gradients_without)
@@ -136,11 +138,11 @@ class TestLoss:
             assert model(**batch, **targets).get(name) is None
         assert model(**batch, **targets, return_logits=True)[name].shape == asked[0][name].shape
 
-    @pytest.mark.parametrize("head", [head for head in REPRESENTATIVES if _counts_answers(head)], ids=str)
-    def test_metrics_are_counts_that_add_up_over_batches(self, head: Case) -> None:
-        batch = make_batch(head)
-        batch |= make_targets(head, batch, ignore_some=True)
-        model, rows = head.model(), len(batch["input_ids"])
+    @pytest.mark.parametrize("head_case", [case for case in REPRESENTATIVES if _returns_metrics(case)], ids=str)
+    def test_metrics_are_counts_that_add_up_over_batches(self, head_case: Case) -> None:
+        batch = make_batch(head_case)
+        batch |= make_targets(head_case, batch, ignore_some=True)
+        model, rows = head_case.model(), len(batch["input_ids"])
         whole = model(**batch).metrics
         parts = [{name: value[part] for name, value in batch.items()} for part in (slice(0, 1), slice(1, rows))]
         halves = [model(**part).metrics for part in parts]
@@ -193,12 +195,12 @@ class TestAccumulation:
             assert_same_gradients(gradients(model, torch.stack(parts).sum()), expected, where=f"with {counts}")
 
     @each_forward
-    def test_with_a_number_for_each_target(self, head: Case) -> None:
-        _, targets, quarters = self._whole_and_quarters(head)
+    def test_with_a_number_for_each_target(self, head_case: Case) -> None:
+        _, targets, quarters = self._whole_and_quarters(head_case)
         counts = count_targets(targets)
         if "labels" in counts:
             assert len({int(count_targets(some)["labels"]) for _, some in quarters}) > 1
-        self._check(head, counts, {name: int(count) for name, count in counts.items()})
+        self._check(head_case, counts, {name: int(count) for name, count in counts.items()})
 
     def test_every_parameter_learns(self) -> None:
         for head in HEADS:
@@ -208,38 +210,36 @@ class TestAccumulation:
                 batch["input_ids"] = batch["input_ids"].masked_fill(batch["input_ids"] == CLS, FIRST_WORD)
             assert_every_parameter_learns(model, gradients(model, model(**batch, **targets).loss), where=str(head))
 
-    def test_with_one_number_as_trainer_passes_it(self, archetype: Case) -> None:
-        head = archetype
-        counts = count_targets(self._whole_and_quarters(head)[1])
-        assert head.model_class.accepts_loss_kwargs is (len(counts) == 1)
+    def test_with_one_number_as_trainer_passes_it(self, archetype_case: Case) -> None:
+        counts = count_targets(self._whole_and_quarters(archetype_case)[1])
+        assert archetype_case.model_class.accepts_loss_kwargs is (len(counts) == 1)
         if len(counts) == 1:
             (number,) = counts.values()
-            self._check(head, number, int(number))
+            self._check(archetype_case, number, int(number))
 
-    def test_shares_of_processes(self, archetype: Case) -> None:
+    def test_shares_of_processes(self, archetype_case: Case) -> None:
         """DDP averages gradients over P processes; counts / P makes the average the global mean."""
-        head = archetype
-        batch, targets, quarters = self._whole_and_quarters(head)
-        model = head.model()
+        batch, targets, quarters = self._whole_and_quarters(archetype_case)
+        model = archetype_case.model()
         counts = {name: count / 4 for name, count in count_targets(targets).items()}
         parts = [model(**inputs, **some, num_items_in_batch=counts).loss for inputs, some in quarters]
         assert_close(torch.stack(parts).mean(), model(**batch, **targets).loss)
 
 
 class TestGradients:
-    @pytest.mark.parametrize("base", RECOMPUTED, ids=str)
-    def test_gradient_checkpointing_changes_nothing(self, base: Case) -> None:
+    @pytest.mark.parametrize("network_case", RECOMPUTED, ids=str)
+    def test_gradient_checkpointing_changes_nothing(self, network_case: Case) -> None:
         """Bit for bit, dropout included, and with hidden states recorded."""
-        batch = make_batch(base)
-        batch |= make_targets(base, batch)
+        batch = make_batch(network_case)
+        batch |= make_targets(network_case, batch)
         results = []
         for checkpointing in (False, True):
-            model = base.model(hidden_dropout_prob=0.2, attention_probs_dropout_prob=0.2).train()
+            model = network_case.model(hidden_dropout_prob=0.2, attention_probs_dropout_prob=0.2).train()
             if checkpointing:
                 model.activation_checkpointing_enable()
                 assert model.is_activation_checkpointing
             torch.manual_seed(7)
-            number = objective(base, model, batch, output_hidden_states=True)
+            number = objective(network_case, model, batch, output_hidden_states=True)
             results.append((number.detach(), gradients(model, number)))
         (plain, plain_gradients), (recomputed, recomputed_gradients) = results
         assert torch.equal(plain, recomputed)
@@ -279,12 +279,14 @@ class TestGradients:
             assert torch.equal(value, second[name])
             assert not torch.allclose(value, noisy[name])
 
-    def test_attention_dropout(self, attentive: Case) -> None:
+    def test_attention_dropout(self, attention_network_case: Case) -> None:
         """On average over many draws the output stays about what it is without dropout of attention."""
-        batch = make_batch(attentive, (8, 5))
+        batch = make_batch(attention_network_case, (8, 5))
         real = batch["attention_mask"].bool()
-        attentions = 3 if attentive.config().is_encoder_decoder else 1  # each has noise, and passes on that before it
-        for path, model in by_fast_path(attentive, attention_probs_dropout_prob=0.1, num_hidden_layers=1).items():
+        attentions = 3 if attention_network_case.is_encoder_decoder else 1  # dropout of each adds to the error
+        for path, model in by_fast_path(
+            attention_network_case, attention_probs_dropout_prob=0.1, num_hidden_layers=1
+        ).items():
             expected = model(**batch).last_hidden_state
             model.train()
             torch.manual_seed(0)
@@ -298,13 +300,13 @@ class TestLearning:
     """A few dozen steps on a task whose best guess without looking at the input has a known loss."""
 
     @each_forward
-    def test_beats_the_baseline(self, head: Case) -> None:
-        model = head.model(initializer_range=0.05, num_hidden_layers=2).train()
+    def test_beats_the_baseline(self, head_case: Case) -> None:
+        model = head_case.model(initializer_range=0.05, num_hidden_layers=2).train()
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-        unseen, baseline = learnable_batch(head, rows=64, seed=10_000)
+        unseen, baseline = learnable_batch(head_case, rows=64, seed=10_000)
         losses: list[float] = []
-        for step in range(200 if head.recurs else 90):
-            batch, _ = learnable_batch(head, rows=16, seed=step)
+        for step in range(200 if head_case.is_recurrent else 90):
+            batch, _ = learnable_batch(head_case, rows=16, seed=step)
             loss = model(**batch).loss
             optimizer.zero_grad()
             loss.backward()

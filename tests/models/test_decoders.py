@@ -13,7 +13,7 @@ from zoo import CASES, Case, assert_close
 from hf_ctxmodels import CtxError, CtxGpt2Config, CtxGpt2ForCausalLM, CtxGpt2Tokenizer
 
 DECODERS = [case for case in CASES if case.auto_name == "AutoModelForCausalLM" and case.is_causal]
-PEERED = [case for case in DECODERS if case.has_peer]
+PEERED = [case for case in DECODERS if case.has_reference]
 LENGTHS = (9, 4, 6)
 OPTIONS = {"max_new_tokens": 7, "eos_token_id": None, "pad_token_id": 0}
 

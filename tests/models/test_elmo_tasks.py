@@ -109,7 +109,7 @@ def test_mix_decay_is_added_to_the_training_loss(head: Case) -> None:
 
 
 def test_strong_mix_decay_keeps_the_average() -> None:
-    head = next(case for case in HEADS if case.labels_tokens)
+    head = next(case for case in HEADS if case.has_only_token_labels)
     weights = []
     for decay in (0.0, 10.0):
         model = head.model(mix_decay=decay).train()

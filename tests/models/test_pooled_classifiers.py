@@ -58,7 +58,7 @@ def test_it_is_saved_and_has_no_layer_of_the_pooler(case, tmp_path) -> None:
 
 
 def test_the_reference_cannot_have_it(case, tmp_path) -> None:
-    if not case.has_peer:
+    if not case.has_reference:
         pytest.skip(f"transformers has no {case}")
     with pytest.raises(CtxError, match="classifier_pooling=None"):
         case.model(classifier_pooling="mean").export_reference(tmp_path)

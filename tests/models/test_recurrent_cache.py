@@ -19,7 +19,7 @@ from hf_ctxmodels.training.recurrent_state import RecurrentStateCarrier
 GENERATIVE = [
     case
     for case in HEADS
-    if issubclass(case.model_class, LSTMForCausalLM | ForConditionalGeneration) and not case.attends
+    if issubclass(case.model_class, LSTMForCausalLM | ForConditionalGeneration) and not case.has_attention
 ]
 STATEFUL = [case for case in HEADS if getattr(case.model_class, "state_outputs", ()) == ("past_key_values",)]
 ROWS = torch.tensor([2, 0, 0, 1])  # a selection of beam search: repeated and reordered

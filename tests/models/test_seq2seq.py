@@ -18,7 +18,7 @@ from hf_ctxmodels.layers.attention.layouts import PackedLayout
 
 ALL_WRITERS = [case for case in CASES if issubclass(case.model_class, Seq2SeqHead) and case.has_auto_class]
 WRITERS = [case for case in CASES if issubclass(case.model_class, TransformerForConditionalGeneration)]
-PEERED = [case for case in WRITERS if case.has_peer]
+PEERED = [case for case in WRITERS if case.has_reference]
 OPTIONS = {"max_new_tokens": 7, "eos_token_id": None, "pad_token_id": 0, "no_repeat_ngram_size": 1}
 CLASSIFIER = next(case for case in CASES if str(case) == "bart-AutoModelForSequenceClassification")
 
@@ -251,7 +251,7 @@ def test_classification_reads_the_last_end_token(tmp_path: Path) -> None:
     without = _with_ends(batch["input_ids"], [], [], [])
     last = model(**batch | {"input_ids": without}).logits
     assert_close(
-        model(inputs_embeds=CLASSIFIER.embed(model, without), attention_mask=batch["attention_mask"]).logits, last
+        model(inputs_embeds=CLASSIFIER.embed_ids(model, without), attention_mask=batch["attention_mask"]).logits, last
     )
     recorded = model(**batch | {"input_ids": uneven}, output_hidden_states=True)
     assert_close(recorded.logits, together.logits)

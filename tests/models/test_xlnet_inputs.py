@@ -12,7 +12,7 @@ from zoo import make_batch as make_common_batch
 from hf_ctxmodels import CtxError, CtxXLNetConfig
 
 XLNET_CASES = [case for case in CASES if case.family.name == "xlnet"]
-TASK_CASES = [case for case in XLNET_CASES if not case.is_base and not case.predicts_where_labelled]
+TASK_CASES = [case for case in XLNET_CASES if not case.is_base and not case.computes_logits_of_labels_only]
 SINGLE_STREAM = without(make_batch(), "labels", "target_positions", "permutation_order")
 
 

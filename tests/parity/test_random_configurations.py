@@ -62,7 +62,7 @@ def random_batch(case: Case, seed: int, *, side: str | None = None, masked: bool
 
 def pair(case: Case, seed: int, folder: Any, **changes: Any) -> tuple[PreTrainedModel, PreTrainedModel]:
     """A random reference model, and ours opened from its checkpoint."""
-    reference = case.reference_model(seed, **case.shared(random_changes(seed)), **changes)
+    reference = case.reference_model(seed, **case.reference_fields(random_changes(seed)), **changes)
     reference.save_pretrained(folder)
     return reference, case.model_class.from_pretrained(folder).eval()
 
@@ -179,7 +179,7 @@ def test_ready_four_dimensional_mask(case: Case, tmp_path: Any) -> None:
     [
         case
         for case in [*BASES, *REPRESENTATIVES]
-        if case.has_peer and not case.family.traits.has_different_initialization
+        if case.has_reference and not case.family.traits.has_different_initialization
     ],
     ids=str,
 )
@@ -187,7 +187,7 @@ def test_initial_weights_have_the_same_spread(case: Case, tmp_path: Any) -> None
     """Models trained from scratch start alike: equal standard deviations of every kind of weight."""
     torch.manual_seed(0)
     usual = getattr(case.family.config(), "initializer_range", None)  # maps of GPT's reference have no other
-    changes = case.known({"initializer_range": usual, "hidden_size": 64, "embedding_size": 64})
+    changes = case.family_fields({"initializer_range": usual, "hidden_size": 64, "embedding_size": 64})
     reference = case.reference_class(case.reference_config(**changes))
     case.model_class(case.config(**changes)).export_reference(tmp_path)
     ours = case.reference_class.from_pretrained(tmp_path)

@@ -85,7 +85,7 @@ def assert_equal_weights(got: dict[str, torch.Tensor], expected: dict[str, torch
 
 def test_training_beats_the_best_guess(head, make_trainer):
     batch, baseline = learnable_batch(head, 64, seed=1)
-    trainer = make_trainer(batch=batch, max_steps=120 if head.recurs else 40, lr_scheduler_type="constant")
+    trainer = make_trainer(batch=batch, max_steps=120 if head.is_recurrent else 40, lr_scheduler_type="constant")
     before = trainer.evaluate()["eval_loss"]
     trainer.train()
     after = trainer.evaluate()["eval_loss"]
@@ -127,12 +127,12 @@ def check_accumulation(head: Case, make_trainer: Any, batch: dict[str, torch.Ten
 
 
 def test_accumulated_batches_give_the_step_of_one_batch(head, make_trainer):
-    if head.normalises_batches:
+    if head.uses_batch_norm:
         pytest.skip("batch normalisation sees another batch")
     batch, _ = learnable_batch(head, 16, seed=2)
     if head.model_class.accepts_loss_kwargs:
         ignore_rows(head, batch)
-    elif head.predicts_where_labelled and not head.writes:
+    elif head.computes_logits_of_labels_only and not head.is_seq2seq:
         # Trainer passes one count, so a head with several terms takes the mean of the batches' means: equal counts.
         batch["labels"][:, :1] = batch["labels"][:, 2:] = -100
     check_accumulation(head, make_trainer, batch, Trainer)
@@ -140,7 +140,7 @@ def test_accumulated_batches_give_the_step_of_one_batch(head, make_trainer):
 
 @pytest.mark.parametrize("head", SEVERAL_TERMS, ids=str, indirect=True)
 def test_accumulated_batches_of_unequal_counts(head, make_trainer):
-    if head.normalises_batches:
+    if head.uses_batch_norm:
         pytest.skip("batch normalisation sees another batch")
     batch, _ = learnable_batch(head, 16, seed=2)
     ignore_rows(head, batch)
@@ -203,10 +203,10 @@ def test_evaluation_finds_the_targets_and_keeps_the_outputs(head, make_trainer):
     metrics = trainer.evaluate()
     with torch.no_grad():
         expected = head.model()(**batch)
-    if head.learns_vectors:
+    if head.trains_static_embeddings:
         assert metrics["eval_loss"] > 0  # of which words stand near each other: there are no logits beside it
         return
-    if not head.predicts_where_labelled:  # there Trainer takes the mean of the batches, whatever they count
+    if not head.computes_logits_of_labels_only:  # there Trainer takes the mean of the batches, whatever they count
         assert metrics["eval_loss"] == pytest.approx(float(expected.loss), abs=1e-5)
     (prediction,) = seen
     targets = prediction.label_ids if len(names) > 1 else (prediction.label_ids,)
@@ -222,12 +222,12 @@ def test_evaluation_finds_the_targets_and_keeps_the_outputs(head, make_trainer):
 def test_logits_can_be_reduced_before_they_are_collected(head, make_trainer):
     """As the masked-LM script of transformers does, to compute an accuracy without keeping (rows, length, vocabulary)
     numbers."""
-    if head.learns_vectors:
+    if head.trains_static_embeddings:
         pytest.skip("a model of which words stand near each other has no logits beside its loss")
 
     def best(logits: Any, labels: Any) -> torch.Tensor:
         logits = logits[0] if isinstance(logits, tuple) else logits
-        return (logits > 0).long() if head.generates else logits.argmax(-1)
+        return (logits > 0).long() if head.has_generator else logits.argmax(-1)
 
     def agreement(prediction: EvalPrediction) -> dict[str, float]:
         labels = prediction.label_ids[0] if isinstance(prediction.label_ids, tuple) else prediction.label_ids

@@ -38,8 +38,8 @@ def _model_test(case: Case) -> type[TestCase]:
         {
             "case": case,
             "all_model_classes": model_classes(case),
-            "has_attentions": case.attends,
-            "is_encoder_decoder": case.writes or has_attending_decoder(case),
+            "has_attentions": case.has_attention,
+            "is_encoder_decoder": case.is_seq2seq or has_attending_decoder(case),
             "__module__": __name__,
         },
     )
@@ -55,7 +55,7 @@ class _ConfigurationTest:
         """`ConfigTester.run_common_tests`."""
         options = {"hidden_size": 960}  # a multiple of all default numbers of heads
         properties = ["hidden_size", "num_hidden_layers"]
-        properties += ["num_attention_heads"] if self.case.attends else []
+        properties += ["num_attention_heads"] if self.case.has_attention else []
         tester = CONFIGURATION.ConfigTester(self, self.case.family.config, common_properties=properties, **options)
         tester.run_common_tests()
 

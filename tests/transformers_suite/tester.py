@@ -45,7 +45,7 @@ class ModelTester:
         """Configuration with one vocabulary and one width of embeddings and hidden states, as the mixins expect."""
         changes = {"num_hidden_layers": LAYERS, "target_vocab_size": TINY["vocab_size"]}
         changes["return_logits_with_labels"] = self.return_logits_with_labels
-        if not self.case.attends:
+        if not self.case.has_attention:
             changes["embedding_size"] = TINY["hidden_size"]
         return self.case.config(**changes)
 

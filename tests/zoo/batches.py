@@ -33,7 +33,7 @@ def make_batch(
     batch = {"input_ids": torch.full(shape, PAD), "attention_mask": torch.zeros(shape, dtype=torch.long)}
     if case.has_segments:
         batch["token_type_ids"] = torch.zeros(shape, dtype=torch.long)
-    if side == "left" and case.counts_positions:
+    if side == "left" and case.has_position_limit:
         batch["position_ids"] = torch.zeros(shape, dtype=torch.long)
     for row, length in enumerate(lengths):
         generator = torch.Generator().manual_seed(1000 * seed + row)
@@ -48,8 +48,8 @@ def make_batch(
             batch["token_type_ids"][row, columns] = (torch.arange(length) >= (length + 1) // 2).long()
         if "position_ids" in batch:
             batch["position_ids"][row, columns] = case.first_position + torch.arange(length)
-    batch["input_ids"] = case.spell(batch["input_ids"])
-    if case.writes:
+    batch["input_ids"] = case.to_input_ids(batch["input_ids"])
+    if case.is_seq2seq:
         written = [torch.Generator().manual_seed(1000 * seed + row) for row in range(len(lengths))]
         rows = [torch.randint(FIRST_WORD, TINY["target_vocab_size"], (STEPS,), generator=each) for each in written]
         batch["decoder_input_ids"] = torch.stack(rows)

@@ -1,4 +1,4 @@
-"""Outputs and gradients, compared."""
+"""Comparison of outputs, gradients and weights."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from hf_ctxmodels import heads
 from zoo.cases import Batch, Case
 
-NOT_LEARNED = (
-    "mask_embedding",  # of a second stream, which the common suite does not run; tests/models/test_xlnet.py does
-    "qa_outputs.bias",  # shifts the scores of all places alike, of which a softmax takes no notice
+WITHOUT_GRADIENT = (
+    "mask_embedding",  # of the query stream, which tests/models/test_xlnet.py covers
+    "qa_outputs.bias",  # adds the same number to all scores of a softmax
 )
 
 
@@ -21,7 +22,7 @@ def tensors_of(outputs: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def at_tokens(tensor: Tensor, mask: Tensor | None) -> Tensor:
-    """Per-token outputs (batch, length, ...) at tokens; other outputs as they are."""
+    """Per-token outputs (batch, length, ...) at tokens -> (tokens, ...); other outputs are returned unchanged."""
     if mask is None or tensor.shape[: mask.dim()] != mask.shape:
         return tensor
     return tensor[mask.bool()]
@@ -34,13 +35,12 @@ def assert_same_outputs(
     tolerance: float = 1e-5,
     where: str = "",
 ) -> None:
-    """Equal tensors under the names `expected` has, compared at tokens; `where` says of what in the message."""
-    wanted = tensors_of(expected)
-    assert wanted, "nothing to compare"
-    found = tensors_of(got)
-    for name, value in wanted.items():
-        assert name in found, f"{where}: no {name} in the output, only {sorted(found)}"
-        assert_close(at_tokens(found[name], mask), at_tokens(value, mask), f"{name} {where}", tolerance)
+    """Compare the tensors of `expected` at tokens with those of `got`, by name; `where` is added to the message."""
+    expected_tensors, tensors = tensors_of(expected), tensors_of(got)
+    assert expected_tensors, "nothing to compare"
+    for name, value in expected_tensors.items():
+        assert name in tensors, f"{where}: no {name} in the output, only {sorted(tensors)}"
+        assert_close(at_tokens(tensors[name], mask), at_tokens(value, mask), f"{name} {where}", tolerance)
 
 
 def assert_close(got: Tensor, expected: Tensor, name: str = "values", tolerance: float = 1e-5) -> None:
@@ -48,12 +48,12 @@ def assert_close(got: Tensor, expected: Tensor, name: str = "values", tolerance:
 
 
 def objective(case: Case, model: PreTrainedModel, batch: Batch, **kwargs: Any) -> Tensor:
-    """A number to differentiate: that of `objective_of` for the outputs."""
+    """The scalar `objective_of` the outputs of a forward pass."""
     return objective_of(case, model(**batch, **kwargs), batch)
 
 
 def objective_of(case: Case, outputs: Any, batch: Batch) -> Tensor:
-    """The loss, or for the base model a fixed weighting of its outputs at tokens."""
+    """The loss of a head; for a base model a fixed weighted mean of its outputs at tokens."""
     if not case.is_base:
         return outputs.loss
     total = torch.zeros(())
@@ -64,10 +64,10 @@ def objective_of(case: Case, outputs: Any, batch: Batch) -> Tensor:
     return total
 
 
-def gradients(model: PreTrainedModel, number: Tensor) -> dict[str, Tensor]:
-    """d number / d parameter for every parameter; zeros where nothing arrives."""
+def gradients(model: PreTrainedModel, loss: Tensor) -> dict[str, Tensor]:
+    """The gradient of `loss` for every parameter; zeros for a parameter without gradient."""
     model.zero_grad(set_to_none=True)
-    number.backward()
+    loss.backward()
     return {
         name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
         for name, parameter in model.named_parameters()
@@ -82,16 +82,20 @@ def assert_same_gradients(
         assert_close(got[name], value, f"gradient of {name} {where}", tolerance)
 
 
-def assert_every_parameter_learns(model: PreTrainedModel, found: dict[str, Tensor], where: str = "") -> None:
-    """A parameter without any gradient is a part of the model that is not trained."""
+def assert_every_parameter_learns(
+    model: PreTrainedModel, parameter_gradients: dict[str, Tensor], where: str = ""
+) -> None:
+    """Every trainable parameter has a nonzero gradient, except where the loss does not depend on it."""
     for name, parameter in model.named_parameters():
-        if parameter.requires_grad and not name.endswith(NOT_LEARNED):
-            assert found[name].any(), f"{name} gets no gradient {where}"
+        # the softmax over choices does not depend on a bias that all scores share; its gradient is rounding error
+        is_shared_bias = isinstance(model, heads.ForMultipleChoice) and name.endswith("bias") and parameter.numel() == 1
+        if parameter.requires_grad and not name.endswith(WITHOUT_GRADIENT) and not is_shared_bias:
+            assert parameter_gradients[name].any(), f"{name} gets no gradient {where}"
 
 
 def assert_same_weights(got: PreTrainedModel, expected: PreTrainedModel) -> None:
-    """The same names, and under each the same numbers bit for bit."""
-    found, wanted = got.state_dict(), expected.state_dict()
-    assert found.keys() == wanted.keys()
-    for name, tensor in wanted.items():
-        assert torch.equal(found[name], tensor), name
+    """Equal parameters and buffers, bit for bit, under the same names."""
+    state_dict, expected_state_dict = got.state_dict(), expected.state_dict()
+    assert state_dict.keys() == expected_state_dict.keys()
+    for name, tensor in expected_state_dict.items():
+        assert torch.equal(state_dict[name], tensor), name

@@ -34,7 +34,7 @@ def _representatives(heads: list[Case]) -> list[Case]:
     chosen: dict[Any, Case] = {}
     for case in heads:
         forward = inspect.unwrap(case.model_class.forward)
-        chosen.setdefault((forward, case.attends, case.recurs), case)
+        chosen.setdefault((forward, case.has_attention, case.is_recurrent), case)
     classes = {case.model_class for case in chosen.values()}
     classes |= {family.models[main_head(family)] for family in FAMILIES.values()}
     return [case for case in heads if case.model_class in classes]
@@ -91,10 +91,10 @@ def all_in_one(cases: list[Case], name: str = "case") -> Callable[[Callable], Ca
 
 
 CASES = _cases()
-PEERED = [case for case in CASES if case.has_peer]
+PEERED = [case for case in CASES if case.has_reference]
 BASES = [case for case in CASES if case.is_base]
 HEADS = [case for case in CASES if not case.is_base]
-TOKEN_HEADS = [case for case in CASES if case.labels_tokens]
+TOKEN_HEADS = [case for case in CASES if case.has_only_token_labels]
 # One head of each kind of training: one term, several terms, a state that is carried on, a text that is written, a
 # generator with its discriminator, and static word vectors.
 _KINDS = {
@@ -111,4 +111,4 @@ TIED_HEADS = [case for case in CASES if case.model_class._tied_weights_keys]
 NETWORKS = _architectures(BASES)
 REPRESENTATIVES = _representatives(HEADS)
 # For what a shared forward decides alone: `head` is each of these, not every class that is bound to it.
-each_forward = pytest.mark.parametrize("head", REPRESENTATIVES, ids=str)
+each_forward = pytest.mark.parametrize("head_case", REPRESENTATIVES, ids=str)

@@ -17,7 +17,7 @@ SIDES = ("right", "left")
 
 def by_path(case: Case, **changes: Any) -> dict[str, PreTrainedModel]:
     """A model for each path; without attention the padded path is the plain formula itself."""
-    paths = {path: options for path, options in PATHS.items() if case.attends or path != "padded"}
+    paths = {path: options for path, options in PATHS.items() if case.has_attention or path != "padded"}
     return {path: case.model(**options, **changes) for path, options in paths.items()}
 
 

@@ -29,14 +29,14 @@ def make_targets(case: Case, batch: Batch, *, seed: int = 0, ignore_some: bool =
 
 def _random_target(kind: Target, case: Case, batch: Batch, generator: torch.Generator) -> Tensor:
     """Random targets of a kind; `batch` holds those of the head that were made before, too."""
-    tokens = batch.get("attention_mask", torch.ones_like(case.positions(batch))).bool()
+    tokens = batch.get("attention_mask", torch.ones_like(case.first_token_ids(batch))).bool()
     vocabulary = TINY["vocab_size"]
     match kind:
         case Target.POSITION:
             return torch.multinomial(tokens.float(), 1, generator=generator).squeeze(1)
         case Target.TOKEN_ID:
-            ids = [_random_token_targets(tokens, vocabulary, 0.4, generator) for _ in range(case.directions)]
-            return torch.stack(ids, -1) if case.directions > 1 else case.ahead(ids[0])
+            ids = [_random_token_targets(tokens, vocabulary, 0.4, generator) for _ in range(case.num_directions)]
+            return torch.stack(ids, -1) if case.num_directions > 1 else case.shift_targets(ids[0])
         case Target.SPAN_TOKEN:
             return _span_targets(tokens, batch["labels"], case.config().max_pair_targets)
         case Target.NEXT_WORD:
@@ -112,13 +112,13 @@ def learnable_batch(case: Case, rows: int, seed: int) -> tuple[Batch, float]:
         batch, baseline = {"input_ids": words, "start_positions": place, "end_positions": place}, math.log(_LENGTH)
     elif case.has_choices:
         batch, baseline = _choice(words, generator)
-    elif case.learns_vectors:
+    elif case.trains_static_embeddings:
         batch, baseline = _neighbours(case, words, generator)
     else:
         batch, baseline = {"input_ids": words}, 0.0
         for name in case.compared_targets:
             baseline += _add_term(case, name, batch, kind, generator)
-    return batch | {"input_ids": case.spell(batch["input_ids"])}, baseline
+    return batch | {"input_ids": case.to_input_ids(batch["input_ids"])}, baseline
 
 
 def follow_labels(case: Case, batch: Batch) -> None:
@@ -172,13 +172,13 @@ def _add_term(case: Case, name: str, batch: Batch, row_kinds: Tensor, generator:
     """Add the target `name` to the batch; gives the loss of a guess."""
     words = batch["input_ids"]
     match case.targets[name]:
-        case Target.TOKEN_ID if case.directions > 1:  # a row's words are all alike: each says which are next to it
-            batch[name] = words[..., None].expand(-1, -1, case.directions)
+        case Target.TOKEN_ID if case.num_directions > 1:  # a row's words are all alike: each says which are next to it
+            batch[name] = words[..., None].expand(-1, -1, case.num_directions)
         case Target.TOKEN_ID:
             hidden = torch.rand(words.shape, generator=generator) < 0.3
             hidden[:, 1] = True
             hidden[:, 0] = False
-            batch[name] = case.ahead(words.masked_fill(~hidden, -100))
+            batch[name] = case.shift_targets(words.masked_fill(~hidden, -100))
             batch["input_ids"] = words.masked_fill(hidden, MASK)
         case Target.NEXT_WORD:
             batch[name] = torch.nn.functional.pad(words[:, 1:], (0, 1), value=-100)

@@ -38,6 +38,8 @@ SPEC = FamilySpec(
     sizes=SIZES,
     published=PUBLISHED,
     traits=Traits(
+        is_recurrent=True,
+        uses_batch_norm=("AutoModelForSequenceClassification",),
         short_training=ShortTraining(steps=60),
         tiny={"biattention_size": 12},
         uses_max_pooling=("AutoModelForSequenceClassification",),

@@ -40,7 +40,7 @@ SPEC = FamilySpec(
     },
     sizes=SIZES,
     published=PUBLISHED,
-    traits=Traits(targets={"views": Target.CONSISTENCY}),
+    traits=Traits(is_recurrent=True, targets={"views": Target.CONSISTENCY}),
 )
 
 __all__ = [

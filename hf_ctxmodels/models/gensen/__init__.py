@@ -37,6 +37,7 @@ SPEC = FamilySpec(
     sizes=SIZES,
     published=PUBLISHED,
     traits=Traits(
+        is_recurrent=True,
         short_training=ShortTraining(steps=100),
         tiny={"decoder_tasks": ["<one>", "next", "previous"], "relations": ["no", "yes"]},
         targets={"relation_labels": Target.PAIR_CLASS},

@@ -5,7 +5,7 @@ from typing import Any
 from hf_ctxmodels.models.infersent.configuration_infersent import CtxInferSentConfig
 from hf_ctxmodels.models.infersent.modeling_infersent import CtxInferSentForSequenceClassification, CtxInferSentModel
 from hf_ctxmodels.models.infersent.tokenization_infersent import CtxInferSentTokenizer
-from hf_ctxmodels.spec import FamilySpec, PublishedCount
+from hf_ctxmodels.spec import FamilySpec, PublishedCount, Traits
 
 # base: the paper; the others for a CPU
 SIZES: dict[str, dict[str, Any]] = {
@@ -29,6 +29,7 @@ SPEC = FamilySpec(
     },
     sizes=SIZES,
     published=PUBLISHED,
+    traits=Traits(is_recurrent=True),
 )
 
 __all__ = [

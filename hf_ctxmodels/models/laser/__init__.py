@@ -43,7 +43,7 @@ SPEC = FamilySpec(
     objectives={"translation": TranslationToLanguages},
     sizes=SIZES,
     published=PUBLISHED,
-    traits=Traits(short_training=ShortTraining(steps=80)),
+    traits=Traits(is_recurrent=True, short_training=ShortTraining(steps=80)),
 )
 
 __all__ = [

@@ -46,6 +46,7 @@ SPEC = FamilySpec(
     sizes=SIZES,
     published=PUBLISHED,
     traits=Traits(
+        is_recurrent=True,
         short_training=ShortTraining(steps=80),
         targets={"source_labels": Target.NEXT_WORD, "target_labels": Target.DECODER_TOKEN},
     ),

@@ -49,7 +49,7 @@ SPEC = FamilySpec(
     objectives={"sae": SequenceAutoencoding, "clm": CausalLM},
     sizes=SIZES,
     published=PUBLISHED,
-    traits=Traits(short_training=ShortTraining(steps=150, learning_rate=1e-2)),
+    traits=Traits(is_recurrent=True, short_training=ShortTraining(steps=150, learning_rate=1e-2)),
 )
 
 __all__ = [

@@ -53,7 +53,10 @@ SPEC = FamilySpec(
     published=PUBLISHED,
     conversion=UNILM_CONVERSION,
     parent="bert",
-    traits=Traits(tiny={"query_token_id": 3, "decoder_start_token_id": 1}),
+    traits=Traits(
+        logits={"next_sentence_label": "seq_relationship_logits"},
+        tiny={"query_token_id": 3, "decoder_start_token_id": 1},
+    ),
 )
 
 __all__ = [
