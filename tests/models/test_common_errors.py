@@ -143,7 +143,7 @@ class TestInput:
             limit = model.config.max_position_embeddings
             wrong = {"position_ids": replaced(batch["position_ids"], (0, 2), limit)}
             assert_refused(model, batch | wrong, "position_ids[0, 2]", str(limit), "max_position_embeddings")
-            limit = f"max_sequence_length={network_case.longest}"
+            limit = f"max_sequence_length={network_case.max_sequence_length}"
             too_long = make_batch(network_case, width=network_case.max_sequence_length + 1)
             assert_refused(model, too_long, str(network_case.max_sequence_length + 1), limit, "truncat")
         model(**make_batch(network_case, (network_case.max_sequence_length,)))
