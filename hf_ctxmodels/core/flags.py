@@ -350,5 +350,7 @@ def check_range(
         ):
             flag_name = f"--{name}" if location is None else f"{location} {name}"
             raise CtxError(
-                f"{flag_name} must be {expected}.", location=f"{flag_name} {value}", hint="give a value in this range."
+                f"{flag_name} must be {expected}.",
+                location=f"{flag_name} {value}",
+                hint="choose a value in this range.",
             )

@@ -27,5 +27,5 @@ def load_pretrained(auto_class: Any, source: str | PathLike[str] | None, descrip
         raise CtxError(
             f"Cannot load {description}: {error}",
             location=str(source) if source else None,
-            hint="give a directory or Hub id to which it was saved.",
+            hint="use the directory or Hub id to which it was saved.",
         ) from error

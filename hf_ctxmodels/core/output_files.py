@@ -35,13 +35,13 @@ def check_output_directory(directory: str | Path, names: Iterable[str], *, flag:
     """
     directory = Path(directory)
     if directory.exists() and not directory.is_dir():
-        raise CtxError("The output directory is a file.", location=f"{flag} {directory}", hint="give another name.")
+        raise CtxError("The output directory is a file.", location=f"{flag} {directory}", hint="choose another name.")
     existing = [name for name in names if (directory / name).exists()]
     if existing and not overwrite:
         raise CtxError(
             f"The directory already holds {', '.join(existing)}.",
             location=f"{flag} {directory}",
-            hint="give another directory, or --overwrite to replace them.",
+            hint="choose another directory, or replace them with --overwrite.",
         )
 
 
@@ -64,15 +64,17 @@ def check_output_file(
         return
     location = f"{flag} {file}"
     if file.is_dir():
-        raise CtxError("The output file is a directory.", location=location, hint="give the name of a file.")
+        raise CtxError("The output file is a directory.", location=location, hint="choose a file name.")
     if any(Path(source).exists() and file.samefile(source) for source in inputs if source is not None):
         raise CtxError(
             "The output file is one of the input files.",
             location=location,
-            hint="give another name; inputs are never replaced, not even with --overwrite.",
+            hint="choose another name; inputs are never replaced, not even with --overwrite.",
         )
     if not overwrite:
-        raise CtxError("The file exists.", location=location, hint="give another name, or --overwrite to replace it.")
+        raise CtxError(
+            "The file exists.", location=location, hint="choose another name, or replace it with --overwrite."
+        )
 
 
 def remove_folders(parent: Path, names: Iterable[str]) -> None:
@@ -85,7 +87,7 @@ def remove_folders(parent: Path, names: Iterable[str]) -> None:
 
 
 @contextmanager
-def wrap_write_errors(path: str | Path, hint: str = "free disk space, or give another directory.") -> Iterator[None]:
+def wrap_write_errors(path: str | Path, hint: str = "free disk space, or choose another directory.") -> Iterator[None]:
     """Convert a failed write to a `CtxError`.
 
     Args:

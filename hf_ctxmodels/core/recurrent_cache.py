@@ -114,7 +114,7 @@ class RecurrentCache(Cache):
 
 def validate_cache(cache: Any, expected: Sequence[Sequence[tuple[int, ...]]]) -> None:
     """Raise CtxError unless `past_key_values` is a `RecurrentCache` with these shapes, a list for each layer."""
-    hint = "give past_key_values of an earlier forward pass with the same number of rows, or None."
+    hint = "pass past_key_values of an earlier forward pass with the same number of rows, or None."
     if not isinstance(cache, RecurrentCache):
         raise CtxError(f"past_key_values is a {type(cache).__name__}, expected a RecurrentCache.", hint=hint)
     shapes = [[tuple(tensor.shape) for tensor in state] for state in cache.states]

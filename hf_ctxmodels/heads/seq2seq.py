@@ -264,7 +264,7 @@ class ForConditionalGeneration(Seq2SeqHead):
         labels = None if labels is None else validate_targets(labels, "labels")
         for name in ("decoder_attention_mask", "decoder_inputs_embeds"):
             if kwargs.pop(name, None) is not None:
-                raise CtxError(f"The decoder of {type(self).__name__} takes no {name}.", hint=f"remove {name}.")
+                raise CtxError(f"The decoder of {type(self).__name__} does not support {name}.", hint=f"remove {name}.")
         output_flags = self.config.resolve_output_flags(kwargs)
         if encoder_outputs is None:
             encoder_outputs = self.encode(

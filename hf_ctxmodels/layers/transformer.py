@@ -449,7 +449,7 @@ def _prepare_contexts(
     """The arguments of each block; blocks with the same mask and layout share the prepared mask."""
     specs = [masks] * num_blocks if isinstance(masks, MaskSpec) else list(masks)
     if len(specs) != num_blocks:
-        raise CtxError(f"{len(specs)} masks for {num_blocks} blocks; give one for all, or one for each.")
+        raise CtxError(f"{len(specs)} masks for {num_blocks} blocks; pass one for all, or one for each.")
     layouts = [layout] * (num_blocks - 1) + [final_layout] * min(num_blocks, 1)
     prepared: dict[tuple[int, int], _AttentionContext] = {}
     contexts = []

@@ -169,7 +169,7 @@ def _check_vocabulary(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConf
             f"This is not the tokenizer that the model was trained with: the {size} tokens of that tokenizer differ in "
             "names or ids.",
             location=location,
-            hint="copy the files of that tokenizer. To use this one anyway, give --config_options "
+            hint="copy the files of that tokenizer. To use this one anyway, set --config_options "
             "tokenizer_digest=null if the command has it, or delete tokenizer_digest in the model's config.json.",
         )
     _CHECKED[tokenizer] = state

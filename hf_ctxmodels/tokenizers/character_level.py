@@ -78,7 +78,7 @@ class CtxCharacterTokenizer(CtxWordTokenizer):
                 f"max_characters={max_characters} leaves no character between a word's start and end.", hint="use 50."
             )
         if len(set(languages)) < len(languages) or any(name.split() != [name] for name in languages):
-            raise CtxError(f"languages={list(languages)} are not distinct names.", hint="give names such as en, de.")
+            raise CtxError(f"languages={list(languages)} are not distinct names.", hint="use names such as en, de.")
         super().__init__(*args, max_characters=max_characters, languages=list(languages), language=language, **kwargs)
         self.max_characters, self.languages = max_characters, list(languages)
         tags = [_TAG.format(name) for name in languages]

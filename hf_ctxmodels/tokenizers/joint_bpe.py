@@ -128,7 +128,7 @@ class JointBPETokenizer(CtxTokenizer):
             raise CtxError(
                 f"The texts have {len(model_state['vocab'])} characters, special tokens and tags, but "
                 f"vocab_size={vocab_size}.",
-                hint="give a larger vocab_size.",
+                hint="use a larger vocab_size.",
             )
         fields = {**rules, "model_max_length": model_max_length, **kwargs}
         return cls(vocab=model_state["vocab"], merges=model_state["merges"], languages=tags, **fields)

@@ -110,7 +110,7 @@ class CtxWordTokenizer(CtxTokenizer):
             raise CtxError(
                 f"The vocabulary would be empty: {len(counts)} different words, the most frequent occurs "
                 f"{max(counts.values())} times, min_count={min_count}, vocab_size={vocab_size}.",
-                hint=f"give more text, a smaller min_count, or a vocab_size above {len(cls.special_tokens)}.",
+                hint=f"use more text, a smaller min_count, or a vocab_size above {len(cls.special_tokens)}.",
             )
         return cls.from_words(
             [word for _, word in by_frequency],

@@ -137,7 +137,7 @@ class TestPair:
         CtxUlmfitTokenizer.train(TEXTS["source"], 40, min_count=1).save_pretrained(tmp_path / "other")
         with pytest.raises(CtxError, match="not a reversible word tokenizer"):
             CtxLmSeq2SeqTokenizer.from_pretrained_pair(tmp_path / "other", pair["target"])
-        with pytest.raises(CtxError, match="give both"):
+        with pytest.raises(CtxError, match="pass both"):
             CtxLmSeq2SeqTokenizer.train(["a"], 9, source_model=str(pair["source"]))
 
 

@@ -93,7 +93,7 @@ class ForwardPass:
     def deferred_logits(self, mask: Tensor) -> DeferredLogits:
         """The logits of a masked LM at the tokens of a (batch, length) mask, not computed yet."""
         model: Any = self.model
-        return model.mlm_head.scores(self.last_hidden_state[mask])
+        return model.mlm_head.deferred_logits(self.last_hidden_state[mask])
 
     def logits(self, labels: Tensor | None) -> Tensor:
         """(targets, classes) logits of a task head: for each sequence, or for each token with a label."""

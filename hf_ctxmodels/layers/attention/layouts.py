@@ -300,7 +300,7 @@ def build_layout(
     if sequence_ids is not None and (custom_mask is not None or past_key_values is not None):
         raise CtxError(
             "sequence_ids cannot be combined with past_key_values or a custom attention_mask.",
-            hint="give one sequence in each row, or mask the sequences from each other in the custom mask.",
+            hint="use one sequence per row, or mask the other sequences in the custom mask.",
         )
     layout = _build_padded((batch_size, length), padding_mask, sequence_ids, implementation, attention_kwargs)
     layout = replace(layout, custom_mask=custom_mask)
@@ -360,7 +360,7 @@ def _extend_by_cache(layout: PaddedLayout, cache: Cache, device: torch.device) -
         if not is_traced(tokens) and tokens.shape[1] != int(total_length):
             raise CtxError(
                 f"attention_mask is {tuple(tokens.shape)}, expected ({layout.batch_size}, {int(total_length)}): "
-                f"past_key_values holds {int(past_length)} tokens and the input {layout.length}."
+                f"past_key_values has {int(past_length)} tokens, and the input {layout.length}."
             )
         tokens = F.pad(tokens, (0, num_keys - tokens.shape[1]))
     elif not isinstance(total_length, int) or total_length < num_keys:  # a static cache with free columns at its end

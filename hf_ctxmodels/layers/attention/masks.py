@@ -59,11 +59,13 @@ class MaskSpec:
 
     def __post_init__(self) -> None:
         if self.ranges is not None and (self.causal or self.window is not None):
-            raise CtxError("ranges cannot be combined with causal or window.", hint="give only ranges.")
+            raise CtxError("ranges cannot be combined with causal or window.", hint="pass only ranges.")
         if self.prefix_lengths is not None and not self.causal:
-            raise CtxError("prefix_lengths requires causal=True.", hint="give causal=True, or no prefix_lengths.")
+            raise CtxError("prefix_lengths requires causal=True.", hint="set causal=True, or remove prefix_lengths.")
         if self.window is not None and self.window < 1:
-            raise CtxError(f"window={self.window}, expected at least 1.", hint="give 1 or more, or None for no limit.")
+            raise CtxError(
+                f"window={self.window}, expected at least 1.", hint="set window to 1 or more, or to None for no limit."
+            )
 
     @property
     def is_full(self) -> bool:
@@ -258,7 +260,7 @@ def _add_window(mask: Tensor | BlockMask, spec: MaskSpec, layout: PaddedLayout) 
     if isinstance(mask, BlockMask):
         raise CtxError(
             "A BlockMask is the same in all layers, but this model has layers with a window.",
-            hint="give attention_mask (batch, length), from which the mask of each layer is built.",
+            hint="pass attention_mask (batch, length), from which the mask of each layer is built.",
         )
     queries = torch.arange(layout.length, device=mask.device)[:, None] + layout.past_length
     keys = torch.arange(mask.shape[-1], device=mask.device)[None]

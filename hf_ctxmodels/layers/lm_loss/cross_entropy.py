@@ -77,7 +77,7 @@ class MaskedLMHead(nn.Module):
         """
         return summed_cross_entropy(self.decoder, self._transform(hidden_states), targets)
 
-    def scores(self, hidden_states: Tensor) -> DeferredLogits:
+    def deferred_logits(self, hidden_states: Tensor) -> DeferredLogits:
         """Return the arguments of the decoder for (rows, hidden) states, without computing the logits."""
         return DeferredLogits(self._transform(hidden_states), self.decoder)
 

@@ -88,7 +88,7 @@ class VectorDecoder(nn.Module):
 
 class SentenceDecoder(VectorDecoder):
     """LASER's decoder for all languages (Artetxe & Schwenk 2019, section 3.1): LSTMs with the sentence vector and a
-    language embedding as input at every step; linear layers of the sentence vector give their initial states.
+    language embedding as input at every step; linear layers compute their initial states from the sentence vector.
 
     Args:
         vocab_size: Number of target tokens.

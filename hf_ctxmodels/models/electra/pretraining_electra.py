@@ -290,7 +290,7 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
                 raise CtxError(
                     f"{problem}, but tie_generator={tie_generator!r} shares it.",
                     location=f"{generator}, {discriminator}",
-                    hint='set tie_generator="none", or give two checkpoints of the same training.',
+                    hint='set tie_generator="none", or use two checkpoints of the same training.',
                 )
             logger.warning(f"{problem}; no weights are tied (tie_generator='none').")
             config = _pair_config(generator_config, discriminator_config, "none", changes)

@@ -97,7 +97,7 @@ class CtxElmoModel(CharacterModel, CtxElmoPreTrainedModel):
         packing = inputs.pack(2)
         if sequence_ids is not None:
             if past_key_values is not None:
-                raise CtxError("past_key_values cannot be combined with sequence_ids: they hold one state per row.")
+                raise CtxError("past_key_values cannot be combined with sequence_ids: a cache has one state per row.")
             use_cache = False
         if input_ids is None or packing.token_mask is not None:
             packed = packing.pack(inputs.embed(self.embed_ids))

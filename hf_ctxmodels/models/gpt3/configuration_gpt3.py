@@ -42,7 +42,7 @@ class CtxGpt3Config(CtxGpt2Config):
         if unknown or len(self.attention_layers) != self.num_hidden_layers:
             problem = f"has {unknown[0]!r}" if unknown else f"has {len(self.attention_layers)} entries"
             raise ValueError(
-                f'attention_layers {problem}; give "dense" or "banded" for each of the {self.num_hidden_layers} '
+                f'attention_layers {problem}; use "dense" or "banded" for each of the {self.num_hidden_layers} '
                 "layers, or None to alternate."
             )
 

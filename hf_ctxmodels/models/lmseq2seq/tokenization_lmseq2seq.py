@@ -76,6 +76,6 @@ def _load_tokenizer(source: str | PathLike[str]) -> CtxReversibleWordTokenizer:
         raise CtxError(
             f"{type(tokenizer).__name__} is not a reversible word tokenizer.",
             location=str(source),
-            hint="give a language model whose tokenizer is a CtxReversibleWordTokenizer.",
+            hint="use a language model whose tokenizer is a CtxReversibleWordTokenizer.",
         )
     return tokenizer

@@ -84,5 +84,5 @@ def _check_segments(is_misplaced: Tensor, is_mixed: Tensor) -> None:
     if bool(is_mixed.any()):
         raise CtxError(
             "token_type_ids: a sequence mixes segment 3 (right to left) with other segments.",
-            hint="give segment 3 to all tokens of the sequence.",
+            hint="use segment 3 for all tokens of the sequence.",
         )

@@ -51,7 +51,7 @@ def language_ids(config: CtxXLMConfig, words: Tensor, langs: Tensor | None, name
         ids = ", ".join(f"{number} {language}" for language, number in names) or f"0 to {config.n_langs - 1}"
         raise CtxError(
             f"The model has embeddings of {config.n_langs} languages, but {name} is missing.",
-            hint=f"give {name} (batch, length), the language id of each token ({ids}), for example by setting the "
+            hint=f"pass {name} (batch, length), the language id of each token ({ids}), for example by setting the "
             "tokenizer's `language`; or set config.default_lang.",
         )
     return torch.full((batch_size, length), config.default_lang, device=words.device)

@@ -191,7 +191,7 @@ def _check_below(limit: int, values: Tensor, name: str) -> None:
         return
     invalid_values = values[(values < 0) | (values >= limit)]
     if invalid_values.numel():
-        raise CtxError(f"{name} holds {int(invalid_values[0])}, outside [0, {limit}).")
+        raise CtxError(f"{name} contains {int(invalid_values[0])}, outside [0, {limit}).")
 
 
 def _excluded_positions(states: Tensor, attention_mask: Tensor | None, p_mask: Tensor | None) -> Tensor | None:

@@ -131,7 +131,7 @@ def check_memory(mems: Sequence[Tensor] | None, config: CtxXLNetConfig, batch_si
     if len(mems) != config.num_hidden_layers:
         raise CtxError(
             f"mems has {len(mems)} tensors, expected one for each of the {config.num_hidden_layers} layers.",
-            hint="give mems as the model returned them.",
+            hint="pass mems unchanged, as returned by the model.",
         )
     length = mems[0].shape[1] if mems[0].dim() == 3 else -1
     for number, memory in enumerate(mems):
@@ -139,14 +139,14 @@ def check_memory(mems: Sequence[Tensor] | None, config: CtxXLNetConfig, batch_si
             raise CtxError(
                 f"mems[{number}] is {tuple(memory.shape)}, expected (batch={batch_size}, memory, "
                 f"hidden={config.hidden_size}).",
-                hint="give the memory that this model returned for the same batch; transpose the memory of a model of "
+                hint="pass the memory that this model returned for the same batch; transpose the memory of a model of "
                 "transformers: mem.transpose(0, 1).",
             )
         if memory.shape[1] != length:
             raise CtxError(
                 f"mems[{number}] has {memory.shape[1]} positions, mems[0] has {length}; expected the same number in "
                 "all layers.",
-                hint="give mems as the model returned them.",
+                hint="pass mems unchanged, as returned by the model.",
             )
     if config.mem_len and length > config.mem_len:
         raise CtxError(
@@ -181,7 +181,7 @@ def check_permutation(
     }
     for names, (compact, dense) in alternatives.items():
         if compact is not None and dense is not None:
-            raise CtxError(f"{names} are two forms of the same argument.", hint="give one of them.")
+            raise CtxError(f"{names} are two forms of the same argument.", hint="pass only one of them.")
     _check_shape("permutation_order", permutation_order, (batch_size, length))
     _check_shape("perm_mask", perm_mask, (batch_size, length, length))
     _check_shape("target_mapping", target_mapping, (batch_size, None, length))
@@ -192,7 +192,7 @@ def check_permutation(
         if permutation_order is None and perm_mask is None:
             raise CtxError(
                 "target_positions requires permutation_order: otherwise each target could attend to itself.",
-                hint="give permutation_order (batch, length), as the data collator does, or perm_mask.",
+                hint="pass permutation_order (batch, length), as the data collator does, or perm_mask.",
             )
         _check_positions(target_positions, permutation_order, tokens, length)
     if permutation_order is not None and not is_traced(permutation_order) and int(permutation_order.min()) < -1:
@@ -264,7 +264,7 @@ def check_combination(config: CtxXLNetConfig, inputs: EncoderInputs) -> None:
         raise CtxError(
             f"With bi_data the second half of a batch is reversed text, but the batch size {inputs.words.shape[0]} is "
             "odd.",
-            hint="give an even number of examples, or set config.bi_data=False.",
+            hint="use an even number of examples, or set config.bi_data=False.",
         )
 
 

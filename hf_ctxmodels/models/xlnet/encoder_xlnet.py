@@ -150,7 +150,7 @@ class CtxXLNetPreTrainedModel(CtxPreTrainedModel):
     base_model_prefix = "xlnet"
     reference_model_type = "xlnet"
     export_conversion = XLNET_EXPORT
-    mask_hint = "to hide keys from some positions only, give permutation_order or perm_mask (batch, length, length)."
+    mask_hint = "to hide keys from some positions only, pass permutation_order or perm_mask (batch, length, length)."
     _supports_flash_attn = False
     _supports_flex_attn = False
     _no_split_modules = ["CtxXLNetLayer"]
@@ -234,7 +234,7 @@ class CtxXLNetModel(CtxXLNetPreTrainedModel):
         if position_ids is not None:
             raise CtxError("XLNet has relative positions and takes no position_ids.", hint="remove position_ids.")
         if input_mask is not None:
-            raise CtxError("input_mask is not supported.", hint="give attention_mask = 1 - input_mask.")
+            raise CtxError("input_mask is not supported.", hint="pass attention_mask = 1 - input_mask.")
         reject_unused_tensors(**kwargs)
         words = self.check_encoder_input(
             input_ids,
