@@ -184,16 +184,16 @@ class EncodedTokens(NamedTuple):
 
 
 class DecoderHeadModel(HeadModel):
-    """A head on a decoder, which has no pooler: heads on a sequence read the state of its last token.
+    """A head on a decoder, which has no pooler: sequence heads read the state of the last token.
 
-    For these heads, padding tokens at the end of a row are padding if there is no `attention_mask`, as in transformers.
+    For these heads, trailing padding tokens are masked if there is no `attention_mask`, as in transformers.
 
     With `has_auxiliary_lm_loss`, training adds a language modelling loss, weighted by `config.lm_loss_weight`, to the
-    loss of the task (Radford et al. 2018, section 3.2, equation 5). The loss of a row is the mean over its tokens, and
-    rows have equal weights, as in the released code of GPT. With several rows for a target (choices) it is their mean;
-    with several targets in a row (tokens) each target counts the row's loss once. So the number of targets of this term
-    is the task's, and `num_items_in_batch` makes accumulation exact for both. There is no such term for
-    `inputs_embeds`, whose tokens are unknown, and in evaluation mode.
+    loss of the task (Radford et al. 2018, section 3.2, equation 5). It is the mean over the tokens of a row and then
+    over rows, as in the released code of GPT. A target with several rows (choices) contributes their mean, and a row
+    with several targets (tokens) contributes its loss once per target. The number of targets is therefore the same as
+    in the loss of the task, and `num_items_in_batch` makes gradient accumulation exact for both terms. The term is
+    omitted with `inputs_embeds`, whose tokens are unknown, and in evaluation mode.
 
     Attributes:
         has_auxiliary_lm_loss: Whether the head adds the language modelling loss. It is computed by the `output_layer`,

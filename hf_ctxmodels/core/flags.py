@@ -111,7 +111,7 @@ def parse_choice(text: str, choices: Mapping[str, Any], location: str) -> Any:
     Raises:
         CtxError: The name or an option is unknown, an option is missing, or a value is of another type.
     """
-    name, texts = split_choice(text)
+    name, option_strings = split_choice(text)
     if name not in choices:
         raise CtxError(
             f"Unknown value {name!r}.",
@@ -120,7 +120,7 @@ def parse_choice(text: str, choices: Mapping[str, Any], location: str) -> Any:
         )
     options = choices[name]
     location = f"{location} {name}"
-    values = typed_options(options if isinstance(options, type) else type(options), texts, location=location)
+    values = typed_options(options if isinstance(options, type) else type(options), option_strings, location=location)
     if not isinstance(options, type):
         return replace(options, **values)
     if missing := [entry.name for entry in fields(options) if _is_required(entry) and entry.name not in values]:
@@ -152,13 +152,13 @@ def join_choice(name: str, options: Mapping[str, object]) -> str:
 
 
 def typed_options(
-    options: type, texts: Mapping[str, str], *, location: str, names: Collection[str] | None = None
+    options: type, option_strings: Mapping[str, str], *, location: str, names: Collection[str] | None = None
 ) -> dict[str, Any]:
     """Convert options from strings to the types of the fields of a dataclass.
 
     Args:
         options: The dataclass.
-        texts: Names of fields -> values as on a command line.
+        option_strings: Names of fields -> values as on a command line.
         location: The flag, for errors.
         names: The fields that are options; None for all.
 
@@ -168,7 +168,7 @@ def typed_options(
     entries = [entry for entry in fields(options) if is_settable(entry) and (names is None or entry.name in names)]
     types_by_name = {entry.name: _types(options)[entry.name] for entry in entries}
     values = {}
-    for name, text in texts.items():
+    for name, text in option_strings.items():
         if name not in types_by_name or not text:
             raise CtxError(
                 f"Unknown option {name!r}." if name not in types_by_name else f"{name!r} has no value.",
