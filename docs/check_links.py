@@ -1,4 +1,4 @@
-"""Check that every internal link of the built site leads to a file of it, and to an element of that file."""
+"""Check that the internal links of the built site point to existing files and anchors."""
 
 from functools import cache
 from html.parser import HTMLParser
@@ -9,7 +9,7 @@ _ATTRIBUTES = {"a": "href", "link": "href", "img": "src", "script": "src"}
 
 
 class _Page(HTMLParser):
-    """The targets that a page names, what it loads, and its anchors."""
+    """Links, loaded resources and anchors of a page."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -29,19 +29,19 @@ class _Page(HTMLParser):
 
 
 def broken_links(site: Path) -> list[str]:
-    """A line for each link within the site that leads nowhere, and for each file that is loaded from another host."""
-    opened = cache(_Page)
-    found = []
+    """Messages for broken internal links and for resources loaded from other hosts."""
+    parse_page = cache(_Page)
+    messages = []
     for path in sorted(path for path in site.rglob("*.html") if "_static" not in path.parts):
-        page = opened(path)
-        found += [f"{path.relative_to(site)} loads {url}" for url in sorted(page.loaded) if urlsplit(url).netloc]
+        page = parse_page(path)
+        messages += [f"{path.relative_to(site)} loads {url}" for url in sorted(page.loaded) if urlsplit(url).netloc]
         for link in sorted(page.links):
             parts = urlsplit(link)
             if parts.scheme or parts.netloc:
                 continue
             target = path.parent / unquote(parts.path) if parts.path else path
             if not target.is_file():
-                found.append(f"{path.relative_to(site)} links to {link}: no such file")
-            elif target.suffix == ".html" and unquote(parts.fragment) not in opened(target.resolve()).anchors:
-                found.append(f"{path.relative_to(site)} links to {link}: no such anchor")
-    return found
+                messages.append(f"{path.relative_to(site)} links to {link}: no such file")
+            elif target.suffix == ".html" and unquote(parts.fragment) not in parse_page(target.resolve()).anchors:
+                messages.append(f"{path.relative_to(site)} links to {link}: no such anchor")
+    return messages

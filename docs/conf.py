@@ -1,4 +1,4 @@
-"""Sphinx's configuration of the site; `docs/build.py` lays out the pages and runs Sphinx."""
+"""Sphinx configuration of the site; `docs/build.py` writes the sources and runs Sphinx."""
 
 from typing import Any
 
@@ -15,16 +15,16 @@ release = version = __version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
 exclude_patterns = ["_parts"]
-smartquotes = False  # they turn the dashes of flags into others
+smartquotes = False  # would change the dashes of flags
 
-# Markdown: links and their anchors are checked; the anchor of a heading is the one that code forges make of it.
+# Markdown: heading anchors as on GitHub
 myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence"]
 
-# The reference: what is described in the code, in its order.
+# API reference: documented objects in the order of the source
 autodoc_default_options = {"members": True, "ignore-module-all": True}
 autodoc_member_order = "bysource"
-autodoc_inherit_docstrings = False  # those of transformers are in a markup of their own
+autodoc_inherit_docstrings = False  # docstrings of transformers use another markup
 autodoc_typehints_format = "short"
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 88
@@ -32,7 +32,7 @@ add_module_names = False
 toc_object_entries_show_parents = "hide"
 toc_object_entries = True
 
-# The page loads nothing from other hosts.
+# Pages load no resources from other hosts.
 html_theme = "pydata_sphinx_theme"
 html_title = f"{project} {release}"
 html_static_path = ["_static"]
@@ -53,7 +53,7 @@ html_theme_options = {
 
 
 def describe(app: Sphinx, what: str, name: str, obj: object, options: Any, lines: list[str]) -> None:
-    """The docstring of an object, as the project writes them, in Sphinx's markup; a class's bases come before it."""
+    """Convert the docstring of an object to reStructuredText; classes start with their base classes."""
     text = "\n".join(lines)
     bases = [base.__qualname__ for base in obj.__bases__ if base is not object] if isinstance(obj, type) else []
     if bases:
@@ -62,5 +62,5 @@ def describe(app: Sphinx, what: str, name: str, obj: object, options: Any, lines
 
 
 def setup(app: Sphinx) -> None:
-    """Connect what `generate` and `docstrings` do to Sphinx."""
+    """Register the conversion of docstrings with Sphinx."""
     app.connect("autodoc-process-docstring", describe)

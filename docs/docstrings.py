@@ -1,14 +1,14 @@
-"""Docstrings of the package as reStructuredText: sections, lists, tables and inline code as they are written there.
+"""Convert docstrings of the package to reStructuredText: sections, lists, tables and inline code.
 
 A docstring is Markdown with sections of indented items (`Args:`, `Returns:`, `Each feature holds:`). Inline code that
-is the name of something documented becomes a link to it.
+names a documented object becomes a link to it.
 """
 
 import re
 from collections.abc import Callable, Iterator, Mapping
 
-# "name, other_name: what they are", with the pieces of signatures that such names may hold
-_ITEM = re.compile(r"(?P<names>[\w*.`]+(?:, [\w*.`]+)*)(?: \((?P<kind>[^()]*)\))?: (?P<what>.*)")
+# "name, other_name: description"; names may contain parts of signatures
+_ITEM = re.compile(r"(?P<names>[\w*.`]+(?:, [\w*.`]+)*)(?: \((?P<type>[^()]*)\))?: (?P<description>.*)")
 _HEADER = re.compile(r"(?P<head>[A-Z][\w-]*(?: [\w-]+)*)(?P<rest>:.*|, .*:)$")
 _CODE = re.compile(r"(?<!`)`([^`]+)`(?!`)")
 _BULLET = re.compile(r"(?:- |\d+\. )")
@@ -17,17 +17,17 @@ Lines = list[str]
 
 
 def to_rst(text: str, links: Mapping[str, str]) -> str:
-    """A docstring, its indentation already removed, as reStructuredText.
+    """Convert a docstring without indentation to reStructuredText.
 
     Args:
         text: The docstring.
-        links: Name as docstrings write it -> full name of the documented object.
+        links: Short name as used in docstrings -> full name of the documented object.
     """
-    return "\n".join(line.rstrip() for line in _blocks(text.splitlines(), lambda words: _inline(words, links)))
+    return "\n".join(line.rstrip() for line in _blocks(text.splitlines(), lambda line: _inline(line, links)))
 
 
 def _blocks(lines: Lines, inline: Callable[[str], str], nested: bool = False) -> Iterator[str]:
-    """Block after block, each followed by an empty line; headers of sections are known at the outermost level only."""
+    """Yield converted blocks separated by empty lines; section headers are recognised only at the outermost level."""
     while lines:
         if not lines[0].strip():
             lines = lines[1:]
@@ -38,29 +38,29 @@ def _blocks(lines: Lines, inline: Callable[[str], str], nested: bool = False) ->
         elif lines[0].startswith(">>> "):
             block, lines = _split(lines, lambda line: bool(line.strip()))
             yield from block
-        elif lines[0].startswith(" "):  # an example of a command line, or what continues a line above it
+        elif lines[0].startswith(" "):  # a command line example or a continuation line
             block, lines = _split(lines, lambda line: line.startswith(" ") or not line.strip())
             yield from [".. code-block:: text", "", *(f"    {line}" for line in _dedented(block))]
         elif _BULLET.match(lines[0]):
             width = _BULLET.match(lines[0]).end()  # type: ignore[union-attr]
             block, rest = _split(lines[1:], lambda line: line.startswith(" ") or not line.strip())
-            mark, first = lines[0][:width], lines[0][width:]
+            bullet, first = lines[0][:width], lines[0][width:]
             body = list(_blocks([first, *_dedented(block)], inline, nested=True))
-            yield from [mark + body[0], *(" " * width + line for line in body[1:])]
+            yield from [bullet + body[0], *(" " * width + line for line in body[1:])]
             lines = rest
         elif not nested and _is_header(lines):
             block, rest = _split(lines[1:], lambda line: line.startswith(" ") or not line.strip())
             yield from _section(lines[0], _dedented(block), inline)
             lines = rest
         else:
-            block, lines = _split(lines, lambda line: not re.match(r"\s|\||>>> |- |\d+\. |$", line), least=1)
+            block, lines = _split(lines, lambda line: not re.match(r"\s|\||>>> |- |\d+\. |$", line), min_lines=1)
             yield inline(" ".join(block))
         yield ""
 
 
-def _split(lines: Lines, inside: Callable[[str], bool], least: int = 0) -> tuple[Lines, Lines]:
-    """The first lines for which `inside` holds, and the others."""
-    stop = next((at for at, line in enumerate(lines) if at >= least and not inside(line)), len(lines))
+def _split(lines: Lines, is_inside: Callable[[str], bool], min_lines: int = 0) -> tuple[Lines, Lines]:
+    """Split after the leading lines for which `is_inside` is true, but not before `min_lines` lines."""
+    stop = next((index for index, line in enumerate(lines) if index >= min_lines and not is_inside(line)), len(lines))
     return lines[:stop], lines[stop:]
 
 
@@ -70,17 +70,17 @@ def _dedented(lines: Lines) -> Lines:
 
 
 def _is_header(lines: Lines) -> bool:
-    """Whether the first line begins a section: "Args:", or with words after it, and items below."""
+    """Whether the first line is a section header such as "Args:", with indented lines below."""
     below = next((line for line in lines[1:] if line.strip()), "")
     return bool(_HEADER.match(lines[0])) and below.startswith(" ")
 
 
 def _section(header: str, body: Lines, inline: Callable[[str], str]) -> Iterator[str]:
-    """A section as a field: its name, the rest of its line, and its items as a list."""
-    found = _HEADER.match(header)
-    assert found is not None
-    rest = found["rest"].strip(" :")
-    yield f":{found['head']}:"
+    """Convert a section to a field with the rest of the header line and a list of items."""
+    match = _HEADER.match(header)
+    assert match is not None
+    rest = match["rest"].strip(" :")
+    yield f":{match['head']}:"
     content = [inline(rest.removeprefix(", ")), ""] if rest else []
     if any(line.startswith((">>> ", "...")) for line in body):
         content += _blocks(body, inline, nested=True)
@@ -90,30 +90,30 @@ def _section(header: str, body: Lines, inline: Callable[[str], str]) -> Iterator
 
 
 def _items(body: Lines, inline: Callable[[str], str]) -> Iterator[str]:
-    """`name: what` lines as a list; other lines as paragraphs."""
+    """Convert `name: description` lines to a list and other lines to paragraphs."""
     while body:
         first = body[0]
         below, rest = _split(body[1:], lambda line: line.startswith(" ") or not line.strip())
         item = _ITEM.fullmatch(first)
         if item:
             names = ", ".join(f"``{name.strip('`')}``" for name in item["names"].split(", "))
-            kind = f" ({inline(item['kind'])})" if item["kind"] else ""
-            text = list(_blocks([item["what"], *_dedented(below)], inline, nested=True))
-            yield f"- {names}{kind}: {text[0]}"
+            type_ = f" ({inline(item['type'])})" if item["type"] else ""
+            text = list(_blocks([item["description"], *_dedented(below)], inline, nested=True))
+            yield f"- {names}{type_}: {text[0]}"
             yield from (f"  {line}" for line in text[1:])
             body = rest
         else:
-            block, body = _split(body, lambda line: not _ITEM.fullmatch(line), least=1)
+            block, body = _split(body, lambda line: not _ITEM.fullmatch(line), min_lines=1)
             yield from _blocks(block, inline, nested=True)
 
 
 def _cells(row: str) -> Lines:
-    """The cells of a table's row."""
+    """Cells of a table row."""
     return [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", row.strip().strip("|"))]
 
 
 def list_table(rows: list[Lines], inline: Callable[[str], str]) -> Lines:
-    """A table with one row of headings."""
+    """Table with one header row."""
     lines = [".. list-table::", "    :header-rows: 1", ""]
     for row in rows:
         for number, cell in enumerate(row):

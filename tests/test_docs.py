@@ -70,7 +70,7 @@ def docs():
 
 @pytest.fixture(scope="module")
 def pages(docs) -> dict[str, str]:
-    return docs("made_pages").pages()
+    return docs("generated_pages").pages()
 
 
 def test_docstrings_become_restructured_text(docs):
@@ -90,7 +90,7 @@ def test_every_option_of_every_objective_is_explained(pages):
 
 
 def test_every_flag_of_every_command_is_explained(docs, pages, capsys):
-    for command in docs("made_pages").leaf_commands():
+    for command in docs("generated_pages").leaf_commands():
         assert run_command(*command.split(), "--help") == 0
         shown = set(re.findall(r"^  (?:-h, )?--(\w+)", capsys.readouterr().out, re.MULTILINE)) - {"help", "recipe"}
         page = pages[f"commands/{command.replace(' ', '-')}.rst"]
@@ -111,9 +111,9 @@ def test_every_recipe_and_module_has_its_place(pages):
 
 
 def test_links_of_a_card_lead_to_pages_of_the_site(docs):
-    adapted = docs("made_pages").adapted
+    adapt_links = docs("generated_pages").adapt_links
     text = "[a](glove.md#speed) [b](experiments/bert.md) [c](README.md) [d](template.md) ![e](bert_learning.png) [f](http://g)"
-    assert adapted(text, "model_cards/bert.md", "families/bert.md") == (
+    assert adapt_links(text, "model_cards/bert.md", "families/bert.md") == (
         "[a](../families/glove.md#speed) [b](../families/experiments/bert.md) [c](../families/index.md) d "
         "![e](../families/bert_learning.png) [f](http://g)"
     )

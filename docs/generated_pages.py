@@ -1,6 +1,6 @@
-"""The pages of the site that are made from the code, the model cards, the recipes and the pages of the repository.
+"""Generate the pages of the site from the code, the model cards, the recipes and the pages of the repository.
 
-Nothing of them is stored: `pages` gives every text for one build. Pages written by hand lie beside this file.
+The generated pages are not stored: `pages` returns their text for one build. Handwritten pages are in this folder.
 """
 
 import re
@@ -25,22 +25,22 @@ from hf_ctxmodels.training.recipe import Section, metavar, packaged_folder, show
 from hf_ctxmodels_cli import COMMANDS, GROUPS, PROGRAM, Command, CommandGroup
 
 ROOT = Path(__file__).parents[1]
-# How-to pages that go on from one another.
-_IN_ORDER = ("pretrain", "finetune", "distill", "generate", "publish", "convert")
+# How-to guides that build on each other.
+_GUIDE_ORDER = ("pretrain", "finetune", "distill", "generate", "publish", "convert")
 
 Pages = dict[str, str]
 
 
 def pages() -> Pages:
-    """Path of a page (or of a part that a page includes) -> its text."""
+    """Path of a page (or of an included part of a page) -> its text."""
     return {**_repository_pages(), **_objective_pages(), **_command_pages(), **_recipe_page(), **api_pages()}
 
 
 # Pages of the repository
 
 
-def _places() -> dict[str, str]:
-    """Path in the repository -> path in the site, of the pages that lie in both."""
+def _site_paths() -> dict[str, str]:
+    """Path in the repository -> path in the site, of pages in both."""
     cards = (ROOT / "model_cards").rglob("*.md")
     names = [path.relative_to(ROOT / "model_cards").as_posix() for path in cards if path.name != "template.md"]
     return {
@@ -52,31 +52,35 @@ def _places() -> dict[str, str]:
 
 
 def images() -> dict[str, Path]:
-    """Path in the site -> file, of the pictures of the cards."""
+    """Path in the site -> file, of the figures of the cards."""
     return {f"families/{path.name}": path for path in (ROOT / "model_cards").glob("*.png")}
 
 
-def adapted(text: str, source: str, place: str) -> str:
-    """A text of the repository's page `source` for the page `place`: links lead to the site's pages.
+def adapt_links(text: str, source: str, site_path: str) -> str:
+    """Replace the links of a repository page by links between pages of the site.
 
-    A link to a file that the site lacks becomes its words.
+    Links to files that are not part of the site become plain text.
+
+    Args:
+        text: Markdown of the page.
+        source: Path of the page in the repository.
+        site_path: Path of the page in the site.
     """
-    places = {**_places(), **{f"model_cards/{path.name}": name for name, path in images().items()}}
+    site_paths = {**_site_paths(), **{f"model_cards/{path.name}": name for name, path in images().items()}}
 
-    def link(found: re.Match[str]) -> str:
-        words, target, anchor = found["words"], found["path"], found["anchor"] or ""
+    def adapt_link(match: re.Match[str]) -> str:
+        label, target, anchor = match["label"], match["path"], match["anchor"] or ""
         if not target or "://" in target:
-            return found[0]
-        known = places.get((PurePosixPath(source).parent / target).as_posix())
-        return f"{words}({_relative(known, place)}{anchor})" if known else words.strip("![]")
+            return match[0]
+        target_page = site_paths.get((PurePosixPath(source).parent / target).as_posix())
+        return f"{label}({_relative(target_page, site_path)}{anchor})" if target_page else label.strip("![]")
 
-    return re.sub(r"(?P<words>!?\[[^][]*\])\((?P<path>[^()#\s]*)(?P<anchor>#[^()\s]*)?\)", link, text)
+    return re.sub(r"(?P<label>!?\[[^][]*\])\((?P<path>[^()#\s]*)(?P<anchor>#[^()\s]*)?\)", adapt_link, text)
 
 
-def _relative(target: str, place: str) -> str:
-    """The path of one page of the site from another."""
-    up = "../" * (len(PurePosixPath(place).parts) - 1)
-    return up + target
+def _relative(target: str, site_path: str) -> str:
+    """Path of the page `target`, relative to the page `site_path`."""
+    return "../" * (len(PurePosixPath(site_path).parts) - 1) + target
 
 
 def _read(source: str) -> str:
@@ -86,10 +90,10 @@ def _read(source: str) -> str:
 def _section(text: str, heading: str) -> str:
     """A section of a page with its heading, up to the next heading of its level."""
     level = heading.partition(" ")[0]
-    found = re.search(rf"^{re.escape(heading)}\n.*?(?=^{level} |\Z)", text, re.DOTALL | re.MULTILINE)
-    if found is None:
+    match = re.search(rf"^{re.escape(heading)}\n.*?(?=^{level} |\Z)", text, re.DOTALL | re.MULTILINE)
+    if match is None:
         raise LookupError(f"README.md has no section {heading!r}, which the site includes.")
-    return found[0]
+    return match[0]
 
 
 def _repository_pages() -> Pages:
@@ -100,35 +104,34 @@ def _repository_pages() -> Pages:
         "families.md": (_section(readme, "## Families"), "index.md"),
         "use.md": (_section(readme, "## Two commands") + _section(readme, "## Use"), "quickstart.md"),
     }
-    made = {f"_parts/{name}": adapted(text, "README.md", place) for name, (text, place) in parts.items()}
-    for source, place in _places().items():
+    generated = {f"_parts/{name}": adapt_links(text, "README.md", path) for name, (text, path) in parts.items()}
+    for source, site_path in _site_paths().items():
         if source != "README.md":
-            made[place] = adapted(_read(source), source, place)
+            generated[site_path] = adapt_links(_read(source), source, site_path)
     for family in FAMILIES.values():
-        made[f"families/{family.name}.md"] += (
+        generated[f"families/{family.name}.md"] += (
             f"\n## API\n\n[Classes, fields and sizes](../api/models/{family.name}.rst)\n"
         )
-        tried = f"families/experiments/{family.name}.md"
-        if tried in made:
-            made[f"families/{family.name}.md"] += f"\n```{{toctree}}\n:hidden:\n\nexperiments/{family.name}\n```\n"
-    # cards of models that are no family of their own, and what was tried for something else
-    others = [place.removeprefix("families/").removesuffix(".md") for place in made if place.startswith("families/")]
-    others = [each for each in others if each != "index" and Path(each).stem not in FAMILIES]
-    made["families/index.md"] += "\n" + toctree([*FAMILIES, *others])
-    made["_parts/how-to.md"] = _how_to_list()
-    return made
+        if f"families/experiments/{family.name}.md" in generated:
+            generated[f"families/{family.name}.md"] += f"\n```{{toctree}}\n:hidden:\n\nexperiments/{family.name}\n```\n"
+    # cards of models without a family, and experiments without a card
+    cards = [path.removeprefix("families/").removesuffix(".md") for path in generated if path.startswith("families/")]
+    other_cards = [card for card in cards if card != "index" and Path(card).stem not in FAMILIES]
+    generated["families/index.md"] += "\n" + toctree([*FAMILIES, *other_cards])
+    generated["_parts/how-to.md"] = _how_to_list()
+    return generated
 
 
 def _how_to_list() -> str:
-    """The how-to pages with their titles: those that go on from one another, then the others."""
-    found = {path.stem: path.read_text("utf-8") for path in sorted((ROOT / "docs" / "how-to").glob("*.md"))}
-    names = [*_IN_ORDER, *(name for name in found if name not in (*_IN_ORDER, "index"))]
-    titles = [f"- [{found[name].splitlines()[0].removeprefix('# ')}]({name}.md)" for name in names]
+    """List of the how-to guides: first the ones that build on each other, then the others."""
+    guides = {path.stem: path.read_text("utf-8") for path in sorted((ROOT / "docs" / "how-to").glob("*.md"))}
+    names = [*_GUIDE_ORDER, *(name for name in guides if name not in (*_GUIDE_ORDER, "index"))]
+    titles = [f"- [{guides[name].splitlines()[0].removeprefix('# ')}]({name}.md)" for name in names]
     return "\n".join([*titles, "", toctree(names)])
 
 
 def family_title(family: FamilySpec) -> str:
-    """The heading of its card."""
+    """Heading of the card of a family."""
     return _read(family.card).splitlines()[0].removeprefix("# ")
 
 
@@ -136,26 +139,30 @@ def family_title(family: FamilySpec) -> str:
 
 
 def _objective_pages() -> Pages:
-    made = {f"objectives/{each.__name__}.rst": _objective_page(each, uses) for each, uses in objectives().items()}
+    generated = {
+        f"objectives/{objective.__name__}.rst": _objective_page(objective, uses)
+        for objective, uses in objectives().items()
+    }
     rows = [["objective", "`--objective`", "families"]]
-    for each, uses in objectives().items():
+    for objective, uses in objectives().items():
         names = ", ".join(f"`{name}`" for name in dict.fromkeys(name for name, _ in uses))
         families = ", ".join(f"[{family_title(family)}](../families/{family.name}.md)" for _, family in uses)
-        rows.append([f"[{each.__name__}]({each.__name__}.rst)", names, families])
+        rows.append([f"[{objective.__name__}]({objective.__name__}.rst)", names, families])
     table = [f"| {' | '.join(row)} |" for row in rows]
     table.insert(1, "|---|---|---|")
-    made["_parts/objectives.md"] = "\n".join([*table, "", toctree(each.__name__ for each in objectives())])
-    return made
+    names = [objective.__name__ for objective in objectives()]
+    generated["_parts/objectives.md"] = "\n".join([*table, "", toctree(names)])
+    return generated
 
 
 def _objective_page(objective: type[Objective], uses: list[tuple[str, FamilySpec]]) -> str:
     collator = collator_of(objective)
-    names = {name: [family for other, family in uses if other == name] for name, _ in uses}
-    of = "; ".join(
+    families_by_name = {name: [family for other_name, family in uses if other_name == name] for name, _ in uses}
+    usage = "; ".join(
         f"``--objective {name}`` of " + ", ".join(f":doc:`/families/{family.name}`" for family in families)
-        for name, families in names.items()
+        for name, families in families_by_name.items()
     )
-    lines = [*title(objective.__name__), f"{of}. Its head: ``{objective.auto_class}``.", ""]
+    lines = [*title(objective.__name__), f"{usage}. Its head: ``{objective.auto_class}``.", ""]
     lines += [f".. autoclass:: {full_name(objective)}", "", *title("Options", "-")]
     lines += [*_options(objective, uses[0][0]), *title("Collator", "-")]
     if first_owner(collator) is objective:
@@ -167,28 +174,32 @@ def _objective_page(objective: type[Objective], uses: list[tuple[str, FamilySpec
 
 @cache
 def first_owner(collator: type) -> type[Objective]:
-    """The objective whose page documents a collator: the first of those that use it."""
-    return next(each for each in objectives() if collator_of(each) is collator)
+    """The first objective with this collator; its page documents the collator."""
+    return next(objective for objective in objectives() if collator_of(objective) is collator)
 
 
 def _options(objective: type[Objective], name: str) -> list[str]:
-    """Every option with its type, default and explanation."""
+    """All options with type, default and help."""
     entries = [entry for entry in fields(objective) if entry.name in objective.option_help()]
     if not entries:
         return ["This objective has no options.", ""]
     command = f"``{PROGRAM} pretrain --objective {name}:NAME=VALUE,...``"
-    collated = "In Python they are keywords of the class."
-    lines = [f"{command} sets one or several. {collated}", "", f".. program:: {objective.__name__}", ""]
+    lines = [
+        f"{command} sets options. In Python they are keyword arguments of the class.",
+        "",
+        f".. program:: {objective.__name__}",
+        "",
+    ]
     for entry in entries:
         lines += [f".. option:: {entry.name}={entry.default}", "", f"    {_help(entry.metadata['help'])}"]
         lines += [f"    Type: {_type_name(entry.type)}.", ""]
     return lines
 
 
-def _type_name(kind: Any) -> str:
-    if get_origin(kind) is Literal:
-        return "one of " + ", ".join(f"``{value}``" for value in get_args(kind))
-    return f"``{formatannotation(kind)}``"
+def _type_name(annotation: Any) -> str:
+    if get_origin(annotation) is Literal:
+        return "one of " + ", ".join(f"``{value}``" for value in get_args(annotation))
+    return f"``{formatannotation(annotation)}``"
 
 
 def _help(text: str) -> str:
@@ -210,21 +221,23 @@ def leaf_commands() -> dict[str, Command]:
 
 
 def _command_pages() -> Pages:
-    made, lines, slugs = {}, [], {words: words.replace(" ", "-") for words in leaf_commands()}
+    generated: Pages = {}
+    lines: list[str] = []
+    slugs = {words: words.replace(" ", "-") for words in leaf_commands()}
     for words, slug in slugs.items():
-        made[f"commands/{slug}.rst"] = _command_page(words)
+        generated[f"commands/{slug}.rst"] = _command_page(words)
     for title_, commands in GROUPS.items():
         lines += [f"**{title_.capitalize()}**", ""]
         for words, leaf in leaf_commands().items():
             if words.partition(" ")[0] in commands:
                 lines.append(f"- [`{PROGRAM} {words}`]({slugs[words]}.rst): {leaf.summary}")
         lines.append("")
-    made["_parts/commands.md"] = "\n".join([*lines, toctree(slugs.values())])
-    return made
+    generated["_parts/commands.md"] = "\n".join([*lines, toctree(slugs.values())])
+    return generated
 
 
 class _ParsedArgumentsError(Exception):
-    """Raised instead of parsing a command line, to learn what a command parses."""
+    """Raised instead of parsing a command line, to get the arguments of the parser."""
 
 
 def parsed_sections(command: Command) -> tuple[tuple[Section, ...], str]:
@@ -291,7 +304,7 @@ def _nested_options(choices: Mapping[str, Any]) -> list[str]:
 
 
 def _label(path: Path) -> str:
-    """Of a file's heading: its name, which a recipe and its list of tasks share."""
+    """Anchor of a file: its name, with a suffix for lists of tasks, which may share the name of a recipe."""
     return f"{path.stem}-tasks" if path.parent.name == "tasks" else path.stem
 
 
