@@ -26,7 +26,7 @@ ESSENTIAL = (
 )
 _STUDENT = """
 The student is a new model (--family), a checkpoint (--model), or initialised from the teacher's layers
-(--student_layers). Only the student is saved. It runs under `accelerate launch -m`, too; --resume continues from the
+(--student_layers). Only the student is saved. It also runs under `accelerate launch -m`; --resume continues from the
 last checkpoint."""
 _TEXT = r"""Distill a masked language model on raw text.
 

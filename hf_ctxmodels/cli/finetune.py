@@ -44,7 +44,7 @@ _DESCRIPTION = """{summary} {details}
 
     hf-ctxmodels finetune {task} --model runs/bert {data} --output_dir runs/{task}
 
-It runs under `accelerate launch -m`, too. After an interruption the same command with --resume continues from the last
+It also runs under `accelerate launch -m`. After an interruption the same command with --resume continues from the last
 checkpoint."""
 
 

@@ -3,7 +3,7 @@ r"""Pretrain a model of any family on raw text.
     hf-ctxmodels pretrain --family bert --config tiny --tokenizer DIR --dataset demo --max_steps 500 \
         --per_device_batch_size 32 --max_length 128 --output_dir DIR
 
-It runs under `accelerate launch -m`, too. After an interruption the same command with --resume continues exactly from
+It also runs under `accelerate launch -m`. After an interruption the same command with --resume continues exactly from
 the last checkpoint.
 """
 

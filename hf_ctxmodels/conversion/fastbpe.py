@@ -6,7 +6,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.text_files import read_lines
 from hf_ctxmodels.tokenizers.joint_bpe import END_OF_WORD
 
-_CONTINUATION = "@@"  # suffix of every subword but the last of a word
+_CONTINUATION = "@@"  # suffix of all subwords of a word except the last one
 
 
 def read_codes(file: str | Path) -> list[tuple[str, str]]:

@@ -19,7 +19,7 @@ class Perplexity:
 
     Attributes:
         nats: Summed cross-entropy of the predicted tokens.
-        tokens: Number of predicted tokens: all, or all but the first one of a document without a separator.
+        tokens: Number of predicted tokens: all, or all except the first of each document without a separator.
         words: Number of words of the documents, separated by white space.
         unknown: Number of predicted unknown tokens. An unknown token stands for many words at the cost of one, so the
             perplexity of a model with many unknown tokens is too low.

@@ -185,7 +185,7 @@ def probe(
     if len(classes) < 2 or unseen:
         raise CtxError(
             f"The training labels are {classes}" + (f", but the test data has {unseen[0]!r}." if unseen else "."),
-            hint="use training examples with two or more labels, and all those of the test data.",
+            hint="use training examples of at least two labels, including all labels of the test data.",
         )
     targets = torch.tensor([classes.index(label) for label in labels])
     test_targets = torch.tensor([classes.index(label) for label in test_labels])

@@ -18,7 +18,7 @@ from hf_ctxmodels.data.training_set import SamplingPolicy
 
 @dataclass(frozen=True)
 class BaselinePolicy:
-    """How the frequency baseline predicts an objective's targets.
+    """Configuration of the frequency baseline for an objective's targets.
 
     Attributes:
         num_tokens: Size of the target vocabulary.

@@ -183,7 +183,9 @@ class LoopArguments:
     )
     max_grad_norm: float = flag(1.0, "Gradient norm to clip to; 0 disables clipping.", group=_OPTIMIZATION)
     mixed_precision: Literal["no", "bf16", "fp16"] | None = flag(
-        None, "Precision of the forward pass; by default that of `accelerate launch`, or no.", group=_OPTIMIZATION
+        None,
+        "Precision of the forward pass; by default the setting of `accelerate launch`, or no.",
+        group=_OPTIMIZATION,
     )
     seed: int = flag(42, "Seed of initialisation, data order, masking and dropout.")
     logging_steps: int = flag(50, "Steps between log records.", group=_RECORDS)

@@ -17,7 +17,7 @@ _LAUNCH_SETTINGS = {
     "FSDP": ("ACCELERATE_USE_FSDP", DistributedType.FSDP),
 }
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
-# Messages of gloo and of torch.distributed's store; NCCL raises a class of its own.
+# Messages of gloo and of torch.distributed's store; NCCL raises a separate class.
 _CONNECTION_ERRORS = (
     *("gloo", "Connection closed by peer", "Connection reset by peer"),
     *("Timed out", "timed out", "Broken pipe"),

@@ -218,7 +218,7 @@ def new_model(auto_class: str, config: PreTrainedConfig) -> PreTrainedModel:
     """A new model with the head of an Auto class, and the pretrained components that its configuration names.
 
     Raises:
-        CtxError: The family has no such head, or a pretrained component cannot be opened or does not fit.
+        CtxError: The family has no such head, or a pretrained component cannot be opened or does not match.
     """
     set_embedding_fields(config)
     model = getattr(transformers, auto_class).from_config(config)

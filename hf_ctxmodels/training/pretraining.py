@@ -313,7 +313,7 @@ class ExamplesWithProgress(ExampleBuilder):
     Attributes:
         objective: Builds the examples.
         description: Title of the bar.
-        show_progress: False for no output, on all processes but the main one.
+        show_progress: False for no output, on all processes except the main one.
     """
 
     objective: Objective

@@ -80,7 +80,7 @@ def parse_arguments(
     """Parse the command line into one instance of each dataclass.
 
     `--recipe NAME` is a YAML file of `flag: value` pairs, or the name of one in the package. They are parsed like flags
-    before those of the command line: the same checks apply, and the command line overrides the recipe.
+    at the start of the command line: the same checks apply, and the command line overrides the recipe.
 
     Args:
         sections: Dataclasses, or tuples of a dataclass and the names of the fields that become flags. Each field is

@@ -25,7 +25,7 @@ class EmbeddingTrainingArguments:
     """Part of the model to train."""
 
     train_only: Literal["embeddings"] | None = flag(
-        None, "Train only the token embeddings of --model; those of another --tokenizer are re-initialised."
+        None, "Train only the token embeddings of --model; the embeddings of another --tokenizer are re-initialised."
     )
 
     def apply(
@@ -126,7 +126,7 @@ def freeze_token_embeddings(model: PreTrainedModel) -> None:
 
 
 def check_embedding_compatibility(config: PreTrainedConfig, source: str | Path) -> None:
-    """Raise CtxError if the token embeddings of a checkpoint do not fit the body of a configuration."""
+    """Raise CtxError if the token embeddings of a checkpoint do not match a model's configuration."""
     other = load_config(source)
     differing = [name for name in _BODY_FIELDS if getattr(other, name, None) != getattr(config, name, None)]
     if type(other) is not type(config):
@@ -146,14 +146,14 @@ def check_embedding_compatibility(config: PreTrainedConfig, source: str | Path) 
 
 @torch.no_grad()
 def replace_token_embeddings(model: PreTrainedModel, source: str | Path) -> None:
-    """Replace the model's token embeddings by those of another checkpoint, to be used with its tokenizer (step 4).
+    """Replace the token embeddings by the embeddings of another checkpoint, to be used with its tokenizer (step 4).
 
     Args:
         model: For example a fine-tuned model.
         source: Directory or Hub id of a checkpoint with the same body, see `EmbeddingTrainingArguments`.
 
     Raises:
-        CtxError: The embeddings do not fit the model, or the model predicts tokens.
+        CtxError: The embeddings do not match the model, or the model predicts tokens.
 
     Example:
         >>> replace_token_embeddings(tagger, "runs/german")  # doctest: +SKIP

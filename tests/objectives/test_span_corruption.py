@@ -79,7 +79,7 @@ def test_lengths(words: CtxT5Tokenizer, density: float, mean: float, row: int, t
     """512 in and 114 out, as in the release, where 0.5 gives targets as long as the inputs at most."""
     assert max_text_length(512, density, mean) == row
     if noise_counts(row, density, mean)[1] > 100:
-        with pytest.raises(CtxError, match=r"128 spans, but the tokenizer 100 sentinels"):
+        with pytest.raises(CtxError, match=r"128 spans, but there are 100 sentinels"):
             SpanCorruption(words, max_length=512, seed=0, noise_density=density, mean_span_length=mean)
         return
     objective = SpanCorruption(words, max_length=512, seed=0, noise_density=density, mean_span_length=mean)
@@ -189,20 +189,20 @@ def test_what_is_refused(words: CtxT5Tokenizer, tokenizer) -> None:
     ):
         with pytest.raises(CtxError, match=reason):
             SpanCorruption(words, **{"max_length": 64, "seed": 0, **options})
-    with pytest.raises(CtxError, match=r"has \d+ spans, but the tokenizer 100 sentinels"):
+    with pytest.raises(CtxError, match=r"has \d+ spans, but there are 100 sentinels"):
         SpanCorruption(words, max_length=64, seed=0, variant="iid", noise_density=0.5).collate([feature(1000)])
 
 
 def test_there_are_sentinels_for_all_spans(words: CtxT5Tokenizer) -> None:
     """As many as are needed is known before training; single tokens that need more, which is rare, are drawn again."""
-    with pytest.raises(CtxError, match=r"499 tokens have 149 spans, but the tokenizer 100 sentinels"):
+    with pytest.raises(CtxError, match=r"499 tokens have 149 spans, but there are 100 sentinels"):
         SpanCorruption(words, max_length=500, seed=0, variant="iid", noise_density=0.5)
     options = {"seed": 0, "noise_density": 0.5, "mean_span_length": 2.0}
     full = next(
         length for length in range(300, 500) if noise_counts(max_text_length(length, 0.5, 2.0), 0.5, 2.0)[1] == 100
     )
     assert SpanCorruption(words, max_length=full, **options).text_length == max_text_length(full, 0.5, 2.0)
-    with pytest.raises(CtxError, match=r"101 spans, but the tokenizer 100"):  # a rotation may cut one in two
+    with pytest.raises(CtxError, match=r"101 spans, but there are 100"):  # a rotation may cut one in two
         SpanCorruption(words, max_length=full, random_roll=True, **options)
 
     objective = SpanCorruption(words, max_length=64, seed=0, variant="iid", noise_density=0.5)

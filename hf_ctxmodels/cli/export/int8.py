@@ -3,7 +3,8 @@ r"""Quantize the weights of a model to 8 bits, for inference on a CPU.
     hf-ctxmodels export int8 --model runs/sst2 --output_dir runs/sst2-int8
 
 The file is about a quarter of the size and inference about twice as fast. The Auto classes load the result, with its
-adapters. Activations have 8 bits, too, with a scale per token, per tensor, or static scales from calibration texts.
+adapters. Activations are also quantized to 8 bits, with a scale per token or per tensor, or with static scales from
+calibration texts.
 """
 
 import shutil

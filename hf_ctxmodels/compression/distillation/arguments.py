@@ -22,6 +22,6 @@ class DistillationArguments:
 
 
 def select_fields(options: type[Options], arguments: Any) -> Options:
-    """The fields of a dataclass among those of `arguments`, as that dataclass."""
+    """Create an instance of a dataclass from the fields of `arguments` with the same names."""
     values = {entry.name: getattr(arguments, entry.name) for entry in fields(options)}  # type: ignore[arg-type]
     return options(**values)

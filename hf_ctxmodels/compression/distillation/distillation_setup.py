@@ -26,7 +26,7 @@ class DistillationSetup:
 
     Attributes:
         teacher: The teacher.
-        losses: What the student learns.
+        losses: The distillation losses.
         student: Directory or Hub id that the student was loaded from, which may hold learned projections; None for a
             new student.
         layers: Layers of `student`, from 0, that are copied to the student; empty for none.

@@ -102,7 +102,7 @@ class CtxDistillationModel(CtxPreTrainedModel):
     Args:
         student: A masked LM, or a model of any family with a task head.
         teacher: As `student`. Losses of tokens need the student's tokenizer.
-        losses: What the student learns; see `prediction_losses` and `state_losses`.
+        losses: The distillation losses; see `prediction_losses` and `state_losses`.
 
     Raises:
         CtxError: There is no loss, a loss occurs twice or has a weight that is not above 0, or a model lacks what a

@@ -31,7 +31,7 @@ class DistillationLoss(ABC):
 
     Attributes:
         name: Name on the command line; the output field is `<name>_loss`.
-        inputs: What the loss reads of both models.
+        inputs: Outputs of both models that the loss uses.
         requires_shared_tokenizer: Whether it compares tokens, so that both models must read the same ids.
         weight: Factor in the total loss.
     """

@@ -61,7 +61,7 @@ class AdapterSet:
             is_main_process: Whether this process writes files.
 
         Returns:
-            The weights for the model's own file: without the adapters', so that it opens everywhere. In a training
+            The weights for the model's file, without adapters, so that transformers opens it. In a training
             checkpoint, `checkpoint-<step>`, with them: Trainer resumes from this file alone.
         """
         folder = directory / ADAPTERS_FOLDER

@@ -94,7 +94,7 @@ def check_adapters(config: PreTrainedConfig, folders: Mapping[str, str]) -> None
 
 
 def replace_lowest_adapter(model: PreTrainedModel, name: str, source: str) -> str:
-    """Replace the lowest active adapter by another one (MAD-X: of another language).
+    """Replace the lowest active adapter, for example by the adapter of another language (MAD-X).
 
     Args:
         model: A model with active adapters.

@@ -222,7 +222,7 @@ class FinetuningMethodArguments:
             accelerator: The accelerator of the run.
 
         Raises:
-            CtxError: The flags do not fit the model.
+            CtxError: The flags do not match the model.
         """
         if source is None and (self.anchor or self.mixout or self.reinit_layers):
             raise CtxError(

@@ -81,7 +81,7 @@ class FinetuningConfig:
             accelerator: The accelerator of the run.
 
         Raises:
-            CtxError: The flags do not fit the model.
+            CtxError: The flags do not match the model.
         """
         callbacks = self.methods.prepare(model, source, loop, accelerator)
         self.adapters.apply(model)

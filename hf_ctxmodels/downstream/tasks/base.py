@@ -39,7 +39,7 @@ class TaskArguments:
     target_language: str | None = flag(
         None, "Language to generate, for multilingual models: a token, such as `<de>`, or a name in lang2id."
     )
-    label_smoothing: float | None = flag(None, "Label smoothing in training; by default that of the family.")
+    label_smoothing: float | None = flag(None, "Label smoothing in training; by default the value of the family.")
     num_beams: int = flag(1, "Width of the beam search for predictions; 1 is greedy.")
     metrics: str = flag("rouge,bleu,exact_match", "Metrics of the predictions, the main metric first.")
     plain_targets: bool = flag(False, "Train on the unchanged targets, where the family masks them or adds noise.")

@@ -49,7 +49,7 @@ class Sentinels:
         count = int(starts.sum())
         if count > len(self.ids):
             raise CtxError(
-                f"A sequence of {len(ids)} tokens has {count} spans, but the tokenizer {len(self.ids)} sentinels.",
+                f"A sequence of {len(ids)} tokens has {count} spans, but there are {len(self.ids)} sentinels.",
                 hint="use a smaller max_length, less noise, longer spans, or a tokenizer with more sentinels.",
             )
         replaced = ids.copy()

@@ -75,7 +75,7 @@ class DataCollatorForContinualTasks(PaddingCollator):
 
     Args:
         tokenizer: With a mask token and a padding token.
-        classification_tasks: Names of the tasks with `<task>_labels`; None for all but knowledge masking.
+        classification_tasks: Names of the tasks with `<task>_labels`; None for all except knowledge masking.
         mlm_probability, mask_share, random_share, unit_rows, max_predictions: See `UnitMaskingRule`.
         static: The same mask in every epoch.
         seed: Seed of the masks.

@@ -87,7 +87,7 @@ class SentenceTasks(DataCollatorForSentenceTasks, Objective):
     )
     relations: str = flag("contradiction,entailment,neutral", "Comma-separated labels of pairs.")
     relations_every: int = flag(
-        10, "One in this many steps trains relations, if there is another task; 0 samples them like the others."
+        10, "Period of relations in steps, if there are other tasks; 0 samples relations like the others."
     )
 
     def __post_init__(self) -> None:

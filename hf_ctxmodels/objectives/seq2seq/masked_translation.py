@@ -25,7 +25,7 @@ from hf_ctxmodels.objectives.seq2seq.masked_segment import DataCollatorForMasked
 class DataCollatorForMaskedTranslation(DataCollatorForMaskedSegment):
     """Masks tokens of each source and, with `target_share`, of the decoder's input; every target token is predicted.
 
-    Each token of a source but the first and the last is masked with the probability `share`. With `lambda_span` or
+    Each token of a source except the first and the last is masked with the probability `share`. With `lambda_span` or
     `block` a source has a segment instead, as in `DataCollatorForMaskedSegment`.
 
     Of the decoder's input round(target_share * tokens) tokens are selected, at least one if it is above 0, but never
@@ -41,7 +41,7 @@ class DataCollatorForMaskedTranslation(DataCollatorForMaskedSegment):
         steps), the target without its first token, and without its last one, partly masked; decoder_langs.
 
     Args:
-        target_share: Share of the tokens of the decoder's input; 0 for none. For the others see
+        target_share: Share of the tokens of the decoder's input; 0 for none. For the other arguments see
             `DataCollatorForMaskedSegment`.
     """
 

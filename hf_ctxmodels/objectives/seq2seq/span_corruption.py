@@ -174,7 +174,7 @@ class SpanCorruption(DataCollatorForSpanCorruption, Objective):
             spans = max_single_token_spans(length, self.noise_density) if self.variant == "iid" else 0
         if spans > sentinels:
             raise CtxError(
-                f"Texts of {length} tokens have {spans} spans, but the tokenizer {sentinels} sentinels.",
+                f"Texts of {length} tokens have {spans} spans, but there are {sentinels} sentinels.",
                 hint="use shorter texts (max_length), less noise, longer spans, or a tokenizer with more sentinels.",
             )
         return length

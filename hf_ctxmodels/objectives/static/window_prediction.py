@@ -105,7 +105,7 @@ class DataCollatorForWindowPrediction(PaddingCollator):
         return NoiseDistribution(self.word_counts, self.noise_power)
 
     def collate(self, features: list[dict[str, Any]]) -> Batch:
-        """Sample and lay out features; see the class for their columns and the returned ones."""
+        """Sample windows and negatives, and pad; see the class for their columns and the returned ones."""
         examples = [np.asarray(feature["input_ids"], dtype=np.int64) for feature in features]
         ids, lengths = np.concatenate(examples), np.array([len(example) for example in examples])
         if not lengths.all():

@@ -221,7 +221,7 @@ def publish_files(temporary: Path, directory: Path) -> None:
 
 
 def delete_old_checkpoints(output_dir: str | Path, keep: int) -> None:
-    """Delete all but the `keep` newest checkpoints."""
+    """Delete all checkpoints except the `keep` newest ones."""
     for path in list_checkpoints(output_dir)[: -keep or None]:
         # renamed first: a partly deleted directory must not look like a checkpoint
         renamed = path.with_name(path.name + ".deleting")

@@ -107,7 +107,7 @@ class TrainingState:
         self.model_class = saved_class.__name__.removeprefix("FSDP")  # sharding makes a subclass named FSDP<class>
 
     def load(self, checkpoint: Path) -> None:
-        """Restore everything but the weights; the random states last, since restoring may use them."""
+        """Restore everything except the weights; the random states last, since restoring may use them."""
         state, accelerator = _read_state(checkpoint), self._accelerator
         self.step, self.tokens, self.metrics = state["step"], state["tokens"], state["metrics"]
         self._step_metrics.load_state_dict(state["records"])

@@ -15,7 +15,7 @@ class LayerUnfreezing(FinetuningCallback):
     """Base class of callbacks that train some groups of layers at a time, by `requires_grad`.
 
     Args:
-        model: The model, not wrapped; its `layer_groups` are those of the currently trainable parameters.
+        model: The model, not wrapped; its `layer_groups` contain the currently trainable parameters.
 
     Raises:
         CtxError: The encoder's stack of layers is unknown.

@@ -225,7 +225,7 @@ def finetune_tasks(
     """Fine-tune a model on all tasks of a list, evaluate it, and save it.
 
     Raises:
-        CtxError: Files, model, tokenizer and flags do not fit each other.
+        CtxError: Files, model, tokenizer and flags do not match each other.
     """
     if start.is_frozen:
         check_layerwise_flags(loop)
@@ -302,14 +302,16 @@ def _new_model(
     pooled_task = max(
         runs, key=lambda name: getattr(heads[name], "pools", False) and not runs[name].listed.answer_steps
     )
-    opened = start.open_model(runs[pooled_task].task, runs[pooled_task].config, tokenizer)
-    require_trainable(opened)
-    if hasattr(opened.config, "vocab_size") and opened.config.vocab_size != config.vocab_size:  # new tokens
-        config.vocab_size = opened.config.vocab_size
+    initial_model = start.open_model(runs[pooled_task].task, runs[pooled_task].config, tokenizer)
+    require_trainable(initial_model)
+    if (
+        hasattr(initial_model.config, "vocab_size") and initial_model.config.vocab_size != config.vocab_size
+    ):  # new tokens
+        config.vocab_size = initial_model.config.vocab_size
     model = CtxMultiTaskModel(CtxMultiTaskConfig(encoder=config, tasks=entries))
     for head in model.heads.values():
         head.load_pretrained_components()
-    model.copy_encoder_weights(opened)
+    model.copy_encoder_weights(initial_model)
     if start.is_frozen:
         freeze_encoder(model)
     return model
