@@ -29,11 +29,11 @@ class DataCollatorForStreamMaskedLM(PaddingCollator):
     """Pads a batch and masks it by the rule of XLM's released code, with languages and positions.
 
     Each token except the first is selected with probability `mlm_probability`; or, with `sample_alpha` > 0, exactly
-    that share of the tokens, rounded up, sampled without replacement by frequency ** -sample_alpha. Of the selected tokens
-    80% become the mask token, 10% a random token, 10% are unchanged. As in the released code, and unlike in all other
-    collators, **special tokens are included**: an inner </s> may be selected, and a random token is any of the
-    vocabulary. In the release the share is of the whole batch; here of each sequence, so that a mask depends on
-    (seed, epoch, example) alone.
+    that share of the tokens, rounded up, sampled without replacement by frequency ** -sample_alpha. Of the selected
+    tokens 80% become the mask token, 10% a random token, 10% are unchanged. As in the released code, and unlike in all
+    other collators, **special tokens are included**: an inner </s> may be selected, and a random token is any of the
+    vocabulary. In the release the share is of the whole batch; here of each sequence, so that a mask depends on (seed,
+    epoch, example) alone.
 
     Each feature holds:
         input_ids: (tokens,).
