@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from benchmarks import recurrent, recurrent_pretraining, sentence_encoders
-from zoo import TINY, randomised, tiny_config
+from zoo import TINY, tiny_config, with_random_parameters
 
 from hf_ctxmodels import CtxElmoConfig, CtxElmoModel, CtxElmoTokenizer, CtxError
 from hf_ctxmodels.registry import FAMILIES
@@ -60,7 +60,7 @@ def test_references_have_equal_outputs_and_gradients(name: str, monkeypatch: pyt
 
     def with_random_weights(build_reference: Any) -> Any:
         def build(model: Any, *args: Any, **kwargs: Any) -> Any:
-            models.append(randomised(model, 0))
+            models.append(with_random_parameters(model, 0))
             return build_reference(model, *args, **kwargs)
 
         return build
@@ -83,7 +83,7 @@ def test_stepwise_encoder_equals_elmo() -> None:
     """With active clipping."""
     config = CtxElmoConfig(**{**SMALL, "cell_clip": 0.2, "projection_clip": 0.1})
     torch.manual_seed(0)
-    model = randomised(CtxElmoModel(config), 0).eval()
+    model = with_random_parameters(CtxElmoModel(config), 0).eval()
     texts = ["One cat sat.", "Two", "The old red cat slept under a tree."]
     batch = CtxElmoTokenizer.from_words([])(texts, padding=True, return_tensors="pt")
     mask = batch["attention_mask"].bool()

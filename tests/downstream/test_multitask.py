@@ -7,7 +7,16 @@ import pytest
 import torch
 import transformers
 from transformers import AutoConfig, AutoModel
-from zoo import FIRST_WORD, Case, assert_same_gradients, gradients, make_batch, make_targets, randomised, tiny_config
+from zoo import (
+    FIRST_WORD,
+    Case,
+    assert_same_gradients,
+    gradients,
+    make_batch,
+    make_targets,
+    tiny_config,
+    with_random_parameters,
+)
 
 from hf_ctxmodels import FAMILIES, CtxError, CtxMultiTaskConfig, CtxMultiTaskModel
 from hf_ctxmodels.cli.export import graph, int8
@@ -41,7 +50,7 @@ def several(family: str, **weights: float) -> CtxMultiTaskModel:
         entries[task] = task_entry(HEADS[task], config, weights.get(task, 1.0))
     torch.manual_seed(0)
     model = CtxMultiTaskModel(CtxMultiTaskConfig(encoder=tiny_config(FAMILIES[family]), tasks=entries))
-    return randomised(model, seed=1).eval()
+    return with_random_parameters(model, seed=1).eval()
 
 
 def test_a_task_has_the_loss_the_gradients_and_the_files_of_its_plain_model(tmp_path: Path, subtests) -> None:

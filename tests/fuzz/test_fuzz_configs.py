@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import transformers
 from mutations import SEED_COUNTS, assert_readable_errors, check_seeds, dump_json, mutate_json
-from zoo import Case, main_head, tiny_config
+from zoo import Case, pretraining_auto_class, tiny_config
 
 from hf_ctxmodels import CtxBertConfig
 from hf_ctxmodels.core.errors import CtxError
@@ -87,7 +87,7 @@ def test_deeply_nested_lists(tmp_path: Path) -> None:
 
 def test_unsafe_pickle_is_rejected(tmp_path: Path) -> None:
     """The code in the pickle does not run."""
-    case = Case(FAMILIES["bert"], main_head(FAMILIES["bert"]))
+    case = Case(FAMILIES["bert"], pretraining_auto_class(FAMILIES["bert"]))
     config = case.config()
     config.save_pretrained(tmp_path)
     touched = tmp_path / "touched"

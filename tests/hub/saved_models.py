@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import torch
-from zoo import main_head
+from zoo import pretraining_auto_class
 
 from hf_ctxmodels.spec import FamilySpec
 from hf_ctxmodels.tokenizers.base import record_tokenizer_digest
@@ -17,7 +17,7 @@ def save_model(family: FamilySpec, directory: Path) -> Path:
     tokenizer = family.tokenizer.train(TEXTS, vocab_size=300)
     torch.manual_seed(0)
     config = family.config(vocab_size=len(tokenizer), **family.sizes["tiny"])
-    model = family.models[main_head(family)](config)
+    model = family.models[pretraining_auto_class(family)](config)
     record_tokenizer_digest(model.config, tokenizer)
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hub_repository import metadata_errors
 from huggingface_hub import ModelCard
-from zoo import ARCHETYPE_FAMILIES, main_head
+from zoo import ARCHETYPE_FAMILIES, pretraining_auto_class
 
 from hf_ctxmodels.hub import loss_curve_png, model_card
 from hf_ctxmodels.spec import FamilySpec
@@ -31,7 +31,7 @@ def test_card_is_filled_from_the_run(saved_model: Path, family: FamilySpec) -> N
         f"{summary.parameters:,}",
         "| eval_loss | 2.25 |",
         "| 40 | 3 |",
-        f'{main_head(family)}.from_pretrained("{REPO}")',
+        f'{pretraining_auto_class(family)}.from_pretrained("{REPO}")',
         family.paper,
     ):
         assert fact in text, fact

@@ -7,7 +7,7 @@ import pytest
 from hub_repository import PICKLES, REPO, metadata_errors, push_command
 from hub_server import HubServer
 from saved_models import save_model
-from zoo import ARCHETYPE_FAMILIES, main_head
+from zoo import ARCHETYPE_FAMILIES, pretraining_auto_class
 
 from hf_ctxmodels.hub.files import repository_files
 from hf_ctxmodels.registry import FAMILIES
@@ -94,17 +94,17 @@ def _check_that_everything_came_in_one_commit(hub: HubServer, repo: str, saved_m
 
 
 def _check_that_pulls_are_bit_identical(run, hub: HubServer, repos: dict[str, str], saved: dict[str, Path]) -> None:
-    wanted = [(repo, str(saved[name]), main_head(FAMILIES[name])) for name, repo in repos.items()]
+    wanted = [(repo, str(saved[name]), pretraining_auto_class(FAMILIES[name])) for name, repo in repos.items()]
     pulled = run("-c", PULL, json.dumps(wanted), token=None)
     assert pulled.returncode == 0, pulled.stderr + "\n".join(hub.requests)
     for name, line in zip(repos, pulled.stdout.splitlines(), strict=True):
         family = FAMILIES[name]
-        model, head = family.models["AutoModel"], family.models[main_head(family)]
+        model, head = family.models["AutoModel"], family.models[pretraining_auto_class(family)]
         assert json.loads(line) == [model.__name__, head.__name__, family.tokenizer.__name__, "transformers"]
 
 
 def _check_that_remote_code_opens_them(run, repos: dict[str, str], again: Path) -> None:
-    wanted = [(repo, str(again / name), main_head(FAMILIES[name])) for name, repo in repos.items()]
+    wanted = [(repo, str(again / name), pretraining_auto_class(FAMILIES[name])) for name, repo in repos.items()]
     opened = run("-c", OPEN_REMOTE_CODE, json.dumps(wanted), token=None)
     assert opened.returncode == 0, opened.stderr
     for name, line in zip(repos, opened.stdout.splitlines(), strict=True):

@@ -7,7 +7,7 @@ import pytest
 from hub_server import HubServer
 from saved_models import save_model
 from transformers import AutoModel
-from zoo import main_head
+from zoo import pretraining_auto_class
 
 from hf_ctxmodels import CtxBertConfig, CtxBertForMaskedLM, CtxBertTokenizer
 from hf_ctxmodels.core.remote_code import get_remote_code_stub
@@ -40,11 +40,16 @@ for job in jobs:
 
 def test_every_saved_directory_opens_in_a_clean_process(run, hub: HubServer, tmp_path: Path) -> None:
     directories = {name: save_model(family, tmp_path / name) for name, family in FAMILIES.items()}
-    jobs = [(str(directory), main_head(FAMILIES[name])) for name, directory in directories.items()]
+    jobs = [(str(directory), pretraining_auto_class(FAMILIES[name])) for name, directory in directories.items()]
     opened = run("-c", OPEN, json.dumps(jobs))
     assert opened.returncode == 0, opened.stderr
     for family, line in zip(FAMILIES.values(), opened.stdout.splitlines(), strict=True):
-        classes = (family.config, family.models["AutoModel"], family.models[main_head(family)], family.tokenizer)
+        classes = (
+            family.config,
+            family.models["AutoModel"],
+            family.models[pretraining_auto_class(family)],
+            family.tokenizer,
+        )
         assert json.loads(line) == [cls.__name__ for cls in classes]
     assert {"ctx_bert_auto.py", "config.json", "model.safetensors"} <= set(hub.files("zoo/pushed-by-the-model"))
 

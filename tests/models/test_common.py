@@ -1,4 +1,4 @@
-"""Every family, every Auto class: configurations, classes, saving and loading, ties, parameter counts."""
+"""All families and Auto classes: configurations, saving and loading, tied weights, resizing, parameter counts."""
 
 import json
 from pathlib import Path
@@ -14,9 +14,9 @@ from zoo import (
     assert_same_outputs,
     assert_same_weights,
     each_forward,
+    grouped_by_family,
     make_batch,
     make_targets,
-    of_each_family,
     tiny_config,
 )
 
@@ -32,33 +32,32 @@ def family(request: pytest.FixtureRequest) -> FamilySpec:
 
 class TestConfig:
     def test_round_trip(self, family: FamilySpec, tmp_path: Path) -> None:
-        """Also of what is set later: Trainer sets the tokenizer's special tokens, quantizers their own configuration,
-        users what they like."""
+        """Also of attributes set later: special tokens by Trainer, `quantization_config` by quantizers, and others."""
         config = tiny_config(family, unpad=False)
         config.save_pretrained(tmp_path)
         again = family.config.from_pretrained(tmp_path)
         assert again.to_dict() == config.to_dict()
         assert again.unpad is False
         assert json.loads((tmp_path / "config.json").read_text())["model_type"] == family.config.model_type
-        own = {
+        attributes = {
             "bos_token_id": 7,
             "eos_token_id": 8,
             "sep_token_id": 9,
             "note": "x",
             "quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True},
         }
-        for name, value in own.items():
+        for name, value in attributes.items():
             setattr(config, name, value)
         config.save_pretrained(tmp_path)
         for again in (family.config.from_pretrained(tmp_path), transformers.AutoConfig.from_pretrained(tmp_path)):
             assert type(again) is family.config
-            assert {name: getattr(again, name) for name in own} == own
+            assert {name: getattr(again, name) for name in attributes} == attributes
             assert again.to_diff_dict() == config.to_diff_dict()
         assert family.config.from_pretrained(tmp_path, note="y").note == "y"
 
     def test_wrong_field_raises(self, family: FamilySpec, tmp_path: Path) -> None:
-        """Of another type, or misspelt, which names the right one: also in a file, where the field itself is missing,
-        which it never is in a file that was saved."""
+        """A field of the wrong type, or misspelt, for which the error suggests the field; also in a file without the
+        field itself."""
         with pytest.raises(Exception, match="hidden_size"):
             family.config(hidden_size="wide")
         with pytest.raises(ValueError, match=r"no field 'hiden_size' \(did you mean 'hidden_size'"):
@@ -74,10 +73,10 @@ class TestConfig:
         with pytest.raises(ValueError, match="no field 'hiden_size'"):
             family.config.from_json_file(path)
 
-    def test_key_like_a_field_beside_it_is_kept_with_a_warning(
+    def test_key_similar_to_a_present_field_is_a_warning(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """It may be an attribute that was set on the configuration before it was saved."""
+        """It may be an attribute that was set before saving."""
         family = next(iter(FAMILIES.values()))
         monkeypatch.setattr(transformers.utils.logging.get_logger("transformers"), "propagate", True)
         config = tiny_config(family)
@@ -108,7 +107,7 @@ class TestConfig:
                 assert isinstance(getattr(default, name), int | None), (family.name, name)
 
     def test_family_is_found_by_name_type_config_and_model(self) -> None:
-        """Not by a configuration of its peer in transformers."""
+        """A configuration of the reference in transformers is an error."""
         for family in FAMILIES.values():
             model = next(Case(family, name) for name in family.models).model()
             for key in (family.name, family.config.model_type, tiny_config(family), model):
@@ -125,7 +124,7 @@ class TestConfig:
 
 class TestAutoClasses:
     def test_every_auto_class_makes_the_family_s_model(self) -> None:
-        """And the package has it."""
+        """The classes are public names of the package."""
         import hf_ctxmodels
 
         for family in FAMILIES.values():
@@ -136,7 +135,7 @@ class TestAutoClasses:
                 assert part.__name__ in hf_ctxmodels.__all__
 
     def test_from_pretrained(self, base_model_case: Case, tmp_path: Path) -> None:
-        """Whole, in several files, and in another type."""
+        """From one file, several files, and with another dtype."""
         model = base_model_case.model()
         model.save_pretrained(tmp_path / "whole")
         model.save_pretrained(tmp_path / "parts", max_shard_size="1KB")
@@ -154,11 +153,11 @@ class TestAutoClasses:
 
 
 class TestSaving:
-    @of_each_family(CASES)
+    @grouped_by_family(CASES)
     def test_saved_model_gives_the_same_outputs(
         self, cases: list[Case], tmp_path: Path, subtests: pytest.Subtests
     ) -> None:
-        """From a file that holds the native names, and tied weights once."""
+        """The file contains the native names, and tied weights once."""
         for case in cases:
             with subtests.test(str(case)):
                 model = case.model()
@@ -168,7 +167,7 @@ class TestSaving:
                 assert saved == {name for part in (model.named_parameters(), model.named_buffers()) for name, _ in part}
                 again = case.model_class.from_pretrained(tmp_path / str(case)).eval()
                 batch = make_batch(case)
-                # products of a few rows, as of one step, round differently by where the weights lie in memory
+                # matrix products with few rows are rounded differently depending on the memory alignment of the weights
                 assert_same_outputs(again(**batch), model(**batch), tolerance=1e-6 if case.is_recurrent else 0)
 
     def test_ties(self, tied_head_case: Case, tmp_path: Path) -> None:
@@ -187,7 +186,7 @@ class TestSaving:
 
     @each_forward
     def test_heads_and_encoders_open_each_other(self, head_case: Case, tmp_path: Path) -> None:
-        """An encoder keeps its weights; a head that is absent is initialised like a fresh one, none of it left out."""
+        """The base model keeps its weights; missing parameters of a head are all initialised as in a new model."""
         model = head_case.model()
         model.save_pretrained(tmp_path / "head")
         encoder_class = head_case.family.models["AutoModel"]
@@ -214,7 +213,7 @@ class TestSaving:
 
 
 def test_initial_weights_follow_the_seed_and_are_zero_for_padding(base_model_case: Case) -> None:
-    """Zero where the reference has it so; elsewhere padding is random, and seen by none."""
+    """The embedding of padding is zero if it is in the reference."""
     first, other = base_model_case.model(seed=1), base_model_case.model(seed=2)
     assert_same_weights(base_model_case.model(seed=1), first)
     assert not torch.equal(next(first.parameters()), next(other.parameters()))
@@ -228,7 +227,7 @@ def test_initial_weights_follow_the_seed_and_are_zero_for_padding(base_model_cas
 
 
 class TestResizing:
-    @of_each_family([case for case in CASES if case.is_base or case.computes_logits_of_labels_only])
+    @grouped_by_family([case for case in CASES if case.is_base or case.computes_logits_of_labels_only])
     def test_resizing_the_vocabulary_keeps_ties_and_words(self, cases: list[Case], subtests: pytest.Subtests) -> None:
         for case in cases:
             with subtests.test(str(case)):

@@ -1,4 +1,4 @@
-"""Every family is compiled: one graph for all shapes, and the same gradients."""
+"""`torch.compile` of all families: one graph for all shapes, and equal gradients."""
 
 import pytest
 import torch
@@ -15,14 +15,14 @@ from zoo import (
     objective,
 )
 
-# Tracing the backward pass takes four seconds each: one encoder of each kind is quick.
+# Tracing the backward pass takes four seconds, so only the archetypes' families are not marked slow.
 TRAINED_COMPILED = [
     pytest.param(case, marks=() if case.family in ARCHETYPE_FAMILIES else pytest.mark.slow) for case in NETWORKS
 ]
 
 
 class TestCompile:
-    """Mostly with ahead-of-time tracing instead of the code generator: the same graph and guards, in less time."""
+    """Mostly with the backend aot_eager, which has the same graph and guards as inductor, but no code generation."""
 
     SHAPES = ((12, 7, 3, 9), (15, 4, 6), (8, 20, 5, 6, 7), (9, 9))
 
@@ -37,19 +37,19 @@ class TestCompile:
                 batch = make_batch(case, lengths)
                 assert_same_outputs(compiled(**batch), model(**batch), batch["attention_mask"])
                 graphs.add(counter.frame_count)
-        assert len(graphs) == 1, "another shape made torch compile again"
+        assert len(graphs) == 1, "recompiled for another shape"
 
     def test_encoder_is_one_graph_for_all_shapes(self, network_case: Case) -> None:
         self._run_over_shapes(network_case, "aot_eager")
 
     @pytest.mark.slow
     def test_head_is_one_graph_for_all_shapes(self, head_case: Case) -> None:
-        """Some seconds of tracing for each head."""
+        """Takes some seconds of tracing per head."""
         self._run_over_shapes(head_case, "aot_eager")
 
     @pytest.mark.slow
     def test_code_generation(self, network_case: Case) -> None:
-        """A minute of C++."""
+        """Takes a minute to compile C++."""
         self._run_over_shapes(network_case, "inductor")
 
     def _train_one_step(self, case: Case) -> None:
@@ -67,5 +67,5 @@ class TestCompile:
 
     @pytest.mark.slow
     def test_training_step(self, head_case: Case) -> None:
-        """Tracing the backward pass of every head takes minutes in all."""
+        """Takes minutes to trace the backward pass of all heads."""
         self._train_one_step(head_case)

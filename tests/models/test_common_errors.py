@@ -1,4 +1,4 @@
-"""Every model says what is wrong with its input: which tensor, which value, which limit."""
+"""Errors of all models for invalid inputs name the tensor, the value and the limit."""
 
 from typing import Any
 
@@ -15,11 +15,11 @@ from zoo import (
     TINY,
     Batch,
     Case,
-    all_in_one,
+    as_subtests,
     assert_same_outputs,
-    by_path,
     make_batch,
     make_targets,
+    models_by_path,
 )
 
 from hf_ctxmodels import CtxError
@@ -32,28 +32,28 @@ CHOICE_HEADS = [case for case in REPRESENTATIVES if case.has_choices]
 
 
 def assert_refused(model: PreTrainedModel, batch: Batch, *parts: str) -> None:
-    """A `CtxError` whose message holds every part."""
+    """The forward pass raises a `CtxError` whose message contains all parts."""
     try:
         model(**batch)
     except CtxError as error:
         message = str(error)
     else:
-        pytest.fail(f"no error that says {parts}")
+        pytest.fail(f"no error with {parts}")
     for part in parts:
         assert part in message
 
 
-def replaced(tensor: Tensor, place: Any, value: float) -> Tensor:
-    """A copy with another value at a place."""
+def replaced(tensor: Tensor, index: Any, value: float) -> Tensor:
+    """A copy of the tensor with another value at an index."""
     tensor = tensor.clone()
-    tensor[place] = value
+    tensor[index] = value
     return tensor
 
 
 class TestInput:
-    @all_in_one(NETWORKS, "network_case")
+    @as_subtests(NETWORKS, "network_case")
     def test_ids(self, network_case: Case) -> None:
-        """Out of range, of another type or another number of dimensions, no tensor, none, or empty."""
+        """Out of range, wrong dtype or number of dimensions, not a tensor, missing or empty."""
         batch, model, limit = make_batch(network_case), network_case.model(), network_case.model_class.id_limit_field
         ids, size = batch["input_ids"], getattr(network_case.config(), limit)
         for bad in (-1, size, size + 1000):
@@ -72,9 +72,9 @@ class TestInput:
             characters = [TINY["max_characters_per_token"]] * len(network_case.token_id_axes)
             assert_refused(model, {"input_ids": torch.zeros(*shape, *characters, dtype=torch.long)}, "empty")
 
-    @all_in_one([case for case in NETWORKS if case.accepts_inputs_embeds], "network_case")
+    @as_subtests([case for case in NETWORKS if case.accepts_inputs_embeds], "network_case")
     def test_embeddings(self, network_case: Case) -> None:
-        """Beside ids, or of another type or width."""
+        """Together with ids, or wrong dtype or width."""
         batch, model = make_batch(network_case), network_case.model()
         both = batch | {"inputs_embeds": torch.zeros(*network_case.first_token_ids(batch).shape, TINY["hidden_size"])}
         assert_refused(model, both, "exactly one of input_ids and inputs_embeds")
@@ -83,15 +83,15 @@ class TestInput:
         for dtype in (torch.float64, torch.float16):
             parts = (f"inputs_embeds is {dtype}", "the model is torch.float32")
             assert_refused(model, batch | {"inputs_embeds": embeddings.to(dtype)}, *parts)
-        with torch.autocast("cpu", torch.bfloat16):  # which leaves float64 as it is
+        with torch.autocast("cpu", torch.bfloat16):  # does not convert float64
             assert_refused(model, batch | {"inputs_embeds": embeddings.double()}, "inputs_embeds is torch.float64")
         for wrong in (embeddings[..., :-1], torch.cat([embeddings, embeddings], -1)):
             parts = ("inputs_embeds", str(tuple(wrong.shape)), f"width {embeddings.shape[-1]}")
             assert_refused(model, batch | {"inputs_embeds": wrong}, *parts)
 
-    @all_in_one(NETWORKS, "network_case")
+    @as_subtests(NETWORKS, "network_case")
     def test_attention_mask(self, network_case: Case) -> None:
-        """Additive, read inverted, or saying nothing; of another shape; no tensor; or with a row without tokens."""
+        """Additive or inverted mask, invalid values, wrong shape, not a tensor, or an example without tokens."""
         batch, model = make_batch(network_case, side="right"), network_case.model()
         mask = batch["attention_mask"]
         for value in (float("-inf"), -1e9, -1.0, -1, float("nan"), 0.5, 2):
@@ -107,19 +107,19 @@ class TestInput:
         for wrong in (mask.tolist(), np.asarray(mask)):
             parts = (f"attention_mask is a {type(wrong).__name__}", "torch.Tensor")
             assert_refused(model, batch | {"attention_mask": wrong}, *parts)
-        for each in by_path(network_case).values():
-            assert_refused(each, batch | {"attention_mask": replaced(mask, 1, 0)}, "Row 1", "attention_mask")
+        for path_model in models_by_path(network_case).values():
+            assert_refused(path_model, batch | {"attention_mask": replaced(mask, 1, 0)}, "Row 1", "attention_mask")
 
-    @all_in_one(NETWORKS, "network_case")
+    @as_subtests(NETWORKS, "network_case")
     def test_sequence_ids_and_output_mask(self, network_case: Case) -> None:
-        """Of other values, another type or another shape."""
+        """Invalid values, wrong dtype or shape; arguments that the model does not use."""
         batch, model = make_batch(network_case, side="right"), network_case.model()
         unmasked = {name: tensor for name, tensor in batch.items() if name != "attention_mask"}
         mask = batch["attention_mask"]
         assert_refused(model, unmasked | {"sequence_ids": mask - 1}, "sequence_ids[1, 7] is -1", "0 at padding")
         assert_refused(model, unmasked | {"sequence_ids": mask.float()}, "sequence_ids is torch.float32")
         assert_refused(model, batch | {"output_mask": mask}, "output_mask is torch.int64")
-        if network_case.has_attention:  # what no layer reads: `lengths` is what the reference of XLM calls a mask
+        if network_case.has_attention:  # unused arguments; `lengths` is an argument of XLM in transformers
             for name in ("lengths", "token_type_idss", "labels"):
                 assert_refused(model, batch | {name: mask.sum(1)}, f"does not accept the argument {name}")
         if isinstance(model, TransformerEncoder):
@@ -128,9 +128,9 @@ class TestInput:
             other = torch.ones(2, mask.shape[1], dtype=dtype)
             assert_refused(model, batch | {name: other}, name, "(2, 12)", "(4, 12)")
 
-    @all_in_one(NETWORKS, "network_case")
+    @as_subtests(NETWORKS, "network_case")
     def test_segments_positions_and_lengths(self, network_case: Case) -> None:
-        """Out of range or of another shape; the longest text passes."""
+        """Out of range or wrong shape; a sequence of the maximal length is valid."""
         batch, model = make_batch(network_case, side="left"), network_case.model()
         for name in {"token_type_ids", "position_ids"} & batch.keys():
             for wrong in (batch[name][:, :-1], batch[name][:2]):
@@ -148,9 +148,9 @@ class TestInput:
             assert_refused(model, too_long, str(network_case.max_sequence_length + 1), limit, "truncat")
         model(**make_batch(network_case, (network_case.max_sequence_length,)))
 
-    @all_in_one([case for case in HEADS if case.is_seq2seq])
-    def test_what_is_read_beside_the_encoder_s_output(self, case: Case) -> None:
-        """`generate` encodes by itself; the head reads the mask once more."""
+    @as_subtests([case for case in HEADS if case.is_seq2seq])
+    def test_inputs_with_encoder_outputs(self, case: Case) -> None:
+        """As in `generate`, which passes the encoder's outputs and the mask to the head."""
         batch, model = make_batch(case), case.model()
         outputs = model.get_encoder()(batch["input_ids"], attention_mask=batch["attention_mask"])
         batch["encoder_outputs"] = outputs
@@ -160,10 +160,10 @@ class TestInput:
         assert_refused(model, batch | {"decoder_input_ids": ids.tolist()}, "decoder_input_ids is a list")
         required = getattr(model, "required_encoder_outputs", ("last_hidden_state",))
         if isinstance(model, QueryForConditionalGeneration) or required != ("last_hidden_state",):
-            for given in (BaseModelOutput(outputs.last_hidden_state), (outputs.last_hidden_state,)):
-                assert_refused(model, batch | {"encoder_outputs": given}, "encoder_outputs has no ")
+            for incomplete in (BaseModelOutput(outputs.last_hidden_state), (outputs.last_hidden_state,)):
+                assert_refused(model, batch | {"encoder_outputs": incomplete}, "encoder_outputs has no ")
 
-    @all_in_one(REPRESENTATIVES, "head_case")
+    @as_subtests(REPRESENTATIVES, "head_case")
     def test_heads_refuse_what_their_encoder_refuses(self, head_case: Case) -> None:
         model = head_case.model()
         assert_refused(model, {}, "input_ids", "inputs_embeds")
@@ -178,7 +178,7 @@ class TestInput:
 
 
 class TestTargets:
-    @all_in_one(REPRESENTATIVES, "head_case")
+    @as_subtests(REPRESENTATIVES, "head_case")
     def test_label_out_of_range_or_of_another_batch(self, head_case: Case) -> None:
         batch = make_batch(head_case)
         targets, model = make_targets(head_case, batch), head_case.model()
@@ -187,15 +187,15 @@ class TestTargets:
             for wrong in shapes:
                 assert_refused(model, batch | targets | {name: wrong}, f"{name} is {tuple(wrong.shape)}, expected")
             if name.endswith("_positions"):
-                continue  # there, a place outside the window means the answer is not in it
+                continue  # a position outside the window means that it does not contain the answer
             for bad in (10_000, -1):
                 spoiled = targets[name].clone()
                 spoiled[tuple((spoiled != -100).nonzero()[0])] = bad
                 assert_refused(model, batch | targets | {name: spoiled}, name, str(bad), "outside [0, ")
 
-    @all_in_one(REPRESENTATIVES, "head_case")
+    @as_subtests(REPRESENTATIVES, "head_case")
     def test_targets_of_another_type(self, head_case: Case) -> None:
-        """What is no tensor, and what are no integers; int32 says what int64 says."""
+        """Not a tensor or wrong dtype; int32 gives the same outputs as int64."""
         batch = make_batch(head_case)
         targets, model = make_targets(head_case, batch), head_case.model()
         for name, target in targets.items():
@@ -209,9 +209,9 @@ class TestTargets:
         narrow = {name: tensor.int() for name, tensor in (batch | targets).items()}
         assert_same_outputs(model(**narrow), model(**batch, **targets))
 
-    @all_in_one(SPAN_HEADS)
+    @as_subtests(SPAN_HEADS)
     def test_span_outside_the_window_or_on_padding(self, case: Case) -> None:
-        """Outside, the answer is not in the window, and is ignored; on padding, it is an error."""
+        """A position outside the window is ignored; a position on padding is an error."""
         batch, model = make_batch(case), case.model()
         targets = make_targets(case, batch)
         losses = []
@@ -224,7 +224,7 @@ class TestTargets:
         wrong = {"end_positions": replaced(targets["end_positions"], 2, padding)}
         assert_refused(model, batch | targets | wrong, "end_positions[2]", "padding")
 
-    @all_in_one(VOCABULARY_HEADS)
+    @as_subtests(VOCABULARY_HEADS)
     def test_vocabulary_label_on_padding(self, case: Case) -> None:
         batch = make_batch(case)
         targets = make_targets(case, batch)
@@ -232,7 +232,7 @@ class TestTargets:
         for unpad in (True, False):
             assert_refused(case.model(unpad=unpad), batch | targets, "1 of the labels", "padding", "[2, 5]")
 
-    @all_in_one(CHOICE_HEADS)
+    @as_subtests(CHOICE_HEADS)
     def test_choices_need_three_dimensions(self, case: Case) -> None:
         batch = {name: tensor[:, 0] for name, tensor in make_batch(case).items()}
         assert_refused(case.model(), batch, "(batch, choices, length)", "(4, 12)")

@@ -1,4 +1,4 @@
-"""Every family: the same numbers whatever the attention, the layout and the padding."""
+"""All families: outputs do not depend on the attention implementation, the layout and the padding."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,12 +22,12 @@ from zoo import (
     assert_same_gradients,
     assert_same_outputs,
     at_tokens,
-    by_fast_path,
-    by_path,
     each_forward,
     gradients,
     make_batch,
     make_targets,
+    models_by_fast_path,
+    models_by_path,
     objective_of,
     tensors_of,
 )
@@ -35,13 +35,13 @@ from zoo import (
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.layers.attention.layouts import PackedLayout
 
-ATTENDING = [case for case in NETWORKS if case.has_attention]
-FLEXIBLE = [case for case in ATTENDING if case.model_class._supports_flex_attn]
+ATTENTION_NETWORKS = [case for case in NETWORKS if case.has_attention]
+FLEX_NETWORKS = [case for case in ATTENTION_NETWORKS if case.model_class._supports_flex_attn]
 
 
 @pytest.fixture
 def uncompiled_flex(monkeypatch: pytest.MonkeyPatch) -> None:
-    """flex attention as torch's own Python reference, its mask too: compiling takes half a minute per shape."""
+    """Use the Python reference of flex attention and its masks: compilation takes half a minute per shape."""
 
     def block_mask(*args: Any, **kwargs: Any) -> BlockMask:
         return create_block_mask(*args, **kwargs | {"_compile": False})
@@ -53,29 +53,28 @@ def uncompiled_flex(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def packed_layouts(monkeypatch: pytest.MonkeyPatch) -> list[PackedLayout]:
-    """The layouts built without padding, in order: shows which path a forward took."""
-    built: list[PackedLayout] = []
+    """The packed layouts built during the test, in order; empty if no forward pass was unpadded."""
+    layouts: list[PackedLayout] = []
     build = PackedLayout.build.__func__
 
     def spy(cls: type[PackedLayout], *args: object) -> PackedLayout:
-        built.append(build(cls, *args))
-        return built[-1]
+        layouts.append(build(cls, *args))
+        return layouts[-1]
 
     monkeypatch.setattr(PackedLayout, "build", classmethod(spy))
-    return built
+    return layouts
 
 
 def _assert_same_training(case: Case, sides: Sequence[str], paths: Sequence[str]) -> None:
-    """Outputs, the loss (of an encoder a number made of its outputs) and all gradients by the paths are those of the
-    formula, and no parameter is without a gradient."""
-    models = by_path(case)
-    slow = models["eager"]
+    """Outputs and gradients of the paths equal those of eager attention, and all parameters have gradients."""
+    models = models_by_path(case)
+    eager_model = models["eager"]
     for side in sides:
         batch = make_batch(case, side=side)
         batch |= make_targets(case, batch)
-        expected = slow(**batch)
-        expected_gradients = gradients(slow, objective_of(case, expected, batch))
-        assert_every_parameter_learns(slow, expected_gradients)
+        expected = eager_model(**batch)
+        expected_gradients = gradients(eager_model, objective_of(case, expected, batch))
+        assert_every_parameter_learns(eager_model, expected_gradients)
         for path in [path for path in paths if path in models]:
             where, model = f"by the {path} path, padding at the {side}", models[path]
             got = model(**batch)
@@ -89,13 +88,13 @@ class TestAttentionPaths:
 
     @each_forward
     def test_losses_and_gradients(self, head_case: Case) -> None:
-        """Paths are the encoder's: a head is tested on the one that differs most from the plain formula."""
+        """Heads only with the path that differs most from eager attention; the base models with all."""
         _assert_same_training(head_case, ("left",), ("unpadded",))
 
     @pytest.mark.usefixtures("uncompiled_flex")
-    @pytest.mark.parametrize("network_case", FLEXIBLE, ids=str)
+    @pytest.mark.parametrize("network_case", FLEX_NETWORKS, ids=str)
     def test_flex(self, network_case: Case) -> None:
-        """It has no attention weights, and says so."""
+        """Equal outputs; `output_attentions` is an error."""
         batch, model = make_batch(network_case), network_case.model(attention="flex_attention")
         with torch.no_grad():
             expected = network_case.model(**PATHS["eager"])(**batch)
@@ -104,9 +103,9 @@ class TestAttentionPaths:
                 model(**batch, output_attentions=True)
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("network_case", FLEXIBLE, ids=str)
+    @pytest.mark.parametrize("network_case", FLEX_NETWORKS, ids=str)
     def test_flex_compiled(self, network_case: Case) -> None:
-        """As above with the compiled kernel: half a minute of C++."""
+        """Equal outputs with the compiled kernel, which takes half a minute to build."""
         batch = make_batch(network_case)
         with torch.no_grad():
             got = network_case.model(attention="flex_attention")(**batch)
@@ -127,11 +126,11 @@ class TestAttentionPaths:
         assert len(packed_layouts) == num_layouts
 
     def test_masks_of_any_type_and_none(self, network_case: Case) -> None:
-        """No mask is a mask of ones, or for some families one of what is no padding token at a row's end."""
+        """Without a mask all positions are tokens, except in families that infer padding from the ids."""
         batch, full = make_batch(network_case), make_batch(network_case, masked=False)
         mask, ones = batch["attention_mask"], torch.ones_like(network_case.first_token_ids(full))
         ones = mask if network_case.family.traits.infers_padding else ones
-        for path, model in by_fast_path(network_case).items():
+        for path, model in models_by_fast_path(network_case).items():
             with torch.no_grad():
                 expected = model(**batch)
                 for dtype in (torch.bool, torch.int32, torch.float32):
@@ -146,7 +145,7 @@ class TestAttentionPaths:
         mask[0, 3:6] = 0
         mask[1, ::2] = 0
         expected = network_case.model(**PATHS["eager"])(**batch)
-        for path, model in by_fast_path(network_case).items():
+        for path, model in models_by_fast_path(network_case).items():
             assert_same_outputs(model(**batch), expected, mask, where=f"by the {path} path")
 
     @pytest.mark.parametrize(
@@ -154,32 +153,32 @@ class TestAttentionPaths:
         [case for case in NETWORKS if case.model_class.accepts_4d_masks],
         ids=str,
     )
-    def test_ready_masks(self, network_case: Case) -> None:
+    def test_4d_masks(self, network_case: Case) -> None:
         """(batch, 1, queries, keys), bool or additive, with attention weights and without."""
         batch = make_batch(network_case)
         mask = batch["attention_mask"]
-        seen = mask.bool()[:, None, None].expand(-1, 1, mask.shape[1], -1)
-        seen = seen.tril() if network_case.is_causal else seen
-        for path, model in by_path(network_case).items():
+        visible = mask.bool()[:, None, None].expand(-1, 1, mask.shape[1], -1)
+        visible = visible.tril() if network_case.is_causal else visible
+        for path, model in models_by_path(network_case).items():
             expected = model(**batch)
-            for given in (seen, torch.where(seen, 0.0, -1e9)):
+            for full_mask in (visible, torch.where(visible, 0.0, -1e9)):
                 for options in ({}, {"output_attentions": True}):
-                    got = model(**batch | {"attention_mask": given}, **options)
-                    assert_same_outputs(got, expected, mask, where=f"by the {path} path, {given.dtype}, {options}")
+                    got = model(**batch | {"attention_mask": full_mask}, **options)
+                    assert_same_outputs(got, expected, mask, where=f"by the {path} path, {full_mask.dtype}, {options}")
 
     @pytest.mark.parametrize("network_case", [case for case in NETWORKS if case.accepts_inputs_embeds], ids=str)
     def test_embeddings_instead_of_ids(self, network_case: Case) -> None:
-        """Those at padding do not matter, not even where they are no numbers."""
+        """Outputs and gradients do not depend on embeddings at padding, even if they are not finite."""
         batch = make_batch(network_case)
         mask, ids = batch["attention_mask"], batch.pop("input_ids")
-        for path, model in by_path(network_case).items():
+        for path, model in models_by_path(network_case).items():
             expected = model(**batch, input_ids=ids)
             embeddings = network_case.embed_ids(model, ids).detach()
             for value in (None, float("nan"), float("inf"), 1e30):
-                given = embeddings.clone() if value is None else embeddings.masked_fill((mask == 0)[..., None], value)
-                got = model(**batch, inputs_embeds=given.requires_grad_())
+                inputs = embeddings.clone() if value is None else embeddings.masked_fill((mask == 0)[..., None], value)
+                got = model(**batch, inputs_embeds=inputs.requires_grad_())
                 assert_same_outputs(got, expected, mask, where=f"by the {path} path with {value}")
-                (gradient,) = torch.autograd.grad(got.last_hidden_state[mask == 1].sum(), given)
+                (gradient,) = torch.autograd.grad(got.last_hidden_state[mask == 1].sum(), inputs)
                 assert gradient.isfinite().all(), f"by the {path} path with {value}"
 
     @pytest.mark.parametrize("head_case", [case for case in ARCHETYPES if case.accepts_inputs_embeds], ids=str)
@@ -191,11 +190,11 @@ class TestAttentionPaths:
 
 
 class TestPadding:
-    def test_neither_padding_nor_other_rows_matter(self, network_case: Case) -> None:
+    def test_outputs_do_not_depend_on_padding_and_batch(self, network_case: Case) -> None:
         plain = make_batch(network_case)
-        for path, model in by_fast_path(network_case).items():
-            together = _logits(model, plain)
-            expected = {name: at_tokens(value, plain["attention_mask"]) for name, value in together.items()}
+        for path, model in models_by_fast_path(network_case).items():
+            batched = _logits(model, plain)
+            expected = {name: at_tokens(value, plain["attention_mask"]) for name, value in batched.items()}
             for options in ({"width": 20}, {"side": "right"}, {"side": "left"}, {"side": "left", "width": 20}):
                 batch = make_batch(network_case, **options)
                 for name, value in _logits(model, batch).items():
@@ -205,7 +204,7 @@ class TestPadding:
                 one = {name: tensor[row : row + 1] for name, tensor in plain.items()}
                 mask = one["attention_mask"]
                 for name, value in _logits(model, one).items():
-                    wanted = at_tokens(together[name][row : row + 1], mask)
+                    wanted = at_tokens(batched[name][row : row + 1], mask)
                     assert_close(at_tokens(value, mask), wanted, f"{name}[{row}] by the {path} path")
 
     def test_losses_do_not_depend_on_padding(self, archetype_case: Case) -> None:
@@ -214,7 +213,7 @@ class TestPadding:
         targets = make_targets(archetype_case, plain)
         wide = make_batch(archetype_case, width=20, side="right")
         for batch in (plain, wide):
-            batch.pop("decoder_input_ids", None)  # the head makes them of its targets
+            batch.pop("decoder_input_ids", None)  # the head derives them from its targets
         for name, target in targets.items():
             wide[name] = target
             if target.dim() > 1:
@@ -230,7 +229,7 @@ def _logits(model: Callable, batch: dict[str, Tensor]) -> dict[str, Tensor]:
 
 class TestRecordedOutputs:
     def test_hidden_states(self, network_case: Case) -> None:
-        """Zero at padding whatever its side; the last is the output; asked for by the call or the configuration."""
+        """Zero at padding; the last equals the output; requested by argument or configuration."""
         model, padded = network_case.model(), network_case.model(unpad=False)
         for side in SIDES:
             batch = make_batch(network_case, side=side)
@@ -269,16 +268,16 @@ class TestRecordedOutputs:
     def test_selected_hidden_states(self, attention_network_case: Case) -> None:
         model = attention_network_case.model()
         batch = make_batch(attention_network_case)
-        every = model(**batch, output_hidden_states=True).hidden_states
+        all_states = model(**batch, output_hidden_states=True).hidden_states
         for number in (1, -2):
             selected = model(**batch, output_hidden_states=[number]).hidden_states
-            assert torch.equal(selected[number], every[number])
+            assert torch.equal(selected[number], all_states[number])
             assert sum(states is not None for states in selected) == 1
 
     def test_attention_weights(self, attention_network_case: Case) -> None:
-        """Of eager attention, which runs in the place of a fast path that has none."""
+        """Those of eager attention, which replaces the other implementations for `output_attentions`."""
         batch = make_batch(attention_network_case)
-        mask, models = batch["attention_mask"], by_path(attention_network_case)
+        mask, models = batch["attention_mask"], models_by_path(attention_network_case)
         expected = models.pop("eager")(**batch, output_attentions=True)
         config = attention_network_case.config()
         assert len(expected.attentions) == config.num_hidden_layers
@@ -289,8 +288,8 @@ class TestRecordedOutputs:
         for path, model in models.items():
             got = model(**batch, output_attentions=True)
             assert_same_outputs(got, expected, mask, where=f"by the {path} path")
-            for number, (ours, theirs) in enumerate(zip(got.attentions, expected.attentions, strict=True)):
-                assert_close(ours, theirs, f"attention weights {number} by the {path} path")
+            for number, (weights, expected_weights) in enumerate(zip(got.attentions, expected.attentions, strict=True)):
+                assert_close(weights, expected_weights, f"attention weights {number} by the {path} path")
             assert model(**batch).attentions is None
             model.config._output_attentions = True  # transformers refuses to set it under sdpa
             assert len(model(**batch).attentions) == len(model(**batch, output_attentions=None).attentions) > 0
@@ -301,23 +300,23 @@ class TestRecordedOutputs:
         batch, model = make_batch(head_case), head_case.model()
         rows = len(batch["input_ids"].flatten(0, -2))
         for targets in ({}, make_targets(head_case, batch)):
-            found = model(**batch, **targets, output_attentions=True)
-            attentions = found.encoder_attentions if head_case.is_seq2seq else found.attentions
+            outputs = model(**batch, **targets, output_attentions=True)
+            attentions = outputs.encoder_attentions if head_case.is_seq2seq else outputs.attentions
             assert len(attentions) == head_case.config().num_hidden_layers
             assert all(len(layer) == rows for layer in attentions)
 
-    def test_wanted_rows_equal_the_full_output(self, network_case: Case) -> None:
+    def test_output_mask(self, network_case: Case) -> None:
         batch = make_batch(network_case)
         generator = torch.Generator().manual_seed(5)
-        wanted = torch.rand(network_case.first_token_ids(batch).shape, generator=generator) < 0.4
-        wanted &= batch["attention_mask"].bool()
-        wanted[1] = False  # a row without any
-        assert wanted.any()
-        for path, model in by_path(network_case).items():
-            full, some = model(**batch), model(**batch, output_mask=wanted)
-            assert_close(some.last_hidden_state, full.last_hidden_state[wanted], f"states by the {path} path")
+        output_mask = torch.rand(network_case.first_token_ids(batch).shape, generator=generator) < 0.4
+        output_mask &= batch["attention_mask"].bool()
+        output_mask[1] = False  # an example without outputs
+        assert output_mask.any()
+        for path, model in models_by_path(network_case).items():
+            full, selected = model(**batch), model(**batch, output_mask=output_mask)
+            assert_close(selected.last_hidden_state, full.last_hidden_state[output_mask], f"states by the {path} path")
             if full.get("pooler_output") is not None:
-                assert_close(some.pooler_output, full.pooler_output, f"pooled by the {path} path")
+                assert_close(selected.pooler_output, full.pooler_output, f"pooled by the {path} path")
 
     def test_tuple_output(self, network_or_archetype_case: Case) -> None:
         batch = make_batch(network_or_archetype_case)
@@ -331,52 +330,54 @@ class TestRecordedOutputs:
 
 
 def _packing(case: Case, lengths: list[int], seed: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Short sequences as rows of their own, and the same two to a row with `sequence_ids`."""
-    apart = make_batch(case, lengths, seed=seed, side="right")
+    """A batch with one sequence per row, and the same sequences packed in pairs with `sequence_ids`."""
+    separate = make_batch(case, lengths, seed=seed, side="right")
     pairs = [lengths[i : i + 2] for i in range(0, len(lengths), 2)]
     shape = (len(pairs), max(map(sum, pairs)) + 2)
-    together = {
-        name: tensor.new_zeros(*shape, *tensor.shape[2:]) for name, tensor in apart.items() if name != "attention_mask"
+    packed = {
+        name: tensor.new_zeros(*shape, *tensor.shape[2:])
+        for name, tensor in separate.items()
+        if name != "attention_mask"
     }
-    together["sequence_ids"] = torch.zeros(shape, dtype=torch.long)
+    packed["sequence_ids"] = torch.zeros(shape, dtype=torch.long)
     for number, length in enumerate(lengths):
         row, second = divmod(number, 2)
         start = pairs[row][0] if second else 0
-        together["sequence_ids"][row, start : start + length] = 1 + second
-        for name in together.keys() & apart.keys():
-            together[name][row, start : start + length] = apart[name][number, :length]
-    return apart, together
+        packed["sequence_ids"][row, start : start + length] = 1 + second
+        for name in packed.keys() & separate.keys():
+            packed[name][row, start : start + length] = separate[name][number, :length]
+    return separate, packed
 
 
 class TestSequenceIds:
     LENGTHS = [5, 8, 1, 4, 7, 7]
 
     def test_packed_sequences_equal_separate_ones(self, network_case: Case) -> None:
-        apart, together = _packing(network_case, self.LENGTHS, seed=1)
-        for path, model in by_path(network_case).items():
-            expected = model(**apart).last_hidden_state[apart["attention_mask"] == 1]
-            states = model(**together).last_hidden_state
-            assert_close(states[together["sequence_ids"] != 0], expected, f"by the {path} path")
+        separate, packed = _packing(network_case, self.LENGTHS, seed=1)
+        for path, model in models_by_path(network_case).items():
+            expected = model(**separate).last_hidden_state[separate["attention_mask"] == 1]
+            states = model(**packed).last_hidden_state
+            assert_close(states[packed["sequence_ids"] != 0], expected, f"by the {path} path")
 
     def test_losses_and_gradients(self, token_head_case: Case) -> None:
-        apart, together = _packing(token_head_case, self.LENGTHS, seed=1)
-        labels = make_targets(token_head_case, apart)["labels"]
+        separate, packed = _packing(token_head_case, self.LENGTHS, seed=1)
+        labels = make_targets(token_head_case, separate)["labels"]
         model = token_head_case.model(**PATHS["unpadded"])
-        packed_labels = torch.full(token_head_case.first_token_ids(together).shape, -100)
-        packed_labels[together["sequence_ids"] != 0] = labels[apart["attention_mask"] == 1]
-        expected, got = model(**apart, labels=labels).loss, model(**together, labels=packed_labels).loss
+        packed_labels = torch.full(token_head_case.first_token_ids(packed).shape, -100)
+        packed_labels[packed["sequence_ids"] != 0] = labels[separate["attention_mask"] == 1]
+        expected, got = model(**separate, labels=labels).loss, model(**packed, labels=packed_labels).loss
         assert_close(got, expected, "loss")
         assert_same_gradients(gradients(model, got), gradients(model, expected))
 
-    def test_numbers_tell_only_neighbours_apart(self, network_case: Case) -> None:
-        """One sequence per row is a mask; a number that comes again is another sequence; rows stay apart anyway."""
+    def test_sequence_ids_separate_adjacent_sequences(self, network_case: Case) -> None:
+        """One id per row is a padding mask; an id that occurs again is a new sequence; rows are always separate."""
         batch = make_batch(network_case)
         mask = batch["attention_mask"]
         unmasked = {name: tensor for name, tensor in batch.items() if name != "attention_mask"}
         pair, rows = make_batch(network_case, (9, 9), masked=False), make_batch(network_case, (6, 6, 6), masked=False)
         again = torch.tensor([[1, 1, 2, 2, 2, 1, 1, 1, 1], [1, 1, 0, 1, 1, 2, 2, 2, 2]])
         fresh = torch.tensor([[1, 1, 2, 2, 2, 3, 3, 3, 3], [1, 1, 0, 2, 2, 3, 3, 3, 3]])
-        for path, model in by_fast_path(network_case).items():
+        for path, model in models_by_fast_path(network_case).items():
             where = f"by the {path} path"
             got = model(**unmasked, sequence_ids=mask * 3)
             assert_same_outputs(got, model(**batch), mask, where=f"of one per row {where}")

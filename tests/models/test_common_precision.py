@@ -1,4 +1,4 @@
-"""Every family in bfloat16: close to single precision, by every path."""
+"""All families in bfloat16: close to float32, with all attention paths."""
 
 import torch
 from torch import Tensor
@@ -7,10 +7,10 @@ from zoo import (
     Case,
     assert_close,
     at_tokens,
-    by_path,
     gradients,
     make_batch,
     make_targets,
+    models_by_path,
     objective,
     tensors_of,
 )
@@ -18,20 +18,23 @@ from zoo import (
 
 class TestPrecision:
     def test_bfloat16_weights_are_close(self, network_case: Case) -> None:
-        """By every path, to single precision and to the formula in half precision."""
-        whole = network_case.model(initializer_range=0.02)
+        """Outputs of all paths are close to float32, and to eager attention in bfloat16."""
+        float32_model = network_case.model(initializer_range=0.02)
         models = {
-            path: model.to(torch.bfloat16) for path, model in by_path(network_case, initializer_range=0.02).items()
+            path: model.to(torch.bfloat16)
+            for path, model in models_by_path(network_case, initializer_range=0.02).items()
         }
         for side in SIDES:
             batch = make_batch(network_case, side=side)
-            exact = tensors_of(whole(**batch))
-            found = {path: tensors_of(model(**batch)) for path, model in models.items()}
-            for path, name in [(path, name) for path in found for name in exact]:
-                got, where = found[path][name], f"{name} by the {path} path, padding at the {side}"
+            exact = tensors_of(float32_model(**batch))
+            outputs = {path: tensors_of(model(**batch)) for path, model in models.items()}
+            for path, name in [(path, name) for path in outputs for name in exact]:
+                got, where = outputs[path][name], f"{name} by the {path} path, padding at the {side}"
                 assert got.dtype is torch.bfloat16
                 _assert_roughly(got, exact[name], batch["attention_mask"], where)
-                _assert_roughly(got, found["eager"][name], batch["attention_mask"], f"{where}, of the formula")
+                _assert_roughly(
+                    got, outputs["eager"][name], batch["attention_mask"], f"{where}, compared with eager attention"
+                )
 
     def test_bfloat16_autocast_is_close(self, network_or_archetype_case: Case) -> None:
         batch = make_batch(network_or_archetype_case)
@@ -50,7 +53,7 @@ class TestPrecision:
 
 
 def _assert_roughly(got: Tensor, expected: Tensor, mask: Tensor | None, name: str, share: float = 0.05) -> None:
-    """Within a share of the expected values' own size (bfloat16 has 8 bits), or nearly zero like them."""
+    """The relative error in norm is at most `share` (bfloat16 has 8 bits of precision), plus a small absolute error."""
     got, expected = at_tokens(got, mask).float(), at_tokens(expected, mask).float()
     error, size = (got - expected).norm(), expected.norm()
     assert error <= share * size + 1e-3, f"{name}: off by {float(error / size):.1%}"

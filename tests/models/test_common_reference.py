@@ -1,4 +1,4 @@
-"""Every family, every Auto class: opens reference checkpoints, and writes ones the reference opens by itself."""
+"""All families and Auto classes: opening checkpoints of transformers, and export to transformers."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from transformers.testing_utils import CaptureLogger
 from transformers.utils import logging
 from zoo import (
-    PEERED,
+    REFERENCE_CASES,
     REPRESENTATIVES,
     TIED_HEADS,
     Case,
@@ -21,11 +21,11 @@ from zoo import (
     assert_same_outputs,
     assert_same_weights,
     feed_source_to_decoder,
+    grouped_by_family,
     make_batch,
-    of_each_family,
 )
 
-# Runs in a process of its own: opens every exported folder as a user without this package would.
+# Runs in a separate process: opens all exported directories without this package.
 OPEN_EXPORTS = """
 import json, sys
 from pathlib import Path
@@ -50,26 +50,26 @@ for folder in sorted(Path(sys.argv[1]).iterdir()):
 assert not [name for name in sys.modules if name.startswith("hf_ctxmodels")]
 """
 
-PEERED_BASES = [case for case in PEERED if case.is_base]
+REFERENCE_BASE_CASES = [case for case in REFERENCE_CASES if case.is_base]
 
 
-@pytest.fixture(params=PEERED_BASES, ids=str)
+@pytest.fixture(params=REFERENCE_BASE_CASES, ids=str)
 def reference_base_case(request: pytest.FixtureRequest) -> Case:
-    """Every encoder that transformers has too."""
+    """The base models with a reference in transformers."""
     return request.param
 
 
 @pytest.fixture(params=[case for case in REPRESENTATIVES if case.has_reference], ids=str)
 def reference_head_case(request: pytest.FixtureRequest) -> Case:
-    """One of each forward, and every head that pretrains a family."""
+    """The representative heads with a reference in transformers."""
     return request.param
 
 
 @pytest.fixture(scope="module")
 def exports(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """For every case: a reference checkpoint, ours opened from it, its export, and what the reference finds there."""
+    """For each case, a directory with a reference checkpoint, its export, and the report of opening the export."""
     root = tmp_path_factory.mktemp("exports")
-    for case in PEERED:
+    for case in REFERENCE_CASES:
         folder = root / str(case)
         case.reference_model(seed=3).save_pretrained(folder / "reference")
         case.model_class.from_pretrained(folder / "reference").export_reference(folder / "export")
@@ -81,7 +81,7 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class TestOpening:
-    @of_each_family(PEERED)
+    @grouped_by_family(REFERENCE_CASES)
     def test_every_key_and_the_outputs(self, cases: list[Case], exports: Path, subtests: pytest.Subtests) -> None:
         for case in cases:
             with subtests.test(str(case)):
@@ -93,7 +93,7 @@ class TestOpening:
                 assert_same_outputs(model.eval()(**batch), expected, batch["attention_mask"])
 
     def test_configuration(self, reference_base_case: Case, exports: Path, tmp_path: Path) -> None:
-        """Every field the two have in common, without a warning unless it is of another architecture."""
+        """All common fields are equal, without a warning; a configuration of another architecture is a warning."""
         reference = reference_base_case.reference_config().to_dict()
         logger = logging.get_logger("transformers.configuration_utils")
         with CaptureLogger(logger) as shown:
@@ -115,13 +115,13 @@ class TestOpening:
         encoder_class = reference_head_case.family.models["AutoModel"]
         encoder = encoder_class.from_pretrained(exports / str(reference_head_case) / "reference").eval()
         reference = reference_head_case.reference_model(seed=3).base_model
-        if encoder.config.is_encoder_decoder:  # which the peer's head may have without a base model
+        if encoder.config.is_encoder_decoder:  # the reference's head may have no base model
             opened = Case(reference_head_case.family, "AutoModel").reference_class.from_pretrained(
                 exports / str(reference_head_case) / "reference"
             )
             reference = feed_source_to_decoder(opened).eval()
         batch = {name: tensor.flatten(0, -2) for name, tensor in make_batch(reference_head_case).items()}
-        batch.pop("decoder_input_ids", None)  # an encoder-decoder makes them of the input
+        batch.pop("decoder_input_ids", None)  # an encoder-decoder derives them from the input
         tokens = batch["attention_mask"] == 1
         got, expected = encoder(**batch).last_hidden_state, reference(**batch).last_hidden_state
         assert_close(got[tokens], expected[tokens], "the encoder in the reference's head")
@@ -129,19 +129,19 @@ class TestOpening:
         model = reference_head_case.model()
         model.save_pretrained(tmp_path)
         _, report = encoder_class.from_pretrained(tmp_path, output_loading_info=True)
-        assert set(report["unexpected_keys"]) <= model.state_dict().keys()  # none taken for one of the reference's
+        assert set(report["unexpected_keys"]) <= model.state_dict().keys()  # none is converted as if from the reference
         assert not [name for name in report["missing_keys"] if "pooler" not in name]
 
         bare = exports / str(Case(reference_head_case.family, "AutoModel")) / "reference"
         model, report = reference_head_case.model_class.from_pretrained(bare, output_loading_info=True)
         prefix = model.base_model_prefix + "."
-        own = {name for name, _ in model.named_parameters() if not name.startswith(prefix)}  # none where it is tied
+        own = {name for name, _ in model.named_parameters() if not name.startswith(prefix)}  # none if the head is tied
         assert bool(report["missing_keys"]) == bool(own)
         assert not [name for name in report["missing_keys"] if name.startswith(prefix)]
         assert not report["unexpected_keys"]
 
     def test_half_precision_and_several_files(self, reference_base_case: Case, tmp_path: Path) -> None:
-        """Queries, keys and values of one layer may lie in different files."""
+        """Query, key and value projections of a layer may be in different files."""
         for dtype, options in ((torch.bfloat16, {}), (torch.float32, {"max_shard_size": "5KB"})):
             folder = tmp_path / str(dtype)
             reference = reference_base_case.reference_model().to(dtype)
@@ -164,7 +164,7 @@ class TestExport:
     def _found(self, case: Case, exports: Path) -> dict[str, Any]:
         return json.loads((exports / str(case) / "found.json").read_text())
 
-    @of_each_family(PEERED)
+    @grouped_by_family(REFERENCE_CASES)
     def test_opens_without_this_package_bit_exact(
         self, cases: list[Case], exports: Path, subtests: pytest.Subtests
     ) -> None:
@@ -185,7 +185,7 @@ class TestExport:
                     assert torch.equal(weights[name], tensor), name
 
     def test_configuration(self, reference_base_case: Case, exports: Path, tmp_path: Path) -> None:
-        """The reference's own, and one that was changed."""
+        """The reference's configuration, and one with changed fields."""
         found = self._found(reference_base_case, exports)["config"]
         expected = reference_base_case.reference_config(
             architectures=[reference_base_case.reference_class.__name__]
@@ -218,15 +218,15 @@ class TestExport:
         config = reference_base_case.reference_class.from_pretrained(tmp_path).config
         assert {name: getattr(config, model.config.reference_name(name)) for name in changes} == changes
 
-    def test_of_a_model_trained_here(self, reference_base_case: Case, tmp_path: Path) -> None:
-        """Never opened from a reference checkpoint; it is opened here again, bit for bit."""
+    def test_model_without_reference_checkpoint(self, reference_base_case: Case, tmp_path: Path) -> None:
+        """The export of a new model can be opened by both packages, with bitwise equal weights."""
         model = reference_base_case.model(seed=5)
         _assert_export_opens(reference_base_case, model, tmp_path)
         assert_same_weights(reference_base_case.model_class.from_pretrained(tmp_path), model)
 
     def test_leaves_the_model_as_it_was(self, reference_base_case: Case, exports: Path, tmp_path: Path) -> None:
-        """Trainer resumes with `load_state_dict`, which knows no conversion: files hold the native names, also after
-        opening a reference checkpoint."""
+        """`save_pretrained` writes the native names after an export, also for a model from a reference checkpoint:
+        Trainer resumes with `load_state_dict`, without conversion."""
         opened = reference_base_case.model_class.from_pretrained(exports / str(reference_base_case) / "reference")
         for name, model in {"own": reference_base_case.model(), "opened": opened}.items():
             model.export_reference(tmp_path / name / "export")
@@ -240,19 +240,19 @@ class TestExport:
             assert again.config.model_type == model.config.model_type == reference_base_case.family.config.model_type
 
 
-@pytest.mark.parametrize("head", [head for head in TIED_HEADS if head.has_reference], ids=str)
-def test_untied_heads_are_opened_and_exported(head: Case, tmp_path: Path) -> None:
-    reference = head.reference_model(tie_word_embeddings=False)
+@pytest.mark.parametrize("case", [case for case in TIED_HEADS if case.has_reference], ids=str)
+def test_untied_heads_are_opened_and_exported(case: Case, tmp_path: Path) -> None:
+    reference = case.reference_model(tie_word_embeddings=False)
     reference.save_pretrained(tmp_path / "reference")
-    model, report = head.model_class.from_pretrained(tmp_path / "reference", output_loading_info=True)
+    model, report = case.model_class.from_pretrained(tmp_path / "reference", output_loading_info=True)
     assert not any(report.values()), report
-    batch = make_batch(head)
+    batch = make_batch(case)
     assert_same_outputs(model.eval()(**batch), reference(**batch), batch["attention_mask"])
-    _assert_export_opens(head, head.model(seed=5, tie_word_embeddings=False), tmp_path / "export")
+    _assert_export_opens(case, case.model(seed=5, tie_word_embeddings=False), tmp_path / "export")
 
 
 def _assert_export_opens(case: Case, model: PreTrainedModel, folder: Path) -> None:
-    """The reference finds every key in the export of `model`, and computes the same."""
+    """The reference loads the export of `model` without missing or unexpected keys, and gives the same outputs."""
     model.export_reference(folder)
     reference, report = case.reference_class.from_pretrained(folder, output_loading_info=True)
     assert not any(report.values()), report

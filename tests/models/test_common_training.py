@@ -1,4 +1,4 @@
-"""Every head: its loss, its gradient, its accumulation, and that it learns."""
+"""All heads: loss, gradients, gradient accumulation and learning."""
 
 from collections.abc import Mapping
 
@@ -18,22 +18,22 @@ from zoo import (
     assert_close,
     assert_every_parameter_learns,
     assert_same_gradients,
-    by_fast_path,
     each_forward,
     gradients,
+    grouped_by_family,
     learnable_batch,
     make_batch,
     make_targets,
+    models_by_fast_path,
     objective,
-    of_each_family,
     tensors_of,
 )
 
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.spec import Target
 
-RECOMPUTED = [case for case in NETWORKS if case.model_class.supports_gradient_checkpointing]
-DROPPING = [case for case in [*NETWORKS, *ARCHETYPES] if case.has_field("hidden_dropout_prob")]
+CHECKPOINTING_NETWORKS = [case for case in NETWORKS if case.model_class.supports_gradient_checkpointing]
+DROPOUT_CASES = [case for case in [*NETWORKS, *ARCHETYPES] if case.has_field("hidden_dropout_prob")]
 SEQUENCE_CLASSIFIERS = [case for case in REPRESENTATIVES if case.auto_name == "AutoModelForSequenceClassification"]
 
 
@@ -68,9 +68,9 @@ def _returns_metrics(case: Case) -> bool:
 
 
 class TestLoss:
-    @of_each_family([case for case in HEADS if not (case.has_generator or case.trains_static_embeddings)])
+    @grouped_by_family([case for case in HEADS if not (case.has_generator or case.trains_static_embeddings)])
     def test_is_cross_entropy_of_the_full_logits(self, cases: list[Case], subtests: pytest.Subtests) -> None:
-        """Of every head whose loss compares its logits with targets, and nothing in between."""
+        """The loss of heads whose logits do not depend on the targets."""
         for case in cases:
             with subtests.test(str(case)):
                 self._compare_with_full_logits(case)
@@ -80,13 +80,13 @@ class TestLoss:
         batch = make_batch(head, side="left")
         targets = make_targets(head, batch, ignore_some=True)
         targets = {name: targets[name] for name in head.compared_targets}
-        terms = []
+        losses = []
         for name, logits in full_logits(head, model, batch).items():
-            if name.endswith("_positions"):  # padding is no candidate
+            if name.endswith("_positions"):  # padding cannot be predicted
                 logits = logits.masked_fill(batch["attention_mask"] == 0, float("-inf"))
-            aims = targets[name][:, 1:] if head.shifts_labels else targets[name]
-            terms.append(F.cross_entropy(logits.flatten(0, -2), aims.flatten(), ignore_index=-100))
-        expected = torch.stack(terms)
+            labels = targets[name][:, 1:] if head.shifts_labels else targets[name]
+            losses.append(F.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=-100))
+        expected = torch.stack(losses)
         expected = expected.mean() if "start_positions" in targets else expected.sum()
         got = model(**batch, **targets).loss
         assert_close(got, expected)
@@ -94,13 +94,13 @@ class TestLoss:
 
     @each_forward
     def test_outputs_with_targets_and_without(self, head_case: Case) -> None:
-        """No vocabulary logits with labels, terms that add up to the loss, metrics of answers that are right or wrong,
-        and no loss without targets."""
+        """With targets: the loss is the sum of its components, no vocabulary logits, metrics of classifications.
+        Without targets: no loss."""
         batch, model = make_batch(head_case), head_case.model()
         assert model(**batch).loss is None
         targets = make_targets(head_case, batch)
         empty = model(**batch, **{name: torch.full_like(target, -100) for name, target in targets.items()}).loss
-        assert empty == 0, "a micro-batch in which nothing was masked"
+        assert empty == 0, "a micro-batch without masked tokens"
         assert not any(gradient.any() for gradient in gradients(model, empty).values()), "zero gradients, not none"
         outputs = model(**batch, **targets)
         logits = [name for name in tensors_of(outputs) if name in ("logits", "prediction_logits")]
@@ -113,30 +113,30 @@ class TestLoss:
             assert_close(sum(parts), outputs.loss.detach())
 
     @pytest.mark.parametrize("head_case", [case for case in HEADS if case.accepts_return_logits], ids=str)
-    def test_logits_beside_the_loss(self, head_case: Case) -> None:
-        """Of all positions, and the same loss: where asked for by the call or the configuration, and by default in
-        evaluation without gradients."""
+    def test_logits_with_labels(self, head_case: Case) -> None:
+        """All logits and the same loss: by argument, by configuration, and by default in evaluation without
+        gradients."""
         batch, model = make_batch(head_case), head_case.model()
         targets = make_targets(head_case, batch, ignore_some=True)
-        expected, wanted = model(**batch, **targets), model(**batch)
-        name = "logits" if "logits" in wanted else "prediction_logits"
-        asked = [model(**batch, **targets, return_logits=True)]
+        expected, full = model(**batch, **targets), model(**batch)
+        name = "logits" if "logits" in full else "prediction_logits"
+        outputs_with_logits = [model(**batch, **targets, return_logits=True)]
         with torch.no_grad():
-            asked.append(model(**batch, **targets))
+            outputs_with_logits.append(model(**batch, **targets))
             assert model(**batch, **targets, return_logits=False).get(name) is None
         model.config.return_logits_with_labels = True
-        asked.append(model(**batch, **targets))
-        for outputs in asked:
+        outputs_with_logits.append(model(**batch, **targets))
+        for outputs in outputs_with_logits:
             assert_close(outputs.loss, expected.loss, "loss")
-            if not head_case.has_generator:  # of a pair, the logits are those of what the generator wrote
-                assert_close(outputs[name], wanted[name], name)
+            if not head_case.has_generator:  # the logits of a discriminator depend on the generator's samples
+                assert_close(outputs[name], full[name], name)
         gradients_without = gradients(model, expected.loss)
-        assert_same_gradients(gradients(model, asked[-1].loss), gradients_without)
+        assert_same_gradients(gradients(model, outputs_with_logits[-1].loss), gradients_without)
         model.train()
         with torch.no_grad():
             model.config.return_logits_with_labels = None
             assert model(**batch, **targets).get(name) is None
-        assert model(**batch, **targets, return_logits=True)[name].shape == asked[0][name].shape
+        assert model(**batch, **targets, return_logits=True)[name].shape == outputs_with_logits[0][name].shape
 
     @pytest.mark.parametrize("head_case", [case for case in REPRESENTATIVES if _returns_metrics(case)], ids=str)
     def test_metrics_are_counts_that_add_up_over_batches(self, head_case: Case) -> None:
@@ -165,7 +165,7 @@ class TestLoss:
 
 
 class TestAccumulation:
-    """1 x 16 rows equals 4 x 4 rows, though the quarters hold different numbers of targets."""
+    """One batch of 16 examples equals 4 micro-batches of 4 examples with different numbers of targets."""
 
     LENGTHS = (12, 3, 9, 1, 2, 2, 1, 5, 12, 12, 12, 12, 4, 6, 1, 8)
 
@@ -183,14 +183,14 @@ class TestAccumulation:
             )
         return batch, targets, quarters
 
-    def _check(self, head: Case, *ways: Mapping[str, Tensor | int] | Tensor | int) -> None:
-        """Of each way to give the number of targets."""
+    def _check(self, head: Case, *num_items: Mapping[str, Tensor | int] | Tensor | int) -> None:
+        """Compare the batch with its quarters for each `num_items_in_batch`."""
         batch, targets, quarters = self._whole_and_quarters(head)
         model = head.model()
         whole = model(**batch, **targets).loss
         expected = gradients(model, whole)
-        for counts in ways:
-            parts = [model(**inputs, **some, num_items_in_batch=counts).loss for inputs, some in quarters]
+        for counts in num_items:
+            parts = [model(**inputs, **labels, num_items_in_batch=counts).loss for inputs, labels in quarters]
             assert_close(torch.stack(parts).sum(), whole, f"loss with {counts}")
             assert_same_gradients(gradients(model, torch.stack(parts).sum()), expected, where=f"with {counts}")
 
@@ -199,14 +199,14 @@ class TestAccumulation:
         _, targets, quarters = self._whole_and_quarters(head_case)
         counts = count_targets(targets)
         if "labels" in counts:
-            assert len({int(count_targets(some)["labels"]) for _, some in quarters}) > 1
+            assert len({int(count_targets(quarter)["labels"]) for _, quarter in quarters}) > 1
         self._check(head_case, counts, {name: int(count) for name, count in counts.items()})
 
     def test_every_parameter_learns(self) -> None:
         for head in HEADS:
             batch, targets, _ = self._whole_and_quarters(head)
             model = head.model()
-            if getattr(model.config, "eos_token_id", None) == CLS:  # a head on its state would read one token alone
+            if getattr(model.config, "eos_token_id", None) == CLS:  # sequence classifiers use its state
                 batch["input_ids"] = batch["input_ids"].masked_fill(batch["input_ids"] == CLS, FIRST_WORD)
             assert_every_parameter_learns(model, gradients(model, model(**batch, **targets).loss), where=str(head))
 
@@ -222,14 +222,14 @@ class TestAccumulation:
         batch, targets, quarters = self._whole_and_quarters(archetype_case)
         model = archetype_case.model()
         counts = {name: count / 4 for name, count in count_targets(targets).items()}
-        parts = [model(**inputs, **some, num_items_in_batch=counts).loss for inputs, some in quarters]
+        parts = [model(**inputs, **labels, num_items_in_batch=counts).loss for inputs, labels in quarters]
         assert_close(torch.stack(parts).mean(), model(**batch, **targets).loss)
 
 
 class TestGradients:
-    @pytest.mark.parametrize("network_case", RECOMPUTED, ids=str)
+    @pytest.mark.parametrize("network_case", CHECKPOINTING_NETWORKS, ids=str)
     def test_gradient_checkpointing_changes_nothing(self, network_case: Case) -> None:
-        """Bit for bit, dropout included, and with hidden states recorded."""
+        """Bitwise equal with dropout and `output_hidden_states`."""
         batch = make_batch(network_case)
         batch |= make_targets(network_case, batch)
         results = []
@@ -247,13 +247,13 @@ class TestGradients:
             assert torch.equal(gradient, recomputed_gradients[name]), name
 
     def test_reentrant_checkpoints_work_or_are_refused(self, subtests: pytest.Subtests) -> None:
-        """Layers that read the source's states or a learned bias cannot have them."""
-        refusing = [case for case in HEADS if case.family.name in ("bart", "mass", "t5")]
-        taking = [case for case in REPRESENTATIVES if case.model_class.supports_gradient_checkpointing]
-        for case in [*refusing, *(case for case in taking if case not in refusing)]:
+        """Not supported by layers with encoder states or a learned position bias as input."""
+        unsupported = [case for case in HEADS if case.family.name in ("bart", "mass", "t5")]
+        checkpointing = [case for case in REPRESENTATIVES if case.model_class.supports_gradient_checkpointing]
+        for case in [*unsupported, *(case for case in checkpointing if case not in unsupported)]:
             with subtests.test(str(case)):
                 model = case.model().train()
-                if case in refusing:
+                if case in unsupported:
                     with pytest.raises(CtxError, match=r"(?s)a re-entrant checkpoint loses.*use_reentrant=True"):
                         model.activation_checkpointing_enable({"use_reentrant": True})
                     assert not model.is_activation_checkpointing
@@ -268,7 +268,7 @@ class TestGradients:
                     results.append(gradients(model, model(**batch).loss))
                 assert_same_gradients(*reversed(results))
 
-    @pytest.mark.parametrize("case", DROPPING, ids=str)
+    @pytest.mark.parametrize("case", DROPOUT_CASES, ids=str)
     def test_dropout_only_in_training(self, case: Case) -> None:
         batch = make_batch(case)
         model = case.model(hidden_dropout_prob=0.3, attention_probs_dropout_prob=0.3, dropout_scale=1.0)
@@ -280,24 +280,24 @@ class TestGradients:
             assert not torch.allclose(value, noisy[name])
 
     def test_attention_dropout(self, attention_network_case: Case) -> None:
-        """On average over many draws the output stays about what it is without dropout of attention."""
+        """The mean output over many dropout masks is close to the output without dropout."""
         batch = make_batch(attention_network_case, (8, 5))
         real = batch["attention_mask"].bool()
         attentions = 3 if attention_network_case.is_encoder_decoder else 1  # dropout of each adds to the error
-        for path, model in by_fast_path(
+        for path, model in models_by_fast_path(
             attention_network_case, attention_probs_dropout_prob=0.1, num_hidden_layers=1
         ).items():
             expected = model(**batch).last_hidden_state
             model.train()
             torch.manual_seed(0)
             with torch.no_grad():
-                draws = torch.stack([model(**batch).last_hidden_state for _ in range(200)])
-            assert (draws[0] - expected).abs().max() > 0.01, path
-            assert (draws.mean(0) - expected)[real].abs().mean() < 0.05 * attentions, path
+                samples = torch.stack([model(**batch).last_hidden_state for _ in range(200)])
+            assert (samples[0] - expected).abs().max() > 0.01, path
+            assert (samples.mean(0) - expected)[real].abs().mean() < 0.05 * attentions, path
 
 
 class TestLearning:
-    """A few dozen steps on a task whose best guess without looking at the input has a known loss."""
+    """A few dozen steps on a task for which the best loss that ignores the input is known."""
 
     @each_forward
     def test_beats_the_baseline(self, head_case: Case) -> None:
@@ -315,7 +315,7 @@ class TestLearning:
                 losses.append(_evaluate(model, unseen))
                 if losses[-1] < 0.5 * baseline:
                     return
-        pytest.fail(f"guessing gives {baseline:.3f}, the losses are {losses}")
+        pytest.fail(f"the baseline is {baseline:.3f}, the losses are {losses}")
 
 
 @torch.no_grad()

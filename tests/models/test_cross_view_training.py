@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from zoo import CASES, make_batch, make_targets, randomised
+from zoo import CASES, make_batch, make_targets, with_random_parameters
 
 from hf_ctxmodels import CtxCvtConfig, CtxCvtForTokenClassification, CtxError
 
@@ -136,7 +136,7 @@ def test_views_at_padding_are_an_error() -> None:
 
 def test_save_and_load_several_tasks(tmp_path) -> None:
     config = TAGGER.config(tasks={"chunk": ["O", "B"], "pos": ["a", "b", "c"]})
-    model = randomised(CtxCvtForTokenClassification(config), 0).eval()
+    model = with_random_parameters(CtxCvtForTokenClassification(config), 0).eval()
     model.save_pretrained(tmp_path)
     loaded = CtxCvtForTokenClassification.from_pretrained(tmp_path).eval()
     batch = make_batch(TAGGER)

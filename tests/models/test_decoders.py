@@ -13,7 +13,7 @@ from zoo import CASES, Case, assert_close
 from hf_ctxmodels import CtxError, CtxGpt2Config, CtxGpt2ForCausalLM, CtxGpt2Tokenizer
 
 DECODERS = [case for case in CASES if case.auto_name == "AutoModelForCausalLM" and case.is_causal]
-PEERED = [case for case in DECODERS if case.has_reference]
+REFERENCE_CASES = [case for case in DECODERS if case.has_reference]
 LENGTHS = (9, 4, 6)
 OPTIONS = {"max_new_tokens": 7, "eos_token_id": None, "pad_token_id": 0}
 
@@ -59,7 +59,7 @@ def test_padding_does_not_change_a_continuation(case: Case) -> None:
     assert_close(model(**right).logits[1, :4], model(**left).logits[1, -4:])
 
 
-@pytest.mark.parametrize("case", PEERED, ids=str)
+@pytest.mark.parametrize("case", REFERENCE_CASES, ids=str)
 @pytest.mark.filterwarnings("ignore")
 def test_generation_is_that_of_the_reference(case: Case, tmp_path: Path) -> None:
     reference = case.reference_model(seed=0)

@@ -9,7 +9,7 @@ import transformers
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import ElectraForMaskedLM, ElectraForPreTraining
-from zoo import TINY, Batch, Case, assert_close, gradients, make_batch, make_targets, randomised
+from zoo import TINY, Batch, Case, assert_close, gradients, make_batch, make_targets, with_random_parameters
 
 import hf_ctxmodels
 from hf_ctxmodels import CtxElectraConfig, CtxElectraForPreTraining, CtxElectraTokenizer, CtxError
@@ -210,7 +210,7 @@ class TestCheckpoints:
         }
         references = {}
         for seed, (name, (model_class, fields)) in enumerate(classes.items()):
-            reference = randomised(model_class(transformers.ElectraConfig(**shape, **fields)), seed).eval()
+            reference = with_random_parameters(model_class(transformers.ElectraConfig(**shape, **fields)), seed).eval()
             reference.save_pretrained(tmp_path / name)
             references[name] = reference
         model = CtxElectraForPreTraining.from_pretrained_pair(tmp_path / "generator", tmp_path / "discriminator")

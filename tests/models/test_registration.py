@@ -1,4 +1,4 @@
-"""The registry and the package's import: look-up, checks of specs, what is registered, and which way imports run."""
+"""The registry and the import of the package: look-up, checks of specs, registration and import direction."""
 
 import json
 import subprocess
@@ -22,7 +22,7 @@ FIRST, SECOND = list(FAMILIES.values())[:2]
 MODEL_TYPE = next(iter(FAMILIES.values())).config.model_type
 
 
-# Runs each program in a process forked from this one, which has imported transformers, and nothing of this package.
+# Runs each program in a forked process that has imported transformers, but not this package.
 FORKING = """
 import json, os, sys
 import transformers.models.auto.modeling_auto, transformers.models.bert.modeling_bert, transformers.conversion_mapping
@@ -74,7 +74,7 @@ PROGRAMS = {
 
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What each of `PROGRAMS` prints in a process that had not imported the package."""
+    """The output of each program of `PROGRAMS` in a process that had not imported the package."""
     folder = tmp_path_factory.mktemp("printed")
     done = subprocess.run([sys.executable, "-c", FORKING, json.dumps(PROGRAMS), folder], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -86,7 +86,7 @@ def test_import_leaves_heavy_packages_alone(printed: dict[str, str]) -> None:
 
 
 def test_conversions_are_registered_with_the_first_model(printed: dict[str, str]) -> None:
-    """transformers builds the tables of all its models then, which is slow."""
+    """Registration is slow, because transformers creates the conversions of all its models first."""
     assert printed["conversions"] == "True True\n"
 
 
@@ -118,25 +118,25 @@ def imports() -> grimp.ImportGraph:
 
 
 def imported_from(module: str, imports: grimp.ImportGraph) -> set[str]:
-    """Folders of hf_ctxmodels/models, other than its own, that a package's modules import from."""
-    inside = {module, *imports.find_descendants(module)}
-    found = {name for each in inside for name in imports.find_modules_directly_imported_by(each)} - inside
-    return {name.split(".")[2] for name in found if name.startswith("hf_ctxmodels.models.")}
+    """The other families that a module and its submodules import from."""
+    modules = {module, *imports.find_descendants(module)}
+    imported = {name for source in modules for name in imports.find_modules_directly_imported_by(source)} - modules
+    return {name.split(".")[2] for name in imported if name.startswith("hf_ctxmodels.models.")}
 
 
 def test_a_family_imports_only_its_parent(imports: grimp.ImportGraph) -> None:
     for name, family in FAMILIES.items():
-        others = imported_from(f"hf_ctxmodels.models.{name}", imports) - {"_shared"}
+        others = imported_from(f"hf_ctxmodels.models.{name}", imports)
         assert others <= {family.parent}, f"{name} imports {sorted(others)}, its SPEC.parent is {family.parent}"
 
 
-def test_what_families_share_imports_none(imports: grimp.ImportGraph) -> None:
+def test_architectures_import_no_family(imports: grimp.ImportGraph) -> None:
     assert imported_from("hf_ctxmodels.architectures", imports) == set()
 
 
 def test_every_folder_of_a_family_is_listed() -> None:
     folders = {path.parent.name for path in ROOT.glob("hf_ctxmodels/models/*/__init__.py")}
-    assert folders - {"_shared"} == set(FAMILIES)
+    assert folders == set(FAMILIES)
 
 
 def test_every_family_has_its_card() -> None:
@@ -170,9 +170,9 @@ def test_a_subclass_of_a_configuration_is_of_no_family() -> None:
     ids=lambda value: None if isinstance(value, dict) else value.split(" .*")[0],
 )
 def test_a_spec_that_does_not_fit_is_refused(change: dict[str, Any], message: str) -> None:
-    with pytest.raises(CtxError, match=message) as caught:
+    with pytest.raises(CtxError, match=message) as error:
         check_specs([replace(FIRST, **change)])
-    assert f"the family '{FIRST.name}'" in str(caught.value)
+    assert f"the family '{FIRST.name}'" in str(error.value)
 
 
 def test_two_families_of_one_name_or_model_type_are_refused() -> None:
@@ -181,8 +181,8 @@ def test_two_families_of_one_name_or_model_type_are_refused() -> None:
             check_specs([FIRST, twin])
 
 
-def test_every_head_stands_on_its_own_family_s_encoder() -> None:
-    """Not on that of the family whose heads it binds; or on the encoder alone of an encoder-decoder."""
+def test_heads_use_the_base_model_of_their_family() -> None:
+    """Not the base model of the parent family. Heads of an encoder-decoder may use its separate encoder."""
     for case in HEADS:
-        own = (case.family.models.get(name) for name in ("AutoModel", "AutoModelForTextEncoding"))
-        assert type(case.model().base_model) in own, str(case)
+        base_models = (case.family.models.get(name) for name in ("AutoModel", "AutoModelForTextEncoding"))
+        assert type(case.model().base_model) in base_models, str(case)

@@ -18,7 +18,7 @@ from hf_ctxmodels.layers.attention.layouts import PackedLayout
 
 ALL_WRITERS = [case for case in CASES if issubclass(case.model_class, Seq2SeqHead) and case.has_auto_class]
 WRITERS = [case for case in CASES if issubclass(case.model_class, TransformerForConditionalGeneration)]
-PEERED = [case for case in WRITERS if case.has_reference]
+REFERENCE_CASES = [case for case in WRITERS if case.has_reference]
 OPTIONS = {"max_new_tokens": 7, "eos_token_id": None, "pad_token_id": 0, "no_repeat_ngram_size": 1}
 CLASSIFIER = next(case for case in CASES if str(case) == "bart-AutoModelForSequenceClassification")
 
@@ -56,7 +56,7 @@ def test_a_cache_gives_what_one_pass_gives(case: Case) -> None:
         assert_close(torch.cat(found, 1)[mask == 1], whole[mask == 1])
 
 
-@pytest.mark.parametrize("case", PEERED, ids=str)
+@pytest.mark.parametrize("case", REFERENCE_CASES, ids=str)
 @pytest.mark.filterwarnings("ignore")
 def test_generation_is_that_of_the_reference(case: Case, tmp_path: Path) -> None:
     """With sources padded on the right."""

@@ -9,7 +9,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassClassValidationError
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForTextEncoding, T5Config, T5EncoderModel, T5ForConditionalGeneration
-from zoo import Case, assert_close, assert_same_weights, make_batch, randomised
+from zoo import Case, assert_close, assert_same_weights, make_batch, with_random_parameters
 
 from hf_ctxmodels import (
     CtxT5Config,
@@ -41,7 +41,7 @@ def save_released(folder: Path, version: dict[str, Any]) -> Path:
     """A checkpoint like the released ones: version 1.1 has an untied output layer; old files have copies of the word
     embeddings and an unused bias."""
     torch.manual_seed(0)
-    reference = randomised(T5ForConditionalGeneration(T5Config(**SHAPE, **version)), 0)
+    reference = with_random_parameters(T5ForConditionalGeneration(T5Config(**SHAPE, **version)), 0)
     reference.save_pretrained(folder)
     weights = load_file(folder / "model.safetensors")
     copies = {f"{stack}.embed_tokens.weight": weights["shared.weight"].clone() for stack in ("encoder", "decoder")}

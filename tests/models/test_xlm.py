@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 from torch import Tensor
-from zoo import Case, assert_close, assert_same_gradients, assert_same_outputs, by_path, gradients, make_batch
+from zoo import Case, assert_close, assert_same_gradients, assert_same_outputs, gradients, make_batch, models_by_path
 
 from hf_ctxmodels import CtxError, CtxXLMConfig, CtxXLMForCausalLM, CtxXLMForMaskedLM, CtxXLMModel
 from hf_ctxmodels.inference import decode_generated, generate_texts
@@ -58,7 +58,7 @@ def test_languages_on_all_paths(tmp_path: Path) -> None:
     for case in (MASKED, CAUSAL):
         batch = with_langs(make_batch(case, side="left"))
         batch |= {"labels": batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)}
-        models = by_path(case, **LANGS)
+        models = models_by_path(case, **LANGS)
         expected = gradients(models["eager"], models["eager"](**batch).loss)
         for path in ("padded", "unpadded"):
             assert_same_gradients(gradients(models[path], models[path](**batch).loss), expected, where=path)

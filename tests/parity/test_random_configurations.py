@@ -9,21 +9,21 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 from zoo import (
-    PEERED,
+    REFERENCE_CASES,
     REPRESENTATIVES,
     Batch,
     Case,
     assert_close,
     assert_same_outputs,
+    grouped_by_family,
     make_batch,
     make_targets,
-    of_each_family,
     tensors_of,
 )
 
 SEEDS = range(6)
-BASES = [case for case in PEERED if case.is_base]
-HEADS = [case for case in PEERED if not case.is_base]
+BASES = [case for case in REFERENCE_CASES if case.is_base]
+HEADS = [case for case in REFERENCE_CASES if not case.is_base]
 ACTIVATIONS = ("gelu", "relu", "gelu_new", "silu", "tanh")
 
 
@@ -104,12 +104,12 @@ def test_pooled_output_with_left_padding_is_that_of_the_first_token(case: Case, 
     assert_close(reference(**left).pooler_output[full], ours(**left).pooler_output[full])
 
 
-@of_each_family(HEADS)
+@grouped_by_family(HEADS)
 def test_outputs_losses_and_gradients_of_heads(cases: list[Case], tmp_path: Any, subtests: pytest.Subtests) -> None:
     """Every seed for the encoders, one for each head: seeds change the shape of the encoder."""
     for case in cases:
         with subtests.test(str(case)):
-            _compare_head(case, PEERED.index(case) % len(SEEDS), tmp_path / str(case))
+            _compare_head(case, REFERENCE_CASES.index(case) % len(SEEDS), tmp_path / str(case))
 
 
 def _compare_head(case: Case, seed: int, tmp_path: Path) -> None:

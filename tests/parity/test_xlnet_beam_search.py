@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import PreTrainedModel, XLNetForQuestionAnswering
-from zoo import Batch, Case, LowRank, assert_close, make_batch, randomised
+from zoo import Batch, Case, LowRank, assert_close, make_batch, with_random_parameters
 
 from hf_ctxmodels import CtxError, CtxXLNetForQuestionAnswering
 from hf_ctxmodels.registry import FAMILIES
@@ -17,7 +17,7 @@ CASE = Case(FAMILIES["xlnet"], "AutoModelForQuestionAnswering")
 def pair(tmp_path: Path) -> tuple[PreTrainedModel, PreTrainedModel]:
     torch.manual_seed(0)
     config = CASE.reference_config(start_n_top=3, end_n_top=2)
-    reference = randomised(XLNetForQuestionAnswering(config), 0).eval()
+    reference = with_random_parameters(XLNetForQuestionAnswering(config), 0).eval()
     reference.save_pretrained(tmp_path)
     model, report = CtxXLNetForQuestionAnswering.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(report.values()), report

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import AutoModelForMaskedLM, AutoModelForTokenClassification
-from zoo import HEADS, all_in_one, main_head, tiny_config
+from zoo import HEADS, as_subtests, pretraining_auto_class, tiny_config
 
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.registry import FAMILIES
@@ -20,7 +20,7 @@ from hf_ctxmodels.training.token_embeddings import (
 
 _TEXTS = {"en": "the cat saw a dog in the house", "de": "die Katze sah einen sehr alten Hund im Haus dort drüben"}
 OWN, OTHER = (FAMILIES["bert"].tokenizer.train([text] * 20, vocab_size=60 + len(text)) for text in _TEXTS.values())
-READERS = [case for case in HEADS if case.auto_name == main_head(case.family) and case.has_auto_class]
+READERS = [case for case in HEADS if case.auto_name == pretraining_auto_class(case.family) and case.has_auto_class]
 
 
 def tables_by_size(model: torch.nn.Module, size: int) -> set[str]:
@@ -28,7 +28,7 @@ def tables_by_size(model: torch.nn.Module, size: int) -> set[str]:
     return {name for name, each in model.named_parameters(remove_duplicate=False) if each.shape[0] == size}
 
 
-@all_in_one(READERS)
+@as_subtests(READERS)
 def test_what_depends_on_the_vocabulary(case) -> None:
     size = 997 if case.family.name != "t5" else 7 * 128
     config = tiny_config(case.family, vocab_size=size)

@@ -1,7 +1,7 @@
-"""Tiny models and batches for every family and head in the registry: what the common suite and the parity tests run on.
+"""Tiny models and batches of all families and heads in the registry, for the common tests and the parity tests.
 
-A new family needs nothing here: what cannot be read from its classes is in the traits of its SPEC. Only a kind of
-target that no head before it had (`hf_ctxmodels.spec.Target`) is made in `targets`.
+A new family needs no change here: the traits of its SPEC state what its classes do not. A new type of target
+(`hf_ctxmodels.spec.Target`) is added to `targets`.
 """
 
 from zoo.batches import LENGTHS, STEPS, make_batch
@@ -16,9 +16,9 @@ from zoo.cases import (
     Batch,
     Case,
     feed_source_to_decoder,
-    main_head,
-    randomised,
+    pretraining_auto_class,
     tiny_config,
+    with_random_parameters,
 )
 from zoo.compare import (
     assert_close,
@@ -40,15 +40,15 @@ from zoo.matrix import (
     CASES,
     HEADS,
     NETWORKS,
-    PEERED,
+    REFERENCE_CASES,
     REPRESENTATIVES,
     TIED_HEADS,
     TOKEN_HEADS,
-    all_in_one,
+    as_subtests,
     each_forward,
-    of_each_family,
+    grouped_by_family,
 )
-from zoo.paths import PATHS, SIDES, by_fast_path, by_path
+from zoo.paths import PATHS, SIDES, models_by_fast_path, models_by_path
 from zoo.targets import learnable_batch, make_targets
 
 __all__ = [
@@ -65,7 +65,7 @@ __all__ = [
     "NETWORKS",
     "PAD",
     "PATHS",
-    "PEERED",
+    "REFERENCE_CASES",
     "REPRESENTATIVES",
     "SIDES",
     "STEPS",
@@ -76,26 +76,26 @@ __all__ = [
     "Batch",
     "Case",
     "LowRank",
-    "all_in_one",
+    "as_subtests",
     "assert_close",
     "assert_every_parameter_learns",
     "assert_same_gradients",
     "assert_same_outputs",
     "assert_same_weights",
     "at_tokens",
-    "by_fast_path",
-    "by_path",
     "each_forward",
     "feed_source_to_decoder",
     "gradients",
+    "grouped_by_family",
     "learnable_batch",
-    "main_head",
     "make_batch",
     "make_targets",
+    "models_by_fast_path",
+    "models_by_path",
     "objective",
     "objective_of",
-    "of_each_family",
-    "randomised",
+    "pretraining_auto_class",
     "tensors_of",
     "tiny_config",
+    "with_random_parameters",
 ]

@@ -1,4 +1,4 @@
-"""Random batches for a case."""
+"""Random batches of a case."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ import torch
 from zoo.cases import CHOICES, CLS, FIRST_WORD, PAD, SEP, TINY, Batch, Case
 
 LENGTHS = (12, 7, 1, 9)
-STEPS = 6  # tokens of a text that is written; no length above
+STEPS = 6  # length of the target sequences; differs from LENGTHS
 
 
 def make_batch(
@@ -19,10 +19,18 @@ def make_batch(
     seed: int = 0,
     masked: bool = True,
 ) -> Batch:
-    """Random rows of the given lengths, padded to `width` columns at one side, by default the tokenizer's.
+    """Random sequences of the given lengths, padded to `width` columns.
 
-    The words depend on the seed and the row alone, not on `width` and `side`. Left padding carries `position_ids`
-    where a family has such, since positions count columns unless told otherwise, as in transformers.
+    The tokens depend only on the seed and the index of the sequence, not on `width` and `side`. Left-padded batches
+    have `position_ids` if the family has position ids, because default positions are column indices.
+
+    Args:
+        case: The case.
+        lengths: Number of tokens of each sequence.
+        width: Number of columns; by default the largest length.
+        side: Padding side; by default the tokenizer's.
+        seed: Seed of the tokens.
+        masked: Include the `attention_mask`.
     """
     side = side or case.padding_side
     repeat = CHOICES if case.has_choices else 1
@@ -40,7 +48,7 @@ def make_batch(
         words = torch.randint(FIRST_WORD, config.vocab_size, (length,), generator=generator)
         words[0] = CLS
         if config.is_encoder_decoder and config.eos_token_id == SEP:
-            words[-1] = SEP  # where heads on a sequence read
+            words[-1] = SEP  # the sequence classifier uses its state
         columns = slice(width - length, width) if side == "left" else slice(length)
         batch["input_ids"][row, columns] = words
         batch["attention_mask"][row, columns] = 1
@@ -50,9 +58,10 @@ def make_batch(
             batch["position_ids"][row, columns] = case.first_position + torch.arange(length)
     batch["input_ids"] = case.to_input_ids(batch["input_ids"])
     if case.is_seq2seq:
-        written = [torch.Generator().manual_seed(1000 * seed + row) for row in range(len(lengths))]
-        rows = [torch.randint(FIRST_WORD, TINY["target_vocab_size"], (STEPS,), generator=each) for each in written]
-        batch["decoder_input_ids"] = torch.stack(rows)
+        generators = [torch.Generator().manual_seed(1000 * seed + row) for row in range(len(lengths))]
+        batch["decoder_input_ids"] = torch.stack(
+            [torch.randint(FIRST_WORD, TINY["target_vocab_size"], (STEPS,), generator=rng) for rng in generators]
+        )
         if hasattr(config, "num_languages"):
             batch["target_languages"] = torch.arange(len(lengths)) % config.num_languages
     if not masked:

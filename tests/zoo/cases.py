@@ -303,7 +303,7 @@ class Case:
         torch.manual_seed(seed)
         model = self.model_class(self.config(**changes))
         model.set_attn_implementation(attention)
-        return randomised(model, seed).eval()
+        return with_random_parameters(model, seed).eval()
 
     def reference_config(self, **changes: Any) -> PreTrainedConfig:
         """The configuration of the reference in transformers."""
@@ -325,7 +325,7 @@ class Case:
     def reference_model(self, seed: int = 0, **changes: Any) -> PreTrainedModel:
         """A random model of the reference in transformers, in evaluation mode."""
         torch.manual_seed(seed)
-        model = randomised(self.reference_class(self.reference_config(**changes)), seed).eval()
+        model = with_random_parameters(self.reference_class(self.reference_config(**changes)), seed).eval()
         return model if self.is_seq2seq else feed_source_to_decoder(model)
 
 
@@ -355,7 +355,7 @@ def _characters(token_ids: Tensor, width: int) -> Tensor:
     return characters * (token_ids != PAD)[..., None]
 
 
-def main_head(family: FamilySpec) -> str:
+def pretraining_auto_class(family: FamilySpec) -> str:
     """Name of the Auto class for pretraining: AutoModelForPreTraining, or the first head of a family without it."""
     heads = [name for name in family.models if name != "AutoModel"]
     return "AutoModelForPreTraining" if "AutoModelForPreTraining" in heads else heads[0]
@@ -372,7 +372,7 @@ def _known_fields(values: dict[str, Any], config_class: type[PreTrainedConfig]) 
 
 
 @torch.no_grad()
-def randomised(model: PreTrainedModel, seed: int) -> PreTrainedModel:
+def with_random_parameters(model: PreTrainedModel, seed: int) -> PreTrainedModel:
     """Add noise to all parameters: with biases of zero and gains of one, swapped parameters would not be noticed."""
     generator = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():

@@ -1,11 +1,11 @@
-"""An adapter as those of PEFT, for tests without it."""
+"""A LoRA layer, for tests without PEFT."""
 
 import torch
 from torch import Tensor
 
 
 class LowRank(torch.nn.Module):
-    """A linear map with a low-rank one beside it (Hu et al. 2021); as in PEFT, `weight` is that of the map alone."""
+    """A linear layer plus a low-rank update (Hu et al. 2021). As in PEFT, `weight` is the weight of the base layer."""
 
     def __init__(self, base: torch.nn.Linear) -> None:
         super().__init__()
@@ -21,7 +21,7 @@ class LowRank(torch.nn.Module):
         return self.base(states) + self.up(self.down(states))
 
     def merged(self) -> torch.nn.Linear:
-        """The map itself, with what was beside it added to its weight."""
+        """Add the update to the weight of the base layer, and return the layer."""
         with torch.no_grad():
             self.base.weight += self.up.weight @ self.down.weight
         return self.base

@@ -1,4 +1,4 @@
-"""The test matrix: every family and Auto class in the registry, and the selections that the suites run on."""
+"""The test matrix: all families and Auto classes of the registry, and selections for expensive tests."""
 
 import functools
 import inspect
@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from hf_ctxmodels.registry import FAMILIES
-from zoo.cases import Case, main_head
+from zoo.cases import Case, pretraining_auto_class
 
 
 def _cases() -> list[Case]:
-    """One for each model class, under the last Auto class that makes it: the first may be the general one.
+    """One case for each model class, with the most specific (last) Auto class that opens it.
 
-    The encoder of an encoder-decoder by itself is a part of its base model, with tests of its own.
+    The separate encoder of T5 is part of its base model, and tested in tests/models/test_t5.py.
     """
     classes = {
         family.models[name]: (family, name)
@@ -22,26 +22,26 @@ def _cases() -> list[Case]:
         for name in family.models
         if name != "AutoModelForTextEncoding"
     }
-    made = [Case(*row) for row in classes.values()]
-    return made + [Case(family, name, False) for family in FAMILIES.values() for name in family.reference_heads]
+    cases = [Case(*entry) for entry in classes.values()]
+    return cases + [Case(family, name, False) for family in FAMILIES.values() for name in family.reference_heads]
 
 
 def _representatives(heads: list[Case]) -> list[Case]:
-    """The first head of each forward over each kind of encoder, and every head that pretrains its family.
+    """The first head with each forward on each type of network, and the pretraining heads of all families.
 
-    Heads bound to several families share their forward: what is a property of the head alone is tried on these.
+    Heads of several families share their forward: these represent them in the tests of the head.
     """
-    chosen: dict[Any, Case] = {}
+    first_cases: dict[Any, Case] = {}
     for case in heads:
         forward = inspect.unwrap(case.model_class.forward)
-        chosen.setdefault((forward, case.has_attention, case.is_recurrent), case)
-    classes = {case.model_class for case in chosen.values()}
-    classes |= {family.models[main_head(family)] for family in FAMILIES.values()}
+        first_cases.setdefault((forward, case.has_attention, case.is_recurrent), case)
+    classes = {case.model_class for case in first_cases.values()}
+    classes |= {family.models[pretraining_auto_class(family)] for family in FAMILIES.values()}
     return [case for case in heads if case.model_class in classes]
 
 
 def _architecture(case: Case) -> Any:
-    """Everything that decides an encoder's outputs: its methods, and the name and type of every module."""
+    """The methods of a base model, and the names and types of its modules; together they determine its outputs."""
     model = case.model()
     modules = tuple((name, type(module)) for name, module in model.named_modules() if name)
     methods = {
@@ -53,7 +53,7 @@ def _architecture(case: Case) -> Any:
 
 
 def _architectures(base_models: list[Case]) -> list[Case]:
-    """The base models of all families, except where a family shares its parent's methods and modules."""
+    """The base models of all families, except those with the methods and modules of their parent family."""
     models = {case.family.name: case for case in base_models}
     parents = {name: models.get(case.family.parent) for name, case in models.items()}
     return [
@@ -63,16 +63,16 @@ def _architectures(base_models: list[Case]) -> list[Case]:
     ]
 
 
-def of_each_family(cases: list[Case]) -> pytest.MarkDecorator:
-    """Make a test of all `cases` of a family, each of them a subtest."""
+def grouped_by_family(cases: list[Case]) -> pytest.MarkDecorator:
+    """Parametrise a test by family: its argument `cases` are the cases of a family."""
     families: dict[str, list[Case]] = {}
     for case in cases:
         families.setdefault(case.family.name, []).append(case)
     return pytest.mark.parametrize("cases", families.values(), ids=families.keys())
 
 
-def all_in_one(cases: list[Case], name: str = "case") -> Callable[[Callable], Callable]:
-    """Make a quick test one item, with a subtest for each of `cases`, which it takes as the argument `name`."""
+def as_subtests(cases: list[Case], name: str = "case") -> Callable[[Callable], Callable]:
+    """Run a quick test as a single item with a subtest for each case, which is its argument `name`."""
 
     def decorate(test: Callable) -> Callable:
         @functools.wraps(test)
@@ -82,8 +82,8 @@ def all_in_one(cases: list[Case], name: str = "case") -> Callable[[Callable], Ca
                     test(*args, **fixtures, **{name: case})
 
         parameters = dict(inspect.signature(test).parameters)
-        place = parameters.pop(name)
-        parameters["subtests"] = place.replace(name="subtests", annotation=pytest.Subtests)
+        case_parameter = parameters.pop(name)
+        parameters["subtests"] = case_parameter.replace(name="subtests", annotation=pytest.Subtests)
         run.__signature__ = inspect.Signature([*parameters.values()])
         return run
 
@@ -91,13 +91,13 @@ def all_in_one(cases: list[Case], name: str = "case") -> Callable[[Callable], Ca
 
 
 CASES = _cases()
-PEERED = [case for case in CASES if case.has_reference]
+REFERENCE_CASES = [case for case in CASES if case.has_reference]
 BASES = [case for case in CASES if case.is_base]
 HEADS = [case for case in CASES if not case.is_base]
 TOKEN_HEADS = [case for case in CASES if case.has_only_token_labels]
-# One head of each kind of training: one term, several terms, a state that is carried on, a text that is written, a
-# generator with its discriminator, and static word vectors.
-_KINDS = {
+# One head for each type of training: one loss, several losses, state across batches, sequence to sequence, generator
+# and discriminator, and static word embeddings.
+_ARCHETYPE_NAMES = {
     "bert-AutoModelForMaskedLM",
     "bert-AutoModelForPreTraining",
     "ulmfit-AutoModelForCausalLM",
@@ -105,10 +105,10 @@ _KINDS = {
     "electra-AutoModelForPreTraining",
     "glove-AutoModelForPreTraining",
 }
-ARCHETYPES = [case for case in HEADS if str(case) in _KINDS]
+ARCHETYPES = [case for case in HEADS if str(case) in _ARCHETYPE_NAMES]
 ARCHETYPE_FAMILIES = list({case.family.name: case.family for case in ARCHETYPES}.values())
 TIED_HEADS = [case for case in CASES if case.model_class._tied_weights_keys]
 NETWORKS = _architectures(BASES)
 REPRESENTATIVES = _representatives(HEADS)
-# For what a shared forward decides alone: `head` is each of these, not every class that is bound to it.
+# Parametrises a test of the heads by one case for each forward.
 each_forward = pytest.mark.parametrize("head_case", REPRESENTATIVES, ids=str)

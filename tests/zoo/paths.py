@@ -1,4 +1,4 @@
-"""The ways in which a model can be told to compute."""
+"""Combinations of attention implementation and layout, which must give the same outputs."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from transformers import PreTrainedModel
 
 from zoo.cases import Case
 
-# How a model can be told to compute; the first is the plain formula on padded rows.
+# Name -> options of the model; the first is the reference: eager attention on padded batches.
 PATHS = {
     "eager": {"attention": "eager", "unpad": False},
     "padded": {"attention": "sdpa", "unpad": False},
@@ -15,14 +15,14 @@ PATHS = {
 SIDES = ("right", "left")
 
 
-def by_path(case: Case, **changes: Any) -> dict[str, PreTrainedModel]:
-    """A model for each path; without attention the padded path is the plain formula itself."""
+def models_by_path(case: Case, **changes: Any) -> dict[str, PreTrainedModel]:
+    """A model for each path; without attention, the padded path equals the eager path and is left out."""
     paths = {path: options for path, options in PATHS.items() if case.has_attention or path != "padded"}
     return {path: case.model(**options, **changes) for path, options in paths.items()}
 
 
-def by_fast_path(case: Case, **changes: Any) -> dict[str, PreTrainedModel]:
-    """Those that do not compute the plain formula."""
-    models = by_path(case, **changes)
+def models_by_fast_path(case: Case, **changes: Any) -> dict[str, PreTrainedModel]:
+    """The models of all paths except the eager path."""
+    models = models_by_path(case, **changes)
     del models["eager"]
     return models
