@@ -1,5 +1,6 @@
 """Benchmark of the pretraining loop, and measurements on a busy machine."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -56,7 +57,8 @@ def test_busy_process_ends_with_the_context():
 
 def test_busy_process_ends_if_the_benchmark_is_killed():
     # The call returns when both processes have ended, since the second inherits the pipes.
-    result = subprocess.run([sys.executable, "-c", KILLED], capture_output=True, text=True, check=False, timeout=300)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    result = subprocess.run([sys.executable, "-c", KILLED], env=environment, capture_output=True, timeout=300)
     assert result.returncode == -signal.SIGKILL
 
 
