@@ -47,8 +47,8 @@ def follow_contributing(repository: Path) -> list[str]:
         written.append(name)
     registry = repository / "hf_ctxmodels" / "registry.py"
     text = registry.read_text("utf-8")
-    assert text.count("_FOLDERS = (\n") == 1
-    registry.write_text(text.replace("_FOLDERS = (\n", f'_FOLDERS = (\n    "{FAMILY}",\n'), "utf-8")
+    assert text.count("_DIRECTORIES = (\n") == 1
+    registry.write_text(text.replace("_DIRECTORIES = (\n", f'_DIRECTORIES = (\n    "{FAMILY}",\n'), "utf-8")
     package = repository / "hf_ctxmodels" / "__init__.py"
     lines = re.findall(
         rf"`(from hf_ctxmodels\.models\.{FAMILY} import \*|__all__ \+= models\.{FAMILY}\.__all__)`", page

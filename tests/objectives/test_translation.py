@@ -41,7 +41,7 @@ def test_files_of_different_lengths_are_refused(files: tuple[Path, Path]) -> Non
     files[1].write_text("Eine Katze.\n")
     with pytest.raises(CtxError, match=r"has 1 lines(.|\n)*text\.de"):
         list(load_documents(str(files[0]), translations=[str(files[1])]))
-    with pytest.raises(CtxError, match="1 files of translations for 2 data sets"):
+    with pytest.raises(CtxError, match="1 files of translations for 2 datasets"):
         load_documents(str(files[0]), str(files[0]), translations=[str(files[1])])
 
 

@@ -52,7 +52,7 @@ def test_phrases_are_found_from_left_to_right_the_longest_first(tokenizer, text,
 def test_phrases_that_are_refused(tokenizer, tmp_path):
     file = tmp_path / "units.txt"
     file.write_text("wa\n\nwa unknown\n")
-    with pytest.raises(CtxError, match=r"no phrase of two or more words(.|\n)*find-units"):
+    with pytest.raises(CtxError, match=r"no phrase of two or more words(.|\n)*data units"):
         Phrases.from_file(tokenizer, file)
     file.write_text("wa\n\n  wa wb  \n")
     joined = Phrases.from_file(tokenizer, file).join(np.array([5, 6, 5]), np.array([-1, 0, 1]))

@@ -20,13 +20,13 @@ KILLED_WHILE_SAVING = """
 import os, signal, sys
 from hf_ctxmodels.cli import pretrain
 from hf_ctxmodels.training.checkpoint import directory as checkpoint
-commit, saves = checkpoint.commit, []
+commit, saves = checkpoint.commit_checkpoint, []
 def killing_commit(temporary, final):
     saves.append(final)
     if len(saves) == 2:
         os.kill(os.getpid(), signal.SIGKILL)
     commit(temporary, final)
-checkpoint.commit = killing_commit
+checkpoint.commit_checkpoint = killing_commit
 pretrain.main()
 """
 
