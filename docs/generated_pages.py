@@ -150,8 +150,8 @@ def _objective_pages() -> Pages:
         rows.append([f"[{objective.__name__}]({objective.__name__}.rst)", names, families])
     table = [f"| {' | '.join(row)} |" for row in rows]
     table.insert(1, "|---|---|---|")
-    names = [objective.__name__ for objective in objectives()]
-    generated["_parts/objectives.md"] = "\n".join([*table, "", toctree(names)])
+    entries = toctree([objective.__name__ for objective in objectives()])
+    generated["_parts/objectives.md"] = "\n".join([*table, "", entries])
     return generated
 
 
