@@ -25,7 +25,7 @@ class CtxEncoderConfig(CtxTransformerConfig):
         max_position_embeddings: Longest sequence, in tokens.
         type_vocab_size: Number of segments (sentence A, sentence B); 0 for no segment embeddings (DistilBERT).
         initializer_range: Standard deviation of the normal initialisation.
-        layer_norm_eps: Epsilon of every LayerNorm.
+        layer_norm_eps: Epsilon of each LayerNorm.
         pad_token_id: Id of the padding token; its embedding starts at zero.
         tie_word_embeddings: Share the masked-LM decoder with the word embeddings.
         answer_steps: Number of steps of the stochastic answer network that classifies text pairs (see
@@ -162,7 +162,7 @@ class CtxDecoderConfig(CtxTransformerConfig):
         classifier_dropout: Dropout before the task heads; None for `hidden_dropout_prob`.
         max_position_embeddings: Longest sequence, in tokens.
         initializer_range: Standard deviation of the normal initialisation.
-        layer_norm_eps: Epsilon of every LayerNorm.
+        layer_norm_eps: Epsilon of each LayerNorm.
         tie_word_embeddings: Share the output layer with the word embeddings.
     """
 
@@ -219,7 +219,7 @@ class CtxSeq2SeqConfig(CtxTransformerConfig):
         classifier_dropout: Dropout before the task heads; None for `hidden_dropout_prob`.
         max_position_embeddings: Longest source and longest target, in tokens.
         initializer_range: Standard deviation of the normal initialisation.
-        layer_norm_eps: Epsilon of every norm.
+        layer_norm_eps: Epsilon of each norm.
         decoder_start_token_id: Id of the token before the first target token.
         tie_word_embeddings: Share the output layer with the encoder's word embeddings.
         share_word_embeddings: Share the decoder's word embeddings with the encoder's; None for `tie_word_embeddings`.
@@ -311,7 +311,7 @@ class CtxLSTMLanguageModelConfig(CtxConfig):
 
     @property
     def layer_sizes(self) -> list[int]:
-        """Input width of every layer, followed by the output width of the last layer."""
+        """Input width of each layer, followed by the output width of the last layer."""
         return [self.hidden_size] * (self.num_hidden_layers + 1)
 
 

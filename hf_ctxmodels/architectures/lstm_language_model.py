@@ -54,7 +54,7 @@ class LSTMLanguageModelOutput(BaseModelOutputWithPooling):
         last_hidden_state: (batch, length, hidden) of the last layer, before dropout.
         pooler_output: (batch, hidden) for families with a `pooling`; else None.
         hidden_states: The embeddings and the outputs of the layers, with the widths in `config.layer_sizes`.
-        past_key_values: Hidden and cell state of every layer after the last token of a row, (batch, 1, width) each.
+        past_key_values: Hidden and cell state of each layer after the last token of a row, (batch, 1, width) each.
         regularization_loss: In training of a language model, the sum of the additional loss terms; else None.
     """
 

@@ -48,8 +48,8 @@ def plot_word_map(vectors: np.ndarray, words: Sequence[str], groups: Sequence[st
 
     Args:
         vectors: (words, width).
-        words: Label of every point.
-        groups: Group of every word; a group has one color.
+        words: Label of each point.
+        groups: Group of each word; a group has one color.
         title: Title of the plot.
         file: PNG file to write.
     """

@@ -63,7 +63,7 @@ def read_pairs(path: str | Path) -> list[MinimalPair]:
 
 
 def evaluate_pairs(pairs: Sequence[MinimalPair], scorer: Scorer) -> dict[str, PairResult]:
-    """Result of every phenomenon, in alphabetical order."""
+    """Result of each phenomenon, in alphabetical order."""
     good_scores, bad_scores = scorer([pair.good for pair in pairs]), scorer([pair.bad for pair in pairs])
     results = {name: PairResult(0.0, 0) for name in sorted({pair.phenomenon for pair in pairs})}
     for pair, good, bad in zip(pairs, good_scores, bad_scores, strict=True):

@@ -115,7 +115,7 @@ def _encoded_documents(
 
 
 def _windows(documents: Iterable[Tensor], length: int | None, stride: int | None) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the (tokens,) ids of every window and their next tokens, -100 where an earlier window has scored them."""
+    """Yield the (tokens,) ids of each window and their next tokens, -100 where an earlier window has scored them."""
     for ids in documents:
         window_length = len(ids) if length is None else length
         num_scored = 0

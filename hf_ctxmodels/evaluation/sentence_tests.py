@@ -152,7 +152,7 @@ def classification(encode: Encode, train_file: str, test_file: str, columns: Seq
 
 
 def _encode_columns(encode: Encode, texts: Sequence[tuple[str, ...]]) -> list[Tensor]:
-    """(examples, width) float32 vectors of every column, on the CPU; equal sentences are encoded once."""
+    """(examples, width) float32 vectors of each column, on the CPU; equal sentences are encoded once."""
     sentences = list(dict.fromkeys(sentence for example in texts for sentence in example))
     vectors = encode(sentences).float().cpu()
     indices = {sentence: index for index, sentence in enumerate(sentences)}
@@ -172,9 +172,9 @@ def probe(
 
     Args:
         features: (examples, width).
-        labels: Label of every training example.
+        labels: Label of each training example.
         test_features: (test examples, width).
-        test_labels: Label of every test example.
+        test_labels: Label of each test example.
         seed: Seed of the split that chooses the penalty.
 
     Raises:

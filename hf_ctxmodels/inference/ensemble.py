@@ -18,7 +18,7 @@ class EnsembleScores:
     """Metrics of an ensemble.
 
     Attributes:
-        members: Metrics of every classifier, name -> value.
+        members: Metrics of each classifier, name -> value.
         ensemble: Metrics of the averaged probabilities, name -> value.
     """
 

@@ -96,7 +96,7 @@ def field_loss(
     Args:
         model: A Grover language model.
         tokenizer: The model's tokenizer.
-        articles: Field -> text of every article, as in `NewsArticle.fields`.
+        articles: Field -> text of each article, as in `NewsArticle.fields`.
         target: The predicted field.
         context_fields: Fields of the context, if an article has them; () for none.
         batch_size: Articles per batch.

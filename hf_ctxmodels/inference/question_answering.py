@@ -20,7 +20,7 @@ def answer_questions(
     may_be_unanswerable: bool = False,
     batch_size: int = 16,
 ) -> list[AnswerSpan]:
-    """Extract the best answer span of every question, as the evaluation of `hf-ctxmodels finetune` does.
+    """Extract the best answer span of each question, as the evaluation of `hf-ctxmodels finetune` does.
 
     Args:
         model: A model of `AutoModelForQuestionAnswering`.

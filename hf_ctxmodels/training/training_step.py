@@ -139,7 +139,7 @@ class TrainingStep:
         Returns:
             0-dimensional tensors "loss", component losses, the loss of the batches' task, "grad_norm" (before clipping)
             and "tokens" (of all processes), to be averaged over processes, and (2,) tensors of `metric_counts`; and the
-            example indices of every micro-batch.
+            example indices of each micro-batch.
         """
         indices = [batch.pop(INDEX_KEY) for batch in batches]
         targets = self._loss_function.targets

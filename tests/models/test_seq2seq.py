@@ -216,7 +216,7 @@ def test_pairs_packed_in_a_row_are_the_pairs_alone(subtests) -> None:
                         wanted = [model(**pair, return_logits=True).logits[0] for pair in alone]
                     assert_close(logits, torch.cat(wanted))
                     del together["decoder_sequence_ids"]
-                    with pytest.raises(CtxError, match="one of encoder and decoder"):
+                    with pytest.raises(CtxError, match="Only one of sequence_ids and decoder_sequence_ids"):
                         model(**together)
                     together["decoder_sequence_ids"] = packed(pairs, "decoder_sequence_ids", side)
 

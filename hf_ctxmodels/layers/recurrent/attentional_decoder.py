@@ -13,7 +13,7 @@ from hf_ctxmodels.layers.decoder_output import DecoderOutput
 
 
 class _Step(NamedTuple):
-    """(rows, hidden) of every layer, and (rows, 1, length) attention weights, if any."""
+    """(rows, hidden) of each layer, and (rows, 1, length) attention weights, if any."""
 
     layers: list[Tensor]
     weights: Tensor | None
@@ -33,7 +33,7 @@ class AttentionalDecoder(nn.Module):
         embedding_size: Width of their embeddings.
         hidden_size: Width of the hidden states of the encoder and the decoder.
         layers: Number of LSTM layers.
-        dropout: Dropout on the input of every layer, and on the output.
+        dropout: Dropout on the input of each layer, and on the output.
         use_attention: False for no attention: h~ = tanh(W2 h + b2).
     """
 
@@ -75,7 +75,7 @@ class AttentionalDecoder(nn.Module):
             record: Return `hidden_states`, the last of which are h~, and `cross_attentions`.
 
         Returns:
-            (rows, steps, hidden) h~ of every step, and the state after the last step.
+            (rows, steps, hidden) h~ of each step, and the state after the last step.
         """
         counts = [len(ids)] * ids.shape[1]
         recorded: list[_Step] | None = [] if record else None

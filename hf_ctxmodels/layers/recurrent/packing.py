@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class PackedSequences:
-    """The tokens of a batch, step by step: the first token of every sequence, the second tokens, and so on.
+    """The tokens of a batch, step by step: the first token of each sequence, the second tokens, and so on.
 
     Sequences are sorted by length, longest first, so that each step processes the first sequences. The second
     direction visits a sequence from the last token to the first. Several sequences in a row of the batch are packed
@@ -147,7 +147,7 @@ def run_bidirectional(
         layers: Bidirectional `LSTM` or `GRU` layers.
         embeddings: (batch, length, width) the input of the first layer.
         packing: The tokens of the batch.
-        dropout: Applied to the input of every layer except the first.
+        dropout: Applied to the input of each layer except the first.
 
     Returns:
         `embeddings` and each layer's output (batch, length, 2 * width), zero at padding positions; and each layer's

@@ -24,7 +24,7 @@ class VectorDecoder(nn.Module):
         vocab_size: Number of target tokens.
         embedding_size: Width of their embeddings.
         layers: Unidirectional recurrent layers.
-        dropout: Dropout on the input of every layer, and on the output.
+        dropout: Dropout on the input of each layer, and on the output.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class SentenceDecoder(VectorDecoder):
         language_size: Width of a language embedding.
         hidden_size: Width of the hidden states.
         layers: Number of LSTM layers.
-        dropout: Dropout on the input of every layer, and on the output.
+        dropout: Dropout on the input of each layer, and on the output.
     """
 
     def __init__(

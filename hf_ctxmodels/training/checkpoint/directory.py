@@ -1,7 +1,7 @@
 """Checkpoint directories: written atomically, verified before use, and locked by one run at a time.
 
 `<output_dir>/checkpoint-<step>/` is renamed from a temporary name once all of its files are on disk. `manifest.json`,
-also in the directory of the final model, has the SHA-256 of every file. Unfinished directories are removed at the next
+also in the directory of the final model, has the SHA-256 of each file. Unfinished directories are removed at the next
 start.
 """
 
