@@ -74,6 +74,6 @@ def test_script(task: tuple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
     *lines, last = capsys.readouterr().out.strip().splitlines()[-4:]
     for line, expected in zip(lines, [*scores.members, scores.ensemble], strict=True):
         assert f"accuracy {expected['accuracy']:.4f}" in line
-    assert last == f"{len(TEXTS)} texts"
+    assert last == f"{len(TEXTS)} examples"
     assert run_command("ensemble", *flags, "--doc_stride", 3) == 2
     assert "Unknown arguments: --doc_stride" in capsys.readouterr().err

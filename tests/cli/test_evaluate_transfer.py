@@ -152,5 +152,5 @@ def test_frozen_encoder() -> None:
     assert not any("layers" in name or "embeddings" in name for name in moved)
     tied = Case(FAMILIES["t5"], "AutoModelForSeq2SeqLM").model(tie_word_embeddings=True)
     for encoder in (model.base_model, tied):
-        with pytest.raises(CtxError, match="nothing to train"):
+        with pytest.raises(CtxError, match="no trainable weights outside its encoder"):
             freeze_encoder(encoder)

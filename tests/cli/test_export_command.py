@@ -56,7 +56,7 @@ def test_programs(
         monkeypatch.setattr(sys, "argv", flags)
         with subtests.test(kind=kind):
             if kind == "tensor":
-                with pytest.raises(CtxError, match="not in a graph"):
+                with pytest.raises(CtxError, match=r"scale per tensor have no graph(.|\n)*--activations token"):
                     graph.main("torch")
                 continue
             graph.main("torch")
@@ -64,19 +64,19 @@ def test_programs(
             batch = {name: torch.ones(2, 7, dtype=torch.long) for name in ("input_ids", "attention_mask")}
             batch["token_type_ids"] = torch.zeros(2, 7, dtype=torch.long)
             found = torch.export.load(file).module()(**batch).logits
-            with exporting._AsInGraphs() if kind == "token" else nullcontext():
+            with exporting._FloatProducts() if kind == "token" else nullcontext():
                 torch.testing.assert_close(found, model(**batch).logits, rtol=1e-4, atol=1e-4)
             with pytest.raises(CtxError, match="file exists"):
                 graph.main("torch")
             if kind == "float32":
                 monkeypatch.setattr(sys, "argv", [*flags[:-1], str(folder / "other.pt2")])
                 monkeypatch.setattr(exporting, "MAX_RELATIVE_DIFFERENCE", -1.0)
-                with pytest.raises(CtxError, match="differs from the model"):
+                with pytest.raises(CtxError, match="differs by .*; no file was saved"):
                     graph.main("torch")
                 assert not (folder / "other.pt2").exists()
                 monkeypatch.setattr(exporting, "MAX_RELATIVE_DIFFERENCE", 1e-4)
                 monkeypatch.setattr(exporting, "write_program", without_a_number(exporting.write_program))
-                with pytest.raises(CtxError, match="differs from the model by inf"):
+                with pytest.raises(CtxError, match="differs by inf"):
                     graph.main("torch")
                 assert not (folder / "other.pt2").exists()
                 monkeypatch.undo()
@@ -160,7 +160,7 @@ def test_encoder_decoders(
     classifier("float32", tmp_path / "encoder")
     unilm = FAMILIES["unilm"]
     writer = unilm.models["AutoModelForSeq2SeqLM"](unilm.config(**unilm.sizes["tiny"]))
-    with pytest.raises(CtxError, match="reads more of the source than"):
+    with pytest.raises(CtxError, match=r"needs more inputs than the encoder's states(.|\n)*--part decoder"):
         exporting.check_exportable_as(writer, tmp_path / "x.pt2", "torch", "decoder")
     with pytest.raises(CtxError, match="no decoder"):
         export_by_command(

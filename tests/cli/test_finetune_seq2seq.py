@@ -120,7 +120,7 @@ def test_the_upper_bound_of_lower_cased_targets_is_shown(files, tmp_path, monkey
 def test_a_tokenizer_of_another_kind_of_family_is_refused(files, tmp_path, monkeypatch, capsys):
     flags = ["seq2seq", *save_new(tmp_path / "model"), *files, *QUICK, "--max_steps", 1, "--output_dir", "o"]
     flags[2] = flags[2].replace("cove", "bert")
-    del flags[4:9]
+    del flags[3:8]  # --config_options of CoVe
     assert run_command("finetune", *flags) == 2
     assert "target_vocab_size=10, for which CtxBertConfig has no field" in capsys.readouterr().err
 

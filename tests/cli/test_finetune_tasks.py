@@ -102,7 +102,7 @@ def test_candidates_are_ranked_alone_and_in_a_list(checkpoint, tmp_path, monkeyp
     files, predicted = ranking_files(tmp_path), tmp_path / "predictions.jsonl"
     flags = ["ranking", *files, "--max_length", 16, "--save_steps", 0, "--per_device_batch_size", 8]
     flags += ["--max_steps", 60, "--learning_rate", "3e-3", "--predictions_file", predicted]
-    assert finetune(monkeypatch, "multitask", "--model", checkpoint, *flags, "--output_dir", tmp_path / "out") == 0
+    assert finetune(monkeypatch, *flags, "--model", checkpoint, "--output_dir", tmp_path / "out") == 0
     metrics = TrainingSummary.load(tmp_path / "out").metrics
     assert metrics["eval_mrr"] > 0.9 > metrics["baseline_mrr"]
     rows = [json.loads(line) for line in predicted.read_text().splitlines()]
@@ -115,9 +115,7 @@ def test_candidates_are_ranked_alone_and_in_a_list(checkpoint, tmp_path, monkeyp
     assert 0 < TrainingSummary.load(tmp_path / "together").metrics["eval_ranked_mrr"] <= 1
     peer = save_tiny(tmp_path / "peer", FAMILIES["bert"], upstream=True)
     capsys.readouterr()
-    assert (
-        finetune(monkeypatch, "multitask", "--model", peer, *flags, "--overwrite", "--output_dir", tmp_path / "no") == 2
-    )
+    assert finetune(monkeypatch, *flags, "--model", peer, "--overwrite", "--output_dir", tmp_path / "no") == 2
     assert "BertForMultipleChoice does not take choice_mask" in capsys.readouterr().err
 
 

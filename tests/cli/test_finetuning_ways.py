@@ -111,7 +111,7 @@ def test_each_way_trains_and_leaves_a_plain_checkpoint(
     given = METHODS["ewc"].replace("fisher.", "gpt.").replace("TEXT", str(place / "text.txt")).split()
     new = [*flags_of(place, tmp_path / "gpt", "gpt"), *given, "--max_steps", 1, "--reinit_layers", 1]
     assert call(monkeypatch, "finetune", *new) == 0, capsys.readouterr().err
-    assert "new tokens get embeddings" in capsys.readouterr().err
+    assert "the embeddings of 3 new tokens are initialised" in capsys.readouterr().err
 
     given = f"{METHODS['ewc'].replace('TEXT', 'another.txt')} --max_steps 1".split()
     assert call(monkeypatch, "finetune", *flags_of(place, tmp_path / "kept"), *given) == 0
@@ -227,7 +227,7 @@ def test_what_was_forgotten(place: Path, tmp_path: Path, monkeypatch: Any, capsy
     type(same.bert)(deeper).save_pretrained(tmp_path / "deeper")
     quantize_model(other, CtxInt8Config())
     other.save_pretrained(packed)
-    for wrong, text in ((tmp_path / "deeper", "one alone has layers."), (packed, "quantized model are codes")):
+    for wrong, text in ((tmp_path / "deeper", "only one of them has layers."), (packed, "weights of a quantized model is undefined")):
         flags = ["--pretrained", source, "--finetuned", wrong, "--text", place / "text.txt"]
         assert call(monkeypatch, "evaluate forgetting", *flags) == 2
         assert text in capsys.readouterr().err

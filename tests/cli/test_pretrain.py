@@ -166,7 +166,7 @@ def pass_over(folder: Path) -> None:
         (truncate_the_weights, (), "model.safetensors was truncated or changed after it was saved"),
         (truncate_foreign_weights, (), "The weights are damaged"),
         (flip_the_header_of_foreign_weights, (), "weights of the encoder are missing"),
-        (remove_the_tokenizer, (), "The directory holds no tokenizer"),
+        (remove_the_tokenizer, (), "The directory contains no tokenizer"),
         (grow_the_vocabulary, (), "The vocabulary does not fit the model"),
         (exchange_the_tokenizer, (), "not the tokenizer that the model was trained with"),
         (number_a_token_too_high, (), "is 5000, outside [0, vocab_size="),
