@@ -71,7 +71,7 @@ def test_programs(
             if kind == "float32":
                 monkeypatch.setattr(sys, "argv", [*flags[:-1], str(folder / "other.pt2")])
                 monkeypatch.setattr(exporting, "MAX_RELATIVE_DIFFERENCE", -1.0)
-                with pytest.raises(CtxError, match="differs by .*; no file was saved"):
+                with pytest.raises(CtxError, match=r"differs by .*; no file was saved"):
                     graph.main("torch")
                 assert not (folder / "other.pt2").exists()
                 monkeypatch.setattr(exporting, "MAX_RELATIVE_DIFFERENCE", 1e-4)
