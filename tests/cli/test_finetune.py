@@ -224,7 +224,10 @@ def test_tokens_of_tasks_are_added_and_pairs_are_read_in_both_orders(checkpoint,
 
 @pytest.mark.parametrize(
     ("columns", "says"),
-    [("one,other", "ForSequenceClassification does not support reading a pair in both orders"), ("one", "Only pairs of texts have two orders")],
+    [
+        ("one,other", "ForSequenceClassification does not support reading a pair in both orders"),
+        ("one", "Only pairs of texts have two orders"),
+    ],
 )
 def test_both_orders_of_what_has_one_is_an_error(columns, says, own_checkpoint, tmp_path, monkeypatch, capsys):
     flags = ["regression", "--model", own_checkpoint, *pair_files(tmp_path), *QUICK]

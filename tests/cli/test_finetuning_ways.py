@@ -227,7 +227,10 @@ def test_what_was_forgotten(place: Path, tmp_path: Path, monkeypatch: Any, capsy
     type(same.bert)(deeper).save_pretrained(tmp_path / "deeper")
     quantize_model(other, CtxInt8Config())
     other.save_pretrained(packed)
-    for wrong, text in ((tmp_path / "deeper", "only one of them has layers."), (packed, "weights of a quantized model is undefined")):
+    for wrong, text in (
+        (tmp_path / "deeper", "only one of them has layers."),
+        (packed, "weights of a quantized model is undefined"),
+    ):
         flags = ["--pretrained", source, "--finetuned", wrong, "--text", place / "text.txt"]
         assert call(monkeypatch, "evaluate forgetting", *flags) == 2
         assert text in capsys.readouterr().err
