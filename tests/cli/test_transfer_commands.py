@@ -116,7 +116,7 @@ def test_embeddings_alone_are_trained_and_resumed(workspace: Path, german: Path)
     )
     for more, message in (
         (["--adapter", "madx-language"], "--adapter cannot be combined with --train_only"),
-        (["--model", ""], "Expected a pretrained model"),
+        (["--model", ""], "no model is given.\n  where: --train_only"),
     ):
         given = [*text(workspace), "--family", "bert", "--train_only", "embeddings", "--max_steps", 1, *more]
         if more[0] == "--model":
@@ -135,7 +135,7 @@ def test_embeddings_are_exchanged_for_a_test(workspace: Path, german: Path) -> N
     shutil.copy(workspace / "en" / "tokenizer_config.json", wrong)
     for given, message in (
         (f"fr={german}", "no checkpoint with embeddings of the language 'de'"),
-        (f"de={wrong}", "with hidden_size 8, this one has"),
+        (f"de={wrong}", "a model with hidden_size=8, but this model has 32"),
     ):
         assert message in run_cli(
             "evaluate transfer", *flags, "--language_embeddings", given, "--output_dir", workspace / "none", fails=True
@@ -172,12 +172,12 @@ def test_adapters_of_languages_are_looked_at_before_training(workspace: Path) ->
     good = workspace / "adapters" / "good"
     for other, message in (
         (workspace / "adapters" / "wide", "The adapter is for models of width 64"),
-        (workspace / "adapters", "it has folders of adapters: good, wide"),
+        (workspace / "adapters", "use one of its subdirectories: good, wide"),
     ):
         assert message in run_cli(
             "evaluate transfer", *flags, "--language_adapters", f"en={good},de={other}", fails=True
         )
-    assert "given are en, fr" in run_cli(
+    assert "found en, fr" in run_cli(
         "evaluate transfer", *flags, "--language_adapters", f"en={good},fr={good}", fails=True
     )
     assert not (workspace / "untrained").exists()
