@@ -349,7 +349,7 @@ def test_errors_list_what_there_is(bert: PreTrainedModel) -> None:
         (lambda: add_adapter(bert, "x", BottleneckConfig(leave_out=(3,))), "leave_out=\\[3\\], but the model has 3"),
         (
             lambda: add_adapter(encoder, "x", BottleneckConfig(output_adapter=False, cross_adapter=True)),
-            "no place in CtxBertModel",
+            "CtxBertModel has no layer for an adapter",
         ),
         (lambda: add_adapter(lstm, "x"), "no Transformer layers(.|\n)*xlnet"),
         (lambda: set_active_adapters(bert, "fr"), "no adapter 'fr'(.|\n)*de, ner"),

@@ -16,9 +16,9 @@ from hf_ctxmodels.spec import FamilySpec
 PUSH = """
 import json, runpy, sys
 for command in json.loads(sys.argv[1]):
-    sys.argv = command
+    sys.argv = command[1:]  # without -m
     try:
-        runpy.run_path(command[0], run_name="__main__")
+        runpy.run_module(command[1], run_name="__main__")
     except SystemExit as stopped:
         assert not stopped.code, command
 """

@@ -42,13 +42,14 @@ def family(request: pytest.FixtureRequest) -> FamilySpec:
 # Runs several scripts, each in a process forked from this one when the package is imported.
 FORKING = """
 import json, os, sys
-from hf_ctxmodels.cli import main, push
+import hf_ctxmodels_cli
+from hf_ctxmodels.cli import push
 for name, command in json.loads(sys.argv[1]).items():
     if not os.fork():
         for stream, number in (("output", 1), ("errors", 2)):
             os.dup2(os.open(os.path.join(sys.argv[2], f"{name}.{stream}"), os.O_WRONLY | os.O_CREAT), number)
         sys.argv = command[1:]
-        main.main()
+        hf_ctxmodels_cli.main()
     with open(os.path.join(sys.argv[2], f"{name}.code"), "w") as file:
         print(os.waitstatus_to_exitcode(os.wait()[1]), file=file)
 """
@@ -195,7 +196,7 @@ def of_another_family(directory: Path, name: str) -> None:
     [
         (without, "config.json", "no saved model"),
         (without, "tokenizer_config.json", "no saved tokenizer"),
-        (without, "tokenizer.json", "holds no tokenizer"),
+        (without, "tokenizer.json", "contains no tokenizer"),
         (without, "model.safetensors", "no saved model"),
         (truncated, "config.json", "No usable model configuration"),
         (truncated, "tokenizer.json", "damaged"),

@@ -24,7 +24,7 @@ def test_recipe_and_flags(tmp_path, documents):
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     assert 90 < len(tokenizer) <= 150, "the flag overrides the recipe"
     assert tokenizer.do_lower_case is False
-    assert f"{len(tokenizer)} tokens of 150" in process.stdout
+    assert f"{len(tokenizer)} tokens (150 requested)" in process.stdout
     assert "38 documents of" in process.stdout
     assert "held out         2 documents" in process.stdout
     assert "unknown tokens   0.00%" in process.stdout

@@ -35,7 +35,7 @@ def test_what_is_not_in_force_is_said(monkeypatch, tmp_path, capsys, fresh_accel
     assert inactive_parallelism_warnings(DistributedType.NO, 1, "cpu") == []
     monkeypatch.setenv("WORLD_SIZE", "2")
     (line,) = inactive_parallelism_warnings(DistributedType.NO, 1, "cpu")
-    assert "2 processes were started, but are not joined" in line
+    assert "2 processes were launched but are not connected" in line
     assert "use_cpu=True" in line
     assert inactive_parallelism_warnings(DistributedType.MULTI_CPU, 2, "cpu") == []
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")

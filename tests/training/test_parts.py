@@ -246,7 +246,7 @@ def test_loading_guards(workspace, tmp_path):
     with pytest.raises(CtxError, match="not the tokenizer that the model was trained with: the 81 tokens"):
         check_tokenizer_matches_model(tokenizer, config, location="here")
     config.vocab_size = 79
-    with pytest.raises(CtxError, match="the tokenizer has 80 tokens, the model embeds 79"):
+    with pytest.raises(CtxError, match="the tokenizer has 80 tokens, the model has 79 embeddings"):
         check_tokenizer_matches_model(tokenizer, config, 32, location="here")
 
     for fields, message in (

@@ -93,7 +93,7 @@ def _check_what_it_says(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_flags_that_no_task_of_a_list_reads_are_refused(file: Path, tmp_path: Path) -> None:
     """Those that one kind reads are defaults, whatever kinds the list has."""
-    with pytest.raises(CtxError, match="No task of a task list reads it") as raised:
+    with pytest.raises(CtxError, match="No task of a task list uses it") as raised:
         read_task_list(file, TaskArguments(num_beams=2), tmp_path)
     assert raised.value.location == "--num_beams"
     assert read_task_list(file, TaskArguments(doc_stride=3), tmp_path).tasks[0].arguments.doc_stride == 3
