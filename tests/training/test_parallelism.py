@@ -40,7 +40,7 @@ def test_what_is_not_in_force_is_said(monkeypatch, tmp_path, capsys, fresh_accel
     assert inactive_parallelism_warnings(DistributedType.MULTI_CPU, 2, "cpu") == []
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
     (line,) = inactive_parallelism_warnings(DistributedType.MULTI_CPU, 2, "cpu")
-    assert "DeepSpeed is configured but not in force: 2 processes on cpu" in line
+    assert "DeepSpeed is configured but not active: 2 processes on cpu" in line
     assert inactive_parallelism_warnings(DistributedType.DEEPSPEED, 2, "cuda") == []
     arguments = LoopArguments(output_dir=str(tmp_path), max_steps=1)
     if not is_deepspeed_available():
@@ -50,7 +50,7 @@ def test_what_is_not_in_force_is_said(monkeypatch, tmp_path, capsys, fresh_accel
     monkeypatch.delenv("ACCELERATE_USE_DEEPSPEED")
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     make_accelerator(arguments)
-    assert "warning: FSDP is configured but not in force: 1 process on cpu" in capsys.readouterr().err
+    assert "warning: FSDP is configured but not active: 1 process on cpu" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from hf_ctxmodels.core.console import progress_bar
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.output_files import wrap_write_errors
+from hf_ctxmodels.registry import get_family
 
 Batch = Mapping[str, Any]
 Labels = Literal["sampled", "data"]
@@ -100,10 +101,10 @@ def sampled_targets(model: PreTrainedModel, batch: Batch, generator: torch.Gener
 
 def _logits_of_target(model: Any, output: Any, name: str) -> Tensor | None:
     """The output's logits for a target; None if they are not returned."""
-    for task in getattr(model, "tasks", ()):
-        if task.target == name:
-            return None if task.logits is None else output.get(task.logits)
-    return output.get("prediction_logits", output.get("logits"))
+    logits_field = get_family(model).traits.logits.get(name)
+    if logits_field is not None:
+        return output.get(logits_field)
+    return output.get("prediction_logits", output.get("logits")) if name in ("labels", "shift_labels") else None
 
 
 def save_fisher(file: str | Path, fisher: Mapping[str, Tensor], model: PreTrainedModel, **facts: Any) -> None:
