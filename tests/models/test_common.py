@@ -207,7 +207,10 @@ class TestSaving:
         expected = dict(head_case.model_class(head_case.config(initializer_range=0.02)).named_parameters())
         for name in fresh:
             spread, wanted = parameters[name].std(correction=0), expected[name].std(correction=0)
-            assert 0.5 * wanted <= spread <= 2 * wanted, name
+            if expected[name].numel() < 16:  # the standard deviation of a few samples says little
+                assert bool(spread) == bool(wanted), name
+            else:
+                assert 0.5 * wanted <= spread <= 2 * wanted, name
             if not wanted:
                 assert torch.equal(parameters[name], expected[name]), name
 
