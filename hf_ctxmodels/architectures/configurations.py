@@ -71,19 +71,16 @@ class CtxEncoderConfig(CtxTransformerConfig):
             )
 
 
-PAIR_SEGMENTS = 2
-"""Number of segments of BERT."""
+PAIR_SEGMENTS = 2  # of BERT
+# fields for generation that BERT's configuration lacks
 GENERATION_TOKEN_FIELDS = ("query_token_id", "decoder_start_token_id", "eos_token_id")
-"""Fields for generation that BERT's configuration lacks."""
 
 
 @strict
 class CtxQueryGenerationConfig(CtxEncoderConfig):
-    """Configuration of an encoder with the head `QueryForConditionalGeneration`.
+    """Configuration of an encoder with the head `QueryForConditionalGeneration`; see `CtxEncoderConfig`.
 
     A BERT configuration, which has two segments, can be opened; it receives all segments of the family.
-
-    See `CtxEncoderConfig` for the other arguments.
 
     Args:
         query_token_id: Id of the query token, whose state predicts a target token: the mask token or a special one.
@@ -102,7 +99,6 @@ class CtxQueryGenerationConfig(CtxEncoderConfig):
 
     copied_segments: ClassVar[tuple[int, ...]]
     """For each segment after BERT's two: the segment of BERT from which its embedding is copied."""
-
     feeds_start_token: ClassVar[bool] = False
     """Whether the first of `decoder_input_ids` is encoded as a target token, rather than skipped."""
 
@@ -145,24 +141,15 @@ class CtxQueryGenerationConfig(CtxEncoderConfig):
 class CtxDecoderConfig(CtxTransformerConfig):
     """Configuration of a Transformer decoder with learned position embeddings.
 
-    The field names of the reference (`n_embd`, `n_layer`, `n_head`, `n_positions`, `resid_pdrop`, ...) are aliases.
-
-    See `CtxTransformerConfig` for the other arguments.
+    The field names of the reference (`n_embd`, `n_layer`, `n_head`, `n_positions`, `resid_pdrop`, ...) are aliases. Other
+    arguments as in `CtxEncoderConfig` and `CtxTransformerConfig`.
 
     Args:
-        vocab_size: Number of tokens of the tokenizer.
-        hidden_size: Width of the residual stream; a multiple of `num_attention_heads`.
-        num_hidden_layers: Number of layers.
-        num_attention_heads: Attention heads per layer.
         intermediate_size: Width of the feed-forward layer; None for 4 * hidden_size.
         hidden_act: Activation of the feed-forward layer; "gelu_new" is the tanh approximation of GELU.
         embedding_dropout_prob: Dropout on the sum of token and position embeddings.
         hidden_dropout_prob: Dropout after each sub-layer.
-        attention_probs_dropout_prob: Dropout on attention probabilities.
         classifier_dropout: Dropout before the task heads; None for `hidden_dropout_prob`.
-        max_position_embeddings: Longest sequence, in tokens.
-        initializer_range: Standard deviation of the normal initialisation.
-        layer_norm_eps: Epsilon of each LayerNorm.
         tie_word_embeddings: Share the output layer with the word embeddings.
     """
 
@@ -203,23 +190,14 @@ class CtxSeq2SeqConfig(CtxTransformerConfig):
     """Configuration of a Transformer encoder-decoder with one hidden size (Vaswani et al. 2017).
 
     Fields without "decoder" apply to the encoder, and to the decoder if there is no field for the decoder. The defaults
-    are BART-large.
-
-    See `CtxTransformerConfig` for the other arguments.
+    are BART-large. Other arguments as in `CtxEncoderConfig` and `CtxTransformerConfig`.
 
     Args:
-        vocab_size: Number of tokens of the tokenizer, for sources and targets.
-        hidden_size: Width of the residual stream.
         num_hidden_layers, decoder_layers: Number of layers.
         num_attention_heads, decoder_attention_heads: Attention heads per layer, which divide `hidden_size`.
         intermediate_size, decoder_ffn_dim: Width of the feed-forward layer.
-        hidden_act: Activation of the feed-forward layer.
-        hidden_dropout_prob: Dropout after the embeddings and after each sub-layer.
-        attention_probs_dropout_prob: Dropout on attention probabilities.
         classifier_dropout: Dropout before the task heads; None for `hidden_dropout_prob`.
         max_position_embeddings: Longest source and longest target, in tokens.
-        initializer_range: Standard deviation of the normal initialisation.
-        layer_norm_eps: Epsilon of each norm.
         decoder_start_token_id: Id of the token before the first target token.
         tie_word_embeddings: Share the output layer with the encoder's word embeddings.
         share_word_embeddings: Share the decoder's word embeddings with the encoder's; None for `tie_word_embeddings`.
@@ -280,15 +258,13 @@ class CtxSeq2SeqConfig(CtxTransformerConfig):
 
 def seq2seq_size(width: int, layers: int, heads: int) -> dict[str, int]:
     """Return the configuration fields of an encoder-decoder with feed-forward layers of four times the hidden size."""
-    return {
+    encoder = {
         "hidden_size": width,
         "num_hidden_layers": layers,
-        "decoder_layers": layers,
         "num_attention_heads": heads,
-        "decoder_attention_heads": heads,
         "intermediate_size": 4 * width,
-        "decoder_ffn_dim": 4 * width,
     }
+    return {**encoder, "decoder_layers": layers, "decoder_attention_heads": heads, "decoder_ffn_dim": 4 * width}
 
 
 @strict

@@ -32,13 +32,13 @@ def build_embeddings(
     projected_size: int | None = None,
     embeddings_class: Callable[..., TokenPositionTypeEmbeddings] = TokenPositionTypeEmbeddings,
 ) -> TokenPositionTypeEmbeddings:
-    """Create the input embeddings from a configuration.
+    """Create the input embeddings from a configuration with the Hub's standard names.
 
     Args:
-        config: A configuration with the Hub's standard names.
+        config: The configuration.
         width: Width of the embeddings.
         projected_size: Width to which the embeddings are projected; None for no projection.
-        embeddings_class: Class of the embeddings.
+        embeddings_class: Function that creates them.
     """
     return embeddings_class(
         config.vocab_size,
@@ -76,7 +76,7 @@ class TransformerEncoder(CtxPreTrainedModel):
         layers: The layers in the order of application; a layer may occur several times.
         pooler: Computes `pooler_output` from the states of the first tokens, or None.
         extra_input_ids: Name of a further (batch, length) input of the embeddings -> configuration field with the
-            number of ids. Such a family declares the input in the forward of its encoder and of its heads.
+            number of ids. Such a family declares the input in the forward of its encoder, see also `HeadModel`.
     """
 
     accepts_4d_masks = True
@@ -191,8 +191,7 @@ class TransformerEncoder(CtxPreTrainedModel):
         mask: MaskSpec = BIDIRECTIONAL,
         **output_flags: Any,
     ) -> StackOutput:
-        """Run the layers on (..., hidden) states packed by `layout`; `mask` and `output_flags`, the outputs to record,
-        as in `run_stack`."""
+        """Run the layers on (..., hidden) states packed by `layout`; other arguments as in `run_stack`."""
         return run_stack(
             self.layers,
             hidden_states,

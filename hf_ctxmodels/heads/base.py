@@ -1,9 +1,8 @@
 """The base class of all heads, and the losses that they share.
 
-Every loss is a sum over targets divided by the number of targets. `num_items_in_batch` replaces this number by the
-number of targets of a larger batch (accumulated micro-batches, other processes), so that gradient accumulation is
-exact. It is a number for heads with one loss term, as Trainer passes it, or a mapping from the names of the targets to
-their numbers.
+Every loss is a sum over targets divided by their number. `num_items_in_batch` replaces this number by the number of
+targets of a larger batch (accumulated micro-batches, other processes): a number for heads with one loss term, as Trainer
+passes it, or a mapping from the names of the targets to their numbers.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,16 +25,7 @@ ItemCounts = int | Tensor | Mapping[str, int | Tensor] | None
 
 
 def validate_targets(targets: Any, name: str, *shapes: Sequence[int]) -> Tensor:
-    """Check the type and the shape of targets, but not their values, and return them as int64.
-
-    Args:
-        targets: Class indices or token ids.
-        name: Name of the argument of `forward`.
-        shapes: The accepted shapes; none accepts any shape. Not checked while a graph is traced.
-
-    Raises:
-        CtxError: The targets are no tensor of integers, or have another shape.
-    """
+    """Return targets as int64; raise CtxError for another type, or for a shape other than `shapes` (if any)."""
     check_id_type(name, targets)
     check_target_shape(targets, name, *shapes)
     return targets.long()
@@ -49,12 +39,23 @@ def validate_sequence_targets(targets: Any, name: str, batch_size: int) -> Tenso
 def check_target_shape(targets: Tensor, name: str, *shapes: Sequence[int]) -> None:
     """Raise CtxError unless the targets have one of the shapes; without shapes, or in a traced graph, accept any."""
     expected = [tuple(shape) for shape in shapes]
-    if not expected or is_traced(targets) or tuple(targets.shape) in expected:
+    if expected and not is_traced(targets) and tuple(targets.shape) not in expected:
+        raise CtxError(
+            f"{name} is {tuple(targets.shape)}, expected {' or '.join(map(str, expected))}.",
+            hint=f"pass {name} and inputs of the same batch.",
+        )
+
+
+def check_classes(targets: Tensor, classes: int, name: str, size_name: str = "classes") -> None:
+    """Raise CtxError if a target that is not -100 is outside [0, classes). Skipped while compiling."""
+    if torch.compiler.is_compiling():
         return
-    raise CtxError(
-        f"{name} is {tuple(targets.shape)}, expected {' or '.join(map(str, expected))}.",
-        hint=f"pass {name} and inputs of the same batch.",
-    )
+    invalid = targets[(targets != IGNORE_INDEX) & ((targets < 0) | (targets >= classes))]
+    if invalid.numel():
+        raise CtxError(
+            f"{name} contains {int(invalid[0])}, outside [0, {size_name}={classes}) and not -100 (ignored).",
+            hint=f"correct {name}, or the size in the configuration (num_labels, vocab_size).",
+        )
 
 
 def mean_over_targets(total: Tensor, targets: Tensor, name: str, num_items: ItemCounts) -> Tensor:
@@ -97,16 +98,15 @@ def cross_entropy_over_targets(logits: Tensor, targets: Tensor, name: str, num_i
     return mean_over_targets(total, targets, name, num_items)
 
 
-def check_classes(targets: Tensor, classes: int, name: str) -> None:
-    """Raise CtxError if a target that is not -100 is outside [0, classes). Skipped while compiling."""
-    if torch.compiler.is_compiling():
-        return
-    invalid = targets[(targets != IGNORE_INDEX) & ((targets < 0) | (targets >= classes))]
-    if invalid.numel():
-        raise CtxError(
-            f"{name} contains {int(invalid[0])}, outside [0, {classes}) and not -100 (ignored).",
-            hint=f"set config.num_labels (now {classes}) to the number of classes, or correct the labels.",
-        )
+def pair_loss(
+    logits: Tensor, targets: Tensor | None, name: str, num_items: ItemCounts
+) -> tuple[Tensor | None, Tensor | None]:
+    """Mean cross-entropy in nats of (batch, classes) logits, and `accuracy_counts`; None without (batch,) targets."""
+    if targets is None:
+        return None, None
+    targets = validate_sequence_targets(targets, name, len(logits))
+    loss = cross_entropy_over_targets(logits, targets, name, num_items)
+    return loss, accuracy_counts(logits.detach(), targets)
 
 
 def language_modeling_loss(
@@ -131,37 +131,19 @@ def language_modeling_loss(
         CtxError: The labels have another type, or one is outside the vocabulary.
     """
     labels = validate_targets(labels, name)
-    check_token_labels(labels, decoder.out_features, name)
+    check_classes(labels, decoder.out_features, name, "vocab_size")
     targets = labels[labels != IGNORE_INDEX]
     total = summed_cross_entropy(decoder, states, targets) if summed_loss is None else summed_loss(states, targets)
     return mean_over_targets(total, labels, name, num_items)
 
 
 def loss_from_logits(logits: Tensor, labels: Tensor, num_items: ItemCounts, name: str = "labels") -> Tensor:
-    """Compute `language_modeling_loss` from the logits of all positions.
-
-    Args:
-        logits: (..., vocabulary).
-        labels: (...) token ids.
-        num_items, name: As in `mean_over_targets`.
-
-    Raises:
-        CtxError: The labels have another type or shape, or one is outside the vocabulary.
-    """
+    """`language_modeling_loss` for (...) labels, from the (..., vocabulary) logits of all positions."""
     labels = validate_targets(labels, name, logits.shape[:-1])
-    check_token_labels(labels, logits.shape[-1], name)
+    check_classes(labels, logits.shape[-1], name, "vocab_size")
     target_mask = labels != IGNORE_INDEX
     total = F.cross_entropy(logits[target_mask].float(), labels[target_mask], reduction="sum")
     return mean_over_targets(total, labels, name, num_items)
-
-
-def check_token_labels(labels: Tensor, vocab_size: int, name: str = "labels") -> None:
-    """Raise CtxError if a label that is not -100 is outside the vocabulary. Skipped while compiling."""
-    if torch.compiler.is_compiling():
-        return
-    invalid = labels[(labels != IGNORE_INDEX) & ((labels < 0) | (labels >= vocab_size))]
-    if invalid.numel():
-        raise CtxError(f"{name} contains {int(invalid[0])}, outside [0, vocab_size={vocab_size}).")
 
 
 def has_targets(targets: Tensor | None) -> bool:
@@ -220,6 +202,9 @@ class HeadModel(CtxPreTrainedModel):
         layer_mix: The layer mix that the head reads; None for the last layer.
         decoder_input: Hook point of the input of the output layer.
         feature_lookup: Replaces a frozen encoder, see `downstream.finetuning.feature_cache`; None for the encoder.
+
+    The heads take the ids of all families: `token_type_ids` (ignored or rejected by encoders without segments), and, if
+    the encoder lists them in `extra_input_ids`, `langs` (XLM) and `task_type_ids` (ERNIE), each (batch, length).
     """
 
     encoder_class: ClassVar[type[CtxPreTrainedModel]]
@@ -290,16 +275,20 @@ class HeadModel(CtxPreTrainedModel):
             outputs.pooler_output = pool_tokens(outputs.last_hidden_state, tokens, self.pooling)
         return outputs
 
+    def extra_ids(self, **ids: Tensor | None) -> dict[str, Tensor]:
+        """The ids that are not None, for `encode`; raises CtxError for ids that the encoder does not embed."""
+        arguments = {name: tensor for name, tensor in ids.items() if tensor is not None}
+        for name in arguments:
+            if name not in getattr(self.encoder_class, "extra_input_ids", ()):
+                raise CtxError(f"{self.encoder_class.__name__} has no embeddings of {name}.", hint=f"remove {name}.")
+        return arguments
+
     def encoder_fields(self, outputs: Any) -> dict[str, Any]:
         """Return the fields of the encoder's output that the output of a task head contains."""
         return {"hidden_states": outputs.hidden_states, "attentions": outputs.attentions}
 
     def input_shape(self, input_ids: Any, inputs_embeds: Any) -> tuple[int, int] | None:
-        """(batch, length) of the input; None if the encoder will raise an error for its number of dimensions.
-
-        Raises:
-            CtxError: An argument is no tensor.
-        """
+        """(batch, length) of the input; None if the encoder will raise an error for its number of dimensions."""
         check_tensors(input_ids=input_ids, inputs_embeds=inputs_embeds)
         inputs = input_ids if input_ids is not None else inputs_embeds
         axes = 3 if input_ids is None else 2 + len(self.token_id_axes)
@@ -310,29 +299,33 @@ class HeadModel(CtxPreTrainedModel):
     def validate_token_targets(
         self, targets: Any, name: str, input_ids: Any, inputs_embeds: Any = None, *label_shape: int
     ) -> Tensor | None:
-        """Check (batch, length, *label_shape) targets, one for each token, as in `validate_targets`.
-
-        Returns None without targets, and for an input for which the encoder will raise an error.
-        """
+        """Check (batch, length, *label_shape) targets as in `validate_targets`; None without targets, and for an input
+        for which the encoder will raise an error."""
         shape = self.input_shape(input_ids, inputs_embeds)
         return None if targets is None or shape is None else validate_targets(targets, name, (*shape, *label_shape))
 
     def returns_logits(self, return_logits: bool | None) -> bool:
         """Whether a language model with labels computes and returns the logits of all positions.
 
-        Args:
-            return_logits: The argument of `forward`; None for `config.return_logits_with_labels`. If this is None as
-                well, logits are returned in evaluation without gradients, since Trainer's metrics read them.
+        None means `config.return_logits_with_labels`. If this is None as well, logits are returned in evaluation without
+        gradients, since Trainer's metrics read them.
         """
         if return_logits is None:
             return_logits = self.config.return_logits_with_labels
         return not (self.training or torch.is_grad_enabled()) if return_logits is None else return_logits
 
-    def total_loss(self, *losses: Tensor | None) -> Tensor | None:
-        """The sum of the losses that are not None; None if all are.
+    def output_mask(self, return_logits: bool | None, *targets: Tensor | None) -> Tensor | None:
+        """(batch, length) mask of the positions with a target, to which the output of the encoder is limited.
 
-        If a loss is missing, parameters without gradient get a gradient of zero, see `with_unused_parameters`.
+        None for all positions: without targets, or if `returns_logits(return_logits)`.
         """
+        target_masks = [tensor != IGNORE_INDEX for tensor in targets if tensor is not None]
+        if not target_masks or self.returns_logits(return_logits):
+            return None
+        return target_masks[0] if len(target_masks) == 1 else torch.stack(target_masks).any(0)
+
+    def total_loss(self, *losses: Tensor | None) -> Tensor | None:
+        """The sum of the losses that are not None, `with_unused_parameters` if one is missing; None if all are."""
         available_losses = [loss for loss in losses if loss is not None]
         if not available_losses:
             return None
@@ -340,10 +333,7 @@ class HeadModel(CtxPreTrainedModel):
         return total if len(available_losses) == len(losses) else self.with_unused_parameters(total)
 
     def with_unused_parameters(self, loss: Tensor | None) -> Tensor | None:
-        """The loss with zero gradients of the parameters that the batch did not use, as DDP requires.
-
-        For heads of which some parameters are unused in every batch.
-        """
+        """The loss with zero gradients of the parameters that the batch did not use, as DDP requires."""
         if loss is None or not self.training or not (distributed.is_available() and distributed.is_initialized()):
             return loss
         parameters = [parameter for parameter in self.parameters() if parameter.requires_grad]
@@ -358,14 +348,9 @@ class HeadModel(CtxPreTrainedModel):
     def add_regularization(
         self, loss: Tensor, outputs: Any, targets: Tensor, name: str, num_items: ItemCounts
     ) -> Tensor:
-        """Add the `penalty` to the loss in training.
+        """Add the `penalty` to the loss of a task in training; other arguments as in `mean_over_targets`.
 
         Every target adds an equal share of it, so that the shares of micro-batches sum to one penalty.
-
-        Args:
-            loss: The loss of the task.
-            outputs: The encoder's output.
-            targets, name, num_items: As in `mean_over_targets`.
         """
         penalty = self.penalty() if self.training else None
         if penalty is None:

@@ -58,6 +58,7 @@ class ForCausalLM(HeadModel, GenerationMixin):
         logits_to_keep: int | Tensor = 0,
         num_items_in_batch: ItemCounts = None,
         return_logits: bool | None = None,
+        langs: Tensor | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
         """Compute logits, or the loss with `labels`. Other arguments as in the encoder's forward.
@@ -87,6 +88,7 @@ class ForCausalLM(HeadModel, GenerationMixin):
             sequence_ids=sequence_ids,
             past_key_values=past_key_values,
             use_cache=use_cache,
+            **self.extra_ids(langs=langs),
             **kwargs,
         )
         states = outputs.last_hidden_state

@@ -47,7 +47,6 @@ class ForSequenceClassification(HeadModel):
     Attributes:
         classifier_activation: Activation of a dense layer before the classifier; None for a linear classifier.
         accepts_both_orders: Whether inputs may be (batch, orders, length), a pair in both orders.
-        output_class: Class of the output.
     """
 
     uses_pooled_output = True
@@ -89,6 +88,8 @@ class ForSequenceClassification(HeadModel):
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         num_items_in_batch: ItemCounts = None,
+        langs: Tensor | None = None,
+        task_type_ids: Tensor | None = None,
         **kwargs: Any,
     ) -> SequenceClassifierOutput | Seq2SeqSequenceClassifierOutput:
         """Compute logits (batch, num_labels), and the loss with `labels`. Other arguments as in the encoder's forward.
@@ -96,7 +97,6 @@ class ForSequenceClassification(HeadModel):
         Args:
             labels: (batch,) class indices or numbers; or (batch, num_labels) of 0.0 and 1.0 for multi-label
                 classification, or of numbers for regression.
-            num_items_in_batch: As in `mean_over_targets`.
         """
         outputs = self.encode(
             input_ids=input_ids,
@@ -104,6 +104,7 @@ class ForSequenceClassification(HeadModel):
             token_type_ids=token_type_ids,
             position_ids=position_ids,
             inputs_embeds=inputs_embeds,
+            **self.extra_ids(langs=langs, task_type_ids=task_type_ids),
             **kwargs,
         )
         if isinstance(self.classifier, AnswerNetwork):
@@ -165,7 +166,10 @@ def encode_text_pair(
     if token_type_ids is None or not (is_traced(inputs) or bool(token_type_ids.any())):
         outputs = HeadModel.encode(head, attention_mask=attention_mask, **arguments, **kwargs)
         return outputs, outputs.pooler_output, outputs.pooler_output
-    first, second = _text_masks(inputs, attention_mask, token_type_ids)
+    tokens = token_mask(inputs, attention_mask)
+    first, second = tokens & (token_type_ids == 0), tokens & (token_type_ids != 0)
+    first = first | (tokens & ~first.any(1, keepdim=True))
+    second = second | (tokens & ~second.any(1, keepdim=True))
     stacked_arguments = {
         name: None if tensor is None else torch.cat([tensor, tensor]) for name, tensor in arguments.items()
     }
@@ -180,13 +184,6 @@ def encode_text_pair(
     if outputs.hidden_states is not None:
         outputs.hidden_states = tuple(merge(states) for states in outputs.hidden_states)
     return outputs, first_vectors, second_vectors
-
-
-def _text_masks(inputs: Tensor, attention_mask: Tensor | None, token_type_ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Two (batch, length) masks, of the tokens of the first and of the second text; a single text is used as both."""
-    tokens = token_mask(inputs, attention_mask)
-    first, second = tokens & (token_type_ids == 0), tokens & (token_type_ids != 0)
-    return first | (tokens & ~first.any(1, keepdim=True)), second | (tokens & ~second.any(1, keepdim=True))
 
 
 class ForTextPairClassification(ForSequenceClassification):
@@ -230,11 +227,7 @@ class ForTextPairClassification(ForSequenceClassification):
 
 
 class ForTokenClassification(HeadModel):
-    """A classifier of each token (Devlin et al. 2019, section 5.3).
-
-    Attributes:
-        output_class: Class of the output.
-    """
+    """A classifier of each token (Devlin et al. 2019, section 5.3)."""
 
     supports_layer_mix = True
     loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
@@ -255,6 +248,8 @@ class ForTokenClassification(HeadModel):
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         num_items_in_batch: ItemCounts = None,
+        langs: Tensor | None = None,
+        task_type_ids: Tensor | None = None,
         **kwargs: Any,
     ) -> TokenClassifierOutput:
         """Compute logits (batch, length, num_labels), and the loss with `labels`. Other arguments as in the encoder's
@@ -262,7 +257,6 @@ class ForTokenClassification(HeadModel):
 
         Args:
             labels: (batch, length) class indices; -100 is ignored.
-            num_items_in_batch: As in `mean_over_targets`.
         """
         outputs = self.encode(
             input_ids=input_ids,
@@ -270,6 +264,7 @@ class ForTokenClassification(HeadModel):
             token_type_ids=token_type_ids,
             position_ids=position_ids,
             inputs_embeds=inputs_embeds,
+            **self.extra_ids(langs=langs, task_type_ids=task_type_ids),
             **kwargs,
         )
         logits = self.classifier(self.dropout(outputs.last_hidden_state))
@@ -281,11 +276,7 @@ class ForTokenClassification(HeadModel):
 
 
 class ForQuestionAnswering(HeadModel):
-    """Start and end logits of an answer span (Devlin et al. 2019, section 4.2).
-
-    Attributes:
-        output_class: Class of the output.
-    """
+    """Start and end logits of an answer span (Devlin et al. 2019, section 4.2)."""
 
     supports_layer_mix = True
     loss_targets: ClassVar[tuple[str, ...]] = ("start_positions", "end_positions")
@@ -307,6 +298,8 @@ class ForQuestionAnswering(HeadModel):
         start_positions: Tensor | None = None,
         end_positions: Tensor | None = None,
         num_items_in_batch: ItemCounts = None,
+        langs: Tensor | None = None,
+        task_type_ids: Tensor | None = None,
         **kwargs: Any,
     ) -> QuestionAnsweringModelOutput | Seq2SeqQuestionAnsweringModelOutput:
         """Compute start and end logits (batch, length), and the mean of the two losses with both positions.
@@ -316,7 +309,6 @@ class ForQuestionAnswering(HeadModel):
         Args:
             start_positions, end_positions: (batch,) columns of the answer's first and last token; positions outside the
                 sequence are ignored, as in transformers.
-            num_items_in_batch: As in `mean_over_targets`.
         """
         outputs = self.encode(
             input_ids=input_ids,
@@ -324,6 +316,7 @@ class ForQuestionAnswering(HeadModel):
             token_type_ids=token_type_ids,
             position_ids=position_ids,
             inputs_embeds=inputs_embeds,
+            **self.extra_ids(langs=langs, task_type_ids=task_type_ids),
             **kwargs,
         )
         start_logits, end_logits = self.qa_outputs(outputs.last_hidden_state).unbind(-1)
@@ -340,11 +333,7 @@ class ForQuestionAnswering(HeadModel):
 
 
 class ForMultipleChoice(HeadModel):
-    """A logit for each of several choices, each encoded with the context (Devlin et al. 2019, section 4.4).
-
-    Attributes:
-        output_class: Class of the output.
-    """
+    """A logit for each of several choices, each encoded with the context (Devlin et al. 2019, section 4.4)."""
 
     uses_pooled_output = True
     has_configurable_pooling = True
@@ -372,15 +361,16 @@ class ForMultipleChoice(HeadModel):
         labels: Tensor | None = None,
         num_items_in_batch: ItemCounts = None,
         choice_mask: Tensor | None = None,
+        langs: Tensor | None = None,
+        task_type_ids: Tensor | None = None,
         **kwargs: Any,
     ) -> MultipleChoiceModelOutput:
         """Compute logits (batch, choices), and the loss with `labels`. Other arguments as in the encoder's forward.
 
         Args:
-            input_ids, attention_mask, token_type_ids, position_ids: (batch, choices, length).
+            input_ids, attention_mask, token_type_ids, position_ids, langs, task_type_ids: (batch, choices, length).
             inputs_embeds: (batch, choices, length, hidden), instead of `input_ids`.
             labels: (batch,) index of the correct choice.
-            num_items_in_batch: As in `mean_over_targets`.
             choice_mask: (batch, choices), 0 at padding choices, whose logits become the lowest number.
         """
         token_arguments = {
@@ -389,9 +379,8 @@ class ForMultipleChoice(HeadModel):
             "token_type_ids": token_type_ids,
             "position_ids": position_ids,
             "inputs_embeds": inputs_embeds,
+            **self.extra_ids(langs=langs, task_type_ids=task_type_ids),
         }
-        for name in getattr(self.encoder_class, "extra_input_ids", ()):
-            token_arguments[name] = kwargs.pop(name, None)
         batch_size, choices = _check_choices(token_arguments, choice_mask)
         flattened = {name: None if tensor is None else tensor.flatten(0, 1) for name, tensor in token_arguments.items()}
         outputs = self.encode(**flattened, **kwargs)
@@ -436,17 +425,14 @@ def position_loss(
     *,
     reason: str = "padding",
 ) -> Tensor:
-    """Mean cross-entropy in nats of choosing a position.
+    """Mean cross-entropy in nats of choosing a position; raises CtxError, with the reason, for an excluded target.
 
     Args:
         scores: (batch, length).
         positions: (batch,); positions outside the sequence are ignored.
         excluded: (batch, length) bool, positions excluded from the softmax, or None.
         name, num_items: As in `mean_over_targets`.
-        reason: The reason of the exclusion, for the error.
-
-    Raises:
-        CtxError: A target is excluded.
+        reason: The reason of the exclusion.
     """
     positions = validate_sequence_targets(positions, name, len(scores))
     positions = positions.masked_fill((positions < 0) | (positions >= scores.shape[-1]), IGNORE_INDEX)

@@ -6,16 +6,15 @@ from torch import Tensor
 from transformers.modeling_outputs import MaskedLMOutput
 from transformers.utils.generic import can_return_tuple
 
-from hf_ctxmodels.core.constants import IGNORE_INDEX
-from hf_ctxmodels.heads.base import HeadModel, ItemCounts, language_modeling_loss, loss_from_logits
+from hf_ctxmodels.heads.base import HeadModel, ItemCounts, language_modeling_loss, loss_from_logits, select_states
 from hf_ctxmodels.layers.lm_loss.cross_entropy import MaskedLMHead
 
 
 def build_mlm_head(config: Any, embedding_size: int, activation: str | None = None) -> MaskedLMHead:
-    """The masked-LM head of a configuration.
+    """The masked-LM head of a configuration with the Hub's standard names.
 
     Args:
-        config: A configuration with the Hub's standard names.
+        config: The configuration.
         embedding_size: Width of the word embeddings, to which the decoder may be tied.
         activation: Activation of the dense layer; None for `config.hidden_act`.
     """
@@ -29,7 +28,14 @@ def build_mlm_head(config: Any, embedding_size: int, activation: str | None = No
 
 
 def masked_lm_loss(
-    head: MaskedLMHead, states: Tensor, labels: Tensor, num_items: ItemCounts, name: str = "labels"
+    head: MaskedLMHead,
+    states: Tensor,
+    labels: Tensor,
+    num_items: ItemCounts,
+    name: str = "labels",
+    *,
+    logits: Tensor | None = None,
+    output_mask: Tensor | None = None,
 ) -> Tensor:
     """Mean cross-entropy in nats of the masked tokens.
 
@@ -38,7 +44,13 @@ def masked_lm_loss(
         states: (targets, hidden) the encoder's output where `labels` is not -100.
         labels: (batch, length) token ids.
         num_items, name: As in `mean_over_targets`.
+        logits: (batch, length, vocabulary), if all of them have been computed.
+        output_mask: (batch, length) bool, the positions of the states if there are more than those of the labels.
     """
+    if logits is not None:
+        return loss_from_logits(logits, labels, num_items, name)
+    if output_mask is not None:
+        states = select_states(states, labels, output_mask)
     return language_modeling_loss(head.decoder, states, labels, num_items, name, summed_loss=head.summed_loss)
 
 
@@ -71,7 +83,7 @@ class ForMaskedLM(HeadModel):
         return self.mlm_head(states)
 
     def token_loss(self, states: Tensor, labels: Tensor, num_items: ItemCounts) -> Tensor:
-        """Mean cross-entropy in nats; (targets, hidden) states at the labelled positions, see `masked_lm_loss`."""
+        """Mean cross-entropy in nats; (targets, hidden) states at the labelled positions."""
         return masked_lm_loss(self.mlm_head, states, labels, num_items)
 
     @can_return_tuple
@@ -86,17 +98,18 @@ class ForMaskedLM(HeadModel):
         labels: Tensor | None = None,
         num_items_in_batch: ItemCounts = None,
         return_logits: bool | None = None,
+        langs: Tensor | None = None,
+        task_type_ids: Tensor | None = None,
         **kwargs: Any,
     ) -> MaskedLMOutput:
         """Compute logits, or the loss with `labels`. Other arguments as in the encoder's forward.
 
         Args:
             labels: (batch, length) ids of the masked tokens; -100 is ignored.
-            num_items_in_batch: As in `mean_over_targets`.
             return_logits: See `returns_logits`.
         """
         labels = self.validate_token_targets(labels, "labels", input_ids, inputs_embeds)
-        computes_logits = labels is None or self.returns_logits(return_logits)
+        output_mask = self.output_mask(return_logits, labels)
         outputs = self.encode(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -104,15 +117,17 @@ class ForMaskedLM(HeadModel):
             position_ids=position_ids,
             inputs_embeds=inputs_embeds,
             sequence_ids=sequence_ids,
-            output_mask=None if labels is None or computes_logits else labels != IGNORE_INDEX,
+            output_mask=output_mask,
+            **self.extra_ids(langs=langs, task_type_ids=task_type_ids),
             **kwargs,
         )
-        loss = logits = None
-        if computes_logits:
-            logits = self.token_logits(outputs.last_hidden_state)
-            loss = None if labels is None else loss_from_logits(logits, labels, num_items_in_batch)
+        states = outputs.last_hidden_state
+        logits = self.token_logits(states) if output_mask is None else None
+        loss = None
+        if labels is not None and logits is not None:
+            loss = loss_from_logits(logits, labels, num_items_in_batch)
         elif labels is not None:
-            loss = self.token_loss(outputs.last_hidden_state, labels, num_items_in_batch)
+            loss = self.token_loss(states, labels, num_items_in_batch)
         return MaskedLMOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )

@@ -12,7 +12,7 @@ from hf_ctxmodels import heads
 from hf_ctxmodels.architectures.transformer_encoder import TransformerEncoder, build_embeddings, build_encoder_layer
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
-from hf_ctxmodels.heads import IGNORE_INDEX, ItemCounts
+from hf_ctxmodels.heads import ItemCounts
 from hf_ctxmodels.layers.cpu.dropout import Dropout
 from hf_ctxmodels.layers.transformer import StackOutput, TokenPositionTypeEmbeddings
 from hf_ctxmodels.models.albert.configuration_albert import CtxAlbertConfig
@@ -152,40 +152,36 @@ class CtxAlbertForPreTraining(CtxAlbertHeadModel):
         Args:
             labels: (batch, length) ids of the masked tokens; -100 is ignored.
             sentence_order_label: (batch,) 0 if the segments are in order, 1 if they are swapped; -100 is ignored.
-            num_items_in_batch: Numbers of targets by argument, see `heads.mean_over_targets`.
+            num_items_in_batch: Numbers of targets by argument.
             return_logits: See `returns_logits`.
         """
         labels = self.validate_token_targets(labels, "labels", input_ids, inputs_embeds)
-        computes_logits = labels is None or self.returns_logits(return_logits)
+        output_mask = self.output_mask(return_logits, labels)
         outputs = self.encode(
             input_ids=input_ids,
             attention_mask=attention_mask,
             token_type_ids=token_type_ids,
             position_ids=position_ids,
             inputs_embeds=inputs_embeds,
-            output_mask=None if labels is None or computes_logits else labels != IGNORE_INDEX,
+            output_mask=output_mask,
             **kwargs,
         )
         states = outputs.last_hidden_state
-        prediction_logits = self.mlm_head(states) if computes_logits else None
+        prediction_logits = self.mlm_head(states) if output_mask is None else None
         sop_logits = self.sop_head(self.dropout(outputs.pooler_output))
-        mlm_loss = sentence_order_loss = metrics = None
-        if labels is not None and prediction_logits is not None:
-            mlm_loss = heads.loss_from_logits(prediction_logits, labels, num_items_in_batch)
-        elif labels is not None:
-            mlm_loss = heads.masked_lm_loss(self.mlm_head, states, labels, num_items_in_batch)
-        if sentence_order_label is not None:
-            name = "sentence_order_label"
-            targets = heads.validate_sequence_targets(sentence_order_label, name, len(sop_logits))
-            sentence_order_loss = heads.cross_entropy_over_targets(sop_logits, targets, name, num_items_in_batch)
-            metrics = {"sentence_order_accuracy": heads.accuracy_counts(sop_logits.detach(), targets)}
+        mlm_loss = None
+        if labels is not None:
+            mlm_loss = heads.masked_lm_loss(self.mlm_head, states, labels, num_items_in_batch, logits=prediction_logits)
+        sentence_order_loss, accuracy = heads.pair_loss(
+            sop_logits, sentence_order_label, "sentence_order_label", num_items_in_batch
+        )
         return CtxAlbertForPreTrainingOutput(
             loss=self.total_loss(mlm_loss, sentence_order_loss),
             prediction_logits=prediction_logits,
             sop_logits=sop_logits,
             mlm_loss=heads.detached_loss(mlm_loss, labels),
             sentence_order_loss=heads.detached_loss(sentence_order_loss, sentence_order_label),
-            metrics=metrics,
+            metrics=None if accuracy is None else {"sentence_order_accuracy": accuracy},
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )

@@ -1,11 +1,35 @@
-"""BERT configuration (Devlin et al. 2019, section 3 and appendix A.2)."""
+"""BERT configuration (Devlin et al. 2019, section 3 and appendix A.2), and its conversion from and to DistilBERT's."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
+from transformers import PreTrainedConfig
 
 from hf_ctxmodels.architectures.configurations import CtxEncoderConfig
-from hf_ctxmodels.models.bert.distilbert import distilbert_to_bert_fields
+from hf_ctxmodels.core.errors import CtxError
+
+# DistilBERT (Sanh et al. 2019, arXiv 1910.01108) is BERT without segment embeddings and pooler: a `CtxBertConfig` with
+# `type_vocab_size=0`. Field of `CtxBertConfig` -> field of transformers' DistilBertConfig:
+_FIELD_NAMES = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "dim",
+    "num_hidden_layers": "n_layers",
+    "num_attention_heads": "n_heads",
+    "intermediate_size": "hidden_dim",
+    "hidden_act": "activation",
+    "hidden_dropout_prob": "dropout",
+    "attention_probs_dropout_prob": "attention_dropout",
+    "max_position_embeddings": "max_position_embeddings",
+    "initializer_range": "initializer_range",
+    "pad_token_id": "pad_token_id",
+    "tie_word_embeddings": "tie_word_embeddings",
+}
+_LAYER_NORM_EPS = 1e-12  # fixed in transformers
+_COMMON_FIELDS = {"architectures", "id2label", "label2id", "problem_type", "torch_dtype", "dtype", "_commit_hash"}
+_DEFAULTS = {"num_hidden_layers": 6}  # the only default of DistilBertConfig that differs from `CtxBertConfig`
+_POOLER_HEADS = {"DistilBertForSequenceClassification", "DistilBertForMultipleChoice"}
+_EXPORTED_CLASSES = {"CtxBertModel": "DistilBertModel", "CtxBertForMaskedLM": "DistilBertForMaskedLM"}
 
 
 @strict
@@ -29,3 +53,47 @@ class CtxBertConfig(CtxEncoderConfig):
         if fields.get("model_type") in cls.extra_reference_model_types:
             fields = distilbert_to_bert_fields(fields)
         return fields, unused
+
+
+def distilbert_to_bert_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert the fields of a DistilBERT's config.json to fields of `CtxBertConfig`."""
+    converted = {name: fields[old] for name, old in _FIELD_NAMES.items() if old in fields}
+    common = {name: value for name, value in fields.items() if name in _COMMON_FIELDS}
+    fixed = {"type_vocab_size": 0, "layer_norm_eps": _LAYER_NORM_EPS, "model_type": "ctx-bert"}
+    return {**_DEFAULTS, **converted, **common, **fixed}
+
+
+def bert_to_distilbert_fields(config: PreTrainedConfig, model_class: str, has_pooler: bool) -> dict[str, Any]:
+    """Convert a `CtxBertConfig` with `type_vocab_size=0` to the fields of a DistilBERT's config.json.
+
+    Raises:
+        CtxError: transformers' DistilBERT does not support the model.
+    """
+    if model_class not in _EXPORTED_CLASSES:
+        raise CtxError(
+            f"transformers' DistilBERT does not support the head of {model_class}.",
+            hint="use save_pretrained; only the encoder and the masked-LM model can be exported.",
+        )
+    if has_pooler:
+        raise CtxError(
+            "DistilBERT has no pooler, but this model has one.", hint="load the model with add_pooling_layer=False."
+        )
+    if config.layer_norm_eps != _LAYER_NORM_EPS:
+        raise CtxError(
+            f"DistilBERT has layer_norm_eps={_LAYER_NORM_EPS}, this model {config.layer_norm_eps}.",
+            hint="use save_pretrained.",
+        )
+    values = {old: getattr(config, name) for name, old in _FIELD_NAMES.items()}
+    return {**values, "model_type": "distilbert", "architectures": [_EXPORTED_CLASSES[model_class]]}
+
+
+def reject_distilbert_head(model_class: str, architectures: Sequence[str] | None) -> None:
+    """Raise CtxError if a checkpoint has a head on DistilBERT's pooled state, whose dense layer has a ReLU, not a tanh."""
+    if heads := _POOLER_HEADS.intersection(architectures or ()):
+        raise CtxError(
+            f"The head of {min(heads)} has a dense layer with ReLU, but {model_class} uses tanh, so the outputs "
+            "would differ.",
+            location=model_class,
+            hint="load the encoder with CtxBertModel and add_pooling_layer=False and train a new head, or use the "
+            "class of transformers.",
+        )

@@ -1,8 +1,20 @@
-"""Weight conversion of BERT and DistilBERT between the layout of transformers and the native layout."""
+"""Weight conversion of BERT and DistilBERT between the layout of transformers and the native layout, and of BERT's
+segment embeddings in families with more segments."""
 
-from transformers.core_model_loading import WeightRenaming, WeightTransform
+from typing import Any
 
-from hf_ctxmodels.core.weights import LEGACY_NORM_RENAMINGS, POST_NORM_RENAMINGS, decoder_bias, fused_projections
+import torch
+from torch import Tensor
+from transformers.core_model_loading import ConversionOps, WeightConverter, WeightRenaming, WeightTransform
+
+from hf_ctxmodels.architectures.configurations import GENERATION_TOKEN_FIELDS, PAIR_SEGMENTS
+from hf_ctxmodels.core.weights import (
+    LEGACY_NORM_RENAMINGS,
+    POST_NORM_RENAMINGS,
+    decoder_bias,
+    fused_projections,
+    single_tensor,
+)
 
 _RENAMINGS = [
     *POST_NORM_RENAMINGS,
@@ -34,3 +46,49 @@ DISTILBERT_EXPORT: list[WeightTransform] = [
 
 # the weight names of BERT and DistilBERT are disjoint, so one table loads both
 BERT_CONVERSION: list[WeightTransform] = [*LEGACY_NORM_RENAMINGS, *BERT_EXPORT, *DISTILBERT_EXPORT]
+
+
+class ExpandSegments(ConversionOps):
+    """(2, hidden) embeddings of BERT's segments -> (2 + copies, hidden), initialised as copies of the segments `copied`.
+
+    The reverse removes the copies if they are unchanged. More embeddings than two, and trained ones, are not changed.
+    """
+
+    def __init__(self, copied: tuple[int, ...], reverse: bool = False) -> None:
+        self.copied, self.reverse = copied, reverse
+
+    def convert(
+        self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **kwargs: Any
+    ) -> dict[str, Tensor]:
+        """Add or remove the copies."""
+        (value,) = input_dict.values()
+        embeddings = single_tensor(value)
+        if self.reverse and _are_copies(embeddings, self.copied):
+            embeddings = embeddings[:PAIR_SEGMENTS].clone()
+        elif not self.reverse and len(embeddings) == PAIR_SEGMENTS:
+            embeddings = torch.cat([embeddings, embeddings[list(self.copied)]])
+        return {target_patterns[0]: embeddings}
+
+    @property
+    def reverse_op(self) -> ConversionOps:
+        """The opposite conversion."""
+        return ExpandSegments(self.copied, not self.reverse)
+
+
+def segment_conversion(copied: tuple[int, ...]) -> WeightConverter:
+    """Conversion of BERT's two segment embeddings, see `ExpandSegments`."""
+    name = "embeddings.token_type_embeddings.weight"
+    return WeightConverter(name, name, [ExpandSegments(copied)])
+
+
+def exported_segment_fields(model: Any) -> dict[str, Any]:
+    """Fields of the exported BERT configuration of a family with more segments: the number of segments (BERT's two, or
+    all if the additional ones have been trained), and the ids of the tokens for generation."""
+    embeddings = model.base_model.embeddings.token_type_embeddings.weight
+    segments = PAIR_SEGMENTS if _are_copies(embeddings, model.config.copied_segments) else len(embeddings)
+    return {"type_vocab_size": segments} | {name: getattr(model.config, name) for name in GENERATION_TOKEN_FIELDS}
+
+
+def _are_copies(embeddings: Tensor, copied: tuple[int, ...]) -> bool:
+    has_size = len(embeddings) == PAIR_SEGMENTS + len(copied)
+    return has_size and torch.equal(embeddings[PAIR_SEGMENTS:], embeddings[list(copied)])

@@ -16,10 +16,13 @@ from transformers.utils.generic import can_return_tuple
 from hf_ctxmodels import heads
 from hf_ctxmodels.architectures.transformer_encoder import TransformerEncoder
 from hf_ctxmodels.core.model import CtxPreTrainedModel
-from hf_ctxmodels.heads import IGNORE_INDEX, ItemCounts
-from hf_ctxmodels.models.bert.configuration_bert import CtxBertConfig
+from hf_ctxmodels.heads import ItemCounts
+from hf_ctxmodels.models.bert.configuration_bert import (
+    CtxBertConfig,
+    bert_to_distilbert_fields,
+    reject_distilbert_head,
+)
 from hf_ctxmodels.models.bert.conversion_bert import BERT_EXPORT, DISTILBERT_EXPORT
-from hf_ctxmodels.models.bert.distilbert import bert_to_distilbert_fields, reject_distilbert_head
 
 TIED_WEIGHTS = {"mlm_head.decoder.weight": "bert.embeddings.word_embeddings.weight"}
 
@@ -30,13 +33,8 @@ def bert_architecture(model: CtxPreTrainedModel) -> str:
 
 
 def export_masked_lm(model: Any, masked_lm_class: type[CtxPreTrainedModel], save_directory: str | Path) -> None:
-    """Export the encoder and the masked-LM head of a model with other heads that transformers does not have.
-
-    Args:
-        model: A model with the encoder `bert` and the head `mlm_head`.
-        masked_lm_class: The family's masked-LM model.
-        save_directory: Directory for config.json and model.safetensors; created if needed.
-    """
+    """Export the encoder `bert` and the head `mlm_head` of a model with other heads that transformers does not have, as
+    the family's masked-LM model."""
     with torch.device("meta"):
         masked_lm: Any = masked_lm_class(model.config)
     masked_lm.bert, masked_lm.mlm_head = model.bert, model.mlm_head
@@ -139,6 +137,7 @@ class CtxBertForPreTraining(CtxBertHeadModel):
         next_sentence_label: Tensor | None = None,
         num_items_in_batch: ItemCounts = None,
         return_logits: bool | None = None,
+        task_type_ids: Tensor | None = None,
         **kwargs: Any,
     ) -> CtxBertForPreTrainingOutput:
         """Compute the logits of both heads, and the loss. Other arguments as in the encoder's forward.
@@ -146,42 +145,37 @@ class CtxBertForPreTraining(CtxBertHeadModel):
         Args:
             labels: (batch, length) ids of the masked tokens; -100 is ignored.
             next_sentence_label: (batch,) 0 if the second segment follows the first, 1 if it is random; -100 is ignored.
-            num_items_in_batch: Numbers of targets by argument, see `heads.mean_over_targets`.
+            num_items_in_batch: Numbers of targets by argument.
             return_logits: See `returns_logits`.
         """
         labels = self.validate_token_targets(labels, "labels", input_ids, inputs_embeds)
-        computes_logits = labels is None or self.returns_logits(return_logits)
+        output_mask = self.output_mask(return_logits, labels)
         outputs = self.encode(
             input_ids=input_ids,
             attention_mask=attention_mask,
             token_type_ids=token_type_ids,
             position_ids=position_ids,
             inputs_embeds=inputs_embeds,
-            output_mask=None if labels is None or computes_logits else labels != IGNORE_INDEX,
+            output_mask=output_mask,
+            **self.extra_ids(task_type_ids=task_type_ids),
             **kwargs,
         )
         states = outputs.last_hidden_state
-        prediction_logits = self.mlm_head(states) if computes_logits else None
+        prediction_logits = self.mlm_head(states) if output_mask is None else None
         seq_relationship_logits = self.nsp_head(outputs.pooler_output)
-        mlm_loss = next_sentence_loss = metrics = None
-        if labels is not None and prediction_logits is not None:
-            mlm_loss = heads.loss_from_logits(prediction_logits, labels, num_items_in_batch)
-        elif labels is not None:
-            mlm_loss = heads.masked_lm_loss(self.mlm_head, states, labels, num_items_in_batch)
-        if next_sentence_label is not None:
-            name = "next_sentence_label"
-            targets = heads.validate_sequence_targets(next_sentence_label, name, len(seq_relationship_logits))
-            next_sentence_loss = heads.cross_entropy_over_targets(
-                seq_relationship_logits, targets, name, num_items_in_batch
-            )
-            metrics = {"next_sentence_accuracy": heads.accuracy_counts(seq_relationship_logits.detach(), targets)}
+        mlm_loss = None
+        if labels is not None:
+            mlm_loss = heads.masked_lm_loss(self.mlm_head, states, labels, num_items_in_batch, logits=prediction_logits)
+        next_sentence_loss, accuracy = heads.pair_loss(
+            seq_relationship_logits, next_sentence_label, "next_sentence_label", num_items_in_batch
+        )
         return CtxBertForPreTrainingOutput(
             loss=self.total_loss(mlm_loss, next_sentence_loss),
             prediction_logits=prediction_logits,
             seq_relationship_logits=seq_relationship_logits,
             mlm_loss=heads.detached_loss(mlm_loss, labels),
             next_sentence_loss=heads.detached_loss(next_sentence_loss, next_sentence_label),
-            metrics=metrics,
+            metrics=None if accuracy is None else {"next_sentence_accuracy": accuracy},
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
@@ -207,27 +201,22 @@ class CtxBertForNextSentencePrediction(CtxBertHeadModel):
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         num_items_in_batch: ItemCounts = None,
+        task_type_ids: Tensor | None = None,
         **kwargs: Any,
     ) -> NextSentencePredictorOutput:
-        """Compute logits (batch, 2), and the loss with `labels`. Other arguments as in the encoder's forward.
-
-        Args:
-            labels: (batch,) 0 if the second segment follows the first, 1 if it is random.
-            num_items_in_batch: As in `heads.mean_over_targets`.
-        """
+        """Compute logits (batch, 2), and the loss with `labels` (batch,): 0 if the second segment follows the first, 1
+        if it is random. Other arguments as in the encoder's forward."""
         outputs = self.encode(
             input_ids=input_ids,
             attention_mask=attention_mask,
             token_type_ids=token_type_ids,
             position_ids=position_ids,
             inputs_embeds=inputs_embeds,
+            **self.extra_ids(task_type_ids=task_type_ids),
             **kwargs,
         )
         logits = self.nsp_head(outputs.pooler_output)
-        loss = None
-        if labels is not None:
-            targets = heads.validate_sequence_targets(labels, "labels", len(logits))
-            loss = heads.cross_entropy_over_targets(logits, targets, "labels", num_items_in_batch)
+        loss, _ = heads.pair_loss(logits, labels, "labels", num_items_in_batch)
         return NextSentencePredictorOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )

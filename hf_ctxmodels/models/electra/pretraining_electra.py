@@ -1,5 +1,6 @@
 """Joint pretraining of ELECTRA's generator and discriminator (Clark et al. 2020, sections 2 and 3)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -15,25 +16,34 @@ from transformers.utils.generic import can_return_tuple
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_ids
 from hf_ctxmodels.core.peft_support import untie_adapted_embeddings
-from hf_ctxmodels.heads import IGNORE_INDEX, ItemCounts, mean_over_targets, validate_targets
+from hf_ctxmodels.heads import IGNORE_INDEX, ItemCounts, build_mlm_head, mean_over_targets, validate_targets
 from hf_ctxmodels.models.electra.configuration_electra import CtxElectraConfig
-from hf_ctxmodels.models.electra.discriminator_tasks import DISCRIMINATOR_TASKS
 from hf_ctxmodels.models.electra.modeling_electra import (
     CtxElectraForMaskedLM,
     CtxElectraForReplacedTokenDetection,
     CtxElectraHeadModel,
 )
-from hf_ctxmodels.models.electra.replaced_token_detection import FilledBatch, fill_masked
+from hf_ctxmodels.models.electra.replaced_token_detection import (
+    DetectionHead,
+    copy_or_predict_loss,
+    detection_counts,
+    detection_loss,
+    fill_masked,
+)
 
 logger = logging.get_logger(__name__)
-_WORD_EMBEDDINGS = "electra.embeddings.word_embeddings.weight"
-_EMBEDDING_WEIGHTS = [
-    _WORD_EMBEDDINGS,
-    "electra.embeddings.position_embeddings.weight",
-    "electra.embeddings.token_type_embeddings.weight",
-    "electra.embeddings.norm.weight",
-    "electra.embeddings.norm.bias",
-]
+_EMBEDDING_WEIGHTS = (
+    "embeddings.word_embeddings.weight",
+    "embeddings.position_embeddings.weight",
+    "embeddings.token_type_embeddings.weight",
+    "embeddings.norm.weight",
+    "embeddings.norm.bias",
+)
+
+
+def _shared_weights(tie_generator: str, encoder_weights: Sequence[str]) -> Sequence[str]:
+    """Names, in the encoder, of the weights that generator and discriminator share."""
+    return {"none": (), "embeddings": _EMBEDDING_WEIGHTS, "all": encoder_weights}[tie_generator]
 
 
 @dataclass
@@ -77,20 +87,22 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
     accepts_loss_kwargs = False
 
     def build_head(self, config: CtxElectraConfig) -> None:
-        """Create the discriminator's heads and the generator, tied according to `config.tie_generator`."""
-        self.discriminator_task = DISCRIMINATOR_TASKS[config.discriminator_task]
-        self.output_layer = self.discriminator_task.output_layer
-        for name, head in self.discriminator_task.build_heads(config).items():
-            self.add_module(name, head)
+        """Create the discriminator's heads and the generator, tied according to `config.tie_generator`.
+
+        The heads have the names of the other classes of the family, which can load a joint checkpoint.
+        """
+        if config.discriminator_task in ("detection", "detection_masked"):
+            self.rtd_head = DetectionHead(config.hidden_size, activation=config.hidden_act)
+        else:
+            self.mlm_head = build_mlm_head(config, config.embedding_size, activation="gelu")
+            self.output_layer = "mlm_head.decoder"
+        if config.discriminator_task == "all_tokens_mlm":
+            self.copy_gate = nn.Linear(config.hidden_size, 1)
         self.generator = CtxElectraForMaskedLM(config.generator_config())
-        shared_weights = {
-            "none": [],
-            "embeddings": _EMBEDDING_WEIGHTS,
-            "all": [f"electra.{name}" for name, _ in self.electra.named_parameters()],
-        }[config.tie_generator]
-        self._tied_weights_keys = {f"generator.{name}": name for name in shared_weights}
+        shared_weights = _shared_weights(config.tie_generator, [name for name, _ in self.electra.named_parameters()])
+        self._tied_weights_keys = {f"generator.electra.{name}": f"electra.{name}" for name in shared_weights}
         if self.output_layer is not None and config.tie_word_embeddings:
-            self._tied_weights_keys[f"{self.output_layer}.weight"] = _WORD_EMBEDDINGS
+            self._tied_weights_keys[f"{self.output_layer}.weight"] = "electra.embeddings.word_embeddings.weight"
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
         """The tied weights of generator and discriminator, independent of `tie_word_embeddings`."""
@@ -171,54 +183,68 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
             raise CtxError(
                 "labels require input_ids, since the generator replaces tokens.", hint="pass input_ids with labels."
             )
-        token_labels = self._validate_token_labels(input_ids, labels, token_labels)
-        corrupted = self._generate(input_ids, labels, sampling_seed, inputs)
+        token_labels = self.validate_token_targets(token_labels, "token_labels", input_ids)
+        for name, targets in {"labels": labels, "token_labels": token_labels}.items():
+            if targets is not None:
+                check_ids(name, targets.masked_fill(targets == IGNORE_INDEX, 0), self.config.vocab_size, "vocab_size")
+        if sampling_seed is not None:
+            sampling_seed = validate_targets(sampling_seed, "sampling_seed", input_ids.shape[:1])
+        masked = labels != IGNORE_INDEX
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.config.freeze_generator):
+            generated = self.generator.encode(input_ids=input_ids, output_mask=masked, **inputs)
+            corrupted = fill_masked(
+                generated.last_hidden_state, self.generator.mlm_head, input_ids, labels, sampling_seed
+            )
         if token_labels is None:
-            token_labels = _original_ids(input_ids, labels, attention_mask, sequence_ids)
-        name, targets = ("labels", labels) if self.discriminator_task.masked_only else ("token_labels", token_labels)
-        is_target, with_logits = targets != IGNORE_INDEX, self.returns_logits(return_logits)
-        outputs = self.encode(
-            input_ids=corrupted.input_ids, output_mask=None if with_logits else is_target, **inputs, **kwargs
-        )
-        states = outputs.last_hidden_state[is_target] if with_logits else outputs.last_hidden_state
-        total, metrics = self.discriminator_task.loss(
-            self, states, corrupted.input_ids[is_target], token_labels[is_target]
-        )
+            token_labels = torch.where(masked, labels, input_ids)
+            for mask in (attention_mask, sequence_ids):
+                if mask is not None and mask.dim() == 2:
+                    token_labels = token_labels.masked_fill(mask == 0, IGNORE_INDEX)
+        masked_only = self.config.discriminator_task in ("detection_masked", "replace_mlm")
+        name, targets = ("labels", labels) if masked_only else ("token_labels", token_labels)
+        output_mask, is_target = self.output_mask(return_logits, targets), targets != IGNORE_INDEX
+        outputs = self.encode(input_ids=corrupted.input_ids, output_mask=output_mask, **inputs, **kwargs)
+        states = outputs.last_hidden_state[is_target] if output_mask is None else outputs.last_hidden_state
+        total, metrics = self._discriminator_loss(states, corrupted.input_ids[is_target], token_labels[is_target])
+        num_sampled = ((corrupted.input_ids == labels) & masked).sum()
+        metrics["generator_accuracy"] = torch.stack([corrupted.correct, masked.sum()]).float()
+        metrics["sampled_accuracy"] = torch.stack([num_sampled, masked.sum()]).float()
         mlm_loss = mean_over_targets(corrupted.loss, labels, "labels", num_items_in_batch)
         rtd_loss = mean_over_targets(total, targets, name, num_items_in_batch)
         weighted_rtd_loss = self.config.discriminator_weight * rtd_loss
         return CtxElectraForPreTrainingOutput(
             loss=weighted_rtd_loss if self.config.freeze_generator else mlm_loss + weighted_rtd_loss,
-            logits=self._logits(outputs) if with_logits else None,
+            logits=self._logits(outputs) if output_mask is None else None,
             mlm_loss=mlm_loss.detach(),
             rtd_loss=rtd_loss.detach(),
             corrupted_ids=corrupted.input_ids,
-            metrics=_generator_metrics(corrupted, labels) | metrics,
+            metrics=metrics,
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
 
+    @property
+    def _head_name(self) -> str:
+        return "mlm_head" if self.output_layer else "rtd_head"
+
     def _logits(self, outputs: Any) -> Tensor:
-        return self.get_submodule(self.discriminator_task.head_name)(outputs.last_hidden_state)
+        return self.get_submodule(self._head_name)(outputs.last_hidden_state)
 
-    def _generate(
-        self, input_ids: Tensor, labels: Tensor, sampling_seed: Tensor | None, inputs: dict[str, Tensor | None]
-    ) -> FilledBatch:
-        if sampling_seed is not None:
-            sampling_seed = validate_targets(sampling_seed, "sampling_seed", input_ids.shape[:1])
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.config.freeze_generator):
-            outputs = self.generator.encode(input_ids=input_ids, output_mask=labels != IGNORE_INDEX, **inputs)
-            return fill_masked(outputs.last_hidden_state, self.generator.mlm_head, input_ids, labels, sampling_seed)
-
-    def _validate_token_labels(self, input_ids: Tensor, labels: Tensor, token_labels: Any) -> Tensor | None:
-        token_labels = self.validate_token_targets(token_labels, "token_labels", input_ids)
-        for name, target in {"labels": labels, "token_labels": token_labels}.items():
-            if target is not None:
-                check_ids(name, target.masked_fill(target == IGNORE_INDEX, 0), self.config.vocab_size, "vocab_size")
-        return token_labels
+    def _discriminator_loss(
+        self, states: Tensor, corrupted_ids: Tensor, original_ids: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The summed loss in nats of (tokens, hidden) states, and the counts for `metrics` of the output."""
+        if self.config.discriminator_task == "replace_mlm":
+            return self.mlm_head.summed_loss(states, original_ids), {}
+        if self.config.discriminator_task == "all_tokens_mlm":
+            gate = self.copy_gate(states).squeeze(-1)
+            return copy_or_predict_loss(self.mlm_head, gate, states, corrupted_ids, original_ids), {}
+        logits, replaced = self.rtd_head(states), corrupted_ids != original_ids
+        counts = detection_counts(logits.detach(), replaced)
+        return detection_loss(logits, replaced), {f"rtd_{name}": count for name, count in counts.items()}
 
     def export_reference(self, save_directory: str | Path) -> None:
-        """Export the discriminator, see `export_discriminator`."""
+        """Export the discriminator."""
         self.export_discriminator(save_directory)
 
     def export_discriminator(self, save_directory: str | Path) -> None:
@@ -226,24 +252,16 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
 
         A discriminator with a task over the vocabulary (`discriminator_task`) is exported as `ElectraForMaskedLM`,
         without its copy gate.
-
-        Args:
-            save_directory: Directory for config.json and model.safetensors; created if needed.
         """
-        head_name = self.discriminator_task.head_name
-        model_class = {"rtd_head": CtxElectraForReplacedTokenDetection, "mlm_head": CtxElectraForMaskedLM}[head_name]
+        model_class = CtxElectraForMaskedLM if self.output_layer else CtxElectraForReplacedTokenDetection
         with torch.device("meta"):
             discriminator = model_class(self.config)
         discriminator.electra = self.electra
-        discriminator.set_submodule(head_name, self.get_submodule(head_name))
+        discriminator.set_submodule(self._head_name, self.get_submodule(self._head_name))
         discriminator.export_reference(save_directory)
 
     def export_generator(self, save_directory: str | Path) -> None:
-        """Export the generator as `transformers.ElectraForMaskedLM`: weights (bit-exact) and config.json.
-
-        Args:
-            save_directory: Directory for config.json and model.safetensors; created if needed.
-        """
+        """Export the generator as `transformers.ElectraForMaskedLM`: weights (bit-exact) and config.json."""
         self.generator.export_reference(save_directory)
 
     @classmethod
@@ -274,14 +292,9 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
         _check_same_vocabulary(generator_config, discriminator_config, generator, discriminator)
         config = _pair_config(generator_config, discriminator_config, tie_generator or "embeddings", changes)
         weights, generator_weights = discriminator_model.electra.state_dict(), generator_model.electra.state_dict()
-        shared = {
-            "none": [],
-            "embeddings": [name.removeprefix("electra.") for name in _EMBEDDING_WEIGHTS],
-            "all": list(weights),
-        }[config.tie_generator]
         differing = [
             name
-            for name in shared
+            for name in _shared_weights(config.tie_generator, list(weights))
             if name not in generator_weights or not torch.equal(weights[name], generator_weights[name])
         ]
         if differing:
@@ -297,29 +310,9 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
         model = cls(config).to(discriminator_model.dtype)
         model.electra.load_state_dict(weights)
         model.generator.load_state_dict(generator_model.state_dict())
-        if model.discriminator_task.head_name == "rtd_head":
+        if hasattr(model, "rtd_head"):
             model.rtd_head.load_state_dict(discriminator_model.rtd_head.state_dict())
         return model.eval()
-
-
-def _original_ids(
-    input_ids: Tensor, labels: Tensor, attention_mask: Tensor | None, sequence_ids: Tensor | None
-) -> Tensor:
-    """(batch, length) the ids before masking, -100 at padding."""
-    original_ids = torch.where(labels == IGNORE_INDEX, input_ids, labels)
-    for mask in (attention_mask, sequence_ids):
-        if mask is not None and mask.dim() == 2:
-            original_ids = original_ids.masked_fill(mask == 0, IGNORE_INDEX)
-    return original_ids
-
-
-def _generator_metrics(corrupted: FilledBatch, labels: Tensor) -> dict[str, Tensor]:
-    masked = labels != IGNORE_INDEX
-    num_correct = {
-        "generator_accuracy": corrupted.correct,
-        "sampled_accuracy": ((corrupted.input_ids == labels) & masked).sum(),
-    }
-    return {name: torch.stack([count, masked.sum()]).float() for name, count in num_correct.items()}
 
 
 def _load(model_class: type[CtxElectraHeadModel], source: str | PathLike[str], *required_prefixes: str) -> Any:
@@ -344,26 +337,25 @@ def _check_same_vocabulary(
     discriminator: str | PathLike[str],
 ) -> None:
     """Raise CtxError if the vocabularies differ, in size or in the tokenizers saved with the weights."""
-    location = f"{generator}, {discriminator}"
-    hint = "use a generator and a discriminator that were trained with the same tokenizer."
+    problem, directories = None, [Path(generator), Path(discriminator)]
     if generator_config.vocab_size != discriminator_config.vocab_size:
-        raise CtxError(
+        problem = (
             f"The generator has a vocabulary of {generator_config.vocab_size} tokens, the discriminator of "
-            f"{discriminator_config.vocab_size}.",
-            location=location,
-            hint=hint,
+            f"{discriminator_config.vocab_size}."
         )
-    directories = [Path(generator), Path(discriminator)]
-    if not all((path / "tokenizer.json").exists() or (path / "vocab.txt").exists() for path in directories):
-        return
-    generator_vocab, vocab = (AutoTokenizer.from_pretrained(path).get_vocab() for path in directories)
-    if generator_vocab != vocab:
-        token = next(token for token in {**generator_vocab, **vocab} if generator_vocab.get(token) != vocab.get(token))
+    elif all((path / "tokenizer.json").exists() or (path / "vocab.txt").exists() for path in directories):
+        first, second = (AutoTokenizer.from_pretrained(path).get_vocab() for path in directories)
+        if differing := [token for token in {**first, **second} if first.get(token) != second.get(token)]:
+            token = differing[0]
+            problem = (
+                f"The vocabularies differ: {token!r} has id {first.get(token)} in the generator and "
+                f"{second.get(token)} in the discriminator."
+            )
+    if problem is not None:
         raise CtxError(
-            f"The vocabularies differ: {token!r} has id {generator_vocab.get(token)} in the generator and "
-            f"{vocab.get(token)} in the discriminator.",
-            location=location,
-            hint=hint,
+            problem,
+            location=f"{generator}, {discriminator}",
+            hint="use a generator and a discriminator that were trained with the same tokenizer.",
         )
 
 

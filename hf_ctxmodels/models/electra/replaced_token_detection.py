@@ -1,8 +1,4 @@
-"""Replaced token detection: the generator's samples and the discriminator's losses (Clark et al. 2020, section 2).
-
-`fill_masked` computes the generator's loss and samples, with the output layer at the masked positions only. No gradient
-flows through the samples (section 2, "we don't back-propagate").
-"""
+"""Replaced token detection: the generator's samples and the discriminator's losses (Clark et al. 2020, section 2)."""
 
 import math
 from collections.abc import Callable
@@ -35,7 +31,8 @@ class FilledBatch(NamedTuple):
 def fill_masked(
     states: Tensor, head: MaskedLMHead, input_ids: Tensor, labels: Tensor, seeds: Tensor | None = None
 ) -> FilledBatch:
-    """Fill masked positions with samples from the generator's distribution.
+    """Fill masked positions with samples from the generator's distribution, without gradient (section 2, "we don't
+    back-propagate"). The output layer is computed at these positions only.
 
     Args:
         states: (targets, hidden) output of the generator where `labels` is not -100, in row-major order.
@@ -62,12 +59,7 @@ def _derive_seeds(input_ids: Tensor, labels: Tensor, mask_numbers: Tensor) -> Te
 
 
 class DetectionHead(ProjectedHead):
-    """Binary classifier of tokens as original or replaced: two linear layers (section 2, D(x, t)).
-
-    Args:
-        hidden_size: Width of the discriminator.
-        activation: Activation between the layers.
-    """
+    """Binary classifier of tokens as original or replaced: two linear layers (section 2, D(x, t))."""
 
     def __init__(self, hidden_size: int, *, activation: str) -> None:
         super().__init__(hidden_size, 1, activation=activation)
@@ -78,21 +70,12 @@ class DetectionHead(ProjectedHead):
 
 
 def detection_loss(logits: Tensor, replaced: Tensor) -> Tensor:
-    """Summed binary cross-entropy in nats.
-
-    Args:
-        logits: (tokens,).
-        replaced: (tokens,) bool; a sample equal to the original token counts as original.
-    """
+    """Summed binary cross-entropy in nats of (tokens,) logits; a sample equal to the original token is not replaced."""
     return F.binary_cross_entropy_with_logits(logits.float(), replaced.float(), reduction="sum")
 
 
 def detection_counts(logits: Tensor, replaced: Tensor) -> dict[str, Tensor]:
-    """Precision, recall and F1 of replaced tokens at a threshold of 0.5, and their share, as (numerator, denominator).
-
-    Args:
-        logits, replaced: See `detection_loss`.
-    """
+    """Precision, recall and F1 of replaced tokens at a threshold of 0.5, and their share, as (numerator, denominator)."""
     predicted = logits > 0
     hits, positives = (predicted & replaced).sum(), replaced.sum()
     ratios = {
@@ -105,11 +88,7 @@ def detection_counts(logits: Tensor, replaced: Tensor) -> dict[str, Tensor]:
 
 
 def copy_or_predict_loss(
-    head: MaskedLMHead,
-    gate_logits: Tensor,
-    states: Tensor,
-    corrupted_ids: Tensor,
-    original_ids: Tensor,
+    head: MaskedLMHead, gate_logits: Tensor, states: Tensor, corrupted_ids: Tensor, original_ids: Tensor
 ) -> Tensor:
     """Summed cross-entropy in nats of the original tokens with a copy mechanism (section 3.5, "All-Tokens MLM").
 

@@ -11,12 +11,12 @@ from hf_ctxmodels.models.ernie.modeling_ernie import (
     CtxErnieForMaskedLMWithPair,
     CtxErnieForMultipleChoice,
     CtxErnieForNextSentencePrediction,
+    CtxErnieForPreTraining,
     CtxErnieForQuestionAnswering,
     CtxErnieForSequenceClassification,
     CtxErnieForTokenClassification,
     CtxErnieModel,
 )
-from hf_ctxmodels.models.ernie.pretraining_ernie import CtxErnieForPreTraining
 from hf_ctxmodels.models.ernie.tokenization_ernie import CtxErnieTokenizer
 from hf_ctxmodels.objectives import ContinualTasks, MaskedLM, UnitMaskingWithPairs
 from hf_ctxmodels.spec import FamilySpec, PublishedCount, Target, Traits

@@ -1,34 +1,57 @@
 """ERNIE 1.0 (Sun et al. 2019, arXiv 1904.09223) and 2.0 (Sun et al. 2020, arXiv 1907.12412): BERT's network, pretrained
-on masked units (words, phrases, entities), and in 2.0 on a growing set of tasks, with an embedding of the task.
+on masked units (words, phrases, entities), and in 2.0 on a growing set of tasks, with an embedding of the task."""
 
-Pretraining on tasks is in `pretraining_ernie`.
-"""
-
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
-from torch import Tensor
-from transformers.modeling_outputs import (
-    BaseModelOutputWithPooling,
-    MaskedLMOutput,
-    MultipleChoiceModelOutput,
-    NextSentencePredictorOutput,
-    QuestionAnsweringModelOutput,
-    Seq2SeqQuestionAnsweringModelOutput,
-    Seq2SeqSequenceClassifierOutput,
-    SequenceClassifierOutput,
-    TokenClassifierOutput,
-)
+import torch
+from torch import Tensor, nn
+from transformers.modeling_outputs import BaseModelOutputWithPooling
+from transformers.utils import ModelOutput
+from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
 from hf_ctxmodels.architectures.transformer_encoder import TransformerEncoder, build_embeddings
-from hf_ctxmodels.heads import ItemCounts
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.heads import IGNORE_INDEX, ItemCounts
 from hf_ctxmodels.layers.transformer import TokenPositionTypeEmbeddings
 from hf_ctxmodels.models.bert import modeling_bert as bert
-from hf_ctxmodels.models.ernie.configuration_ernie import CtxErnieConfig
-from hf_ctxmodels.models.ernie.task_embeddings import TaskEmbeddings
+from hf_ctxmodels.models.ernie.configuration_ernie import SEQUENCE_TASKS, TOKEN_TASKS, CtxErnieConfig
 
 TIED_WEIGHTS = {"mlm_head.decoder.weight": "ernie.embeddings.word_embeddings.weight"}
+
+
+class TaskEmbeddings(TokenPositionTypeEmbeddings):
+    """BERT's input embeddings plus embeddings of the pretraining task (Sun et al. 2020, section 3.3.1).
+
+    Args:
+        num_tasks: Number of task embeddings; None for no task embeddings.
+        sizes, options: See `TokenPositionTypeEmbeddings`.
+    """
+
+    def __init__(self, num_tasks: int | None, *sizes: int, **options: Any) -> None:
+        super().__init__(*sizes, **options)
+        width = self.word_embeddings.embedding_dim
+        self.task_type_embeddings = None if num_tasks is None else nn.Embedding(num_tasks, width)
+
+    def forward(
+        self,
+        words: Tensor,
+        position_ids: Tensor,
+        token_type_ids: Tensor | None,
+        task_type_ids: Tensor | None = None,
+    ) -> Tensor:
+        """Embed the inputs as in `TokenPositionTypeEmbeddings`, with task ids `task_type_ids` (...), None for task 0."""
+        if self.task_type_embeddings is None:
+            if task_type_ids is not None:
+                raise CtxError(
+                    "The model has no task embeddings.", hint="set config.use_task_id, or remove task_type_ids."
+                )
+            return super().forward(words, position_ids, token_type_ids)
+        embedded = words if words.is_floating_point() else self.word_embeddings(words)
+        tasks = torch.zeros_like(position_ids) if task_type_ids is None else task_type_ids
+        return super().forward(embedded + self.task_type_embeddings(tasks), position_ids, token_type_ids)
 
 
 class CtxErniePreTrainedModel(bert.CtxBertPreTrainedModel):
@@ -37,7 +60,7 @@ class CtxErniePreTrainedModel(bert.CtxBertPreTrainedModel):
     config: CtxErnieConfig
     base_model_prefix = "ernie"
     reference_model_type = "ernie"
-    # other heads of the family, and a buffer of old checkpoints.
+    # other heads of the family, and a buffer of old checkpoints
     _keys_to_ignore_on_load_unexpected = [r"^\w+_head\.", r"pooler\.", r"position_ids$"]
 
 
@@ -82,7 +105,7 @@ class CtxErnieModel(TransformerEncoder, CtxErniePreTrainedModel):
 
 
 class CtxErnieHeadModel(heads.HeadModel, CtxErniePreTrainedModel):
-    """Base class of the ERNIE models with a head; their forward has `task_type_ids`, see `CtxErnieModel.forward`."""
+    """Base class of the ERNIE models with a head, which take `task_type_ids` as `CtxErnieModel` does."""
 
     encoder_class = CtxErnieModel
 
@@ -92,35 +115,6 @@ class CtxErnieForMaskedLM(heads.ForMaskedLM, CtxErnieHeadModel):
 
     _tied_weights_keys = TIED_WEIGHTS
 
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        sequence_ids: Tensor | None = None,
-        labels: Tensor | None = None,
-        num_items_in_batch: ItemCounts = None,
-        return_logits: bool | None = None,
-        task_type_ids: Tensor | None = None,
-        **kwargs: Any,
-    ) -> MaskedLMOutput:
-        """Compute the outputs of `heads.ForMaskedLM`, with task ids as in `CtxErnieModel.forward`."""
-        return super().forward(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            sequence_ids=sequence_ids,
-            labels=labels,
-            num_items_in_batch=num_items_in_batch,
-            return_logits=return_logits,
-            task_type_ids=task_type_ids,
-            **kwargs,
-        )
-
 
 class CtxErnieForMaskedLMWithPair(CtxErniePreTrainedModel, bert.CtxBertForPreTraining):
     """ERNIE 1.0's pretraining heads, masked LM and pairs: ErnieForPreTraining in transformers."""
@@ -129,6 +123,65 @@ class CtxErnieForMaskedLMWithPair(CtxErniePreTrainedModel, bert.CtxBertForPreTra
     reference_architecture = "ErnieForPreTraining"
     _tied_weights_keys = TIED_WEIGHTS
 
+
+@dataclass
+class CtxErnieForPreTrainingOutput(ModelOutput):
+    """Output of `CtxErnieForPreTraining`. Fields of tasks that the model lacks are None.
+
+    Attributes:
+        loss: The sum of the losses that have targets.
+        prediction_logits: (batch, length, vocabulary).
+        next_sentence_logits, ..., query_title_logits: (batch, classes) of the tasks on pairs and texts.
+        capitalization_logits, token_document_logits: (batch, length, classes). Logits of tokens are None with targets
+            of tokens, unless `returns_logits`.
+        mlm_loss, ..., token_document_loss: Cross-entropy in nats per target, detached; None without targets.
+        metrics: "<task>_accuracy" of the tasks with targets, see `heads.accuracy_counts`; None without targets.
+        hidden_states, attentions: Hidden states and attention weights of the encoder; None unless requested.
+    """
+
+    loss: Tensor | None = None
+    prediction_logits: Tensor | None = None
+    next_sentence_logits: Tensor | None = None
+    sentence_reordering_logits: Tensor | None = None
+    sentence_distance_logits: Tensor | None = None
+    discourse_relation_logits: Tensor | None = None
+    query_title_logits: Tensor | None = None
+    capitalization_logits: Tensor | None = None
+    token_document_logits: Tensor | None = None
+    mlm_loss: Tensor | None = None
+    next_sentence_loss: Tensor | None = None
+    sentence_reordering_loss: Tensor | None = None
+    sentence_distance_loss: Tensor | None = None
+    discourse_relation_loss: Tensor | None = None
+    query_title_loss: Tensor | None = None
+    capitalization_loss: Tensor | None = None
+    token_document_loss: Tensor | None = None
+    metrics: dict[str, Tensor] | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
+
+
+class CtxErnieForPreTraining(CtxErnieHeadModel):
+    """Masked units, and the tasks of `config.pretraining_tasks`, each a linear classifier of the token states or of the
+    pooled output (Sun et al. 2020, section 3.3). The examples of a batch may belong to several tasks."""
+
+    uses_pooled_output = True
+    accepts_loss_kwargs = False  # a single number of targets cannot describe several losses
+    output_layer = "mlm_head.decoder"
+    loss_targets: ClassVar[tuple[str, ...]] = (
+        "labels",
+        *(f"{task}_labels" for task in (*SEQUENCE_TASKS, *TOKEN_TASKS)),
+    )
+    loss_terms: ClassVar[tuple[str, ...]] = ("mlm_loss", *(f"{task}_loss" for task in (*SEQUENCE_TASKS, *TOKEN_TASKS)))
+    _tied_weights_keys = TIED_WEIGHTS
+
+    def build_head(self, config: CtxErnieConfig) -> None:
+        """Create the masked-LM head, and a classifier for each task."""
+        self.mlm_head = heads.build_mlm_head(config, config.hidden_size)
+        for task in self._active_tasks():
+            setattr(self, _head_name(task), nn.Linear(config.hidden_size, config.tasks[task]))
+
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -137,26 +190,120 @@ class CtxErnieForMaskedLMWithPair(CtxErniePreTrainedModel, bert.CtxBertForPreTra
         position_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
-        next_sentence_label: Tensor | None = None,
+        next_sentence_labels: Tensor | None = None,
+        sentence_reordering_labels: Tensor | None = None,
+        sentence_distance_labels: Tensor | None = None,
+        discourse_relation_labels: Tensor | None = None,
+        query_title_labels: Tensor | None = None,
+        capitalization_labels: Tensor | None = None,
+        token_document_labels: Tensor | None = None,
         num_items_in_batch: ItemCounts = None,
         return_logits: bool | None = None,
         task_type_ids: Tensor | None = None,
         **kwargs: Any,
-    ) -> bert.CtxBertForPreTrainingOutput:
-        """Compute the outputs of `CtxBertForPreTraining`, with task ids as in `CtxErnieModel.forward`."""
-        return super().forward(
+    ) -> CtxErnieForPreTrainingOutput:
+        """Compute the logits of all tasks, and the loss; -100 is ignored in all targets. Other arguments as in the
+        encoder's forward.
+
+        Args:
+            labels: (batch, length) ids of the masked tokens.
+            next_sentence_labels: (batch,) 0 if the second segment continues the first, else 1.
+            sentence_reordering_labels: (batch,) the permutation of a text's segments.
+            sentence_distance_labels: (batch,) 0 for adjacent sentences, 1 for other sentences of one document, 2 for
+                sentences of two documents.
+            discourse_relation_labels, query_title_labels: (batch,) the class of a pair.
+            capitalization_labels: (batch, length) 1 where the word is capitalised, else 0.
+            token_document_labels: (batch, length) 1 where the token occurs elsewhere in the document, else 0.
+            num_items_in_batch: Numbers of targets by argument.
+            return_logits: See `returns_logits`.
+
+        Raises:
+            CtxError: There are targets of a task that is not among `config.pretraining_tasks`.
+        """
+        sequence_targets = {
+            "next_sentence": next_sentence_labels,
+            "sentence_reordering": sentence_reordering_labels,
+            "sentence_distance": sentence_distance_labels,
+            "discourse_relation": discourse_relation_labels,
+            "query_title": query_title_labels,
+        }
+        token_targets = {"capitalization": capitalization_labels, "token_document": token_document_labels}
+        for task, targets in token_targets.items():
+            token_targets[task] = self.validate_token_targets(targets, f"{task}_labels", input_ids, inputs_embeds)
+        active_tasks = self._active_tasks()
+        for task, targets in (sequence_targets | token_targets).items():
+            if targets is not None:
+                heads.validate_targets(targets, f"{task}_labels")
+            if task not in active_tasks and heads.has_targets(targets):
+                raise CtxError(
+                    f"{task}_labels has targets, but the model has no task {task!r}.",
+                    hint=f"add it to config.pretraining_tasks, which has {', '.join(active_tasks) or 'none'}.",
+                )
+        labels = self.validate_token_targets(labels, "labels", input_ids, inputs_embeds)
+        active_token_targets = {task: token_targets[task] for task in TOKEN_TASKS if task in active_tasks}
+        output_mask = self.output_mask(return_logits, labels, *active_token_targets.values())
+        outputs = self.encode(
             input_ids=input_ids,
             attention_mask=attention_mask,
             token_type_ids=token_type_ids,
             position_ids=position_ids,
             inputs_embeds=inputs_embeds,
-            labels=labels,
-            next_sentence_label=next_sentence_label,
-            num_items_in_batch=num_items_in_batch,
-            return_logits=return_logits,
-            task_type_ids=task_type_ids,
+            output_mask=output_mask,
+            **self.extra_ids(task_type_ids=task_type_ids),
             **kwargs,
         )
+        states = outputs.last_hidden_state
+        losses: dict[str, Tensor | None] = {"mlm": None}
+        logits: dict[str, Tensor] = {}
+        metrics: dict[str, Tensor] = {}
+        if output_mask is None:
+            logits["prediction"] = self.mlm_head(states)
+        if labels is not None:
+            losses["mlm"] = heads.masked_lm_loss(
+                self.mlm_head,
+                states,
+                labels,
+                num_items_in_batch,
+                logits=logits.get("prediction"),
+                output_mask=output_mask,
+            )
+        for task in SEQUENCE_TASKS:
+            if task in active_tasks:
+                logits[task] = self.get_submodule(_head_name(task))(outputs.pooler_output)
+                losses[task], accuracy = heads.pair_loss(
+                    logits[task], sequence_targets[task], f"{task}_labels", num_items_in_batch
+                )
+                if accuracy is not None:
+                    metrics[f"{task}_accuracy"] = accuracy
+        for task, targets in active_token_targets.items():
+            classifier = self.get_submodule(_head_name(task))
+            losses[task] = None
+            if output_mask is None:
+                logits[task] = target_logits = classifier(states)
+            elif targets is not None:
+                target_logits = classifier(heads.select_states(states, targets, output_mask))
+                targets = targets[targets != IGNORE_INDEX]
+            if targets is not None:
+                losses[task] = heads.cross_entropy_over_targets(
+                    target_logits, targets, f"{task}_labels", num_items_in_batch
+                )
+                metrics[f"{task}_accuracy"] = heads.accuracy_counts(target_logits.detach(), targets)
+        targets_by_term = {"mlm": labels, **sequence_targets, **token_targets}
+        return CtxErnieForPreTrainingOutput(
+            loss=self.total_loss(*losses.values()),
+            metrics=metrics or None,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+            **{f"{name}_logits": task_logits for name, task_logits in logits.items()},
+            **{f"{name}_loss": heads.detached_loss(loss, targets_by_term[name]) for name, loss in losses.items()},
+        )
+
+    def _active_tasks(self) -> list[str]:
+        return [task for task in (*SEQUENCE_TASKS, *TOKEN_TASKS) if task in self.config.tasks]
+
+
+def _head_name(task: str) -> str:
+    return "nsp_head" if task == "next_sentence" else f"{task}_head"  # as in BERT
 
 
 class CtxErnieForNextSentencePrediction(CtxErniePreTrainedModel, bert.CtxBertForNextSentencePrediction):
@@ -164,147 +311,18 @@ class CtxErnieForNextSentencePrediction(CtxErniePreTrainedModel, bert.CtxBertFor
 
     encoder_class = CtxErnieModel
 
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        num_items_in_batch: ItemCounts = None,
-        task_type_ids: Tensor | None = None,
-        **kwargs: Any,
-    ) -> NextSentencePredictorOutput:
-        """Compute the outputs of `CtxBertForNextSentencePrediction`, with task ids as in `CtxErnieModel.forward`."""
-        return super().forward(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            labels=labels,
-            num_items_in_batch=num_items_in_batch,
-            task_type_ids=task_type_ids,
-            **kwargs,
-        )
-
 
 class CtxErnieForSequenceClassification(heads.ForSequenceClassification, CtxErnieHeadModel):
     """ERNIE with a classifier or regressor on the pooled output."""
-
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        num_items_in_batch: ItemCounts = None,
-        task_type_ids: Tensor | None = None,
-        **kwargs: Any,
-    ) -> SequenceClassifierOutput | Seq2SeqSequenceClassifierOutput:
-        """Compute the outputs of `heads.ForSequenceClassification`, with task ids as in `CtxErnieModel.forward`."""
-        return super().forward(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            labels=labels,
-            num_items_in_batch=num_items_in_batch,
-            task_type_ids=task_type_ids,
-            **kwargs,
-        )
 
 
 class CtxErnieForTokenClassification(heads.ForTokenClassification, CtxErnieHeadModel):
     """ERNIE with a token classifier."""
 
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        num_items_in_batch: ItemCounts = None,
-        task_type_ids: Tensor | None = None,
-        **kwargs: Any,
-    ) -> TokenClassifierOutput:
-        """Compute the outputs of `heads.ForTokenClassification`, with task ids as in `CtxErnieModel.forward`."""
-        return super().forward(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            labels=labels,
-            num_items_in_batch=num_items_in_batch,
-            task_type_ids=task_type_ids,
-            **kwargs,
-        )
-
 
 class CtxErnieForQuestionAnswering(heads.ForQuestionAnswering, CtxErnieHeadModel):
     """ERNIE with a span classifier for extractive question answering."""
 
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        start_positions: Tensor | None = None,
-        end_positions: Tensor | None = None,
-        num_items_in_batch: ItemCounts = None,
-        task_type_ids: Tensor | None = None,
-        **kwargs: Any,
-    ) -> QuestionAnsweringModelOutput | Seq2SeqQuestionAnsweringModelOutput:
-        """Compute the outputs of `heads.ForQuestionAnswering`, with task ids as in `CtxErnieModel.forward`."""
-        return super().forward(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            start_positions=start_positions,
-            end_positions=end_positions,
-            num_items_in_batch=num_items_in_batch,
-            task_type_ids=task_type_ids,
-            **kwargs,
-        )
-
 
 class CtxErnieForMultipleChoice(heads.ForMultipleChoice, CtxErnieHeadModel):
     """ERNIE with a multiple-choice classifier."""
-
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        num_items_in_batch: ItemCounts = None,
-        choice_mask: Tensor | None = None,
-        task_type_ids: Tensor | None = None,
-        **kwargs: Any,
-    ) -> MultipleChoiceModelOutput:
-        """Compute the outputs of `heads.ForMultipleChoice`, with task ids as in `CtxErnieModel.forward`."""
-        return super().forward(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            labels=labels,
-            num_items_in_batch=num_items_in_batch,
-            choice_mask=choice_mask,
-            task_type_ids=task_type_ids,
-            **kwargs,
-        )

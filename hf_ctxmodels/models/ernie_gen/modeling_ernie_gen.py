@@ -11,7 +11,7 @@ from hf_ctxmodels.architectures.query_generation import QueryForConditionalGener
 from hf_ctxmodels.architectures.transformer_encoder import TransformerEncoder
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.models.bert import modeling_bert as bert
-from hf_ctxmodels.models.bert.segment_expansion import exported_segment_fields
+from hf_ctxmodels.models.bert.conversion_bert import exported_segment_fields
 from hf_ctxmodels.models.ernie_gen.configuration_ernie_gen import TARGET_SEGMENT, CtxErnieGenConfig
 from hf_ctxmodels.models.ernie_gen.conversion_ernie_gen import ERNIE_GEN_EXPORT
 

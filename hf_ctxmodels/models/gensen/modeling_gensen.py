@@ -149,7 +149,7 @@ class CtxGenSenForPreTraining(heads.ForConditionalGeneration, CtxGenSenPreTraine
         embeddings = inputs.encoder_outputs.pooler_output
         tasks = self._decoder_indices(decoder_input_ids, inputs.target_languages)
         target_mask = labels != heads.IGNORE_INDEX
-        heads.check_token_labels(labels, self.config.target_vocab_size)
+        heads.check_classes(labels, self.config.target_vocab_size, "labels", "vocab_size")
         total = (embeddings * 0).sum()  # a batch without targets has a loss with a gradient
         for task, decoder in self._numbered_decoders():
             is_task = tasks == task

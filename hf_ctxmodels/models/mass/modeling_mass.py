@@ -13,7 +13,7 @@ from hf_ctxmodels.core.inputs import check_aligned, check_padding_mask
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.transformer import ScaledEmbedding
 from hf_ctxmodels.models.mass.configuration_mass import CtxMassConfig
-from hf_ctxmodels.models.xlm.languages import extend_languages, language_ids
+from hf_ctxmodels.models.xlm.modeling_xlm import extend_languages, language_ids
 
 
 class CtxMassPreTrainedModel(CtxPreTrainedModel):

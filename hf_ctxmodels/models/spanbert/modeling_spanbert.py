@@ -6,17 +6,21 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
 from hf_ctxmodels.architectures.transformer_encoder import TransformerEncoder
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.inputs import is_traced, span_boundaries
 from hf_ctxmodels.heads import IGNORE_INDEX, ItemCounts
+from hf_ctxmodels.layers.activations import get_activation
+from hf_ctxmodels.layers.cpu.linear import linear
+from hf_ctxmodels.layers.hook_points import HookPoint
+from hf_ctxmodels.layers.lm_loss.cross_entropy import summed_cross_entropy
 from hf_ctxmodels.models.bert import modeling_bert as bert
 from hf_ctxmodels.models.spanbert.configuration_spanbert import CtxSpanBertConfig
-from hf_ctxmodels.models.spanbert.span_boundary import BoundaryTargets, SpanBoundaryHead
 
 
 class CtxSpanBertPreTrainedModel(bert.CtxBertPreTrainedModel):
@@ -43,6 +47,36 @@ class CtxSpanBertForMaskedLM(heads.ForMaskedLM, CtxSpanBertHeadModel):
     """SpanBERT with a masked-LM head; the decoder is tied to the word embeddings."""
 
     _tied_weights_keys = bert.TIED_WEIGHTS
+
+
+class SpanBoundaryHead(nn.Module):
+    """Predicts a masked token from the tokens before and after its span and its position in the span (section 3.2): two
+    linear layers, each with activation and LayerNorm, and an output layer with a separate bias."""
+
+    def __init__(self, config: CtxSpanBertConfig) -> None:
+        super().__init__()
+        width, eps = config.hidden_size, config.layer_norm_eps
+        self.position_embeddings = nn.Embedding(config.max_pair_targets, config.pair_position_size)
+        self.first_dense = nn.Linear(2 * width + config.pair_position_size, width)
+        self.first_norm = nn.LayerNorm(width, eps=eps)
+        self.second_dense = nn.Linear(width, width)
+        self.second_norm = nn.LayerNorm(width, eps=eps)
+        self.activation = get_activation(config.hidden_act)
+        self.decoder_input = HookPoint()
+        self.decoder = nn.Linear(width, config.vocab_size)
+
+    def summed_loss(self, before: Tensor, after: Tensor, offsets: Tensor, targets: Tensor) -> Tensor:
+        """Summed cross-entropy in nats.
+
+        Args:
+            before, after: (targets, hidden) encoder output at the boundaries of the span of each target.
+            offsets: (targets,) position of the target in its span, from 0.
+            targets: (targets,) token ids.
+        """
+        inputs = torch.cat([before, after, self.position_embeddings(offsets).to(before.dtype)], -1)
+        states = self.first_norm(self.activation(linear(self.first_dense, inputs)))
+        states = self.second_norm(self.activation(linear(self.second_dense, states)))
+        return summed_cross_entropy(self.decoder, self.decoder_input(states), targets)
 
 
 @dataclass
@@ -116,17 +150,20 @@ class CtxSpanBertForPreTraining(CtxSpanBertHeadModel):
             labels: (batch, length) ids of the masked tokens; -100 is ignored. A run of labels is a span.
             boundary_labels: (batch, length) the labels that the span boundary head predicts, -100 elsewhere: they are
                 among the first `config.max_pair_targets` tokens of a span with a token before and after it.
-            num_items_in_batch: Numbers of targets by argument, see `heads.mean_over_targets`.
+            num_items_in_batch: Numbers of targets by argument.
             return_logits: See `returns_logits`.
         """
         labels = self.validate_token_targets(labels, "labels", input_ids, inputs_embeds)
         boundary_labels = self.validate_token_targets(boundary_labels, "boundary_labels", input_ids, inputs_embeds)
-        boundaries = self._boundaries(labels, boundary_labels)
-        output_mask = None
-        if labels is not None and not self.returns_logits(return_logits):
-            output_mask = labels != IGNORE_INDEX
-            if boundaries is not None:
-                output_mask = output_mask | boundaries.positions
+        boundaries = None
+        if boundary_labels is not None:
+            if labels is None:
+                raise CtxError("boundary_labels needs labels, whose runs are the spans.", hint="pass both.")
+            heads.check_classes(boundary_labels, self.config.vocab_size, "boundary_labels", "vocab_size")
+            boundaries = _Boundaries(labels, boundary_labels, self.config.max_pair_targets)
+        output_mask = self.output_mask(return_logits, labels)
+        if output_mask is not None and boundaries is not None:
+            output_mask = output_mask | boundaries.positions
         outputs = self.encode(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -139,13 +176,15 @@ class CtxSpanBertForPreTraining(CtxSpanBertHeadModel):
         states = outputs.last_hidden_state
         prediction_logits = self.mlm_head(states) if output_mask is None else None
         mlm_loss = sbo_loss = metrics = None
-        if labels is not None and prediction_logits is not None:
-            mlm_loss = heads.loss_from_logits(prediction_logits, labels, num_items_in_batch)
-        elif labels is not None:
-            mlm_states = heads.select_states(states, labels, output_mask)
-            mlm_loss = heads.masked_lm_loss(self.mlm_head, mlm_states, labels, num_items_in_batch)
+        if labels is not None:
+            mlm_loss = heads.masked_lm_loss(
+                self.mlm_head, states, labels, num_items_in_batch, logits=prediction_logits, output_mask=output_mask
+            )
         if labels is not None and boundary_labels is not None and boundaries is not None:
-            sbo_loss = self._boundary_loss(states, boundaries, boundary_labels, output_mask, num_items_in_batch)
+            before, after = boundaries.states(states, output_mask)
+            targets = boundary_labels[boundary_labels != IGNORE_INDEX]
+            total = self.sbo_head.summed_loss(before, after, boundaries.offsets, targets)
+            sbo_loss = total / (heads.number_of_targets(boundary_labels, "boundary_labels", num_items_in_batch) + 1)
             is_target = torch.stack([boundary_labels != IGNORE_INDEX, labels != IGNORE_INDEX])
             metrics = {"sbo_share": is_target.sum((1, 2)).float()}
         return CtxSpanBertForPreTrainingOutput(
@@ -158,28 +197,47 @@ class CtxSpanBertForPreTraining(CtxSpanBertHeadModel):
             attentions=outputs.attentions,
         )
 
-    def _boundaries(self, labels: Tensor | None, boundary_labels: Tensor | None) -> BoundaryTargets | None:
-        if boundary_labels is None:
-            return None
-        if labels is None:
-            raise CtxError("boundary_labels needs labels, whose runs are the spans.", hint="pass both.")
-        heads.check_token_labels(boundary_labels, self.config.vocab_size, "boundary_labels")
-        return BoundaryTargets(labels, boundary_labels, self.config.max_pair_targets)
 
-    def _boundary_loss(
-        self,
-        states: Tensor,
-        boundaries: BoundaryTargets,
-        boundary_labels: Tensor,
-        output_mask: Tensor | None,
-        num_items: ItemCounts,
-    ) -> Tensor:
-        """The loss of the span boundary objective; the states are at the positions of `output_mask`, or at all."""
-        before, after = boundaries.output_indices(output_mask)
-        flat_states = states.flatten(0, -2)
-        targets = boundary_labels[boundary_labels != IGNORE_INDEX]
-        total = self.sbo_head.summed_loss(flat_states[before], flat_states[after], boundaries.offsets, targets)
-        return total / (heads.number_of_targets(boundary_labels, "boundary_labels", num_items) + 1)
+class _Boundaries:
+    """Positions of the span boundaries of (batch, length) `boundary_labels`. A span is a run of positions with `labels`.
+
+    Attributes:
+        positions: (batch, length) bool, True at the boundaries.
+        offsets: (targets,) position of the target in its span, from 0.
+
+    Raises:
+        CtxError: A target is outside the spans, beyond their first `max_targets` tokens, or in a span at the beginning
+            or the end of the sequence.
+    """
+
+    def __init__(self, labels: Tensor, boundary_labels: Tensor, max_targets: int) -> None:
+        length = labels.shape[1]
+        rows, columns = (boundary_labels != IGNORE_INDEX).nonzero(as_tuple=True)
+        before, after = (ends[rows, columns] for ends in span_boundaries(labels != IGNORE_INDEX))
+        self.offsets = columns - before - 1
+        is_invalid = (before < 0) | (after >= length) | (self.offsets < 0) | (self.offsets >= max_targets)
+        if not is_traced(labels) and bool(is_invalid.any()):
+            index = [int(rows[is_invalid][0]), int(columns[is_invalid][0])]
+            raise CtxError(
+                f"boundary_labels has an invalid target at {index}: expected one of the first {max_targets} tokens "
+                "of a span (a run of labels other than -100) with a token before and after it.",
+                hint="create labels and boundary_labels with DataCollatorForSpanBoundary and the model's "
+                f"max_pair_targets={max_targets}.",
+            )
+        self.before, self.after = rows * length + before, rows * length + after
+        positions = torch.zeros(labels.numel(), dtype=torch.bool, device=labels.device)
+        positions[self.before] = True
+        positions[self.after] = True
+        self.positions = positions.view(labels.shape)
+
+    def states(self, states: Tensor, output_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """(targets, hidden) states before and after the span of each target; arguments as in `heads.select_states`."""
+        if output_mask is None:
+            states, before, after = states.flatten(0, 1), self.before, self.after
+        else:
+            output_index = output_mask.flatten().cumsum(0) - 1
+            before, after = output_index[self.before], output_index[self.after]
+        return states[before], states[after]
 
 
 class CtxSpanBertForSequenceClassification(heads.ForSequenceClassification, CtxSpanBertHeadModel):

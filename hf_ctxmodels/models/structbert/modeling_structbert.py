@@ -5,19 +5,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
 from hf_ctxmodels.architectures.transformer_encoder import TransformerEncoder
-from hf_ctxmodels.heads import IGNORE_INDEX, ItemCounts
+from hf_ctxmodels.heads import ItemCounts
 from hf_ctxmodels.models.bert import modeling_bert as bert
 from hf_ctxmodels.models.structbert.configuration_structbert import CtxStructBertConfig
-
-SENTENCE_CLASSES = 3
-"""The second segment follows the first, precedes it, or is from another document."""
 
 
 class CtxStructBertPreTrainedModel(bert.CtxBertPreTrainedModel):
@@ -88,7 +84,7 @@ class CtxStructBertForPreTraining(CtxStructBertHeadModel):
     def build_head(self, config: CtxStructBertConfig) -> None:
         """Create the masked-LM head and the sentence classifier."""
         self.mlm_head = heads.build_mlm_head(config, config.hidden_size)
-        self.sentence_head = nn.Linear(config.hidden_size, SENTENCE_CLASSES)
+        self.sentence_head = nn.Linear(config.hidden_size, 3)  # classes of `sentence_label`
 
     def export_reference(self, save_directory: str | Path) -> None:
         """Write the weights and config.json of a `transformers.BertForMaskedLM`; see `bert.export_masked_lm`."""
@@ -116,14 +112,12 @@ class CtxStructBertForPreTraining(CtxStructBertHeadModel):
             sentence_label: (batch,) 0 if the second segment follows the first, 1 if it precedes it, 2 if it is from
                 another document; -100 is ignored.
             shuffle_labels: (batch, length) original ids of the tokens of shuffled n-grams; -100 is ignored.
-            num_items_in_batch: Numbers of targets by argument, see `heads.mean_over_targets`.
+            num_items_in_batch: Numbers of targets by argument.
             return_logits: See `returns_logits`.
         """
         labels = self.validate_token_targets(labels, "labels", input_ids, inputs_embeds)
         shuffle_labels = self.validate_token_targets(shuffle_labels, "shuffle_labels", input_ids, inputs_embeds)
-        target_masks = [targets != IGNORE_INDEX for targets in (labels, shuffle_labels) if targets is not None]
-        computes_logits = not target_masks or self.returns_logits(return_logits)
-        output_mask = None if computes_logits else torch.stack(target_masks).any(0)
+        output_mask = self.output_mask(return_logits, labels, shuffle_labels)
         outputs = self.encode(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -134,24 +128,23 @@ class CtxStructBertForPreTraining(CtxStructBertHeadModel):
             **kwargs,
         )
         states = outputs.last_hidden_state
-        prediction_logits = self.mlm_head(states) if computes_logits else None
+        prediction_logits = self.mlm_head(states) if output_mask is None else None
         sentence_logits = self.sentence_head(outputs.pooler_output)
-
-        def token_loss(targets: Tensor, name: str) -> Tensor:
-            if prediction_logits is not None:
-                return heads.loss_from_logits(prediction_logits, targets, num_items_in_batch, name)
-            target_states = heads.select_states(states, targets, output_mask)
-            return heads.masked_lm_loss(self.mlm_head, target_states, targets, num_items_in_batch, name)
-
-        mlm_loss = None if labels is None else token_loss(labels, "labels")
-        shuffle_loss = None if shuffle_labels is None else token_loss(shuffle_labels, "shuffle_labels")
-        sentence_loss = metrics = None
-        if sentence_label is not None:
-            targets = heads.validate_sequence_targets(sentence_label, "sentence_label", len(sentence_logits))
-            sentence_loss = heads.cross_entropy_over_targets(
-                sentence_logits, targets, "sentence_label", num_items_in_batch
+        token_losses = {
+            name: heads.masked_lm_loss(
+                self.mlm_head,
+                states,
+                targets,
+                num_items_in_batch,
+                name,
+                logits=prediction_logits,
+                output_mask=output_mask,
             )
-            metrics = {"sentence_accuracy": heads.accuracy_counts(sentence_logits.detach(), targets)}
+            for name, targets in {"labels": labels, "shuffle_labels": shuffle_labels}.items()
+            if targets is not None
+        }
+        mlm_loss, shuffle_loss = token_losses.get("labels"), token_losses.get("shuffle_labels")
+        sentence_loss, accuracy = heads.pair_loss(sentence_logits, sentence_label, "sentence_label", num_items_in_batch)
         return CtxStructBertForPreTrainingOutput(
             loss=self.total_loss(mlm_loss, sentence_loss, shuffle_loss),
             prediction_logits=prediction_logits,
@@ -159,7 +152,7 @@ class CtxStructBertForPreTraining(CtxStructBertHeadModel):
             mlm_loss=heads.detached_loss(mlm_loss, labels),
             sentence_loss=heads.detached_loss(sentence_loss, sentence_label),
             shuffle_loss=heads.detached_loss(shuffle_loss, shuffle_labels),
-            metrics=metrics,
+            metrics=None if accuracy is None else {"sentence_accuracy": accuracy},
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )

@@ -2,8 +2,7 @@
 
 from transformers.core_model_loading import WeightTransform
 
-from hf_ctxmodels.models.bert.conversion_bert import BERT_CONVERSION, BERT_EXPORT
-from hf_ctxmodels.models.bert.segment_expansion import segment_conversion
+from hf_ctxmodels.models.bert.conversion_bert import BERT_CONVERSION, BERT_EXPORT, segment_conversion
 from hf_ctxmodels.models.unilm.segment_masks import COPIED_SEGMENTS
 
 _SEGMENTS = segment_conversion(COPIED_SEGMENTS)

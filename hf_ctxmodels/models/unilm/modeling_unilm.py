@@ -14,7 +14,7 @@ from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.attention.layouts import Layout
 from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, MaskSpec
 from hf_ctxmodels.models.bert import modeling_bert as bert
-from hf_ctxmodels.models.bert.segment_expansion import exported_segment_fields
+from hf_ctxmodels.models.bert.conversion_bert import exported_segment_fields
 from hf_ctxmodels.models.unilm.configuration_unilm import CtxUniLMConfig
 from hf_ctxmodels.models.unilm.conversion_unilm import UNILM_EXPORT
 from hf_ctxmodels.models.unilm.segment_masks import SOURCE, TARGET, segment_mask_spec

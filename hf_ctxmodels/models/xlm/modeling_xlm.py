@@ -8,17 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache, GenerationMixin
 from transformers import initialization as init
-from transformers.modeling_outputs import (
-    BaseModelOutputWithPast,
-    CausalLMOutputWithPast,
-    MaskedLMOutput,
-    MultipleChoiceModelOutput,
-    QuestionAnsweringModelOutput,
-    Seq2SeqQuestionAnsweringModelOutput,
-    Seq2SeqSequenceClassifierOutput,
-    SequenceClassifierOutput,
-    TokenClassifierOutput,
-)
+from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from hf_ctxmodels import heads
 from hf_ctxmodels.architectures.transformer_decoder import (
@@ -27,7 +17,7 @@ from hf_ctxmodels.architectures.transformer_decoder import (
     mask_trailing_padding,
 )
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.inputs import is_traced
+from hf_ctxmodels.core.inputs import check_aligned, check_ids, is_traced
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.heads import ItemCounts
 from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, CAUSAL
@@ -35,7 +25,24 @@ from hf_ctxmodels.layers.cpu.linear import linear
 from hf_ctxmodels.layers.pooling import Pooling
 from hf_ctxmodels.models.xlm.configuration_xlm import CtxXLMConfig
 from hf_ctxmodels.models.xlm.conversion_xlm import XLM_EXPORT, XLM_SUMMARY_EXPORT
-from hf_ctxmodels.models.xlm.languages import SinusoidalPositions, extend_languages, language_ids
+
+
+class SinusoidalPositions(nn.Embedding):
+    """Fixed positions: sines in the even columns, cosines in the odd columns (Vaswani et al. 2017, section 3.5)."""
+
+    fixed_parameters = ("weight",)
+
+    def __init__(self, positions: int, width: int) -> None:
+        super().__init__(positions, width)
+        self.weight.requires_grad_(False)
+
+    def fill(self) -> None:
+        """Initialise the weights, unless they were loaded."""
+        positions, width = self.weight.shape
+        pairs = torch.arange(width, dtype=torch.float64) // 2
+        angles = torch.arange(positions, dtype=torch.float64)[:, None] / 10000 ** (2 * pairs / width)
+        even = torch.arange(width) % 2 == 0
+        init.copy_(self.weight, torch.where(even, angles.sin(), angles.cos()).to(self.weight))
 
 
 class CtxXLMPreTrainedModel(CtxPreTrainedModel):
@@ -144,9 +151,6 @@ class CtxXLMModel(TransformerDecoder, CtxXLMPreTrainedModel):
                 language embeddings and without `default_lang`.
             past_key_values, use_cache: For causal models only.
             kwargs: Other arguments, without `token_type_ids`, for which transformers adds word embeddings.
-
-        Raises:
-            CtxError: Inputs do not match each other, the cache or the model, or the languages are missing.
         """
         if kwargs.pop("token_type_ids", None) is not None:
             raise CtxError("XLM has no segments.", location="token_type_ids", hint="remove token_type_ids.")
@@ -169,6 +173,38 @@ class CtxXLMModel(TransformerDecoder, CtxXLMPreTrainedModel):
             langs=langs,
             **kwargs,
         )
+
+
+def language_ids(config: Any, words: Tensor, langs: Tensor | None, name: str = "langs") -> Tensor | None:
+    """(batch, length) language id of each token; None for a model without language embeddings.
+
+    Args:
+        config: A configuration with the fields of `CtxXLMConfig` on languages.
+        words: (batch, length, ...) token ids or embeddings.
+        langs: (batch, length), or None for `config.default_lang`.
+        name: Name of the argument, for errors.
+    """
+    batch_size, length = words.shape[:2]
+    check_aligned({name: langs}, batch_size, length)
+    check_ids(name, langs, config.n_langs, "n_langs")
+    if not config.embeds_languages:
+        return None
+    if langs is not None:
+        return langs
+    if config.default_lang is None:
+        names = sorted((config.lang2id or {}).items(), key=lambda item: item[1])
+        ids = ", ".join(f"{number} {language}" for language, number in names) or f"0 to {config.n_langs - 1}"
+        raise CtxError(
+            f"The model has embeddings of {config.n_langs} languages, but {name} is missing.",
+            hint=f"pass {name} (batch, length), the language id of each token ({ids}), for example by setting the "
+            "tokenizer's `language`; or set config.default_lang.",
+        )
+    return torch.full((batch_size, length), config.default_lang, device=words.device)
+
+
+def extend_languages(langs: Tensor, length: int) -> Tensor:
+    """Truncate or extend (batch, steps) language ids to (batch, length); new tokens have the last language."""
+    return nn.functional.pad(langs, (0, max(0, length - langs.shape[1])), mode="replicate")[:, :length]
 
 
 def trailing_padding(input_ids: Any, pad_token_id: int | None) -> Tensor | None:
@@ -216,41 +252,12 @@ class CtxXLMForMaskedLM(heads.ForMaskedLM, CtxXLMHeadModel):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size)
 
     def token_logits(self, states: Tensor) -> Tensor:
-        """(..., hidden) output of the encoder -> (..., vocabulary) logits."""
+        """(..., hidden) states -> (..., vocabulary) logits."""
         return linear(self.lm_head, self.decoder_input(states))
 
     def token_loss(self, states: Tensor, labels: Tensor, num_items: ItemCounts) -> Tensor:
         """Mean cross-entropy in nats; (targets, hidden) states at the labelled positions."""
         return heads.language_modeling_loss(self.lm_head, self.decoder_input(states), labels, num_items)
-
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        sequence_ids: Tensor | None = None,
-        labels: Tensor | None = None,
-        num_items_in_batch: ItemCounts = None,
-        return_logits: bool | None = None,
-        langs: Tensor | None = None,
-        **kwargs: Any,
-    ) -> MaskedLMOutput:
-        """Compute the outputs of `heads.ForMaskedLM`, with language ids as in `CtxXLMModel.forward`."""
-        return super().forward(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            sequence_ids=sequence_ids,
-            labels=labels,
-            num_items_in_batch=num_items_in_batch,
-            return_logits=return_logits,
-            langs=langs,
-            **kwargs,
-        )
 
 
 class CtxXLMForCausalLM(heads.ForCausalLM, CtxXLMHeadModel, GenerationMixin):
@@ -272,39 +279,6 @@ class CtxXLMForCausalLM(heads.ForCausalLM, CtxXLMHeadModel, GenerationMixin):
         """Create the output layer, which has a bias."""
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size)
 
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        sequence_ids: Tensor | None = None,
-        past_key_values: Any = None,
-        use_cache: bool | None = None,
-        labels: Tensor | None = None,
-        logits_to_keep: int | Tensor = 0,
-        num_items_in_batch: ItemCounts = None,
-        return_logits: bool | None = None,
-        langs: Tensor | None = None,
-        **kwargs: Any,
-    ) -> CausalLMOutputWithPast:
-        """Compute the outputs of `heads.ForCausalLM`, with language ids as in `CtxXLMModel.forward`."""
-        return super().forward(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            sequence_ids=sequence_ids,
-            past_key_values=past_key_values,
-            use_cache=use_cache,
-            labels=labels,
-            logits_to_keep=logits_to_keep,
-            num_items_in_batch=num_items_in_batch,
-            return_logits=return_logits,
-            langs=langs,
-            **kwargs,
-        )
-
     def prepare_inputs_for_generation(
         self, input_ids: Tensor, *args: Any, langs: Tensor | None = None, **kwargs: Any
     ) -> dict[str, Any]:
@@ -323,31 +297,6 @@ class CtxXLMForSequenceClassification(heads.ForSequenceClassification, CtxXLMHea
     reference_architecture = "XLMForSequenceClassification"
     export_conversion = XLM_SUMMARY_EXPORT
 
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        num_items_in_batch: ItemCounts = None,
-        langs: Tensor | None = None,
-        **kwargs: Any,
-    ) -> SequenceClassifierOutput | Seq2SeqSequenceClassifierOutput:
-        """Compute the outputs of `heads.ForSequenceClassification`, with language ids as in `CtxXLMModel.forward`."""
-        return super().forward(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            labels=labels,
-            num_items_in_batch=num_items_in_batch,
-            langs=langs,
-            **kwargs,
-        )
-
 
 class CtxXLMForMultipleChoice(heads.ForMultipleChoice, CtxXLMHeadModel):
     """XLM that scores choices by two linear layers, the first of width `num_labels`, as in transformers."""
@@ -365,93 +314,14 @@ class CtxXLMForMultipleChoice(heads.ForMultipleChoice, CtxXLMHeadModel):
         """(batch * choices, hidden) -> (batch * choices, 1) logits."""
         return self.logits_proj(self.classifier(self.dropout(pooled)))
 
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        num_items_in_batch: ItemCounts = None,
-        choice_mask: Tensor | None = None,
-        langs: Tensor | None = None,
-        **kwargs: Any,
-    ) -> MultipleChoiceModelOutput:
-        """Compute the outputs of `heads.ForMultipleChoice`, with language ids as in `CtxXLMModel.forward`."""
-        return super().forward(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            labels=labels,
-            num_items_in_batch=num_items_in_batch,
-            choice_mask=choice_mask,
-            langs=langs,
-            **kwargs,
-        )
-
 
 class CtxXLMForTokenClassification(heads.ForTokenClassification, CtxXLMHeadModel):
     """XLM with a token classifier."""
 
     reference_architecture = "XLMForTokenClassification"
 
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        num_items_in_batch: ItemCounts = None,
-        langs: Tensor | None = None,
-        **kwargs: Any,
-    ) -> TokenClassifierOutput:
-        """Compute the outputs of `heads.ForTokenClassification`, with language ids as in `CtxXLMModel.forward`."""
-        return super().forward(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            labels=labels,
-            num_items_in_batch=num_items_in_batch,
-            langs=langs,
-            **kwargs,
-        )
-
 
 class CtxXLMForQuestionAnswering(heads.ForQuestionAnswering, CtxXLMHeadModel):
     """XLM with a span classifier for extractive question answering."""
 
     reference_architecture = "XLMForQuestionAnsweringSimple"
-
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        start_positions: Tensor | None = None,
-        end_positions: Tensor | None = None,
-        num_items_in_batch: ItemCounts = None,
-        langs: Tensor | None = None,
-        **kwargs: Any,
-    ) -> QuestionAnsweringModelOutput | Seq2SeqQuestionAnsweringModelOutput:
-        """Compute the outputs of `heads.ForQuestionAnswering`, with language ids as in `CtxXLMModel.forward`."""
-        return super().forward(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            start_positions=start_positions,
-            end_positions=end_positions,
-            num_items_in_batch=num_items_in_batch,
-            langs=langs,
-            **kwargs,
-        )
