@@ -1,8 +1,6 @@
 """The stochastic answer network, a classifier of pairs that reasons in several steps (Liu et al. 2018, arXiv
 1804.07888), as used by MT-DNN (Liu et al. 2019, arXiv 1901.11504, section 3, equations 6 to 9)."""
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -44,29 +42,32 @@ class AnswerNetwork(nn.Module):
         self.classifier = nn.Linear(4 * size, labels)
 
     def forward(self, states: Tensor, attention_mask: Tensor | None, token_type_ids: Tensor | None) -> Tensor:
-        """Compute (batch, labels) log-probabilities.
+        """Compute (batch, labels) log-probabilities from (batch, length, size) states.
 
-        Args:
-            states: (batch, length, size).
-            attention_mask: (batch, length), 0 at padding.
-            token_type_ids: (batch, length), 0 in the first text and above 0 in the second.
-
-        Raises:
-            CtxError: An example has only one text.
+        `token_type_ids` (batch, length) are 0 in the first text and above 0 in the second.
         """
-        first, second = _text_masks(states, attention_mask, token_type_ids)
+        tokens = token_mask(states, attention_mask)
+        is_second = torch.zeros_like(tokens) if token_type_ids is None else token_type_ids != 0
+        first, second = tokens & ~is_second, tokens & is_second
+        is_checked = token_type_ids is None or not torch.compiler.is_compiling()
+        if is_checked and not bool((first.any(1) & second.any(1)).all()):
+            raise CtxError(
+                "An answer network compares two texts, but an example has only one.",
+                location="token_type_ids",
+                hint="pass pairs, with token_type_ids 0 in the first and 1 in the second text; or set answer_steps=0.",
+            )
         state = _attend(linear(self.start, states)[..., 0], states, second)
         context, predictions = None, []
         for _ in range(self.steps):
             if context is not None:
-                state = self._update(context, self.dropout(state))
+                state = self._gru(context, self.dropout(state))
             query = linear(self.attention, state)
             context = _attend((states @ query[..., None])[..., 0], states, first)
             logits = linear(self.classifier, self.dropout(pair_features(state, context)))
             predictions.append(logits.float().log_softmax(-1))
         return self._average(torch.stack(predictions, 1))
 
-    def _update(self, context: Tensor, state: Tensor) -> Tensor:
+    def _gru(self, context: Tensor, state: Tensor) -> Tensor:
         """The next state of the GRU, as in `torch.nn.GRUCell`."""
         reset_x, update_x, new_x = linear(self.input_gates, context).chunk(3, -1)
         reset_s, update_s, new_s = linear(self.state_gates, state).chunk(3, -1)
@@ -83,38 +84,6 @@ class AnswerNetwork(nn.Module):
             mask = mask.scatter(1, torch.randint(steps, (batch_size, 1), device=predictions.device), True)
         predictions = predictions.masked_fill(~mask[..., None], -torch.inf)
         return predictions.logsumexp(1) - mask.sum(1, keepdim=True).log()
-
-
-def build_answer_network(config: Any) -> AnswerNetwork:
-    """The answer network of a configuration; raises CtxError unless the task is single-label classification."""
-    if config.num_labels < 2 or config.problem_type not in (None, "single_label_classification"):
-        raise CtxError(
-            f"An answer network predicts one of several classes, but num_labels={config.num_labels} and "
-            f"problem_type={config.problem_type!r}.",
-            location=f"answer_steps={config.answer_steps}",
-            hint="set answer_steps=0 for other tasks.",
-        )
-    return AnswerNetwork(
-        config.head_input_size,
-        config.num_labels,
-        config.answer_steps,
-        dropout=config.head_dropout,
-        prediction_dropout=config.answer_dropout,
-    )
-
-
-def _text_masks(states: Tensor, attention_mask: Tensor | None, token_type_ids: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Two (batch, length) masks: the tokens of the first and of the second text."""
-    tokens = token_mask(states, attention_mask)
-    if token_type_ids is not None:
-        first, second = tokens & (token_type_ids == 0), tokens & (token_type_ids != 0)
-        if torch.compiler.is_compiling() or bool((first.any(1) & second.any(1)).all()):
-            return first, second
-    raise CtxError(
-        "An answer network compares two texts, but an example has only one.",
-        location="token_type_ids",
-        hint="pass pairs, with token_type_ids 0 in the first and 1 in the second text; or set answer_steps=0.",
-    )
 
 
 def _attend(scores: Tensor, states: Tensor, mask: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from transformers.utils.generic import can_return_tuple
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_tensors, is_traced
-from hf_ctxmodels.heads.answer_network import AnswerNetwork, build_answer_network
+from hf_ctxmodels.heads.answer_network import AnswerNetwork
 from hf_ctxmodels.heads.base import (
     HeadModel,
     ItemCounts,
@@ -39,10 +39,9 @@ class ForSequenceClassification(HeadModel):
     """A classifier or regressor of sequences (Devlin et al. 2019, section 4.1).
 
     The classifier reads the encoder's `pooler_output`, or the token states pooled by `config.classifier_pooling`.
-    `config.problem_type` may be "regression", "single_label_classification" or "multi_label_classification"; if it is
-    None, each call infers it by `infer_problem_type`. Unlike transformers, the head does not change the configuration.
-
-    With `config.answer_steps` the classifier is an `AnswerNetwork` on the token states of a pair.
+    With `config.answer_steps` the classifier is an `AnswerNetwork` on the token states of a pair. If
+    `config.problem_type` is None, each call infers it by `infer_problem_type`; unlike transformers, the head does not
+    change the configuration.
 
     Attributes:
         classifier_activation: Activation of a dense layer before the classifier; None for a linear classifier.
@@ -62,7 +61,20 @@ class ForSequenceClassification(HeadModel):
         self.dropout: nn.Module = Dropout(config.head_dropout)
         self.classifier: nn.Module
         if getattr(config, "answer_steps", 0):
-            self.classifier = build_answer_network(config)
+            if config.num_labels < 2 or config.problem_type not in (None, "single_label_classification"):
+                raise CtxError(
+                    f"An answer network predicts one of several classes, but num_labels={config.num_labels} and "
+                    f"problem_type={config.problem_type!r}.",
+                    location=f"answer_steps={config.answer_steps}",
+                    hint="set answer_steps=0 for other tasks.",
+                )
+            self.classifier = AnswerNetwork(
+                config.head_input_size,
+                config.num_labels,
+                config.answer_steps,
+                dropout=config.head_dropout,
+                prediction_dropout=config.answer_dropout,
+            )
         elif self.classifier_activation is None:
             self.classifier = nn.Linear(config.pooler_size, config.num_labels)
         else:

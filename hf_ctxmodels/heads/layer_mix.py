@@ -10,8 +10,6 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.layers.pooling import PoolingLayer, first_token_columns, pool_tokens, states_at, token_mask
 from hf_ctxmodels.layers.scalar_mix import ScalarMix
 
-_STATE_FIELDS = ("hidden_states", "decoder_hidden_states", "encoder_hidden_states")
-
 
 class LayerMix(ScalarMix):
     """`ScalarMix` of the hidden states of an encoder, or of the decoder of an encoder-decoder (Peters et al. 2018,
@@ -32,20 +30,14 @@ class LayerMix(ScalarMix):
 
 
 def find_layer_stack(encoder: PreTrainedModel) -> nn.Module | None:
-    """Return the module with the `layers` whose outputs are the `hidden_states` of an encoder, or None.
-
-    This is the encoder itself or its stack; for an encoder-decoder, the decoder.
-    """
+    """The module with the `layers` whose outputs are the `hidden_states`: the encoder itself, its stack or, for an
+    encoder-decoder, the decoder; or None."""
     candidates = [encoder, getattr(encoder, "decoder", None), getattr(encoder, "encoder", None)]
     return next((module for module in candidates if hasattr(module, "layers")), None)
 
 
 def num_hidden_states(encoder: PreTrainedModel) -> int:
-    """Return the number of `hidden_states` of an encoder, including the embeddings; see `find_layer_stack`.
-
-    Raises:
-        CtxError: The encoder has no layers.
-    """
+    """The number of `hidden_states`, including the embeddings; raises CtxError for an encoder without layers."""
     stack: Any = find_layer_stack(encoder)
     if stack is None:
         raise CtxError(
@@ -77,8 +69,9 @@ def encode_with_layer_mix(
     outputs.last_hidden_state = states[-1] if mix is None else mix.mix(states)
     outputs.pooler_output = _pool(encoder, outputs.last_hidden_state, **inputs)
     if not (encoder.config.output_hidden_states if returns_states is None else returns_states):
-        for name in [name for name in _STATE_FIELDS if name in outputs]:
-            setattr(outputs, name, None)
+        for name in ("hidden_states", "decoder_hidden_states", "encoder_hidden_states"):
+            if name in outputs:
+                setattr(outputs, name, None)
     return outputs
 
 

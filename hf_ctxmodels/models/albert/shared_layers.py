@@ -46,12 +46,13 @@ class SharedLayers(nn.Module):
         self.repetitions = num_layers // num_depths
         for depth in range(num_depths):
             self.add_module(str(depth), nn.ModuleList(make_layer() for _ in range(inner)))
-        if scope in SHARED_SUBLAYERS:
-            for depth in range(num_depths):
-                first_depth = depth - depth % depths_per_group
-                if depth != first_depth:
-                    for layer, owner in zip(self._layers_at(depth), self._layers_at(first_depth), strict=True):
-                        _share_modules(layer, owner, SHARED_SUBLAYERS[scope])
+        for depth in range(num_depths if scope in SHARED_SUBLAYERS else 0):
+            first_depth = depth - depth % depths_per_group
+            if depth != first_depth:
+                for layer, owner in zip(self._layers_at(depth), self._layers_at(first_depth), strict=True):
+                    for name in SHARED_SUBLAYERS[scope]:  # a registered module would be saved under both names
+                        delattr(layer, name)
+                        layer.__dict__[name] = getattr(owner, name)
 
     def __iter__(self) -> Iterator[nn.Module]:
         return iter(
@@ -65,22 +66,12 @@ class SharedLayers(nn.Module):
         return cast(nn.ModuleList, getattr(self, str(depth)))
 
 
-def _share_modules(layer: nn.Module, owner: nn.Module, names: tuple[str, ...]) -> None:
-    """Replace modules of `layer` by plain attributes, since registered modules would be saved under both names."""
-    for name in names:
-        delattr(layer, name)
-        layer.__dict__[name] = getattr(owner, name)
-
-
 @contextmanager
 def cache_autocast_casts(device: torch.device) -> Iterator[None]:
-    """Cast shared parameters once per forward pass under autocast.
+    """Cast shared parameters once per forward pass under autocast, on the device of the model.
 
     Autocast caches the casts of parameters, but not in inference mode, where a shared layer would be cast at each
     depth. In that case this context uses no-grad mode.
-
-    Args:
-        device: Device of the model.
     """
     is_inference = not torch.compiler.is_compiling() and torch.is_inference_mode_enabled()
     if is_inference and torch.is_autocast_enabled(device.type):

@@ -48,8 +48,8 @@ class CtxBertPreTrainedModel(CtxPreTrainedModel):
     base_model_prefix = "bert"
     reference_model_type: ClassVar[str | None] = "bert"
     _no_split_modules = ["TransformerBlock"]
-    # other heads of the family, and a buffer of old checkpoints
-    _keys_to_ignore_on_load_unexpected = [r"^mlm_head\.", r"^nsp_head\.", r"pooler\.", r"position_ids$"]
+    # other heads of the family, SpanBERT and StructBERT, and a buffer of old checkpoints
+    _keys_to_ignore_on_load_unexpected = [r"^(mlm|nsp|sbo|sentence)_head\.", r"pooler\.", r"position_ids$"]
 
     @property
     def export_conversion(self) -> list[WeightTransform]:  # type: ignore[override]

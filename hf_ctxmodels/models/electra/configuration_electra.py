@@ -113,12 +113,7 @@ class CtxElectraConfig(CtxEncoderConfig):
         return config
 
     def with_generator(self, generator: Self, **changes: Any) -> Self:
-        """A copy of this configuration with the generator of another one.
-
-        Args:
-            generator: Configuration of the generator.
-            changes: New values of other fields.
-        """
+        """A copy of this configuration with the generator of another one, and new values of other fields."""
         values = {name: getattr(self, name) for name in self._field_names()}
         values |= {"generator_size": generator.hidden_size / self.hidden_size, "generator_overrides": None, **changes}
         implied = type(self)(**values)._generator_values()

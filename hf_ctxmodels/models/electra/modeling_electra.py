@@ -6,14 +6,12 @@ Joint pretraining of generator and discriminator is in `pretraining_electra`.
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
 from hf_ctxmodels.architectures.transformer_encoder import TransformerEncoder, build_embeddings
-from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.heads import IGNORE_INDEX, ItemCounts, mean_over_targets
 from hf_ctxmodels.layers.activations import get_activation
@@ -33,13 +31,7 @@ class CtxElectraPreTrainedModel(CtxPreTrainedModel):
     export_conversion = ELECTRA_CONVERSION
     _no_split_modules = ["TransformerBlock"]
     # other heads of the family, the generator, and a buffer of old checkpoints
-    _keys_to_ignore_on_load_unexpected = [
-        r"^mlm_head\.",
-        r"^rtd_head\.",
-        r"^copy_gate\.",
-        r"^generator\.",
-        r"position_ids$",
-    ]
+    _keys_to_ignore_on_load_unexpected = [r"^(mlm_head|rtd_head|copy_gate|generator)\.", r"position_ids$"]
 
     def reference_config(self) -> dict[str, Any]:
         """The configuration of the class of transformers, without the fields of joint pretraining."""
@@ -122,9 +114,7 @@ class CtxElectraForReplacedTokenDetection(CtxElectraHeadModel):
         **kwargs: Any,
     ) -> CtxElectraDetectionOutput:
         """Compute logits, and the loss with `labels` (batch, length): 1 for replaced, 0 for original; -100 and padding
-               are
-        ignored.
-        """
+        are ignored. Other arguments as in the encoder's forward."""
         outputs = self.encode(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -137,7 +127,10 @@ class CtxElectraForReplacedTokenDetection(CtxElectraHeadModel):
         logits = self.rtd_head(outputs.last_hidden_state)
         loss = metrics = None
         if labels is not None:
-            labels = _detection_labels(labels, logits, attention_mask)
+            labels = heads.validate_targets(labels, "labels", logits.shape)
+            heads.check_classes(labels, 2, "labels")
+            if attention_mask is not None and attention_mask.dim() == 2:
+                labels = labels.masked_fill(attention_mask == 0, IGNORE_INDEX)
             is_target = labels != IGNORE_INDEX
             replaced = labels[is_target] == 1
             loss = mean_over_targets(detection_loss(logits[is_target], replaced), labels, "labels", num_items_in_batch)
@@ -149,24 +142,6 @@ class CtxElectraForReplacedTokenDetection(CtxElectraHeadModel):
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
-
-
-def _detection_labels(labels: Tensor, logits: Tensor, attention_mask: Tensor | None) -> Tensor:
-    """(batch, length) labels, -100 at padding.
-
-    Raises:
-        CtxError: The shape is not the input's, or a label is not 0, 1 or -100.
-    """
-    labels = heads.validate_targets(labels, "labels", logits.shape)
-    if not torch.compiler.is_compiling():
-        invalid = labels[(labels != IGNORE_INDEX) & (labels != 0) & (labels != 1)]
-        if invalid.numel():
-            raise CtxError(
-                f"labels has the value {int(invalid[0])}, outside [0, 2): 0 (original), 1 (replaced); -100 is ignored."
-            )
-    if attention_mask is not None and attention_mask.dim() == 2:
-        labels = labels.masked_fill(attention_mask == 0, IGNORE_INDEX)
-    return labels
 
 
 class CtxElectraForSequenceClassification(heads.ForSequenceClassification, CtxElectraHeadModel):

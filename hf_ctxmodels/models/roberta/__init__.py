@@ -13,7 +13,7 @@ from hf_ctxmodels.models.roberta.modeling_roberta import (
 )
 from hf_ctxmodels.models.roberta.tokenization_roberta import CtxRobertaTokenizer
 from hf_ctxmodels.objectives import FullSentences, MaskedLM
-from hf_ctxmodels.spec import FamilySpec, PublishedCount, encoder_size
+from hf_ctxmodels.spec import FamilySpec, PublishedCount
 
 # parameter counts of the classes of transformers 5.23; the encoder has its pooler
 PUBLISHED = {

@@ -27,10 +27,6 @@ class CtxSpanBertPreTrainedModel(bert.CtxBertPreTrainedModel):
     """Base class of the SpanBERT models, with BERT's weight names in the encoder."""
 
     config: CtxSpanBertConfig
-    _keys_to_ignore_on_load_unexpected = [
-        *bert.CtxBertPreTrainedModel._keys_to_ignore_on_load_unexpected,
-        r"^sbo_head\.",
-    ]
 
 
 class CtxSpanBertModel(TransformerEncoder, CtxSpanBertPreTrainedModel):

@@ -20,10 +20,6 @@ class CtxStructBertPreTrainedModel(bert.CtxBertPreTrainedModel):
     """Base class of the StructBERT models, with BERT's weight names in the encoder."""
 
     config: CtxStructBertConfig
-    _keys_to_ignore_on_load_unexpected = [
-        *bert.CtxBertPreTrainedModel._keys_to_ignore_on_load_unexpected,
-        r"^sentence_head\.",
-    ]
 
 
 class CtxStructBertModel(TransformerEncoder, CtxStructBertPreTrainedModel):

@@ -21,19 +21,11 @@ class CtxXLMConfig(CtxTransformerConfig):
 
     The names of transformers (`emb_dim`, `n_layers`, `n_heads`, `dropout`, `attention_dropout`, `embed_init_std`, ...)
     are accepted, and `gelu_activation` as `hidden_act`. `lang_id` is ignored, since transformers writes 0 to all files.
-    See `CtxTransformerConfig` for the other arguments.
+    Other arguments as in `CtxEncoderConfig` and `CtxTransformerConfig`.
 
     Args:
-        vocab_size: Number of tokens of the tokenizer.
-        hidden_size: Width of the residual stream; a multiple of `num_attention_heads`.
-        num_hidden_layers: Number of layers.
-        num_attention_heads: Attention heads per layer.
         intermediate_size: Width of the feed-forward layer; None for 4 * hidden_size.
-        hidden_act: Activation of the feed-forward layer.
-        hidden_dropout_prob: Dropout after the embeddings and after each sub-layer.
-        attention_probs_dropout_prob: Dropout on attention probabilities.
         classifier_dropout: Dropout before the sequence classifier; None for `hidden_dropout_prob`.
-        max_position_embeddings: Maximum sequence length in tokens.
         sinusoidal_embeddings: Fixed sinusoidal instead of learned positions.
         causal: Causal attention; set by `CtxXLMForCausalLM`.
         n_langs: Number of languages.
@@ -42,8 +34,6 @@ class CtxXLMConfig(CtxTransformerConfig):
         default_lang: Language id of inputs without `langs`; None makes `langs` required.
         initializer_range: Standard deviation of the embeddings; None for hidden_size ** -0.5. Linear layers keep the
             initialisation of torch, as in the released code.
-        layer_norm_eps: Epsilon of the LayerNorms.
-        tie_word_embeddings: Tie the output layer to the word embeddings.
     """
 
     model_type = "ctx-xlm"

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -17,7 +18,6 @@ from hf_ctxmodels.tokenizers.translation import TRANSLATION_SEPARATOR
 from hf_ctxmodels.tokenizers.word_bpe import WordBPETokenizer
 
 _WORD_SPLITTINGS = ("moses", "punctuation", "whitespace")
-_BATCH_SIZE = 1000
 
 
 class CtxXLMTokenizer(WordBPETokenizer):
@@ -178,14 +178,12 @@ class CtxXLMTokenizer(WordBPETokenizer):
             return texts if texts is None else [self._split_into_words(text, language) for text in texts]
         special = "|".join(map(re.escape, sorted(self.all_special_tokens, key=len, reverse=True)))
         segments = re.split(f"({special})", texts)
-        return " ".join(
-            segment if index % 2 else self._words(segment, language) for index, segment in enumerate(segments)
-        )
-
-    def _words(self, text: str, language: str) -> str:
-        if self.splits_by_language:
-            return " ".join(split_words(text, language, self.lower_cases))
-        return without_accents(text)
+        for index in range(0, len(segments), 2):
+            if self.splits_by_language:
+                segments[index] = " ".join(split_words(segments[index], language, self.lower_cases))
+            else:
+                segments[index] = without_accents(segments[index])
+        return " ".join(segments)
 
     def _pad(self, encoded_inputs: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         padded = super()._pad(encoded_inputs, *args, **kwargs)
@@ -206,55 +204,27 @@ class CtxXLMTokenizer(WordBPETokenizer):
         return token_ids | {token: len(token_ids) + index for index, token in enumerate(unlisted)}, pairs, file
 
     @classmethod
-    def train(
-        cls,
-        texts: Iterable[str],
-        vocab_size: int,
-        *,
-        do_lower_case: bool = True,
-        min_frequency: int = 2,
-        model_max_length: int = 512,
-        language: str = "",
-    ) -> Self:
+    def train(cls, texts: Iterable[str], vocab_size: int, *, language: str = "", **options: Any) -> Self:
         """Learn joint merges, the names of the languages, and the frequency of each token.
 
         Args:
             texts: Texts with one sentence per line; a line may begin with a language tag such as <de>, and a
                 translation may follow after a tab.
             vocab_size: Number of tokens, including characters and special tokens.
-            do_lower_case, min_frequency, model_max_length: See `WordBPETokenizer.train`.
             language: Language of lines without a tag; "" for none.
-
-        Raises:
-            CtxError: As in `WordBPETokenizer.train`.
+            options: See `WordBPETokenizer.train`.
         """
-        texts = list(texts) if isinstance(texts, Iterator) else texts
-        sentences = _Sentences(texts)
-        tokenizer = super().train(
-            sentences,
-            vocab_size,
-            do_lower_case=do_lower_case,
-            min_frequency=min_frequency,
-            model_max_length=model_max_length,
-        )
+        sentences = _Sentences(list(texts) if isinstance(texts, Iterator) else texts)
+        tokenizer = super().train(sentences, vocab_size, **options)
         names = sorted(name for name in {*sentences.languages, language} if name)
-        counts = np.zeros(len(tokenizer), dtype=np.int64)
-        batch: list[str] = []
-        for sentence in sentences:
-            batch.append(sentence)
-            if len(batch) == _BATCH_SIZE:
-                counts += tokenizer._count_tokens(batch)
-                batch = []
-        counts += tokenizer._count_tokens(batch)
+        counts, iterator = np.zeros(len(tokenizer), dtype=np.int64), iter(sentences)
+        while batch := list(islice(iterator, 1000)):
+            sequences = tokenizer(batch, add_special_tokens=False, verbose=False).input_ids
+            counts += np.bincount([token for sequence in sequences for token in sequence], minlength=len(tokenizer))
         tokenizer.lang2id = {name: number for number, name in enumerate(names)}
         tokenizer.token_counts = counts.tolist()
         tokenizer.init_kwargs |= {"lang2id": tokenizer.lang2id, "token_counts": tokenizer.token_counts}
         return tokenizer
-
-    def _count_tokens(self, texts: list[str]) -> np.ndarray:
-        """(vocabulary,) frequencies, without special tokens."""
-        sequences = self(texts, add_special_tokens=False, verbose=False).input_ids if texts else []
-        return np.bincount([token for sequence in sequences for token in sequence], minlength=len(self))
 
 
 class _Sentences:
