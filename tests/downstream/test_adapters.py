@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
-from zoo import BASES, HEADS, Batch, Case, assert_close, assert_same_outputs, make_batch, make_targets, objective
-from zoo.paths import PATHS
+from zoo import BASES, HEADS, PATHS, Batch, Case, assert_close, assert_same_outputs, make_batch, make_targets, objective
 
 from hf_ctxmodels import CtxAlbertModel, CtxBertConfig, CtxBertModel, CtxError
 from hf_ctxmodels.core.adapter_files import is_adapter_parameter

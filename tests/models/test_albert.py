@@ -36,25 +36,17 @@ full_sharing = pytest.mark.parametrize("sharing", FULL_SHARING, ids=sharing_id)
 
 
 class TestSharing:
+    @pytest.mark.parametrize("tied", [True, False])
     @all_sharing
-    def test_saving(self, sharing: dict, tmp_path: Path) -> None:
+    def test_saving(self, sharing: dict, tied: bool, tmp_path: Path) -> None:
         """Each parameter is saved once, and no key is missing after loading."""
-        model = PRETRAINING.model(**sharing)
+        model = PRETRAINING.model(tie_word_embeddings=tied, **sharing)
         model.save_pretrained(tmp_path)
         with safe_open(tmp_path / "model.safetensors", "pt") as file:
             assert set(file.keys()) == {name for name, _ in model.named_parameters()}
         reloaded, report = PRETRAINING.model_class.from_pretrained(tmp_path, output_loading_info=True)
         assert not any(report.values()), report
         assert sum(p.numel() for p in reloaded.parameters()) == sum(p.numel() for p in model.parameters())
-        batch = make_batch(PRETRAINING)
-        assert_same_outputs(reloaded.eval()(**batch), model(**batch), tolerance=0)
-
-    @all_sharing
-    def test_untied_embeddings_keep_the_sharing(self, sharing: dict, tmp_path: Path) -> None:
-        model = PRETRAINING.model(tie_word_embeddings=False, **sharing)
-        model.save_pretrained(tmp_path)
-        reloaded, report = PRETRAINING.model_class.from_pretrained(tmp_path, output_loading_info=True)
-        assert not any(report.values()), report
         batch = make_batch(PRETRAINING)
         assert_same_outputs(reloaded.eval()(**batch), model(**batch), tolerance=0)
 
@@ -199,22 +191,20 @@ def _load_reference(folder: Path) -> PreTrainedModel:
 
 
 class TestConfiguration:
-    @pytest.mark.parametrize(("groups", "divisors"), [(5, "1, 2, 3, 4, 6, 12"), (0, "1, 2"), (24, "12")])
-    def test_groups_that_do_not_divide_the_layers(self, groups: int, divisors: str) -> None:
-        with pytest.raises(Exception, match=rf"num_hidden_groups={groups}.*num_hidden_layers=12.*{divisors}"):
-            CtxAlbertConfig(num_hidden_groups=groups)
-
-    def test_unknown_scope(self) -> None:
-        with pytest.raises(Exception, match=r"(?s)parameter_sharing.*attention"):
-            CtxAlbertConfig(parameter_sharing="heads")
-
-    def test_zero_layers_per_depth(self) -> None:
-        with pytest.raises(Exception, match="inner_group_num=0"):
-            CtxAlbertConfig(inner_group_num=0)
-
-    def test_heads_that_do_not_divide_the_width(self) -> None:
-        with pytest.raises(Exception, match="num_attention_heads=7"):
-            CtxAlbertConfig(num_attention_heads=7)
+    @pytest.mark.parametrize(
+        ("field", "value", "message"),
+        [
+            ("num_hidden_groups", 5, r"num_hidden_groups=5.*num_hidden_layers=12.*1, 2, 3, 4, 6, 12"),
+            ("num_hidden_groups", 0, r"num_hidden_groups=0.*num_hidden_layers=12.*1, 2"),
+            ("num_hidden_groups", 24, r"num_hidden_groups=24.*num_hidden_layers=12.*12"),
+            ("parameter_sharing", "heads", r"(?s)parameter_sharing.*attention"),
+            ("inner_group_num", 0, "inner_group_num=0"),
+            ("num_attention_heads", 7, "num_attention_heads=7"),
+        ],
+    )
+    def test_invalid_values(self, field: str, value: object, message: str) -> None:
+        with pytest.raises(Exception, match=message):
+            CtxAlbertConfig(**{field: value})
 
     @pytest.mark.parametrize("field", ["gap_size", "net_structure_type", "num_memory_blocks"])
     def test_fields_of_the_first_release(self, field: str, tmp_path: Path) -> None:

@@ -5,19 +5,14 @@ import pickle
 
 import pytest
 import torch
-from torch import Tensor
 from torch.nn import functional as F
-from zoo import CASES, HEADS, Case, assert_close, make_batch, make_targets
+from zoo import CASES, HEADS, Case, as_subtests, assert_close, make_batch, make_targets
 
-from hf_ctxmodels import CtxBertForSequenceClassification, CtxError
+from hf_ctxmodels import CtxError
+from hf_ctxmodels.registry import FAMILIES
 
 WITH_TASKS = [case for case in CASES if "mlm_loss" in getattr(case.model_class, "loss_terms", ())]
 BERT = next(case for case in WITH_TASKS if case.family.name == "bert")
-
-
-def batch_of(case: Case) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    batch = make_batch(case)
-    return batch, make_targets(case, batch)
 
 
 @pytest.mark.parametrize("case", WITH_TASKS, ids=str)
@@ -27,7 +22,8 @@ def test_output_of_pretraining_heads(case: Case) -> None:
     parameters = list(inspect.signature(model_class.forward).parameters)
     assert set(model_class.loss_targets) <= set(parameters)
     assert len(model_class.loss_terms) == len(model_class.loss_targets)
-    batch, targets = batch_of(case)
+    batch = make_batch(case)
+    targets = make_targets(case, batch)
     outputs = case.model()(**batch, **targets)
     loaded = pickle.loads(pickle.dumps(outputs))
     assert type(loaded) is type(outputs)
@@ -37,30 +33,28 @@ def test_output_of_pretraining_heads(case: Case) -> None:
     assert set(loaded.metrics) <= {f"{name}_accuracy" for name in names} | {"sbo_share"}
 
 
-def test_choices_that_fill_a_row_up_are_in_no_softmax(subtests: pytest.Subtests) -> None:
-    """Of every family: the loss is that of the shorter rows by themselves, and gives what fills up no gradient."""
-    for case in (case for case in HEADS if case.has_choices):
-        with subtests.test(str(case)):
-            model, batch = case.model().eval(), make_batch(case)
-            mask = torch.ones(batch["input_ids"].shape[:2], dtype=torch.long)
-            mask[1:, -1] = 0
-            labels = torch.arange(len(mask)) % (mask.shape[1] - 1)
-            plain = model(**batch).logits
-            found = model(**batch, choice_mask=mask, labels=labels)
-            assert_close(found.logits[mask == 1], plain[mask == 1])
-            lengths = mask.sum(1).tolist()
-            terms = [row[label] - row[:length].logsumexp(0) for row, label, length in zip(plain, labels, lengths)]
-            assert_close(found.loss, -torch.stack(terms).mean())
-            (gradient,) = torch.autograd.grad(found.loss, found.logits, retain_graph=True)
-            assert not gradient[mask == 0].any()
-            with pytest.raises(CtxError, match="choice_mask is"):
-                model(**batch, choice_mask=mask[:, :1])
+@as_subtests([case for case in HEADS if case.has_choices])
+def test_padding_choices_are_excluded(case: Case) -> None:
+    """The loss equals the loss of the real choices, and padding choices have no gradient."""
+    model, batch = case.model(), make_batch(case)
+    mask = torch.ones(batch["input_ids"].shape[:2], dtype=torch.long)
+    mask[1:, -1] = 0
+    labels = torch.arange(len(mask)) % (mask.shape[1] - 1)
+    logits = model(**batch).logits
+    outputs = model(**batch, choice_mask=mask, labels=labels)
+    assert_close(outputs.logits[mask == 1], logits[mask == 1])
+    assert_close(outputs.loss, F.cross_entropy(logits.masked_fill(mask == 0, float("-inf")), labels))
+    (gradient,) = torch.autograd.grad(outputs.loss, outputs.logits)
+    assert not gradient[mask == 0].any()
+    with pytest.raises(CtxError, match="choice_mask is"):
+        model(**batch, choice_mask=mask[:, :1])
 
 
 def test_next_sentence_targets() -> None:
     """Targets of -100 are ignored, others are checked; positional arguments work."""
     model = BERT.model()
-    batch, targets = batch_of(BERT)
+    batch = make_batch(BERT)
+    targets = make_targets(BERT, batch)
     classes = torch.arange(len(batch["input_ids"])) % 2
     outputs = model(**batch, next_sentence_label=classes)
     assert_close(outputs.loss, F.cross_entropy(outputs.seq_relationship_logits, classes))
@@ -77,29 +71,28 @@ def test_next_sentence_targets() -> None:
     assert torch.equal(positional.loss, by_name.loss)
 
 
-def test_the_kind_of_problem_follows_each_batch_and_is_not_kept() -> None:
-    case = next(each for each in CASES if each.model_class is CtxBertForSequenceClassification)
+def test_problem_type_is_inferred_from_each_batch() -> None:
+    """It is not stored in the configuration."""
+    case = Case(BERT.family, "AutoModelForSequenceClassification")
     model, batch = case.model(), make_batch(case)
     classes = torch.arange(len(batch["input_ids"])) % model.config.num_labels
-    several = F.one_hot(classes, model.config.num_labels).float()
-    for labels, loss in ((classes, F.cross_entropy), (several, F.binary_cross_entropy_with_logits)) * 2:
-        found = model(**batch, labels=labels)
-        assert_close(found.loss, loss(found.logits, labels))
+    multi_labels = F.one_hot(classes, model.config.num_labels).float()
+    for labels, loss in ((classes, F.cross_entropy), (multi_labels, F.binary_cross_entropy_with_logits)) * 2:
+        outputs = model(**batch, labels=labels)
+        assert_close(outputs.loss, loss(outputs.logits, labels))
         assert model.config.problem_type is None
-    one = case.model(num_labels=1)
-    found = one(**batch, labels=classes.float())
-    assert_close(found.loss, F.mse_loss(found.logits[:, 0], classes.float()))
-    assert one.config.problem_type is None
+    regressor = case.model(num_labels=1)
+    outputs = regressor(**batch, labels=classes.float())
+    assert_close(outputs.loss, F.mse_loss(outputs.logits[:, 0], classes.float()))
+    assert regressor.config.problem_type is None
 
 
-def test_cross_view_training_asks_for_the_kind_of_problem() -> None:
-    """Texts without labels have no type of labels to follow."""
-    name = "AutoModelForSequenceClassification"
-    case = next(each for each in CASES if each.family.name == "cvt" and each.auto_name == name)
+def test_cross_view_training_requires_the_problem_type() -> None:
+    """Unlabelled texts have no labels from which it could be inferred."""
+    case = Case(FAMILIES["cvt"], "AutoModelForSequenceClassification")
     batch = make_batch(case)
     labels = torch.ones(len(batch["input_ids"]), case.num_labels)
     with pytest.raises(CtxError, match="multi_label_classification"):
         case.model()(**batch, labels=labels)
-    model = case.model(problem_type="multi_label_classification")
-    found = model(**batch, labels=labels)
-    assert_close(found.loss, F.binary_cross_entropy_with_logits(found.logits, labels))
+    outputs = case.model(problem_type="multi_label_classification")(**batch, labels=labels)
+    assert_close(outputs.loss, F.binary_cross_entropy_with_logits(outputs.logits, labels))

@@ -4,10 +4,10 @@ import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassClassValidationError
 from transformers import RobertaForMaskedLM, RobertaModel
-from zoo import Case, make_batch
+from zoo import PATHS, Case, make_batch
 
 from hf_ctxmodels import CtxRobertaConfig
-from hf_ctxmodels.registry import FAMILIES, get_family
+from hf_ctxmodels.registry import FAMILIES
 
 ENCODER = Case(FAMILIES["roberta"], "AutoModel")
 PAD = 0  # in the tiny configuration
@@ -21,32 +21,17 @@ def states(model, batch, **inputs):
     return model(**batch).last_hidden_state[batch["attention_mask"].bool()]
 
 
-PATHS = pytest.mark.parametrize(
-    "path", [{}, {"unpad": False}, {"unpad": False, "attention": "eager"}], ids=["packed", "padded", "eager"]
-)
-
-
-@PATHS
-def test_padding_side_does_not_change_the_states(path):
+@pytest.mark.parametrize("path", PATHS.values(), ids=PATHS)
+def test_states_do_not_depend_on_the_padding(path):
+    """Its side, and the ids in masked columns; `inputs_embeds` have the same positions."""
     model = ENCODER.model(**path)
-    right, left = (make_batch(ENCODER, side=side) for side in ("right", "left"))
-    torch.testing.assert_close(states(model, left), states(model, right), atol=1e-5, rtol=1e-5)
-
-
-@PATHS
-def test_inputs_embeds_have_the_positions_of_ids(path):
-    model = ENCODER.model(**path)
+    expected = states(model, make_batch(ENCODER, side="right"))
     for side in ("right", "left"):
         batch = make_batch(ENCODER, side=side)
+        input_ids = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, 7)
         embeds = model.get_input_embeddings()(batch["input_ids"])
-        expected = states(model, batch)
-        torch.testing.assert_close(states(model, batch, inputs_embeds=embeds), expected, atol=1e-5, rtol=1e-5)
-
-
-def test_ids_in_masked_columns_are_ignored():
-    model, batch = ENCODER.model(), make_batch(ENCODER, side="left")
-    input_ids = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, 7)
-    torch.testing.assert_close(states(model, batch, input_ids=input_ids), states(model, batch), atol=1e-5, rtol=1e-5)
+        for inputs in ({}, {"input_ids": input_ids}, {"inputs_embeds": embeds}):
+            torch.testing.assert_close(states(model, batch, **inputs), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_positions():
@@ -70,15 +55,6 @@ def test_positions_match_transformers():
         assert ENCODER.model().default_positions(ids, None, None).equal(expected)
 
 
-def test_packed_sequences_equal_separate_ones():
-    model = ENCODER.model()
-    first, second = torch.tensor([[5, 6, 7, 8]]), torch.tensor([[9, 10, 11]])
-    sequence_ids = torch.tensor([[1, 1, 1, 1, 2, 2, 2]])
-    packed = model(input_ids=torch.cat([first, second], 1), sequence_ids=sequence_ids).last_hidden_state
-    separate = torch.cat([model(input_ids=ids).last_hidden_state for ids in (first, second)], 1)
-    torch.testing.assert_close(packed, separate, atol=1e-5, rtol=1e-5)
-
-
 def test_position_embedding_of_padding_is_zero_without_gradient():
     model = ENCODER.model_class(ENCODER.config(pad_token_id=3))
     positions = model.embeddings.position_embeddings
@@ -100,12 +76,6 @@ def test_default_configuration_in_transformers(tmp_path):
     FAMILIES["roberta"].models["AutoModelForMaskedLM"](config).export_reference(tmp_path)
     exported = RobertaForMaskedLM.from_pretrained(tmp_path).config
     assert (exported.max_position_embeddings, exported.type_vocab_size, exported.layer_norm_eps) == (514, 1, 1e-5)
-
-
-def test_family_of_a_subclassed_configuration():
-    """XLM-R's configuration inherits from RoBERTa's, and RoBERTa's from BERT's."""
-    for name in ("bert", "roberta", "xlm_roberta"):
-        assert get_family(FAMILIES[name].config()).name == name
 
 
 def test_classifier_input_with_left_padding():

@@ -1,4 +1,4 @@
-"""Comparison of outputs, gradients and weights."""
+"""Comparison of outputs, gradients and weights, on all paths: combinations of attention implementation and layout."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,10 +10,30 @@ from transformers import PreTrainedModel
 from hf_ctxmodels import heads
 from zoo.cases import Batch, Case
 
+# Name -> options of the model; the first is the reference: eager attention on padded batches.
+PATHS = {
+    "eager": {"attention": "eager", "unpad": False},
+    "padded": {"attention": "sdpa", "unpad": False},
+    "unpadded": {"attention": "sdpa", "unpad": True},
+}
+SIDES = ("right", "left")
 WITHOUT_GRADIENT = (
     "mask_embedding",  # of the query stream, which tests/models/test_xlnet.py covers
     "qa_outputs.bias",  # adds the same number to all scores of a softmax
 )
+
+
+def models_by_path(case: Case, **changes: Any) -> dict[str, PreTrainedModel]:
+    """A model for each path; without attention, the padded path equals the eager path and is left out."""
+    paths = {path: options for path, options in PATHS.items() if case.has_attention or path != "padded"}
+    return {path: case.model(**options, **changes) for path, options in paths.items()}
+
+
+def models_by_fast_path(case: Case, **changes: Any) -> dict[str, PreTrainedModel]:
+    """The models of all paths except the eager path."""
+    models = models_by_path(case, **changes)
+    del models["eager"]
+    return models
 
 
 def tensors_of(outputs: Mapping[str, Any]) -> dict[str, Tensor]:
