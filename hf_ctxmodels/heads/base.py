@@ -79,15 +79,10 @@ def number_of_targets(targets: Tensor, name: str, num_items: ItemCounts) -> int 
 
 
 def cross_entropy_over_targets(logits: Tensor, targets: Tensor, name: str, num_items: ItemCounts = None) -> Tensor:
-    """Mean cross-entropy in nats over the targets that are not -100.
+    """Mean cross-entropy in nats of (..., classes) logits over the (...) targets that are not -100.
 
-    Args:
-        logits: (..., classes).
-        targets: (...) class indices.
-        name, num_items: As in `mean_over_targets`.
-
-    Raises:
-        CtxError: The targets have another type or shape, or one is outside [0, classes).
+    `name` and `num_items` are as in `mean_over_targets`. Raises CtxError for targets of another type or shape, and if
+    one is outside [0, classes).
     """
     classes = logits.shape[-1]
     targets = validate_targets(targets, name, logits.shape[:-1])
@@ -126,9 +121,6 @@ def language_modeling_loss(
         labels: (...) token ids.
         num_items, name: As in `mean_over_targets`.
         summed_loss: (targets, hidden) states and (targets,) ids -> summed loss; None for cross-entropy.
-
-    Raises:
-        CtxError: The labels have another type, or one is outside the vocabulary.
     """
     labels = validate_targets(labels, name)
     check_classes(labels, decoder.out_features, name, "vocab_size")
@@ -164,14 +156,10 @@ def select_states(states: Tensor, targets: Tensor, output_mask: Tensor | None) -
 
 
 def accuracy_counts(logits: Tensor, targets: Tensor) -> Tensor:
-    """(2,) float32: number of correct predictions, and number of targets.
+    """(2,) float32: number of correct predictions of (..., classes) logits, and number of (...) targets but -100.
 
     The output field `metrics` of a pretraining head maps names to (numerator, denominator), both summed over the batch;
     the training loop sums them and logs the ratio.
-
-    Args:
-        logits: (..., classes).
-        targets: (...) class indices; -100 is ignored.
     """
     target_mask = targets != IGNORE_INDEX
     return torch.stack([((logits.argmax(-1) == targets) & target_mask).sum(), target_mask.sum()]).float()
@@ -203,8 +191,9 @@ class HeadModel(CtxPreTrainedModel):
         decoder_input: Hook point of the input of the output layer.
         feature_lookup: Replaces a frozen encoder, see `downstream.finetuning.feature_cache`; None for the encoder.
 
-    The heads take the ids of all families: `token_type_ids` (ignored or rejected by encoders without segments), and, if
-    the encoder lists them in `extra_input_ids`, `langs` (XLM) and `task_type_ids` (ERNIE), each (batch, length).
+    The forwards take the ids of all families: `token_type_ids` (ignored or rejected by encoders without segments), and,
+    if the encoder lists them in `extra_input_ids`, `langs` (XLM) and `task_type_ids` (ERNIE), each (batch, length). See
+    the module for `num_items_in_batch`, and `returns_logits` for `return_logits`.
     """
 
     encoder_class: ClassVar[type[CtxPreTrainedModel]]
@@ -359,19 +348,15 @@ class HeadModel(CtxPreTrainedModel):
         return loss + mean_over_targets(penalty * number, targets, name, num_items)
 
     def reference_config(self) -> dict[str, Any]:
-        """The configuration of the reference class.
-
-        Raises:
-            CtxError: The reference class lacks the head's layer mix, pooling or answer network.
-        """
-        defaults: dict[str, Any] = {"classifier_pooling": None, "answer_steps": 0}
-        unsupported = ["layer_mix"] if self.layer_mix is not None else []
+        """The configuration of the reference class; raises CtxError if it lacks an option of the head."""
+        options: dict[str, tuple[Any, Any]] = {"layer_mix": (self.layer_mix is not None, False)}
         if self.has_configurable_pooling:
-            unsupported += [name for name, value in defaults.items() if getattr(self.config, name, value) != value]
-        if unsupported:
-            name = unsupported[0]
-            raise CtxError(
-                f"{type(self).__name__.removeprefix('Ctx')} in transformers does not support {name}.",
-                hint=f"use save_pretrained, or fine-tune with {name}={defaults.get(name, False)}.",
-            )
+            options["classifier_pooling"] = (getattr(self.config, "classifier_pooling", None), None)
+            options["answer_steps"] = (getattr(self.config, "answer_steps", 0), 0)
+        for name, (value, default) in options.items():
+            if value != default:
+                raise CtxError(
+                    f"{type(self).__name__.removeprefix('Ctx')} in transformers does not support {name}.",
+                    hint=f"use save_pretrained, or fine-tune with {name}={default}.",
+                )
         return super().reference_config()

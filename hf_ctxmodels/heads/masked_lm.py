@@ -11,12 +11,9 @@ from hf_ctxmodels.layers.lm_loss.cross_entropy import MaskedLMHead
 
 
 def build_mlm_head(config: Any, embedding_size: int, activation: str | None = None) -> MaskedLMHead:
-    """The masked-LM head of a configuration with the Hub's standard names.
+    """The masked-LM head of a configuration, with a decoder for word embeddings of width `embedding_size`.
 
-    Args:
-        config: The configuration.
-        embedding_size: Width of the word embeddings, to which the decoder may be tied.
-        activation: Activation of the dense layer; None for `config.hidden_act`.
+    `activation` is the activation of the dense layer; None for `config.hidden_act`.
     """
     return MaskedLMHead(
         config.hidden_size,
@@ -106,7 +103,6 @@ class ForMaskedLM(HeadModel):
 
         Args:
             labels: (batch, length) ids of the masked tokens; -100 is ignored.
-            return_logits: See `returns_logits`.
         """
         labels = self.validate_token_targets(labels, "labels", input_ids, inputs_embeds)
         output_mask = self.output_mask(return_logits, labels)

@@ -5,7 +5,7 @@ from zoo import ARCHETYPES, BASES, HEADS, NETWORKS, TIED_HEADS, TOKEN_HEADS, Cas
 
 
 @pytest.fixture(params=BASES, ids=str)
-def base_model_case(request: pytest.FixtureRequest) -> Case:
+def base_case(request: pytest.FixtureRequest) -> Case:
     """The base model of every family."""
     return request.param
 
@@ -17,7 +17,7 @@ def network_case(request: pytest.FixtureRequest) -> Case:
 
 
 @pytest.fixture(params=[case for case in NETWORKS if case.has_attention], ids=str)
-def attention_network_case(request: pytest.FixtureRequest) -> Case:
+def attention_case(request: pytest.FixtureRequest) -> Case:
     """The network cases with attention."""
     return request.param
 
@@ -47,6 +47,6 @@ def archetype_case(request: pytest.FixtureRequest) -> Case:
 
 
 @pytest.fixture(params=[*NETWORKS, *ARCHETYPES], ids=str)
-def network_or_archetype_case(request: pytest.FixtureRequest) -> Case:
+def trained_case(request: pytest.FixtureRequest) -> Case:
     """The network cases and the archetype cases."""
     return request.param

@@ -134,20 +134,20 @@ class TestAutoClasses:
                 assert getattr(hf_ctxmodels, part.__name__) is part
                 assert part.__name__ in hf_ctxmodels.__all__
 
-    def test_from_pretrained(self, base_model_case: Case, tmp_path: Path) -> None:
+    def test_from_pretrained(self, base_case: Case, tmp_path: Path) -> None:
         """From one file, several files, and with another dtype."""
-        model = base_model_case.model()
+        model = base_case.model()
         model.save_pretrained(tmp_path / "whole")
         model.save_pretrained(tmp_path / "parts", max_shard_size="1KB")
         assert len(list((tmp_path / "parts").glob("*.safetensors"))) >= min(2, len(list(model.parameters())))
         for folder in ("whole", "parts"):
-            again, report = base_model_case.auto_class.from_pretrained(tmp_path / folder, output_loading_info=True)
-            assert type(again) is base_model_case.model_class
+            again, report = base_case.auto_class.from_pretrained(tmp_path / folder, output_loading_info=True)
+            assert type(again) is base_case.model_class
             assert not any(report.values()), report
             assert_same_weights(again, model)
         model.to(torch.bfloat16).save_pretrained(tmp_path / "half")
-        assert base_model_case.model_class.from_pretrained(tmp_path / "half").dtype is torch.bfloat16
-        widened = base_model_case.model_class.from_pretrained(tmp_path / "half", dtype=torch.float32)
+        assert base_case.model_class.from_pretrained(tmp_path / "half").dtype is torch.bfloat16
+        widened = base_case.model_class.from_pretrained(tmp_path / "half", dtype=torch.float32)
         assert {parameter.dtype for parameter in widened.parameters()} == {torch.float32}
         assert_same_weights(widened, model.float())
 
@@ -215,18 +215,18 @@ class TestSaving:
                 assert torch.equal(parameters[name], expected[name]), name
 
 
-def test_initial_weights_follow_the_seed_and_are_zero_for_padding(base_model_case: Case) -> None:
+def test_initial_weights_follow_the_seed_and_are_zero_for_padding(base_case: Case) -> None:
     """The embedding of padding is zero if it is in the reference."""
-    first, other = base_model_case.model(seed=1), base_model_case.model(seed=2)
-    assert_same_weights(base_model_case.model(seed=1), first)
+    first, other = base_case.model(seed=1), base_case.model(seed=2)
+    assert_same_weights(base_case.model(seed=1), first)
     assert not torch.equal(next(first.parameters()), next(other.parameters()))
-    model = base_model_case.model_class(base_model_case.config())
+    model = base_case.model_class(base_case.config())
     embeddings = model.get_input_embeddings()
-    if base_model_case.has_reference:
-        reference = base_model_case.reference_class(base_model_case.reference_config()).get_input_embeddings()
+    if base_case.has_reference:
+        reference = base_case.reference_class(base_case.reference_config()).get_input_embeddings()
         assert embeddings.padding_idx == reference.padding_idx
     if embeddings.padding_idx is not None:
-        assert not embeddings.weight[base_model_case.config().pad_token_id].any()
+        assert not embeddings.weight[base_case.config().pad_token_id].any()
 
 
 class TestResizing:

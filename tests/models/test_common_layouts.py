@@ -112,17 +112,17 @@ class TestAttentionPaths:
             assert_same_outputs(got, network_case.model(**PATHS["eager"])(**batch), batch["attention_mask"])
 
     def test_the_unpadded_path_is_taken_where_it_is_exact(
-        self, attention_network_case: Case, packed_layouts: list[PackedLayout]
+        self, attention_case: Case, packed_layouts: list[PackedLayout]
     ) -> None:
-        batch = make_batch(attention_network_case)
-        model = attention_network_case.model()
+        batch = make_batch(attention_case)
+        model = attention_case.model()
         model(**batch)
         # of an encoder-decoder: the encoder, the decoder and the encoder's states as keys of the decoder
-        num_layouts = 3 if attention_network_case.is_encoder_decoder else 1
+        num_layouts = 3 if attention_case.is_encoder_decoder else 1
         assert [layout.num_tokens for layout in packed_layouts] == [sum(LENGTHS)] * num_layouts
         model(**batch, output_attentions=True)
-        attention_network_case.model(unpad=False)(**batch)
-        attention_network_case.model(attention="eager")(**batch)
+        attention_case.model(unpad=False)(**batch)
+        attention_case.model(attention="eager")(**batch)
         assert len(packed_layouts) == num_layouts
 
     def test_masks_of_any_type_and_none(self, network_case: Case) -> None:
@@ -265,21 +265,21 @@ class TestRecordedOutputs:
         assert len(layers_without_gradient) > 10
         assert not any(layers_without_gradient.values()), layers_without_gradient
 
-    def test_selected_hidden_states(self, attention_network_case: Case) -> None:
-        model = attention_network_case.model()
-        batch = make_batch(attention_network_case)
+    def test_selected_hidden_states(self, attention_case: Case) -> None:
+        model = attention_case.model()
+        batch = make_batch(attention_case)
         all_states = model(**batch, output_hidden_states=True).hidden_states
         for number in (1, -2):
             selected = model(**batch, output_hidden_states=[number]).hidden_states
             assert torch.equal(selected[number], all_states[number])
             assert sum(states is not None for states in selected) == 1
 
-    def test_attention_weights(self, attention_network_case: Case) -> None:
+    def test_attention_weights(self, attention_case: Case) -> None:
         """Those of eager attention, which replaces the other implementations for `output_attentions`."""
-        batch = make_batch(attention_network_case)
-        mask, models = batch["attention_mask"], models_by_path(attention_network_case)
+        batch = make_batch(attention_case)
+        mask, models = batch["attention_mask"], models_by_path(attention_case)
         expected = models.pop("eager")(**batch, output_attentions=True)
-        config = attention_network_case.config()
+        config = attention_case.config()
         assert len(expected.attentions) == config.num_hidden_layers
         for layer in expected.attentions:
             assert layer.shape == (mask.shape[0], config.num_attention_heads, mask.shape[1], mask.shape[1])
@@ -318,9 +318,9 @@ class TestRecordedOutputs:
             if full.get("pooler_output") is not None:
                 assert_close(selected.pooler_output, full.pooler_output, f"pooled by the {path} path")
 
-    def test_tuple_output(self, network_or_archetype_case: Case) -> None:
-        batch = make_batch(network_or_archetype_case)
-        model = network_or_archetype_case.model()
+    def test_tuple_output(self, trained_case: Case) -> None:
+        batch = make_batch(trained_case)
+        model = trained_case.model()
         with_names = model(**batch)
         as_tuple = model(**batch, return_dict=False)
         assert isinstance(as_tuple, tuple)

@@ -36,17 +36,17 @@ class TestPrecision:
                     got, outputs["eager"][name], batch["attention_mask"], f"{where}, compared with eager attention"
                 )
 
-    def test_bfloat16_autocast_is_close(self, network_or_archetype_case: Case) -> None:
-        batch = make_batch(network_or_archetype_case)
-        batch |= make_targets(network_or_archetype_case, batch)
-        model = network_or_archetype_case.model(initializer_range=0.02)
-        expected = objective(network_or_archetype_case, model, batch)
+    def test_bfloat16_autocast_is_close(self, trained_case: Case) -> None:
+        batch = make_batch(trained_case)
+        batch |= make_targets(trained_case, batch)
+        model = trained_case.model(initializer_range=0.02)
+        expected = objective(trained_case, model, batch)
         with torch.autocast("cpu", torch.bfloat16):
-            got = objective(network_or_archetype_case, model, batch)
+            got = objective(trained_case, model, batch)
         assert got.dtype is torch.float32
         assert_close(got, expected, "loss", tolerance=0.03)
         expected, got = gradients(model, expected), gradients(model, got)
-        rough = network_or_archetype_case.has_consistency_loss or network_or_archetype_case.uses_max_pooling
+        rough = trained_case.has_consistency_loss or trained_case.uses_max_pooling
         for name in expected:
             assert got[name].dtype is torch.float32
             _assert_roughly(got[name], expected[name], None, name, share=0.25 if rough else 0.1)

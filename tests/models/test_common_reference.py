@@ -54,13 +54,13 @@ REFERENCE_BASE_CASES = [case for case in REFERENCE_CASES if case.is_base]
 
 
 @pytest.fixture(params=REFERENCE_BASE_CASES, ids=str)
-def reference_base_case(request: pytest.FixtureRequest) -> Case:
+def base_case(request: pytest.FixtureRequest) -> Case:
     """The base models with a reference in transformers."""
     return request.param
 
 
 @pytest.fixture(params=[case for case in REPRESENTATIVES if case.has_reference], ids=str)
-def reference_head_case(request: pytest.FixtureRequest) -> Case:
+def head(request: pytest.FixtureRequest) -> Case:
     """The representative heads with a reference in transformers."""
     return request.param
 
@@ -92,69 +92,65 @@ class TestOpening:
                 expected = case.reference_model(seed=3)(**batch)
                 assert_same_outputs(model.eval()(**batch), expected, batch["attention_mask"])
 
-    def test_configuration(self, reference_base_case: Case, exports: Path, tmp_path: Path) -> None:
+    def test_configuration(self, base_case: Case, exports: Path, tmp_path: Path) -> None:
         """All common fields are equal, without a warning; a configuration of another architecture is a warning."""
-        reference = reference_base_case.reference_config().to_dict()
+        reference = base_case.reference_config().to_dict()
         logger = logging.get_logger("transformers.configuration_utils")
         with CaptureLogger(logger) as shown:
-            config = reference_base_case.family.config.from_pretrained(exports / str(reference_base_case) / "reference")
-        assert (shown.out, config.model_type) == ("", reference_base_case.family.config.model_type)
+            config = base_case.family.config.from_pretrained(exports / str(base_case) / "reference")
+        assert (shown.out, config.model_type) == ("", base_case.family.config.model_type)
         ours = config.to_dict()
         own = ("model_type", "architectures", "dtype", "transformers_version", *config.non_reference_fields)
-        shared = {name: reference_base_case.config().reference_name(name) for name in ours.keys() - set(own)}
+        shared = {name: base_case.config().reference_name(name) for name in ours.keys() - set(own)}
         shared = {name: other for name, other in shared.items() if other in reference}
         assert {"vocab_size", "hidden_size", "num_hidden_layers"} <= shared.keys()
         for name, other in shared.items():
             assert ours[name] == reference[other], name
         (tmp_path / "config.json").write_text(json.dumps(reference | {"model_type": "xmod"}))
         with CaptureLogger(logger) as shown:
-            reference_base_case.family.config.from_pretrained(tmp_path)
+            base_case.family.config.from_pretrained(tmp_path)
         assert "model of type `xmod`" in shown.out, "of another architecture"
 
-    def test_heads_and_encoders_open_each_other(self, reference_head_case: Case, exports: Path, tmp_path: Path) -> None:
-        encoder_class = reference_head_case.family.models["AutoModel"]
-        encoder = encoder_class.from_pretrained(exports / str(reference_head_case) / "reference").eval()
-        reference = reference_head_case.reference_model(seed=3).base_model
+    def test_heads_and_encoders_open_each_other(self, head: Case, exports: Path, tmp_path: Path) -> None:
+        encoder_class = head.family.models["AutoModel"]
+        encoder = encoder_class.from_pretrained(exports / str(head) / "reference").eval()
+        reference = head.reference_model(seed=3).base_model
         if encoder.config.is_encoder_decoder:  # the reference's head may have no base model
-            opened = Case(reference_head_case.family, "AutoModel").reference_class.from_pretrained(
-                exports / str(reference_head_case) / "reference"
-            )
+            opened = Case(head.family, "AutoModel").reference_class.from_pretrained(exports / str(head) / "reference")
             reference = feed_source_to_decoder(opened).eval()
-        batch = {name: tensor.flatten(0, -2) for name, tensor in make_batch(reference_head_case).items()}
+        batch = {name: tensor.flatten(0, -2) for name, tensor in make_batch(head).items()}
         batch.pop("decoder_input_ids", None)  # an encoder-decoder derives them from the input
         tokens = batch["attention_mask"] == 1
         got, expected = encoder(**batch).last_hidden_state, reference(**batch).last_hidden_state
         assert_close(got[tokens], expected[tokens], "the encoder in the reference's head")
 
-        model = reference_head_case.model()
+        model = head.model()
         model.save_pretrained(tmp_path)
         _, report = encoder_class.from_pretrained(tmp_path, output_loading_info=True)
         assert set(report["unexpected_keys"]) <= model.state_dict().keys()  # none is converted as if from the reference
         assert not [name for name in report["missing_keys"] if "pooler" not in name]
 
-        bare = exports / str(Case(reference_head_case.family, "AutoModel")) / "reference"
-        model, report = reference_head_case.model_class.from_pretrained(bare, output_loading_info=True)
+        bare = exports / str(Case(head.family, "AutoModel")) / "reference"
+        model, report = head.model_class.from_pretrained(bare, output_loading_info=True)
         prefix = model.base_model_prefix + "."
         own = {name for name, _ in model.named_parameters() if not name.startswith(prefix)}  # none if the head is tied
         assert bool(report["missing_keys"]) == bool(own)
         assert not [name for name in report["missing_keys"] if name.startswith(prefix)]
         assert not report["unexpected_keys"]
 
-    def test_half_precision_and_several_files(self, reference_base_case: Case, tmp_path: Path) -> None:
+    def test_half_precision_and_several_files(self, base_case: Case, tmp_path: Path) -> None:
         """Query, key and value projections of a layer may be in different files."""
         for dtype, options in ((torch.bfloat16, {}), (torch.float32, {"max_shard_size": "5KB"})):
             folder = tmp_path / str(dtype)
-            reference = reference_base_case.reference_model().to(dtype)
+            reference = base_case.reference_model().to(dtype)
             reference.save_pretrained(folder / "reference", **options)
             assert (len(list((folder / "reference").glob("*.safetensors"))) > 3) == bool(options)
-            model, report = reference_base_case.model_class.from_pretrained(
-                folder / "reference", output_loading_info=True
-            )
+            model, report = base_case.model_class.from_pretrained(folder / "reference", output_loading_info=True)
             assert not any(report.values()), report
             assert model.dtype is dtype
             model.export_reference(folder / "export")
             again, expected = (
-                reference_base_case.reference_class.from_pretrained(folder / name) for name in ("export", "reference")
+                base_case.reference_class.from_pretrained(folder / name) for name in ("export", "reference")
             )
             assert again.dtype is expected.dtype
             assert_same_weights(again, expected)
@@ -184,17 +180,15 @@ class TestExport:
                 for name, tensor in expected.items():
                     assert torch.equal(weights[name], tensor), name
 
-    def test_configuration(self, reference_base_case: Case, exports: Path, tmp_path: Path) -> None:
+    def test_configuration(self, base_case: Case, exports: Path, tmp_path: Path) -> None:
         """The reference's configuration, and one with changed fields."""
-        found = self._found(reference_base_case, exports)["config"]
-        expected = reference_base_case.reference_config(
-            architectures=[reference_base_case.reference_class.__name__]
-        ).to_dict()
+        found = self._found(base_case, exports)["config"]
+        expected = base_case.reference_config(architectures=[base_case.reference_class.__name__]).to_dict()
         own = {
             "_name_or_path",
             "dtype",
             "transformers_version",
-            *reference_base_case.family.config.non_reference_fields,
+            *base_case.family.config.non_reference_fields,
         }
         for name in expected.keys() - own:
             assert json.loads(json.dumps(found[name])) == json.loads(json.dumps(expected[name])), name
@@ -203,41 +197,37 @@ class TestExport:
             "hidden_act": "relu",
             "hidden_dropout_prob": 0.25,
             "pad_token_id": 3,
-            "id2label": {number: f"kind {number}" for number in range(reference_base_case.num_labels)},
-            "label2id": {f"kind {number}": number for number in range(reference_base_case.num_labels)},
+            "id2label": {number: f"kind {number}" for number in range(base_case.num_labels)},
+            "label2id": {f"kind {number}": number for number in range(base_case.num_labels)},
         }
         changes = {
-            name: value
-            for name, value in changes.items()
-            if name not in reference_base_case.family.config.non_reference_fields
+            name: value for name, value in changes.items() if name not in base_case.family.config.non_reference_fields
         }
-        model = reference_base_case.model(unpad=False, **changes)
+        model = base_case.model(unpad=False, **changes)
         model.export_reference(tmp_path)
         written = json.loads((tmp_path / "config.json").read_text())
         assert "unpad" not in written
-        config = reference_base_case.reference_class.from_pretrained(tmp_path).config
+        config = base_case.reference_class.from_pretrained(tmp_path).config
         assert {name: getattr(config, model.config.reference_name(name)) for name in changes} == changes
 
-    def test_model_without_reference_checkpoint(self, reference_base_case: Case, tmp_path: Path) -> None:
+    def test_model_without_reference_checkpoint(self, base_case: Case, tmp_path: Path) -> None:
         """The export of a new model can be opened by both packages, with bitwise equal weights."""
-        model = reference_base_case.model(seed=5)
-        _assert_export_opens(reference_base_case, model, tmp_path)
-        assert_same_weights(reference_base_case.model_class.from_pretrained(tmp_path), model)
+        model = base_case.model(seed=5)
+        _assert_export_opens(base_case, model, tmp_path)
+        assert_same_weights(base_case.model_class.from_pretrained(tmp_path), model)
 
-    def test_leaves_the_model_as_it_was(self, reference_base_case: Case, exports: Path, tmp_path: Path) -> None:
+    def test_leaves_the_model_as_it_was(self, base_case: Case, exports: Path, tmp_path: Path) -> None:
         """`save_pretrained` writes the native names after an export, also for a model from a reference checkpoint:
         Trainer resumes with `load_state_dict`, without conversion."""
-        opened = reference_base_case.model_class.from_pretrained(exports / str(reference_base_case) / "reference")
-        for name, model in {"own": reference_base_case.model(), "opened": opened}.items():
+        opened = base_case.model_class.from_pretrained(exports / str(base_case) / "reference")
+        for name, model in {"own": base_case.model(), "opened": opened}.items():
             model.export_reference(tmp_path / name / "export")
             model.save_pretrained(tmp_path / name / "native")
             with safe_open(tmp_path / name / "native" / "model.safetensors", "pt") as file:
                 assert set(file.keys()) == {name for name, _ in model.named_parameters()}
-            again, report = reference_base_case.model_class.from_pretrained(
-                tmp_path / name / "native", output_loading_info=True
-            )
+            again, report = base_case.model_class.from_pretrained(tmp_path / name / "native", output_loading_info=True)
             assert not any(report.values()), report
-            assert again.config.model_type == model.config.model_type == reference_base_case.family.config.model_type
+            assert again.config.model_type == model.config.model_type == base_case.family.config.model_type
 
 
 @pytest.mark.parametrize("case", [case for case in TIED_HEADS if case.has_reference], ids=str)

@@ -279,13 +279,13 @@ class TestGradients:
             assert torch.equal(value, second[name])
             assert not torch.allclose(value, noisy[name])
 
-    def test_attention_dropout(self, attention_network_case: Case) -> None:
+    def test_attention_dropout(self, attention_case: Case) -> None:
         """The mean output over many dropout masks is close to the output without dropout."""
-        batch = make_batch(attention_network_case, (8, 5))
+        batch = make_batch(attention_case, (8, 5))
         real = batch["attention_mask"].bool()
-        attentions = 3 if attention_network_case.is_encoder_decoder else 1  # dropout of each adds to the error
+        attentions = 3 if attention_case.is_encoder_decoder else 1  # dropout of each adds to the error
         for path, model in models_by_fast_path(
-            attention_network_case, attention_probs_dropout_prob=0.1, num_hidden_layers=1
+            attention_case, attention_probs_dropout_prob=0.1, num_hidden_layers=1
         ).items():
             expected = model(**batch).last_hidden_state
             model.train()

@@ -91,7 +91,6 @@ class CtxAlbertForPreTrainingOutput(ModelOutput):
         sop_logits: (batch, 2).
         mlm_loss, sentence_order_loss: Cross-entropy in nats per target, detached; None without targets.
         metrics: "sentence_order_accuracy", see `heads.accuracy_counts`; None without `sentence_order_label`.
-        hidden_states, attentions: Hidden states and attention weights of the encoder; None unless requested.
     """
 
     loss: Tensor | None = None
@@ -152,8 +151,6 @@ class CtxAlbertForPreTraining(CtxAlbertHeadModel):
         Args:
             labels: (batch, length) ids of the masked tokens; -100 is ignored.
             sentence_order_label: (batch,) 0 if the segments are in order, 1 if they are swapped; -100 is ignored.
-            num_items_in_batch: Numbers of targets by argument.
-            return_logits: See `returns_logits`.
         """
         labels = self.validate_token_targets(labels, "labels", input_ids, inputs_embeds)
         output_mask = self.output_mask(return_logits, labels)

@@ -93,7 +93,6 @@ class CtxBertForPreTrainingOutput(ModelOutput):
         seq_relationship_logits: (batch, 2).
         mlm_loss, next_sentence_loss: Cross-entropy in nats per target, detached; None without targets.
         metrics: "next_sentence_accuracy", see `heads.accuracy_counts`; None without `next_sentence_label`.
-        hidden_states, attentions: Hidden states and attention weights of the encoder; None unless requested.
     """
 
     loss: Tensor | None = None
@@ -145,8 +144,6 @@ class CtxBertForPreTraining(CtxBertHeadModel):
         Args:
             labels: (batch, length) ids of the masked tokens; -100 is ignored.
             next_sentence_label: (batch,) 0 if the second segment follows the first, 1 if it is random; -100 is ignored.
-            num_items_in_batch: Numbers of targets by argument.
-            return_logits: See `returns_logits`.
         """
         labels = self.validate_token_targets(labels, "labels", input_ids, inputs_embeds)
         output_mask = self.output_mask(return_logits, labels)

@@ -52,12 +52,11 @@ class CtxElectraConfig(CtxEncoderConfig):
     discriminator_task: Literal["detection", "detection_masked", "replace_mlm", "all_tokens_mlm"] = "detection"
     discriminator_weight: float | int = 50.0
 
+    # fields of joint pretraining, which transformers does not have
     pair_fields: ClassVar[tuple[str, ...]] = (
         *("generator_size", "generator_overrides", "tie_generator", "freeze_generator"),
         *("discriminator_task", "discriminator_weight"),
     )
-    """Fields of joint pretraining, which transformers does not have."""
-
     supported_reference_values: ClassVar[dict[str, tuple[Any, ...]]] = {
         **CtxEncoderConfig.supported_reference_values,
         "summary_type": ("first",),

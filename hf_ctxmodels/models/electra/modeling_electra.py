@@ -75,9 +75,7 @@ class CtxElectraDetectionOutput(ModelOutput):
     Attributes:
         loss: Binary cross-entropy in nats.
         logits: (batch, length), positive for replaced tokens.
-        metrics: "precision", "recall", "f1" and "share" of replaced tokens, as (numerator, denominator), see
-            `heads.accuracy_counts`.
-        hidden_states, attentions: Hidden states and attention weights of the encoder; None unless requested.
+        metrics: "precision", "recall", "f1" and "share" of replaced tokens, see `heads.accuracy_counts`.
     """
 
     loss: Tensor | None = None

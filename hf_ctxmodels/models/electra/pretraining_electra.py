@@ -60,7 +60,6 @@ class CtxElectraForPreTrainingOutput(ModelOutput):
         corrupted_ids: (batch, length) input of the discriminator, with samples of the generator at masked positions.
         metrics: (numerator, denominator) of the generator's "generator_accuracy" (argmax) and "sampled_accuracy"
             (samples), and of "rtd_precision", "rtd_recall", "rtd_f1" and "rtd_share" of replaced tokens.
-        hidden_states, attentions: Hidden states and attention weights of the discriminator; None unless requested.
     """
 
     loss: Tensor | None = None
@@ -164,8 +163,6 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
                 None derives them from `labels` and `input_ids`.
             sampling_seed: (batch,) int64, the seed of the samples of each example. None derives it from the masked
                 tokens.
-            return_logits: See `returns_logits`.
-            kwargs: Arguments of the discriminator's encoder.
         """
         inputs = {
             "attention_mask": attention_mask,

@@ -8,10 +8,4 @@ class CtxElectraTokenizer(WordPieceTokenizer):
     arguments, training and errors.
 
     Produces the same ids as `transformers.ElectraTokenizer` on the same files.
-
-    Example:
-        >>> texts = ["a cat sat on a mat", "a cat ran"]
-        >>> tokenizer = CtxElectraTokenizer.train(texts, vocab_size=40, min_frequency=1)
-        >>> tokenizer.decode(tokenizer("a cat sat").input_ids)
-        '[CLS] a cat sat [SEP]'
     """

@@ -136,7 +136,6 @@ class CtxErnieForPreTrainingOutput(ModelOutput):
             of tokens, unless `returns_logits`.
         mlm_loss, ..., token_document_loss: Cross-entropy in nats per target, detached; None without targets.
         metrics: "<task>_accuracy" of the tasks with targets, see `heads.accuracy_counts`; None without targets.
-        hidden_states, attentions: Hidden states and attention weights of the encoder; None unless requested.
     """
 
     loss: Tensor | None = None
@@ -214,8 +213,6 @@ class CtxErnieForPreTraining(CtxErnieHeadModel):
             discourse_relation_labels, query_title_labels: (batch,) the class of a pair.
             capitalization_labels: (batch, length) 1 where the word is capitalised, else 0.
             token_document_labels: (batch, length) 1 where the token occurs elsewhere in the document, else 0.
-            num_items_in_batch: Numbers of targets by argument.
-            return_logits: See `returns_logits`.
 
         Raises:
             CtxError: There are targets of a task that is not among `config.pretraining_tasks`.

@@ -86,7 +86,6 @@ class CtxSpanBertForPreTrainingOutput(ModelOutput):
         sbo_loss: Loss of the span boundary objective, detached; None without targets.
         metrics: "sbo_share", the share of masked tokens with a boundary target, see `heads.accuracy_counts`; None
             without `boundary_labels`.
-        hidden_states, attentions: Hidden states and attention weights of the encoder; None unless requested.
     """
 
     loss: Tensor | None = None
@@ -146,8 +145,6 @@ class CtxSpanBertForPreTraining(CtxSpanBertHeadModel):
             labels: (batch, length) ids of the masked tokens; -100 is ignored. A run of labels is a span.
             boundary_labels: (batch, length) the labels that the span boundary head predicts, -100 elsewhere: they are
                 among the first `config.max_pair_targets` tokens of a span with a token before and after it.
-            num_items_in_batch: Numbers of targets by argument.
-            return_logits: See `returns_logits`.
         """
         labels = self.validate_token_targets(labels, "labels", input_ids, inputs_embeds)
         boundary_labels = self.validate_token_targets(boundary_labels, "boundary_labels", input_ids, inputs_embeds)

@@ -48,7 +48,6 @@ class CtxStructBertForPreTrainingOutput(ModelOutput):
         sentence_logits: (batch, 3).
         mlm_loss, sentence_loss, shuffle_loss: Cross-entropy in nats per target, detached; None without targets.
         metrics: "sentence_accuracy", see `heads.accuracy_counts`; None without `sentence_label`.
-        hidden_states, attentions: Hidden states and attention weights of the encoder; None unless requested.
     """
 
     loss: Tensor | None = None
@@ -108,8 +107,6 @@ class CtxStructBertForPreTraining(CtxStructBertHeadModel):
             sentence_label: (batch,) 0 if the second segment follows the first, 1 if it precedes it, 2 if it is from
                 another document; -100 is ignored.
             shuffle_labels: (batch, length) original ids of the tokens of shuffled n-grams; -100 is ignored.
-            num_items_in_batch: Numbers of targets by argument.
-            return_logits: See `returns_logits`.
         """
         labels = self.validate_token_targets(labels, "labels", input_ids, inputs_embeds)
         shuffle_labels = self.validate_token_targets(shuffle_labels, "shuffle_labels", input_ids, inputs_embeds)
