@@ -1,5 +1,6 @@
-"""All families in bfloat16: close to float32, with all attention paths."""
+"""All families in bfloat16 and on a CUDA device: close to float32 on the CPU, with all attention paths."""
 
+import pytest
 import torch
 from torch import Tensor
 from zoo import (
@@ -50,6 +51,30 @@ class TestPrecision:
         for name in expected:
             assert got[name].dtype is torch.float32
             _assert_roughly(got[name], expected[name], None, name, share=0.25 if rough else 0.1)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [(torch.float32, 1e-4), (torch.bfloat16, 5e-2)],  # float32 uses padded attention, bfloat16 the varlen kernel
+    ids=["float32", "bfloat16"],
+)
+def test_loss_and_gradients_on_cuda(archetype_case: Case, dtype: torch.dtype, tolerance: float) -> None:
+    batch = make_batch(archetype_case)
+    batch |= make_targets(archetype_case, batch)
+    model = archetype_case.model()
+    expected = model(**batch).loss
+    expected.backward()
+    gradient = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+    model.zero_grad()
+    model.to("cuda", dtype)
+    moved = {name: tensor.to("cuda") for name, tensor in batch.items()}
+    loss = model(**moved).loss
+    loss.backward()
+    assert loss.item() == pytest.approx(expected.item(), rel=tolerance)
+    got = torch.cat([parameter.grad.flatten() for parameter in model.parameters()]).float().cpu()
+    assert (got - gradient).norm() < tolerance * gradient.norm()
 
 
 def _assert_roughly(got: Tensor, expected: Tensor, mask: Tensor | None, name: str, share: float = 0.05) -> None:

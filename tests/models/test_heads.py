@@ -50,6 +50,12 @@ def test_padding_choices_are_excluded(case: Case) -> None:
         model(**batch, choice_mask=mask[:, :1])
 
 
+def test_ids_without_embeddings_are_an_error() -> None:
+    batch = make_batch(BERT)
+    with pytest.raises(CtxError, match="CtxBertModel has no embeddings of task_type_ids"):
+        BERT.model()(**batch, task_type_ids=torch.zeros_like(batch["input_ids"]))
+
+
 def test_next_sentence_targets() -> None:
     """Targets of -100 are ignored, others are checked; positional arguments work."""
     model = BERT.model()

@@ -36,8 +36,6 @@ def test_states_do_not_depend_on_the_padding(path):
 
 def test_positions():
     model = ENCODER.model()
-    ids = torch.tensor([[PAD, PAD, 5, 6, 7], [5, 6, PAD, 7, PAD]])
-    assert model.default_positions(ids, None, None).tolist() == [[0, 0, 1, 2, 3], [1, 2, 0, 3, 0]]
     mask = torch.tensor([[0, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
     embeds = torch.zeros(2, 5, 32)
     assert model.default_positions(embeds, mask, None).tolist() == [[0, 1, 2, 3, 4], [1, 2, 3, 0, 0]]

@@ -1,7 +1,6 @@
 """StructBERT: the three terms of the pretraining loss, loading BERT's checkpoints and exporting."""
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 from transformers import BertForMaskedLM, BertForPreTraining
 from zoo import PATHS, Case, assert_close, make_batch, make_targets
@@ -32,17 +31,10 @@ def test_loss_terms_are_means_over_their_targets():
             assert_close(model(**batch, **{target: targets[target]}).loss, value, f"{name} alone")
 
 
-def test_old_checkpoint_of_bert(tmp_path):
-    """gamma and beta are renamed; BERT's next-sentence classifier is not loaded, and not exported."""
+def test_checkpoint_of_bert(tmp_path):
+    """BERT's next-sentence classifier is not loaded, and not exported."""
     reference = BertForPreTraining(PRETRAINING.reference_config()).eval()
     reference.save_pretrained(tmp_path)
-    weights = load_file(tmp_path / "model.safetensors")
-    old_weights = {
-        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensor
-        for name, tensor in weights.items()
-    }
-    assert any(name.endswith("gamma") for name in old_weights)
-    save_file(old_weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
     model, report = CtxStructBertForPreTraining.from_pretrained(tmp_path, output_loading_info=True)
     assert set(report["missing_keys"]) == {"sentence_head.weight", "sentence_head.bias"}
     assert not report["unexpected_keys"]

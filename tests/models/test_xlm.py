@@ -1,6 +1,7 @@
 """XLM: languages, causal and bidirectional attention, initialisation, sinusoidal positions, released configurations."""
 
 import inspect
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -188,11 +189,10 @@ def test_sinusoidal_positions_match_transformers(tmp_path: Path) -> None:
     assert_same_outputs(model(**batch), reference(**batch), batch["attention_mask"])
     new_model = CtxXLMModel(ENCODER.config(sinusoidal_embeddings=True))
     positions = new_model.position_embeddings.weight
-    for position in (0, 3, 17):
-        for column in range(32):
-            angle = position / 10000 ** (2 * (column // 2) / 32)
-            expected = np.sin(angle) if column % 2 == 0 else np.cos(angle)
-            assert positions[position, column].item() == pytest.approx(expected, abs=1e-6)
+    for position, column in product((0, 3, 17), range(32)):
+        angle = position / 10000 ** (2 * (column // 2) / 32)
+        expected = np.cos(angle) if column % 2 else np.sin(angle)
+        assert positions[position, column].item() == pytest.approx(expected, abs=1e-6)
     assert not positions.requires_grad
     assert not model.position_embeddings.weight.requires_grad
     new_model.save_pretrained(tmp_path / "native")
@@ -204,12 +204,8 @@ def test_configuration_of_released_files(tmp_path: Path) -> None:
     former = {"n_words": 77, "pad_index": 4, "eos_index": 3, "bos_index": 5, "gelu_activation": False, "emb_dim": 24}
     config = CtxXLMConfig.from_dict({"model_type": "xlm", "lang_id": 0, "n_langs": 2, "n_heads": 2, **former})
     assert (config.vocab_size, config.pad_token_id, config.eos_token_id, config.bos_token_id) == (77, 4, 3, 5)
-    assert (config.hidden_act, config.hidden_size, config.feed_forward_size, config.default_lang) == (
-        "relu",
-        24,
-        96,
-        None,
-    )
+    assert (config.hidden_act, config.hidden_size, config.feed_forward_size) == ("relu", 24, 96)
+    assert config.default_lang is None
     for fields in ({"asm": True}, {"summary_type": "mean"}, {"is_encoder": False}):
         with pytest.raises(ValueError, match=next(iter(fields))):
             CtxXLMConfig.from_dict({"model_type": "xlm", **fields})

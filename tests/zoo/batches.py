@@ -39,7 +39,7 @@ def make_batch(
     config = case.config()
     shape = (len(lengths), width)
     batch = {"input_ids": torch.full(shape, PAD), "attention_mask": torch.zeros(shape, dtype=torch.long)}
-    if case.has_segments:
+    if "token_type_ids" in case.family.tokenizer.model_input_names:
         batch["token_type_ids"] = torch.zeros(shape, dtype=torch.long)
     if side == "left" and case.has_position_limit:
         batch["position_ids"] = torch.zeros(shape, dtype=torch.long)

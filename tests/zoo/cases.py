@@ -131,7 +131,6 @@ class Case:
 
     @property
     def padding_side(self) -> str:
-        """Padding side of the tokenizer, which the pooling of the reference relies on."""
         return self.family.tokenizer.padding_side
 
     @property
@@ -142,7 +141,6 @@ class Case:
 
     @property
     def first_position(self) -> int:
-        """Position id of the first token."""
         return getattr(self.config(), "first_position", 0)
 
     @property
@@ -163,10 +161,6 @@ class Case:
         return [name for name, target in self.targets.items() if target not in without_logits]
 
     def _default_target(self, name: str) -> Target:
-        label_kinds = {
-            "AutoModelForTokenClassification": Target.TOKEN_CLASS,
-            "AutoModelForPreTraining": Target.REPLACED,
-        }
         if name in ("start_positions", "end_positions"):
             return Target.POSITION
         if name.endswith("_label") or self.auto_name == "AutoModelForNextSentencePrediction":
@@ -177,7 +171,8 @@ class Case:
             )
         if self.computes_logits_of_labels_only:
             return Target.DECODER_TOKEN if self.is_seq2seq else Target.TOKEN_ID
-        return label_kinds.get(self.auto_name, Target.SEQUENCE_CLASS)
+        types = {"AutoModelForTokenClassification": Target.TOKEN_CLASS, "AutoModelForPreTraining": Target.REPLACED}
+        return types.get(self.auto_name, Target.SEQUENCE_CLASS)
 
     def loss_weight(self, component: str) -> float:
         """Factor of a component of the loss."""
@@ -224,7 +219,6 @@ class Case:
 
     @property
     def accepts_inputs_embeds(self) -> bool:
-        """Whether the model accepts `inputs_embeds`."""
         return "inputs_embeds" in inspect.signature(self.model_class.forward).parameters
 
     @property
@@ -262,17 +256,12 @@ class Case:
         return ids[..., 0] if self.token_id_axes else ids
 
     def has_field(self, name: str) -> bool:
-        """Whether the configuration of the family has the field."""
         return name in self.family.config.__dataclass_fields__
 
     def embed_ids(self, model: PreTrainedModel, ids: Tensor) -> Tensor:
         """Convert `input_ids` to `inputs_embeds`."""
         base_model = model.base_model
         return base_model.embed_ids(ids) if hasattr(base_model, "embed_ids") else model.get_input_embeddings()(ids)
-
-    @property
-    def has_segments(self) -> bool:
-        return "token_type_ids" in self.family.tokenizer.model_input_names
 
     @property
     def num_labels(self) -> int:
@@ -306,7 +295,6 @@ class Case:
         return with_random_parameters(model, seed).eval()
 
     def reference_config(self, **changes: Any) -> PreTrainedConfig:
-        """The configuration of the reference in transformers."""
         tiny = {**_known_fields(TINY, self.family.config), **self.family.traits.tiny}
         values = {**tiny, "num_labels": self.num_labels, **changes}
         config = self.config()
@@ -319,8 +307,7 @@ class Case:
 
     @property
     def reference_class(self) -> type[PreTrainedModel]:
-        auto_class = getattr(transformers, self.auto_name)
-        return auto_class._model_mapping[transformers.CONFIG_MAPPING[self.family.reference]]
+        return self.auto_class._model_mapping[transformers.CONFIG_MAPPING[self.family.reference]]
 
     def reference_model(self, seed: int = 0, **changes: Any) -> PreTrainedModel:
         """A random model of the reference in transformers, in evaluation mode."""

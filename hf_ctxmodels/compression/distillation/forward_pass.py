@@ -136,8 +136,9 @@ def run_forward(
 
 
 def input_names(model: PreTrainedModel) -> set[str]:
-    """Arguments of a model's `forward`, and `sequence_ids`, which heads pass to their encoder."""
-    return set(inspect.signature(model.forward).parameters) | {"sequence_ids"}
+    """Arguments of a model's `forward` that its encoder supports, and `sequence_ids`, which heads pass to their encoder."""
+    unsupported = {"langs", "task_type_ids"} - set(getattr(model.base_model, "extra_input_ids", ()))
+    return set(inspect.signature(model.forward).parameters) - unsupported | {"sequence_ids"}
 
 
 def hard_target_loss(student: ForwardPass, labels: Tensor, counts: ItemCounts) -> Tensor:
