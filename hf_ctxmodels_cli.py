@@ -8,35 +8,24 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import NoReturn, TypeVar
+from typing import NoReturn
 
 PROGRAM = "hf-ctxmodels"
 
 
 @dataclass(frozen=True)
 class Command:
-    """A command.
-
-    Attributes:
-        summary: What it does, in one line.
-        module: Its module in `hf_ctxmodels.cli`, which is imported when the command runs.
-        arguments: Arguments of `main` of the module.
-    """
+    """A command, a function of a module in `hf_ctxmodels.cli`, which is imported when the command runs."""
 
     summary: str
     module: str
+    function: str = "main"
     arguments: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class CommandGroup:
-    """A command with subcommands.
-
-    Attributes:
-        summary: What it does, in one line.
-        subcommands: Name -> subcommand.
-        placeholder: Name of the subcommand in usage lines.
-    """
+    """A command with subcommands; `placeholder` names the subcommand in usage lines."""
 
     summary: str
     subcommands: dict[str, Command]
@@ -65,9 +54,9 @@ GROUPS: dict[str, dict[str, Command | CommandGroup]] = {
         "data": CommandGroup(
             "Prepare data.",
             {
-                "pairs": Command("Make source-target pairs for seq2seq: summaries or questions.", "data.pairs"),
-                "units": Command("Collect phrases and entities for objectives that mask units.", "data.units"),
-                "augment": Command("Augment the training examples of a task for distillation.", "data.augment"),
+                "pairs": Command("Make source-target pairs for seq2seq: summaries or questions.", "data", "pairs"),
+                "units": Command("Collect phrases and entities for objectives that mask units.", "data", "units"),
+                "augment": Command("Augment the training examples of a task for distillation.", "data", "augment"),
             },
         ),
     },
@@ -75,32 +64,32 @@ GROUPS: dict[str, dict[str, Command | CommandGroup]] = {
         "pretrain": Command("Pretrain a model on raw text.", "pretrain"),
         "finetune": CommandGroup(
             "Fine-tune a model on a task.",
-            {task: Command(summary, "finetune", (task,)) for task, summary in FINETUNING_TASKS.items()},
+            {task: Command(summary, "finetune", arguments=(task,)) for task, summary in FINETUNING_TASKS.items()},
             "TASK",
         ),
         "distill": CommandGroup(
             "Train a student on the outputs of a teacher.",
             {
-                "text": Command("Distill a masked language model on raw text.", "distill", ("text",)),
-                **{task: Command(FINETUNING_TASKS[task], "distill", (task,)) for task in DISTILLATION_TASKS},
+                "text": Command("Distill a masked language model on raw text.", "distill", arguments=("text",)),
+                **{task: Command(FINETUNING_TASKS[task], "distill", arguments=(task,)) for task in DISTILLATION_TASKS},
             },
             "TASK",
         ),
     },
     "use and evaluation": {
         "generate": Command("Generate a text for each line of a file.", "generate"),
-        "ensemble": Command("Classify texts by the average of several models.", "ensemble"),
+        "ensemble": Command("Classify texts by the average of several models.", "evaluate", "ensemble"),
         "evaluate": CommandGroup(
             "Evaluate a model.",
             {
-                "words": Command("Word similarity and analogies.", "evaluate.words"),
+                "words": Command("Word similarity and analogies.", "evaluate", "words"),
                 "sentences": Command(
-                    "Sentence similarity, classification and translation retrieval.", "evaluate.sentences"
+                    "Sentence similarity, classification and translation retrieval.", "evaluate", "sentences"
                 ),
-                "pairs": Command("Minimal pairs of acceptable and unacceptable sentences.", "evaluate.pairs"),
-                "perplexity": Command("Perplexity of a causal language model.", "evaluate.perplexity"),
-                "transfer": Command("Zero-shot transfer of a tagger between languages.", "evaluate.transfer"),
-                "forgetting": Command("Pretraining loss after fine-tuning.", "evaluate.forgetting"),
+                "pairs": Command("Minimal pairs of acceptable and unacceptable sentences.", "evaluate", "pairs"),
+                "perplexity": Command("Perplexity of a causal language model.", "evaluate", "perplexity"),
+                "transfer": Command("Zero-shot transfer of a tagger between languages.", "transfer"),
+                "forgetting": Command("Pretraining loss after fine-tuning.", "evaluate", "forgetting"),
             },
         ),
     },
@@ -108,9 +97,9 @@ GROUPS: dict[str, dict[str, Command | CommandGroup]] = {
         "export": CommandGroup(
             "Export a model for inference.",
             {
-                "onnx": Command("Export to ONNX.", "export.graph", ("onnx",)),
-                "torch": Command("Export to a program of torch.export.", "export.graph", ("torch",)),
-                "int8": Command("Quantize the weights to 8 bits.", "export.int8"),
+                "onnx": Command("Export to ONNX.", "export", "graph", ("onnx",)),
+                "torch": Command("Export to a program of torch.export.", "export", "graph", ("torch",)),
+                "int8": Command("Quantize the weights to 8 bits.", "export", "int8"),
             },
             "FORMAT",
         ),
@@ -121,9 +110,6 @@ COMMANDS: dict[str, Command | CommandGroup] = {
     name: command for commands in GROUPS.values() for name, command in commands.items()
 }
 FIRST_COMMANDS = ("demo", "pretrain", "finetune", "push")
-
-
-CommandType = TypeVar("CommandType", Command, Command | CommandGroup)
 
 
 def main() -> NoReturn:
@@ -138,14 +124,35 @@ def main() -> NoReturn:
 
 def help_text(arguments: list[str]) -> str | None:
     """The help text that a command line requests; None if it runs a command."""
-    if not arguments:
-        return _short_help()
-    if arguments[0] in ("-h", "--help"):
-        return _help()
-    group = COMMANDS.get(arguments[0])
-    if isinstance(group, CommandGroup) and (len(arguments) == 1 or arguments[1] in ("-h", "--help")):
-        return _group_help(arguments[0], group)
-    return None
+    name = arguments[0] if arguments else None
+    group = COMMANDS.get(name or "")
+    if name is None:
+        lines = ["Contextual-embedding models: train, evaluate and publish them.\n"]
+        lines += _summaries({name: COMMANDS[name] for name in FIRST_COMMANDS})
+        lines += [f"\n`{PROGRAM} --help` lists all {len(COMMANDS)} commands, `{PROGRAM} COMMAND --help` explains one."]
+    elif name in ("-h", "--help"):
+        lines = [
+            f"usage: {PROGRAM} COMMAND [flags]\n",
+            "Contextual-embedding models: train, evaluate and publish them.",
+        ]
+        for title, commands in GROUPS.items():
+            lines += [f"\n{title}:", *_summaries(commands)]
+        lines += [f"\n`{PROGRAM} COMMAND --help` explains a command, `{PROGRAM} --version` prints the version."]
+    elif isinstance(group, CommandGroup) and (len(arguments) == 1 or arguments[1] in ("-h", "--help")):
+        usage = f"{PROGRAM} {name} {group.placeholder}"
+        lines = [f"usage: {usage} [flags]\n", f"{group.summary}\n", *_summaries(group.subcommands)]
+        lines += [f"\n`{usage} --help` lists flags."]
+    else:
+        return None
+    return "\n".join(lines)
+
+
+def _summaries(commands: Mapping[str, Command | CommandGroup]) -> list[str]:
+    lines = []
+    for name, command in commands.items():
+        usage = f"{name} {command.placeholder}" if isinstance(command, CommandGroup) else name
+        lines.append(f"  {usage:<26}{command.summary}")
+    return lines
 
 
 def run() -> None:
@@ -167,10 +174,10 @@ def run() -> None:
         name = f"{name} {subcommand}"
     assert isinstance(command, Command)
     sys.argv = [f"{PROGRAM} {name}", *arguments]  # for usage lines, and for the command line in the summary of a run
-    import_module(f"hf_ctxmodels.cli.{command.module}").main(*command.arguments)
+    getattr(import_module(f"hf_ctxmodels.cli.{command.module}"), command.function)(*command.arguments)
 
 
-def _find(name: str, commands: Mapping[str, CommandType], program: str) -> CommandType:
+def _find(name: str, commands: Mapping[str, Command | CommandGroup], program: str) -> Command | CommandGroup:
     """Look up a command by name; raises CtxError for an unknown name."""
     from hf_ctxmodels.core.errors import CtxError
 
@@ -182,41 +189,3 @@ def _find(name: str, commands: Mapping[str, CommandType], program: str) -> Comma
         location=f"{program} {name}",
         hint=(f"did you mean {similar[0]}? " if similar else "") + f"`{program} --help` lists the commands.",
     )
-
-
-def _short_help() -> str:
-    return "\n".join(
-        [
-            "Contextual-embedding models: train, evaluate and publish them.\n",
-            *_lines({name: COMMANDS[name] for name in FIRST_COMMANDS}),
-            f"\n`{PROGRAM} --help` lists all {len(COMMANDS)} commands, `{PROGRAM} COMMAND --help` explains one.",
-        ]
-    )
-
-
-def _help() -> str:
-    lines = [f"usage: {PROGRAM} COMMAND [flags]\n", "Contextual-embedding models: train, evaluate and publish them."]
-    for title, commands in GROUPS.items():
-        lines += [f"\n{title}:", *_lines(commands)]
-    lines += [f"\n`{PROGRAM} COMMAND --help` explains a command, `{PROGRAM} --version` prints the version."]
-    return "\n".join(lines)
-
-
-def _group_help(name: str, group: CommandGroup) -> str:
-    usage = f"{PROGRAM} {name} {group.placeholder}"
-    return "\n".join(
-        [
-            f"usage: {usage} [flags]\n",
-            f"{group.summary}\n",
-            *_lines(group.subcommands),
-            f"\n`{usage} --help` lists flags.",
-        ]
-    )
-
-
-def _lines(commands: Mapping[str, Command | CommandGroup]) -> list[str]:
-    lines = []
-    for name, command in commands.items():
-        usage = f"{name} {command.placeholder}" if isinstance(command, CommandGroup) else name
-        lines.append(f"  {usage:<26}{command.summary}")
-    return lines

@@ -245,7 +245,7 @@ def parsed_sections(command: Command) -> tuple[tuple[Section, ...], str]:
     module = import_module(f"{PACKAGE}.cli.{command.module}")
     with patch.object(module, "parse_arguments", side_effect=_ParsedArgumentsError) as parse:
         try:
-            module.main(*command.arguments)
+            getattr(module, command.function)(*command.arguments)
         except _ParsedArgumentsError:
             return parse.call_args.args, parse.call_args.kwargs["description"]
     raise LookupError(f"The command {command.module} does not parse its arguments first.")

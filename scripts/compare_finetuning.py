@@ -21,8 +21,8 @@ from benchmarks.cli_runner import run_command
 from hf_ctxmodels.core.errors import CtxError, run_script
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.core.output_files import wrap_write_errors
-from hf_ctxmodels.training.metrics.summary import SUMMARY_FILE, TrainingSummary
 from hf_ctxmodels.training.recipe import parse_arguments
+from hf_ctxmodels.training.summary import SUMMARY_FILE, TrainingSummary
 
 
 @dataclass

@@ -30,8 +30,8 @@ from hf_ctxmodels.core.errors import CtxError, run_script
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.core.output_files import check_output_directory
 from hf_ctxmodels.registry import FAMILIES
-from hf_ctxmodels.training.metrics.summary import TrainingSummary
 from hf_ctxmodels.training.recipe import packaged_folder, parse_arguments
+from hf_ctxmodels.training.summary import TrainingSummary
 
 
 @dataclass

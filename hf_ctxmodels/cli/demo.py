@@ -10,14 +10,15 @@ a baseline. A second demo in the same directory reuses finished stages and resum
 
 import json
 import signal
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from transformers.utils import logging
 
 from hf_ctxmodels.core.console import format_next_commands
-from hf_ctxmodels.core.output_files import wrap_write_errors
+from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.core.output_files import write_text_file
 from hf_ctxmodels.demo import masked_words, word_vectors
 from hf_ctxmodels.demo.demo_runner import DemoRunner, num_foreground_threads
 from hf_ctxmodels.demo.masked_words import show_masked_words, start_bert_pretraining
@@ -38,11 +39,11 @@ OUTPUT_NAMES = (
 class DemoArguments:
     """Output directory and training lengths."""
 
-    output_dir: str = field(default="demo", metadata={"help": "Output directory."})
-    overwrite: bool = field(default=False, metadata={"help": "Delete the output of an earlier demo."})
-    max_steps: int = field(default=1600, metadata={"help": "Pretraining steps of the tiny BERT, of 64 sequences."})
-    word_epochs: int = field(default=10, metadata={"help": "Epochs of word2vec."})
-    label_epochs: int = field(default=10, metadata={"help": "Epochs of the classifier."})
+    output_dir: str = flag("demo", "Output directory.")
+    overwrite: bool = flag(False, "Delete the output of an earlier demo.")
+    max_steps: int = flag(1600, "Pretraining steps of the tiny BERT, of 64 sequences.")
+    word_epochs: int = flag(10, "Epochs of word2vec.")
+    label_epochs: int = flag(10, "Epochs of the classifier.")
 
 
 def main() -> None:
@@ -94,8 +95,7 @@ def print_summary(report: DemoReport, folder: Path) -> None:
     rows = [
         {"name": result.name, "value": result.value, "baselines": dict(result.baselines)} for result in report.results
     ]
-    with wrap_write_errors(folder):
-        (folder / RESULTS).write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+    write_text_file(folder / RESULTS, json.dumps(rows, indent=2) + "\n")
     report.line("\noutput files", indent="")
     report.rows(
         [

@@ -3,12 +3,10 @@
 import json
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 from hf_ctxmodels.compression.low_bits.training import LowBitsArguments
 from hf_ctxmodels.core.console import format_next_commands
-from hf_ctxmodels.core.output_files import check_output_file
+from hf_ctxmodels.core.output_files import check_output_file, write_text_file
 from hf_ctxmodels.downstream.adapters.arguments import AdapterArguments
 from hf_ctxmodels.downstream.finetuning.arguments import (
     FinetuningArguments,
@@ -68,55 +66,28 @@ def flag_sections(task: str) -> tuple[Section, ...]:
     )
 
 
-def parse(task: str) -> tuple[Any, ...]:
-    """Parse the command line of `hf-ctxmodels finetune TASK`."""
-    if task == "multitask":
-        details = "The task list is a YAML file or the name of a packaged list."
-        data = "--tasks mtdnn --tasks_folder glue"
-    else:
-        details = "The metrics are compared with a baseline that ignores the input."
-        data = "--train_file train.tsv --validation_file dev.tsv"
-    description = _DESCRIPTION.format(task=task, summary=FINETUNING_TASKS[task], details=details, data=data)
-    return parse_arguments(*flag_sections(task), description=description, essential=ESSENTIAL)
-
-
 def main(task: str) -> None:
     """Fine-tune on a task, and print the metrics of the model and of the baseline."""
-    if task == "multitask":
-        run_multitask(*parse(task))
-        return
-    arguments, task_arguments, loop_arguments, *methods = parse(task)
-    run(replace(arguments, task=task), task_arguments, loop_arguments, FinetuningConfig(*methods))
-
-
-def run_multitask(
-    arguments: MultitaskArguments, model: StartingModelArguments, defaults: TaskArguments, loop: LoopArguments
-) -> None:
-    """Fine-tune on a task list, and print the metrics of each task and its baseline."""
-    start = StartingModel(
-        partial(load_config_and_tokenizer, model, require_family=True),
-        partial(open_model, model),
-        model.model or "--family",
-        arguments.freeze is not None,
-    )
-    report(finetune_tasks(arguments, defaults, loop, start))
-
-
-def write_predictions(file: str, task: Task[Any], examples: list[Any], predictions: list[Any]) -> None:
-    """Write one JSON object per example, with its label and prediction."""
-    Path(file).parent.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps(task.record(*pair), ensure_ascii=False) for pair in zip(examples, predictions, strict=True)]
-    Path(file).write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
-def table(metrics: dict[str, float], baseline: dict[str, float], upper_bounds: dict[str, float]) -> str:
-    """Format the metrics of the model and the baseline, and the upper bounds of the metrics."""
-    bounds = {name: f"{value:>13.4f}" for name, value in upper_bounds.items()}
-    lines = [f"{'metric':<24}{'model':>10}{'baseline':>10}" + f"{'upper bound':>13}" * bool(bounds)]
-    lines.append(f"{'loss':<24}{metrics['eval_loss']:>10.4f}")
-    for name, value in baseline.items():
-        lines.append(f"{name:<24}{metrics[f'eval_{name}']:>10.4f}{value:>10.4f}" + bounds.get(name, ""))
-    return "\n".join(lines)
+    is_multitask = task == "multitask"
+    details = "The metrics are compared with a baseline that ignores the input."
+    data = "--train_file train.tsv --validation_file dev.tsv"
+    if is_multitask:
+        details = "The task list is a YAML file or the name of a packaged list."
+        data = "--tasks mtdnn --tasks_folder glue"
+    description = _DESCRIPTION.format(task=task, summary=FINETUNING_TASKS[task], details=details, data=data)
+    arguments, *sections = parse_arguments(*flag_sections(task), description=description, essential=ESSENTIAL)
+    if is_multitask:
+        model, defaults, loop_arguments = sections
+        start = StartingModel(
+            partial(load_config_and_tokenizer, model, require_family=True),
+            partial(open_model, model),
+            model.model or "--family",
+            arguments.freeze is not None,
+        )
+        report(finetune_tasks(arguments, defaults, loop_arguments, start))
+    else:
+        task_arguments, loop_arguments, *methods = sections
+        run(replace(arguments, task=task), task_arguments, loop_arguments, FinetuningConfig(*methods))
 
 
 def run(
@@ -142,9 +113,17 @@ def run(
         return
     tuned.save_summary(arguments)
     if file is not None:
-        write_predictions(file, tuned.task, tuned.validation, tuned.evaluation.predictions)
-    print(table(tuned.result.metrics, tuned.baseline, tuned.upper_bounds))
-    if tuned.upper_bounds:
+        examples = zip(tuned.validation, tuned.evaluation.predictions, strict=True)
+        records = [json.dumps(tuned.task.record(*example), ensure_ascii=False) for example in examples]
+        write_text_file(file, "\n".join(records) + "\n")
+
+    metrics, bounds = tuned.result.metrics, tuned.upper_bounds
+    print(f"{'metric':<24}{'model':>10}{'baseline':>10}" + f"{'upper bound':>13}" * bool(bounds))
+    print(f"{'loss':<24}{metrics['eval_loss']:>10.4f}")
+    for name, value in tuned.baseline.items():
+        bound = f"{bounds[name]:>13.4f}" if name in bounds else ""
+        print(f"{name:<24}{metrics[f'eval_{name}']:>10.4f}{value:>10.4f}{bound}")
+    if bounds:
         print(UPPER_BOUND_NOTE)
     if tuned.task.baseline_name:
         print(f"baseline: {tuned.task.baseline_name}")

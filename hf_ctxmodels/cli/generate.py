@@ -16,14 +16,12 @@ from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, check_range, choice_flag, flag, parse_choices
 from hf_ctxmodels.core.languages import LanguagePair
-from hf_ctxmodels.core.output_files import check_output_file, wrap_write_errors
+from hf_ctxmodels.core.output_files import check_output_file, write_text_file
 from hf_ctxmodels.data.text_files import read_lines
-from hf_ctxmodels.downstream.loading_with_adapters import load_model_with_adapters
+from hf_ctxmodels.downstream.loading_with_adapters import load_model_and_tokenizer
 from hf_ctxmodels.downstream.tasks.normalized_references import UPPER_BOUND_NOTE, NormalizedReferences
 from hf_ctxmodels.downstream.tasks.text_metrics import corpus_bleu, metric_names, score_texts
 from hf_ctxmodels.inference import generate_texts
-from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model
-from hf_ctxmodels.training.model_loading import load_config, load_tokenizer
 from hf_ctxmodels.training.recipe import parse_arguments
 
 
@@ -117,57 +115,6 @@ class GenerationArguments:
         return options
 
 
-def generation_head(config: PreTrainedConfig, source: str) -> str:
-    """Name of the Auto class of the head that generates; raises CtxError if the model has none."""
-    for auto_class in (AutoModelForSeq2SeqLM, AutoModelForCausalLM):
-        if type(config) in auto_class._model_mapping:
-            return auto_class.__name__
-    raise CtxError(
-        f"{type(config).__name__} has no head that generates text.",
-        location=source,
-        hint="use an encoder-decoder or a decoder.",
-    )
-
-
-def read_texts(file: str) -> list[str]:
-    """The stripped lines of a file; raises CtxError if it has none."""
-    lines = [line.strip() for line in read_lines(Path(file))]
-    if not lines:
-        raise CtxError("The file is empty.", location=file, hint="use a file with one text per line.")
-    return lines
-
-
-def metric_lines(
-    arguments: GenerationArguments,
-    names: list[str],
-    generated: list[str],
-    references: list[str],
-    tokenizer: PreTrainedTokenizerBase,
-) -> list[str]:
-    """Format a line per metric, and the upper bounds if the tokenizer cannot reproduce the references."""
-    if not names:
-        return []
-    lines = []
-    for name in names:
-        if name == "bleu":
-            bleu = corpus_bleu(generated, references, lower_case=arguments.lower_case)
-            lines.append(f"BLEU {bleu.score:.2f}  {bleu.signature}")
-        else:
-            values = score_texts([name], generated, references, lower_case=arguments.lower_case)
-            lines.append(format_metrics(values))
-    languages = LanguagePair.tokenizer_arguments(tokenizer, arguments.language)
-    normalized = NormalizedReferences(tokenizer, names, lower_case=arguments.lower_case, tokenizer_arguments=languages)
-    if upper_bounds := normalized.upper_bounds(references):
-        lines.append(f"upper bound: {format_metrics(upper_bounds)}")
-        lines += [format_metrics(normalized.scores(generated, references)), UPPER_BOUND_NOTE]
-    return lines
-
-
-def format_metrics(values: dict[str, float]) -> str:
-    """Names and values on one line."""
-    return "  ".join(f"{key} {value:.4f}" for key, value in values.items())
-
-
 def main() -> None:
     """Generate, and print or write the texts and the metrics."""
     (arguments,) = parse_arguments(GenerationArguments, description=__doc__)
@@ -175,17 +122,15 @@ def main() -> None:
         inputs = (arguments.input, arguments.references)
         check_output_file(arguments.output_file, flag="--output_file", overwrite=arguments.overwrite, inputs=inputs)
     names = [] if arguments.references is None else metric_names(arguments.metrics)
-    texts = read_texts(arguments.input)
-    references = [] if arguments.references is None else read_texts(arguments.references)
+    texts = _read_texts(arguments.input)
+    references = [] if arguments.references is None else _read_texts(arguments.references)
     if names and len(references) != len(texts):
         raise CtxError(
             f"Expected one reference per text, got {len(texts)} texts and {len(references)} references.",
             location=arguments.references,
             hint="use a file with a reference for each line of --input.",
         )
-    config, tokenizer = load_config(arguments.model), load_tokenizer(arguments.model)
-    check_tokenizer_matches_model(tokenizer, config, location=arguments.model)
-    model = load_model_with_adapters(arguments.model, generation_head(config, arguments.model), config)
+    model, tokenizer = load_model_and_tokenizer(arguments.model, _generation_head)
     print_status(f"{type(model).__name__} generates {len(texts):,} texts")
     if isinstance(arguments.decoding, SamplingOptions):
         seed_generators(arguments.decoding.seed)
@@ -194,9 +139,52 @@ def main() -> None:
     if arguments.output_file is None and not names:
         print("\n".join(generated))
     elif arguments.output_file is not None:
-        with wrap_write_errors(arguments.output_file):
-            Path(arguments.output_file).parent.mkdir(parents=True, exist_ok=True)
-            Path(arguments.output_file).write_text("".join(f"{line}\n" for line in generated), encoding="utf-8")
+        write_text_file(arguments.output_file, "".join(f"{line}\n" for line in generated))
     print(f"{len(generated)} texts generated" + (f", in {arguments.output_file}" if arguments.output_file else ""))
-    for line in metric_lines(arguments, names, generated, references, tokenizer):
-        print(line)
+    if names:
+        _print_metrics(arguments, names, generated, references, tokenizer)
+
+
+def _generation_head(config: PreTrainedConfig) -> str:
+    """Name of the Auto class of the head that generates; raises CtxError if the model has none."""
+    for auto_class in (AutoModelForSeq2SeqLM, AutoModelForCausalLM):
+        if type(config) in auto_class._model_mapping:
+            return auto_class.__name__
+    raise CtxError(
+        f"{type(config).__name__} has no head that generates text.",
+        location=config.name_or_path,
+        hint="use an encoder-decoder or a decoder.",
+    )
+
+
+def _read_texts(file: str) -> list[str]:
+    """The stripped lines of a file; raises CtxError if it has none."""
+    lines = [line.strip() for line in read_lines(Path(file))]
+    if not lines:
+        raise CtxError("The file is empty.", location=file, hint="use a file with one text per line.")
+    return lines
+
+
+def _print_metrics(
+    arguments: GenerationArguments,
+    names: list[str],
+    generated: list[str],
+    references: list[str],
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    """Print a line per metric, and the upper bounds if the tokenizer cannot reproduce the references."""
+
+    def line(values: dict[str, float]) -> str:
+        return "  ".join(f"{key} {value:.4f}" for key, value in values.items())
+
+    for name in names:
+        if name == "bleu":
+            bleu = corpus_bleu(generated, references, lower_case=arguments.lower_case)
+            print(f"BLEU {bleu.score:.2f}  {bleu.signature}")
+        else:
+            print(line(score_texts([name], generated, references, lower_case=arguments.lower_case)))
+    languages = LanguagePair.tokenizer_arguments(tokenizer, arguments.language)
+    normalized = NormalizedReferences(tokenizer, names, lower_case=arguments.lower_case, tokenizer_arguments=languages)
+    if upper_bounds := normalized.upper_bounds(references):
+        print(f"upper bound: {line(upper_bounds)}")
+        print(line(normalized.scores(generated, references)), UPPER_BOUND_NOTE, sep="\n")

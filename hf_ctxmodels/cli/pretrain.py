@@ -17,9 +17,9 @@ from hf_ctxmodels.downstream.tasks.seq2seq import Seq2Seq
 from hf_ctxmodels.downstream.tasks.sequence_classification import SequenceClassification
 from hf_ctxmodels.registry import get_family
 from hf_ctxmodels.training.arguments import LoopArguments
-from hf_ctxmodels.training.metrics.summary import TrainingSummary
 from hf_ctxmodels.training.pretraining import PretrainingArguments, pretrain
 from hf_ctxmodels.training.recipe import parse_arguments
+from hf_ctxmodels.training.summary import TrainingSummary
 from hf_ctxmodels.training.token_embeddings import EmbeddingTrainingArguments
 
 ESSENTIAL = (
@@ -38,7 +38,12 @@ def main() -> None:
         description=__doc__,
         essential=ESSENTIAL,
     )
-    summary = pretrain(arguments, loop_arguments, adapters, embedding_training=embeddings)
+    summary = pretrain(
+        arguments,
+        loop_arguments,
+        adapters.apply_for_pretraining if adapters.adapter is not None else None,
+        embedding_training=embeddings if embeddings.train_only is not None else None,
+    )
     if not PartialState().is_main_process:
         return
     output = loop_arguments.output_dir

@@ -4,10 +4,10 @@ The files are listed before they are pushed; with --dry_run they are only listed
 to a directory, which the Auto classes open like the repository.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.core.flags import REQUIRED, flag
 from hf_ctxmodels.hub.files import describe_files, repository_files, write_files
 from hf_ctxmodels.hub.publish import push_files
 from hf_ctxmodels.training.recipe import parse_arguments
@@ -17,15 +17,13 @@ from hf_ctxmodels.training.recipe import parse_arguments
 class PushArguments:
     """Model and repository."""
 
-    model: str = field(metadata={"help": "Directory with the saved model and its tokenizer."})
-    repo_id: str = field(metadata={"help": "Repository on the Hub, organisation/name; created if missing."})
-    private: bool = field(default=False, metadata={"help": "Create the repository private."})
-    revision: str | None = field(default=None, metadata={"help": "Branch, created if missing; by default main."})
-    commit_message: str | None = field(default=None, metadata={"help": "First line of the commit."})
-    token: str | None = field(
-        default=None, metadata={"help": "Token with write access; by default HF_TOKEN or the token of `hf auth login`."}
-    )
-    dry_run: bool = field(default=False, metadata={"help": "Only list the files."})
+    model: str = flag(REQUIRED, "Directory with the saved model and its tokenizer.")
+    repo_id: str = flag(REQUIRED, "Repository on the Hub, organisation/name; created if missing.")
+    private: bool = flag(False, "Create the repository private.")
+    revision: str | None = flag(None, "Branch, created if missing; by default main.")
+    commit_message: str | None = flag(None, "First line of the commit.")
+    token: str | None = flag(None, "Token with write access; by default HF_TOKEN or the token of `hf auth login`.")
+    dry_run: bool = flag(False, "Only list the files.")
     output_dir: str | None = flag(None, "Write the files to this directory instead of pushing them.")
     overwrite: bool = flag(False, "Replace files of the same names in --output_dir.")
 
@@ -42,12 +40,6 @@ def main() -> None:
         write_files(files, arguments.output_dir, arguments.model, overwrite=arguments.overwrite)
         print(f"{len(files)} files written to {arguments.output_dir}; nothing was pushed (--output_dir)")
         return
-    commit = push_files(
-        files,
-        arguments.repo_id,
-        private=arguments.private,
-        revision=arguments.revision,
-        commit_message=arguments.commit_message,
-        token=arguments.token,
-    )
+    options = {name: getattr(arguments, name) for name in ("private", "revision", "commit_message", "token")}
+    commit = push_files(files, arguments.repo_id, **options)
     print(f"published {arguments.model} as {arguments.repo_id}: {commit.commit_url}")

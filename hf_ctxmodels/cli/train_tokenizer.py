@@ -6,7 +6,7 @@ r"""Train the tokenizer of a family on documents, and evaluate it on held-out do
 
 import inspect
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.console import format_next_commands, print_status, progress_bar
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import REQUIRED, flag
 from hf_ctxmodels.core.languages import split_language_tag
 from hf_ctxmodels.core.output_files import TOKENIZER_FILES, check_output_directory
 from hf_ctxmodels.data.arguments import DataArguments
@@ -30,30 +31,13 @@ MAX_EVALUATION_DOCUMENTS = 500  # enough for two significant digits
 class TokenizerArguments:
     """Tokenizer."""
 
-    family: str = field(metadata={"help": "Family whose tokenizer is trained.", "choices": sorted(FAMILIES)})
-    vocab_size: int = field(metadata={"help": "Vocabulary size, including special tokens."})
-    output_dir: str = field(metadata={"help": "Output directory."})
-    overwrite: bool = field(default=False, metadata={"help": "Replace the tokenizer in --output_dir."})
-    options: list[str] = field(
-        default_factory=list,
-        metadata={
-            "help": "Options of the tokenizer as name=value, such as do_lower_case=false; an unknown name lists them."
-        },
+    family: str = flag(REQUIRED, "Family whose tokenizer is trained.", choices=sorted(FAMILIES))
+    vocab_size: int = flag(REQUIRED, "Vocabulary size, including special tokens.")
+    output_dir: str = flag(REQUIRED, "Output directory.")
+    overwrite: bool = flag(False, "Replace the tokenizer in --output_dir.")
+    options: list[str] = flag(
+        (), "Options of the tokenizer as name=value, such as do_lower_case=false; an unknown name lists them."
     )
-
-
-class CountedDocuments:
-    """Iterable of documents as strings; `count` is the number of documents of the last iteration."""
-
-    def __init__(self, documents: Documents | ResampledDocuments) -> None:
-        self.documents = documents
-        self.count = 0
-
-    def __iter__(self) -> Iterator[str]:
-        self.count = 0
-        for text in progress_bar(self.documents.texts(), "reading", unit="documents"):
-            self.count += 1
-            yield text
 
 
 def parse_training_options(tokenizer_class: type, assignments: list[str]) -> dict[str, Any]:
@@ -98,36 +82,20 @@ def parse_training_options(tokenizer_class: type, assignments: list[str]) -> dic
 def evaluate(tokenizer: PreTrainedTokenizerBase, documents: Documents) -> dict[str, float]:
     """Compute the fertility (tokens per word) and the share of unknown tokens on the first documents."""
     held_out = list(islice(documents, MAX_EVALUATION_DOCUMENTS))
+
+    def without_tag(line: str) -> str:
+        """The line without its language tag, if the tokenizer has this language and does not tokenize the tag."""
+        language, text = split_language_tag(line)
+        return text if language in getattr(tokenizer, "languages", ()) else line
+
     # translations are skipped: their vocabulary is separate
     texts = [document[0] if isinstance(document, TranslatedText) else text_of(document) for document in held_out]
-    texts = ["\n".join(without_tag(line, tokenizer) for line in text.split("\n")) for text in texts]
+    texts = ["\n".join(map(without_tag, text.split("\n"))) for text in texts]
     encodings = tokenizer(texts, add_special_tokens=False, verbose=False).encodings or []
-    encoded = [encoding.ids for encoding in encodings]
-    tokens = sum(len(ids) for ids in encoded)
-    unknown = sum(ids.count(tokenizer.unk_token_id) for ids in encoded)
+    tokens = sum(len(encoding.ids) for encoding in encodings)
+    unknown = sum(encoding.ids.count(tokenizer.unk_token_id) for encoding in encodings)
     words = sum(len(text.split()) for text in texts)
     return {"documents": len(texts), "fertility": tokens / max(1, words), "unknown": unknown / max(1, tokens)}
-
-
-def without_tag(line: str, tokenizer: PreTrainedTokenizerBase) -> str:
-    """The line without its language tag, if the tokenizer has this language and does not tokenize the tag."""
-    language, text = split_language_tag(line)
-    return text if language in getattr(tokenizer, "languages", ()) else line
-
-
-def evaluation_lines(tokenizer: PreTrainedTokenizerBase, held_out: Documents | None) -> list[str]:
-    """Format the evaluation on the held-out documents, if any."""
-    if held_out is None:
-        return ["  held out         no document: --validation_fraction is 0"]
-    try:
-        result = evaluate(tokenizer, held_out)
-    except NoDocumentError:
-        return ["  held out         no document: the dataset is too small for --validation_fraction"]
-    return [
-        f"  held out         {result['documents']} documents",
-        f"  tokens per word  {result['fertility']:.2f} (held out)",
-        f"  unknown tokens   {result['unknown']:.2%} (held out)",
-    ]
 
 
 def main() -> None:
@@ -137,17 +105,36 @@ def main() -> None:
     check_output_directory(arguments.output_dir, TOKENIZER_FILES, flag="--output_dir", overwrite=arguments.overwrite)
     options = parse_training_options(tokenizer_class, arguments.options)
     training, held_out = data.load()
-    texts = CountedDocuments(
-        training if data.sampling_alpha is None else ResampledDocuments(training, data.sampling_alpha)
-    )
+    sampled = training if data.sampling_alpha is None else ResampledDocuments(training, data.sampling_alpha)
+    num_documents = 0
+
+    class Texts:
+        """The documents as strings; a trainer may iterate several times."""
+
+        def __iter__(self) -> Iterator[str]:
+            nonlocal num_documents
+            num_documents = 0
+            for text in progress_bar(sampled.texts(), "reading", unit="documents"):
+                num_documents += 1
+                yield text
+
     print_status(f"training a vocabulary of {arguments.vocab_size:,} tokens from {', '.join(data.dataset)}")
-    tokenizer = tokenizer_class.train(texts, arguments.vocab_size, **options)
+    tokenizer = tokenizer_class.train(Texts(), arguments.vocab_size, **options)
     tokenizer.save_pretrained(arguments.output_dir)
 
     print(f"{tokenizer_class.__name__} saved in {arguments.output_dir}")
     print(f"  vocabulary       {len(tokenizer)} tokens ({arguments.vocab_size} requested)")
-    print(f"  trained on       {texts.count} documents of {', '.join(data.dataset)}")
-    print("\n".join(evaluation_lines(tokenizer, held_out)))
+    print(f"  trained on       {num_documents} documents of {', '.join(data.dataset)}")
+    try:
+        if held_out is None:
+            print("  held out         no document: --validation_fraction is 0")
+        else:
+            result = evaluate(tokenizer, held_out)
+            print(f"  held out         {result['documents']} documents")
+            print(f"  tokens per word  {result['fertility']:.2f} (held out)")
+            print(f"  unknown tokens   {result['unknown']:.2%} (held out)")
+    except NoDocumentError:
+        print("  held out         no document: the dataset is too small for --validation_fraction")
     model_flags = ("--family", arguments.family, "--tokenizer", arguments.output_dir)
     print(
         format_next_commands(

@@ -35,7 +35,7 @@ class CtxPreTrainedModel(PreTrainedModel):
             call.
         regularizers: Functions of a base model that return a loss term of its heads in training, a scalar or None.
         peft_config: Adapter name -> configuration, after PEFT has adapted the model.
-        is_encoder_frozen: Whether the encoder remains in evaluation mode, see `training.optim.freezing.freeze_encoder`.
+        is_encoder_frozen: Whether the encoder remains in evaluation mode, see `training.freezing.freeze_encoder`.
         token_id_axes: Names of the axes of the ids of one token, after (batch, length); empty if it has one id.
         id_limit_field: Name of the configuration field with the exclusive upper bound of the ids.
         accepts_4d_masks: Whether `attention_mask` can be a 4-D mask of the attention function.

@@ -106,3 +106,13 @@ def wrap_write_errors(path: str | Path, hint: str = "free disk space, or choose 
         if not isinstance(error, OSError) and "os error" not in str(error):
             raise
         raise CtxError(f"Writing failed: {error}.", location=str(path), hint=hint) from error
+
+
+def write_text_file(file: str | Path, text: str) -> None:
+    """Write a text file and its folders, at once; raises CtxError if writing fails."""
+    path = Path(file)
+    with wrap_write_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f"{path.name}.writing")
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)

@@ -14,8 +14,8 @@ from hf_ctxmodels.demo.demo_runner import DemoRunner, Stage
 from hf_ctxmodels.demo.plots import plot_learning_curve
 from hf_ctxmodels.demo.report import DemoReport, Result
 from hf_ctxmodels.objectives import MaskedLM
-from hf_ctxmodels.training.metrics.summary import TrainingSummary
-from hf_ctxmodels.training.metrics.training_log import read_log
+from hf_ctxmodels.training.summary import TrainingSummary
+from hf_ctxmodels.training.training_log import read_log
 
 PLOT_FILE = "learning_curve.png"
 HELD_OUT_FRACTION = 0.05  # of the documents

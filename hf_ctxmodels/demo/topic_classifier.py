@@ -13,7 +13,7 @@ from hf_ctxmodels.demo.demo_runner import DemoRunner
 from hf_ctxmodels.demo.real_bert import checkpoint
 from hf_ctxmodels.demo.report import DemoReport, Result
 from hf_ctxmodels.models.bert import CtxBertModel, CtxBertTokenizer
-from hf_ctxmodels.training.metrics.summary import TrainingSummary
+from hf_ctxmodels.training.summary import TrainingSummary
 
 RECIPE = "topics_demo"
 NUM_ARTICLES = 12

@@ -1,8 +1,9 @@
 """Loading of models with their saved adapters, for inference and evaluation."""
 
+from collections.abc import Callable
 from pathlib import Path
 
-from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModel, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.adapter_files import suppress_adapter_notice
 from hf_ctxmodels.core.console import print_status
@@ -10,7 +11,14 @@ from hf_ctxmodels.core.loading import load_pretrained
 from hf_ctxmodels.downstream.adapters import load_saved_adapters
 from hf_ctxmodels.downstream.adapters.save_load import has_saved_adapters
 from hf_ctxmodels.registry import checkpoint_class
-from hf_ctxmodels.training.model_loading import load_config, load_model, require_single_task, verify_weights
+from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model
+from hf_ctxmodels.training.model_loading import (
+    load_config,
+    load_model,
+    load_tokenizer,
+    require_single_task,
+    verify_weights,
+)
 
 
 def load_model_with_adapters(source: str | Path, auto_class: str, config: PreTrainedConfig) -> PreTrainedModel:
@@ -51,3 +59,22 @@ def add_saved_adapters(model: PreTrainedModel, source: str | Path) -> PreTrained
             f"{source}: the adapters {', '.join(load_saved_adapters(model, source))} are loaded with the model"
         )
     return model
+
+
+def load_model_and_tokenizer(
+    source: str, auto_class: str | Callable[[PreTrainedConfig], str], max_length: int = 0
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """`load_model_with_adapters`, and the tokenizer of the model.
+
+    Args:
+        source: Directory or Hub id.
+        auto_class: Name of the head's Auto class, or a function that chooses it by the configuration.
+        max_length: Longest input in tokens, which must fit the model.
+
+    Raises:
+        CtxError: The model or its tokenizer cannot be loaded, or they do not match.
+    """
+    config, tokenizer = load_config(source), load_tokenizer(source)
+    check_tokenizer_matches_model(tokenizer, config, max_length, location=source)
+    name = auto_class if isinstance(auto_class, str) else auto_class(config)
+    return load_model_with_adapters(source, name, config), tokenizer

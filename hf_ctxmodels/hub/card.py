@@ -13,8 +13,8 @@ from hf_ctxmodels.downstream.multitask import CtxMultiTaskConfig, get_spec
 from hf_ctxmodels.hub.local_paths import published_summary
 from hf_ctxmodels.hub.stub import stub_name
 from hf_ctxmodels.spec import FamilySpec
-from hf_ctxmodels.training.metrics.summary import SUMMARY_FILE, TrainingSummary
-from hf_ctxmodels.training.metrics.training_log import plot_losses
+from hf_ctxmodels.training.summary import SUMMARY_FILE, TrainingSummary
+from hf_ctxmodels.training.training_log import plot_losses
 
 CURVE_FILE = "training_curve.png"
 _TABLE_ROWS = 10

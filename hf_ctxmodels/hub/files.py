@@ -19,8 +19,8 @@ from hf_ctxmodels.hub.local_paths import published_summary
 from hf_ctxmodels.hub.stub import stub_files
 from hf_ctxmodels.spec import FamilySpec
 from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model
-from hf_ctxmodels.training.metrics.summary import SUMMARY_FILE, TrainingSummary
 from hf_ctxmodels.training.model_loading import load_config, load_model, load_tokenizer
+from hf_ctxmodels.training.summary import SUMMARY_FILE, TrainingSummary
 
 CARD_FILE = "README.md"
 _PICKLES = {".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt"}

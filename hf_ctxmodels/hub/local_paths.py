@@ -5,7 +5,7 @@ import shlex
 from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any
 
-from hf_ctxmodels.training.metrics.summary import TrainingSummary
+from hf_ctxmodels.training.summary import TrainingSummary
 
 _FILE_SCHEME = "file://"
 

@@ -10,71 +10,65 @@ _OPTIMIZATION, _RECORDS = "optimization", "logging, evaluation and checkpoints"
 
 
 @dataclass(frozen=True)
-class AdamWOptions:
-    """AdamW (Loshchilov & Hutter 2019), optionally with steps scaled by the size of the parameters."""
-
-    weight_decay: float = flag(0.01, "Decoupled weight decay, except for biases and normalisation weights.")
-    beta1: float = flag(0.9, "Decay of the first moment.")
-    beta2: float = flag(0.999, "Decay of the second moment.")
-    epsilon: float = flag(1e-6, "Added to the denominator.")
-    scale_by_size: bool = flag(False, "Multiply the step of each parameter by its root mean square, as for T5.")
-
-    def __post_init__(self) -> None:
-        _check_adam(self)
-
-
-@dataclass(frozen=True)
-class LambOptions:
-    """LAMB (You et al. 2020), for very large batches."""
-
-    weight_decay: float = flag(0.01, "Decoupled weight decay, except for biases and normalisation weights.")
-    beta1: float = flag(0.9, "Decay of the first moment.")
-    beta2: float = flag(0.999, "Decay of the second moment.")
-    epsilon: float = flag(1e-6, "Added to the denominator.")
-
-    def __post_init__(self) -> None:
-        _check_adam(self)
-
-
-@dataclass(frozen=True)
-class AdafactorOptions:
-    """Adafactor (Shazeer & Stern 2018), with factored second moments that need little memory."""
-
-    weight_decay: float = flag(0.01, "Decoupled weight decay, except for biases and normalisation weights.")
-    scale_by_size: bool = flag(False, "Multiply the step of each parameter by its root mean square.")
-
-    def __post_init__(self) -> None:
-        check_range(self, "weight_decay", at_least=0, location="--optimizer")
-
-
-@dataclass(frozen=True)
-class AdaGradOptions:
-    """AdaGrad (Duchi et al. 2011), for word vectors."""
-
-    weight_decay: float = flag(0.0, "Weight decay; impossible with sparse gradients.")
-
-    def __post_init__(self) -> None:
-        check_range(self, "weight_decay", at_least=0, location="--optimizer")
-
-
-@dataclass(frozen=True)
-class SGDOptions:
-    """Plain stochastic gradient descent."""
-
-    weight_decay: float = flag(0.0, "Weight decay; impossible with sparse gradients.")
-
-    def __post_init__(self) -> None:
-        check_range(self, "weight_decay", at_least=0, location="--optimizer")
-
-
-@dataclass(frozen=True)
-class ASGDOptions:
-    """SGD with weights averaged from the first step (Polyak & Juditsky 1992)."""
+class OptimizerOptions:
+    """Options of all optimizers."""
 
     weight_decay: float = flag(0.01, "Weight decay, except for biases and normalisation weights.")
 
     def __post_init__(self) -> None:
         check_range(self, "weight_decay", at_least=0, location="--optimizer")
+
+
+@dataclass(frozen=True)
+class AdamOptions(OptimizerOptions):
+    """Options of optimizers with two moments."""
+
+    beta1: float = flag(0.9, "Decay of the first moment.")
+    beta2: float = flag(0.999, "Decay of the second moment.")
+    epsilon: float = flag(1e-6, "Added to the denominator.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self, "epsilon", above=0, location="--optimizer")
+        check_range(self, "beta1", "beta2", at_least=0, below=1, location="--optimizer")
+
+
+@dataclass(frozen=True)
+class AdamWOptions(AdamOptions):
+    """AdamW (Loshchilov & Hutter 2019), optionally with steps scaled by the size of the parameters."""
+
+    scale_by_size: bool = flag(False, "Multiply the step of each parameter by its root mean square, as for T5.")
+
+
+@dataclass(frozen=True)
+class LambOptions(AdamOptions):
+    """LAMB (You et al. 2020), for very large batches."""
+
+
+@dataclass(frozen=True)
+class AdafactorOptions(OptimizerOptions):
+    """Adafactor (Shazeer & Stern 2018), with factored second moments that need little memory."""
+
+    scale_by_size: bool = flag(False, "Multiply the step of each parameter by its root mean square.")
+
+
+@dataclass(frozen=True)
+class AdaGradOptions(OptimizerOptions):
+    """AdaGrad (Duchi et al. 2011), for word vectors."""
+
+    weight_decay: float = flag(0.0, "Weight decay; impossible with sparse gradients.")
+
+
+@dataclass(frozen=True)
+class SGDOptions(OptimizerOptions):
+    """Plain stochastic gradient descent."""
+
+    weight_decay: float = flag(0.0, "Weight decay; impossible with sparse gradients.")
+
+
+@dataclass(frozen=True)
+class ASGDOptions(OptimizerOptions):
+    """SGD with weights averaged from the first step (Polyak & Juditsky 1992)."""
 
 
 @dataclass(frozen=True)
@@ -88,9 +82,6 @@ class NTASGDOptions(ASGDOptions):
         check_range(self, "patience", above=0, location="--optimizer")
 
 
-OptimizerOptions = (
-    AdamWOptions | LambOptions | AdafactorOptions | AdaGradOptions | SGDOptions | ASGDOptions | NTASGDOptions
-)
 OPTIMIZERS: dict[str, type] = {
     "adamw": AdamWOptions,
     "lamb": LambOptions,
@@ -159,9 +150,7 @@ class LoopArguments:
 
     output_dir: str = flag(REQUIRED, "Directory for the model, its checkpoints and logs.")
     max_steps: int | None = flag(None, "Optimizer steps to train.")
-    num_train_epochs: float | None = flag(
-        None, "Passes over the data to train, instead of --max_steps.", conflicts=("max_steps",)
-    )
+    num_train_epochs: float | None = flag(None, "Passes over the data to train, instead of --max_steps.")
     per_device_batch_size: int = flag(32, "Examples per process and micro-batch.")
     gradient_accumulation_steps: int = flag(1, "Micro-batches per optimizer step.", group=_OPTIMIZATION)
     optimizer: OptimizerOptions = choice_flag("adamw", "Optimizer.", OPTIMIZERS, group=_OPTIMIZATION)
@@ -193,10 +182,7 @@ class LoopArguments:
     save_steps: int = flag(500, "Steps between checkpoints; 0 saves at the end only.", group=_RECORDS)
     save_total_limit: int = flag(2, "Number of newest checkpoints to keep.", group=_RECORDS)
     resume: bool = flag(
-        False,
-        "Continue exactly from the newest checkpoint in --output_dir, if there is one.",
-        group=_RECORDS,
-        conflicts=("overwrite",),
+        False, "Continue exactly from the newest checkpoint in --output_dir, if there is one.", group=_RECORDS
     )
     overwrite: bool = flag(False, "Delete the run and the model in --output_dir and start a new run.", group=_RECORDS)
     report_to: Literal["none", "tensorboard", "trackio"] = flag("none", "Experiment tracker.", group=_RECORDS)
@@ -245,9 +231,3 @@ class LoopArguments:
 def steps_of(value: float, total_steps: int) -> int:
     """A number of steps; a value below 1 is a fraction of all steps."""
     return round(value * total_steps) if value < 1 else int(value)
-
-
-def _check_adam(options: AdamWOptions | LambOptions) -> None:
-    check_range(options, "weight_decay", at_least=0, location="--optimizer")
-    check_range(options, "epsilon", above=0, location="--optimizer")
-    check_range(options, "beta1", "beta2", at_least=0, below=1, location="--optimizer")

@@ -93,10 +93,9 @@ def training_batches(
     same examples as one with batch size 8. Batches that workers prefetched are made again after a resume.
 
     Args:
-        accelerator: The run's Accelerator.
+        accelerator, arguments: The run's.
         examples: Indexed by `(epoch, index)` (see `EpochIndexed`), or an `ExampleStream`.
         collate: List of examples -> arguments of the model's forward.
-        arguments: Batch size, accumulation, seed and number of workers.
         start_batch: Micro-batches to skip.
         contiguous: Each row of a micro-batch continues the same row of this micro-batch in the previous step.
 
@@ -162,12 +161,11 @@ def count_targets(batches: Sequence[Mapping[str, torch.Tensor]], targets: Sequen
     """Targets per name over all `batches`, as in `count_items`: an int64 tensor (len(targets),)."""
     if not targets:
         return torch.zeros(0, dtype=torch.int64)
-    return torch.stack([_count_batch(batch, targets) for batch in batches]).sum(dim=0)
-
-
-def _count_batch(batch: Mapping[str, torch.Tensor], targets: Sequence[str]) -> torch.Tensor:
-    zero = torch.zeros((), dtype=torch.int64, device=next(iter(batch.values())).device)
-    return torch.stack([_count_target(batch, name) if name in batch else zero for name in targets])
+    counts = []
+    for batch in batches:
+        zero = torch.zeros((), dtype=torch.int64, device=next(iter(batch.values())).device)
+        counts.append(torch.stack([_count_target(batch, name) if name in batch else zero for name in targets]))
+    return torch.stack(counts).sum(dim=0)
 
 
 def _count_target(batch: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:

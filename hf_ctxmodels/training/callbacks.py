@@ -47,24 +47,18 @@ class FinetuningCallback(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Raise CtxError if the callback does not support the run's processes; subclasses call it first."""
         launch = AcceleratorState()
-        if self.requires_single_process:
-            require_single_process(launch.num_processes)
+        if self.requires_single_process and launch.num_processes > 1:
+            raise CtxError(
+                "Unfreezing layers during training is not supported on several processes.",
+                location=f"{launch.num_processes} processes",
+                hint="use one process, or remove --freeze.",
+            )
         if self.requires_full_weights and launch.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED):
             raise CtxError(
                 f"{type(self).__name__} needs all weights in every process, but they are sharded.",
                 location="accelerate launch",
                 hint="use data parallelism, as in scripts/accelerate/ddp_cpu.yaml.",
             )
-
-
-def require_single_process(num_processes: int) -> None:
-    """Raise CtxError for several processes, which would wait for the gradients of frozen parameters."""
-    if num_processes > 1:
-        raise CtxError(
-            "Unfreezing layers during training is not supported on several processes.",
-            location=f"{num_processes} processes",
-            hint="use one process, or remove --freeze.",
-        )
 
 
 def unwrap_optimizer(optimizer: Any) -> Optimizer:

@@ -4,7 +4,7 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Self
 
 import torch
@@ -38,8 +38,7 @@ def inactive_parallelism_warnings(distributed_type: DistributedType, num_process
     """Warnings for parallelism that `accelerate launch` configured through the environment but that is not active.
 
     Args:
-        distributed_type: Of the Accelerator or PartialState.
-        num_processes: Number of connected processes.
+        distributed_type, num_processes: Of the Accelerator or PartialState.
         device: Device type, for example "cpu".
     """
     warnings = [
@@ -79,11 +78,7 @@ class LostProcessError(CtxError):
 
 @contextmanager
 def detect_lost_processes(num_processes: int) -> Iterator[None]:
-    """Turn errors of collective operations into a LostProcessError.
-
-    Raises:
-        LostProcessError: Another process was killed or hangs.
-    """
+    """Turn errors of collective operations into a LostProcessError."""
     try:
         yield
     except RuntimeError as error:
@@ -118,16 +113,11 @@ class SignalWatch:
             self._previous_handlers[number] = signal.signal(number, self._receive)
         return self
 
-    def __exit__(
-        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._restore_handlers()
-
     def _receive(self, number: int, frame: FrameType | None) -> None:
         self._received = number
-        self._restore_handlers()
+        self.__exit__()
 
-    def _restore_handlers(self) -> None:
+    def __exit__(self, *error: object) -> None:
         while self._previous_handlers:
             number, handler = self._previous_handlers.popitem()
             signal.signal(number, handler)  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence, Sized
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,9 +36,7 @@ from hf_ctxmodels.tokenizers.base import record_tokenizer_digest
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.batches import Collate, next_batches, training_batches
 from hf_ctxmodels.training.callbacks import FinetuningCallback
-from hf_ctxmodels.training.checkpoint.directory import locked_output_dir
-from hf_ctxmodels.training.checkpoint.identity import loop_identity, model_identity
-from hf_ctxmodels.training.checkpoint.training_state import TrainingState
+from hf_ctxmodels.training.checkpoint_files import locked_output_dir
 from hf_ctxmodels.training.distributed import (
     InterruptionError,
     SignalWatch,
@@ -45,12 +44,11 @@ from hf_ctxmodels.training.distributed import (
     inactive_parallelism_warnings,
     require_configured_backend,
 )
-from hf_ctxmodels.training.metrics.step_metrics import StepMetrics, require_finite_weights
-from hf_ctxmodels.training.metrics.summary import TrainingSummary
-from hf_ctxmodels.training.metrics.training_log import Stopwatch, TrainingLog
-from hf_ctxmodels.training.optim.averaging import Averaging
-from hf_ctxmodels.training.optim.optimizers import make_optimizer, make_scheduler
-from hf_ctxmodels.training.recurrent_state import RecurrentStateCarrier, state_outputs
+from hf_ctxmodels.training.optimizers import Averaging, make_optimizer, make_scheduler
+from hf_ctxmodels.training.recurrent_state import RecurrentStateCarrier
+from hf_ctxmodels.training.summary import TrainingSummary
+from hf_ctxmodels.training.training_log import StepMetrics, Stopwatch, TrainingLog, require_finite_weights
+from hf_ctxmodels.training.training_state import TrainingState, run_identity
 from hf_ctxmodels.training.training_step import LossFunction, TrainingStep
 
 Evaluate = Callable[[nn.Module, Accelerator], dict[str, float]]
@@ -62,7 +60,7 @@ def make_accelerator(arguments: LoopArguments, *, unused_parameters: bool = Fals
     Prints a warning if parallelism that `accelerate launch` configured is not active.
 
     Args:
-        arguments: The loop's arguments.
+        arguments: Of the loop.
         unused_parameters: Whether a step may leave parameters without gradients, such as the heads of other tasks; data
             parallelism then detects them.
 
@@ -130,23 +128,6 @@ class TrainingResult:
         )
 
 
-def total_steps(arguments: LoopArguments, examples: Dataset | ExampleStream, accelerator: Accelerator) -> int:
-    """Optimizer steps of the run: `max_steps`, or `num_train_epochs` rounded to whole steps, at least 1.
-
-    Raises:
-        CtxError: `num_train_epochs` is given for a stream.
-    """
-    if arguments.max_steps is not None or arguments.num_train_epochs is None:
-        return arguments.max_steps or 0
-    if not isinstance(examples, Sized):
-        raise CtxError(
-            "A stream has no known number of epochs.",
-            location=f"--num_train_epochs {arguments.num_train_epochs}",
-            hint="pass --max_steps instead, or remove --streaming.",
-        )
-    return max(round(arguments.num_train_epochs * len(examples) / global_batch_size(arguments, accelerator)), 1)
-
-
 def global_batch_size(arguments: LoopArguments, accelerator: Accelerator) -> int:
     """Examples per optimizer step."""
     return arguments.per_device_batch_size * accelerator.num_processes * arguments.gradient_accumulation_steps
@@ -178,12 +159,11 @@ def train(
             `batches.EpochIndexed`), or a stream from `hf_ctxmodels.data`.
         collate: List of examples -> arguments of the model's forward. Its random numbers must derive from the examples'
             "epoch" and "example_index".
-        arguments: The loop's arguments.
         accelerator: From `make_accelerator`.
         tokenizer: Saved with every checkpoint and the final model.
         evaluate: `(model, accelerator) -> {name: value}`, for example `loss_evaluation.LossEvaluation`; called on every
             process with the model in evaluation mode.
-        loss_function: The training loss; by default the loss of the model's forward.
+        loss_function: By default the loss of the model's forward.
         callbacks: Called in this order; see `callbacks.FinetuningCallback` for what the loop passes.
         identity: JSON values that must be equal when a run is resumed (dataset, objective, ...).
         contiguous: Consecutive examples are contiguous text, which is not shuffled, and the model's state
@@ -197,68 +177,76 @@ def train(
         CtxError: The output directory or a checkpoint is unusable or cannot be written, another run is training there,
             or `contiguous` and the model has no state.
     """
-    identity = {**(identity or {}), **({"contiguous": True} if contiguous else {})}
     with (
         detect_lost_processes(accelerator.num_processes),
         locked_output_dir(accelerator, arguments, tokenizer) as checkpoint,
     ):
-        loop = TrainingLoop(arguments, accelerator, checkpoint, evaluate, callbacks)
-        loop.prepare(model, examples, collate, tokenizer, loss_function, identity, contiguous)
+        loop = TrainingLoop(
+            model,
+            examples,
+            collate,
+            arguments,
+            accelerator,
+            checkpoint,
+            tokenizer,
+            evaluate,
+            loss_function,
+            callbacks,
+            {**(identity or {}), **({"contiguous": True} if contiguous else {})},
+            contiguous,
+        )
         return loop.run()
 
 
 class TrainingLoop:
-    """The loop of `train`: `prepare` sets it up, `run` trains to the end."""
+    """The loop of `train`: the constructor builds optimizer, schedule and batches and restores the checkpoint, `run`
+    trains to the end."""
 
     def __init__(
-        self,
-        arguments: LoopArguments,
-        accelerator: Accelerator,
-        checkpoint: Path | None,
-        evaluate: Evaluate | None,
-        callbacks: Sequence[TrainerCallback],
-    ) -> None:
-        self.arguments, self.accelerator, self.checkpoint = arguments, accelerator, checkpoint
-        self.evaluate_model, self.callbacks = evaluate, list(callbacks)
-        self.control = TrainerControl()
-
-    def prepare(
         self,
         model: PreTrainedModel,
         examples: Dataset | ExampleStream,
         collate: Collate,
+        arguments: LoopArguments,
+        accelerator: Accelerator,
+        checkpoint: Path | None,
         tokenizer: PreTrainedTokenizerBase | None,
+        evaluate: Evaluate | None,
         loss_function: LossFunction | None,
+        callbacks: Sequence[TrainerCallback],
         identity: Mapping[str, Any],
         contiguous: bool,
     ) -> None:
-        """Build optimizer, schedule and batches, and restore the checkpoint, if any."""
-        arguments, accelerator = self.arguments, self.accelerator
-        self.total_steps = total_steps(arguments, examples, accelerator)
+        self.arguments, self.accelerator = arguments, accelerator
+        self.evaluate_model, self.callbacks = evaluate, list(callbacks)
+        self.control = TrainerControl()
+        self.batch_size = global_batch_size(arguments, accelerator)
         self.examples_per_epoch = len(examples) if isinstance(examples, Sized) else None
+        if arguments.num_train_epochs is None:
+            self.total_steps = arguments.max_steps or 0
+        elif self.examples_per_epoch is None:
+            raise CtxError(
+                "A stream has no known number of epochs.",
+                location=f"--num_train_epochs {arguments.num_train_epochs}",
+                hint="pass --max_steps instead, or remove --streaming.",
+            )
+        else:
+            self.total_steps = max(round(arguments.num_train_epochs * self.examples_per_epoch / self.batch_size), 1)
         if tokenizer is not None:
             record_tokenizer_digest(model.config, tokenizer)
 
         # model: the identity of the run is compared before weights are loaded
-        self.state = TrainingState(
-            accelerator,
-            arguments,
-            tokenizer,
-            identity={
-                "examples": self.examples_per_epoch,
-                **loop_identity(arguments, accelerator, self.total_steps),
-                **model_identity(model),
-                **identity,
-                **{
-                    name: value
-                    for callback in self.callbacks
-                    if isinstance(callback, FinetuningCallback)
-                    for name, value in callback.identity.items()
-                },
-            },
-        )
-        if self.checkpoint is not None:
-            self.state.load_weights(self.checkpoint, model)
+        identity = {
+            "examples": self.examples_per_epoch,
+            **run_identity(arguments, accelerator, self.total_steps, model),
+            **identity,
+        }
+        for callback in self.callbacks:
+            if isinstance(callback, FinetuningCallback):
+                identity |= callback.identity
+        self.state = TrainingState(accelerator, arguments, tokenizer, identity)
+        if checkpoint is not None:
+            self.state.load_weights(checkpoint, model)
         self.num_parameters = model.num_parameters()
 
         # optimizer: callbacks may regroup its parameters before the schedule is made
@@ -267,15 +255,14 @@ class TrainingLoop:
             global_step=self.state.step, max_steps=self.total_steps, num_train_epochs=self._epochs(self.total_steps)
         )
         self.callback_objects: dict[str, Any] = {"model": model, "optimizer": optimizer, "processing_class": tokenizer}
-        has_evaluation = self.evaluate_model is not None
-        self._call("on_train_begin", has_evaluation=has_evaluation, checkpoint=self.checkpoint)
+        self._call("on_train_begin", has_evaluation=evaluate is not None, checkpoint=checkpoint)
         self.model, prepared_optimizer = accelerator.prepare(model, optimizer)
         self.scheduler = make_scheduler(optimizer, arguments, self.total_steps)
-        self.averaging = Averaging(optimizer, arguments, has_evaluation)
-
-        recurrent_states = RecurrentStateCarrier(
-            state_outputs(model) if contiguous else (), arguments.gradient_accumulation_steps
+        self.averaging = (
+            Averaging(optimizer, arguments, evaluate is not None) if isinstance(optimizer, torch.optim.ASGD) else None
         )
+        micro_batches = arguments.gradient_accumulation_steps
+        recurrent_states = RecurrentStateCarrier(model, micro_batches) if contiguous else None
         self.training_step = TrainingStep(
             accelerator,
             self.model,
@@ -289,19 +276,17 @@ class TrainingLoop:
         self.step_metrics = StepMetrics(accelerator, arguments.output_dir)
         self.state.attach(self.model, optimizer, self.scheduler, self.step_metrics, recurrent_states, self.averaging)
         set_seed(arguments.seed, device_specific=True)
-        if self.checkpoint is not None:
-            self.state.load(self.checkpoint)
-            accelerator.print(f"Resuming from {self.checkpoint}.", file=sys.stderr)
+        if checkpoint is not None:
+            self.state.load(checkpoint)
+            accelerator.print(f"Resuming from {checkpoint}.", file=sys.stderr)
 
-        start_batch = self.state.step * arguments.gradient_accumulation_steps
+        # data and log
+        start_batch = self.state.step * micro_batches
         self.batches = training_batches(accelerator, examples, collate, arguments, start_batch, contiguous)
         if arguments.report_to != "none":
             config = {name: value for name, value in flat_options(arguments).items() if value is not None}
             accelerator.init_trackers(Path(arguments.output_dir).resolve().name, config=config)
-        title = (
-            f"{self.state.model_class}, {self.num_parameters:,} parameters, "
-            f"{global_batch_size(arguments, accelerator):,} examples a step"
-        )
+        title = f"{self.state.model_class}, {self.num_parameters:,} parameters, {self.batch_size:,} examples a step"
         self.log = TrainingLog(accelerator, arguments.output_dir, self.total_steps, self.state.step, title)
         self.stopwatch = Stopwatch()
         self.resumed_tokens = self.step_metrics.tokens  # of steps before the checkpoint, which are not timed
@@ -312,14 +297,26 @@ class TrainingLoop:
         try:
             with SignalWatch(self.accelerator.num_processes) as signals, retain_freed_memory():
                 self._train(signals)
-                self.averaging.settle()
+                if self.averaging is not None:
+                    self.averaging.swap()
                 self.state.publish()
         finally:
             self.batches.close()
             self.log.close()
             if self.arguments.report_to != "none":
                 self.accelerator.end_training()
-        return self._result()
+        return TrainingResult(
+            arguments=self.arguments,
+            model_class=self.state.model_class,
+            model_type=self.accelerator.unwrap_model(self.model).config.model_type,
+            parameters=self.num_parameters,
+            global_batch_size=self.batch_size,
+            steps=self.state.step,
+            tokens=self.state.tokens,
+            tokens_per_second=self.timed_tokens / self.logged_seconds if self.timed_tokens else None,
+            metrics=self.state.metrics,
+            curve=self.log.curve,
+        )
 
     def _train(self, signals: SignalWatch) -> None:
         state, arguments, control = self.state, self.arguments, self.control
@@ -342,8 +339,8 @@ class TrainingLoop:
             is_last = state.step == self.total_steps or control.should_training_stop
             if is_last or control.should_log or _is_due(state.step, arguments.logging_steps):
                 self._log()
-            elif self.step_metrics.full:
-                self.step_metrics.settle()
+            else:
+                self.step_metrics.settle(only_if_full=True)
             if is_last or control.should_evaluate or _is_due(state.step, arguments.eval_steps):
                 self._evaluate(is_last)
             signal = signals.received()
@@ -376,13 +373,14 @@ class TrainingLoop:
             return
         self.stopwatch.pause()
         self.model.eval()
-        with self.averaging.applied():
+        with nullcontext() if self.averaging is None else self.averaging.applied():
             self.state.metrics = self.evaluate_model(self.model, self.accelerator)
         self.control.should_evaluate = False
         self._call("on_evaluate", metrics=self.state.metrics)
         if self.control.should_evaluate and is_last:  # a callback changed the weights
             self.state.metrics = self.evaluate_model(self.model, self.accelerator)
-        self.averaging.observe(self.state.step, self.state.metrics)
+        if self.averaging is not None:
+            self.averaging.observe(self.state.step, self.state.metrics)
         self.model.train()
         self.log.record(self.state.step, self.state.metrics)
         self.stopwatch.start()
@@ -405,22 +403,7 @@ class TrainingLoop:
 
     def _epochs(self, steps: int) -> float:
         """Passes over the data after some steps; 0 for a stream."""
-        batch_size = global_batch_size(self.arguments, self.accelerator)
-        return steps * batch_size / self.examples_per_epoch if self.examples_per_epoch else 0.0
-
-    def _result(self) -> TrainingResult:
-        return TrainingResult(
-            arguments=self.arguments,
-            model_class=self.state.model_class,
-            model_type=self.accelerator.unwrap_model(self.model).config.model_type,
-            parameters=self.num_parameters,
-            global_batch_size=global_batch_size(self.arguments, self.accelerator),
-            steps=self.state.step,
-            tokens=self.state.tokens,
-            tokens_per_second=self.timed_tokens / self.logged_seconds if self.timed_tokens else None,
-            metrics=self.state.metrics,
-            curve=self.log.curve,
-        )
+        return steps * self.batch_size / self.examples_per_epoch if self.examples_per_epoch else 0.0
 
 
 def _is_due(step: int, interval: int) -> bool:

@@ -6,7 +6,8 @@ loads the weights.
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -26,11 +27,26 @@ from hf_ctxmodels.core.output_files import TOKENIZER_FILES
 from hf_ctxmodels.core.weights import is_quantized
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.spec import FamilySpec
-from hf_ctxmodels.training.checkpoint.directory import MANIFEST_FILE, damaged_files
+from hf_ctxmodels.training.checkpoint_files import MANIFEST_FILE, damaged_files
 
 _COPY_AGAIN = "copy or download the file again, or use the weights of a checkpoint-<step> directory next to it."
+_CORRECT_FIELD = "correct the field, or start from a named size."
 # Each of these files contains a vocabulary.
 _VOCABULARY_FILES = tuple(name for name in TOKENIZER_FILES if name not in ("tokenizer_config.json", "merges.txt"))
+
+
+@contextmanager
+def _wrap_library_errors(message: str, source: str | Path, hint: str) -> Iterator[None]:
+    """Convert any error of a library, which may depend on any content of a file, to a CtxError."""
+    try:
+        yield
+    except CtxError:
+        raise
+    except Exception as error:
+        # configuration classes wrap the errors of their validators
+        cause = (error.__cause__ if isinstance(error, StrictDataclassError) else None) or error
+        first_line = (str(cause).strip().splitlines() or [type(cause).__name__])[0]
+        raise CtxError(f"{message}: {first_line}", location=str(source), hint=hint) from error
 
 
 def load_config(
@@ -48,16 +64,9 @@ def load_config(
     Raises:
         CtxError: There is no such checkpoint, its `config.json` is unusable, or a field is unknown.
     """
-    try:
+    hint = "use a directory with a config.json, or a Hub id."
+    with _wrap_library_errors("No usable model configuration", source, hint):
         return change_config(config_class.from_pretrained(source), changes, source)
-    except CtxError:
-        raise
-    except Exception as error:  # any content of the file, for example lists that are nested too deeply
-        raise CtxError(
-            f"No usable model configuration: {_first_line(error)}",
-            location=str(source),
-            hint="use a directory with a config.json, or a Hub id.",
-        ) from error
 
 
 def change_config(config: PreTrainedConfig, changes: Mapping[str, Any], source: str | Path) -> PreTrainedConfig:
@@ -85,21 +94,14 @@ def load_family_config(source: str | Path, changes: Mapping[str, Any] = MappingP
     config = load_config(source)
     if any(type(config) is family.config for family in FAMILIES.values()):
         return load_config(source, changes=changes)
-    family = next(
-        (
-            family
-            for family in FAMILIES.values()
-            if config.model_type in (family.reference, *family.config.extra_reference_model_types)
-        ),
-        None,
+    for family in FAMILIES.values():
+        if config.model_type in (family.reference, *family.config.extra_reference_model_types):
+            return load_config(source, family.config, changes)
+    raise CtxError(
+        f"A model with a {type(config).__name__} belongs to no family.",
+        location=str(source),
+        hint=f"use a model of one of: {', '.join(FAMILIES)}.",
     )
-    if family is None:
-        raise CtxError(
-            f"A model with a {type(config).__name__} belongs to no family.",
-            location=str(source),
-            hint=f"use a model of one of: {', '.join(FAMILIES)}.",
-        )
-    return load_config(source, family.config, changes)
 
 
 def load_config_file(
@@ -110,13 +112,11 @@ def load_config_file(
     Raises:
         CtxError: The file is missing, no JSON, or no configuration of this class.
     """
-    try:
+    if not Path(file).exists():
+        raise CtxError("No such configuration file.", location=str(file), hint="check --config.")
+    with _wrap_library_errors(f"Not a configuration of {config_class.__name__}", file, _CORRECT_FIELD):
         fields = json.loads(Path(file).read_text(encoding="utf-8"))
         fields = {name: value for name, value in fields.items() if name != "architectures"}
-    except FileNotFoundError as error:
-        raise CtxError("No such configuration file.", location=str(file), hint="check --config.") from error
-    except Exception as error:  # not JSON, not an object, or nested too deeply
-        raise _invalid_configuration(config_class, file, error) from error
     return make_config(config_class, {**fields, **changes}, location=str(file))
 
 
@@ -139,32 +139,22 @@ def parse_config_options(assignments: Sequence[str]) -> dict[str, Any]:
 
 
 def make_config(config_class: type[PreTrainedConfig], fields: Mapping[str, Any], *, location: str) -> PreTrainedConfig:
-    """A configuration with the given fields.
-
-    Args:
-        config_class: The configuration's class.
-        fields: Field -> value.
-        location: File or flags with the fields, for the error.
+    """A configuration with the given fields, which are in the file or flags `location`.
 
     Raises:
         CtxError: A field is unknown, or values are invalid.
     """
-    try:
+    with _wrap_library_errors(f"Not a configuration of {config_class.__name__}", location, _CORRECT_FIELD):
         return config_class(**fields)
-    except CtxError:
-        raise
-    except Exception as error:
-        raise _invalid_configuration(config_class, location, error) from error
 
 
 def new_config(
     family: FamilySpec, tokenizer: PreTrainedTokenizerBase, size: str | None = None, options: Sequence[str] = ()
 ) -> PreTrainedConfig:
-    """The configuration of a new model.
+    """The configuration of a new model, with vocabulary size and special token ids of its tokenizer.
 
     Args:
-        family: The model's family.
-        tokenizer: The model's tokenizer, which determines vocabulary size and special token ids.
+        family, tokenizer: The model's.
         size: A size of the family, or a JSON file of fields; None for the size "tiny".
         options: Fields to change, as key=value.
 
@@ -188,27 +178,17 @@ def new_config(
         if getattr(defaults, name) is not None:
             token_id = getattr(tokenizer, name)
             vocabulary[name] = getattr(tokenizer, substitute) if token_id is None else token_id
-    fields = {**family.sizes[size], **vocabulary, **_generation_tokens(family, tokenizer), **changes}
+    if family.seq2seq_finetuning is not None:
+        # token ids that the head generates with; a head whose tokenizer lacks one refuses to generate
+        with suppress(CtxError):
+            vocabulary |= family.seq2seq_finetuning.objective.head_fields(tokenizer)
+    fields = {**family.sizes[size], **vocabulary, **changes}
     return make_config(family.config, fields, location=" ".join([size, *options]))
 
 
-def _generation_tokens(family: FamilySpec, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    """Configuration fields with the token ids that the family's head generates with; the defaults are ids of the
-    released vocabulary. Empty for a tokenizer that lacks one of the tokens: the head then refuses to generate."""
-    if family.seq2seq_finetuning is None:
-        return {}
-    try:
-        return family.seq2seq_finetuning.objective.head_fields(tokenizer)
-    except CtxError:
-        return {}
-
-
 def set_embedding_fields(config: PreTrainedConfig) -> None:
-    """Set the configuration fields that follow from its `pretrained_embeddings`, if any.
-
-    Raises:
-        CtxError: The embeddings cannot be opened.
-    """
+    """Set the configuration fields that follow from its `pretrained_embeddings`, if any; raises CtxError if they cannot
+    be opened."""
     if isinstance(config, CtxCharacterConfig) and config.pretrained_embeddings and not config.pretrained_embedding_size:
         for name, value in CharacterPreTrainedModel.embedding_fields(config.pretrained_embeddings).items():
             setattr(config, name, value)
@@ -225,14 +205,6 @@ def new_model(auto_class: str, config: PreTrainedConfig) -> PreTrainedModel:
     if isinstance(model, CtxPreTrainedModel):
         model.load_pretrained_components()
     return model
-
-
-def _invalid_configuration(config_class: type, location: str | Path, error: Exception) -> CtxError:
-    return CtxError(
-        f"Not a configuration of {config_class.__name__}: {_first_line(error)}",
-        location=str(location),
-        hint="correct the field, or start from a named size.",
-    )
 
 
 def load_tokenizer(source: str | Path, split_words: bool = False) -> PreTrainedTokenizerBase:
@@ -254,18 +226,13 @@ def load_tokenizer(source: str | Path, split_words: bool = False) -> PreTrainedT
             location=str(source),
             hint="train one with `hf-ctxmodels train-tokenizer`, or copy the missing file from the model's source.",
         )
-    try:
+    hint = "check the name; copy a damaged tokenizer.json again, or train a new one."
+    with _wrap_library_errors("The tokenizer cannot be opened", source, hint):
         tokenizer = AutoTokenizer.from_pretrained(source)
-        if split_words and _omits_prefix_space(tokenizer):
-            tokenizer = AutoTokenizer.from_pretrained(source, add_prefix_space=True)
-    except CtxError:
-        raise
-    except Exception as error:  # the tokenizers library raises bare Exceptions for damaged files
-        raise CtxError(
-            f"The tokenizer cannot be opened: {_first_line(error)}",
-            location=str(source),
-            hint="check the name; copy a damaged tokenizer.json again, or train a new one.",
-        ) from error
+        if split_words and tokenizer.is_fast:
+            pre_tokenizer = json.loads(tokenizer.backend_tokenizer.to_str())["pre_tokenizer"]
+            if '"add_prefix_space": false' in json.dumps(pre_tokenizer):
+                tokenizer = AutoTokenizer.from_pretrained(source, add_prefix_space=True)
     if not tokenizer.is_fast:
         raise CtxError(
             f"{type(tokenizer).__name__} has no token offsets.",
@@ -273,13 +240,6 @@ def load_tokenizer(source: str | Path, split_words: bool = False) -> PreTrainedT
             hint="use a tokenizer with a tokenizer.json.",
         )
     return tokenizer
-
-
-def _omits_prefix_space(tokenizer: PreTrainedTokenizerBase) -> bool:
-    if not tokenizer.is_fast:
-        return False
-    pre_tokenizer = json.loads(tokenizer.backend_tokenizer.to_str())["pre_tokenizer"]
-    return '"add_prefix_space": false' in json.dumps(pre_tokenizer)
 
 
 def require_single_task(config: PreTrainedConfig, source: str) -> None:
@@ -337,30 +297,21 @@ def load_model(
             another shape.
     """
     verify_weights(Path(source))
-    try:
+    hint = "use a directory with config.json and model.safetensors, or a Hub id, of a model with this head."
+    with _wrap_library_errors(f"The model cannot be opened with {auto_class}", source, hint):
         model_class = getattr(transformers, auto_class)
         arguments: dict[str, Any] = {"pretrained_model_name_or_path": source}
         if weights is not None:
             model_class = model_class._model_mapping[type(config)]
             arguments = {"pretrained_model_name_or_path": None, "state_dict": dict(weights)}
-        # transformers reports missing and unexpected weights without raising
-        model, report = model_class.from_pretrained(
-            **arguments, config=config, output_loading_info=True, ignore_mismatched_sizes=True
-        )
-    except SafetensorError as error:
-        raise CtxError(
-            f"The weights are damaged: {error}.",
-            location=str(Path(source) / "model.safetensors"),
-            hint=_COPY_AGAIN,
-        ) from error
-    except CtxError:
-        raise
-    except Exception as error:  # for example unsafe pickles or sizes that do not match
-        raise CtxError(
-            f"The model cannot be opened with {auto_class}: {_first_line(error)}",
-            location=str(source),
-            hint="use a directory with config.json and model.safetensors, or a Hub id, of a model with this head.",
-        ) from error
+        try:
+            # transformers reports missing and unexpected weights without raising
+            model, report = model_class.from_pretrained(
+                **arguments, config=config, output_loading_info=True, ignore_mismatched_sizes=True
+            )
+        except SafetensorError as error:
+            file = str(Path(source) / "model.safetensors")
+            raise CtxError(f"The weights are damaged: {error}.", location=file, hint=_COPY_AGAIN) from error
     _check_encoder(model, report, source)
     if isinstance(model, CtxPreTrainedModel):
         model.load_pretrained_components(missing=set(report["missing_keys"]))
@@ -394,10 +345,3 @@ def _check_encoder(model: PreTrainedModel, report: dict[str, Any], source: str |
         location=str(source),
         hint="use the model.safetensors and the config.json of the same model.",
     )
-
-
-def _first_line(error: BaseException) -> str:
-    """The first line of an error's message, or of its cause for configuration errors."""
-    if isinstance(error, StrictDataclassError) and error.__cause__ is not None:
-        error = error.__cause__
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

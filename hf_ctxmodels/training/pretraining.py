@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -20,12 +20,8 @@ from hf_ctxmodels.spec import FamilySpec
 from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.batches import Collate
-from hf_ctxmodels.training.checkpoint.identity import flags_identity
+from hf_ctxmodels.training.evaluation import Examples, LossEvaluation, frequency_baselines, sample_batches
 from hf_ctxmodels.training.loop import make_accelerator, train
-from hf_ctxmodels.training.metrics.baselines import Examples, frequency_baselines, sample_batches
-from hf_ctxmodels.training.metrics.loss_evaluation import LossEvaluation
-from hf_ctxmodels.training.metrics.summary import TrainingSummary
-from hf_ctxmodels.training.metrics.training_log import plot_losses
 from hf_ctxmodels.training.model_loading import (
     load_config,
     load_model,
@@ -36,7 +32,10 @@ from hf_ctxmodels.training.model_loading import (
     require_single_task,
     require_trainable,
 )
+from hf_ctxmodels.training.summary import TrainingSummary
 from hf_ctxmodels.training.token_embeddings import EmbeddingTrainingArguments
+from hf_ctxmodels.training.training_log import plot_losses
+from hf_ctxmodels.training.training_state import flags_identity
 
 _BATCHES_FOR_RATES = 50
 # Fields that a resumed run may change, because the model's class, configuration and tokenizer and the objective with
@@ -86,22 +85,10 @@ class TrainingSetup:
     identity: Mapping[str, Any] = field(default_factory=dict)
 
 
-class AdapterOptions(Protocol):
-    """Options of adapters trained in a pretrained model, see `hf_ctxmodels.downstream.adapters.arguments`."""
-
-    adapter: Any
-
-    def apply_for_pretraining(self, model: PreTrainedModel) -> None:
-        """Add the adapters to the model and freeze its other weights."""
-
-    def identity(self, model: PreTrainedModel) -> dict[str, Any]:
-        """JSON values that must be equal when the run is resumed."""
-
-
 def pretrain(
     arguments: PretrainingArguments,
     loop_arguments: LoopArguments,
-    adapters: AdapterOptions | None = None,
+    add_adapter: Callable[[PreTrainedModel], dict[str, Any]] | None = None,
     make_setup: Callable[[PreTrainedModel, Objective], TrainingSetup] | None = None,
     embedding_training: EmbeddingTrainingArguments | None = None,
 ) -> TrainingSummary:
@@ -113,15 +100,14 @@ def pretrain(
     Args:
         arguments: Model, objective and data.
         loop_arguments: Arguments of the training loop.
-        adapters: Adapters to train in a pretrained model.
+        add_adapter: Adds an adapter to a pretrained model and freezes the other weights; returns JSON values that must
+            be equal when the run is resumed.
         make_setup: Wraps the model for another loss, as distillation does; None trains the model itself.
         embedding_training: Train only the token embeddings of a pretrained model.
 
     Raises:
         CtxError: An argument or file is unusable.
     """
-    if embedding_training is not None and embedding_training.train_only is None:
-        embedding_training = None
     accelerator = make_accelerator(loop_arguments)
     batch_size = loop_arguments.per_device_batch_size
 
@@ -129,21 +115,23 @@ def pretrain(
     tokenizer = load_tokenizer(tokenizer_source(arguments))
     family = resolve_family(arguments)
     objective_name, objective = make_objective(family, tokenizer, arguments, loop_arguments.seed)
-    trains_adapter = adapters is not None and adapters.adapter is not None
-    if arguments.model is None and (embedding_training is not None or trains_adapter):
+    if arguments.model is None and (add_adapter is not None or embedding_training is not None):
         raise CtxError(
             "An adapter or new embeddings are trained in a pretrained model, but no model is given.",
-            location="--train_only" if embedding_training is not None else "--adapter",
+            location="--adapter" if embedding_training is None else "--train_only",
             hint="pass --model.",
         )
+    identity: dict[str, Any] = {"objective": objective_name, "objective_options": objective.options}
     if embedding_training is not None:
-        model = _make_model_for_vocabulary(
-            embedding_training, family, objective, tokenizer, arguments, loop_arguments.seed
-        )
+        model_tokenizer = load_tokenizer(str(arguments.model))
+        model = make_model(family, objective, model_tokenizer, arguments)
+        model = embedding_training.apply(model, model_tokenizer, tokenizer, loop_arguments.seed)
+        check_tokenizer_matches_model(tokenizer, model.config, arguments.max_length, location=str(arguments.tokenizer))
+        identity |= asdict(embedding_training)
     else:
         model = make_model(family, objective, tokenizer, arguments)
-        if adapters is not None:
-            adapters.apply_for_pretraining(model)
+        if add_adapter is not None:
+            identity |= add_adapter(model)
 
     # data and evaluation
     examples, held_out = make_examples(arguments, objective, accelerator.is_main_process)
@@ -160,25 +148,26 @@ def pretrain(
         evaluate=evaluate,
         identity={
             **flags_identity(arguments, _UNCOMPARED_FIELDS, files=("dataset", "translations")),
-            "objective": objective_name,
-            "objective_options": objective.options,
-            **({} if adapters is None else adapters.identity(model)),
-            **({} if embedding_training is None else asdict(embedding_training)),
+            **identity,
             **setup.identity,
         },
         contiguous=objective.sampling.contiguous,
     )
 
+    # baselines, summary and plot
     if held_out is not None and accelerator.is_main_process:
         print_status("computing the frequency baselines")
         result.metrics |= frequency_baselines(objective, examples, held_out, model, result.metrics, batch_size)
+    counts: Counter[str] = Counter()
+    for batch in sample_batches(examples, _BATCHES_FOR_RATES * batch_size, batch_size):
+        counts.update(objective.count(objective.collate(batch)))
     summary = result.summary(
         task="pretraining",
         dataset=", ".join(arguments.dataset),
         max_length=arguments.max_length,
         objective=objective_name,
         objective_options=objective.options,
-        rates=realised_rates(objective, examples, batch_size),
+        rates=objective.rates(counts),
     )
     if accelerator.is_main_process:
         output_dir = Path(loop_arguments.output_dir)
@@ -186,22 +175,6 @@ def pretrain(
         plot_losses(summary.curve, output_dir / "training_curve.png", summary.baselines)
     accelerator.wait_for_everyone()
     return summary
-
-
-def _make_model_for_vocabulary(
-    embedding_training: EmbeddingTrainingArguments,
-    family: FamilySpec,
-    objective: Objective,
-    tokenizer: PreTrainedTokenizerBase,
-    arguments: PretrainingArguments,
-    seed: int,
-) -> PreTrainedModel:
-    """The pretrained model with the vocabulary of the tokenizer, whose token embeddings alone are trained."""
-    model_tokenizer = load_tokenizer(str(arguments.model))
-    model = make_model(family, objective, model_tokenizer, arguments)
-    model = embedding_training.apply(model, model_tokenizer, tokenizer, seed)
-    check_tokenizer_matches_model(tokenizer, model.config, arguments.max_length, location=str(arguments.tokenizer))
-    return model
 
 
 def tokenizer_source(arguments: PretrainingArguments) -> str:
@@ -308,13 +281,7 @@ def make_model(
 
 @dataclass(frozen=True)
 class ExamplesWithProgress(ExampleBuilder):
-    """An objective with a progress bar while its examples are built.
-
-    Attributes:
-        objective: Builds the examples.
-        description: Title of the bar.
-        show_progress: False for no output, on all processes except the main one.
-    """
+    """An objective with a progress bar, titled by `description`, while its examples are built."""
 
     objective: Objective
     description: str
@@ -359,11 +326,3 @@ def make_examples(
         seed=objective.seed,
     )
     return examples, held_out
-
-
-def realised_rates(objective: Objective, examples: Examples, batch_size: int) -> dict[str, float]:
-    """The objective's realised rates, such as the share of masked tokens, on a sample of epoch 0."""
-    counts: Counter[str] = Counter()
-    for batch in sample_batches(examples, _BATCHES_FOR_RATES * batch_size, batch_size):
-        counts.update(objective.count(objective.collate(batch)))
-    return objective.rates(counts)

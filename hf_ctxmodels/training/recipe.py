@@ -1,6 +1,7 @@
 """Command lines from dataclasses, with YAML recipes of defaults."""
 
 import argparse
+import inspect
 import sys
 import textwrap
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -24,8 +25,7 @@ from hf_ctxmodels.core.flags import (
     split_choice,
 )
 
-ESSENTIAL = "most used"
-_WIDTH = 100
+_LINE_FORMAT = "write one `flag: value` per line."
 
 Section = type | tuple[type, Collection[str]]
 """A dataclass whose fields become flags, or a dataclass and the names of the fields that do."""
@@ -35,7 +35,6 @@ class _Parser(argparse.ArgumentParser):
     """A parser that reports errors as `CtxError`."""
 
     def error(self, message: str) -> Any:
-        """Raise `message` as a CtxError."""
         flag, _, problem = message.removeprefix("argument ").partition(": ")
         if message.startswith("argument ") and problem:
             raise CtxError(f"{flag}: {problem}.", location=flag, hint=f"see `{self.prog} --help`.")
@@ -48,7 +47,7 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
     """Keeps the line breaks of the description and of the help of a flag."""
 
     def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=40, width=_WIDTH)
+        super().__init__(prog, max_help_position=40, width=100)
 
     def _split_lines(self, text: str, width: int) -> list[str]:
         return [
@@ -62,7 +61,6 @@ class _ChoiceAction(argparse.Action):
     """Stores `NAME:key=value,...`. The same name given again, as after a recipe, adds to the options."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        """Store the text."""
         name, options = split_choice(values)
         previous = getattr(namespace, f"_{self.dest}", None)
         if previous is not None and previous[0] == name:
@@ -93,29 +91,35 @@ def parse_arguments(
         CtxError: The recipe is missing or no mapping of flags to values, a flag or value is unknown, or two flags
             cannot be combined.
     """
-    argv = list(sys.argv[1:] if argv is None else argv)
-    parser = make_parser(*sections, description=description, essential=essential)
+    parser = _make_parser(sections, description, essential)
     names = {action.dest for action in parser._actions} - {"help", "recipe"}
-    argv = [_with_underscores(argument, names) for argument in argv]
+    argv = [_with_underscores(argument, names) for argument in (sys.argv[1:] if argv is None else argv)]
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     finder.add_argument("--recipe")
     recipe = finder.parse_known_args(argv)[0].recipe
     if recipe is not None and not {"-h", "--help"} & set(argv):
-        argv = recipe_flags(find_recipe(recipe), names) + argv
+        argv = recipe_flags(find_packaged(recipe, "recipes", "recipe", "--recipe"), names) + argv
     namespace, unknown = parser.parse_known_args(argv)
     if unknown:
+        similar = did_you_mean(unknown[0].removeprefix("--").partition("=")[0].replace("-", "_"), names)
         raise CtxError(
             f"Unknown arguments: {' '.join(unknown)}.",
             location=unknown[0],
-            hint=f"{_did_you_mean_flag(unknown[0], names)}see `{parser.prog} --help`.",
+            hint=f"{similar.replace('mean ', 'mean --')}see `{parser.prog} --help`.",
         )
     parsed = []
     for section in sections:
         options = section[0] if isinstance(section, tuple) else section
-        shown = [entry.name for entry in shown_fields(section)]
-        parsed.append(options(**{name: getattr(namespace, name) for name in shown}))
+        parsed.append(options(**{entry.name: getattr(namespace, entry.name) for entry in shown_fields(section)}))
     check_conflicts(*parsed)
     return tuple(parsed)
+
+
+def _with_underscores(argument: str, names: set[str]) -> str:
+    """`--max-steps` as `--max_steps`."""
+    name, equals, value = argument.removeprefix("--").partition("=")
+    name = name.replace("-", "_")
+    return f"--{name}{equals}{value}" if argument.startswith("--") and name in names else argument
 
 
 def shown_fields(section: Section) -> list[Field]:
@@ -125,12 +129,10 @@ def shown_fields(section: Section) -> list[Field]:
     return [entry for entry in entries if names is None or entry.name in names]
 
 
-def make_parser(
-    *sections: Section, description: str | None = None, essential: Sequence[str] = ()
-) -> argparse.ArgumentParser:
+def _make_parser(sections: Sequence[Section], description: str | None, essential: Sequence[str]) -> _Parser:
     """The parser of `parse_arguments`, with the flags in groups."""
     parser = _Parser(
-        description=description,
+        description=inspect.cleandoc(description or ""),
         formatter_class=_HelpFormatter,
         allow_abbrev=False,
         usage="%(prog)s [--help] [--recipe NAME] --flag VALUE ...",
@@ -141,10 +143,10 @@ def make_parser(
     for entry, section in entries:
         options = section[0] if isinstance(section, tuple) else section
         title = (options.__doc__ or options.__name__).strip().partition("\n")[0].rstrip(".")
-        title = ESSENTIAL if entry.name in essential else entry.metadata.get("group") or title
-        group = groups.setdefault(title, None) or parser.add_argument_group(title)
-        groups[title] = group
-        _add_flag(group, entry, get_type_hints(options)[entry.name])
+        title = "most used" if entry.name in essential else entry.metadata.get("group") or title
+        if title not in groups:
+            groups[title] = parser.add_argument_group(title)
+        _add_flag(groups[title], entry, get_type_hints(options)[entry.name])
     parser.add_argument(
         "--recipe",
         metavar="NAME",
@@ -156,29 +158,29 @@ def make_parser(
 def _add_flag(group: Any, entry: Field, annotation: Any) -> None:
     """Add the argument of a field."""
     default = field_default(entry)
-    settings: dict[str, Any] = {"required": default is REQUIRED}
-    if default is not REQUIRED:
-        settings["default"] = default
-    lines = [entry.metadata["help"].rstrip(".") + _shown_default(entry, default)]
-    is_list = get_origin(_without_none(annotation)) is list
-    if is_list and entry.metadata.get("nested"):
-        settings |= {"nargs": "+", "metavar": "NAME[:KEY=VALUE,...]"}
-    elif is_choice(entry) or entry.metadata.get("nested"):
+    annotation = _without_none(annotation)
+    is_list = get_origin(annotation) is list
+    settings: dict[str, Any] = {"required": True} if default is REQUIRED else {"default": default}
+    help_text = entry.metadata["help"].rstrip(".")
+    if default is REQUIRED:
+        help_text += " (required)"
+    elif default not in (None, [], "", False):
+        help_text += f" (default: {' '.join(map(str, default)) if isinstance(default, list) else default})"
+    if is_choice(entry):
         settings |= {"action": _ChoiceAction, "metavar": "NAME[:KEY=VALUE,...]"}
-        lines += choice_lines(entry.metadata["choices"]) if is_choice(entry) else []
-    elif _without_none(annotation) is bool:
+        help_text = "\n".join([help_text, *_choice_lines(entry.metadata["choices"])])
+    elif entry.metadata.get("nested"):
+        settings |= {"metavar": "NAME[:KEY=VALUE,...]"} | ({"nargs": "+"} if is_list else {"action": _ChoiceAction})
+    elif annotation is bool:
         settings |= {"nargs": "?", "const": True, "metavar": "BOOL", "type": _converter(bool)}
-    elif is_list:
-        (item,) = get_args(_without_none(annotation))
-        settings |= {"nargs": "+", "metavar": metavar(item), "type": _converter(item)}
     else:
         choices = entry.metadata.get("choices")
-        value_type = Literal[tuple(choices)] if choices else annotation
-        settings |= {"metavar": metavar(value_type), "type": _converter(value_type)}
-    group.add_argument(f"--{entry.name}", help="\n".join(lines).replace("%", "%%"), **settings)
+        item = get_args(annotation)[0] if is_list else Literal[tuple(choices)] if choices else annotation
+        settings |= {"metavar": metavar(item), "type": _converter(item)} | ({"nargs": "+"} if is_list else {})
+    group.add_argument(f"--{entry.name}", help=help_text.replace("%", "%%"), **settings)
 
 
-def choice_lines(choices: Mapping[str, Any]) -> list[str]:
+def _choice_lines(choices: Mapping[str, Any]) -> list[str]:
     """A line for each value of a flag with nested options, values with the same options together."""
     names_by_options: dict[str, list[str]] = {}
     for name, options in choices.items():
@@ -198,14 +200,6 @@ def metavar(annotation: Any) -> str:
     return {int: "N", float: "X"}.get(annotation, "TEXT")
 
 
-def _shown_default(entry: Field, default: Any) -> str:
-    if default is REQUIRED:
-        return " (required)"
-    if default in (None, [], "", False):
-        return ""
-    return f" (default: {' '.join(map(str, default)) if isinstance(default, list) else default})"
-
-
 def _without_none(annotation: Any) -> Any:
     members = [member for member in get_args(annotation) if member is not type(None)]
     return members[0] if type(None) in get_args(annotation) and len(members) == 1 else annotation
@@ -223,32 +217,11 @@ def _converter(annotation: Any) -> Callable[[str], Any]:
     return convert_argument
 
 
-def _with_underscores(argument: str, names: set[str]) -> str:
-    """`--max-steps` as `--max_steps`."""
-    name, equals, value = argument.removeprefix("--").partition("=")
-    name = name.replace("-", "_")
-    return f"--{name}{equals}{value}" if argument.startswith("--") and name in names else argument
-
-
-def _did_you_mean_flag(flag: str, names: set[str]) -> str:
-    similar = did_you_mean(flag.removeprefix("--").partition("=")[0].replace("-", "_"), names)
-    return similar.replace("mean ", "mean --")
-
-
 def packaged_folder(name: str) -> Path:
     """A folder of files that come with the package: "recipes", "tasks" or "accelerate". It is in the installed package,
     or else in the source tree."""
     installed = Path(__file__).parents[1] / name
     return installed if installed.is_dir() else Path(__file__).parents[2] / "scripts" / name
-
-
-def find_recipe(name: str) -> Path:
-    """The file of a recipe: a path, or the name of a recipe in the package.
-
-    Raises:
-        CtxError: There is neither.
-    """
-    return find_packaged(name, "recipes", "recipe", "--recipe")
 
 
 def find_packaged(name: str, folder: str, description: str, flag: str) -> Path:
@@ -290,37 +263,6 @@ def recipe_flags(path: Path, names: set[str]) -> list[str]:
     Raises:
         CtxError: The file is no mapping of flags to values.
     """
-    flags: list[str] = []
-    for key, value in _read_recipe(path).items():
-        if key not in names:
-            raise CtxError(
-                f"Unknown key {key!r} in the recipe.",
-                location=str(path),
-                hint=f"{did_you_mean(key, names)}use one of: {', '.join(sorted(names))}.",
-            )
-        if value in ("", "null"):
-            continue
-        flags += [f"--{key}", *_recipe_values(value)]
-    return flags
-
-
-def _recipe_values(value: Any) -> list[str]:
-    if not isinstance(value, dict):
-        return value if isinstance(value, list) else [value]
-    values = []
-    for name, options in value.items():
-        if isinstance(options, dict):
-            values.append(join_choice(name, {key: _joined(item) for key, item in options.items()}))
-        else:
-            values.append(f"{name}={_joined(options)}" if options else name)
-    return values
-
-
-def _joined(value: Any) -> str:
-    return ",".join(value) if isinstance(value, list) else value
-
-
-def _read_recipe(path: Path) -> dict[str, Any]:
     try:
         # BaseLoader keeps scalars as text, so that `no`, `1e-4` and `on` are parsed as flags
         content = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
@@ -329,13 +271,34 @@ def _read_recipe(path: Path) -> dict[str, Any]:
             f"The recipe cannot be read: {error}.", location=str(path), hint="pass an existing YAML file as --recipe."
         ) from error
     except (yaml.YAMLError, RecursionError) as error:
-        raise CtxError(
-            f"The recipe is not valid YAML: {error}.", location=str(path), hint="write one `flag: value` per line."
-        ) from error
+        raise CtxError(f"The recipe is not valid YAML: {error}.", location=str(path), hint=_LINE_FORMAT) from error
     if not isinstance(content, dict):
         raise CtxError(
             f"A recipe is a mapping of flags to values, not {type(content).__name__}.",
             location=str(path),
-            hint="write one `flag: value` per line.",
+            hint=_LINE_FORMAT,
         )
-    return content
+    flags: list[str] = []
+    for key, value in content.items():
+        if key not in names:
+            raise CtxError(
+                f"Unknown key {key!r} in the recipe.",
+                location=str(path),
+                hint=f"{did_you_mean(key, names)}use one of: {', '.join(sorted(names))}.",
+            )
+        if value in ("", "null"):
+            continue
+        values = value if isinstance(value, list) else [value]
+        if isinstance(value, dict):
+            values = []
+            for name, options in value.items():
+                if isinstance(options, dict):
+                    values.append(join_choice(name, {option: _joined(item) for option, item in options.items()}))
+                else:
+                    values.append(f"{name}={_joined(options)}" if options else name)
+        flags += [f"--{key}", *values]
+    return flags
+
+
+def _joined(value: Any) -> str:
+    return ",".join(value) if isinstance(value, list) else value

@@ -1,6 +1,5 @@
 """Recurrent states carried from one training step to the next."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,26 +11,7 @@ from transformers.utils import ModelOutput
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.recurrent_cache import RecurrentCache
 
-_CACHE = "past_key_values"
 _INDICES = "example_index"
-
-
-def state_outputs(model: nn.Module) -> tuple[str, ...]:
-    """Names of the model outputs that are inputs of the next step: its `state_outputs`.
-
-    `past_key_values` is a `RecurrentCache`; other outputs (XLNet's `mems`) are sequences of tensors (batch, ...). The
-    initial state is zero.
-
-    Raises:
-        CtxError: The model has none.
-    """
-    names = tuple(getattr(model, "state_outputs", ()))
-    if not names:
-        raise CtxError(
-            f"{type(model).__name__} has no memory (`state_outputs`), which the objective requires.",
-            hint="use a model with a memory, or switch the objective's memory off.",
-        )
-    return names
 
 
 class RecurrentStateCarrier:
@@ -40,29 +20,41 @@ class RecurrentStateCarrier:
     Each micro-batch of a step has its own states: 4 micro-batches of 4 examples equal one of 16. Examples that do not
     continue the previous example, by their indices, start with zeros. Evaluation does not use these states.
 
+    The names of the model outputs that are inputs of the next step are the model's `state_outputs`: `past_key_values`,
+    a `RecurrentCache`, or others (XLNet's `mems`), sequences of tensors (batch, ...).
+
     Args:
-        names: From `state_outputs`; empty for models without a state.
+        model: A model with `state_outputs`.
         micro_batches: Micro-batches per step.
+
+    Raises:
+        CtxError: The model has none.
     """
 
-    def __init__(self, names: Sequence[str], micro_batches: int) -> None:
-        self._names = tuple(names)
+    def __init__(self, model: nn.Module, micro_batches: int) -> None:
+        self._names = tuple(getattr(model, "state_outputs", ()))
+        if not self._names:
+            raise CtxError(
+                f"{type(model).__name__} has no memory (`state_outputs`), which the objective requires.",
+                hint="use a model with a memory, or switch the objective's memory off.",
+            )
         self._caches: list[dict[str, RecurrentCache]] = [{} for _ in range(micro_batches)]
         self._indices: list[torch.Tensor | None] = [None] * micro_batches
 
     def inputs(self, number: int, example_indices: torch.Tensor) -> dict[str, Any]:
         """The model's state inputs for micro-batch `number` of this step; empty in the first step.
 
-        Args:
-            number: Number of the micro-batch in its step.
-            example_indices: (batch,) on the device.
+        `example_indices` is (batch,), on the device.
         """
         previous_indices = self._indices[number]
         if previous_indices is None:
             return {}
         is_continued = example_indices == previous_indices + 1  # without synchronisation
         caches = {name: cache.mask_rows(is_continued) for name, cache in self._caches[number].items()}
-        return {name: cache if name == _CACHE else _layer_tensors(cache) for name, cache in caches.items()}
+        return {
+            name: cache if name == "past_key_values" else tuple(tensor for state in cache.states for tensor in state)
+            for name, cache in caches.items()
+        }
 
     def update(self, number: int, example_indices: torch.Tensor, output: ModelOutput) -> None:
         """Store the output states of micro-batch `number`; raises CtxError if a state is missing."""
@@ -90,7 +82,7 @@ class RecurrentStateCarrier:
 
     def load(self, directory: Path, process: int, processes: int, device: torch.device) -> None:
         """Restore the states, also with another number of processes."""
-        if not self._names or not (directory / _file_name(0)).exists():
+        if not (directory / _file_name(0)).exists():
             return
         saved_processes = len(list(directory.glob(_file_name("*"))))
         if saved_processes == processes:
@@ -110,10 +102,6 @@ class RecurrentStateCarrier:
             self._caches[number] = {
                 name: RecurrentCache.from_state_dict(state).to(device) for name, state in states.items()
             }
-
-
-def _layer_tensors(cache: RecurrentCache) -> tuple[torch.Tensor, ...]:
-    return tuple(tensor for state in cache.states for tensor in state)
 
 
 def _file_name(process: int | str) -> str:

@@ -37,14 +37,7 @@ class EmbeddingTrainingArguments:
     ) -> PreTrainedModel:
         """The model with the vocabulary of `tokenizer`, in which only the token embeddings are trainable.
 
-        Args:
-            model: A pretrained model.
-            model_tokenizer: The model's tokenizer.
-            tokenizer: The tokenizer of the text; embeddings are re-initialised unless it has the same vocabulary.
-            seed: Seed of the new weights.
-
-        Raises:
-            CtxError: As `replace_vocabulary`.
+        Embeddings are re-initialised by `replace_vocabulary`, unless both tokenizers have the same vocabulary.
         """
         if tokenizer_digest(model_tokenizer) != tokenizer_digest(tokenizer):
             model = replace_vocabulary(model, model_tokenizer, tokenizer, seed)
@@ -84,8 +77,7 @@ def replace_vocabulary(
     rows. Positions, segments, layers and the other parameters of a head are copied.
 
     Args:
-        model: A pretrained model, with or without a head.
-        model_tokenizer: The model's tokenizer.
+        model, model_tokenizer: A pretrained model, with or without a head, and its tokenizer.
         tokenizer: The new tokenizer.
         seed: Seed of the new weights; the global generators are not changed.
 
@@ -97,7 +89,20 @@ def replace_vocabulary(
         >>> german.save_pretrained("runs/german")  # doctest: +SKIP
     """
     vocabulary_names = set(_token_embedding_parameters(model))
-    config = _config_for_tokenizer(model.config, tokenizer)
+    config = copy.deepcopy(model.config)
+    multiple = getattr(config, "vocab_size_multiple", 1)
+    config.vocab_size = -(-len(tokenizer) // multiple) * multiple
+    for name, value in vars(model.config).items():
+        if name.endswith(_TOKEN_ID_SUFFIX) and value is not None and getattr(tokenizer, name, None) is not None:
+            setattr(config, name, getattr(tokenizer, name))
+    record_tokenizer_digest(config, tokenizer)
+    if getattr(config, "max_sequence_length", None) != getattr(model.config, "max_sequence_length", None):
+        raise CtxError(
+            f"The padding token has the id {config.pad_token_id}, but the model's positions are counted from its "
+            f"padding token's id {model.config.pad_token_id}.",
+            location=getattr(tokenizer, "name_or_path", ""),
+            hint="train a tokenizer of the model's family.",
+        )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         new_model = type(model)(config).to(model.device, model.dtype)
@@ -114,11 +119,8 @@ def replace_vocabulary(
 
 
 def freeze_token_embeddings(model: PreTrainedModel) -> None:
-    """Freeze the token embeddings, so that they can be replaced after training (step 3).
-
-    Raises:
-        CtxError: The model has no token embeddings.
-    """
+    """Freeze the token embeddings, so that they can be replaced after training (step 3); raises CtxError if the model
+    has none."""
     frozen = set(_token_embedding_parameters(model))
     for name, parameter in model.named_parameters():
         if name in frozen:
@@ -192,22 +194,3 @@ def _token_embedding_parameters(model: PreTrainedModel) -> list[str]:
             hint="use a model that reads tokens; a character vocabulary fits all languages.",
         )
     return names
-
-
-def _config_for_tokenizer(model_config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> PreTrainedConfig:
-    """The configuration with the vocabulary size and the special token ids of a tokenizer."""
-    config = copy.deepcopy(model_config)
-    multiple = getattr(config, "vocab_size_multiple", 1)
-    config.vocab_size = -(-len(tokenizer) // multiple) * multiple
-    for name, value in vars(model_config).items():
-        if name.endswith(_TOKEN_ID_SUFFIX) and value is not None and getattr(tokenizer, name, None) is not None:
-            setattr(config, name, getattr(tokenizer, name))
-    record_tokenizer_digest(config, tokenizer)
-    if getattr(config, "max_sequence_length", None) != getattr(model_config, "max_sequence_length", None):
-        raise CtxError(
-            f"The padding token has the id {config.pad_token_id}, but the model's positions are counted from its "
-            f"padding token's id {model_config.pad_token_id}.",
-            location=getattr(tokenizer, "name_or_path", ""),
-            hint="train a tokenizer of the model's family.",
-        )
-    return config

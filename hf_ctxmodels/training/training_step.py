@@ -13,7 +13,7 @@ from transformers.utils import ModelOutput
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.training.batches import INDEX_KEY, Batch, count_items
-from hf_ctxmodels.training.optim.averaging import scaled_learning_rate
+from hf_ctxmodels.training.optimizers import scaled_learning_rate
 from hf_ctxmodels.training.recurrent_state import RecurrentStateCarrier
 
 
@@ -36,24 +36,6 @@ class LossFunction(Protocol):
         """
 
 
-class ModelLoss:
-    """The loss that a head of this package computes in its forward.
-
-    Args:
-        model: A model with `loss_targets`.
-
-    Raises:
-        CtxError: The model has no `loss_targets`.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self.targets = loss_targets(model)
-
-    def __call__(self, model: nn.Module, batch: Mapping[str, Any], num_items_in_batch: Any) -> ModelOutput:
-        """The output of the model's forward."""
-        return model(**batch, num_items_in_batch=num_items_in_batch)
-
-
 def loss_targets(model: nn.Module) -> tuple[str, ...]:
     """Names of the targets of a model's loss; raises CtxError if the model has no `loss_targets`."""
     targets = getattr(model, "loss_targets", None)
@@ -65,18 +47,14 @@ def loss_targets(model: nn.Module) -> tuple[str, ...]:
     return targets
 
 
-def component_losses(output: ModelOutput) -> dict[str, Tensor]:
-    """The loss terms for the log: output fields named `..._loss`."""
-    return {name: value for name, value in output.items() if name.endswith("_loss") and value is not None}
+def logged_terms(output: ModelOutput) -> dict[str, Tensor]:
+    """The loss, the output fields named `..._loss`, and the head's `metrics`.
 
-
-def metric_counts(output: ModelOutput) -> dict[str, Tensor]:
-    """Metrics for the log: a head's output field `metrics`, name -> (numerator, denominator).
-
-    Both are sums over the batch and can be summed over batches. Accuracy is (correct predictions, targets), precision
-    (true positives, predicted positives), F1 (2 x true positives, predicted positives + positives).
+    A metric is (2,), a numerator and a denominator that are summed over batches: accuracy is (correct predictions,
+    targets), precision (true positives, predicted positives), F1 (2 x true positives, predicted positives + positives).
     """
-    return dict(output.get("metrics") or {})
+    losses = {name: value for name, value in output.items() if name.endswith("_loss") and value is not None}
+    return {"loss": output.loss, **losses, **(output.get("metrics") or {})}
 
 
 class TrainingStep:
@@ -92,7 +70,7 @@ class TrainingStep:
     Args:
         accelerator, model, optimizer: Prepared by the Accelerator.
         max_grad_norm: Clip the gradient to this norm; 0 does not clip.
-        recurrent_states: The model's states after the previous step.
+        recurrent_states: The model's states after the previous step, if they are carried.
         loss_function: The training loss; by default the loss of the model's forward.
         lr_reference_targets: Number of targets at which a step has the unscaled learning rate; 0 for no scaling.
         on_pre_optimizer_step: Called with the gradients' scale and a dictionary for log entries before clipping, once
@@ -108,7 +86,7 @@ class TrainingStep:
         model: nn.Module,
         optimizer: AcceleratedOptimizer,
         max_grad_norm: float,
-        recurrent_states: RecurrentStateCarrier,
+        recurrent_states: RecurrentStateCarrier | None = None,
         loss_function: LossFunction | None = None,
         lr_reference_targets: float = 0.0,
         on_pre_optimizer_step: Callable[[float, dict[str, Tensor]], None] | None = None,
@@ -118,10 +96,11 @@ class TrainingStep:
         self._optimizer = optimizer
         self._max_grad_norm = max_grad_norm or float("inf")
         self._recurrent_states = recurrent_states
+        self._loss_function = loss_function
         self._lr_reference_targets = lr_reference_targets
         self._on_pre_optimizer_step = on_pre_optimizer_step
         unwrapped = accelerator.unwrap_model(model)
-        self._loss_function = ModelLoss(unwrapped) if loss_function is None else loss_function
+        self._targets = loss_targets(unwrapped) if loss_function is None else loss_function.targets
         self._is_inplace = hasattr(unwrapped, "has_inplace_optimizer") and unwrapped.has_inplace_optimizer(
             optimizer.optimizer
         )
@@ -138,15 +117,14 @@ class TrainingStep:
 
         Returns:
             0-dimensional tensors "loss", component losses, the loss of the batches' task, "grad_norm" (before clipping)
-            and "tokens" (of all processes), to be averaged over processes, and (2,) tensors of `metric_counts`; and the
-            example indices of each micro-batch.
+            and "tokens" (of all processes), to be averaged over processes, and (2,) tensors of metrics; and the example
+            indices of each micro-batch.
         """
         indices = [batch.pop(INDEX_KEY) for batch in batches]
-        targets = self._loss_function.targets
-        counts = self._accelerator.reduce(count_items(batches, targets), reduction="sum")
+        counts = self._accelerator.reduce(count_items(batches, self._targets), reduction="sum")
         # a step without targets has loss 0, not 0/0
         num_items_in_batch = {
-            name: count.clamp(min=1) / self._accelerator.num_processes for name, count in zip(targets, counts)
+            name: count.clamp(min=1) / self._accelerator.num_processes for name, count in zip(self._targets, counts)
         }
 
         scalars: dict[str, Tensor] = {}
@@ -154,12 +132,20 @@ class TrainingStep:
             is_last = number == len(batches) - 1
             self._accelerator.sync_gradients = is_last  # DeepSpeed's engine reads it
             with nullcontext() if is_last else self._accelerator.no_sync(self._model):
-                inputs = {**batch, **self._recurrent_states.inputs(number, batch_indices), **self._inplace_inputs()}
-                output = self._loss_function(self._model, inputs, num_items_in_batch)
+                inputs: dict[str, Any] = dict(batch)
+                if self._recurrent_states is not None:
+                    inputs |= self._recurrent_states.inputs(number, batch_indices)
+                if self._is_inplace:
+                    inputs |= self._inplace_inputs()
+                if self._loss_function is None:
+                    output = self._model(**inputs, num_items_in_batch=num_items_in_batch)
+                else:
+                    output = self._loss_function(self._model, inputs, num_items_in_batch)
                 if not self._is_inplace:
                     self._accelerator.backward(output.loss)
-            self._recurrent_states.update(number, batch_indices, output)
-            terms = {"loss": output.loss, **component_losses(output), **metric_counts(output)}
+            if self._recurrent_states is not None:
+                self._recurrent_states.update(number, batch_indices, output)
+            terms = logged_terms(output)
             if isinstance(batch.get("task"), str):  # of `CtxMultiTaskModel`: all batches of a step have one task
                 terms[f"{batch['task']}_loss"] = output.loss
             for name, value in terms.items():
@@ -187,8 +173,6 @@ class TrainingStep:
 
     def _inplace_inputs(self) -> dict[str, Any]:
         """The learning rate and AdaGrad's state, for a head with in-place updates."""
-        if not self._is_inplace:
-            return {}
         inputs: dict[str, Any] = {"learning_rate": self.learning_rate}
         if isinstance(self._optimizer.optimizer, torch.optim.Adagrad):
             state = self._optimizer.optimizer.state
@@ -196,20 +180,18 @@ class TrainingStep:
         return inputs
 
     def _clip_gradients(self) -> Tensor:
-        """Clip the gradients and return their norm before clipping."""
-        gradients = [parameter.grad for parameter in self._model.parameters() if parameter.grad is not None]
-        if any(gradient.is_sparse for gradient in gradients):
-            return self._clip_sparse_gradients()
-        norm = self._accelerator.clip_grad_norm_(self._model.parameters(), self._max_grad_norm)
-        return norm.full_tensor() if hasattr(norm, "full_tensor") else norm.detach()
-
-    def _clip_sparse_gradients(self) -> Tensor:
-        """Clipping as in torch, which does not support sparse gradients."""
+        """Clip the gradients and return their norm before clipping; as in torch, which does not support sparse ones."""
+        parameters = [parameter for parameter in self._model.parameters() if parameter.grad is not None]
+        if not any(parameter.grad.is_sparse for parameter in parameters):  # type: ignore[union-attr]
+            norm = self._accelerator.clip_grad_norm_(self._model.parameters(), self._max_grad_norm)
+            return norm.full_tensor() if hasattr(norm, "full_tensor") else norm.detach()
         gradients = []
-        for parameter in self._model.parameters():
-            if parameter.grad is not None:
-                parameter.grad = parameter.grad.coalesce() if parameter.grad.is_sparse else parameter.grad
-                gradients.append(parameter.grad._values() if parameter.grad.is_sparse else parameter.grad)
+        for parameter in parameters:
+            gradient: Any = parameter.grad
+            if gradient.is_sparse:
+                parameter.grad = gradient.coalesce()
+                gradient = parameter.grad._values()  # type: ignore[union-attr]
+            gradients.append(gradient)
         norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(values) for values in gradients]))
         if math.isfinite(self._max_grad_norm):
             factor = (self._max_grad_norm / (norm + 1e-6)).clamp(max=1)

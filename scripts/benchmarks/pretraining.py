@@ -24,7 +24,7 @@ from hf_ctxmodels.training import pretraining
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.batches import INDEX_KEY, count_items, next_batches, training_batches
 from hf_ctxmodels.training.loop import make_accelerator
-from hf_ctxmodels.training.optim.optimizers import make_optimizer
+from hf_ctxmodels.training.optimizers import make_optimizer
 
 STEPS, WARM_UP, DATASET = 16, 4, "demo"
 _BARE: Final = "training loop, bare step as reference"

@@ -10,7 +10,7 @@ from benchmarks.learning_report import (
     transfer_criteria,
 )
 
-from hf_ctxmodels.training.metrics.summary import TrainingSummary
+from hf_ctxmodels.training.summary import TrainingSummary
 
 
 def summary(**metrics: float) -> TrainingSummary:

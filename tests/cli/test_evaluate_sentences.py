@@ -9,7 +9,7 @@ from forked import run_forked
 from torch import Tensor
 
 from hf_ctxmodels import CtxError, CtxXLMConfig, CtxXLMModel, CtxXLMTokenizer
-from hf_ctxmodels.cli.evaluate.sentences import retrieval_lines
+from hf_ctxmodels.cli.evaluate import retrieval_lines
 from hf_ctxmodels.conversion.word_vectors import WordVectors
 from hf_ctxmodels.inference import encode_sentences
 

@@ -14,7 +14,7 @@ from hf_ctxmodels import CtxError
 from hf_ctxmodels.downstream.tasks import TASKS, TaskArguments
 from hf_ctxmodels.downstream.tasks.language_files import LanguageFile
 from hf_ctxmodels.registry import FAMILIES
-from hf_ctxmodels.training.optim.freezing import freeze_encoder
+from hf_ctxmodels.training.freezing import freeze_encoder
 
 COMMAND = ("-m", "hf_ctxmodels", "evaluate", "transfer")
 NAMES, PLACES = ["Anna", "Boris", "Clara", "David"], ["Paris", "Rome", "Athens", "Lima"]

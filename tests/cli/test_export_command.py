@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from hf_ctxmodels import CtxBertConfig, CtxBertForSequenceClassification, CtxBertTokenizer, CtxError
-from hf_ctxmodels.cli.export import graph
+from hf_ctxmodels.cli import export
 from hf_ctxmodels.compression.int8.modules import HAS_INT8_PRODUCT
 from hf_ctxmodels.compression.int8.quantizer import CtxInt8Config, quantize_model
 from hf_ctxmodels.compression.low_bits.quantizer import (
@@ -57,9 +57,9 @@ def test_programs(
         with subtests.test(kind=kind):
             if kind == "tensor":
                 with pytest.raises(CtxError, match=r"scale per tensor have no graph(.|\n)*--activations token"):
-                    graph.main("torch")
+                    export.graph("torch")
                 continue
-            graph.main("torch")
+            export.graph("torch")
             assert "largest difference" in capsys.readouterr().out
             batch = {name: torch.ones(2, 7, dtype=torch.long) for name in ("input_ids", "attention_mask")}
             batch["token_type_ids"] = torch.zeros(2, 7, dtype=torch.long)
@@ -67,17 +67,17 @@ def test_programs(
             with exporting._FloatProducts() if kind == "token" else nullcontext():
                 torch.testing.assert_close(found, model(**batch).logits, rtol=1e-4, atol=1e-4)
             with pytest.raises(CtxError, match="file exists"):
-                graph.main("torch")
+                export.graph("torch")
             if kind == "float32":
                 monkeypatch.setattr(sys, "argv", [*flags[:-1], str(folder / "other.pt2")])
                 monkeypatch.setattr(exporting, "MAX_RELATIVE_DIFFERENCE", -1.0)
                 with pytest.raises(CtxError, match=r"differs by .*; no file was saved"):
-                    graph.main("torch")
+                    export.graph("torch")
                 assert not (folder / "other.pt2").exists()
                 monkeypatch.setattr(exporting, "MAX_RELATIVE_DIFFERENCE", 1e-4)
                 monkeypatch.setattr(exporting, "write_program", without_a_number(exporting.write_program))
                 with pytest.raises(CtxError, match="differs by inf"):
-                    graph.main("torch")
+                    export.graph("torch")
                 assert not (folder / "other.pt2").exists()
                 monkeypatch.undo()
 
@@ -170,4 +170,4 @@ def test_encoder_decoders(
 
 def export_by_command(monkeypatch: pytest.MonkeyPatch, form: str, *flags: object) -> None:
     monkeypatch.setattr(sys, "argv", ["export", *map(str, flags)])
-    graph.main(form)
+    export.graph(form)

@@ -14,7 +14,7 @@ from zoo import Case, tiny_config
 
 from hf_ctxmodels.downstream.tasks import TASKS
 from hf_ctxmodels.registry import FAMILIES
-from hf_ctxmodels.training.metrics.summary import TrainingSummary
+from hf_ctxmodels.training.summary import TrainingSummary
 
 ROOT = Path(__file__).parents[2]
 COMMAND = ("-m", "hf_ctxmodels", "finetune")

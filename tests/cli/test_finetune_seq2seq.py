@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedTokenizerFast, T5Config
 
 from hf_ctxmodels.registry import FAMILIES
-from hf_ctxmodels.training.metrics.summary import TrainingSummary
+from hf_ctxmodels.training.summary import TrainingSummary
 
 ROOT = Path(__file__).parents[2]
 WORDS = {"red": "rot", "cat": "Katze", "sees": "sieht", "one": "ein", "big": "groß", "dog": "Hund"}

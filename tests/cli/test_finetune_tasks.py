@@ -40,8 +40,8 @@ from hf_ctxmodels.downstream.loading_with_adapters import load_model_with_adapte
 from hf_ctxmodels.downstream.multitask.configuration import task_entry
 from hf_ctxmodels.downstream.tasks import TaskArguments
 from hf_ctxmodels.downstream.tasks.task_list import read_task_list
-from hf_ctxmodels.training.metrics.summary import TrainingSummary
 from hf_ctxmodels.training.pretraining import PretrainingArguments, resolve_family
+from hf_ctxmodels.training.summary import TrainingSummary
 
 MAKERS = {
     "sentences": ("sequence-classification", classification_files),

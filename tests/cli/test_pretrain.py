@@ -16,7 +16,7 @@ from zoo import TINY
 from hf_ctxmodels import CtxUlmfitTokenizer
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.tokenizers.base import tokenizer_digest
-from hf_ctxmodels.training.metrics.summary import TrainingSummary
+from hf_ctxmodels.training.summary import TrainingSummary
 
 FAMILY = next(iter(FAMILIES.values()))
 WORDS = [

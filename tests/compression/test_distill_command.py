@@ -19,8 +19,8 @@ from hf_ctxmodels.conversion.word_vectors import WordVectors
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import split_choice, typed_options
 from hf_ctxmodels.registry import FAMILIES
-from hf_ctxmodels.training.metrics.summary import TrainingSummary
 from hf_ctxmodels.training.recipe import parse_arguments
+from hf_ctxmodels.training.summary import TrainingSummary
 
 ROOT = Path(__file__).parents[2]
 TASK = "sequence-classification"

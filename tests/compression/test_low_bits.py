@@ -35,7 +35,7 @@ from hf_ctxmodels.downstream.adapters.arguments import AdapterArguments
 from hf_ctxmodels.downstream.finetuning.arguments import FinetuningMethodArguments
 from hf_ctxmodels.downstream.finetuning.configuration import FinetuningConfig
 from hf_ctxmodels.registry import FAMILIES
-from hf_ctxmodels.training.optim.freezing import freeze_encoder
+from hf_ctxmodels.training.freezing import freeze_encoder
 
 BERT = Case(FAMILIES["bert"], "AutoModelForSequenceClassification")
 

@@ -19,7 +19,7 @@ from zoo import (
 )
 
 from hf_ctxmodels import FAMILIES, CtxError, CtxMultiTaskConfig, CtxMultiTaskModel
-from hf_ctxmodels.cli.export import graph, int8
+from hf_ctxmodels.cli import export
 from hf_ctxmodels.compression.int8.quantizer import CtxInt8Config, quantize_model
 from hf_ctxmodels.downstream.adapters import add_adapter
 from hf_ctxmodels.downstream.multitask.configuration import task_entry
@@ -129,8 +129,8 @@ def test_configurations_and_calls_that_cannot_be(tmp_path: Path, subtests, monke
             CtxMultiTaskConfig(encoder=tiny_config(FAMILIES["t5"]), tasks=t5)
         ),
         "There is no family": lambda: CtxMultiTaskConfig(encoder={"model_type": "parser"}),
-        "several tasks: choices, pairs, spans, words": lambda: int8.open_model(str(tmp_path)),
-        r'save one task with model\.task\("choices"\)\.save_pretrained': lambda: graph.main("onnx"),
+        "several tasks: choices, pairs, spans, words": lambda: export.open_float_model(str(tmp_path)),
+        r'save one task with model\.task\("choices"\)\.save_pretrained': lambda: export.graph("onnx"),
     }
     coded, adapted = several("bert"), several("bert")
     quantize_model(coded, CtxInt8Config())

@@ -14,7 +14,7 @@ from transformers import AutoModel, AutoModelForMultipleChoice, AutoModelForSequ
 from zoo import REPRESENTATIVES, Case, make_batch, make_targets, tensors_of
 
 from hf_ctxmodels import CtxBertConfig, CtxBertForSequenceClassification, CtxBertModel, CtxError
-from hf_ctxmodels.cli.export import int8
+from hf_ctxmodels.cli import export
 from hf_ctxmodels.compression.int8 import modules
 from hf_ctxmodels.compression.int8.modules import Int8Embedding, Int8Linear
 from hf_ctxmodels.compression.int8.quantization import quantize_rows, quantize_tokens
@@ -126,7 +126,7 @@ def test_every_family_is_saved_and_opened(subtests: pytest.Subtests, tmp_path: P
 
 
 def stored(model: nn.Module) -> int:
-    return int8.stored_bytes(model)  # type: ignore[arg-type]
+    return export.stored_bytes(model)  # type: ignore[arg-type]
 
 
 def test_sizes() -> None:
@@ -201,7 +201,7 @@ def test_errors_say_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(CtxError, match="CPU only"):
         AutoModelForSequenceClassification.from_pretrained(tmp_path, device_map="cuda:0")
     with pytest.raises(CtxError, match="quantized already"):
-        int8.open_model(str(tmp_path))
+        export.open_float_model(str(tmp_path))
 
 
 def test_the_configuration_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,9 +213,9 @@ def test_the_configuration_is_read_once(tmp_path: Path, monkeypatch: pytest.Monk
         read.append(source)
         return load_config(source)
 
-    for module in (int8, saved):
+    for module in (export, saved):
         monkeypatch.setattr(module, "load_config", count)
-    assert type(int8.open_model(str(tmp_path))) is BERT.model_class
+    assert type(export.open_float_model(str(tmp_path))) is BERT.model_class
     assert len(read) == 1
 
 
@@ -287,7 +287,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
 
     def run(*flags: str) -> None:
         monkeypatch.setattr(sys, "argv", [*command, *flags])
-        int8.main()
+        export.int8()
 
     with pytest.raises(CtxError, match="got 3"):
         run("--activations", f"static:file={texts}")

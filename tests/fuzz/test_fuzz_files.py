@@ -19,10 +19,10 @@ from hf_ctxmodels.data import load_documents
 from hf_ctxmodels.data.table_files import read_conll, read_conllu, read_table
 from hf_ctxmodels.downstream.tasks import TASKS, TaskArguments
 from hf_ctxmodels.downstream.tasks.question_answering import read_squad
-from hf_ctxmodels.training.checkpoint.directory import MANIFEST_FILE, damaged_files
-from hf_ctxmodels.training.metrics.summary import SUMMARY_FILE, TrainingSummary
-from hf_ctxmodels.training.metrics.training_log import LOG_FILE, read_log
+from hf_ctxmodels.training.checkpoint_files import MANIFEST_FILE, damaged_files
 from hf_ctxmodels.training.recipe import recipe_flags
+from hf_ctxmodels.training.summary import SUMMARY_FILE, TrainingSummary
+from hf_ctxmodels.training.training_log import LOG_FILE, read_log
 
 RECORDS = [{"text": "The cat sat.\nA dog ran.", "label": 1}, {"text": "It was é.", "label": 0}]
 JSONL = "".join(json.dumps(record) + "\n" for record in RECORDS).encode()

@@ -7,7 +7,7 @@ from zoo import pretraining_auto_class
 
 from hf_ctxmodels.spec import FamilySpec
 from hf_ctxmodels.tokenizers.base import record_tokenizer_digest
-from hf_ctxmodels.training.metrics.summary import TrainingSummary
+from hf_ctxmodels.training.summary import TrainingSummary
 
 TEXTS = ["the cat sat on the mat", "a dog ran after the cat", "cats and dogs sat and ran on a mat"] * 3
 

@@ -11,7 +11,7 @@ from zoo import ARCHETYPE_FAMILIES, pretraining_auto_class
 
 from hf_ctxmodels.hub import loss_curve_png, model_card
 from hf_ctxmodels.spec import FamilySpec
-from hf_ctxmodels.training.metrics.summary import TrainingSummary
+from hf_ctxmodels.training.summary import TrainingSummary
 
 REPO = "zoo/tiny-model"
 

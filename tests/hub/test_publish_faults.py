@@ -20,7 +20,7 @@ from hf_ctxmodels import CtxError
 from hf_ctxmodels.hub.files import repository_files
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.spec import FamilySpec
-from hf_ctxmodels.training.metrics.summary import TrainingSummary
+from hf_ctxmodels.training.summary import TrainingSummary
 
 OPEN_WITHOUT_PACKAGE = """
 import sys

@@ -11,9 +11,9 @@ from hf_ctxmodels.data import load_documents
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.spec import FamilySpec
 from hf_ctxmodels.training.arguments import LoopArguments
-from hf_ctxmodels.training.metrics.summary import TrainingSummary
 from hf_ctxmodels.training.pretraining import PretrainingArguments, pretrain
 from hf_ctxmodels.training.recipe import parse_arguments
+from hf_ctxmodels.training.summary import TrainingSummary
 
 RECIPES = Path(__file__).resolve().parents[2] / "scripts" / "recipes"
 HELD_OUT = 0.02

@@ -163,7 +163,7 @@ def test_restored_states(case: Case, tmp_path: Path) -> None:
     """Restored states continue the texts, also with another number of processes; other texts start from zero."""
     model = case.model(stateful=True)
     first, second = make_batch(case, (7, 7, 7, 7)), make_batch(case, (7, 7, 7, 7), seed=1)
-    carrier = RecurrentStateCarrier(("past_key_values",), 1)
+    carrier = RecurrentStateCarrier(model, 1)
     indices = torch.tensor([0, 10, 20, 30])
     carrier.update(0, indices, model(**first))
     carrier.save(tmp_path, 0)
@@ -174,7 +174,7 @@ def test_restored_states(case: Case, tmp_path: Path) -> None:
     for processes in (1, 2):
         logits = []
         for process, rows in enumerate(torch.arange(4).chunk(processes)):
-            restored = RecurrentStateCarrier(("past_key_values",), 1)
+            restored = RecurrentStateCarrier(model, 1)
             restored.load(tmp_path, process, processes, torch.device("cpu"))
             batch = {name: value[rows] for name, value in second.items()}
             logits.append(model(**batch, **restored.inputs(0, following[rows])).logits)

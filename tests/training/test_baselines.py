@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hf_ctxmodels.objectives.base import BaselinePolicy
-from hf_ctxmodels.training.metrics.baselines import BaselineScore, FrequencyBaseline, named_baselines
+from hf_ctxmodels.training.evaluation import BaselineScore, FrequencyBaseline, named_baselines
 
 PAD, MASK = 0, 1
 TARGETS = ["labels", "order_label"]

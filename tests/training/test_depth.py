@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,9 +19,7 @@ from hf_ctxmodels.downstream.finetuning import (
 )
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.training.arguments import LoopArguments, steps_of
-from hf_ctxmodels.training.callbacks import require_single_process
-from hf_ctxmodels.training.optim.layer_groups import group_rates, layer_groups
-from hf_ctxmodels.training.optim.optimizers import make_optimizer, make_scheduler, slanted_triangle
+from hf_ctxmodels.training.optimizers import layer_groups, make_optimizer, make_scheduler, slanted_triangle
 
 CLASSIFIERS = [case for case in HEADS if case.auto_name == "AutoModelForSequenceClassification"]
 ENCODER_OF_T5 = Case(FAMILIES["t5"], "AutoModelForTokenClassification")
@@ -111,7 +110,6 @@ def test_a_bare_encoder_has_groups_as_well(case: Case, tmp_path: Path) -> None:
 def test_rates_fall_from_layer_to_layer(case: Case, tmp_path: Path) -> None:
     model = case.model()
     groups = layer_groups(model)
-    assert group_rates([0, 0, 0], 1.3, 2.6) == pytest.approx([1.3 / 2.6**2, 0.5, 1.3])
     optimizer = make_optimizer(model, arguments(tmp_path, learning_rate=0.01, layerwise_lr_decay=2.6))
     rates = {id(each): group["lr"] for group in optimizer.param_groups for each in group["params"]}
     assert optimizer.param_groups[0]["lr"] == 0.01
@@ -201,10 +199,11 @@ def test_the_trainer_unfreezes(case: Case, tmp_path: Path) -> None:
     assert list(map(id, trainable(model))) == list(map(id, learning))
 
 
-def test_several_processes_are_refused() -> None:
-    require_single_process(1)
+def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    unfreezing = GradualUnfreezing(CLASSIFIERS[0].model(), 1)
+    monkeypatch.setattr("hf_ctxmodels.training.callbacks.AcceleratorState", lambda: SimpleNamespace(num_processes=2))
     with pytest.raises(CtxError, match="one process"):
-        require_single_process(2)
+        CallbackRun().begin(unfreezing)
 
 
 def test_intervals(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ BATCHES = ("--per_device_batch_size", 4, "--gradient_accumulation_steps", 2)
 KILLED_WHILE_SAVING = """
 import os, signal, sys
 from hf_ctxmodels.cli import pretrain
-from hf_ctxmodels.training.checkpoint import directory as checkpoint
+from hf_ctxmodels.training import checkpoint_files as checkpoint
 commit, saves = checkpoint.commit_checkpoint, []
 def killing_commit(temporary, final):
     saves.append(final)

@@ -14,14 +14,13 @@ from transformers import AutoModelForPreTraining
 
 from hf_ctxmodels import CtxBertForPreTraining, CtxError
 from hf_ctxmodels.training.batches import EpochIndexed, count_items
-from hf_ctxmodels.training.checkpoint.directory import list_checkpoints
+from hf_ctxmodels.training.checkpoint_files import list_checkpoints
 from hf_ctxmodels.training.distributed import InterruptionError, LostProcessError, detect_lost_processes
+from hf_ctxmodels.training.evaluation import LossEvaluation
+from hf_ctxmodels.training.freezing import GradualUnfreezing
 from hf_ctxmodels.training.loop import make_accelerator
-from hf_ctxmodels.training.metrics.loss_evaluation import LossEvaluation
-from hf_ctxmodels.training.metrics.step_metrics import NonFiniteError, StepMetrics
-from hf_ctxmodels.training.metrics.training_log import read_log
 from hf_ctxmodels.training.model_loading import load_tokenizer
-from hf_ctxmodels.training.optim.gradual_unfreezing import GradualUnfreezing
+from hf_ctxmodels.training.training_log import NonFiniteError, StepMetrics, read_log
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 

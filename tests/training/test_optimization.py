@@ -8,7 +8,7 @@ from torch import nn
 
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.training.arguments import AdafactorOptions, AdamWOptions, LambOptions, LoopArguments
-from hf_ctxmodels.training.optim.optimizers import make_optimizer, make_scheduler
+from hf_ctxmodels.training.optimizers import make_optimizer, make_scheduler
 
 
 def test_warm_up_and_decay():

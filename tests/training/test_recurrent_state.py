@@ -12,9 +12,9 @@ from transformers.utils import ModelOutput
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.data import ExampleSet, ExampleStream
 from hf_ctxmodels.training.arguments import LoopArguments
-from hf_ctxmodels.training.checkpoint.directory import checkpoint_path
+from hf_ctxmodels.training.checkpoint_files import checkpoint_path
+from hf_ctxmodels.training.evaluation import LossEvaluation
 from hf_ctxmodels.training.loop import make_accelerator, train
-from hf_ctxmodels.training.metrics.loss_evaluation import LossEvaluation
 from hf_ctxmodels.training.recurrent_state import RecurrentStateCarrier
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
@@ -180,13 +180,13 @@ def test_the_memory_follows_its_lanes_to_another_number_of_processes(tmp_path):
     indices = torch.arange(4)
     memory = [torch.randn(4, 3, 2), torch.randn(4, 2)]
     for process in range(2):
-        state, part = RecurrentStateCarrier(("mems",), 1), slice(2 * process, 2 * process + 2)
+        state, part = RecurrentStateCarrier(Remembering, 1), slice(2 * process, 2 * process + 2)
         state.update(0, indices[part], RememberingOutput(mems=[tensor[part] for tensor in memory]))
         state.save(tmp_path, process)
     for processes in (1, 2, 4):
         size = 4 // processes
         for process in range(processes):
-            state, part = RecurrentStateCarrier(("mems",), 1), slice(process * size, (process + 1) * size)
+            state, part = RecurrentStateCarrier(Remembering, 1), slice(process * size, (process + 1) * size)
             state.load(tmp_path, process, processes, torch.device("cpu"))
             given = state.inputs(0, indices[part] + 1)["mems"]
             for tensor, expected in zip(given, memory, strict=True):
@@ -194,10 +194,10 @@ def test_the_memory_follows_its_lanes_to_another_number_of_processes(tmp_path):
 
 
 def test_many_layers_keep_their_order(tmp_path):
-    state = RecurrentStateCarrier(("mems",), 1)
+    state = RecurrentStateCarrier(Remembering, 1)
     state.update(0, torch.tensor([4]), RememberingOutput(mems=[torch.full((1, 2), float(n)) for n in range(12)]))
     state.save(tmp_path, 0)
-    other = RecurrentStateCarrier(("mems",), 1)
+    other = RecurrentStateCarrier(Remembering, 1)
     other.load(tmp_path, 0, 1, torch.device("cpu"))
     assert [tensor[0, 0].item() for tensor in other.inputs(0, torch.tensor([5]))["mems"]] == list(range(12))
 

@@ -14,16 +14,16 @@ from training_runs import arguments, new_model, run
 
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.training.arguments import LoopArguments
-from hf_ctxmodels.training.checkpoint.directory import (
+from hf_ctxmodels.training.checkpoint_files import (
     MANIFEST_FILE,
     damaged_files,
     list_checkpoints,
     locked_output_dir,
     publish_files,
 )
-from hf_ctxmodels.training.checkpoint.identity import FLAGS_THAT_MAY_CHANGE
 from hf_ctxmodels.training.loop import make_accelerator
 from hf_ctxmodels.training.model_loading import load_tokenizer
+from hf_ctxmodels.training.training_state import FLAGS_THAT_MAY_CHANGE
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 

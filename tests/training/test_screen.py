@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from hf_ctxmodels.cli import finetune, pretrain, train_tokenizer
-from hf_ctxmodels.training.metrics.summary import TrainingSummary
-from hf_ctxmodels.training.metrics.training_log import read_log
+from hf_ctxmodels.training.summary import TrainingSummary
+from hf_ctxmodels.training.training_log import read_log
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 

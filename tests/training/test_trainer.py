@@ -13,7 +13,6 @@ from zoo import ARCHETYPES, HEADS, Case, learnable_batch
 from zoo.targets import follow_labels
 
 from hf_ctxmodels.training.batches import INDEX_KEY
-from hf_ctxmodels.training.recurrent_state import RecurrentStateCarrier
 from hf_ctxmodels.training.trainer import CtxTrainer
 from hf_ctxmodels.training.training_step import TrainingStep
 
@@ -253,5 +252,5 @@ def test_trainer_and_our_loop_agree_on_the_loss(head, make_trainer):
     halves = [{name: tensor[part] for name, tensor in batch.items()} for part in (slice(0, 5), slice(5, 8))]
     for half in halves:
         half[INDEX_KEY] = torch.arange(len(half["input_ids"]))
-    ours, _ = TrainingStep(accelerator, model, optimizer, 0.0, RecurrentStateCarrier((), 2))(halves)
+    ours, _ = TrainingStep(accelerator, model, optimizer, 0.0)(halves)
     torch.testing.assert_close(ours["loss"], theirs.detach(), atol=1e-5, rtol=0)

@@ -59,12 +59,9 @@ class AdapterArguments:
         add_adapter(model, self.adapter.name, self.adapter.config)
         train_adapter(model, self.adapter.name, frozen, freeze_head=freeze_head)
 
-    def apply_for_pretraining(self, model: PreTrainedModel) -> None:
-        """`apply` with a frozen head."""
+    def apply_for_pretraining(self, model: PreTrainedModel) -> dict[str, Any]:
+        """`apply` with a frozen head; returns the `adapter_identity`."""
         self.apply(model, freeze_head=True)
-
-    def identity(self, model: PreTrainedModel) -> dict[str, Any]:
-        """`adapter_identity` of the model."""
         return adapter_identity(model)
 
 

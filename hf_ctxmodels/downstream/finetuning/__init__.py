@@ -6,8 +6,7 @@ from hf_ctxmodels.downstream.finetuning.reinitialization import reinitialize_hea
 from hf_ctxmodels.downstream.finetuning.task_loss import TaskLoss
 from hf_ctxmodels.downstream.finetuning.unfreezing import ChainThaw, ThreeStageUnfreezing
 from hf_ctxmodels.training.callbacks import FinetuningCallback
-from hf_ctxmodels.training.optim.freezing import freeze_encoder
-from hf_ctxmodels.training.optim.gradual_unfreezing import GradualUnfreezing
+from hf_ctxmodels.training.freezing import GradualUnfreezing, freeze_encoder
 
 __all__ = [
     "ChainThaw",

@@ -26,8 +26,7 @@ from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.tokenizers.base import tokenizer_digest
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.callbacks import FinetuningCallback
-from hf_ctxmodels.training.optim.freezing import check_layerwise_flags, freeze_encoder
-from hf_ctxmodels.training.optim.gradual_unfreezing import GradualUnfreezing
+from hf_ctxmodels.training.freezing import GradualUnfreezing, check_layerwise_flags, freeze_encoder
 from hf_ctxmodels.training.token_embeddings import freeze_token_embeddings
 
 UNCOMPARED_FIELDS = ("freeze.cache_features", *(f"anchor.{name}" for name in ("file", "text", "labels", "examples")))

@@ -17,7 +17,7 @@ from hf_ctxmodels.downstream.finetuning.arguments import (
 )
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.callbacks import FinetuningCallback
-from hf_ctxmodels.training.checkpoint.identity import flags_identity
+from hf_ctxmodels.training.training_state import flags_identity
 
 
 class QuantizationAwareTraining(Protocol):

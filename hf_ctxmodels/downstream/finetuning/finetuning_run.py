@@ -32,7 +32,6 @@ from hf_ctxmodels.registry import get_family
 from hf_ctxmodels.tokenizers.base import CtxTokenizer, check_max_length, check_tokenizer_matches_model
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.batches import EpochIndexed
-from hf_ctxmodels.training.checkpoint.identity import flags_identity
 from hf_ctxmodels.training.loop import TrainingResult, make_accelerator, train
 from hf_ctxmodels.training.model_loading import (
     load_tokenizer,
@@ -43,6 +42,7 @@ from hf_ctxmodels.training.model_loading import (
     set_embedding_fields,
 )
 from hf_ctxmodels.training.pretraining import TrainingSetup
+from hf_ctxmodels.training.training_state import flags_identity
 
 # Fields that a resumed run may change, because the model's class, configuration and tokenizer are compared.
 UNCOMPARED_FIELDS = ("family", "config_options", "model", "task_name", "predictions_file")

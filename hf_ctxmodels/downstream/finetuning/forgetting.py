@@ -19,11 +19,11 @@ from hf_ctxmodels.downstream.finetuning.fisher import Labels, fisher_information
 from hf_ctxmodels.downstream.loading_with_adapters import add_saved_adapters
 from hf_ctxmodels.objectives import Objective
 from hf_ctxmodels.spec import FamilySpec
-from hf_ctxmodels.training.metrics.loss_evaluation import LossEvaluation
-from hf_ctxmodels.training.metrics.summary import SUMMARY_FILE, TrainingSummary
+from hf_ctxmodels.training.evaluation import LossEvaluation
 from hf_ctxmodels.training.model_loading import load_config, load_model, load_tokenizer, require_single_task
-from hf_ctxmodels.training.optim.layer_groups import LAYER
+from hf_ctxmodels.training.optimizers import LAYER
 from hf_ctxmodels.training.pretraining import PretrainingArguments, make_model, make_objective, resolve_family
+from hf_ctxmodels.training.summary import SUMMARY_FILE, TrainingSummary
 
 _DEFAULT_LENGTH = 128
 

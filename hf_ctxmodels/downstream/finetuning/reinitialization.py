@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.peft_support import newly_initialized_modules
 from hf_ctxmodels.heads.layer_mix import find_layer_stack
-from hf_ctxmodels.training.optim.layer_groups import LAYERS
+from hf_ctxmodels.training.optimizers import LAYERS
 
 
 def reinitialize_layers(model: PreTrainedModel, number: int, seed: int, *, pooler: bool = False) -> list[str]:

@@ -26,8 +26,7 @@ from hf_ctxmodels.downstream.finetuning import (
 from hf_ctxmodels.downstream.finetuning.fisher import fisher_information, sampled_targets, save_fisher
 from hf_ctxmodels.downstream.finetuning.reinitialization import pretrained_head_modules
 from hf_ctxmodels.registry import FAMILIES
-from hf_ctxmodels.training.optim.layer_groups import layer_groups
-from hf_ctxmodels.training.optim.optimizers import make_optimizer
+from hf_ctxmodels.training.optimizers import layer_groups, make_optimizer
 
 BERT = Case(FAMILIES["bert"], "AutoModelForSequenceClassification")
 MASKED = Case(FAMILIES["bert"], "AutoModelForMaskedLM")

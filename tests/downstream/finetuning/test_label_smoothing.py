@@ -18,7 +18,6 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.downstream.finetuning.task_loss import TaskLoss, smoothed_cross_entropy
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.training.batches import INDEX_KEY
-from hf_ctxmodels.training.recurrent_state import RecurrentStateCarrier
 from hf_ctxmodels.training.trainer import CtxTrainer
 from hf_ctxmodels.training.training_step import TrainingStep
 
@@ -88,8 +87,9 @@ def test_one_batch_of_16_equals_four_of_4(make):
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
         before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
         accelerator = Accelerator(cpu=True)
-        states = RecurrentStateCarrier((), accumulation)
-        training_step = TrainingStep(accelerator, model, accelerator.prepare(optimizer), 0.0, states, loss_function)
+        training_step = TrainingStep(
+            accelerator, model, accelerator.prepare(optimizer), 0.0, loss_function=loss_function
+        )
         chunks = {name: tensor.chunk(accumulation) for name, tensor in batch.items()}
         training_step(
             [

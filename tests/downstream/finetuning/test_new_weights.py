@@ -20,7 +20,7 @@ from hf_ctxmodels.downstream.finetuning import (
 from hf_ctxmodels.downstream.finetuning.fisher import save_fisher
 from hf_ctxmodels.downstream.finetuning.reinitialization import pretrained_head_modules
 from hf_ctxmodels.registry import FAMILIES
-from hf_ctxmodels.training.optim.layer_groups import layer_groups
+from hf_ctxmodels.training.optimizers import layer_groups
 
 CLASSIFIERS = [case for case in HEADS if case.auto_name == "AutoModelForSequenceClassification"]
 BERT = Case(FAMILIES["bert"], "AutoModelForSequenceClassification")

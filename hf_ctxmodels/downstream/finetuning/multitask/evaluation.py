@@ -14,8 +14,8 @@ from torch import nn
 from hf_ctxmodels.core.output_files import wrap_write_errors
 from hf_ctxmodels.downstream.finetuning.multitask.batches import mean
 from hf_ctxmodels.downstream.finetuning.task_evaluation import TaskEvaluation
-from hf_ctxmodels.training.checkpoint.directory import list_checkpoints, temporary_path
-from hf_ctxmodels.training.checkpoint.training_state import full_state_dict
+from hf_ctxmodels.training.checkpoint_files import list_checkpoints, temporary_path
+from hf_ctxmodels.training.training_state import full_state_dict
 
 BEST_FILE = "best.safetensors"
 MEAN = "eval_mean"

@@ -24,10 +24,10 @@ from hf_ctxmodels.downstream.tasks import Encoded, Task, TaskArguments
 from hf_ctxmodels.downstream.tasks.task_list import ListedTask, TaskList, read_task_list
 from hf_ctxmodels.tokenizers.base import CtxTokenizer, check_tokenizer_matches_model
 from hf_ctxmodels.training.arguments import LoopArguments
-from hf_ctxmodels.training.checkpoint.directory import publish_files, temporary_path
+from hf_ctxmodels.training.checkpoint_files import publish_files, temporary_path
+from hf_ctxmodels.training.freezing import check_layerwise_flags, freeze_encoder
 from hf_ctxmodels.training.loop import TrainingResult, global_batch_size, make_accelerator, train
 from hf_ctxmodels.training.model_loading import require_trainable
-from hf_ctxmodels.training.optim.freezing import check_layerwise_flags, freeze_encoder
 from hf_ctxmodels.training.recipe import find_packaged
 
 

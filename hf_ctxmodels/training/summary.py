@@ -5,6 +5,7 @@ import json
 import shlex
 import sys
 import typing
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -18,19 +19,16 @@ SUMMARY_FILE = "training_summary.json"
 _PACKAGES = ("hf_ctxmodels", "torch", "transformers", "accelerate", "datasets", "tokenizers")
 
 
-def installed_versions() -> dict[str, str]:
+def _installed_versions() -> dict[str, str]:
     """Versions of Python and of installed packages that influence results."""
     versions = {"python": sys.version.split()[0]}
     for package in _PACKAGES:
-        try:
+        with suppress(PackageNotFoundError):
             versions[package] = version(package)
-        except PackageNotFoundError:
-            continue
     return versions
 
 
-def command_line() -> str:
-    """The command that started this process, quoted for the shell."""
+def _command_line() -> str:
     return shlex.join([*Path(sys.argv[0]).name.split(), *sys.argv[1:]])  # such as "hf-ctxmodels pretrain"
 
 
@@ -40,9 +38,8 @@ class TrainingSummary:
 
     Attributes:
         task: "pretraining", or the fine-tuning task ("sequence-classification", ...).
-        model_class, model_type: Class and `model_type` of the model, e.g. "CtxBertForPreTraining" and "ctx-bert".
-        dataset: Dataset (a Hub id, a file name, "demo").
-        seed: Seed of initialisation, data order, masks and dropout.
+        model_class, model_type: For example "CtxBertForPreTraining" and "ctx-bert".
+        dataset: A Hub id, a file name, or "demo".
         parameters: Number of parameters, tied weights once.
         steps: Optimizer steps.
         global_batch_size: Examples per optimizer step, over all processes and accumulated micro-batches.
@@ -55,8 +52,6 @@ class TrainingSummary:
         metrics: The last evaluation ("eval_<name>"), frequency baselines ("baseline_<name>"), and the upper bound of
             a metric ("ceiling_<name>") if the tokenizer cannot reproduce the targets.
         curve: The records of `training_log.jsonl`.
-        versions: Versions of Python and packages.
-        command: The command line.
     """
 
     task: str
@@ -76,14 +71,14 @@ class TrainingSummary:
     hyperparameters: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     curve: list[dict[str, float]] = field(default_factory=list)
-    versions: dict[str, str] = field(default_factory=installed_versions)
-    command: str = field(default_factory=command_line)
+    versions: dict[str, str] = field(default_factory=_installed_versions)
+    command: str = field(default_factory=_command_line)
 
     @property
     def baselines(self) -> dict[str, float]:
         """Metric -> frequency baseline."""
-        prefix = "baseline_"
-        return {name.removeprefix(prefix): value for name, value in self.metrics.items() if name.startswith(prefix)}
+        names = [name.removeprefix("baseline_") for name in self.metrics if name.startswith("baseline_")]
+        return {name: self.metrics[f"baseline_{name}"] for name in names}
 
     def save(self, directory: str | Path) -> Path:
         """Write `training_summary.json` into `directory` and return its path."""
@@ -98,11 +93,7 @@ class TrainingSummary:
 
     @classmethod
     def load(cls, directory: str | Path) -> Self:
-        """Read `training_summary.json` of `directory`.
-
-        Raises:
-            CtxError: The file is missing, or not a training summary.
-        """
+        """Read `training_summary.json` of `directory`; raises CtxError if it is missing or not a training summary."""
         path = Path(directory) / SUMMARY_FILE
         if not path.exists():
             raise CtxError(

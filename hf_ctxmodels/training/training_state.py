@@ -1,4 +1,4 @@
-"""The complete state of a run: saving and exact restoring.
+"""The complete state of a run: saving, exact restoring, and the identity that a resumed run must have.
 
 The files are safetensors and JSON. `Accelerator.save_state` is not used, because it pickles the optimizer and the
 random states, and a run that it saved with FSDP cannot be resumed with another number of processes.
@@ -7,7 +7,7 @@ random states, and a run that it saved with FSDP cannot be resumed with another 
 import json
 import random
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -24,18 +24,76 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import flat_options
 from hf_ctxmodels.core.output_files import wrap_write_errors
-from hf_ctxmodels.training.arguments import LoopArguments
-from hf_ctxmodels.training.checkpoint import directory
-from hf_ctxmodels.training.checkpoint.identity import check_identity
-from hf_ctxmodels.training.metrics.step_metrics import StepMetrics
-from hf_ctxmodels.training.optim.averaging import Averaging
+from hf_ctxmodels.data.document_sources import describe_content
+from hf_ctxmodels.training import checkpoint_files
+from hf_ctxmodels.training.arguments import ConstantOptions, LoopArguments, NTASGDOptions
+from hf_ctxmodels.training.optimizers import Averaging
 from hf_ctxmodels.training.recurrent_state import RecurrentStateCarrier
+from hf_ctxmodels.training.training_log import StepMetrics
 
+FLAGS_THAT_MAY_CHANGE = (
+    *("output_dir", "resume", "overwrite", "logging_steps", "report_to"),
+    *("save_steps", "save_total_limit", "eval_steps", "dataloader_workers"),
+)
+"""Flags of the loop that do not change the weights."""
+
+# Flags that are compared through derived values: lengths in epochs and in steps may be equal.
+_DERIVED_FLAGS = ("max_steps", "num_train_epochs", "per_device_batch_size", "mixed_precision", "warmup_steps")
+# Fields of the configuration that do not change the model.
+_UNCOMPARED_CONFIG_FIELDS = (
+    *("_name_or_path", "architectures", "auto_map", "dtype", "torch_dtype", "transformers_version"),
+    "return_logits_with_labels",
+)
 _MODEL_FILE = "model.safetensors"
 _OPTIMIZER_FILE = "optimizer.safetensors"
 _DEEPSPEED_FOLDER = "deepspeed"
 _STATE_FILE = "trainer_state.json"
+
+
+def flags_identity(arguments: Any, may_change: Iterable[str], files: Iterable[str] = ()) -> dict[str, Any]:
+    """A command's flags that determine the weights.
+
+    Args:
+        arguments: A dataclass of flags.
+        may_change: Fields that do not change the weights, or that are compared through derived values.
+        files: Fields that name data files, which are compared by content: they may be moved.
+    """
+    identity, ignored = {}, set(may_change)
+    for name, value in flat_options(arguments).items():
+        if name in files and value:
+            value = [describe_content(file) for file in value] if isinstance(value, list) else describe_content(value)
+        if name not in ignored and name.partition(".")[0] not in ignored:
+            identity[name] = value
+    return identity
+
+
+def run_identity(
+    arguments: LoopArguments, accelerator: Accelerator, total_steps: int, model: PreTrainedModel
+) -> dict[str, Any]:
+    """What determines the weights: flags of the loop, and the model's class, dtype and configuration, which contains
+    the tokenizer's digest.
+
+    The number of steps may change if the learning rate does not depend on it: a run with a constant rate can be
+    extended. The number of processes may change if the global batch size does not, and so may the kind of parallelism,
+    except that DeepSpeed stores the optimizer state in its own format.
+    """
+    may_change = {*FLAGS_THAT_MAY_CHANGE, *_DERIVED_FLAGS}
+    if isinstance(arguments.optimizer, NTASGDOptions):  # averaging starts at an evaluation
+        may_change.remove("eval_steps")
+    config = json.loads(model.config.to_json_string(use_diff=False))
+    return {
+        **flags_identity(arguments, may_change),
+        "warmup_steps": arguments.warmup(total_steps),
+        "total_steps": None if isinstance(arguments.lr_scheduler, ConstantOptions) else total_steps,
+        "global_micro_batch": arguments.per_device_batch_size * accelerator.num_processes,
+        "mixed_precision": accelerator.mixed_precision,
+        "deepspeed": accelerator.distributed_type == DistributedType.DEEPSPEED,
+        "model_class": type(model).__name__,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        **{f"config.{name}": value for name, value in config.items() if name not in _UNCOMPARED_CONFIG_FIELDS},
+    }
 
 
 class TrainingState:
@@ -46,7 +104,7 @@ class TrainingState:
     Args:
         accelerator, arguments: The run's.
         tokenizer: Saved with the model.
-        identity: JSON values that must be equal when the run is resumed; see `checkpoint.identity`.
+        identity: JSON values that must be equal when the run is resumed.
 
     Attributes:
         step: Completed optimizer steps.
@@ -68,12 +126,14 @@ class TrainingState:
         self.metrics: dict[str, float] = {}
         # through JSON, for comparison with a checkpoint
         self._identity = json.loads(json.dumps(identity))
+        self._uses_deepspeed = accelerator.distributed_type == DistributedType.DEEPSPEED
+        self._random_file = f"random_state_{accelerator.process_index}.json"
         self.model_class = ""
 
     @property
     def path(self) -> Path:
         """The checkpoint of the current step."""
-        return directory.checkpoint_path(self._arguments.output_dir, self.step)
+        return checkpoint_files.checkpoint_path(self._arguments.output_dir, self.step)
 
     def load_weights(self, checkpoint: Path, model: PreTrainedModel) -> None:
         """Load a checkpoint's step and weights into the model, before it is wrapped or sharded.
@@ -82,7 +142,20 @@ class TrainingState:
             CtxError: The checkpoint belongs to another run.
         """
         state = _read_state(checkpoint)
-        check_identity(checkpoint, self._identity, state["identity"])
+        saved, absent = state["identity"], object()
+        differing = [
+            f"{name} is {self._identity.get(name)}, was {saved.get(name)}"
+            for name in sorted({*self._identity, *saved})
+            if self._identity.get(name, absent) != saved.get(name, absent)
+        ]
+        if differing:
+            raise CtxError(
+                f"The checkpoint belongs to another run: {'; '.join(differing)}.",
+                location=str(checkpoint),
+                hint="resume with the values of that run, or use another --output_dir; to start a new run from these "
+                f"weights, pass them as --model. Only {', '.join(FLAGS_THAT_MAY_CHANGE)}, the location of files, and "
+                "the number of steps at a constant learning rate may change.",
+            )
         self.step = state["step"]
         if hasattr(model, "load_saved_weights"):  # it saves more than one model's weights, or fewer
             model.load_saved_weights(checkpoint)
@@ -95,8 +168,8 @@ class TrainingState:
         optimizer: torch.optim.Optimizer,
         scheduler: LRScheduler,
         step_metrics: StepMetrics,
-        recurrent_states: RecurrentStateCarrier,
-        averaging: Averaging,
+        recurrent_states: RecurrentStateCarrier | None,
+        averaging: Averaging | None,
     ) -> None:
         """Set the objects to save; the model is prepared by the Accelerator, the optimizer is not."""
         self._model: Any = model  # under DeepSpeed its engine
@@ -114,17 +187,18 @@ class TrainingState:
         if self._uses_deepspeed:
             self._model.load_checkpoint(str(checkpoint / _DEEPSPEED_FOLDER))
         else:
-            load_optimizer_tensors(self._unwrapped_model, self._optimizer, checkpoint / _OPTIMIZER_FILE)
+            _load_optimizer(self._unwrapped_model, self._optimizer, checkpoint / _OPTIMIZER_FILE)
         self._scheduler.load_state_dict(state["scheduler"])
-        if "averaging" in state:
+        if self._averaging is not None:
             self._averaging.load_state_dict(state["averaging"])
         for group, learning_rate in zip(self._optimizer.param_groups, self._scheduler.get_last_lr(), strict=True):
             group["lr"] = learning_rate
         if accelerator.scaler is not None:
             accelerator.scaler.load_state_dict(state["scaler"])
-        self._recurrent_states.load(
-            checkpoint, accelerator.process_index, accelerator.num_processes, accelerator.device
-        )
+        if self._recurrent_states is not None:
+            self._recurrent_states.load(
+                checkpoint, accelerator.process_index, accelerator.num_processes, accelerator.device
+            )
         random_state = checkpoint / self._random_file
         if random_state.exists():
             load_random_state(random_state)
@@ -140,7 +214,7 @@ class TrainingState:
         Yields:
             The temporary directory, for further files of the main process; None if the checkpoint exists.
         """
-        temporary, is_main_process = directory.temporary_path(self.path), self._accelerator.is_main_process
+        temporary, is_main_process = checkpoint_files.temporary_path(self.path), self._accelerator.is_main_process
         if is_main_process and not self.path.exists():
             with self._clean_up_failed_write(temporary):
                 temporary.mkdir()
@@ -150,23 +224,40 @@ class TrainingState:
             return
         with self._clean_up_failed_write(temporary):
             self._save_model(temporary)
-            self._save_optimizer(temporary)
+            if self._uses_deepspeed:  # every process writes its shard of the moments
+                self._model.save_checkpoint(str(temporary / _DEEPSPEED_FOLDER))
+            else:
+                tensors = _optimizer_tensors(self._unwrapped_model, self._optimizer)
+                if is_main_process:
+                    safetensors.torch.save_file(tensors, temporary / _OPTIMIZER_FILE)
             save_random_state(temporary / self._random_file)
-            self._recurrent_states.save(temporary, self._accelerator.process_index)
+            if self._recurrent_states is not None:
+                self._recurrent_states.save(temporary, self._accelerator.process_index)
             yield temporary
             if is_main_process:
-                (temporary / _STATE_FILE).write_text(json.dumps(self._as_json(), indent=2) + "\n", encoding="utf-8")
+                scaler, averaging = self._accelerator.scaler, self._averaging
+                state = {
+                    "step": self.step,
+                    "tokens": self.tokens,
+                    "metrics": self.metrics,
+                    "identity": self._identity,
+                    "records": self._step_metrics.state_dict(),
+                    "scheduler": self._scheduler.state_dict(),
+                    "averaging": averaging.state_dict() if averaging is not None else None,
+                    "scaler": scaler.state_dict() if scaler is not None else None,
+                }
+                (temporary / _STATE_FILE).write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
             self._accelerator.wait_for_everyone()
             if is_main_process:
-                directory.commit_checkpoint(temporary, self.path)
+                checkpoint_files.commit_checkpoint(temporary, self.path)
         if is_main_process:
-            directory.delete_old_checkpoints(self._arguments.output_dir, self._arguments.save_total_limit)
+            checkpoint_files.delete_old_checkpoints(self._arguments.output_dir, self._arguments.save_total_limit)
         self._accelerator.wait_for_everyone()
 
     def publish(self) -> None:
         """Write the final model and tokenizer into the output directory, each file atomically; a collective call."""
         output_dir = Path(self._arguments.output_dir)
-        temporary = directory.temporary_path(output_dir / "model")
+        temporary = checkpoint_files.temporary_path(output_dir / "model")
         if self._accelerator.is_main_process:
             shutil.rmtree(temporary, ignore_errors=True)
             with self._clean_up_failed_write(temporary):
@@ -176,13 +267,13 @@ class TrainingState:
             self._save_model(temporary)
             self._accelerator.wait_for_everyone()
             if self._accelerator.is_main_process:
-                directory.publish_files(temporary, output_dir)
+                checkpoint_files.publish_files(temporary, output_dir)
         self._accelerator.wait_for_everyone()
 
     @contextmanager
     def _clean_up_failed_write(self, temporary: Path) -> Iterator[None]:
         """Context in which files are written to `temporary`, which is removed if writing fails."""
-        checkpoints = directory.list_checkpoints(self._arguments.output_dir)
+        checkpoints = checkpoint_files.list_checkpoints(self._arguments.output_dir)
         last_good = f"the last good checkpoint is {checkpoints[-1]}" if checkpoints else "there is no checkpoint yet"
         try:
             hint = f"free disk space there and run the same command again with --resume; {last_good}."
@@ -192,45 +283,20 @@ class TrainingState:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
 
-    @property
-    def _uses_deepspeed(self) -> bool:
-        return self._accelerator.distributed_type == DistributedType.DEEPSPEED
-
-    @property
-    def _random_file(self) -> str:
-        return f"random_state_{self._accelerator.process_index}.json"
-
-    def _save_optimizer(self, folder: Path) -> None:
-        if self._uses_deepspeed:
-            # every process writes its shard of the moments
-            self._model.save_checkpoint(str(folder / _DEEPSPEED_FOLDER))
-            return
-        tensors = optimizer_tensors(self._unwrapped_model, self._optimizer)
-        if self._accelerator.is_main_process:
-            safetensors.torch.save_file(tensors, folder / _OPTIMIZER_FILE)
-
     def _save_model(self, folder: Path) -> None:
         weights = full_state_dict(self._unwrapped_model)
         if not self._accelerator.is_main_process:
             return
-        with _hidden_progress_bar():
+        shows_progress = logging.is_progress_bar_enabled()
+        logging.disable_progress_bar()
+        try:
             # always one file, for resuming
             self._unwrapped_model.save_pretrained(folder, state_dict=weights, max_shard_size="1000GB")
+        finally:
+            if shows_progress:
+                logging.enable_progress_bar()
         if self._tokenizer is not None:
             self._tokenizer.save_pretrained(folder)
-
-    def _as_json(self) -> dict[str, Any]:
-        scaler = self._accelerator.scaler
-        return {
-            "step": self.step,
-            "tokens": self.tokens,
-            "metrics": self.metrics,
-            "identity": self._identity,
-            "records": self._step_metrics.state_dict(),
-            "scheduler": self._scheduler.state_dict(),
-            "averaging": self._averaging.state_dict(),
-            "scaler": scaler.state_dict() if scaler is not None else None,
-        }
 
 
 def full_state_dict(model: nn.Module) -> dict[str, Tensor]:
@@ -248,7 +314,7 @@ def full_state_dict(model: nn.Module) -> dict[str, Tensor]:
     return weights
 
 
-def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """The optimizer's state as `{"<parameter name>|<moment>": tensor}` on the CPU, gathered if sharded. A collective
     call."""
     tensors = {}
@@ -260,8 +326,8 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
     return tensors
 
 
-def load_optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer, file: Path) -> None:
-    """Restore `optimizer_tensors`, sharded like the parameters."""
+def _load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, file: Path) -> None:
+    """Restore `_optimizer_tensors`, sharded like the parameters."""
     names = {parameter: name for name, parameter in model.named_parameters()}
     moments_by_name: dict[str, dict[str, Tensor]] = {}
     for full_name, tensor in safetensors.torch.load_file(file).items():
@@ -286,11 +352,12 @@ def save_random_state(file: Path) -> None:
     """Write this process's states of the global generators of Python, NumPy and torch (CPU and CUDA)."""
     version, internal, gauss = random.getstate()
     name, keys, position, has_gauss, cached = cast("tuple", np.random.get_state(legacy=True))
+    cuda_states = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     state = {
         "python": [version, list(internal), gauss],
         "numpy": [name, keys.tolist(), position, has_gauss, cached],
-        "torch": _to_hex(torch.get_rng_state()),
-        "cuda": [_to_hex(state) for state in torch.cuda.get_rng_state_all()] if torch.cuda.is_available() else [],
+        "torch": torch.get_rng_state().numpy().tobytes().hex(),
+        "cuda": [cuda_state.numpy().tobytes().hex() for cuda_state in cuda_states],
     }
     file.write_text(json.dumps(state), encoding="utf-8")
 
@@ -302,30 +369,13 @@ def load_random_state(file: Path) -> None:
     random.setstate((version, tuple(internal), gauss))
     name, keys, position, has_gauss, cached = state["numpy"]
     np.random.set_state((name, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
-    torch.set_rng_state(_from_hex(state["torch"]))
-    if state["cuda"] and len(state["cuda"]) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all([_from_hex(cuda_state) for cuda_state in state["cuda"]])
-
-
-def _to_hex(state: Tensor) -> str:
-    return state.numpy().tobytes().hex()
-
-
-def _from_hex(text: str) -> Tensor:
-    return torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)
+    torch_state, *cuda_states = (
+        torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8) for text in (state["torch"], *state["cuda"])
+    )
+    torch.set_rng_state(torch_state)
+    if cuda_states and len(cuda_states) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(cuda_states)
 
 
 def _read_state(checkpoint: Path) -> dict[str, Any]:
     return json.loads((checkpoint / _STATE_FILE).read_text(encoding="utf-8"))
-
-
-@contextmanager
-def _hidden_progress_bar() -> Iterator[None]:
-    """Hide transformers' progress bar for weights."""
-    was_enabled = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            logging.enable_progress_bar()

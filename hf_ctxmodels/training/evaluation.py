@@ -1,5 +1,6 @@
-"""Frequency baselines on held-out text."""
+"""The loss on held-out examples, and frequency baselines."""
 
+import inspect
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,16 +9,88 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate import Accelerator
+from accelerate.utils import send_to_device
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
 
+from hf_ctxmodels.core.console import progress_bar
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.data import ExampleSet, ExampleStream, Mixture
 from hf_ctxmodels.objectives import Objective
 from hf_ctxmodels.objectives.base import BaselinePolicy
-from hf_ctxmodels.training.batches import Batch, count_items
+from hf_ctxmodels.training.batches import INDEX_KEY, Batch, Collate, IndexedCollator, count_items
+from hf_ctxmodels.training.training_step import logged_terms, loss_targets
 
 Examples = ExampleSet | ExampleStream | Mixture
 _BATCHES_FOR_CLASSES = 50
 _EXAMPLES_FOR_FREQUENCIES = 100_000
+
+
+class LossEvaluation:
+    """Evaluation for the training loop: `{"eval_loss": ..., "eval_<component>_loss": ...}` over all examples.
+
+    All evaluations use the masks of epoch 0. Each term is the mean over all its targets in the set, whatever the
+    batches, and each metric the ratio of its counts over the set.
+
+    Args:
+        examples: Map-style, indexed by `(epoch, index)`.
+        collate: List of examples -> arguments of the model's forward.
+        batch_size: Examples per process and batch.
+    """
+
+    def __init__(self, examples: Dataset, collate: Collate, batch_size: int) -> None:
+        self._examples = examples
+        self._collate = IndexedCollator(collate)
+        self._batch_size = batch_size
+        self._target_counts: dict[str, float] | None = None
+
+    def __call__(self, model: nn.Module, accelerator: Accelerator) -> dict[str, float]:
+        """Evaluate; a collective call, with the same values on all processes."""
+        unwrapped = accelerator.unwrap_model(model)
+        has_logits_option = "return_logits" in inspect.signature(unwrapped.forward).parameters
+        options = {"return_logits": False} if has_logits_option else {}
+        if self._target_counts is None:
+            targets = loss_targets(unwrapped)
+            batches = self._batches(accelerator, "counting targets")
+            counts = [count_items([batch], targets) for batch, is_counted in batches if is_counted]
+            zero = torch.zeros(len(targets) + 1, dtype=torch.int64, device=accelerator.device)
+            totals = accelerator.reduce(torch.stack([zero, *counts]).sum(dim=0), reduction="sum").tolist()
+            self._target_counts = {name: max(total, 1) for name, total in zip(targets, totals, strict=False)}
+        sums: dict[str, torch.Tensor] = {}
+        with torch.no_grad():
+            for batch, is_counted in self._batches(accelerator, "evaluating"):
+                output = model(**batch, **options, num_items_in_batch=self._target_counts)
+                for name, value in logged_terms(output).items():
+                    value = value.detach().float() * is_counted
+                    sums[name] = sums[name] + value if name in sums else value
+        results = {}
+        for name, value in sums.items():
+            value = accelerator.reduce(value, reduction="sum")
+            if value.ndim == 0:
+                results[f"eval_{name}"] = value.item()
+            elif value[1]:
+                results[f"eval_{name}"] = (value[0] / value[1]).item()
+        return results
+
+    def _batches(self, accelerator: Accelerator, description: str) -> Iterator[tuple[Batch, bool]]:
+        """This process's batches, and whether each is counted: sharded models need the same number of forward passes on
+        all processes, so a process without further batches repeats the last one, which is not counted."""
+        size = len(self._examples)  # type: ignore[arg-type]
+        starts = range(0, size, self._batch_size)
+        chunks = [[(0, index) for index in range(start, min(start + self._batch_size, size))] for start in starts]
+        passes = math.ceil(len(chunks) / accelerator.num_processes)
+        numbers = range(accelerator.process_index, passes * accelerator.num_processes, accelerator.num_processes)
+        loader = DataLoader(
+            self._examples,
+            batch_sampler=[chunks[min(number, len(chunks) - 1)] for number in numbers],
+            collate_fn=self._collate,
+            generator=torch.Generator().manual_seed(0),
+        )
+        bar = progress_bar(loader, description, unit="batches", enabled=accelerator.is_main_process)
+        for number, batch in zip(numbers, bar, strict=True):
+            del batch[INDEX_KEY]
+            yield send_to_device(batch, accelerator.device), number < len(chunks)
 
 
 @dataclass(frozen=True)
@@ -40,14 +113,13 @@ class FrequencyBaseline:
     batches. Other targets with several values per example are tokens, counted in the uncorrupted training examples,
     except the policy's `excluded_ids`. Counts are smoothed by adding 1.
 
-    Args:
-        policy: The objective's policy.
+    Attributes:
+        tokens: (num_tokens,) counts of the tokens.
     """
 
     def __init__(self, policy: BaselinePolicy) -> None:
         self._policy = policy
         self.tokens = np.zeros(policy.num_tokens)
-        """(num_tokens,) counts of the tokens."""
         self._classes: dict[str, np.ndarray] = {}
 
     def count_tokens(self, examples: Iterable[Mapping[str, Any]]) -> None:
@@ -76,13 +148,29 @@ class FrequencyBaseline:
                 per_token |= set() if self._are_classes(name, batch[name]) else {name}
         tokens = self.tokens + 1
         tokens[list(self._policy.excluded_ids)] = 0
-        return {
-            name: _score(tokens if name in per_token else _sum(self._classes.get(name), np.ones(len(counts))), counts)
-            for name, counts in totals.items()
-            if counts.any()
-        }
+        scores = {}
+        for name, held_out in totals.items():
+            (present,) = held_out.nonzero()
+            if not len(present):
+                continue
+            training = tokens if name in per_token else _sum(self._classes.get(name), np.ones(len(held_out)))
+            share = held_out / held_out.sum()
+            with np.errstate(divide="ignore"):  # an excluded token as a target has an infinite loss
+                losses = -np.log(training / training.sum())
+            most_frequent = int(training.argmax())
+            accuracy = float(share[most_frequent]) if most_frequent < len(share) else 0.0
+            scores[name] = BaselineScore(loss=float(share[present] @ losses[present]), accuracy=accuracy)
+        return scores
 
 
+def _sum(counts: np.ndarray | None, new_counts: np.ndarray) -> np.ndarray:
+    """The sum of counts of different lengths."""
+    counts = np.zeros(0) if counts is None else counts
+    size = max(len(counts), len(new_counts))
+    return np.pad(counts, (0, size - len(counts))) + np.pad(new_counts, (0, size - len(new_counts)))
+
+
+@torch.no_grad()
 def frequency_baselines(
     objective: Objective,
     examples: Examples,
@@ -91,38 +179,23 @@ def frequency_baselines(
     metrics: Mapping[str, float],
     batch_size: int,
 ) -> dict[str, float]:
-    """Frequency baselines on the held-out examples: `{"baseline_<term>": ...}` for the `metrics` of a model.
-
-    Args:
-        objective: The pretraining objective.
-        examples, held_out: Training and held-out examples.
-        model: The model, for its `loss_targets`.
-        metrics: The model's evaluation.
-        batch_size: Examples per batch.
-    """
+    """Frequency baselines on the held-out examples: `{"baseline_<term>": ...}` for the `metrics` of a model."""
     policy, targets = objective.baseline, model.loss_targets
     baseline = FrequencyBaseline(policy)
     for batch in sample_batches(examples, _EXAMPLES_FOR_FREQUENCIES, batch_size):
         baseline.count_tokens(batch)
     batches = (objective.collate(batch) for batch in sample_batches(held_out, len(held_out), batch_size))
-    if policy.scores is not None:
+    if policy.scores is not None:  # the mean loss of an input-independent prediction
         scores = torch.from_numpy(policy.scores(baseline.tokens)).float()
-        return {"baseline_loss": _loss_by_scores(model, scores, batches)}
+        total, number = 0.0, 0
+        for held_out_batch in batches:
+            total += float(model.loss_by_scores(scores, **held_out_batch))
+            number += int(count_items([held_out_batch], targets)[0])
+        return {"baseline_loss": total / max(1, number)}
     for batch in sample_batches(examples, _BATCHES_FOR_CLASSES * batch_size, batch_size):
         baseline.count_classes(objective.collate(batch), targets)
     scores_by_target = baseline.scores(batches, targets if policy.targets is None else policy.targets)
     return named_baselines(scores_by_target, targets, metrics, getattr(model, "loss_terms", None))
-
-
-@torch.no_grad()
-def _loss_by_scores(model: Any, scores: torch.Tensor, batches: Iterable[Batch]) -> float:
-    """Mean loss of an input-independent prediction; see `BaselinePolicy.scores`."""
-    (target,) = model.loss_targets
-    total, number = 0.0, 0
-    for batch in batches:
-        total += float(model.loss_by_scores(scores, **batch))
-        number += int(count_items([batch], [target])[0])
-    return total / max(1, number)
 
 
 def sample_batches(examples: Examples, number: int, batch_size: int) -> Iterator[list[dict[str, Any]]]:
@@ -161,31 +234,12 @@ def named_baselines(
         if f"eval_{term}" not in metrics:
             continue
         stem = term.removesuffix("loss")
-        accuracy = f"{stem}accuracy"
         if f"eval_{stem}f1" in metrics:
             share = metrics[f"eval_{stem}share"]
             named[f"baseline_{term}"] = -sum(p * math.log(p) for p in (share, 1 - share) if p)
             named[f"baseline_{stem}f1"] = 2 * share / (1 + share)
         elif target in scores:
             named[f"baseline_{term}"] = scores[target].loss
-            if f"eval_{accuracy}" in metrics:
-                named[f"baseline_{accuracy}"] = scores[target].accuracy
+            if f"eval_{stem}accuracy" in metrics:
+                named[f"baseline_{stem}accuracy"] = scores[target].accuracy
     return named
-
-
-def _score(training: np.ndarray, held_out: np.ndarray) -> BaselineScore:
-    """The score of training counts, (classes,), on the counts of held-out targets, (at most classes,)."""
-    (present,) = held_out.nonzero()
-    share = held_out / held_out.sum()
-    with np.errstate(divide="ignore"):  # an excluded token as a target has an infinite loss
-        losses = -np.log(training / training.sum())
-    most_frequent = int(training.argmax())
-    accuracy = float(share[most_frequent]) if most_frequent < len(share) else 0.0
-    return BaselineScore(loss=float(share[present] @ losses[present]), accuracy=accuracy)
-
-
-def _sum(counts: np.ndarray | None, new_counts: np.ndarray) -> np.ndarray:
-    """The sum of counts of different lengths."""
-    counts = np.zeros(0) if counts is None else counts
-    size = max(len(counts), len(new_counts))
-    return np.pad(counts, (0, size - len(counts))) + np.pad(new_counts, (0, size - len(new_counts)))

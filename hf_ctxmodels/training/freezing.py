@@ -1,4 +1,4 @@
-"""Gradual unfreezing (Howard & Ruder 2018, arXiv 1801.06146, section 3.3): layers are trained from the top down."""
+"""Frozen encoders, and gradual unfreezing of layers from the top down."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,9 +6,49 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.training.arguments import steps_of
+from hf_ctxmodels.core.model import CtxPreTrainedModel
+from hf_ctxmodels.training.arguments import LoopArguments, steps_of
 from hf_ctxmodels.training.callbacks import FinetuningCallback
-from hf_ctxmodels.training.optim.layer_groups import layer_groups, require_layers
+from hf_ctxmodels.training.optimizers import layer_groups, require_layers
+
+
+def freeze_encoder(model: CtxPreTrainedModel) -> None:
+    """Freeze the encoder; its pooler, if it has one, is trained with the heads (Peters et al. 2018, section 3.3; Devlin
+    et al. 2019, section 5.3).
+
+    This disables the encoder's dropout (`model.is_encoder_frozen`), so that an example has the same hidden states in
+    each epoch. Tied weights are frozen with the embeddings.
+
+    Raises:
+        CtxError: The model has no weights outside the encoder that are not tied to it.
+
+    Example:
+        >>> model = AutoModelForTokenClassification.from_pretrained("runs/bert", num_labels=9)  # doctest: +SKIP
+        >>> freeze_encoder(model)  # doctest: +SKIP
+        >>> Trainer(model, arguments, train_dataset=data).train()  # doctest: +SKIP
+    """
+    encoder = model.base_model
+    frozen = [parameter for name, parameter in encoder.named_parameters() if not name.startswith("pooler.")]
+    frozen_ids = {id(parameter) for parameter in frozen}
+    if encoder is model or not frozen or all(id(parameter) in frozen_ids for parameter in model.parameters()):
+        raise CtxError(
+            f"{type(model).__name__} has no trainable weights outside its encoder.",
+            hint="freeze the encoder of a model with a head.",
+        )
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+    model.is_encoder_frozen = True
+    model.train(model.training)
+
+
+def check_layerwise_flags(loop: LoopArguments) -> None:
+    """Raise CtxError for a learning rate by layer, where all layers are frozen."""
+    if loop.layerwise_lr_decay != 1:
+        raise CtxError(
+            "The layers of a frozen encoder have no learning rates.",
+            location=f"--freeze encoder --layerwise_lr_decay {loop.layerwise_lr_decay:g}",
+            hint="pass --layerwise_lr_decay 1, also if a recipe has another value.",
+        )
 
 
 class LayerUnfreezing(FinetuningCallback):
@@ -40,7 +80,8 @@ class LayerUnfreezing(FinetuningCallback):
 
 
 class GradualUnfreezing(LayerUnfreezing):
-    """Trains the last group of layers first, and one more after each interval (Howard & Ruder 2018, section 3.3).
+    """Trains the last group of layers first, and one more after each interval (Howard & Ruder 2018, arXiv 1801.06146,
+    section 3.3).
 
     Args:
         model: The model, not wrapped.

@@ -11,7 +11,7 @@ import os
 import platform
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -46,32 +46,39 @@ def locked_output_dir(
     output_dir = Path(arguments.output_dir)
     # the operating system releases the lock when the process ends; file systems without locks are not locked
     lock = FileLock(output_dir / LOCK_FILE, blocking=False, fallback_to_soft=False)
-
-    def prepare() -> None:
-        try:
-            output_dir.mkdir(parents=True, exist_ok=True)
-            (output_dir / LOCK_FILE).touch()
-        except OSError as error:
-            raise CtxError(
-                f"The output directory cannot be created or written to: {error.strerror}.",
-                location=f"--output_dir {output_dir}",
-                hint="use a writable directory.",
-            ) from error
-        _acquire(lock, output_dir)
-        _prepare_output_dir(output_dir, arguments, tokenizer)
-
+    error: list[tuple[str, str | None, str | None] | None] = [None]
     try:
-        _on_main_process(accelerator, prepare)
+        if accelerator.is_main_process:
+            try:
+                _lock(lock, output_dir)
+                _prepare_output_dir(output_dir, arguments, tokenizer)
+            except CtxError as failure:
+                error = [(failure.message, failure.location, failure.hint)]
+        broadcast_object_list(error)  # the other processes would wait for the main process forever
+        if error[0] is not None:
+            message, location, hint = error[0]
+            raise CtxError(message, location=location, hint=hint)
         yield latest_checkpoint(output_dir) if arguments.resume else None
     finally:
         lock.release()
 
 
-def _acquire(lock: FileLock, output_dir: Path) -> None:
+def _lock(lock: FileLock, output_dir: Path) -> None:
+    """Create the output directory and lock it."""
+    file = output_dir / LOCK_FILE
+    try:
+        output_dir.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    except OSError as error:
+        raise CtxError(
+            f"The output directory cannot be created or written to: {error.strerror}.",
+            location=f"--output_dir {output_dir}",
+            hint="use a writable directory.",
+        ) from error
     try:
         lock.acquire()
     except Timeout as error:
-        owner = (output_dir / LOCK_FILE).read_text(encoding="utf-8", errors="replace").strip()
+        owner = file.read_text(encoding="utf-8", errors="replace").strip()
         raise CtxError(
             f"Another run is training into this directory{f' ({owner})' if owner else ''}.",
             location=f"--output_dir {output_dir}",
@@ -80,25 +87,12 @@ def _acquire(lock: FileLock, output_dir: Path) -> None:
     except OSError:  # a file system without locks
         return
     with suppress(OSError):
-        (output_dir / LOCK_FILE).write_text(f"process {os.getpid()} on {platform.node()}\n", encoding="utf-8")
-
-
-def _on_main_process(accelerator: Accelerator, action: Callable[[], None]) -> None:
-    """Call `action` on the main process and raise its CtxError on every process, which would otherwise wait forever."""
-    failure: list[tuple[str, str | None, str | None] | None] = [None]
-    if accelerator.is_main_process:
-        try:
-            action()
-        except CtxError as error:
-            failure = [(error.message, error.location, error.hint)]
-    broadcast_object_list(failure)
-    if failure[0] is not None:
-        message, location, hint = failure[0]
-        raise CtxError(message, location=location, hint=hint)
+        file.write_text(f"process {os.getpid()} on {platform.node()}\n", encoding="utf-8")
 
 
 def _prepare_output_dir(output_dir: Path, arguments: LoopArguments, tokenizer: PreTrainedTokenizerBase | None) -> None:
-    """Refuse to replace an existing run, or delete it if `overwrite` is set; remove unfinished files."""
+    """Refuse to replace an existing run, or delete it if `overwrite` is set; remove files that a killed run left
+    half-written or half-deleted."""
     existing = list_checkpoints(output_dir)
     if existing and not (arguments.resume or arguments.overwrite):
         raise CtxError(
@@ -111,20 +105,12 @@ def _prepare_output_dir(output_dir: Path, arguments: LoopArguments, tokenizer: P
         has_tokenizer = tokenizer is None or Path(tokenizer.name_or_path).resolve() == output_dir.resolve()
         names = MODEL_FILES if has_tokenizer else (*MODEL_FILES, *TOKENIZER_FILES)
         check_output_directory(output_dir, names, flag="--output_dir", overwrite=arguments.overwrite)
-    remove_unfinished(output_dir)
+    outdated = [path for path in output_dir.iterdir() if _UNFINISHED.fullmatch(path.name)]
     if arguments.overwrite:
         delete_old_checkpoints(output_dir, keep=0)
-        for name in _RUN_OUTPUTS:
-            path = output_dir / name
-            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-
-
-def remove_unfinished(output_dir: Path) -> list[Path]:
-    """Remove files that a killed run left half-written or half-deleted, and return their paths."""
-    unfinished = [path for path in output_dir.iterdir() if _UNFINISHED.fullmatch(path.name)]
-    for path in unfinished:
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
-    return unfinished
+        outdated += [output_dir / name for name in _RUN_OUTPUTS]
+    for path in outdated:
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def checkpoint_path(output_dir: str | Path, step: int) -> Path:
@@ -152,12 +138,9 @@ def latest_checkpoint(output_dir: str | Path) -> Path | None:
         CtxError: It is damaged; the message names the files and the newest undamaged checkpoint.
     """
     checkpoints = list_checkpoints(output_dir)
-    if not checkpoints:
-        return None
+    if not checkpoints or not (damages := damaged_files(checkpoints[-1])):
+        return checkpoints[-1] if checkpoints else None
     *older, newest = checkpoints
-    damages = damaged_files(newest)
-    if not damages:
-        return newest
     last_good = next((path for path in reversed(older) if not damaged_files(path)), None)
     consequence = (
         f"--resume then continues from the last good checkpoint, {last_good}"
@@ -174,16 +157,14 @@ def latest_checkpoint(output_dir: str | Path) -> Path | None:
 def damaged_files(checkpoint: Path, suffix: str = "") -> list[str]:
     """One line for each damaged file whose name has the suffix; empty if all are intact."""
     try:
-        manifest: dict[str, str] = read_json(checkpoint / MANIFEST_FILE)["sha256"]
-    except (CtxError, KeyError, TypeError) as error:
-        return [f"{MANIFEST_FILE} cannot be read ({error.message if isinstance(error, CtxError) else error})"]
-    if not matches_type(manifest, dict[str, str]):
-        return [f"{MANIFEST_FILE} does not map file names to digests"]
+        manifest = _read_manifest(checkpoint)
+    except CtxError as error:
+        return [f"{MANIFEST_FILE} cannot be read ({error.message})"]
     damages = []
     for name, digest in manifest.items():
         if not name.endswith(suffix):
             continue
-        if not os.path.isfile(checkpoint / name):
+        if not os.path.isfile(checkpoint / name):  # `Path.is_file` raises for names in damaged manifests
             damages.append(f"{name} is missing")
         elif _sha256(checkpoint / name) != digest:
             damages.append(f"{name} was truncated or changed after it was saved")
@@ -204,7 +185,10 @@ def publish_files(temporary: Path, directory: Path) -> None:
     Weights and folders (such as adapters) of an earlier model, listed in its manifest, are removed.
     """
     files = _write_manifest(temporary)
-    earlier_files = _listed_files(directory)
+    try:
+        earlier_files = set(_read_manifest(directory))
+    except CtxError:
+        earlier_files = set()
     (directory / MANIFEST_FILE).unlink(missing_ok=True)  # it has the digests of the old files
     for path in files:
         _fsync(path)
@@ -214,9 +198,12 @@ def publish_files(temporary: Path, directory: Path) -> None:
     shutil.rmtree(temporary)
     for name in earlier_files - {str(path.relative_to(temporary)) for path in files}:
         is_removable = ".." not in Path(name).parts and ("/" in name or name.endswith(".safetensors"))
-        if is_removable and os.path.isfile(directory / name):  # `Path.is_file` raises for names in damaged manifests
+        if is_removable and os.path.isfile(directory / name):
             (directory / name).unlink()
-            _remove_empty_folders((directory / name).parent, directory)
+            folder = (directory / name).parent
+            while folder != directory and folder.is_dir() and not any(folder.iterdir()):
+                folder.rmdir()
+                folder = folder.parent
     _fsync(directory)
 
 
@@ -229,19 +216,13 @@ def delete_old_checkpoints(output_dir: str | Path, keep: int) -> None:
         shutil.rmtree(renamed)
 
 
-def _listed_files(directory: Path) -> set[str]:
-    """The files that a directory's manifest lists, if it can be read."""
-    try:
-        return set(read_json(directory / MANIFEST_FILE)["sha256"])
-    except (CtxError, KeyError, TypeError):
-        return set()
-
-
-def _remove_empty_folders(folder: Path, stop: Path) -> None:
-    """Remove a folder and its parents below `stop` while they are empty."""
-    while folder != stop and folder.is_dir() and not any(folder.iterdir()):
-        folder.rmdir()
-        folder = folder.parent
+def _read_manifest(directory: Path) -> dict[str, str]:
+    """File -> SHA-256."""
+    manifest = read_json(directory / MANIFEST_FILE)
+    digests = manifest.get("sha256") if isinstance(manifest, dict) else None
+    if not matches_type(digests, dict[str, str]):
+        raise CtxError("it does not map file names to digests")
+    return digests  # type: ignore[return-value]
 
 
 def _write_manifest(directory: Path) -> list[Path]:

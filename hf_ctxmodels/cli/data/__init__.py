@@ -1,1 +1,0 @@
-"""Subcommands of `hf-ctxmodels data`."""

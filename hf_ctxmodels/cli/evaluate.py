@@ -1,0 +1,328 @@
+"""Subcommands of `hf-ctxmodels evaluate`, and `hf-ctxmodels ensemble`."""
+
+import json
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, get_args
+
+from transformers import AutoModel, AutoModelForSequenceClassification, PreTrainedConfig
+
+from hf_ctxmodels.architectures.sentence_encoder import encode_sentences
+from hf_ctxmodels.conversion.word_vectors import WordVectors
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import REQUIRED, flag
+from hf_ctxmodels.core.output_files import check_output_file, write_text_file
+from hf_ctxmodels.data.document_sources import load_documents
+from hf_ctxmodels.data.text_files import read_lines
+from hf_ctxmodels.downstream.finetuning.forgetting import PretrainingEvaluation, measure_forgetting
+from hf_ctxmodels.downstream.loading_with_adapters import load_model_and_tokenizer
+from hf_ctxmodels.downstream.tasks import SequenceClassification, TaskArguments
+from hf_ctxmodels.evaluation import (
+    Criterion,
+    Encode,
+    WordSpace,
+    classification,
+    evaluate_analogies,
+    evaluate_pairs,
+    evaluate_similarity,
+    read_analogies,
+    read_pairs,
+    read_similarities,
+    relatedness,
+    retrieval,
+    similarity,
+    total_result,
+    unigram_scorer,
+)
+from hf_ctxmodels.evaluation.perplexity import measure_perplexity
+from hf_ctxmodels.inference import score, score_ensemble
+from hf_ctxmodels.layers.pooling import Pooling
+from hf_ctxmodels.registry import get_family
+from hf_ctxmodels.training.model_loading import load_config, load_model, load_tokenizer
+from hf_ctxmodels.training.recipe import parse_arguments
+
+
+@dataclass
+class WordArguments:
+    """Model and tests."""
+
+    model: str = flag(REQUIRED, "Checkpoint directory or Hub id of a model of word vectors.")
+    similarity: list[str] = flag((), "Files with two words and a gold score per line, separated by tabs.")
+    analogies: list[str] = flag((), "Files with four words per line, in sections `: name`.")
+    most_frequent: int | None = flag(
+        None, "Restrict the candidate answers to the N most frequent words; by default all words."
+    )
+    near: list[str] = flag((), "Words whose nearest neighbours are printed.")
+    analogy: list[str] = flag((), "Three words a b c: print the words that are to c as b is to a.")
+
+
+def words() -> None:
+    r"""Evaluate the word vectors of a model, or print nearest neighbours and analogies.
+
+        hf-ctxmodels evaluate words --model runs/word2vec --similarity EN-WS-353-ALL.txt EN-SIMLEX-999.txt \
+            --analogies questions-words.txt.gz --most_frequent 30000
+        hf-ctxmodels evaluate words --model runs/word2vec --near king --analogy man king woman
+    """
+    (arguments,) = parse_arguments(WordArguments, description=words.__doc__)
+    if len(arguments.analogy) not in (0, 3):
+        raise CtxError(
+            f"Expected three words for an analogy, got {len(arguments.analogy)}.",
+            location="--analogy",
+            hint="use, for example, man king woman.",
+        )
+    model = load_model(arguments.model, AutoModel.__name__, load_config(arguments.model))
+    space = WordSpace(WordVectors.from_model(model, load_tokenizer(arguments.model)), arguments.most_frequent)
+    for path in arguments.similarity:
+        result = evaluate_similarity(space, read_similarities(path))
+        print(f"{Path(path).name:<28} spearman {result.spearman:.4f}  {result.covered} of {result.pairs} pairs")
+    for path in arguments.analogies:
+        answers = evaluate_analogies(space, read_analogies(path))
+        for name, (correct, covered, total) in [*answers.sections.items(), ("all", answers.total)]:
+            accuracy = f"{correct / covered:.1%}" if covered else "-"
+            print(f"{name:<28} accuracy {accuracy:>6}  {covered} of {total} questions")
+    for word in arguments.near:
+        print(f"{word}: " + ", ".join(f"{neighbour} {cosine:.3f}" for neighbour, cosine in space.most_similar(word)))
+    if arguments.analogy:
+        a, b, c = arguments.analogy
+        print(f"{a} : {b} = {c} : " + ", ".join(f"{d} {cosine:.3f}" for d, cosine in space.analogy(a, b, c)))
+
+
+@dataclass
+class SentenceArguments:
+    """Model and tests."""
+
+    model: str = flag(REQUIRED, "Checkpoint directory or Hub id.")
+    pooling: str | None = flag(
+        None, "Pooling of the hidden states; by default the pooling of the model.", choices=get_args(Pooling)
+    )
+    similarity: list[str] = flag((), "FILE=FIRST,SECOND,SCORE: a table and its columns of two texts and a gold score.")
+    relatedness: list[str] = flag((), "TRAIN,TEST=FIRST,SECOND,SCORE: tables for a learned regression of the score.")
+    classification: list[str] = flag(
+        (), "TRAIN,TEST=TEXT,LABEL or TRAIN,TEST=FIRST,SECOND,LABEL: tables and their columns."
+    )
+    retrieval: list[str] = flag(
+        (), "FILE,FILE: texts and their translations, line by line; or CODE=FILE,CODE=FILE for language embeddings."
+    )
+    batch_size: int = flag(64, "Sentences per batch.")
+    seed: int = flag(0, "Seed of the validation split that selects the regularization.")
+
+
+def sentences() -> None:
+    r"""Evaluate sentence vectors without fine-tuning: similarity, linear probes, retrieval of translations.
+
+        hf-ctxmodels evaluate sentences --model runs/infersent --similarity stsb-en-test.csv=1,2,3 \
+            --classification SST-2/train.tsv.gz,SST-2/test.tsv=sentence,label
+        hf-ctxmodels evaluate sentences --model runs/laser --retrieval verses.en.txt,verses.de.txt
+        hf-ctxmodels evaluate sentences --model runs/xlm --pooling mean --retrieval en=verses.en.txt,de=verses.de.txt
+    """
+    (arguments,) = parse_arguments(SentenceArguments, description=sentences.__doc__)
+    model, tokenizer = load_model_and_tokenizer(arguments.model, AutoModel.__name__)
+    encode = partial(encode_sentences, model, tokenizer, pooling=arguments.pooling, batch_size=arguments.batch_size)
+
+    def tables(flag_name: str, num_files: int) -> list[tuple[list[str], list[str]]]:
+        """Files and columns of the values `FILE,...=COLUMN,...` of a flag."""
+        values = []
+        for text in getattr(arguments, flag_name):
+            sources, equals, columns = text.partition("=")
+            if len(sources.split(",")) != num_files or not equals:
+                raise CtxError(f"Invalid value {text!r}.", location=f"--{flag_name}", hint="see --help for the format.")
+            values.append((sources.split(","), columns.split(",")))
+        return values
+
+    correlations = [
+        *((Path(file).name, similarity(encode, file, columns)) for (file,), columns in tables("similarity", 1)),
+        *(
+            (test, relatedness(encode, train, test, columns, arguments.seed))
+            for (train, test), columns in tables("relatedness", 2)
+        ),
+    ]
+    for name, result in correlations:
+        print(f"{name:<44} spearman {result.spearman:.4f}  pearson {result.pearson:.4f}  {result.pairs} pairs")
+    for (train, test), columns in tables("classification", 2):
+        probe = classification(encode, train, test, columns, arguments.seed)
+        print(f"{test:<44} accuracy {probe.accuracy:.4f}  majority {probe.majority:.4f}  {probe.examples[1]} examples")
+    for text in arguments.retrieval:
+        print("\n".join(retrieval_lines(encode, tokenizer, text)))
+
+
+def retrieval_lines(encode: Encode, tokenizer: Any, text: str) -> list[str]:
+    """The accuracies of the retrieval of translations in both directions, for a value of `--retrieval`.
+
+    Raises:
+        CtxError: The value is invalid, or has languages that the tokenizer does not support.
+    """
+    sides = [source.rpartition("=") for source in text.split(",")]
+    if len(sides) != 2 or len({bool(language) for language, _, _ in sides}) != 1:
+        raise CtxError(f"Invalid value {text!r}.", location="--retrieval", hint="see --help for the format.")
+    names, vectors = [Path(file).name for _, _, file in sides], []
+    for language, _, file in sides:
+        if language:
+            if not hasattr(tokenizer, "language"):
+                raise CtxError(
+                    f"{type(tokenizer).__name__} has no languages.", location="--retrieval", hint="omit the languages."
+                )
+            tokenizer.language = language
+        vectors.append(encode([line.strip() for line in read_lines(Path(file))]))
+    lines = []
+    for first, second in ((0, 1), (1, 0)):
+        accuracies = [
+            f"{criterion} {retrieval(vectors[first], vectors[second], criterion):.4f}"
+            for criterion in get_args(Criterion)
+        ]
+        name = f"{names[first]} -> {names[second]}"
+        lines.append(f"{name:<44} {'  '.join(accuracies)}  {len(vectors[0])} pairs")
+    return lines
+
+
+@dataclass
+class PairArguments:
+    """Model and minimal pairs."""
+
+    model: str = flag(REQUIRED, "Checkpoint directory or Hub id of a language model.")
+    pairs: list[str] = flag(REQUIRED, "JSONL files in the format of BLiMP, with sentence_good and sentence_bad.")
+    unigram_text: list[str] = flag(REQUIRED, "Text files for the token frequencies of the unigram baseline.")
+    max_pairs: int | None = flag(None, "Use the first N pairs of each file; by default all.")
+    batch_size: int = flag(64, "Sequences per batch; a masked language model needs one per token.")
+
+
+def pairs() -> None:
+    """Evaluate on minimal pairs whether a language model prefers the acceptable sentence.
+
+        hf-ctxmodels evaluate pairs --model runs/bert --pairs blimp/*.jsonl.gz --unigram_text news.txt.gz
+
+    The baseline is a unigram model of the tokens in --unigram_text, preferably the training text of the model: it
+    ignores the context.
+    """
+    (arguments,) = parse_arguments(PairArguments, description=pairs.__doc__)
+    minimal_pairs = [pair for path in arguments.pairs for pair in read_pairs(path)[: arguments.max_pairs]]
+    model, tokenizer = load_model_and_tokenizer(arguments.model, _language_model_class)
+    texts = (line for path in arguments.unigram_text for line in read_lines(Path(path)))
+    unigrams = evaluate_pairs(minimal_pairs, unigram_scorer(tokenizer, texts))
+    score_texts = partial(score, model, tokenizer, batch_size=arguments.batch_size)
+    results = evaluate_pairs(minimal_pairs, lambda texts: [text.log_probability for text in score_texts(texts)])
+    rows = [(name, result, unigrams[name]) for name, result in results.items()]
+    for name, result, unigram in [*rows, ("all", total_result(results.values()), total_result(unigrams.values()))]:
+        print(
+            f"{name:<36} accuracy {result.accuracy:.4f}  unigram {unigram.accuracy:.4f}  "
+            f"difference {result.accuracy - unigram.accuracy:+.4f}  {result.pairs} pairs"
+        )
+
+
+def _language_model_class(config: PreTrainedConfig) -> str:
+    """Name of the Auto class of a checkpoint's language model: the class that it was saved from, if possible."""
+    family = get_family(config)
+    language_models = ("AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModelForPreTraining")
+    auto_classes = [name for name in language_models if name in family.models]
+    if not auto_classes:
+        raise CtxError(f"The family {family.name!r} has no language model.", hint="use a language model.")
+    saved_classes = {name.removeprefix("Ctx") for name in config.architectures or []}
+    preferred = [name for name in auto_classes if family.models[name].__name__.removeprefix("Ctx") in saved_classes]
+    return (preferred or auto_classes)[0]
+
+
+@dataclass
+class PerplexityArguments:
+    """Model and text."""
+
+    model: str = flag(REQUIRED, "Checkpoint directory or Hub id of a causal language model, or XLNet.")
+    dataset: list[str] = flag(
+        REQUIRED, "demo, a .txt, .jsonl or .parquet file or a pattern of files, or a Hub id; or several of these."
+    )
+    split: str = flag("test", "Split of a Hub dataset.")
+    validation_fraction: float | None = flag(
+        None, "Use only the validation documents of pretrain with this fraction and the same files."
+    )
+    max_length: int | None = flag(None, "Window length in tokens; by default the maximum length of the model.")
+    stride: int | None = flag(None, "Stride of the windows in tokens; by default half a window.")
+    batch_size: int = flag(8, "Windows per batch.")
+
+
+def perplexity() -> None:
+    """Compute the perplexity of a causal language model on a text, per token and per word, with a sliding window.
+
+    hf-ctxmodels evaluate perplexity --model runs/gpt2 --dataset 'corpus/test*.txt' --stride 256
+    """
+    (arguments,) = parse_arguments(PerplexityArguments, description=perplexity.__doc__)
+    model, tokenizer = load_model_and_tokenizer(arguments.model, "AutoModelForCausalLM")
+    documents = load_documents(*arguments.dataset, split=arguments.split, skip_empty=True)
+    if arguments.validation_fraction is not None:
+        documents = documents.split(arguments.validation_fraction)[1]
+    # sentences are joined by spaces, as in causal language modelling
+    windows = {name: getattr(arguments, name) for name in ("max_length", "stride", "batch_size")}
+    result = measure_perplexity(model, tokenizer, map(" ".join, documents), **windows)
+    print(
+        f"perplexity {result.per_token:.3f} per token, {result.per_word:.3f} per word; {result.tokens:,} tokens, "
+        f"{result.words:,} words, {result.unknown:,} unknown tokens, {result.nats / result.tokens:.4f} nats per token"
+    )
+
+
+@dataclass
+class ForgettingArguments:
+    """Checkpoints and text."""
+
+    pretrained: str = flag(REQUIRED, "Pretrained checkpoint with its head: directory or Hub id.")
+    finetuned: str = flag(REQUIRED, "Checkpoint fine-tuned from it: directory or Hub id.")
+    text: list[str] = flag(REQUIRED, "Documents, as --dataset of pretrain, preferably unseen.")
+    validation_fraction: float | None = flag(
+        None, "Use only the validation documents of pretrain with this fraction and the same files."
+    )
+    max_length: int | None = flag(None, "Maximum length in tokens; by default the length of pretraining.")
+    batch_size: int = flag(32, "Examples per batch.")
+    output_file: str | None = flag(None, "JSON file for the results.")
+    overwrite: bool = flag(False, "Replace --output_file.")
+
+
+def forgetting() -> None:
+    """Measure forgetting in fine-tuning: the pretraining loss of the fine-tuned encoder, and how far its weights moved.
+
+        hf-ctxmodels evaluate forgetting --pretrained runs/bert --finetuned runs/sst2 --text held_out.txt
+
+    The objective, its options and the maximum length are read from the pretrained checkpoint.
+    """
+    (arguments,) = parse_arguments(ForgettingArguments, description=forgetting.__doc__)
+    if arguments.output_file is not None:
+        check_output_file(arguments.output_file, flag="--output_file", overwrite=arguments.overwrite)
+    evaluation = PretrainingEvaluation.open(
+        arguments.pretrained,
+        *arguments.text,
+        max_length=arguments.max_length,
+        held_out=arguments.validation_fraction,
+    )
+    results = measure_forgetting(evaluation, arguments.finetuned, arguments.batch_size)
+    if arguments.output_file is not None:
+        write_text_file(arguments.output_file, json.dumps(results, indent=2) + "\n")
+    print(f"{results['objective']}, {results['rows']} examples")
+    print(f"{'metric':<28}{'before':>12}{'after':>12}")
+    for name, value in results["before"].items():
+        print(f"{name.removeprefix('eval_'):<28}{value:>12.4f}{results['after'][name]:>12.4f}")
+    print(f"{'weights':<28}{'distance':>12}{'relative':>12}")
+    for module, distance in results["distances"].items():
+        print(f"{module:<28}{distance['distance']:>12.4f}{distance['relative']:>12.4f}")
+
+
+@dataclass
+class EnsembleArguments:
+    """Models and data."""
+
+    models: list[str] = flag(REQUIRED, "Directories or Hub ids of text classifiers, of any families.")
+    validation_file: str = flag(REQUIRED, "Labelled examples, as --validation_file of finetune.")
+    batch_size: int = flag(32, "Examples per batch.")
+
+
+def ensemble() -> None:
+    """Classify texts by the mean of the probabilities of several models, and print the metrics.
+
+    hf-ctxmodels ensemble --models runs/forward runs/backward --validation_file test.tsv --text_columns sentence
+    """
+    task_section = (TaskArguments, SequenceClassification.argument_names)
+    arguments, task_arguments = parse_arguments(EnsembleArguments, task_section, description=ensemble.__doc__)
+    task = SequenceClassification(task_arguments)
+    examples = task.read(arguments.validation_file, "validation")
+    auto_class, max_length = AutoModelForSequenceClassification.__name__, task_arguments.max_length
+    classifiers = [load_model_and_tokenizer(source, auto_class, max_length) for source in arguments.models]
+    scores = score_ensemble(classifiers, examples, task, arguments.batch_size)
+    width = max(map(len, [*arguments.models, "ensemble"]))
+    for name, metrics in zip([*arguments.models, "ensemble"], [*scores.members, scores.ensemble], strict=True):
+        print(f"{name:<{width}}  " + "  ".join(f"{metric} {value:.4f}" for metric, value in metrics.items()))
+    print(f"{len(examples)} examples")

@@ -1,1 +1,0 @@
-"""Checkpoints: directories, and the state of a run."""

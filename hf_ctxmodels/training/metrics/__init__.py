@@ -1,1 +1,0 @@
-"""Reports of a run: step metrics, progress, evaluation, baselines, summary."""

@@ -1,1 +1,0 @@
-"""Optimizers, schedules, averaged weights, discriminative learning rates."""

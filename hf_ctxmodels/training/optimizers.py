@@ -1,0 +1,384 @@
+"""Optimizers, groups of parameters by depth, learning-rate schedules, and averaged weights."""
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+from transformers import Adafactor, PreTrainedModel, get_scheduler
+
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.training.arguments import (
+    AdafactorOptions,
+    AdamOptions,
+    AdamWOptions,
+    ASGDOptions,
+    ConstantOptions,
+    CosineOptions,
+    InverseSquareRootOptions,
+    LinearOptions,
+    LoopArguments,
+    NTASGDOptions,
+    SGDOptions,
+    SlantedTriangularOptions,
+)
+
+LAYERS = "layers"  # attribute of an encoder with its stack of layers
+_STACKS = ("encoder", "decoder")  # submodules of an encoder-decoder with a stack each, in the order of application
+LAYER = re.compile(rf"(?P<part>(?:(?:{'|'.join(_STACKS)})\.)?{LAYERS}\.(?P<number>\d+))\.")
+"""Prefix of the names of a layer's parameters in the encoder."""
+
+_EMBEDDINGS, _HEADS = -1.0, float("inf")  # depths of the modules below and above the layers
+_SMALLEST_SCALE = 1e-3  # epsilon_2 of Shazeer & Stern 2018, so that a parameter that is zero moves
+NEVER, _FROM_THE_START = 1e15, -1  # first steps that `torch.optim.ASGD` averages; no run reaches `NEVER`
+
+
+def layer_groups(model: PreTrainedModel) -> list[list[nn.Parameter]]:
+    """Non-empty groups of trainable parameters by depth: the embeddings, each layer from the lowest up, the heads.
+
+    The layers of an encoder-decoder are the encoder's followed by the decoder's. Other modules of a stack belong to the
+    embeddings if they precede its layers, else to the group above: the decoder's first layer, or the heads. Layers
+    that share all parameters are one group.
+    """
+    groups = _parameters_by_depth(model)
+    return [groups[depth] for depth in sorted(groups)]
+
+
+def has_heads(model: PreTrainedModel) -> bool:
+    """Whether the last of the `layer_groups` is the heads; for a base model it may be the last layer."""
+    return _HEADS in _parameters_by_depth(model)
+
+
+def require_layers(model: PreTrainedModel) -> None:
+    """Raise CtxError if the encoder's stack of layers is unknown, so that all its parameters would have one depth.
+
+    Word vectors have no layers either, but two depths: the embeddings and the heads.
+    """
+    base = model.base_model
+    owners = [module for module in base.modules() if any(True for _ in module.parameters(recurse=False))]
+    if not _stack_prefixes(base) and not all(isinstance(module, nn.Embedding) for module in owners):
+        raise CtxError(
+            f"{type(base).__name__} has no stack `{LAYERS}`, so the depths of its weights are unknown.",
+            location="--layerwise_lr_decay or --freeze",
+            hint="remove them, or use a family of this package.",
+        )
+
+
+def _stack_prefixes(base: nn.Module) -> list[str]:
+    """Prefixes of the parameter names in the stacks of a base model, from the lowest stack up."""
+    children = dict(base.named_children())
+    if LAYERS in children:
+        return [""]
+    return [f"{name}." for name in _STACKS if name in children and LAYERS in dict(children[name].named_children())]
+
+
+def _parameters_by_depth(model: PreTrainedModel) -> dict[float, list[nn.Parameter]]:
+    base = model.base_model
+    base_prefix = "" if base is model else f"{model.base_model_prefix}."
+    stacks = _stack_prefixes(base)
+    depths: dict[str, float] = {}  # prefix of parameter names -> depth; others belong to the embeddings
+    number = 0
+    for stack in stacks:
+        module: Any = base.get_submodule(stack.rstrip("."))
+        for index in range(len(module.layers)):
+            depths[f"{stack}{LAYERS}.{index}."] = number + index
+        number += len(module.layers)
+        children = [child for child, _ in module.named_children()]
+        for child in children[children.index(LAYERS) + 1 :]:
+            depths[f"{stack}{child}."] = _HEADS if stack == stacks[-1] else number
+    groups: dict[float, list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            depth = _HEADS
+            if name.startswith(base_prefix):
+                base_name = name.removeprefix(base_prefix)
+                depth = next((depths[prefix] for prefix in depths if base_name.startswith(prefix)), _EMBEDDINGS)
+            groups.setdefault(depth, []).append(parameter)
+    return groups
+
+
+def _groups_by_decay(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
+    """Trainable parameters in two groups: with weight decay, and without it parameters of fewer than two dimensions,
+    which are biases and normalisation weights (BERT, appendix A.2)."""
+    trainable = [parameter for parameter in parameters if parameter.requires_grad]
+    decayed = [parameter for parameter in trainable if parameter.ndim >= 2]
+    not_decayed = [parameter for parameter in trainable if parameter.ndim < 2]
+    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": not_decayed, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]
+
+
+def _discriminative_groups(model: Any, arguments: LoopArguments) -> list[dict[str, Any]]:
+    """`_groups_by_decay` for each group of layers, the heads first: the heads have the learning rate, and each lower
+    group the rate of the group above divided by `layerwise_lr_decay` (Howard & Ruder 2018, section 3.2).
+
+    With `head_learning_rate` the heads have this rate, and the last layer the learning rate (Lample & Conneau 2019, the
+    released code: separate optimizers for encoder and projection).
+
+    Raises:
+        CtxError: `head_learning_rate` is given for a model without heads, or the model's stack of layers is unknown.
+    """
+    if arguments.layerwise_lr_decay != 1:
+        require_layers(model)
+    rate, rates = arguments.learning_rate, []
+    if arguments.head_learning_rate is not None:
+        if not has_heads(model):
+            raise CtxError(
+                f"{type(model).__name__} has no head for --head_learning_rate.",
+                location="--head_learning_rate",
+                hint="remove it, or train a model with a head.",
+            )
+        rates = [arguments.head_learning_rate]
+    groups = layer_groups(model)[::-1]
+    rates += [rate / arguments.layerwise_lr_decay**index for index in range(len(groups) - len(rates))]
+    return [
+        {**group, "lr": group_rate}
+        for parameters, group_rate in zip(groups, rates, strict=True)
+        for group in _groups_by_decay(parameters, arguments.optimizer.weight_decay)
+    ]
+
+
+def make_optimizer(model: nn.Module, arguments: LoopArguments) -> torch.optim.Optimizer:
+    """The optimizer of the loop's arguments.
+
+    For Trainer: `Trainer(..., optimizers=(make_optimizer(model, arguments), None))`.
+
+    Raises:
+        CtxError: The optimizer's package is not installed, the model does not support weight decay or the head's
+            learning rate, or its stack of layers is unknown.
+    """
+    options, rate = arguments.optimizer, arguments.learning_rate
+    if arguments.layerwise_lr_decay == 1 and arguments.head_learning_rate is None:
+        groups = _groups_by_decay(model.parameters(), options.weight_decay)
+    else:
+        groups = _discriminative_groups(model, arguments)
+    match options:
+        case AdamOptions():
+            settings: dict[str, Any] = {"lr": rate, "betas": (options.beta1, options.beta2), "eps": options.epsilon}
+            if not isinstance(options, AdamWOptions):
+                return _lamb(groups, settings)
+            if options.scale_by_size:
+                return ScaledAdamW(groups, **settings)
+            # Loshchilov & Hutter 2019; the fused form is one kernel for all parameters
+            return torch.optim.AdamW(groups, fused=True, **settings)
+        case AdafactorOptions():
+            # Shazeer & Stern 2018 with the rate of the schedule; updates are clipped to a root mean square of 1
+            return Adafactor(groups, lr=rate, scale_parameter=options.scale_by_size, relative_step=False)
+        case ASGDOptions():
+            start = NEVER if isinstance(options, NTASGDOptions) else _FROM_THE_START
+            return torch.optim.ASGD(groups, lr=rate, lambd=0.0, t0=start)
+    set_sparse_gradients: Callable[[bool], None] | None = getattr(model, "set_sparse_gradients", None)
+    if set_sparse_gradients is not None:
+        if options.weight_decay:
+            raise CtxError(
+                f"Weight decay does not support the sparse gradients of {type(model).__name__}.",
+                location=f"--optimizer weight_decay={options.weight_decay:g}",
+                hint="remove weight_decay.",
+            )
+        set_sparse_gradients(True)
+    return (torch.optim.SGD if isinstance(options, SGDOptions) else torch.optim.Adagrad)(groups, lr=rate)
+
+
+def _lamb(groups: list[dict[str, Any]], settings: dict[str, Any]) -> torch.optim.Optimizer:
+    """LAMB (You et al. 2020, algorithm 2) as in ALBERT's released code: the norm of the update includes weight decay,
+    moments have no bias correction, the trust ratio is the ratio of the norms, and biases and normalisation weights
+    have a trust ratio of 1. The update does not depend on the step number, so restored moments make a resume exact."""
+    try:
+        from pytorch_optimizer import Lamb
+    except ImportError as error:
+        raise CtxError(
+            "LAMB needs the package pytorch_optimizer.",
+            location="--optimizer lamb",
+            hint="pip install 'hf_ctxmodels[lamb]', or use --optimizer adamw.",
+        ) from error
+    for group in groups:
+        group["adam"] = group["params"][0].ndim < 2  # a trust ratio of 1
+    optimizer = Lamb(groups, weight_decouple=False, adam_debias=True, **settings)
+    optimizer.clamp = math.inf  # the package limits the norm of weights to 10; large embeddings exceed it
+    return optimizer
+
+
+class ScaledAdamW(torch.optim.Optimizer):
+    """AdamW (Loshchilov & Hutter 2019) whose step for each parameter is multiplied by the parameter's root mean square
+    (Shazeer & Stern 2018, section 8), at least 0.001.
+
+    T5's weights have very different sizes: query weights are small, because attention scores are not divided by the
+    square root of the head dimension, and embeddings are large. With equal steps for all parameters plain AdamW
+    diverges; with this scaling it is as good as Adafactor, which also scales (comparison in PiotrNawrot/nanoT5). Weight
+    decay is not scaled.
+
+    Args:
+        params: Parameters or groups.
+        lr: Learning rate, relative to a parameter's root mean square.
+        betas: Decay of the two moments, which are bias-corrected.
+        eps: Added to the denominator.
+        weight_decay: Decoupled weight decay.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[nn.Parameter] | Iterable[dict[str, Any]],
+        lr: float,
+        betas: tuple[float, float],
+        eps: float,
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Update the parameters; returns the loss of `closure`, if given, which is called first."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            beta1, beta2 = group["betas"]
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                gradient, state = parameter.grad, self.state[parameter]
+                if not state:
+                    state.update(step=torch.tensor(0.0), exp_avg=torch.zeros_like(parameter))
+                    state["exp_avg_sq"] = torch.zeros_like(parameter)
+                state["step"] += 1
+                number = float(state["step"])
+                first = state["exp_avg"].lerp_(gradient, 1 - beta1)
+                second = state["exp_avg_sq"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+                denominator = (second / (1 - beta2**number)).sqrt_().add_(group["eps"])
+                scale = parameter.norm().div(math.sqrt(parameter.numel())).clamp_(min=_SMALLEST_SCALE)
+                parameter.mul_(1 - group["lr"] * group["weight_decay"])
+                parameter.sub_(first / denominator * scale, alpha=group["lr"] / (1 - beta1**number))
+        return loss
+
+
+def make_scheduler(optimizer: torch.optim.Optimizer, arguments: LoopArguments, total_steps: int) -> LRScheduler:
+    """The learning-rate schedule: linear warm-up, then linear or cosine decay until `total_steps` or a constant rate;
+    slanted triangular; or the inverse square root of the step."""
+    warmup = arguments.warmup(total_steps)
+    options = arguments.lr_scheduler
+    if isinstance(options, InverseSquareRootOptions):
+        # T5's pretraining schedule, without a linear warm-up
+        return LambdaLR(optimizer, lambda step: math.sqrt(max(1, warmup) / max(1, step, warmup)))
+    if isinstance(options, SlantedTriangularOptions):
+        return LambdaLR(optimizer, lambda step: slanted_triangle(step, warmup, total_steps, options.ratio))
+    steps = {"num_warmup_steps": warmup, "num_training_steps": total_steps}
+    if isinstance(options, CosineOptions) and options.min_rate:
+        lowest = {"min_lr_rate": options.min_rate}
+        return get_scheduler("cosine_with_min_lr", optimizer, **steps, scheduler_specific_kwargs=lowest)
+    names = {LinearOptions: "linear", CosineOptions: "cosine", ConstantOptions: "constant_with_warmup"}
+    return get_scheduler(names[type(options)], optimizer, **steps)
+
+
+def slanted_triangle(step: int, cut: int, total_steps: int, ratio: float = 32) -> float:
+    """The slanted triangular learning rate of a step, relative to the peak (Howard & Ruder 2018, equation 3).
+
+    Args:
+        step: Completed steps.
+        cut: Step of the peak; a tenth of all steps in the paper.
+        total_steps: T.
+        ratio: Ratio of the peak to the lowest rate.
+    """
+    height = step / cut if step < cut else 1 - (step - cut) / max(1, total_steps - cut)
+    return (1 + height * (ratio - 1)) / ratio
+
+
+class Averaging:
+    """The averaged weights of `torch.optim.ASGD` (Polyak & Juditsky 1992).
+
+    `asgd` averages from the first step. `nt-asgd` starts when the validation loss is above the lowest loss of more than
+    `patience` evaluations ago (Merity et al. 2017, algorithm 1). Evaluations and the final model use the averages;
+    checkpoints contain both.
+
+    Args:
+        optimizer: Not wrapped.
+        arguments: The arguments of the loop.
+        has_evaluation: Whether there is validation data.
+
+    Raises:
+        CtxError: nt-asgd without validation data.
+    """
+
+    def __init__(self, optimizer: torch.optim.ASGD, arguments: LoopArguments, has_evaluation: bool) -> None:
+        self._optimizer = optimizer
+        self._patience = arguments.optimizer.patience if isinstance(arguments.optimizer, NTASGDOptions) else None
+        self._losses: list[float] = []
+        if self._patience is not None and not has_evaluation:
+            raise CtxError(
+                "nt-asgd depends on the validation loss, but there is no validation data.",
+                location="--optimizer nt-asgd",
+                hint="hold out data (--validation_fraction), or use --optimizer asgd.",
+            )
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """A context in which the weights are the averages."""
+        self.swap()
+        try:
+            yield
+        finally:
+            self.swap()
+
+    def observe(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Start averaging if the evaluation after `step` steps meets the criterion."""
+        if self._patience is None or self._start != NEVER or "eval_loss" not in metrics:
+            return
+        loss, earlier_losses = metrics["eval_loss"], self._losses[: -self._patience]
+        if earlier_losses and loss > min(earlier_losses):
+            self._start = step - 1  # in torch's count, the next step is then the first one averaged
+        self._losses.append(loss)
+
+    @torch.no_grad()
+    def swap(self) -> None:
+        """Exchange the weights and the averages."""
+        for parameter, state in self._optimizer.state.items():
+            weights = parameter.clone()
+            parameter.copy_(state["ax"])
+            state["ax"].copy_(weights)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The validation losses and the first averaged step, as JSON values."""
+        return {"losses": self._losses, "begun": self._start}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a `state_dict`."""
+        self._losses, self._start = list(state["losses"]), state["begun"]
+
+    @property
+    def _start(self) -> float:
+        return self._optimizer.param_groups[0]["t0"]
+
+    @_start.setter
+    def _start(self, step: float) -> None:
+        for group in self._optimizer.param_groups:
+            group["t0"] = step
+
+
+@contextmanager
+def scaled_learning_rate(optimizer: Any, factor: torch.Tensor | float) -> Iterator[None]:
+    """A context in which learning rates are multiplied by `factor`, also in ASGD's state, which has a copy of the rate
+    of the previous step.
+
+    Args:
+        optimizer: The optimizer, possibly wrapped by Accelerate.
+        factor: 1 for no change.
+    """
+    unwrapped = getattr(optimizer, "optimizer", optimizer)
+    is_asgd = isinstance(unwrapped, torch.optim.ASGD)
+    if not is_asgd and isinstance(factor, float) and factor == 1:
+        yield
+        return
+    rates = [group["lr"] for group in unwrapped.param_groups]
+    for group, rate in zip(unwrapped.param_groups, rates, strict=True):
+        group["lr"] = rate * float(factor)
+        for parameter in group["params"] if is_asgd else ():
+            if unwrapped.state.get(parameter):
+                unwrapped.state[parameter]["eta"].fill_(group["lr"])
+    try:
+        yield
+    finally:
+        for group, rate in zip(unwrapped.param_groups, rates, strict=True):
+            group["lr"] = rate
