@@ -1,4 +1,4 @@
-"""A small training problem: text, tokenizer and configuration on disk and in memory, and runs of the loop on it."""
+"""A small training problem: text, tokenizer and configuration on disk and in memory, and runs of the loop."""
 
 import json
 import random
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate.state import AcceleratorState, GradientState
+from commands import flag_list
 from forked import ForkedProcess
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
@@ -27,7 +28,7 @@ WORDS += ["old", "small", "it", "was", "and", "then"]
 
 @dataclass(frozen=True)
 class Workspace:
-    """Paths of the problem, and how to run `hf-ctxmodels pretrain` on it."""
+    """Paths of the problem, and runs of `hf-ctxmodels pretrain`."""
 
     folder: Path
     family: str = "bert"
@@ -46,17 +47,21 @@ class Workspace:
             "output_dir": output_dir,
             **self.more,
         }
-        return [str(part) for name, value in fixed.items() for part in (f"--{name}", value)] + [str(x) for x in more]
+        return [*flag_list(**fixed), *map(str, more)]
 
     def start(self, *command: object) -> ForkedProcess:
-        """Start `python <command>` in a process of its own."""
+        """Start `python <command>`."""
         return ForkedProcess(*command, cwd=ROOT, OMP_NUM_THREADS="1")
 
-    def pretrain(self, *flags: object) -> tuple[int, str]:
-        """Run `hf-ctxmodels pretrain` to its end: exit code and stderr."""
-        process = self.start("-m", "hf_ctxmodels", "pretrain", *flags)
+    def run(self, *command: object) -> tuple[int, str]:
+        """Exit code and stderr of `python <command>`."""
+        process = self.start(*command)
         _, errors = process.communicate()
         return process.returncode, errors
+
+    def pretrain(self, *flags: object) -> tuple[int, str]:
+        """Exit code and stderr of `hf-ctxmodels pretrain`."""
+        return self.run("-m", "hf_ctxmodels", "pretrain", *flags)
 
 
 def make_workspace(folder: Path, family: str, **more: object) -> Workspace:
@@ -80,8 +85,8 @@ def make_workspace(folder: Path, family: str, **more: object) -> Workspace:
             "hidden_dropout_prob": dropout,
             "attention_probs_dropout_prob": dropout,
         }
-        known = FAMILIES[family].config.__dataclass_fields__
-        config = {name: value for name, value in config.items() if name in known}
+        fields = FAMILIES[family].config.__dataclass_fields__
+        config = {name: value for name, value in config.items() if name in fields}
         (folder / name).write_text(json.dumps(config), encoding="utf-8")
     return Workspace(folder, family, more)
 
@@ -93,32 +98,32 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
 
 @pytest.fixture(scope="session")
 def contiguous_workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
-    """A model with a memory, carried along contiguous rows of text."""
+    """A model with a memory, trained on contiguous text."""
     return make_workspace(tmp_path_factory.mktemp("contiguous"), "xlnet", objective="plm:memory_length=20")
 
 
 @pytest.fixture(params=["workspace", "contiguous_workspace"])
 def any_workspace(request: pytest.FixtureRequest) -> Workspace:
-    """Rows on their own, and rows with a memory."""
+    """Independent examples, and contiguous text with a memory."""
     return request.getfixturevalue(request.param)
 
 
 @pytest.fixture(scope="session")
 def pair_workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
-    """Two encoders in one model, of which one reads what the other draws."""
+    """ELECTRA: a generator and a discriminator."""
     return make_workspace(tmp_path_factory.mktemp("pair"), "electra")
 
 
 @pytest.fixture
 def fresh_accelerate() -> None:
-    """Let a test make an Accelerator with settings of its own."""
+    """Reset the shared state, for an Accelerator with other settings."""
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
 
 
 @pytest.fixture(scope="module")
 def problem(workspace):
-    """Tokenizer, objective, examples; a quarter of the batch rows have more than half of all masked tokens."""
+    """Tokenizer, objective and examples."""
     tokenizer = load_tokenizer(workspace.folder / "tokenizer")
     objective = MaskedLMWithNextSentence(tokenizer, max_length=32, seed=3)
     examples = build_training_set(load_documents(str(workspace.folder / "text.txt")), objective)
@@ -150,7 +155,7 @@ def run(model, problem, options: LoopArguments, collate=None, **more):
 
 
 class CallbackRun:
-    """A run of some steps, without a model: `begin(callback)`, then `step_begin(callback, step)` and so on."""
+    """Events of a run without a model: `begin(callback)`, then `step_begin(callback, step)` and so on."""
 
     def __init__(self, optimizer: Any = None, max_steps: int = 10, epochs: float = 0.0, **begin: Any) -> None:
         self.state = TrainerState(max_steps=max_steps, num_train_epochs=epochs)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Adapters by the commands: of a language, of a task on it, exchanged for another language's; and pickles converted."""
+"""Adapters by the commands: language and task adapters, transfer between languages, conversion."""
 
 import json
 import random
@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from commands import flag_list
 from forked import run_forked
 from safetensors.torch import load_file
 from transformers import AutoModelForMaskedLM, AutoModelForTokenClassification, AutoTokenizer
@@ -38,12 +39,6 @@ def run_cli(command: str, *flags: object, fails: bool = False) -> str:
     return done.stderr if fails else done.stdout
 
 
-def sentence(draw: random.Random, language: str) -> list[tuple[str, str]]:
-    return [(draw.choice(NAMES), "B-PER"), (VERBS[language], "O"), (draw.choice(PLACES), "B-LOC")][
-        :: draw.choice([1, -1])
-    ]
-
-
 def convert(*flags: object, fails: bool = False) -> str:
     done = run_forked(ROOT / "hf_ctxmodels" / "conversion" / "adapters.py", *flags)
     assert (done.returncode == 0) != fails, done.stderr
@@ -61,9 +56,10 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     for part in (model, tokenizer):
         part.save_pretrained(folder / "model")
-    for language in VERBS:
-        draw = random.Random(language)
-        rows = [sentence(draw, language) for _ in range(64)]
+    for language, verb in VERBS.items():
+        rng = random.Random(language)
+        rows = ([(rng.choice(NAMES), "B-PER"), (verb, "O"), (rng.choice(PLACES), "B-LOC")] for _ in range(64))
+        rows = [row[:: rng.choice([1, -1])] for row in rows]
         (folder / f"{language}.txt").write_text("\n\n".join(" ".join(word for word, _ in row) for row in rows) + "\n")
         for split in ("train", "dev", "test") if language == "en" else ("test",):
             blocks = ["\n".join(f"{language}:{word}\t{tag}" for word, tag in row) for row in rows]
@@ -73,21 +69,15 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def language_flags(workspace: Path) -> list[object]:
+    flags = {"model": workspace / "model", "dataset": workspace / "en.txt", "objective": "mlm"}
+    return [*flag_list(**flags, validation_fraction=0, max_steps=6, save_steps=3), *FLAGS]
+
+
 @pytest.fixture(scope="module")
 def languages(workspace: Path) -> dict[str, Path]:
-    """The folders of adapters: of English trained by the command, of German drawn, and one that spoils everything."""
-    flags = [
-        "--model",
-        workspace / "model",
-        "--dataset",
-        workspace / "en.txt",
-        "--objective",
-        "mlm",
-        "--adapter",
-        LANGUAGE,
-    ]
-    flags += ["--validation_fraction", 0, "--max_steps", 6, "--save_steps", 3, *FLAGS]
-    run_cli("pretrain", *flags, "--output_dir", workspace / "en")
+    """Folders of adapters: English trained by the command, German random, and French with a large error."""
+    run_cli("pretrain", *language_flags(workspace), "--adapter", LANGUAGE, "--output_dir", workspace / "en")
     for language, size in (("de", 0.02), ("fr", 3.0)):
         model = AutoModelForMaskedLM.from_pretrained(workspace / "model")
         add_adapter(model, language, "madx-language")
@@ -98,7 +88,7 @@ def languages(workspace: Path) -> dict[str, Path]:
     return {"en": workspace / "en" / "adapters" / "en", "de": workspace / "de", "fr": workspace / "fr"}
 
 
-def test_a_language_adapter_is_trained_alone_and_resumed(workspace: Path, languages: dict[str, Path]) -> None:
+def test_language_adapter(workspace: Path, languages: dict[str, Path]) -> None:
     run, given = workspace / "en", load_file(workspace / "model" / "model.safetensors")
     written = load_file(run / "model.safetensors")
     assert written.keys() == given.keys()
@@ -109,8 +99,7 @@ def test_a_language_adapter_is_trained_alone_and_resumed(workspace: Path, langua
     shutil.copytree(run, again)
     for path in (again / "checkpoint-6", again / "adapters"):
         shutil.rmtree(path)
-    flags = ["--model", workspace / "model", "--dataset", workspace / "en.txt", "--objective", "mlm", "--resume"]
-    flags += ["--validation_fraction", 0, "--max_steps", 6, "--save_steps", 3, *FLAGS, "--output_dir", again]
+    flags = [*language_flags(workspace), "--output_dir", again, "--resume"]
     assert "adapters is" in run_cli("pretrain", *flags, "--adapter", "pfeiffer:name=en", fails=True)
     run_cli("pretrain", *flags, "--adapter", LANGUAGE)
     resumed = load_file(again / "adapters" / "en" / "adapter.safetensors")
@@ -126,7 +115,7 @@ def test_a_language_adapter_is_trained_alone_and_resumed(workspace: Path, langua
     assert all(torch.equal(value, before[name]) for name, value in fresh.named_parameters())
 
 
-def test_a_task_adapter_on_a_language(workspace: Path, languages: dict[str, Path]) -> None:
+def test_task_adapter(workspace: Path, languages: dict[str, Path]) -> None:
     run = workspace / "ner"
     files = ["--train_file", workspace / "en.train.conll", "--validation_file", workspace / "en.dev.conll"]
     flags = ["token-classification", "--model", workspace / "model", *files, *FLAGS, "--max_steps", 250]
@@ -159,12 +148,12 @@ def test_a_task_adapter_on_a_language(workspace: Path, languages: dict[str, Path
 
 
 def check_commands_use_adapters(run: Path, model: Any, workspace: Path) -> None:
-    """What is made of a directory with adapters, and a teacher from it, compute with them."""
+    """Exported models and teachers of a directory with adapters use them."""
     batch = dict(AutoTokenizer.from_pretrained(run)(["Anna saw Paris", "Rome sah"], padding=True, return_tensors="pt"))
     real = batch["attention_mask"] == 1
 
     def difference(other: Any) -> float:
-        """From the adapted model, as a share of its largest logit."""
+        """Largest difference of the logits, relative to the largest logit."""
         with torch.no_grad():
             expected = model(**batch).logits[real]
             return float((other(**batch).logits[real] - expected).abs().max() / expected.abs().max())
@@ -175,10 +164,9 @@ def check_commands_use_adapters(run: Path, model: Any, workspace: Path) -> None:
     run_cli("export torch", "--model", run, "--output", workspace / "ner.pt2")
     assert difference(torch.export.load(workspace / "ner.pt2").module()) < 1e-4
     (workspace / "ner-int8" / "adapters" / "old").mkdir(parents=True)
-    assert "already holds adapters" in run_cli(
-        "export int8", "--model", run, "--output_dir", workspace / "ner-int8", fails=True
-    )
-    run_cli("export int8", "--model", run, "--output_dir", workspace / "ner-int8", "--overwrite", "true")
+    flags = flag_list(model=run, output_dir=workspace / "ner-int8")
+    assert "already holds adapters" in run_cli("export int8", *flags, fails=True)
+    run_cli("export int8", *flags, "--overwrite", "true")
     small = AutoModelForTokenClassification.from_pretrained(workspace / "ner-int8").eval()
     assert load_saved_adapters(small, workspace / "ner-int8") == ["en", "ner"]
     assert difference(small) < 0.05
@@ -188,17 +176,15 @@ def check_commands_use_adapters(run: Path, model: Any, workspace: Path) -> None:
     assert Teacher.open(str(workspace / "other")).digest != digest
 
 
-def test_the_language_is_exchanged(workspace: Path, languages: dict[str, Path]) -> None:
-    """The adapter of another language stands below the tagger in a test: one that spoils everything does so there."""
+def test_transfer(workspace: Path, languages: dict[str, Path]) -> None:
+    """The adapter of the test's language is below the task adapter; the large error of French shows it."""
     run, files = workspace / "transfer", {language: workspace / f"{language}.test.wikiann" for language in VERBS}
     flags = ["--model", workspace / "model", "--task", "ner", "--max_steps", 250, *FLAGS]
     flags += ["--adapter", "houlsby:name=tagger,reduction_factor=2"]
     flags += ["--train", f"en={workspace / 'en.train.wikiann'}", "--validation_file", workspace / "en.dev.wikiann"]
     flags += ["--test", ",".join(f"{name}={files[name]}" for name in files)]
-    message = run_cli(
-        "evaluate transfer", *flags, "--language_adapters", "en=x", "--output_dir", workspace / "none", fails=True
-    )
-    assert "no adapter of the language 'de'" in message
+    wrong_flags = flag_list(language_adapters="en=x", output_dir=workspace / "none")
+    assert "no adapter of the language 'de'" in run_cli("evaluate transfer", *flags, *wrong_flags, fails=True)
     given = ",".join(f"{name}={folder}" for name, folder in languages.items())
     run_cli("evaluate transfer", *flags, "--language_adapters", given, "--output_dir", run)
     rows = json.loads((run / "transfer.json").read_text())["languages"]
@@ -212,7 +198,7 @@ def test_the_language_is_exchanged(workspace: Path, languages: dict[str, Path]) 
     assert get_active_adapters(model) == ("other", "tagger")
 
 
-def test_a_pickle_is_converted(shared_data: Path, tmp_path: Path) -> None:
+def test_conversion(shared_data: Path, tmp_path: Path) -> None:
     for name in ("lang", "houlsby"):
         given = shared_data / "adapters_fixture" / "bert" / f"{name}_bin"
         out = convert("--adapter", given, "--output", tmp_path / name)

@@ -1,4 +1,4 @@
-"""`evaluate_transfer.py`: a tagger of one language tested in others, with and without a frozen encoder."""
+"""`hf-ctxmodels evaluate transfer`: a tagger trained in one language and tested in others."""
 
 import json
 import random
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import flag_list
 from forked import run_forked
 from transformers import AutoModel, AutoModelForTokenClassification, AutoTokenizer
 from zoo import Case, tiny_config
@@ -23,11 +24,9 @@ VERBS = {"en": "saw", "de": "sah", "fr": "vit"}
 
 def write_entities(folder: Path, language: str, split: str, size: int, verb: str) -> Path:
     """Sentences in WikiANN's form, with entities that are the same in all languages."""
-    draw = random.Random(f"{language} {split}")
-    rows = [
-        [(draw.choice(NAMES), "B-PER"), (verb, "O"), (draw.choice(PLACES), "B-LOC")][:: draw.choice([1, -1])]
-        for _ in range(size)
-    ]
+    rng = random.Random(f"{language} {split}")
+    rows = ([(rng.choice(NAMES), "B-PER"), (verb, "O"), (rng.choice(PLACES), "B-LOC")] for _ in range(size))
+    rows = [row[:: rng.choice([1, -1])] for row in rows]
     blocks = ["\n".join(f"{language}:{word}\t{tag}" for word, tag in row) for row in rows]
     path = folder / f"{language}.{split}.txt"
     path.write_text("\n\n".join(blocks) + "\n")
@@ -57,22 +56,11 @@ def encoder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("frozen", [False, True])
-def test_table(data: Path, encoder: Path, tmp_path: Path, frozen: bool) -> None:
+def test_table_of_languages(data: Path, encoder: Path, tmp_path: Path, frozen: bool) -> None:
     output = tmp_path / "output"
-    flags = ["--model", encoder, "--task", "ner", "--train", "en", "--test", "en,de,fr", "--data_dir", data]
-    flags += [
-        "--output_dir",
-        output,
-        "--max_steps",
-        60,
-        "--max_length",
-        32,
-        "--learning_rate",
-        "1e-2",
-        "--per_device_batch_size",
-        16,
-    ]
-    done = run_forked(*COMMAND, *flags, *(["--freeze", "encoder"] if frozen else []))
+    flags = {"model": encoder, "task": "ner", "train": "en", "test": "en,de,fr", "data_dir": data, "max_length": 32}
+    flags |= {"output_dir": output, "max_steps": 60, "learning_rate": "1e-2", "per_device_batch_size": 16}
+    done = run_forked(*COMMAND, *flag_list(**flags), *(["--freeze", "encoder"] if frozen else []))
     assert done.returncode == 0, done.stderr
     result = json.loads((output / "transfer.json").read_text())
     rows = {row["language"]: row for row in result["languages"]}
@@ -80,21 +68,21 @@ def test_table(data: Path, encoder: Path, tmp_path: Path, frozen: bool) -> None:
     assert rows["en"]["metrics"]["f1"] > (0.6 if frozen else 0.9)
 
     model, tokenizer = AutoModelForTokenClassification.from_pretrained(output), AutoTokenizer.from_pretrained(output)
+    training = TASKS["token-classification"](TaskArguments()).read_file(str(data / "wikiann" / "en.train.txt"))
     for language in ("de", "fr"):  # as predicted sentence by sentence
         task = TASKS["token-classification"](TaskArguments())
         examples = task.read_file(str(data / "wikiann" / f"{language}.test.txt"))
         assert not any(":" in word for sentence in examples for word in sentence.words)
         task.configure(model.config, examples, examples)
-        found = []
+        predictions = []
         for sentence in examples:
             encoding = tokenizer([sentence.words], is_split_into_words=True, return_tensors="pt")
             best, words = model(**encoding).logits[0].argmax(-1).tolist(), encoding.word_ids(0)
-            found.append([model.config.id2label[best[words.index(i)]] for i in range(len(sentence.words))])
-        expected = task.score(examples, found)
+            predictions.append([model.config.id2label[best[words.index(i)]] for i in range(len(sentence.words))])
+        expected = task.score(examples, predictions)
         assert rows[language]["metrics"] == pytest.approx(expected)
-        assert rows[language]["baseline"] == pytest.approx(
-            task.score(examples, task.baseline(train_of(data), examples))
-        )
+        baseline = task.score(examples, task.baseline(training, examples))
+        assert rows[language]["baseline"] == pytest.approx(baseline)
     mean = (rows["de"]["metrics"]["f1"] + rows["fr"]["metrics"]["f1"]) / 2
     assert f"{mean:.4f}" in next(line for line in done.stdout.splitlines() if line.startswith("mean of others"))
 
@@ -104,7 +92,7 @@ def test_table(data: Path, encoder: Path, tmp_path: Path, frozen: bool) -> None:
 
 
 def test_language_embeddings(data: Path, tmp_path: Path) -> None:
-    """Each file has its own; the languages must be the model's."""
+    """Each file is read in its language, which the model must have."""
     family = FAMILIES["xlm"]
     texts = [f"<{language}> {' '.join([*NAMES, *PLACES, verb])}" for language, verb in VERBS.items()] * 20
     tokenizer = family.tokenizer.train(texts, vocab_size=120)
@@ -121,10 +109,6 @@ def test_language_embeddings(data: Path, tmp_path: Path) -> None:
     assert "no embedding of the language 'fi'" in done.stderr
 
 
-def train_of(data: Path) -> list:
-    return TASKS["token-classification"](TaskArguments()).read_file(str(data / "wikiann" / "en.train.txt"))
-
-
 def test_files_of_languages(data: Path, tmp_path: Path) -> None:
     named = LanguageFile.find("es=some.txt", "ner", "test", None)
     assert (named.language, named.file) == ("es", Path("some.txt"))
@@ -139,7 +123,7 @@ def test_files_of_languages(data: Path, tmp_path: Path) -> None:
 
 
 def test_frozen_encoder() -> None:
-    """It has no dropout and takes no gradient in training mode; a pooler is trained."""
+    """A frozen encoder has no dropout and no gradients in training mode; its pooler is trained."""
     model = Case(FAMILIES["bert"], "AutoModelForSequenceClassification").model(hidden_dropout_prob=0.5)
     freeze_encoder(model)
     model.train()

@@ -1,13 +1,16 @@
-"""`hf-ctxmodels finetune` as a user runs it, with a tiny model of every family and of an upstream peer."""
+"""`hf-ctxmodels finetune`: all tasks with tiny models of all families and of transformers; resuming; errors."""
 
 import json
 import random
+import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import transformers
-from commands import run_command
+from commands import flag_list, run_command
 from forked import run_forked
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, pipeline
 from zoo import Case, tiny_config
@@ -21,7 +24,7 @@ COMMAND = ("-m", "hf_ctxmodels", "finetune")
 GOOD, BAD = ["lovely", "great", "splendid", "charming"], ["awful", "dreadful", "boring", "silly"]
 PLACES, NAMES = ["Paris", "Rome", "Athens", "Lima"], ["Anna", "Boris", "Clara", "David"]
 OTHERS = ["the", "film", "was", "in", "saw", "a", "story", "yesterday", "who", "where", "is"]
-QUICK = ["--max_steps", "50", "--learning_rate", "5e-3", "--per_device_batch_size", "16", "--max_length", "24"]
+QUICK = {"max_steps": 50, "learning_rate": "5e-3", "per_device_batch_size": 16, "max_length": 24}
 
 
 def save_tiny(directory: Path, family, upstream: bool) -> str:
@@ -33,14 +36,14 @@ def save_tiny(directory: Path, family, upstream: bool) -> str:
     model = family.models["AutoModel"](tiny_config(family, num_labels=2, **known))
     tokenizer.save_pretrained(directory)
     if upstream:
-        # The peer's own classes, as in a checkpoint that somebody else published.
+        # classes of transformers, as in a published checkpoint
         model.export_reference(directory)
         settings = directory / "tokenizer_config.json"
-        peer_config = transformers.CONFIG_MAPPING[family.reference]
-        peer = transformers.models.auto.tokenization_auto.TOKENIZER_MAPPING[peer_config].__name__
-        if peer == "XLMTokenizer":
-            pytest.importorskip("sacremoses", reason="upstream's tokenizer needs sacremoses (extra `moses`)")
-        settings.write_text(json.dumps(json.loads(settings.read_text()) | {"tokenizer_class": peer}))
+        reference_config = transformers.CONFIG_MAPPING[family.reference]
+        reference = transformers.models.auto.tokenization_auto.TOKENIZER_MAPPING[reference_config].__name__
+        if reference == "XLMTokenizer":
+            pytest.importorskip("sacremoses", reason="the tokenizer of transformers needs sacremoses (extra `moses`)")
+        settings.write_text(json.dumps(json.loads(settings.read_text()) | {"tokenizer_class": reference}))
     else:
         model.save_pretrained(directory)
     return str(directory)
@@ -60,60 +63,75 @@ def own_checkpoint(tmp_path_factory) -> str:
     return save_tiny(tmp_path_factory.mktemp("own"), next(iter(FAMILIES.values())), upstream=False)
 
 
-def finetune(monkeypatch, *arguments: str) -> int:
-    return run_command("finetune", *arguments)
+def finetune(*words: object, **flags: object) -> int:
+    return run_command("finetune", *words, **flags)
 
 
-def classification_files(directory: Path, label=lambda good: ["neg", "pos"][good]) -> list[str]:
-    generator = random.Random(0)
-    for name, size in (("train", 96), ("dev", 32)):
-        goods = [generator.random() < 0.6 for _ in range(size)]
-        rows = [f"the film was {generator.choice(GOOD if good else BAD)}\t{label(good)}" for good in goods]
-        (directory / f"{name}.tsv").write_text("\n".join(["sentence\tgold", *rows]) + "\n")
-    files = ["--train_file", str(directory / "train.tsv"), "--validation_file", str(directory / "dev.tsv")]
-    return [*files, "--text_columns", "sentence", "--label_column", "gold"]
+def write_splits(directory: Path, suffix: str, make_text: Callable[[random.Random, int], str], train: int = 96) -> Any:
+    """Files of a training and a validation split, as flags; `make_text` gets the number of examples."""
+    generator, files = random.Random(0), {}
+    for flag, name, size in (("train_file", "train", train), ("validation_file", "dev", 32)):
+        files[flag] = directory / f"{name}.{suffix}"
+        files[flag].write_text(make_text(generator, size))
+    return files
 
 
-def regression_files(directory: Path) -> list[str]:
-    return classification_files(directory, label=lambda good: 4.5 if good else 0.5)
+def classification_files(directory: Path, labels: tuple = ("neg", "pos")) -> dict[str, Any]:
+    def text(generator: random.Random, size: int) -> str:
+        classes = [generator.random() < 0.6 for _ in range(size)]
+        rows = [f"the film was {generator.choice(GOOD if good else BAD)}\t{labels[good]}" for good in classes]
+        return "\n".join(["sentence\tgold", *rows]) + "\n"
+
+    return write_splits(directory, "tsv", text) | {"text_columns": "sentence", "label_column": "gold"}
 
 
-def tagging_files(directory: Path) -> list[str]:
-    generator = random.Random(0)
-    for name, size in (("train", 96), ("dev", 32)):
-        sentences = []
-        for _ in range(size):
-            words = [(generator.choice(NAMES), "I-PER"), ("saw", "O"), (generator.choice(PLACES), "I-LOC")]
-            sentences.append("\n".join(f"{word} {tag}" for word, tag in words))
-        (directory / f"{name}.conll").write_text("\n\n".join(sentences) + "\n")
-    return ["--train_file", str(directory / "train.conll"), "--validation_file", str(directory / "dev.conll")]
+def regression_files(directory: Path) -> dict[str, Any]:
+    return classification_files(directory, (0.5, 4.5))
 
 
-def squad_files(directory: Path) -> list[str]:
-    generator = random.Random(0)
-    for name, size in (("train", 128), ("dev", 32)):
+def tagging_files(directory: Path) -> dict[str, Any]:
+    def text(generator: random.Random, size: int) -> str:
+        sentences = [(generator.choice(NAMES), generator.choice(PLACES)) for _ in range(size)]
+        return "\n\n".join(f"{name} I-PER\nsaw O\n{place} I-LOC" for name, place in sentences) + "\n"
+
+    return write_splits(directory, "conll", text)
+
+
+def squad_files(directory: Path) -> dict[str, Any]:
+    def text(generator: random.Random, size: int) -> str:
         paragraphs = []
         for number in range(size):
             place = generator.choice(PLACES)
             context = f"{generator.choice(NAMES)} saw a film in {place} yesterday"
             answer = {"text": place, "answer_start": context.index(place)}
-            question = {"id": f"{number}", "question": "where", "answers": [answer]}
-            paragraphs.append({"context": context, "qas": [question]})
-        (directory / f"{name}.json").write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
-    return ["--train_file", str(directory / "train.json"), "--validation_file", str(directory / "dev.json")]
+            paragraphs.append(
+                {"context": context, "qas": [{"id": f"{number}", "question": "where", "answers": [answer]}]}
+            )
+        return json.dumps({"data": [{"paragraphs": paragraphs}]})
+
+    return write_splits(directory, "json", text, train=128)
 
 
-def choice_files(directory: Path) -> list[str]:
-    generator = random.Random(0)
-    for name, size in (("train", 96), ("dev", 32)):
+def choice_files(directory: Path) -> dict[str, Any]:
+    def text(generator: random.Random, size: int) -> str:
         records = []
         for _ in range(size):
             choices = [generator.choice(BAD) for _ in range(3)]
             label = generator.randrange(3)
             choices[label] = generator.choice(GOOD)
             records.append(json.dumps({"text": "the film was", "choices": choices, "label": label}))
-        (directory / f"{name}.jsonl").write_text("\n".join(records))
-    return ["--train_file", str(directory / "train.jsonl"), "--validation_file", str(directory / "dev.jsonl")]
+        return "\n".join(records)
+
+    return write_splits(directory, "jsonl", text)
+
+
+def pair_files(directory: Path) -> dict[str, Any]:
+    def text(generator: random.Random, size: int) -> str:
+        rows = [[generator.choice(GOOD + BAD) for _ in range(2)] for _ in range(size)]
+        lines = [f"the {a}\tthe film was {b}\t{float((a in GOOD) == (b in GOOD))}" for a, b in rows]
+        return "\n".join(["one\tother\tlabel", *lines]) + "\n"
+
+    return write_splits(directory, "tsv", text) | {"text_columns": "one,other", "both_orders": "true"}
 
 
 TASK_FILES = {
@@ -125,46 +143,36 @@ TASK_FILES = {
 }
 
 
-def kind_of(origin: tuple[str, bool]) -> tuple:
-    """What decides how the scripts meet a model: its encoder's kind, and whether the peer's classes saved it."""
-    case = Case(FAMILIES[origin[0]], "AutoModel")
-    return case.has_attention, case.is_recurrent, bool(case.token_id_axes), origin[1]
-
-
 def learned() -> list:
-    """Every family one task at least, the tasks in turn; an encoder of subwords and one of words all of them.
+    """One task at least for each family, the tasks in turn; all tasks for an encoder of subwords and one of words.
 
-    Quick are all tasks of the first family, and the first family of each kind of encoder.
+    Not slow are all tasks of the first family, and the first family with an architecture.
     """
-    every, seen = [], set()
-    for number, origin in enumerate(ORIGINS):
-        kind, every_task = kind_of(origin), origin[0] in ("bert", "cvt") and not origin[1]
-        for place, task in enumerate(TASK_FILES):
-            if not every_task and place != number % 2:
+    params, seen = [], set()
+    for number, (name, upstream) in enumerate(ORIGINS):
+        case = Case(FAMILIES[name], "AutoModel")
+        architecture = case.has_attention, case.is_recurrent, bool(case.token_id_axes), upstream
+        for index, task in enumerate(TASK_FILES):
+            if index != number % 2 and (name not in ("bert", "cvt") or upstream):
                 continue
-            quick = origin == ORIGINS[0] or kind not in seen
-            seen.add(kind)
-            every.append(pytest.param(origin, task, marks=() if quick else pytest.mark.slow))
-    return every
-
-
-def recurs(checkpoint: str) -> bool:
-    """Whether words are read one after the other, which takes more steps to learn; see `Case.is_recurrent`."""
-    config = AutoConfig.from_pretrained(checkpoint)
-    return any(Case(family, "AutoModel").is_recurrent for family in FAMILIES.values() if type(config) is family.config)
+            is_quick = number == 0 or architecture not in seen
+            seen.add(architecture)
+            params.append(pytest.param((name, upstream), task, marks=() if is_quick else pytest.mark.slow))
+    return params
 
 
 @pytest.mark.parametrize(("checkpoint", "task"), learned(), indirect=["checkpoint"], ids=str)
-def test_every_task_is_learned_saved_and_recorded(checkpoint, task, tmp_path, monkeypatch, capsys):
+def test_tasks(checkpoint, task, tmp_path, capsys):
+    """The task is learned and beats its baseline; model, summary and predictions are saved."""
     make_files, metric = TASK_FILES[task]
-    files, out = make_files(tmp_path), tmp_path / "out"
-    steps = 150 if recurs(checkpoint) else 50
-    flags = [task, "--model", checkpoint, *files, *QUICK, "--max_steps", steps]
-    status = finetune(
-        monkeypatch, *flags, "--output_dir", out, "--predictions_file", tmp_path / "new" / "predictions.jsonl"
-    )
+    config = AutoConfig.from_pretrained(checkpoint)
+    families = [family for family in FAMILIES.values() if type(config) is family.config]
+    steps = 150 if any(Case(family, "AutoModel").is_recurrent for family in families) else 50
+    files, out, predictions_file = make_files(tmp_path), tmp_path / "out", tmp_path / "new" / "predictions.jsonl"
+    flags = {"model": checkpoint, "output_dir": out, "predictions_file": predictions_file}
+    status = finetune(task, **flags, **files, **QUICK | {"max_steps": steps})
     auto_class = TASKS[task].auto_class
-    if type(AutoConfig.from_pretrained(checkpoint)) not in getattr(transformers, auto_class)._model_mapping:
+    if type(config) not in getattr(transformers, auto_class)._model_mapping:
         assert status == 2
         assert f"cannot be opened with {auto_class}" in capsys.readouterr().err
         return
@@ -172,41 +180,26 @@ def test_every_task_is_learned_saved_and_recorded(checkpoint, task, tmp_path, mo
     summary = TrainingSummary.load(out)
     score, baseline = summary.metrics[f"eval_{metric}"], summary.metrics[f"baseline_{metric}"]
     perfect = 100.0 if task == "question-answering" else 1.0
-    # A tagger's baseline looks the word up, and these words have one tag each: there, reaching it is all.
     assert score > 0.9 * perfect
-    assert score > baseline or baseline == perfect
-    assert (summary.task, summary.steps, summary.dataset) == (task, steps, Path(files[1]).name)
-
-    shown = capsys.readouterr().out
-    assert f"{score:.4f}" in shown
-    assert f"{baseline:.4f}" in shown
-    predictions = [json.loads(line) for line in (tmp_path / "new" / "predictions.jsonl").read_text().splitlines()]
+    assert score > baseline or baseline == perfect  # each word has one tag, which the tagger's baseline looks up
+    assert (summary.task, summary.steps, summary.dataset) == (task, steps, files["train_file"].name)
+    printed = capsys.readouterr().out
+    assert f"{score:.4f}" in printed
+    assert f"{baseline:.4f}" in printed
+    predictions = [json.loads(line) for line in predictions_file.read_text().splitlines()]
     assert len(predictions) == 32
     assert all("prediction" in prediction for prediction in predictions)
-
-    auto_class = getattr(transformers, f"AutoModelFor{''.join(word.title() for word in task.split('-'))}", None)
-    model = (auto_class or AutoModelForSequenceClassification).from_pretrained(out)
+    model = getattr(transformers, auto_class).from_pretrained(out)
     assert type(model).__name__ == summary.model_class
     assert AutoTokenizer.from_pretrained(out)("the film")["input_ids"]
 
 
-def pair_files(directory: Path) -> list[str]:
-    generator = random.Random(0)
-    for name, size in (("train", 96), ("dev", 32)):
-        rows = [[generator.choice(GOOD + BAD) for _ in range(2)] for _ in range(size)]
-        lines = [f"the {a}\tthe film was {b}\t{float((a in GOOD) == (b in GOOD))}" for a, b in rows]
-        (directory / f"{name}.tsv").write_text("\n".join(["one\tother\tlabel", *lines]) + "\n")
-    files = ["--train_file", str(directory / "train.tsv"), "--validation_file", str(directory / "dev.tsv")]
-    return [*files, "--text_columns", "one,other", "--both_orders", "true"]
-
-
 @pytest.mark.parametrize("checkpoint", [("gpt", False)], indirect=True, ids=str)
-def test_tokens_of_tasks_are_added_and_pairs_are_read_in_both_orders(checkpoint, tmp_path, monkeypatch, capsys):
-    """The rows of new tokens are drawn as in a new model, here with a standard deviation of 0.1."""
+def test_task_tokens_and_both_orders(checkpoint, tmp_path, capsys):
+    """New tokens have rows as in a new model, here with a standard deviation of 0.1; pairs are read in both orders."""
     before = AutoTokenizer.from_pretrained(checkpoint)
-    flags = ["regression", "--model", checkpoint, *pair_files(tmp_path), *QUICK]
-    flags += ["--max_steps", 1, "--learning_rate", 1e-9, "--output_dir", tmp_path / "out"]
-    assert finetune(monkeypatch, *flags) == 0
+    flags = QUICK | {"max_steps": 1, "learning_rate": 1e-9}
+    assert finetune("regression", model=checkpoint, output_dir=tmp_path / "out", **pair_files(tmp_path), **flags) == 0
     assert "the embeddings of 3 new tokens are initialised" in capsys.readouterr().err
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out").eval()
@@ -216,166 +209,106 @@ def test_tokens_of_tasks_are_added_and_pairs_are_read_in_both_orders(checkpoint,
     rows = model.get_input_embeddings().weight[-3:]
     assert 0.07 < rows.std() < 0.13
     assert rows.mean().abs() < 0.04
-    pair, exchanged = tokenizer("lovely", "the film"), tokenizer("the film", "lovely")
-    both = tokenizer.pad([pair, exchanged], return_tensors="pt")
-    logits = [model(**{name: each[order][None] for name, each in both.items()}).logits for order in ([0, 1], [1, 0])]
+    pair, swapped = tokenizer("lovely", "the film"), tokenizer("the film", "lovely")
+    both = tokenizer.pad([pair, swapped], return_tensors="pt")
+    logits = [model(**{name: value[order][None] for name, value in both.items()}).logits for order in ([0, 1], [1, 0])]
     torch.testing.assert_close(*logits)
 
 
-@pytest.mark.parametrize(
-    ("columns", "says"),
-    [
+def classify(model: object, tmp_path: Path, *words: object, name: str = "out", **flags: object) -> int:
+    """Fine-tune a text classifier on the files in `tmp_path`."""
+    flags = {"model": model, "max_length": 24, "max_steps": 1, "output_dir": tmp_path / name, **flags}
+    return finetune("sequence-classification", *words, **{**classification_files(tmp_path), **flags})
+
+
+def test_errors_of_flags(own_checkpoint, tmp_path, capsys):
+    (tmp_path / "recipe.yaml").write_text("max_target_length: 20\n")
+    for flags, messages in (
+        ({"max_length": 65}, ["the model's limit of 64 positions"]),
+        ({"num_beams": 3}, ["Unknown arguments: --num_beams 3"]),
+        ({"recipe": tmp_path / "recipe.yaml"}, ["Unknown key 'max_target_length' in the recipe"]),
+        ({"train_examples": 5000}, ["--train_examples 5000"]),
+        ({"config_options": "hiden_dropout_prob=0.25"}, ["has no field hiden_dropout_prob"]),
+    ):
+        assert classify(own_checkpoint, tmp_path, **flags) == 2
+        error = capsys.readouterr().err
+        assert all(message in error for message in messages), error
+    assert not (tmp_path / "out").exists()
+    for columns, message in (
         ("one,other", "ForSequenceClassification does not support reading a pair in both orders"),
         ("one", "Only pairs of texts have two orders"),
-    ],
-)
-def test_both_orders_of_what_has_one_is_an_error(columns, says, own_checkpoint, tmp_path, monkeypatch, capsys):
-    flags = ["regression", "--model", own_checkpoint, *pair_files(tmp_path), *QUICK]
-    assert finetune(monkeypatch, *flags, "--text_columns", columns, "--output_dir", tmp_path / "out") == 2
-    error = capsys.readouterr().err
-    assert says in error
-    assert "--both_orders" in error
+    ):
+        files = pair_files(tmp_path) | {"text_columns": columns}
+        assert finetune("regression", model=own_checkpoint, output_dir=tmp_path / "out", **files, **QUICK) == 2
+        error = capsys.readouterr().err
+        assert message in error
+        assert "--both_orders" in error
 
 
-def test_a_fine_tuned_model_serves_a_pipeline_with_its_labels(own_checkpoint, tmp_path, monkeypatch):
-    flags = ["sequence-classification", "--model", own_checkpoint, *classification_files(tmp_path), *QUICK]
-    assert finetune(monkeypatch, *flags, "--output_dir", tmp_path / "out") == 0
-    classify = pipeline("text-classification", model=str(tmp_path / "out"))
-    assert [result["label"] for result in classify(["the film was lovely", "the film was awful"])] == ["pos", "neg"]
-
-
-def test_a_recipe_gives_defaults_and_flags_win(own_checkpoint, tmp_path, monkeypatch):
-    (tmp_path / "recipe.yaml").write_text("max_steps: 3\nlearning_rate: 1e-3\n")
-    flags = ["sequence-classification", "--model", own_checkpoint, *classification_files(tmp_path)]
-    flags += ["--recipe", tmp_path / "recipe.yaml", "--max_steps", "2", "--max_length", "24"]
-    assert finetune(monkeypatch, *flags, "--output_dir", tmp_path / "out") == 0
-    summary = TrainingSummary.load(tmp_path / "out")
-    assert (summary.steps, summary.hyperparameters["learning_rate"]) == (2, 1e-3)
-
-
-def test_a_sample_of_the_examples(own_checkpoint, tmp_path, monkeypatch, capsys):
-    flags = ["sequence-classification", "--model", own_checkpoint, *classification_files(tmp_path)]
-    flags += ["--max_steps", "1", "--max_length", "24", "--output_dir", tmp_path / "out", "--train_examples"]
-    assert finetune(monkeypatch, *flags, 5) == 0
+def test_sample_and_config_options(own_checkpoint, tmp_path, capsys):
+    options = {"train_examples": 5, "config_options": "hidden_dropout_prob=0.25"}
+    assert classify(own_checkpoint, tmp_path, **options) == 0
     assert "5 training and" in capsys.readouterr().out
-    assert finetune(monkeypatch, *flags, 5000) == 2
-    assert "--train_examples 5000" in capsys.readouterr().err
-
-
-def test_fields_of_the_configuration_can_be_changed(own_checkpoint, tmp_path, monkeypatch, capsys):
-    flags = ["sequence-classification", "--model", own_checkpoint, *classification_files(tmp_path)]
-    flags += ["--max_steps", "1", "--max_length", "24", "--output_dir", tmp_path / "out", "--config_options"]
-    assert finetune(monkeypatch, *flags, "hidden_dropout_prob=0.25") == 0
     assert json.loads((tmp_path / "out" / "config.json").read_text())["hidden_dropout_prob"] == 0.25
-    assert finetune(monkeypatch, *flags, "hiden_dropout_prob=0.25") == 2
-    assert "has no field hiden_dropout_prob" in capsys.readouterr().err
 
 
-def test_resuming_gives_the_weights_of_an_uninterrupted_run(own_checkpoint, tmp_path, monkeypatch):
-    flags = ["sequence-classification", "--model", own_checkpoint, *classification_files(tmp_path)]
-    flags += ["--max_steps", "6", "--save_steps", "2", "--max_length", "24", "--save_total_limit", "9"]
-    assert finetune(monkeypatch, *flags, "--output_dir", tmp_path / "whole") == 0
-    stopped = tmp_path / "stopped"
-    assert finetune(monkeypatch, *flags, "--output_dir", stopped) == 0
+def test_pipeline_of_a_fine_tuned_model(own_checkpoint, tmp_path):
+    assert classify(own_checkpoint, tmp_path, **QUICK) == 0
+    classifier = pipeline("text-classification", model=str(tmp_path / "out"))
+    results = classifier(["the film was lovely", "the film was awful"])
+    assert [result["label"] for result in results] == ["pos", "neg"]
+
+
+def test_resumed_weights_equal_an_uninterrupted_run(own_checkpoint, tmp_path):
+    flags = {"max_steps": 6, "save_steps": 2, "save_total_limit": 9}
+    for name in ("whole", "stopped"):
+        assert classify(own_checkpoint, tmp_path, name=name, **flags) == 0
     for step in (4, 6):  # as if the run had been killed after step 3
-        (stopped / f"checkpoint-{step}").rename(tmp_path / f"gone-{step}")
-    assert finetune(monkeypatch, *flags, "--output_dir", stopped, "--resume") == 0
+        shutil.rmtree(tmp_path / "stopped" / f"checkpoint-{step}")
+    assert classify(own_checkpoint, tmp_path, "--resume", name="stopped", **flags) == 0
     whole, resumed = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "stopped"))
     assert whole == resumed
 
 
-def test_resuming_takes_the_same_data_from_elsewhere_and_no_other(own_checkpoint, tmp_path, monkeypatch, capsys):
-    files = classification_files(tmp_path)
-    flags = ["sequence-classification", "--model", own_checkpoint, "--max_length", "24", "--max_steps", "1"]
-    flags += ["--output_dir", tmp_path / "out"]
-    assert finetune(monkeypatch, *flags, *files) == 0
+def test_resume_requires_the_same_data(own_checkpoint, tmp_path, capsys):
+    """Files may be moved, but not changed."""
+    assert classify(own_checkpoint, tmp_path) == 0
     (tmp_path / "moved").mkdir()
-    moved = [each.replace(str(tmp_path), str(tmp_path / "moved")) for each in files]
-    for name in ("train.tsv", "dev.tsv"):
-        (tmp_path / name).rename(tmp_path / "moved" / name)
-    assert finetune(monkeypatch, *flags, *moved, "--resume", "--predictions_file", tmp_path / "predictions.jsonl") == 0
-    changed = ["--config_options", "hidden_dropout_prob=0.25"]
-    assert finetune(monkeypatch, *flags, *moved, "--resume", *changed) == 2
+    moved: dict[str, Any] = {"train_file": "train.tsv", "validation_file": "dev.tsv"}
+    for flag, name in moved.items():
+        moved[flag] = (tmp_path / name).rename(tmp_path / "moved" / name)
+    assert classify(own_checkpoint, tmp_path, "--resume", **moved, predictions_file=tmp_path / "predictions") == 0
+    assert classify(own_checkpoint, tmp_path, "--resume", **moved, config_options="hidden_dropout_prob=0.25") == 2
     assert "config.hidden_dropout_prob is 0.25, was" in capsys.readouterr().err
-    train_file = tmp_path / "moved" / "train.tsv"
-    train_file.write_text(train_file.read_text().replace(GOOD[0], GOOD[1]))
-    assert finetune(monkeypatch, *flags, *moved, "--resume") == 2
+    moved["train_file"].write_text(moved["train_file"].read_text().replace(GOOD[0], GOOD[1]))
+    assert classify(own_checkpoint, tmp_path, "--resume", **moved) == 2
     assert "train_file is" in capsys.readouterr().err
 
 
-def _remove_tokenizer(model: Path) -> None:
-    for file in model.glob("tokenizer*"):
-        file.unlink()
-
-
-def _grow_vocabulary(model: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    tokenizer.add_tokens([f"new{i}" for i in range(500)])
-    tokenizer.save_pretrained(model)
-
-
-def _truncate_weights(model: Path) -> None:
-    weights = model / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-100])
-
-
-def _change_width(model: Path) -> None:
-    config = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps(config | {"hidden_size": 16}))
-
-
-@pytest.mark.parametrize(
-    ("damage", "says"),
-    [
-        (_remove_tokenizer, "tokenizer"),
-        (_grow_vocabulary, "embeddings"),
-        (_truncate_weights, "weights"),
-        (_change_width, "config.json"),
-        (lambda model: (model / "config.json").unlink(), "config.json"),
-        (lambda model: (model / "config.json").write_text("{"), "config"),
-    ],
-)
-def test_damaged_checkpoints_are_errors_on_one_screen(damage, says, own_checkpoint, tmp_path, monkeypatch, capsys):
-    model = tmp_path / "model"
-    model.mkdir()
-    for file in Path(own_checkpoint).iterdir():
-        (model / file.name).write_bytes(file.read_bytes())
-    damage(model)
-    flags = ["sequence-classification", "--model", model, *classification_files(tmp_path), *QUICK]
-    assert finetune(monkeypatch, *flags, "--output_dir", tmp_path / "out") == 2
+@pytest.mark.parametrize("damage", ["tokenizer", "weights", "config.json"])
+def test_damaged_checkpoints(damage, own_checkpoint, tmp_path, capsys):
+    model = shutil.copytree(own_checkpoint, tmp_path / "model")
+    if damage == "tokenizer":
+        (model / "tokenizer.json").unlink()
+    elif damage == "weights":
+        (model / "model.safetensors").write_bytes((model / "model.safetensors").read_bytes()[:-100])
+    else:
+        config = json.loads((model / "config.json").read_text())
+        (model / "config.json").write_text(json.dumps(config | {"hidden_size": 16}))
+    assert classify(model, tmp_path) == 2
     error = capsys.readouterr().err
     message = error[error.rindex("CtxError") :]
-    assert says in message
-    assert str(model) in message
-    assert "Fix:" in message
+    assert all(text in message for text in (damage, str(model), "Fix:"))
     assert len(message.splitlines()) < 25
     assert not (tmp_path / "out" / "model.safetensors").exists()
 
 
-def test_a_length_over_the_models_limit_is_an_error(own_checkpoint, tmp_path, monkeypatch, capsys):
-    flags = ["sequence-classification", "--model", own_checkpoint, *classification_files(tmp_path)]
-    assert finetune(monkeypatch, *flags, "--max_length", "65", "--output_dir", tmp_path / "out") == 2
-    assert "the model's limit of 64 positions" in capsys.readouterr().err
-
-
-def test_flags_of_another_task_are_errors(own_checkpoint, tmp_path, monkeypatch, capsys):
-    """On the command line, and in a recipe; before the model is opened."""
-    (tmp_path / "recipe.yaml").write_text("max_target_length: 20\n")
-    common = ["sequence-classification", "--model", own_checkpoint, *classification_files(tmp_path), *QUICK]
-    recipe = ["--recipe", tmp_path / "recipe.yaml"]
-    for given, says in (
-        (["--num_beams", "3"], "Unknown arguments: --num_beams 3"),
-        (recipe, "Unknown key 'max_target_length' in the recipe"),
-    ):
-        assert finetune(monkeypatch, *common, *given, "--output_dir", tmp_path / "out") == 2
-        assert says in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
-
-
-def test_an_unknown_label_stops_a_real_process_with_status_2(own_checkpoint, tmp_path):
-    flags = ["sequence-classification", "--model", own_checkpoint, *classification_files(tmp_path), *QUICK]
-    (tmp_path / "dev.tsv").write_text("sentence\tgold\nthe film was great\tneutral\n")
-    result = run_forked(*COMMAND, *flags, "--output_dir", tmp_path / "out")
+def test_unknown_label(own_checkpoint, tmp_path):
+    """The process exits with status 2, without a traceback."""
+    files = classification_files(tmp_path)
+    files["validation_file"].write_text("sentence\tgold\nthe film was great\tneutral\n")
+    flags = flag_list(model=own_checkpoint, **files, **QUICK, output_dir=tmp_path / "out")
+    result = run_forked(*COMMAND, "sequence-classification", *flags)
     assert result.returncode == 2
     assert "The label 'neutral' does not occur in the training file, whose labels are: 'neg', 'pos'." in result.stderr
     assert "dev.tsv:2" in result.stderr
@@ -392,16 +325,26 @@ debug_launcher(run, num_processes=2)
 """
 
 
-def test_two_processes_give_the_losses_of_one(own_checkpoint, tmp_path):
-    flags = ["token-classification", "--model", own_checkpoint, *tagging_files(tmp_path)]
-    flags += ["--max_length", 24, "--max_steps", 4, "--logging_steps", 1, "--learning_rate", 1e-3]
+def losses_of_processes(task: str, tmp_path: Path, *names: str, **flags: Any) -> None:
+    """Check that two processes have the values of one in the log; `flags` without batch size and output_dir."""
     logs = {}
     for processes, command in ((1, COMMAND), (2, ["-c", TWO_PROCESSES])):
-        out, size = tmp_path / f"out{processes}", 16 // processes
-        result = run_forked(*command, *flags, "--output_dir", out, "--per_device_batch_size", size, cwd=ROOT)
+        out = tmp_path / f"out{processes}"
+        sizes = {"per_device_batch_size": flags["batch_size"] // processes, "output_dir": out}
+        sizes["predictions_file"] = tmp_path / f"{processes}.jsonl"
+        words = flag_list(**{name: value for name, value in flags.items() if name != "batch_size"}, **sizes)
+        result = run_forked(*command, task, *words, cwd=ROOT)
         assert result.returncode == 0, result.stderr[-3000:]
         logs[processes] = [json.loads(line) for line in (out / "training_log.jsonl").read_text().splitlines()]
     for one, two in zip(logs[1], logs[2], strict=True):
-        for name in ("loss", "grad_norm", "eval_loss", "eval_f1"):
+        for name in names:
             assert one.get(name) == pytest.approx(two.get(name), abs=1e-5)
+    assert (tmp_path / "1.jsonl").read_text() == (tmp_path / "2.jsonl").read_text()
+
+
+def test_two_processes_have_the_losses_of_one(own_checkpoint, tmp_path):
+    flags = {"max_length": 24, "max_steps": 4, "logging_steps": 1, "learning_rate": 1e-3, "batch_size": 16}
+    names = ("loss", "grad_norm", "eval_loss", "eval_f1")
+    task = "token-classification"
+    losses_of_processes(task, tmp_path, *names, model=own_checkpoint, **tagging_files(tmp_path), **flags)
     assert TrainingSummary.load(tmp_path / "out2").global_batch_size == 16

@@ -1,4 +1,4 @@
-"""`hf-ctxmodels finetune seq2seq` for every family that writes, on targets as its paper makes them; their batches."""
+"""`hf-ctxmodels finetune seq2seq` of all generating families, with the training targets of their papers."""
 
 import json
 import random
@@ -31,14 +31,14 @@ from hf_ctxmodels.training.summary import TrainingSummary
 
 ROOT = Path(__file__).parents[2]
 WORDS = {"red": "rot", "cat": "katze", "sees": "sieht", "one": "ein", "big": "gross", "dog": "hund"}
-WRITING = [family for family in FAMILIES.values() if "AutoModelForSeq2SeqLM" in family.models]
-OWN = [family for family in WRITING if family.seq2seq_finetuning is not None]
+GENERATING = [family for family in FAMILIES.values() if "AutoModelForSeq2SeqLM" in family.models]
+OWN = [family for family in GENERATING if family.seq2seq_finetuning is not None]
 SIZES = ["hidden_size=32", "num_hidden_layers=2", "hidden_dropout_prob=0", "attention_probs_dropout_prob=0"]
 SIZES += ["num_attention_heads=2", "intermediate_size=128", "max_position_embeddings=16", "initializer_range=0.1"]
 
 
 def build_translation_tokenizer(family: FamilySpec) -> PreTrainedTokenizerBase:
-    """One of both sides' words."""
+    """A tokenizer of the words of both languages."""
     texts = [f"{source}\t{target}" for source, target in WORDS.items()]
     if hasattr(family.tokenizer, "target_start"):
         return family.tokenizer.train(texts * 3, 60, min_count=1, min_target_count=1)
@@ -47,13 +47,13 @@ def build_translation_tokenizer(family: FamilySpec) -> PreTrainedTokenizerBase:
     return family.tokenizer.train([text.replace("\t", " ") for text in texts] * 3, vocab_size=300)
 
 
-def flags_of(family: FamilySpec, folder: Path) -> list[Any]:
-    """Those of a small new model."""
-    known = family.config.__dataclass_fields__
-    sizes = [size for size in SIZES if size.partition("=")[0] in known]
-    sizes += [f"{name}={size}" for name, size in (("decoder_layers", 2), ("embedding_size", 16)) if name in known]
-    sizes += ["decoder_attention_heads=2", "decoder_ffn_dim=128"] * ("decoder_ffn_dim" in known)
-    sizes += ["n_langs=1"] * ("n_langs" in known)
+def model_flags(family: FamilySpec, folder: Path) -> list[Any]:
+    """Flags of a small new model."""
+    fields = family.config.__dataclass_fields__
+    sizes = [size for size in SIZES if size.partition("=")[0] in fields]
+    sizes += [f"{name}={size}" for name, size in (("decoder_layers", 2), ("embedding_size", 16)) if name in fields]
+    sizes += ["decoder_attention_heads=2", "decoder_ffn_dim=128"] * ("decoder_ffn_dim" in fields)
+    sizes += ["n_langs=1"] * ("n_langs" in fields)
     return ["--family", f"{family.name}:tokenizer={folder}", "--config_options", *sizes]
 
 
@@ -66,23 +66,20 @@ def write_pairs(folder: Path) -> list[Any]:
     return ["--train_file", folder / "train.jsonl", "--validation_file", folder / "dev.jsonl"]
 
 
-def finetune(monkeypatch: pytest.MonkeyPatch, *flags: Any) -> int:
-    return run_command("finetune", "seq2seq", *flags)
-
-
-def test_every_family_learns_to_write(subtests, tmp_path, monkeypatch, capsys):
+def test_translation(subtests, tmp_path, capsys):
     """From files to texts, those that `generate` writes; the families that train on targets of their own learn more."""
     files = write_pairs(tmp_path)
     lengths = ["--max_length", 7, "--max_target_length", 6, "--num_beams", 2, "--metrics", "exact_match"]
     loop = ["--learning_rate", "5e-3", "--save_steps", 0, "--per_device_batch_size", 32, "--eval_steps", 0]
-    for family in WRITING:
+    for family in GENERATING:
         with subtests.test(family=family.name):
             folder, out, predicted = (tmp_path / f"{family.name}{name}" for name in ("", "_out", ".jsonl"))
             build_translation_tokenizer(family).save_pretrained(folder)
             tokenizer = AutoTokenizer.from_pretrained(folder)
             language = ["--target_language", "<de>"] if getattr(tokenizer, "languages", None) else []
             steps = ["--max_steps", 100 if family in OWN else 40, "--output_dir", out, "--predictions_file", predicted]
-            code = finetune(monkeypatch, *flags_of(family, folder), *files, *lengths, *loop, *language, *steps)
+            flags = [*model_flags(family, folder), *files, *lengths, *loop, *language, *steps]
+            code = run_command("finetune", "seq2seq", *flags)
             shown = capsys.readouterr()
             assert code == 0, shown.err
             assert ("training on the targets of" in shown.err) == (family in OWN)
@@ -97,13 +94,13 @@ def test_every_family_learns_to_write(subtests, tmp_path, monkeypatch, capsys):
                 assert right / len(rows) == TrainingSummary.load(out).metrics["eval_exact_match"] > 0.5
 
 
-def test_a_model_of_several_languages_is_told_both(tmp_path, monkeypatch, capsys):
+def test_languages_of_mass(tmp_path, capsys):
     """MASS reads one language and writes another: in training, in evaluation and by `generate`."""
     family, files, out = FAMILIES["mass"], write_pairs(tmp_path), tmp_path / "out"
     texts = [f"<en> {source}" for source in WORDS] + [f"<de> {target}" for target in WORDS.values()]
     tokenizer = family.tokenizer.train(texts * 3, 300)
     tokenizer.save_pretrained(tmp_path / "words")
-    start = [*flags_of(family, tmp_path / "words")[:-1], "n_langs=2", 'lang2id={"de": 0, "en": 1}']
+    start = [*model_flags(family, tmp_path / "words")[:-1], "n_langs=2", 'lang2id={"de": 0, "en": 1}']
     lengths = ["--max_length", 7, "--max_target_length", 6, "--metrics", "exact_match", "--learning_rate", "5e-3"]
     loop = ["--save_steps", 0, "--per_device_batch_size", 32, "--eval_steps", 0, "--max_steps", 40]
     command = [*start, *files, *lengths, *loop, "--output_dir", out, "--predictions_file", tmp_path / "predicted"]
@@ -112,21 +109,21 @@ def test_a_model_of_several_languages_is_told_both(tmp_path, monkeypatch, capsys
         (("--language", "en"), r"target language is missing(.|\n)*--target_language"),
         (("--language", "en", "--target_language", "<de>"), r"no language '<de>'(.|\n)*one of de, en"),
     ):
-        assert finetune(monkeypatch, *command, *flags) == 2
+        assert run_command("finetune", "seq2seq", *command, *flags) == 2
         assert re.search(says, capsys.readouterr().err), flags
-    assert finetune(monkeypatch, *command, "--language", "en", "--target_language", "de") == 0, capsys.readouterr().err
+    assert run_command("finetune", "seq2seq", *command, "--language", "en", "--target_language", "de") == 0
     model = AutoModelForSeq2SeqLM.from_pretrained(out).eval()
     trained = [stack.language_embeddings.weight for stack in (model.mass.encoder, model.mass.decoder)]
     rows = [json.loads(line) for line in (tmp_path / "predicted").read_text().splitlines()]
     sources, predicted = [row["source"] for row in rows], [row["prediction"] for row in rows]
     assert sum(map(bool, predicted)) > 10
-    with torch.no_grad():  # languages that were not told count, too
+    with torch.no_grad():  # the embeddings of other languages matter
         trained[0][0], trained[1][1] = trained[0][0] + 9, trained[1][1] - 9
-    told = {"max_new_tokens": 6, "language": "de"}
-    assert generate_texts(model, tokenizer, sources, **told) == predicted, "the source is that of --language"
-    assert generate_texts(model, tokenizer, sources, **told, source_language="en", batch_size=1) == predicted
-    assert generate_texts(model, tokenizer, sources, **told, source_language="de") != predicted
-    assert generate_texts(model, tokenizer, sources, **told | {"language": "en"}) != predicted
+    options = {"max_new_tokens": 6, "language": "de"}
+    assert generate_texts(model, tokenizer, sources, **options) == predicted, "the source language is --language"
+    assert generate_texts(model, tokenizer, sources, **options, source_language="en", batch_size=1) == predicted
+    assert generate_texts(model, tokenizer, sources, **options, source_language="de") != predicted
+    assert generate_texts(model, tokenizer, sources, **options | {"language": "en"}) != predicted
     for wrong in ({}, {"language": "fr"}, {"language": "de", "source_language": "fr"}):
         with pytest.raises(CtxError, match=r"target language is missing(.|\n)*language|no language 'fr'"):
             generate_texts(model, tokenizer, sources, **wrong)
@@ -138,12 +135,12 @@ def test_a_model_of_several_languages_is_told_both(tmp_path, monkeypatch, capsys
         generate_texts(model, tokenizer, sources, language="de")
 
 
-def test_a_new_configuration_has_the_tokens_of_its_tokenizer(subtests):
-    """And none of the released vocabulary, of which transformers warns where the new one is smaller."""
-    for family in WRITING:
+def test_special_tokens_of_a_new_configuration(subtests):
+    """No ids of the released vocabulary, which transformers warns about in a smaller vocabulary."""
+    for family in GENERATING:
         with subtests.test(family=family.name):
             tokenizer = build_translation_tokenizer(family)
-            assert len(tokenizer) < 100 or family not in OWN, "the released numbers would fit"
+            assert len(tokenizer) < 100 or family not in OWN, "the released ids would fit"
             config = new_config(family, tokenizer, "tiny")
             numbers = {name: value for name, value in config.to_dict().items() if name.endswith("_token_id")}
             assert all(value is None or value < config.vocab_size for value in numbers.values()), numbers
@@ -154,12 +151,12 @@ def test_a_new_configuration_has_the_tokens_of_its_tokenizer(subtests):
                 assert found == [query, "[CLS]", "[SEP]"]
                 tokenizer.mask_token = tokenizer.cls_token = None
                 assert new_config(family, tokenizer, "tiny").vocab_size == len(tokenizer)
-    bert = build_translation_tokenizer(FAMILIES["unilm"])  # a tokenizer like BERT's, which names no end
+    bert = build_translation_tokenizer(FAMILIES["unilm"])  # without bos_token and eos_token
     config = new_config(FAMILIES["mass"], bert, "summaries")
     assert (config.bos_token_id, config.eos_token_id) == (bert.cls_token_id, bert.sep_token_id)
 
 
-def prepared(family: FamilySpec, pairs: list[SourceTarget], **arguments: Any) -> tuple[Seq2Seq, PreTrainedConfig, Any]:
+def prepare(family: FamilySpec, pairs: list[SourceTarget], **arguments: Any) -> tuple[Seq2Seq, PreTrainedConfig, Any]:
     """A task, a configuration and a tokenizer that fit."""
     tokenizer = build_translation_tokenizer(family)
     task = Seq2Seq(TaskArguments(**{"max_length": 20, "max_target_length": 10, "metrics": "exact_match", **arguments}))
@@ -176,13 +173,13 @@ VARIANTS = {
 }
 
 
-def test_batches_are_those_of_pretrain(subtests):
-    """What `pretrain` makes of the same pairs by the same objective, seed, epoch and example."""
+def test_batches_equal_those_of_pretraining(subtests):
+    """The batches of `pretrain` for the same pairs, objective, seed, epoch and example."""
     assert VARIANTS.keys() == {family.name for family in OWN}
     for family in OWN:
         for texts in VARIANTS[family.name]:
             with subtests.test(family=family.name, options=texts):
-                task, config, tokenizer = prepared(family, PAIRS, target_options=texts)
+                task, config, tokenizer = prepare(family, PAIRS, target_options=texts)
                 collate = training_collator(task, config, tokenizer, seed=7)
                 features = EpochIndexed(task.encode(PAIRS, tokenizer).features)
                 found = [collate([features[epoch, index] for index in (1, 0)]) for epoch in (0, 1)]
@@ -201,16 +198,16 @@ def test_batches_are_those_of_pretrain(subtests):
                 assert same == ("static=true" in texts), "another epoch has other masks"
 
 
-def test_plain_targets_and_options_that_are_refused():
+def test_plain_targets_and_invalid_options():
     for family in OWN:
-        task, config, tokenizer = prepared(family, PAIRS, plain_targets=True)
+        task, config, tokenizer = prepare(family, PAIRS, plain_targets=True)
         batch = training_collator(task, config, tokenizer, seed=7)(task.encode(PAIRS, tokenizer).features)
         assert batch.keys() == {"input_ids", "attention_mask", "labels"}
         own = [*tokenizer(PAIRS[1].target).input_ids[1:]]
         assert batch["labels"][1, : len(own)].tolist() == own
         assert resolve_label_smoothing(task, config) == 0
         for given, expected in ((None, 0.1), (0.0, 0.0), (0.3, 0.3)):
-            task, config, tokenizer = prepared(family, PAIRS, label_smoothing=given)
+            task, config, tokenizer = prepare(family, PAIRS, label_smoothing=given)
             assert resolve_label_smoothing(task, config) == expected
         config.label_smoothing, task.arguments.label_smoothing = 0.2, None
         assert resolve_label_smoothing(task, config) == 0.2, "the configuration's own"
@@ -223,13 +220,13 @@ def test_plain_targets_and_options_that_are_refused():
             ({"target_options": ["max_target_length=3"]}, r"(?s)max_target_length is a flag.*use --max_target_length"),
             ({"target_options": ["static=true"], "plain_targets": True}, "(?s)trained on plain targets.*or --plain_t"),
         ):
-            task, config, tokenizer = prepared(family, PAIRS, **options)
+            task, config, tokenizer = prepare(family, PAIRS, **options)
             with pytest.raises(CtxError, match=says):
                 training_collator(task, config, tokenizer, seed=0)
         with pytest.raises(
             CtxError, match=r"(?s)common limit of 51[12] tokens.*--max_length 460 --max_target_length 64"
         ):
-            prepared(family, PAIRS, max_length=460, max_target_length=64)
+            prepare(family, PAIRS, max_length=460, max_target_length=64)
 
 
 TEXTS = [["red cat sees one big dog", "one red cat", "red dog"], ["one dog sees"]]
@@ -243,8 +240,8 @@ NEEDED = {
 }
 
 
-def test_tokenizers_without_a_needed_token_are_refused(subtests):
-    """By the objectives that write, and by fine-tuning; whatever else they lack does not matter."""
+def test_missing_special_tokens(subtests):
+    """Errors of generating objectives and of fine-tuning; other tokens are not needed."""
     for name, needed in NEEDED.items():
         family = FAMILIES[name]
         kinds = [each for each in family.objectives.values() if each.auto_class != "AutoModelForMaskedLM"]
@@ -270,14 +267,14 @@ def test_tokenizers_without_a_needed_token_are_refused(subtests):
                 tokenizer = build_translation_tokenizer(family)
                 setattr(tokenizer, token, None)
                 with pytest.raises(CtxError, match=token.replace("_", "[_ ]")):
-                    training_collator(prepared(family, PAIRS)[0], family.config(), tokenizer, seed=0)
+                    training_collator(prepare(family, PAIRS)[0], family.config(), tokenizer, seed=0)
 
 
-def test_texts_that_would_teach_wrong_ends_are_refused(subtests):
-    """Ends and predicting tokens in targets, empty sides, and objectives of which no row is left."""
+def test_invalid_targets(subtests):
+    """Reserved tokens in targets, empty sides, and objectives without any example."""
     for family in (FAMILIES[name] for name in NEEDED):
         with subtests.test(family=family.name):
-            task, _, tokenizer = prepared(family, PAIRS) if family in OWN else plainly(family)
+            task, _, tokenizer = prepare(family, PAIRS) if family in OWN else prepare_plain(family)
             end = tokenizer.convert_ids_to_tokens(min(task._ends))
             for target, says in (
                 (f"rot {end} katze", f"reserved token {re.escape(end)}"),
@@ -287,7 +284,7 @@ def test_texts_that_would_teach_wrong_ends_are_refused(subtests):
                 with pytest.raises(CtxError, match=f"(?s){says}.*a:1"):
                     task.encode([SourceTarget("red cat", target, "a:1")], tokenizer)
     for family, query in ((FAMILIES["unilm"], "[MASK]"), (FAMILIES["ernie_gen"], "[ATTN]")):
-        task, _, tokenizer = prepared(family, PAIRS)
+        task, _, tokenizer = prepare(family, PAIRS)
         objective = family.seq2seq_finetuning.objective(tokenizer, max_length=30, seed=0)
         with pytest.raises(CtxError, match=rf"reserved token {re.escape(query)}"):
             task.encode([SourceTarget("red cat", f"rot {query}", "a:1")], tokenizer)
@@ -305,10 +302,10 @@ def test_texts_that_would_teach_wrong_ends_are_refused(subtests):
         type(masked)(tokenizer, max_length=3, seed=0)
 
 
-def test_only_what_a_tokenizer_adds_is_cut_from_the_beginning_of_targets():
-    """The text of a target may begin with the decoder's first input, T5's padding; MASS's tokenizer adds its own."""
+def test_start_tokens_of_targets():
+    """A target may begin with the decoder's start token (T5's padding); MASS's tokenizer adds one."""
     for family, texts in (("t5", ("<pad> rot", "<pad>", "rot <pad>", "rot")), ("mass", ("rot", "<pad> rot"))):
-        task, config, tokenizer = plainly(FAMILIES[family])
+        task, config, tokenizer = prepare_plain(FAMILIES[family])
         config.decoder_start_token_id = tokenizer.pad_token_id if family == "t5" else tokenizer.eos_token_id
         task.configure(config, PAIRS, PAIRS)
         found = task.encode([SourceTarget("red cat", text, "a:1") for text in texts], tokenizer).features
@@ -318,7 +315,7 @@ def test_only_what_a_tokenizer_adds_is_cut_from_the_beginning_of_targets():
             assert (plain[0] == tokenizer.pad_token_id) == text.startswith("<pad>")
 
 
-def plainly(family: FamilySpec) -> tuple[Seq2Seq, PreTrainedConfig, Any]:
+def prepare_plain(family: FamilySpec) -> tuple[Seq2Seq, PreTrainedConfig, Any]:
     """A task, a configuration and a tokenizer of a family that trains on the targets as they are."""
     tokenizer = build_translation_tokenizer(family)
     task = Seq2Seq(TaskArguments(max_length=20, max_target_length=10, metrics="exact_match"))

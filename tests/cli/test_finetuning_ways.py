@@ -1,4 +1,4 @@
-"""Ways to fine-tune from the command line, what is forgotten, and their comparison."""
+"""Fine-tuning methods, `evaluate forgetting`, and scripts/compare_finetuning.py."""
 
 import json
 import sys
@@ -28,13 +28,8 @@ from hf_ctxmodels.registry import FAMILIES
 GOOD, BAD, OTHERS = ["lovely", "great"], ["awful", "boring"], ["the", "film", "was", "a", "story", "in"]
 
 
-def call(monkeypatch: Any, command: str, *flags: object) -> int:
-    """Run a command in this process; gives its exit status."""
-    return run_command(*command.split(), *flags)
-
-
 def compare(monkeypatch: Any, *flags: object) -> int:
-    """Run `scripts/compare_finetuning.py` in this process; gives its exit status."""
+    """Exit code of `scripts/compare_finetuning.py`."""
     monkeypatch.setattr(sys, "argv", ["compare_finetuning.py", *map(str, flags)])
     with pytest.raises(SystemExit) as stopped:
         run_script(compare_finetuning.main)
@@ -42,9 +37,9 @@ def compare(monkeypatch: Any, *flags: object) -> int:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: Any) -> Path:
+def folder(tmp_path_factory: Any) -> Path:
     """A masked language model and a causal one with their heads, a text, and labelled sentences."""
-    folder = tmp_path_factory.mktemp("ways")
+    folder = tmp_path_factory.mktemp("methods")
     sentences = [f"the {a} was {b} in a {c}." for a in ("film", "story") for b in GOOD + BAD for c in ("film", "story")]
     (folder / "text.txt").write_text("\n\n".join("\n".join(sentences[start:]) for start in range(8)) + "\n")
     for name, auto_class in (("bert", "AutoModelForMaskedLM"), ("gpt", "AutoModelForCausalLM")):
@@ -60,10 +55,10 @@ def place(tmp_path_factory: Any) -> Path:
     return folder
 
 
-def flags_of(place: Path, output: Path, model: str = "bert") -> list[object]:
-    files = ["--train_file", place / "train.tsv", "--validation_file", place / "dev.tsv"]
+def flags_of(folder: Path, output: Path, model: str = "bert") -> list[object]:
+    files = ["--train_file", folder / "train.tsv", "--validation_file", folder / "dev.tsv"]
     quick = ["--max_length", 16, "--max_steps", 8, "--per_device_batch_size", 4, "--learning_rate", 1e-3]
-    task = ["sequence-classification", "--model", place / model]
+    task = ["sequence-classification", "--model", folder / model]
     return [*task, *files, *quick, "--logging_steps", 1, "--save_steps", 4, "--output_dir", output]
 
 
@@ -79,48 +74,45 @@ METHODS = {
 }
 
 
-def test_each_way_trains_and_leaves_a_plain_checkpoint(
-    place: Path, tmp_path: Path, monkeypatch: Any, capsys: Any, subtests: Any
-) -> None:
+def test_methods(folder: Path, tmp_path: Path, monkeypatch: Any, capsys: Any, subtests: Any) -> None:
+    """Each method trains, and saves a plain checkpoint."""
     monkeypatch.chdir(tmp_path)
-    start = load_file(place / "bert" / "model.safetensors")
-    found = {}
+    start = load_file(folder / "bert" / "model.safetensors")
+    distances_from_start = {}
     for name, flags in {"plain": "", **METHODS}.items():
         with subtests.test(name):
-            given = flags.replace("TEXT", str(place / "text.txt")).split()
+            given = flags.replace("TEXT", str(folder / "text.txt")).split()
             output = tmp_path / name
-            assert call(monkeypatch, "finetune", *flags_of(place, output), *given) == 0, capsys.readouterr().err
+            assert run_command("finetune", *flags_of(folder, output), *given) == 0, capsys.readouterr().err
             shown = capsys.readouterr().err
             model = AutoModelForSequenceClassification.from_pretrained(output)
             weights = model.state_dict()
             moved = {key for key, value in start.items() if key in weights and not torch.equal(weights[key], value)}
             assert bool(moved) == (name != "frozen")
             assert (model.layer_mix is not None) == (name == "frozen")
-            same = {key for key in start if key in weights}
-            found[name] = sum(float((weights[key] - start[key]).square().sum()) for key in same)
-            assert {key for key in weights if not key.startswith("layer_mix")} == set(weights) - (
-                {"layer_mix.weights", "layer_mix.gamma"} if name == "frozen" else set()
+            distances_from_start[name] = sum(
+                float((weights[key] - start[key]).square().sum()) for key in start if key in weights
             )
             log = (output / "training_log.jsonl").read_text()
             assert ("anchor_loss" in log) == (name in ("l2", "ewc"))
             assert name != "reinitialised" or "re-initialised" in shown
             assert name != "ewc" or "computing the Fisher information" in shown
-    assert found["l2"] < 0.9 * found["plain"]
-    assert found["ewc"] < 0.99 * found["plain"]
-    # GPT has three more tokens in tasks; layers that are drawn anew are no start
-    given = METHODS["ewc"].replace("fisher.", "gpt.").replace("TEXT", str(place / "text.txt")).split()
-    new = [*flags_of(place, tmp_path / "gpt", "gpt"), *given, "--max_steps", 1, "--reinit_layers", 1]
-    assert call(monkeypatch, "finetune", *new) == 0, capsys.readouterr().err
+    assert distances_from_start["l2"] < 0.9 * distances_from_start["plain"]
+    assert distances_from_start["ewc"] < 0.99 * distances_from_start["plain"]
+    # GPT has three more tokens in tasks; re-initialised layers are not anchored
+    given = METHODS["ewc"].replace("fisher.", "gpt.").replace("TEXT", str(folder / "text.txt")).split()
+    new = [*flags_of(folder, tmp_path / "gpt", "gpt"), *given, "--max_steps", 1, "--reinit_layers", 1]
+    assert run_command("finetune", *new) == 0, capsys.readouterr().err
     assert "the embeddings of 3 new tokens are initialised" in capsys.readouterr().err
 
     given = f"{METHODS['ewc'].replace('TEXT', 'another.txt')} --max_steps 1".split()
-    assert call(monkeypatch, "finetune", *flags_of(place, tmp_path / "kept"), *given) == 0
+    assert run_command("finetune", *flags_of(folder, tmp_path / "kept"), *given) == 0
     assert "examples 6, labels sampled" in capsys.readouterr().err
 
-    # an earlier task's head of the same shape is kept, and said to be; with the flag it is not
+    # an earlier task's head of the same shape is loaded with a notice, unless it is re-initialised
     for more, text in (([], "the head is loaded from"), (["--reinit_modules", "head"], "weights of the head")):
-        again = [*flags_of(place, tmp_path / f"again{len(more)}"), "--max_steps", 1, "--model", tmp_path / "plain"]
-        assert call(monkeypatch, "finetune", *again, *more) == 0
+        again = [*flags_of(folder, tmp_path / f"again{len(more)}"), "--max_steps", 1, "--model", tmp_path / "plain"]
+        assert run_command("finetune", *again, *more) == 0
         assert text in capsys.readouterr().err
     for flags, text in (
         ("--anchor ewc:file=none.safetensors", "no such file of Fisher information"),
@@ -141,17 +133,17 @@ def test_each_way_trains_and_leaves_a_plain_checkpoint(
         ("--anchr l2", "did you mean --anchor?"),
         ("--freeze chain --max_steps 3", "but the run has 3 steps"),
     ):
-        assert call(monkeypatch, "finetune", *flags_of(place, tmp_path / "wrong"), *flags.split()) == 2
+        assert run_command("finetune", *flags_of(folder, tmp_path / "wrong"), *flags.split()) == 2
         assert text in capsys.readouterr().err, flags
-    resumed = flags_of(place, tmp_path / "l2")
+    resumed = flags_of(folder, tmp_path / "l2")
     other = ["--anchor", "l2:weight=2,head_weight=0.1", "--gradient_accumulation_steps", "2"]
-    assert call(monkeypatch, "finetune", *resumed, *other, "--resume") == 2
+    assert run_command("finetune", *resumed, *other, "--resume") == 2
     assert "anchor.weight is 2.0, was 1.0" in capsys.readouterr().err
 
 
-def test_what_was_forgotten(place: Path, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
-    """Nothing, by the encoder as it was; else the loss of the pretraining head on the other encoder."""
-    source, tokenizer = place / "bert", AutoTokenizer.from_pretrained(place / "bert")
+def test_forgetting(folder: Path, tmp_path: Path, capsys: Any) -> None:
+    """An unchanged encoder has the same loss; a changed one has the loss of the pretraining head on it."""
+    source, tokenizer = folder / "bert", AutoTokenizer.from_pretrained(folder / "bert")
     same = AutoModelForSequenceClassification.from_pretrained(source)
     other = AutoModelForSequenceClassification.from_pretrained(source)
     with torch.no_grad():
@@ -160,9 +152,9 @@ def test_what_was_forgotten(place: Path, tmp_path: Path, monkeypatch: Any, capsy
     for name, model in (("same", same), ("other", other)):
         for part in (model, tokenizer):
             part.save_pretrained(tmp_path / name)
-        flags = ["--pretrained", source, "--finetuned", tmp_path / name, "--text", place / "text.txt"]
+        flags = ["--pretrained", source, "--finetuned", tmp_path / name, "--text", folder / "text.txt"]
         file = tmp_path / f"{name}.json"
-        assert call(monkeypatch, "evaluate forgetting", *flags, "--output_file", file) == 0
+        assert run_command("evaluate", "forgetting", *flags, "--output_file", file) == 0
         shown, found = capsys.readouterr().out, json.loads(file.read_text())
         loss[name] = found["after"]["eval_loss"]
         assert f"{found['before']['eval_loss']:>12.4f}{loss[name]:>12.4f}" in shown
@@ -174,7 +166,7 @@ def test_what_was_forgotten(place: Path, tmp_path: Path, monkeypatch: Any, capsy
     assert moved["layers.0"] == {"distance": 0.0, "relative": 0.0}
     norm = sum(float(each.double().square().sum()) for each in same.bert.layers[1].parameters()) ** 0.5
     assert moved["layers.1"]["relative"] == pytest.approx(0.5 * size**0.5 / norm, rel=1e-5)
-    pair = tiny_config(FAMILIES["t5"])  # each stack's layers for themselves, in the order of application
+    pair = tiny_config(FAMILIES["t5"])  # the layers of each stack, in the order of application
     start = {name: each.detach() for name, each in FAMILIES["t5"].models["AutoModel"](pair).named_parameters()}
     now = {name: each + ("decoder.layers.1" in name) for name, each in start.items()}
     parts = distances(start, now)
@@ -183,7 +175,7 @@ def test_what_was_forgotten(place: Path, tmp_path: Path, monkeypatch: Any, capsy
     assert [part for part, each in parts.items() if each["distance"]] == ["decoder.layers.1", "encoder"]
     whole = AutoModelForMaskedLM.from_pretrained(source)
     whole.bert.load_state_dict(other.bert.state_dict(), strict=False)
-    side = PretrainingEvaluation.open(str(source), str(place / "text.txt"))
+    side = PretrainingEvaluation.open(str(source), str(folder / "text.txt"))
     side.model = whole.eval()
     assert side.loss()["eval_loss"] == pytest.approx(loss["other"], rel=1e-6)
 
@@ -193,7 +185,7 @@ def test_what_was_forgotten(place: Path, tmp_path: Path, monkeypatch: Any, capsy
         for part in (model, tokenizer):
             part.save_pretrained(tmp_path / name)
     assert without.bert.pooler is None
-    side = PretrainingEvaluation.open(str(tmp_path / "with"), str(place / "text.txt"))
+    side = PretrainingEvaluation.open(str(tmp_path / "with"), str(folder / "text.txt"))
     found = measure_forgetting(side, str(tmp_path / "without"))
     assert found["before"] == found["after"]
     assert found["distances"]["encoder"]["distance"] == 0
@@ -209,44 +201,46 @@ def test_what_was_forgotten(place: Path, tmp_path: Path, monkeypatch: Any, capsy
     for part in (adapted, tokenizer):
         part.save_pretrained(tmp_path / "adapted")
     found = measure_forgetting(
-        PretrainingEvaluation.open(str(source), str(place / "text.txt")), str(tmp_path / "adapted")
+        PretrainingEvaluation.open(str(source), str(folder / "text.txt")), str(tmp_path / "adapted")
     )
     assert abs(found["after"]["eval_loss"] - found["before"]["eval_loss"]) > 0.1
     assert found["distances"]["encoder"]["distance"] == 0
 
-    flags = ["--pretrained", tmp_path / "other", "--finetuned", source, "--text", place / "text.txt"]
-    assert call(monkeypatch, "evaluate forgetting", *flags) == 2
+    flags = ["--pretrained", tmp_path / "other", "--finetuned", source, "--text", folder / "text.txt"]
+    assert run_command("evaluate", "forgetting", *flags) == 2
     assert "lacks its pretraining head" in capsys.readouterr().err
-    flags = ["--pretrained", source, "--finetuned", place / "gpt", "--text", place / "text.txt"]
-    assert call(monkeypatch, "evaluate forgetting", *flags) == 2
+    flags = ["--pretrained", source, "--finetuned", folder / "gpt", "--text", folder / "text.txt"]
+    assert run_command("evaluate", "forgetting", *flags) == 2
     assert "of different models" in capsys.readouterr().err
-    deeper, packed = (
-        tiny_config(FAMILIES["bert"], vocab_size=len(tokenizer), num_hidden_layers=len(same.bert.layers) + 1),
-        tmp_path / "codes",
-    )
+    deeper = tiny_config(FAMILIES["bert"], vocab_size=len(tokenizer), num_hidden_layers=len(same.bert.layers) + 1)
     type(same.bert)(deeper).save_pretrained(tmp_path / "deeper")
     quantize_model(other, CtxInt8Config())
-    other.save_pretrained(packed)
+    other.save_pretrained(tmp_path / "int8")
     for wrong, text in (
         (tmp_path / "deeper", "only one of them has layers."),
-        (packed, "weights of a quantized model is undefined"),
+        (tmp_path / "int8", "weights of a quantized model is undefined"),
     ):
-        flags = ["--pretrained", source, "--finetuned", wrong, "--text", place / "text.txt"]
-        assert call(monkeypatch, "evaluate forgetting", *flags) == 2
+        flags = ["--pretrained", source, "--finetuned", wrong, "--text", folder / "text.txt"]
+        assert run_command("evaluate", "forgetting", *flags) == 2
         assert text in capsys.readouterr().err
 
 
-def test_ways_are_compared(place: Path, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
-    """Every row is that of runs of its own; what is finished is used again."""
+def test_comparison(folder: Path, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    """Each method has its own runs; finished runs are used again."""
 
     def stage(command: str, *flags: object) -> None:
         ran.append(command)
-        assert call(monkeypatch, command, *flags) == 0
+        assert run_command(*command.split(), *flags) == 0
 
     ran: list[str] = []
     monkeypatch.setattr("compare_finetuning.run_command", stage)
-    flags = ["--model", place / "bert", "--train_file", place / "train.tsv", "--validation_file", place / "dev.tsv"]
-    flags += ["--text", place / "text.txt", "--flags", "--num_train_epochs 1 --per_device_batch_size 4 --max_length 16"]
+    flags = ["--model", folder / "bert", "--train_file", folder / "train.tsv", "--validation_file", folder / "dev.tsv"]
+    flags += [
+        "--text",
+        folder / "text.txt",
+        "--flags",
+        "--num_train_epochs 1 --per_device_batch_size 4 --max_length 16",
+    ]
     flags += ["--seeds", 2, "--output_dir", tmp_path, "--methods", "plain", "kept: --freeze encoder"]
     for _ in range(2):
         assert compare(monkeypatch, *flags) == 0

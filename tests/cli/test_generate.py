@@ -1,4 +1,4 @@
-"""Texts that models write: from two files of lines to translations and their BLEU, by the scripts; continuations."""
+"""`hf-ctxmodels generate`: translations, continuations, errors; `hf-ctxmodels data pairs`."""
 
 import json
 import random
@@ -16,17 +16,12 @@ from hf_ctxmodels import CtxError
 from hf_ctxmodels.inference import generate_texts
 from hf_ctxmodels.registry import FAMILIES
 
-TRANSLATING = [  # by the objective that is the family's own
+TRANSLATING = [  # families whose first objective is translation
     name
     for name, family in FAMILIES.items()
-    if any(each.requires_translations for each in [*family.objectives.values()][:1])
+    if next(iter(family.objectives.values()), None) and next(iter(family.objectives.values())).requires_translations
 ]
 WORDS = {"red": "rot", "cat": "Katze", "sees": "sieht", "one": "ein", "big": "groß", "dog": "Hund"}
-
-
-def run(monkeypatch: pytest.MonkeyPatch, command: str, **flags: object) -> int:
-    arguments = [part for name, value in flags.items() for part in (f"--{name}", *str(value).split())]
-    return run_command(*command.split(), *arguments)
 
 
 def write(folder: Path, name: str, lines: int, seed: int) -> dict[str, Path]:
@@ -40,78 +35,72 @@ def write(folder: Path, name: str, lines: int, seed: int) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("family", TRANSLATING)
-def test_learns_to_translate(
-    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_translation(family: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     train, test = write(tmp_path, "train", 600, seed=0), write(tmp_path, "test", 40, seed=1)
     data = {"dataset": train["en"], "translations": train["de"], "family": family}
-    hidden, length, demanded = 32, 120, 50  # BLEU; the best text that is always the same one gets 13
+    hidden, length, minimum_bleu = 32, 120, 50  # the best constant text has a BLEU of 13
     if any(objective.requires_language_tags for objective in FAMILIES[family].objectives.values()):
         data["language_tags"] = "<de>"
-        hidden, length, demanded = 96, 250, 20  # a sentence's vector is all that the decoder has
+        hidden, length, minimum_bleu = 96, 250, 20  # the decoder has only the sentence vector
     tokenizer, model, written = (tmp_path / name for name in ("tokenizer", "model", "written.txt"))
-    assert run(monkeypatch, "train-tokenizer", **data, vocab_size=50, output_dir=tokenizer) == 0
+    assert run_command("train-tokenizer", **data, vocab_size=50, output_dir=tokenizer) == 0
     assert "unknown tokens   0.00%" in capsys.readouterr().out
-    sizes = f"embedding_size=16 hidden_size={hidden} num_hidden_layers=1 hidden_dropout_prob=0"
+    sizes = ["embedding_size=16", f"hidden_size={hidden}", "num_hidden_layers=1", "hidden_dropout_prob=0"]
     steps = {"max_steps": length, "learning_rate": 1e-2, "per_device_batch_size": 32, "dataloader_workers": 0}
     output = {"output_dir": model, "save_steps": 0, "config_options": sizes, "tokenizer": tokenizer}
-    assert run(monkeypatch, "pretrain", **data, **steps, **output, validation_fraction=0.05, max_length=12) == 0
+    assert run_command("pretrain", **data, **steps, **output, validation_fraction=0.05, max_length=12) == 0
     capsys.readouterr()
     files = {"model": model, "input": test["en"], "references": test["de"], "output_file": written}
-    assert run(monkeypatch, "generate", **files, decoding="beam:num_beams=3", batch_size=7) == 0
+    assert run_command("generate", **files, decoding="beam:num_beams=3", batch_size=7) == 0
     printed = capsys.readouterr().out
     texts, references = written.read_text().splitlines(), test["de"].read_text().splitlines()
     bleu = corpus_bleu(texts, [references]).score
     assert f"BLEU {bleu:.2f}  nrefs:1|case:mixed" in printed
-    assert bleu > demanded, "reversing the words and their translation was not learned"
+    assert bleu > minimum_bleu, "reversing the words and their translation was not learned"
     opened, words = AutoModelForSeq2SeqLM.from_pretrained(model), AutoTokenizer.from_pretrained(tokenizer)
     sources = test["en"].read_text().splitlines()
     torch.manual_seed(0)
-    assert generate_texts(opened, words, sources, num_beams=3, batch_size=40) == texts, "whatever stands beside a text"
+    assert generate_texts(opened, words, sources, num_beams=3, batch_size=40) == texts, "independent of the batch"
     assert generate_texts(opened, words, sources[:1]) == generate_texts(opened, words, sources)[:1]
     with pytest.raises(CtxError, match="Text 1"):
         generate_texts(opened, words, ["a cat", " "])
 
 
 @pytest.mark.parametrize(("family", "objective"), [("unilm", "masked-seq2seq"), ("ernie_gen", "noisy-seq2seq")])
-def test_an_encoder_learns_to_write(
-    family: str, objective: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_generating_encoders(family: str, objective: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """Source and target of the same vocabulary, in one stack of layers."""
     train, test = write(tmp_path, "train", 600, seed=0), write(tmp_path, "test", 40, seed=1)
     data = {"dataset": train["en"], "translations": train["de"], "family": family}
     tokenizer, model, written = (tmp_path / name for name in ("tokenizer", "model", "written.txt"))
-    assert run(monkeypatch, "train-tokenizer", **data, vocab_size=120, output_dir=tokenizer) == 0
-    sizes = "hidden_size=32 intermediate_size=128 initializer_range=0.1 hidden_dropout_prob=0"
+    assert run_command("train-tokenizer", **data, vocab_size=120, output_dir=tokenizer) == 0
+    sizes = ["hidden_size=32", "intermediate_size=128", "initializer_range=0.1", "hidden_dropout_prob=0"]
     steps = {"max_steps": 130, "learning_rate": 5e-3, "per_device_batch_size": 32, "dataloader_workers": 0}
     output = {"output_dir": model, "save_steps": 0, "config_options": sizes, "tokenizer": tokenizer}
     flags = {**data, **steps, **output, "objective": objective, "validation_fraction": 0.05, "max_length": 20}
-    assert run(monkeypatch, "pretrain", **flags) == 0
+    assert run_command("pretrain", **flags) == 0
     files = {"model": model, "input": test["en"], "references": test["de"], "output_file": written}
-    assert run(monkeypatch, "generate", **files, decoding="beam:num_beams=3", batch_size=7, max_new_tokens=10) == 0
+    assert run_command("generate", **files, decoding="beam:num_beams=3", batch_size=7, max_new_tokens=10) == 0
     capsys.readouterr()
     texts, references = written.read_text().splitlines(), test["de"].read_text().splitlines()
     bleu = corpus_bleu(texts, [references], lowercase=True).score
     assert bleu > 80, f"BLEU {bleu:.1f}: reversing the words and their translation was not learned"
 
 
-def test_without_translations_pretraining_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_missing_translations(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     train = write(tmp_path, "train", 30, seed=0)
     data = {"dataset": train["en"], "translations": train["de"], "family": "cove"}
-    assert run(monkeypatch, "train-tokenizer", **data, vocab_size=50, output_dir=tmp_path / "tokenizer") == 0
+    assert run_command("train-tokenizer", **data, vocab_size=50, output_dir=tmp_path / "tokenizer") == 0
     (tmp_path / "text.txt").write_text("red cat.\n")
     flags = {"family": "cove", "dataset": tmp_path / "text.txt", "tokenizer": tmp_path / "tokenizer", "max_steps": 1}
-    assert run(monkeypatch, "pretrain", **flags, output_dir=tmp_path / "model") == 2
+    assert run_command("pretrain", **flags, output_dir=tmp_path / "model") == 2
     assert "--translations" in capsys.readouterr().err
 
 
 CONTINUING = [name for name, family in FAMILIES.items() if "AutoModelForCausalLM" in family.models]
 
 
-def test_decoders_continue_each_text_as_if_it_stood_alone(tmp_path: Path) -> None:
-    """Prompts of several lengths in one batch, of every family, against `generate` of one prompt without padding."""
+def test_padded_prompts(tmp_path: Path) -> None:
+    """Prompts of several lengths in a batch equal `generate` of each prompt without padding, in all families."""
     texts = ["red cat", "one big dog sees", "cat", "a red dog sees one big cat"]
     for name in CONTINUING:
         family = FAMILIES[name]
@@ -145,16 +134,14 @@ def save_decoder(folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def test_samples_depend_on_the_seed_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_seed_of_sampling(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     save_decoder(tmp_path / "model")
     (tmp_path / "in.txt").write_text("a red cat\none dog\n")
     files = {"model": tmp_path / "model", "input": tmp_path / "in.txt", "max_new_tokens": 8}
     found = []
     for number, seed in enumerate([0, 0, 1]):
         out = tmp_path / f"{number}.txt"
-        assert run(monkeypatch, "generate", **files, decoding=f"sample:seed={seed}", output_file=out) == 0
+        assert run_command("generate", **files, decoding=f"sample:seed={seed}", output_file=out) == 0
         found.append(out.read_text())
     assert found[0] == found[1] != found[2]
     assert all(len(text.splitlines()) == 2 for text in found)
@@ -173,28 +160,24 @@ def test_samples_depend_on_the_seed_alone(
         ({"input": "{tmp}/none.txt"}, r"The file is empty"),
     ],
 )
-def test_bad_flags_and_files_say_what_to_do(
-    flags: dict, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_errors_of_flags_and_files(flags: dict, says: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     save_decoder(tmp_path / "model")
     for name, text in (("in", "a red cat\none dog\n"), ("one", "a cat\n"), ("none", "")):
         (tmp_path / f"{name}.txt").write_text(text)
     files = {"model": tmp_path / "model", "input": tmp_path / "in.txt"}
     given = {name: str(value).replace("{tmp}", str(tmp_path)) for name, value in flags.items()}
-    assert run(monkeypatch, "generate", **(files | given)) == 2
+    assert run_command("generate", **(files | given)) == 2
     assert re.search(says, capsys.readouterr().err)
 
 
-def test_numbers_that_nothing_can_be_written_with(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_numbers_out_of_range(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     (tmp_path / "in.txt").write_text("a red cat\n")
     files = {"model": tmp_path / "none", "input": tmp_path / "in.txt"}
     for flags in (
         *({"batch_size": 0}, {"max_new_tokens": 0}, {"max_length": -1}, {"no_repeat_ngram_size": -1}),
         *({"decoding": f"sample:{option}"} for option in ("top_k=-1", "temperature=0", "top_p=1.5", "num_beams=0")),
     ):
-        assert run(monkeypatch, "generate", **files, **flags) == 2
+        assert run_command("generate", **files, **flags) == 2
         ((name, value),) = flags.items()
         name = str(value).partition(":")[2].partition("=")[0] or name
         assert f"{name} must be " in capsys.readouterr().err, flags
@@ -205,35 +188,31 @@ def test_numbers_that_nothing_can_be_written_with(
             generate_texts(model, tokenizer, ["a red cat"], **options)
 
 
-def test_an_encoder_does_not_write(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_encoder(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     family = FAMILIES["bert"]
     tokenizer = family.tokenizer.train(["a red cat"] * 20, vocab_size=60)
     model = family.models["AutoModel"](tiny_config(family, vocab_size=60))
     for part in (model, tokenizer):
         part.save_pretrained(tmp_path / "bert")
     (tmp_path / "in.txt").write_text("a red cat\n")
-    assert run(monkeypatch, "generate", model=tmp_path / "bert", input=tmp_path / "in.txt") == 2
+    assert run_command("generate", model=tmp_path / "bert", input=tmp_path / "in.txt") == 2
     assert "CtxBertConfig has no head that generates text" in capsys.readouterr().err
     with pytest.raises(CtxError, match="CtxBertModel does not generate text"):
         generate_texts(model, tokenizer, ["a red cat"])
 
 
-def test_pairs_are_made_in_the_files_of_both_commands(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_pairs(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     articles = [f"A red cat number {number}\nOne big dog sees it. The dog runs.\n" for number in range(20)]
     (tmp_path / "news.txt").write_text("\n".join(articles))
     flags = {"kind": "summaries", "dataset": tmp_path / "news.txt", "min_source_words": 5}
-    assert run(monkeypatch, "data pairs", **flags, output_dir=tmp_path / "pairs") == 0
+    assert run_command("data", "pairs", **flags, output_dir=tmp_path / "pairs") == 0
     assert "18 pairs for training and 2 for validation" in capsys.readouterr().out
     rows = [json.loads(line) for line in (tmp_path / "pairs" / "train.jsonl").read_text().splitlines()]
     for side in ("source", "target"):
         assert (tmp_path / "pairs" / f"train.{side}.txt").read_text().splitlines() == [row[side] for row in rows]
     assert rows[0] == {"source": "One big dog sees it. The dog runs.", "target": rows[0]["target"]}
-    assert run(monkeypatch, "data pairs", **flags, output_dir=tmp_path / "pairs") == 2
+    assert run_command("data", "pairs", **flags, output_dir=tmp_path / "pairs") == 2
     assert "--overwrite" in capsys.readouterr().err
     flags["min_source_words"] = 50
-    assert run(monkeypatch, "data pairs", **flags, output_dir=tmp_path / "none") == 2
+    assert run_command("data", "pairs", **flags, output_dir=tmp_path / "none") == 2
     assert "0 pairs for training and 0 for validation" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""transformers' pipelines with our models, opened from a directory, give what the models and tokenizers say."""
+"""Pipelines of transformers equal the outputs of model and tokenizer."""
 
 import pytest
 import torch
@@ -14,14 +14,14 @@ CONTEXT = "the old sailor mended the bridge and nobody saw the red boat"
 
 
 def families_with(auto_name: str) -> pytest.MarkDecorator:
-    """`family` is each that has this Auto class."""
-    known = [family for family in FAMILIES.values() if auto_name in family.models]
-    return pytest.mark.parametrize("family", known, ids=lambda family: family.name)
+    """Parametrize `family` by the families with this Auto class."""
+    families = [family for family in FAMILIES.values() if auto_name in family.models]
+    return pytest.mark.parametrize("family", families, ids=lambda family: family.name)
 
 
 @pytest.fixture
 def saved(family: FamilySpec, tmp_path):
-    """Save a random model of the family under an Auto class; gives its directory, itself and its tokenizer."""
+    """Saves a random model of the family; returns its directory, the model and its tokenizer."""
 
     def save(auto_name: str, **config):
         tokenizer = family.tokenizer.train([*TEXTS, CONTEXT] * 5, vocab_size=300)
@@ -43,11 +43,11 @@ def outputs(model, tokenizer, *texts: str):
 def test_feature_extraction(saved):
     directory, model, tokenizer = saved("AutoModel")
     features = pipeline("feature-extraction", model=directory)(TEXTS, batch_size=3, return_tensors=True)
-    for text, got in zip(TEXTS, features):
+    for text, hidden in zip(TEXTS, features):
         expected = outputs(model, tokenizer, text).last_hidden_state
         length = expected.shape[1]
-        got = got[:, :length] if tokenizer.padding_side == "right" else got[:, -length:]
-        torch.testing.assert_close(got, expected, atol=1e-5, rtol=0)
+        hidden = hidden[:, :length] if tokenizer.padding_side == "right" else hidden[:, -length:]
+        torch.testing.assert_close(hidden, expected, atol=1e-5, rtol=0)
 
 
 @families_with("AutoModelForMaskedLM")
@@ -55,8 +55,8 @@ def test_fill_mask(saved):
     directory, model, tokenizer = saved("AutoModelForMaskedLM")
     text = f"the cat saw a {tokenizer.mask_token} garden"
     filled = pipeline("fill-mask", model=directory)(text, top_k=3)
-    place = tokenizer(text)["input_ids"].index(tokenizer.mask_token_id)
-    expected = outputs(model, tokenizer, text).logits[0, place].softmax(-1).topk(3)
+    position = tokenizer(text)["input_ids"].index(tokenizer.mask_token_id)
+    expected = outputs(model, tokenizer, text).logits[0, position].softmax(-1).topk(3)
     assert [result["token"] for result in filled] == expected.indices.tolist()
     assert [result["score"] for result in filled] == pytest.approx(expected.values.tolist(), abs=1e-5)
     assert filled[0]["token_str"] == tokenizer.decode([filled[0]["token"]])
@@ -64,8 +64,7 @@ def test_fill_mask(saved):
 
 @families_with("AutoModelForSequenceClassification")
 def test_text_classification(saved):
-    """Of texts, of pairs, and with no training: a classifier of pairs says which hypothesis a text entails; that
-    pipeline gives the pair as a list."""
+    """Texts, pairs, and zero-shot classification by a classifier of entailment."""
     labels = {0: "contradiction", 1: "neutral", 2: "entailment"}
     directory, model, tokenizer = saved("AutoModelForSequenceClassification", id2label=labels)
     results = pipeline("text-classification", model=directory)(TEXTS, batch_size=3, top_k=None)
@@ -89,9 +88,9 @@ def test_text_classification(saved):
 def test_token_classification(saved):
     labels = {0: "O", 1: "B-X", 2: "I-X"}
     directory, model, tokenizer = saved("AutoModelForTokenClassification", id2label=labels)
-    # transformers' own pipeline wants one id for each token.
-    own = {"pipeline_class": WordTaggingPipeline} if model.token_id_axes else {}
-    tagger = pipeline("token-classification", model=directory, ignore_labels=[], **own)
+    # the pipeline of transformers needs one id for each token
+    options = {"pipeline_class": WordTaggingPipeline} if model.token_id_axes else {}
+    tagger = pipeline("token-classification", model=directory, ignore_labels=[], **options)
     for text, words in zip(TEXTS, tagger(TEXTS, batch_size=3)):
         special = torch.tensor(tokenizer(text, return_special_tokens_mask=True).special_tokens_mask)
         logits = outputs(model, tokenizer, text).logits[0, special == 0]
@@ -103,7 +102,7 @@ def test_token_classification(saved):
 
 @families_with("AutoModelForQuestionAnswering")
 def test_answers_without_a_pipeline(saved):
-    # transformers 5 has no question-answering pipeline any more: ours reads windows, and batches do not matter.
+    # transformers 5 has no question-answering pipeline
     directory, model, tokenizer = saved("AutoModelForQuestionAnswering")
     questions = [("nobody saw a boat", CONTEXT), ("who", " and ".join([CONTEXT, TEXTS[0]] * 6))]
     opened = AutoModelForQuestionAnswering.from_pretrained(directory)
@@ -127,7 +126,7 @@ def test_answers_without_a_pipeline(saved):
     first, last = max(spans, key=lambda span: float(start[span[0]] + end[span[1]]))
     assert answers[0].text == CONTEXT[offsets[first][0] : offsets[last][1]]
     ids = encoding.input_ids[0].tolist()
-    place = ids.index(tokenizer.cls_token_id) if tokenizer.cls_token_id in ids else 0  # stands for "no answer"
-    null = float(output.start_logits[0, place] + output.end_logits[0, place])
+    null_position = ids.index(tokenizer.cls_token_id) if tokenizer.cls_token_id in ids else 0  # stands for "no answer"
+    null = float(output.start_logits[0, null_position] + output.end_logits[0, null_position])
     expected = torch.sigmoid(torch.tensor(null - float(start[first] + end[last])))
     assert answers[0].no_answer_probability == pytest.approx(float(expected), abs=1e-4)

@@ -1,4 +1,4 @@
-"""Transfer by the commands: embeddings of another vocabulary trained and exchanged, and languages marked in ELMo."""
+"""Transfer between languages by the commands: token embeddings of another vocabulary, and ELMo's language tags."""
 
 import json
 import random
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import flag_list
 from forked import run_forked
 from safetensors.torch import load_file
 from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForTokenClassification, AutoTokenizer
@@ -37,9 +38,9 @@ def run_cli(command: str, *flags: object, fails: bool = False) -> str:
 
 
 def sentences(language: str, number: int) -> list[list[tuple[str, str]]]:
-    draw, (names, verb, places) = random.Random(language), WORDS[language]
-    rows = ([(draw.choice(names), "B-PER"), (verb, "O"), (draw.choice(places), "B-LOC")] for _ in range(number))
-    return [row[:: draw.choice([1, -1])] for row in rows]
+    rng, (names, verb, places) = random.Random(language), WORDS[language]
+    rows = ([(rng.choice(names), "B-PER"), (verb, "O"), (rng.choice(places), "B-LOC")] for _ in range(number))
+    return [row[:: rng.choice([1, -1])] for row in rows]
 
 
 @pytest.fixture(scope="module")
@@ -67,18 +68,8 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def german(workspace: Path) -> Path:
     """English's body with embeddings of German, trained by the command."""
-    flags = [
-        "--recipe",
-        "artetxe_embeddings",
-        "--max_steps",
-        6,
-        "--save_steps",
-        3,
-        "--per_device_batch_size",
-        8,
-        *FLAGS,
-    ]
-    run_cli("pretrain", *text(workspace), *flags, "--output_dir", workspace / "de")
+    flags = {"recipe": "artetxe_embeddings", "max_steps": 6, "save_steps": 3, "per_device_batch_size": 8}
+    run_cli("pretrain", *text(workspace), *flag_list(**flags, output_dir=workspace / "de"), *FLAGS)
     return workspace / "de"
 
 
@@ -87,7 +78,7 @@ def text(workspace: Path) -> list[object]:
     return [*source, "--dataset", workspace / "de.txt", "--objective", "mlm"]
 
 
-def test_embeddings_alone_are_trained_and_resumed(workspace: Path, german: Path) -> None:
+def test_trained_embeddings(workspace: Path, german: Path) -> None:
     start, whole = load_file(workspace / "en" / "model.safetensors"), load_file(german / "model.safetensors")
     assert start.keys() == whole.keys() > TABLES
     assert all(torch.equal(start[name], whole[name]) for name in start if name not in TABLES)
@@ -109,11 +100,8 @@ def test_embeddings_alone_are_trained_and_resumed(workspace: Path, german: Path)
         assert all(torch.allclose(found[name], whole[name], atol=1e-4) for name in whole), other
 
     opened = AutoModel.from_pretrained(german)
-    assert (
-        opened.config.vocab_size
-        == len(AutoTokenizer.from_pretrained(german))
-        == len(opened.get_input_embeddings().weight)
-    )
+    vocab_size = len(AutoTokenizer.from_pretrained(german))
+    assert opened.config.vocab_size == vocab_size == len(opened.get_input_embeddings().weight)
     for more, message in (
         (["--adapter", "madx-language"], "--adapter cannot be combined with --train_only"),
         (["--model", ""], "no model is given.\n  where: --train_only"),
@@ -124,8 +112,8 @@ def test_embeddings_alone_are_trained_and_resumed(workspace: Path, german: Path)
         assert message in run_cli("pretrain", *given, "--output_dir", workspace / "none", fails=True)
 
 
-def test_embeddings_are_exchanged_for_a_test(workspace: Path, german: Path) -> None:
-    """The table has what the tagger finds with the other language's embeddings and tokenizer, opened by hand."""
+def test_replaced_embeddings(workspace: Path, german: Path) -> None:
+    """The table has the accuracy of the tagger with the other language's embeddings and tokenizer."""
     run = workspace / "transfer"
     flags = ["--model", workspace / "en", "--task", "ner", "--data_dir", workspace, *FLAGS]
     flags += ["--test", "de,en", "--recipe", "artetxe_task", "--num_train_epochs", 30]
@@ -133,17 +121,16 @@ def test_embeddings_are_exchanged_for_a_test(workspace: Path, german: Path) -> N
     AutoModel.from_config(tiny_config(FAMILIES["bert"], hidden_size=8)).save_pretrained(wrong)
     shutil.copy(workspace / "en" / "tokenizer.json", wrong)
     shutil.copy(workspace / "en" / "tokenizer_config.json", wrong)
-    for given, message in (
+    for embeddings, message in (
         (f"fr={german}", "no checkpoint with embeddings of the language 'de'"),
         (f"de={wrong}", "a model with hidden_size=8, but this model has 32"),
     ):
-        assert message in run_cli(
-            "evaluate transfer", *flags, "--language_embeddings", given, "--output_dir", workspace / "none", fails=True
-        )
-    assert not (workspace / "none").exists(), "all is looked at before training"
+        wrong_flags = flag_list(language_embeddings=embeddings, output_dir=workspace / "none")
+        assert message in run_cli("evaluate transfer", *flags, *wrong_flags, fails=True)
+    assert not (workspace / "none").exists(), "errors are raised before training"
     run_cli("evaluate transfer", *flags, "--language_embeddings", f"de={german}", "--output_dir", run)
     rows = {row["language"]: row["metrics"] for row in json.loads((run / "transfer.json").read_text())["languages"]}
-    assert rows["en"]["f1"] > 0.9, "that of training has its own again"
+    assert rows["en"]["f1"] > 0.9, "the training language has its embeddings again"
     tagger, start = load_file(run / "model.safetensors"), load_file(workspace / "en" / "model.safetensors")
     table = "bert.embeddings.word_embeddings.weight"
     assert torch.equal(tagger[table], start[table])
@@ -160,8 +147,8 @@ def test_embeddings_are_exchanged_for_a_test(workspace: Path, german: Path) -> N
     assert rows["de"]["accuracy"] == pytest.approx(right / sum(map(len, rows_of)))
 
 
-def test_adapters_of_languages_are_looked_at_before_training(workspace: Path) -> None:
-    """One for a model of another width, and one that is not there, with what there is."""
+def test_language_adapters_are_checked_before_training(workspace: Path) -> None:
+    """An adapter for a model of another width, and a folder without an adapter, are errors."""
     for name, size in (("good", {}), ("wide", {"hidden_size": 64})):
         config = tiny_config(FAMILIES["bert"], vocab_size=99, **size)
         model = AutoModelForMaskedLM.from_config(config)
@@ -174,17 +161,15 @@ def test_adapters_of_languages_are_looked_at_before_training(workspace: Path) ->
         (workspace / "adapters" / "wide", "The adapter is for models of width 64"),
         (workspace / "adapters", "use one of its subdirectories: good, wide"),
     ):
-        assert message in run_cli(
-            "evaluate transfer", *flags, "--language_adapters", f"en={good},de={other}", fails=True
-        )
-    assert "found en, fr" in run_cli(
-        "evaluate transfer", *flags, "--language_adapters", f"en={good},fr={good}", fails=True
-    )
+        adapters = f"en={good},de={other}"
+        assert message in run_cli("evaluate transfer", *flags, "--language_adapters", adapters, fails=True)
+    adapters = f"en={good},fr={good}"
+    assert "found en, fr" in run_cli("evaluate transfer", *flags, "--language_adapters", adapters, fails=True)
     assert not (workspace / "untrained").exists()
 
 
-def test_words_are_marked_with_the_language_of_their_file(workspace: Path, tmp_path: Path) -> None:
-    """ELMo reads the words of each file as after its tag, also where the tagger is opened again."""
+def test_language_tags_of_elmo(workspace: Path, tmp_path: Path) -> None:
+    """ELMo reads the words of each file after its language tag, also when the tagger is loaded again."""
     tokenizer = CtxElmoTokenizer.train(["<en> a", "<de> a"], vocab_size=9, min_count=1, languages=["en", "de"])
     family = FAMILIES["elmo"]
     torch.manual_seed(0)
@@ -205,19 +190,8 @@ def test_words_are_marked_with_the_language_of_their_file(workspace: Path, tmp_p
             encoding = saved([words], is_split_into_words=True, return_tensors="pt")
             assert encoding.input_ids[0, 1:].tolist() == tagged.input_ids[2:]
             best = model.eval()(**encoding).logits[0, 1:-1].argmax(-1).tolist()
-            right[language] += sum(
-                model.config.id2label[found] == tag for found, (_, tag) in zip(best, sentence, strict=True)
-            )
+            pairs = zip(best, sentence, strict=True)
+            right[language] += sum(model.config.id2label[label] == tag for label, (_, tag) in pairs)
     assert row["metrics"]["accuracy"] == pytest.approx(right["de"] / (3 * 64))
-    message = run_cli(
-        "evaluate transfer",
-        *flags,
-        "--max_steps",
-        1,
-        "--test",
-        f"fi={workspace}/de.test.txt",
-        "--output_dir",
-        tmp_path / "none",
-        fails=True,
-    )
-    assert "no embedding of the language 'fi'" in message
+    other = flag_list(max_steps=1, test=f"fi={workspace}/de.test.txt", output_dir=tmp_path / "none")
+    assert "no embedding of the language 'fi'" in run_cli("evaluate transfer", *flags, *other, fails=True)

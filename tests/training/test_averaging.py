@@ -1,4 +1,4 @@
-"""Averaged weights: that they are the mean, when they begin, and a learning rate by the number of targets."""
+"""Averaged weights, and learning rates scaled by the number of targets."""
 
 import math
 from typing import Any
@@ -22,8 +22,8 @@ def setup(optimizer: str, patience: int = 0, **more: Any) -> tuple[nn.Linear, to
     return model, made, Averaging(made, arguments, True)
 
 
-def walk(model: nn.Linear, optimizer: torch.optim.Optimizer, steps: int, factor: float = 1.0) -> list[torch.Tensor]:
-    """The weight after each of some steps."""
+def train(model: nn.Linear, optimizer: torch.optim.Optimizer, steps: int, factor: float = 1.0) -> list[torch.Tensor]:
+    """The weight after each step."""
     seen = []
     for _ in range(steps):
         model.zero_grad()
@@ -34,9 +34,9 @@ def walk(model: nn.Linear, optimizer: torch.optim.Optimizer, steps: int, factor:
     return seen
 
 
-def test_the_mean_of_all_steps() -> None:
+def test_mean_of_all_steps() -> None:
     model, optimizer, averaging = setup("asgd")
-    seen = walk(model, optimizer, 6)
+    seen = train(model, optimizer, 6)
     with averaging.applied():
         torch.testing.assert_close(model.weight.detach(), torch.stack(seen).mean(0))
         assert not torch.equal(model.weight, seen[-1])
@@ -45,23 +45,23 @@ def test_the_mean_of_all_steps() -> None:
     assert not torch.equal(model.weight, seen[-1])
 
 
-def test_begins_when_the_loss_falls_no_more() -> None:
-    """Algorithm 1 of Merity et al. 2017: the best of the evaluations but for the last two is better."""
+def test_start_of_nt_asgd() -> None:
+    """Algorithm 1 of Merity et al. 2017: an evaluation before the last two is better."""
     model, optimizer, averaging = setup("nt-asgd", patience=2)
     for step, loss in enumerate([3.0, 2.0, 2.5, 2.6, 2.4], start=1):
-        seen = walk(model, optimizer, 1)
+        seen = train(model, optimizer, 1)
         averaging.observe(step, {"eval_loss": loss})
         assert averaging.state_dict()["begun"] == (NEVER if step < 5 else 4)
         with averaging.applied():
             assert torch.equal(model.weight, seen[-1]), "averages before their time"
-    seen = walk(model, optimizer, 4)
+    seen = train(model, optimizer, 4)
     averaging.observe(9, {"eval_loss": 9.0})
     assert averaging.state_dict()["begun"] == 4
     averaging.swap()
     torch.testing.assert_close(model.weight.detach(), torch.stack(seen).mean(0))
 
 
-def test_state_goes_on() -> None:
+def test_state_dict() -> None:
     _, _, averaging = setup("nt-asgd", patience=1)
     for step, loss in enumerate([2.0, 3.0, 3.0], start=1):
         averaging.observe(step, {"eval_loss": loss})
@@ -74,22 +74,22 @@ def test_state_goes_on() -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "asgd", "nt-asgd"])
-def test_the_rate_of_a_step(optimizer: str) -> None:
-    """Half the targets, half the step; also of the second, whose rate ASGD itself would take from the first."""
+def test_scaled_learning_rate(optimizer: str) -> None:
+    """Half the targets, half the step; also in the second step, where ASGD would use the rate of the first."""
     for factors in ((1.0, 0.5), (0.5, 1.0)):
         model, made, _ = setup(optimizer)
         plain, plain_optimizer, _ = setup("sgd")
         for factor in factors:
             torch.manual_seed(int(10 * factor))
-            walk(model, made, 1, factor)
+            train(model, made, 1, factor)
             plain_optimizer.param_groups[0]["lr"] = plain_optimizer.param_groups[1]["lr"] = 0.1 * factor
             torch.manual_seed(int(10 * factor))
-            walk(plain, plain_optimizer, 1)
+            train(plain, plain_optimizer, 1)
             torch.testing.assert_close(model.weight, plain.weight)
         assert made.param_groups[0]["lr"] == 0.1
 
 
-def test_refused() -> None:
+def test_errors() -> None:
     with pytest.raises(CtxError, match="eval_steps"):
         setup("nt-asgd", eval_steps=0)
     _, optimizer, _ = setup("nt-asgd")

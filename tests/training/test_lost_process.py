@@ -1,4 +1,4 @@
-"""One of two processes is killed: the other does not wait for it."""
+"""A process stops if another one is killed."""
 
 import os
 import signal
@@ -24,7 +24,7 @@ run_script(pretrain.main)
 
 
 @pytest.mark.slow
-def test_the_others_stop_with_a_message(workspace, tmp_path: Path) -> None:
+def test_killed_process(workspace, tmp_path: Path) -> None:
     (tmp_path / "killed.py").write_text(KILLED)
     flags = workspace.flags(tmp_path / "out", "--per_device_batch_size", 2, "--max_steps", 8, "--save_steps", 2)
     config = ("--config_file", "scripts/accelerate/ddp_cpu.yaml", "--num_processes", 2, "--mixed_precision", "no")

@@ -11,56 +11,51 @@ from hf_ctxmodels.training.arguments import AdafactorOptions, AdamWOptions, Lamb
 from hf_ctxmodels.training.optimizers import make_optimizer, make_scheduler
 
 
-def test_warm_up_and_decay():
-    arguments = LoopArguments(output_dir="x", max_steps=100, learning_rate=1.0, warmup_steps=0.1)
+def learning_rates(steps: int = 101, **options: object) -> list[float]:
+    """The learning rates of a run of 100 steps."""
+    arguments = LoopArguments(output_dir="x", max_steps=100, warmup_steps=0.1, **options)
     optimizer = make_optimizer(nn.Linear(2, 2), arguments)
     scheduler = make_scheduler(optimizer, arguments, 100)
     rates = []
-    for _ in range(100):
+    for _ in range(steps):
         rates.append(scheduler.get_last_lr()[0])
         optimizer.step()
         scheduler.step()
+    return rates
+
+
+def test_linear_schedule():
+    rates = learning_rates(learning_rate=1.0)
     assert rates[:11] == pytest.approx([step / 10 for step in range(11)])
-    assert rates[55] == pytest.approx(0.5)
-    assert scheduler.get_last_lr()[0] == pytest.approx(0.0)
+    assert [rates[55], rates[100]] == pytest.approx([0.5, 0.0])
 
 
-def test_cosine_decay_to_a_share_of_the_peak():
-    options = {"lr_scheduler": "cosine:min_rate=0.1", "warmup_steps": 0.1}
-    arguments = LoopArguments(output_dir="x", max_steps=100, learning_rate=2.0, **options)
-    optimizer = make_optimizer(nn.Linear(2, 2), arguments)
-    scheduler = make_scheduler(optimizer, arguments, 100)
-    rates = []
-    for _ in range(101):
-        rates.append(scheduler.get_last_lr()[0])
-        optimizer.step()
-        scheduler.step()
+def test_cosine_schedule():
+    rates = learning_rates(learning_rate=2.0, lr_scheduler="cosine:min_rate=0.1")
     assert rates[10] == max(rates) == pytest.approx(2.0)
     assert rates[55] == pytest.approx(1.1)
     assert rates[100] == min(rates[10:]) == pytest.approx(0.2)
 
 
-def test_weight_decay_spares_biases_and_normalisation():
+def test_no_weight_decay_of_biases_and_normalisation():
     model = nn.Sequential(nn.Embedding(3, 4), nn.Linear(4, 4), nn.LayerNorm(4))
     model[1].bias.requires_grad_(False)
     optimizer = make_optimizer(model, LoopArguments(output_dir="x", max_steps=1, optimizer="adamw:weight_decay=0.5"))
-    decayed, spared = optimizer.param_groups
+    decayed, not_decayed = optimizer.param_groups
     assert {id(p) for p in decayed["params"]} == {id(model[0].weight), id(model[1].weight)}
-    assert {id(p) for p in spared["params"]} == {id(model[2].weight), id(model[2].bias)}
-    assert (decayed["weight_decay"], spared["weight_decay"]) == (0.5, 0.0)
+    assert {id(p) for p in not_decayed["params"]} == {id(model[2].weight), id(model[2].bias)}
+    assert (decayed["weight_decay"], not_decayed["weight_decay"]) == (0.5, 0.0)
 
 
-def test_lamb_is_that_of_the_paper():
-    """Algorithm 2 of You et al. 2020 without bias correction, written down plainly."""
+def test_lamb():
+    """Algorithm 2 of You et al. 2020 without bias correction."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(3000, 64), nn.Linear(64, 4), nn.LayerNorm(4))
     nn.init.zeros_(model[1].weight)  # a norm of zero has a trust ratio of one
     rate, decay, beta1, beta2, epsilon = 0.02, 0.1, 0.9, 0.99, 1e-6
     assert model[0].weight.norm() > 10
-    arguments = LoopArguments(
-        "x", max_steps=1, learning_rate=rate, optimizer=LambOptions(weight_decay=decay, beta2=beta2)
-    )
-    optimizer = make_optimizer(model, arguments)
+    options = LambOptions(weight_decay=decay, beta2=beta2)
+    optimizer = make_optimizer(model, LoopArguments("x", max_steps=1, learning_rate=rate, optimizer=options))
     expected = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     moments = {name: (torch.zeros_like(x), torch.zeros_like(x)) for name, x in expected.items()}
     for _ in range(4):
@@ -82,16 +77,14 @@ def test_lamb_is_that_of_the_paper():
 
 
 @pytest.mark.parametrize("scaled", [False, True])
-def test_adafactor_is_that_of_the_paper(scaled):
+def test_adafactor(scaled):
     """Algorithm 4 of Shazeer & Stern 2018 with the rate of the schedule, and decoupled weight decay; scaled, the rate
     is relative to the size of the parameter (section 8), as T5 was trained."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(30, 6), nn.Linear(6, 4), nn.LayerNorm(4))
     rate, decay, tiny = 0.02, 0.1, 1e-30
-    arguments = LoopArguments(
-        "x", max_steps=1, learning_rate=rate, optimizer=AdafactorOptions(weight_decay=decay, scale_by_size=scaled)
-    )
-    optimizer = make_optimizer(model, arguments)
+    options = AdafactorOptions(weight_decay=decay, scale_by_size=scaled)
+    optimizer = make_optimizer(model, LoopArguments("x", max_steps=1, learning_rate=rate, optimizer=options))
     expected = {name: parameter.detach().double() for name, parameter in model.named_parameters()}
     moments = {name: [torch.zeros_like(x.mean(-1)), torch.zeros_like(x.mean(0)), 0 * x] for name, x in expected.items()}
     for step in range(1, 5):
@@ -100,11 +93,11 @@ def test_adafactor_is_that_of_the_paper(scaled):
         optimizer.step()
         for name, parameter in model.named_parameters():
             x, g = expected[name], parameter.grad.double()
-            kept = 1 - step**-0.8
+            beta = 1 - step**-0.8
             means = ((g**2 + tiny).mean(-1), (g**2 + tiny).mean(0), g**2 + tiny)
-            moments[name] = [kept * old + (1 - kept) * new for old, new in zip(moments[name], means, strict=True)]
-            rows, columns, each = moments[name]
-            second = rows[:, None] * columns / rows.mean() if x.ndim == 2 else each
+            moments[name] = [beta * old + (1 - beta) * new for old, new in zip(moments[name], means, strict=True)]
+            rows, columns, full = moments[name]
+            second = rows[:, None] * columns / rows.mean() if x.ndim == 2 else full
             update = g / second.sqrt()
             update = update / max(1.0, float((update**2).mean().sqrt()))
             size = max(1e-3, float((x**2).mean().sqrt())) if scaled else 1.0
@@ -112,7 +105,7 @@ def test_adafactor_is_that_of_the_paper(scaled):
             torch.testing.assert_close(parameter.detach().double(), x, rtol=1e-4, atol=1e-6)
 
 
-def test_scaled_adamw_is_adamw_with_a_step_relative_to_the_parameter():
+def test_scaled_adamw():
     """Algorithm 2 of Loshchilov & Hutter 2019, number by number; a parameter of zeros moves as one of size 1e-3."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(30, 6), nn.Linear(6, 4), nn.LayerNorm(4))
@@ -130,17 +123,16 @@ def test_scaled_adamw_is_adamw_with_a_step_relative_to_the_parameter():
         for name, parameter in model.named_parameters():
             x, (first, second) = expected[name], moments[name]
             size = max(1e-3, (sum(value**2 for value in x) / len(x)) ** 0.5)
-            for place, g in enumerate(parameter.grad.double().flatten().tolist()):
-                first[place] = beta1 * first[place] + (1 - beta1) * g
-                second[place] = beta2 * second[place] + (1 - beta2) * g * g
-                update = first[place] / (1 - beta1**step) / ((second[place] / (1 - beta2**step)) ** 0.5 + epsilon)
-                x[place] -= rate * (size * update + (decay * x[place] if parameter.ndim == 2 else 0))
-            torch.testing.assert_close(
-                parameter.detach().double().flatten(), torch.tensor(x).double(), rtol=1e-5, atol=1e-6
-            )
+            for index, g in enumerate(parameter.grad.double().flatten().tolist()):
+                first[index] = beta1 * first[index] + (1 - beta1) * g
+                second[index] = beta2 * second[index] + (1 - beta2) * g * g
+                update = first[index] / (1 - beta1**step) / ((second[index] / (1 - beta2**step)) ** 0.5 + epsilon)
+                x[index] -= rate * (size * update + (decay * x[index] if parameter.ndim == 2 else 0))
+            updated = parameter.detach().double().flatten()
+            torch.testing.assert_close(updated, torch.tensor(x).double(), rtol=1e-5, atol=1e-6)
 
 
-def test_the_inverse_square_root_of_the_step():
+def test_inverse_square_root_schedule():
     """The rate of T5: 1 / sqrt(max(step, 10000)), whose peak is 0.01."""
     arguments = LoopArguments("x", max_steps=1, learning_rate=0.01, warmup_steps=10_000, lr_scheduler="rsqrt")
     scheduler = make_scheduler(make_optimizer(nn.Linear(2, 2), arguments), arguments, 2**19)
@@ -152,7 +144,7 @@ def test_the_inverse_square_root_of_the_step():
             LoopArguments("x", max_steps=1, **wrong)
 
 
-def test_a_missing_optimizer_package_is_named(monkeypatch):
+def test_missing_package_of_lamb(monkeypatch):
     monkeypatch.setitem(sys.modules, "pytorch_optimizer", None)
     with pytest.raises(CtxError, match=r"pytorch_optimizer(.|\n)*--optimizer lamb(.|\n)*pip install"):
         make_optimizer(nn.Linear(2, 2), LoopArguments(output_dir="x", max_steps=1, optimizer="lamb"))

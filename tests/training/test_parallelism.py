@@ -1,4 +1,4 @@
-"""What `accelerate launch` was told is in force, or is said not to be; a plain Trainer joins its processes."""
+"""Warnings for inactive parallelism, and a plain Trainer on several processes."""
 
 import os
 import signal
@@ -31,7 +31,7 @@ print(f"process {arguments.process_index} of {arguments.world_size} has {total:.
 """
 
 
-def test_what_is_not_in_force_is_said(monkeypatch, tmp_path, capsys, fresh_accelerate) -> None:
+def test_warnings(monkeypatch, tmp_path, capsys, fresh_accelerate) -> None:
     assert inactive_parallelism_warnings(DistributedType.NO, 1, "cpu") == []
     monkeypatch.setenv("WORLD_SIZE", "2")
     (line,) = inactive_parallelism_warnings(DistributedType.NO, 1, "cpu")
@@ -54,7 +54,7 @@ def test_what_is_not_in_force_is_said(monkeypatch, tmp_path, capsys, fresh_accel
 
 
 @pytest.mark.slow
-def test_a_plain_trainer_joins_its_processes(workspace, tmp_path: Path) -> None:
+def test_plain_trainer(workspace, tmp_path: Path) -> None:
     (tmp_path / "plain.py").write_text(PLAIN_TRAINER)
     config = ("--config_file", "scripts/accelerate/ddp_cpu.yaml", "--num_processes", 2, "--mixed_precision", "no")
     process = workspace.start("-m", "accelerate.commands.launch", *config, tmp_path / "plain.py", tmp_path / "out")

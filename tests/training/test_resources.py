@@ -1,4 +1,4 @@
-"""What the loop takes of a machine: background workers, and the memory of a step."""
+"""Resources of the loop: data workers, and the memory of a step."""
 
 import ctypes
 import os
@@ -17,7 +17,7 @@ _COUNTERS = ["arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblk
 
 
 class MallInfo(ctypes.Structure):
-    """What mallinfo2(3) returns: `arena` are the bytes of the heap, `hblkhd` those of blocks mapped one by one."""
+    """Result of mallinfo2(3): `arena` is the size of the heap, `hblkhd` the size of separately mapped blocks."""
 
     _fields_ = [(name, ctypes.c_size_t) for name in _COUNTERS]
 
@@ -26,7 +26,7 @@ class MallInfo(ctypes.Structure):
     ("cores", "processes", "device", "workers"),
     [(2, 1, "cpu", 0), (3, 1, "cpu", 0), (4, 1, "cpu", 1), (4, 2, "cpu", 0), (8, 2, "cpu", 1), (2, 1, "cuda", 1)],
 )
-def test_few_cores_that_train_make_the_batches_themselves(cores, processes, device, workers, monkeypatch):
+def test_default_workers(cores, processes, device, workers, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cores)), raising=False)
     accelerator = SimpleNamespace(num_processes=processes, device=torch.device(device))
     assert default_workers(accelerator) == workers
@@ -42,7 +42,7 @@ def freed_block() -> tuple[bool, bool]:
 
 
 @pytest.mark.skipif(not hasattr(LIBC, "mallinfo2"), reason="an allocator other than that of glibc 2.33 or later")
-def test_a_step_leaves_its_memory_to_the_next():
+def test_freed_memory_is_retained():
     LIBC.mallinfo2.restype, LIBC.malloc.restype = MallInfo, ctypes.c_void_p
     LIBC.malloc.argtypes = [ctypes.c_size_t]
     with retain_freed_memory():

@@ -1,4 +1,4 @@
-"""The output directory of a run: what it keeps, replaces and refuses, and which run may go on in it."""
+"""The output directory of a run: checkpoints, locks, overwriting, and resuming."""
 
 import contextlib
 import copy
@@ -28,19 +28,19 @@ from hf_ctxmodels.training.training_state import FLAGS_THAT_MAY_CHANGE
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
 
-def test_keeps_the_newest_checkpoints_and_removes_half_written_ones(workspace, problem, tmp_path):
+def test_old_and_unfinished_checkpoints_are_removed(workspace, problem, tmp_path):
     (tmp_path / "checkpoint-9.writing").mkdir(parents=True)
-    foreign = [tmp_path / name for name in ("notes.writing", "checkpoint-old.deleting", "my-checkpoint-3.writing")]
-    for directory in foreign:
+    other = [tmp_path / name for name in ("notes.writing", "checkpoint-old.deleting", "my-checkpoint-3.writing")]
+    for directory in other:
         directory.mkdir()
     run(new_model(workspace), problem, arguments(tmp_path, max_steps=5, save_steps=1, save_total_limit=2))
     assert [path.name for path in list_checkpoints(tmp_path)] == ["checkpoint-4", "checkpoint-5"]
     assert not (tmp_path / "checkpoint-9.writing").exists()
-    assert all(directory.exists() for directory in foreign)
+    assert all(directory.exists() for directory in other)
 
 
-def test_a_second_start_into_the_same_directory_is_refused(workspace, problem, tmp_path):
-    """It would delete what the first is writing. Afterwards the directory is free, also of the name of the holder."""
+def test_locked_directory(workspace, problem, tmp_path):
+    """A second run would delete files of the first; afterwards the directory is unlocked."""
     refused = []
 
     def collate(examples):
@@ -55,8 +55,8 @@ def test_a_second_start_into_the_same_directory_is_refused(workspace, problem, t
     run(new_model(workspace), problem, arguments(tmp_path, max_steps=2, resume=True))
 
 
-def test_a_process_that_was_forked_does_not_hold_the_directory(tmp_path):
-    """As a data worker does that outlives a killed run for a moment."""
+def test_forked_process_does_not_hold_the_lock(tmp_path):
+    """A data worker may outlive a killed run for a moment."""
     accelerator, options = make_accelerator(arguments(tmp_path)), arguments(tmp_path)
     (wait, release), (begun, begin) = os.pipe(), os.pipe()
     with locked_output_dir(accelerator, options, None):
@@ -75,7 +75,7 @@ def test_a_process_that_was_forked_does_not_hold_the_directory(tmp_path):
         os.waitpid(child, 0)
 
 
-def test_a_model_in_the_output_directory_is_replaced_only_when_told_so(workspace, problem, tmp_path):
+def test_overwrite(workspace, problem, tmp_path):
     new_model(workspace).save_pretrained(tmp_path)
     (tmp_path / "notes.txt").write_text("mine")
     before = (tmp_path / "model.safetensors").read_bytes()
@@ -88,7 +88,7 @@ def test_a_model_in_the_output_directory_is_replaced_only_when_told_so(workspace
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     for name in ("adapters/old/adapter.safetensors", "adapters/stack.json", "quantized/model.safetensors"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("of the earlier run")
+        (tmp_path / name).write_text("earlier run")
         manifest["sha256"][name] = "0"
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     run(new_model(workspace), problem, arguments(tmp_path, max_steps=2, overwrite=True))
@@ -100,7 +100,7 @@ def test_a_model_in_the_output_directory_is_replaced_only_when_told_so(workspace
         arguments(tmp_path, overwrite=True, resume=True)
 
 
-def test_another_tokenizer_in_the_output_directory_is_not_replaced(workspace, problem, tmp_path):
+def test_tokenizer_in_the_output_directory(workspace, problem, tmp_path):
     problem[0].save_pretrained(tmp_path)
     with pytest.raises(CtxError, match=r"already holds tokenizer\.json"):
         run(new_model(workspace), problem, arguments(tmp_path))
@@ -108,17 +108,9 @@ def test_another_tokenizer_in_the_output_directory_is_not_replaced(workspace, pr
     run(new_model(workspace), (tokenizer, *problem[1:]), arguments(tmp_path, max_steps=1))
 
 
-def test_refuses_to_overwrite_or_to_resume_another_run(workspace, problem, tmp_path):
-    run(new_model(workspace), problem, arguments(tmp_path))
-    with pytest.raises(CtxError, match="already has a checkpoint"):
-        run(new_model(workspace), problem, arguments(tmp_path))
-    with pytest.raises(CtxError, match=r"learning_rate is 0.5, was 0.001; seed is 8, was "):
-        run(new_model(workspace), problem, arguments(tmp_path, learning_rate=0.5, seed=8, resume=True))
-
-
 @pytest.fixture(scope="module")
 def stopped_run(workspace, problem, tmp_path_factory):
-    """Flags of a run with a checkpoint after its first step, at a rate that depends on its length."""
+    """Directory and flags of a run of one step, with a learning rate that depends on its length."""
     flags = {"max_steps": 1, "lr_scheduler": "linear", "dataloader_workers": 0}
     directory = tmp_path_factory.mktemp("stopped") / "run"
     run(new_model(workspace), problem, arguments(directory, **flags))
@@ -126,52 +118,52 @@ def stopped_run(workspace, problem, tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("changed", "says"),
+    ("changes", "message"),
     [
         ({"layerwise_lr_decay": 2.6}, "layerwise_lr_decay is 2.6, was 1.0"),
         ({"lr_reference_targets": 9.0}, "lr_reference_targets is 9.0, was 0.0"),
         ({"mixed_precision": "bf16"}, "mixed_precision is bf16, was no"),
         ({"lr_scheduler": "cosine:min_rate=0.1"}, "lr_scheduler is cosine, was linear; lr_scheduler.min_rate is 0.1"),
         ({"optimizer": "adamw:beta2=0.9"}, "optimizer.beta2 is 0.9, was 0.999"),
-        ({"seed": 1}, "seed is 1, was 42"),
+        ({"learning_rate": 0.5, "seed": 1}, "learning_rate is 0.5, was 0.001; seed is 1, was 42"),
         ({"max_steps": 3}, "total_steps is 3, was 1"),
         ({"per_device_batch_size": 2}, "global_micro_batch is 2, was 4"),
+        ({"resume": False}, "already has a checkpoint"),
     ],
-    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+    ids=str,
 )
-def test_refuses_to_resume_with_other_flags(workspace, problem, stopped_run, changed, says):
+def test_resume_requires_the_same_flags(workspace, problem, stopped_run, changes, message):
     directory, flags = stopped_run
-    with pytest.raises(CtxError, match=says):
-        run(new_model(workspace), problem, arguments(directory, resume=True, **{**flags, **changed}))
+    with pytest.raises(CtxError, match=message):
+        run(new_model(workspace), problem, arguments(directory, **{"resume": True, **flags, **changes}))
 
 
-def test_refuses_to_resume_with_another_model(workspace, problem, stopped_run):
+def test_resume_requires_the_same_model(workspace, problem, stopped_run):
     directory, flags = stopped_run
-    with pytest.raises(CtxError, match=r"config\.hidden_dropout_prob is 0\.1, was 0\.0"):
-        run(new_model(workspace, "dropout.json"), problem, arguments(directory, resume=True, **flags))
-    with pytest.raises(CtxError, match=r"dtype is bfloat16, was float32"):
-        run(new_model(workspace).bfloat16(), problem, arguments(directory, resume=True, **flags))
     tokenizer = copy.deepcopy(problem[0])
     tokenizer.add_tokens(["new"])
-    with pytest.raises(CtxError, match=r"config\.tokenizer_digest is 81:\w+, was 80:\w+"):
-        run(new_model(workspace), (tokenizer, *problem[1:]), arguments(directory, resume=True, **flags))
+    for model, changed_problem, message in (
+        (new_model(workspace, "dropout.json"), problem, r"config\.hidden_dropout_prob is 0\.1, was 0\.0"),
+        (new_model(workspace).bfloat16(), problem, r"dtype is bfloat16, was float32"),
+        (new_model(workspace), (tokenizer, *problem[1:]), r"config\.tokenizer_digest is 81:\w+, was 80:\w+"),
+    ):
+        with pytest.raises(CtxError, match=message):
+            run(model, changed_problem, arguments(directory, resume=True, **flags))
 
 
-def test_resumes_with_other_logging_saving_workers_and_place(workspace, problem, stopped_run, tmp_path):
+def test_resume_with_other_logging_saving_workers_and_directory(workspace, problem, stopped_run, tmp_path):
     directory, flags = stopped_run
     shutil.copytree(directory, tmp_path / "moved")
-    flags = {**flags, "logging_steps": 7, "save_steps": 7, "save_total_limit": 7, "eval_steps": 7}
-    resumed = run(new_model(workspace), problem, arguments(tmp_path / "moved", resume=True, **flags))
+    changes = {"logging_steps": 7, "save_steps": 7, "save_total_limit": 7, "eval_steps": 7}
+    assert {*FLAGS_THAT_MAY_CHANGE} < {field.name for field in dataclasses.fields(LoopArguments)}
+    assert {*changes} < {*FLAGS_THAT_MAY_CHANGE}
+    resumed = run(new_model(workspace), problem, arguments(tmp_path / "moved", resume=True, **flags, **changes))
     assert resumed.steps == 1
-
-
-def test_the_flags_that_may_change_exist():
-    assert {*FLAGS_THAT_MAY_CHANGE} < {each.name for each in dataclasses.fields(LoopArguments)}
 
 
 @contextlib.contextmanager
 def small_disk(size: int):
-    """Within, no file grows above `size` bytes: the system refuses as a full disk does."""
+    """A context in which no file grows above `size` bytes, as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
@@ -181,7 +173,7 @@ def small_disk(size: int):
 
 
 @pytest.mark.parametrize("size", [30_000, 2000, 0], ids=["weights", "tokenizer", "log"])
-def test_a_full_disk_is_one_screen_and_keeps_the_last_good_checkpoint(workspace, problem, tmp_path, size):
+def test_full_disk(workspace, problem, tmp_path, size):
     disk = contextlib.ExitStack()
 
     def evaluate(model, accelerator):
@@ -199,8 +191,8 @@ def test_a_full_disk_is_one_screen_and_keeps_the_last_good_checkpoint(workspace,
     assert run(new_model(workspace), problem, arguments(tmp_path, resume=True)).steps == 3
 
 
-def test_names_that_no_file_can_have(tmp_path):
-    """A damaged manifest may hold any: they are missing files, and the next model takes the place of this one."""
+def test_invalid_file_names_in_a_manifest(tmp_path):
+    """Files with such names are missing; the next model replaces this one."""
     damaged = dict.fromkeys(("x" * 300, "x\x00/y", f"{'x' * 300}/adapter.safetensors"), "00")
     (tmp_path / MANIFEST_FILE).write_text(json.dumps({"sha256": damaged}))
     assert [line.endswith("is missing") for line in damaged_files(tmp_path)] == [True] * 3
