@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from inspect import getdoc
 from pathlib import Path
 from typing import Any, Literal
 
@@ -68,7 +69,7 @@ def pairs() -> None:
     Each split is written as a table (train.jsonl, validation.jsonl), and as two files of lines (train.source.txt,
     train.target.txt, ...) for `train-tokenizer --translations` and `generate`.
     """
-    (arguments,) = parse_arguments(PairArguments, description=pairs.__doc__)
+    (arguments,) = parse_arguments(PairArguments, description=getdoc(pairs))
     splits, suffixes = ("train", "validation"), (".jsonl", ".source.txt", ".target.txt")
     names = [f"{split}{suffix}" for split in splits for suffix in suffixes]
     check_output_directory(arguments.output_dir, names, flag="--output_dir", overwrite=arguments.overwrite)
@@ -125,7 +126,7 @@ def units() -> None:
     hf-ctxmodels data units --entities train.conll --gazetteers names.txt phrases.txt --output entities.txt
     hf-ctxmodels pretrain --recipe ernie_learning_2 --objective unit-mlm+pairs:units=phrases.txt ...
     """
-    (arguments,) = parse_arguments(UnitArguments, description=units.__doc__)
+    (arguments,) = parse_arguments(UnitArguments, description=getdoc(units))
     inputs = (*arguments.dataset, *arguments.gazetteers, *arguments.entities)
     check_output_file(arguments.output, flag="--output", overwrite=arguments.overwrite, inputs=inputs)
     counts = Counter[str]()
@@ -209,7 +210,7 @@ def augment() -> None:
     vectors (TinyBERT: 10 copies for MNLI and QQP, 20 for SST-2 and QNLI, 30 for CoLA, MRPC, STS-B and RTE). `--rule
     masking` masks words and samples n-grams (Tang et al. 2019), with the tokenizer of --model alone.
     """
-    (arguments,) = parse_arguments(AugmentationArguments, description=augment.__doc__)
+    (arguments,) = parse_arguments(AugmentationArguments, description=getdoc(augment))
     check_output_file(arguments.output, flag="--output", overwrite=arguments.overwrite, inputs=[arguments.input])
     columns = [column.strip() for column in arguments.text_columns.split(",")]
     rows = read_table(arguments.input, [*columns, arguments.label_column])

@@ -3,6 +3,7 @@
 import json
 from dataclasses import dataclass
 from functools import partial
+from inspect import getdoc
 from pathlib import Path
 from typing import Any, get_args
 
@@ -64,7 +65,7 @@ def words() -> None:
             --analogies questions-words.txt.gz --most_frequent 30000
         hf-ctxmodels evaluate words --model runs/word2vec --near king --analogy man king woman
     """
-    (arguments,) = parse_arguments(WordArguments, description=words.__doc__)
+    (arguments,) = parse_arguments(WordArguments, description=getdoc(words))
     if len(arguments.analogy) not in (0, 3):
         raise CtxError(
             f"Expected three words for an analogy, got {len(arguments.analogy)}.",
@@ -116,7 +117,7 @@ def sentences() -> None:
         hf-ctxmodels evaluate sentences --model runs/laser --retrieval verses.en.txt,verses.de.txt
         hf-ctxmodels evaluate sentences --model runs/xlm --pooling mean --retrieval en=verses.en.txt,de=verses.de.txt
     """
-    (arguments,) = parse_arguments(SentenceArguments, description=sentences.__doc__)
+    (arguments,) = parse_arguments(SentenceArguments, description=getdoc(sentences))
     model, tokenizer = load_model_and_tokenizer(arguments.model, AutoModel.__name__)
     encode = partial(encode_sentences, model, tokenizer, pooling=arguments.pooling, batch_size=arguments.batch_size)
 
@@ -194,7 +195,7 @@ def pairs() -> None:
     The baseline is a unigram model of the tokens in --unigram_text, preferably the training text of the model: it
     ignores the context.
     """
-    (arguments,) = parse_arguments(PairArguments, description=pairs.__doc__)
+    (arguments,) = parse_arguments(PairArguments, description=getdoc(pairs))
     minimal_pairs = [pair for path in arguments.pairs for pair in read_pairs(path)[: arguments.max_pairs]]
     model, tokenizer = load_model_and_tokenizer(arguments.model, _language_model_class)
     texts = (line for path in arguments.unigram_text for line in read_lines(Path(path)))
@@ -243,7 +244,7 @@ def perplexity() -> None:
 
     hf-ctxmodels evaluate perplexity --model runs/gpt2 --dataset 'corpus/test*.txt' --stride 256
     """
-    (arguments,) = parse_arguments(PerplexityArguments, description=perplexity.__doc__)
+    (arguments,) = parse_arguments(PerplexityArguments, description=getdoc(perplexity))
     model, tokenizer = load_model_and_tokenizer(arguments.model, "AutoModelForCausalLM")
     documents = load_documents(*arguments.dataset, split=arguments.split, skip_empty=True)
     if arguments.validation_fraction is not None:
@@ -280,7 +281,7 @@ def forgetting() -> None:
 
     The objective, its options and the maximum length are read from the pretrained checkpoint.
     """
-    (arguments,) = parse_arguments(ForgettingArguments, description=forgetting.__doc__)
+    (arguments,) = parse_arguments(ForgettingArguments, description=getdoc(forgetting))
     if arguments.output_file is not None:
         check_output_file(arguments.output_file, flag="--output_file", overwrite=arguments.overwrite)
     evaluation = PretrainingEvaluation.open(
@@ -316,7 +317,7 @@ def ensemble() -> None:
     hf-ctxmodels ensemble --models runs/forward runs/backward --validation_file test.tsv --text_columns sentence
     """
     task_section = (TaskArguments, SequenceClassification.argument_names)
-    arguments, task_arguments = parse_arguments(EnsembleArguments, task_section, description=ensemble.__doc__)
+    arguments, task_arguments = parse_arguments(EnsembleArguments, task_section, description=getdoc(ensemble))
     task = SequenceClassification(task_arguments)
     examples = task.read(arguments.validation_file, "validation")
     auto_class, max_length = AutoModelForSequenceClassification.__name__, task_arguments.max_length

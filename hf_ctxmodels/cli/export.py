@@ -2,6 +2,7 @@
 
 import shutil
 from dataclasses import dataclass
+from inspect import getdoc
 from pathlib import Path
 from typing import Literal
 
@@ -13,7 +14,7 @@ from hf_ctxmodels.compression.int8.quantizer import CtxInt8Config, quantize_mode
 from hf_ctxmodels.core.adapter_files import ADAPTERS_FOLDER
 from hf_ctxmodels.core.console import format_next_commands, print_status, progress_bar
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import REQUIRED, choice_flag, flag, parse_choices
+from hf_ctxmodels.core.flags import REQUIRED, ParsedChoices, choice_flag, flag
 from hf_ctxmodels.core.output_files import (
     MODEL_FILES,
     TOKENIZER_FILES,
@@ -51,7 +52,7 @@ def graph(file_format: Literal["onnx", "torch"]) -> None:
     also takes `decoder_input_ids`, is exported as one graph or as two: generation runs the encoder once and the decoder
     in each step.
     """
-    (arguments,) = parse_arguments(ExportArguments, description=graph.__doc__)
+    (arguments,) = parse_arguments(ExportArguments, description=getdoc(graph))
     check_output_file(arguments.output, flag="--output", overwrite=arguments.overwrite)
     model = load_saved_model(arguments.model)
     check_exportable_as(model, arguments.output, file_format, arguments.part)
@@ -86,7 +87,7 @@ class StaticScales:
 
 
 @dataclass
-class QuantizationArguments:
+class QuantizationArguments(ParsedChoices):
     """Model and quantization."""
 
     model: str = flag(REQUIRED, "Directory or Hub id of a float32 or half-precision model.")
@@ -100,9 +101,6 @@ class QuantizationArguments:
     skip: list[str] = flag((), "Modules to keep in float32: paths or last components of paths, such as classifier.")
     overwrite: bool = flag(False, "Replace files of the same names in --output_dir.")
 
-    def __post_init__(self) -> None:
-        parse_choices(self)
-
 
 def int8() -> None:
     """Quantize the weights of a model to 8 bits, for inference on a CPU.
@@ -113,7 +111,7 @@ def int8() -> None:
     its adapters. Activations are also quantized to 8 bits, with a scale per token or per tensor, or with static scales
     from calibration texts.
     """
-    (arguments,) = parse_arguments(QuantizationArguments, description=int8.__doc__)
+    (arguments,) = parse_arguments(QuantizationArguments, description=getdoc(int8))
     names = (*MODEL_FILES, *TOKENIZER_FILES, ADAPTERS_FOLDER)
     check_output_directory(arguments.output_dir, names, flag="--output_dir", overwrite=arguments.overwrite)
     model = open_float_model(arguments.model)

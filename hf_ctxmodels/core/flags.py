@@ -100,6 +100,13 @@ def parse_choices(arguments: Any) -> None:
             setattr(arguments, entry.name, parse_choice(value, entry.metadata["choices"], f"--{entry.name}"))
 
 
+class ParsedChoices:
+    """Base class of dataclasses of flags whose only check is `parse_choices`."""
+
+    def __post_init__(self) -> None:
+        parse_choices(self)
+
+
 def parse_choice(text: str, choices: Mapping[str, Any], location: str) -> Any:
     """Parse `"ewc:weight=0.01,fisher_file=F"` into an instance of the dataclass `choices["ewc"]`.
 

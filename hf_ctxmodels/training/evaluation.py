@@ -3,9 +3,8 @@
 import inspect
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -93,14 +92,8 @@ class LossEvaluation:
             yield send_to_device(batch, accelerator.device), number < len(chunks)
 
 
-@dataclass(frozen=True)
-class BaselineScore:
-    """The score of predicting each target with its frequency in the training text.
-
-    Attributes:
-        loss: Mean cross-entropy of the held-out targets under the training frequencies, in nats.
-        accuracy: Share of held-out targets equal to the most frequent training target.
-    """
+class BaselineScore(NamedTuple):
+    """Mean cross-entropy (nats) and accuracy of predicting each target with its frequency in the training text."""
 
     loss: float
     accuracy: float
@@ -159,7 +152,7 @@ class FrequencyBaseline:
                 losses = -np.log(training / training.sum())
             most_frequent = int(training.argmax())
             accuracy = float(share[most_frequent]) if most_frequent < len(share) else 0.0
-            scores[name] = BaselineScore(loss=float(share[present] @ losses[present]), accuracy=accuracy)
+            scores[name] = BaselineScore(float(share[present] @ losses[present]), accuracy)
         return scores
 
 

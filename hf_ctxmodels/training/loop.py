@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence, Sized
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -92,15 +92,9 @@ def make_accelerator(arguments: LoopArguments, *, unused_parameters: bool = Fals
 
 @dataclass
 class TrainingResult:
-    """The result of a run.
+    """The result of a run, including the steps before a resume; see `TrainingSummary` for the fields.
 
-    Attributes:
-        steps: Optimizer steps, those before a resume included.
-        tokens: Non-padding input tokens of training, over all processes.
-        tokens_per_second: Training speed of this process, without evaluation; None if no step was trained.
-        metrics: The last evaluation.
-        curve: The records of `training_log.jsonl`.
-        arguments, parameters, model_class, model_type: For the summary.
+    `tokens_per_second` is None if no step was trained.
     """
 
     arguments: LoopArguments
@@ -111,21 +105,14 @@ class TrainingResult:
     steps: int
     tokens: int
     tokens_per_second: float | None
-    metrics: dict[str, float] = field(default_factory=dict)
-    curve: list[dict[str, float]] = field(default_factory=list)
+    metrics: dict[str, float]
+    curve: list[dict[str, float]]
 
-    def summary(self, *, task: str, dataset: str, **fields: Any) -> TrainingSummary:
-        """The summary of this run; `fields` are other fields of `TrainingSummary`."""
-        result = {name: value for name, value in vars(self).items() if name != "arguments"}
-        hyperparameters = flat_options(self.arguments)
-        return TrainingSummary(
-            task=task,
-            dataset=dataset,
-            seed=hyperparameters.pop("seed"),
-            hyperparameters=hyperparameters,
-            **result,
-            **fields,
-        )
+    def summary(self, **fields: Any) -> TrainingSummary:
+        """The summary of this run with the other fields of `TrainingSummary`."""
+        result = vars(self) | {"hyperparameters": flat_options(self.arguments)}
+        del result["arguments"]
+        return TrainingSummary(seed=result["hyperparameters"].pop("seed"), **result, **fields)
 
 
 def global_batch_size(arguments: LoopArguments, accelerator: Accelerator) -> int:
@@ -155,20 +142,17 @@ def train(
     Args:
         model: A head with `loss_targets` whose forward takes `num_items_in_batch` as a mapping of counts; or any model
             with a `loss_function`.
-        examples: Map-style, indexed by `(epoch, index)`, with "epoch" and "example_index" (see
-            `batches.EpochIndexed`), or a stream from `hf_ctxmodels.data`.
-        collate: List of examples -> arguments of the model's forward. Its random numbers must derive from the examples'
-            "epoch" and "example_index".
+        examples: Map-style, indexed by `(epoch, index)` (see `batches.EpochIndexed`), or a stream from
+            `hf_ctxmodels.data`; both have the columns "epoch" and "example_index".
+        collate: List of examples -> arguments of the model's forward, random only by epoch and index.
         accelerator: From `make_accelerator`.
         tokenizer: Saved with every checkpoint and the final model.
-        evaluate: `(model, accelerator) -> {name: value}`, for example `loss_evaluation.LossEvaluation`; called on every
-            process with the model in evaluation mode.
+        evaluate: For example `evaluation.LossEvaluation`; called on every process with the model in evaluation mode.
         loss_function: By default the loss of the model's forward.
         callbacks: Called in this order; see `callbacks.FinetuningCallback` for what the loop passes.
         identity: JSON values that must be equal when a run is resumed (dataset, objective, ...).
-        contiguous: Consecutive examples are contiguous text, which is not shuffled, and the model's state
-            (`state_outputs`) is carried from example to example; see `data.ContiguousBatchSampler` and
-            `recurrent_state.RecurrentStateCarrier`.
+        contiguous: Consecutive examples are contiguous text, which is not shuffled (`data.ContiguousBatchSampler`), and
+            the model's state is carried from example to example (`recurrent_state.RecurrentStateCarrier`).
 
     Raises:
         InterruptionError: SIGTERM or SIGINT arrived; a checkpoint was saved.

@@ -70,8 +70,7 @@ def load_config(
 
 
 def change_config(config: PreTrainedConfig, changes: Mapping[str, Any], source: str | Path) -> PreTrainedConfig:
-    """The configuration with some fields replaced; raises CtxError for an unknown field, ValueError for an invalid
-    value."""
+    """The configuration with replaced fields; raises CtxError for an unknown field, ValueError for an invalid value."""
     for name, value in changes.items():
         if not hasattr(config, name):
             raise CtxError(
@@ -195,11 +194,8 @@ def set_embedding_fields(config: PreTrainedConfig) -> None:
 
 
 def new_model(auto_class: str, config: PreTrainedConfig) -> PreTrainedModel:
-    """A new model with the head of an Auto class, and the pretrained components that its configuration names.
-
-    Raises:
-        CtxError: The family has no such head, or a pretrained component cannot be opened or does not match.
-    """
+    """A new model with the head of an Auto class, and the pretrained components that its configuration names; raises
+    CtxError if a component cannot be opened or does not match."""
     set_embedding_fields(config)
     model = getattr(transformers, auto_class).from_config(config)
     if isinstance(model, CtxPreTrainedModel):
@@ -254,11 +250,7 @@ def require_single_task(config: PreTrainedConfig, source: str) -> None:
 
 
 def verify_weights(directory: Path) -> None:
-    """Compare the weights with the digests in the manifest that training saved, if any.
-
-    Raises:
-        CtxError: The file is missing or was changed.
-    """
+    """Compare the weights with the digests that training saved, if any; raises CtxError if they differ."""
     damages = damaged_files(directory, "model.safetensors") if (directory / MANIFEST_FILE).is_file() else []
     if damages:
         raise CtxError(

@@ -1,7 +1,6 @@
 """Command lines from dataclasses, with YAML recipes of defaults."""
 
 import argparse
-import inspect
 import sys
 import textwrap
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -132,7 +131,7 @@ def shown_fields(section: Section) -> list[Field]:
 def _make_parser(sections: Sequence[Section], description: str | None, essential: Sequence[str]) -> _Parser:
     """The parser of `parse_arguments`, with the flags in groups."""
     parser = _Parser(
-        description=inspect.cleandoc(description or ""),
+        description=description,
         formatter_class=_HelpFormatter,
         allow_abbrev=False,
         usage="%(prog)s [--help] [--recipe NAME] --flag VALUE ...",

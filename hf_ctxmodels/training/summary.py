@@ -49,8 +49,8 @@ class TrainingSummary:
         objective, objective_options: Name and options of the pretraining objective.
         rates: Realised rates of the objective (masked share, ...).
         hyperparameters: Arguments of the training loop.
-        metrics: The last evaluation ("eval_<name>"), frequency baselines ("baseline_<name>"), and the upper bound of
-            a metric ("ceiling_<name>") if the tokenizer cannot reproduce the targets.
+        metrics: The last evaluation ("eval_<name>"), frequency baselines ("baseline_<name>"), and upper bounds
+            ("ceiling_<name>") if the tokenizer cannot reproduce the targets.
         curve: The records of `training_log.jsonl`.
     """
 

@@ -73,8 +73,8 @@ def replace_vocabulary(
 ) -> PreTrainedModel:
     """A copy of a model for another tokenizer (section 2.2, step 2).
 
-    Parameters with a row for each token are re-initialised, except that special tokens of both tokenizers keep their
-    rows. Positions, segments, layers and the other parameters of a head are copied.
+    Parameters with a row for each token are re-initialised, except the rows of special tokens of both tokenizers. The
+    other parameters are copied.
 
     Args:
         model, model_tokenizer: A pretrained model, with or without a head, and its tokenizer.
@@ -148,11 +148,9 @@ def check_embedding_compatibility(config: PreTrainedConfig, source: str | Path) 
 
 @torch.no_grad()
 def replace_token_embeddings(model: PreTrainedModel, source: str | Path) -> None:
-    """Replace the token embeddings by the embeddings of another checkpoint, to be used with its tokenizer (step 4).
+    """Replace the token embeddings by the embeddings of another checkpoint with the same body (step 4).
 
-    Args:
-        model: For example a fine-tuned model.
-        source: Directory or Hub id of a checkpoint with the same body, see `EmbeddingTrainingArguments`.
+    `source` is a directory or Hub id; its tokenizer is to be used with the result.
 
     Raises:
         CtxError: The embeddings do not match the model, or the model predicts tokens.

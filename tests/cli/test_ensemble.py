@@ -1,4 +1,4 @@
-"""Several classifiers as one."""
+"""`hf-ctxmodels ensemble`, and the scores of an ensemble."""
 
 from pathlib import Path
 
@@ -14,7 +14,6 @@ from hf_ctxmodels.downstream.tasks import SequenceClassification, TaskArguments
 from hf_ctxmodels.inference import score_ensemble
 from hf_ctxmodels.registry import FAMILIES
 
-ENSEMBLE = Path(__file__).parents[2] / "scripts" / "ensemble.py"
 TEXTS = ["one cat", "two dogs run", "no cat runs", "two", "a dog and a cat", "cats run", "one dog", "run two dogs"]
 NAMES = ["bad", "good", "worse"]
 
@@ -36,25 +35,25 @@ def task(tmp_path: Path) -> tuple[SequenceClassification, list, Path]:
     return task, task.read(str(file), "validation"), file
 
 
-def test_the_mean_of_probabilities(task: tuple) -> None:
-    """Text by text, of two families whose labels have other numbers."""
+def test_mean_of_probabilities(task: tuple) -> None:
+    """Two families with different label ids, compared text by text."""
     members = [classifier("ulmfit", NAMES, 1), classifier("bert", NAMES[::-1], 2)]
     scores = score_ensemble(members, task[1], task[0], batch_size=3)
     right = np.zeros(3)
     for example in task[1]:
-        every = []
+        probabilities = []
         for number, (model, tokenizer) in enumerate(members):
             with torch.no_grad():
                 logits = model(**tokenizer(example.texts[0], return_tensors="pt")).logits[0]
-            every.append(dict(zip(model.config.id2label.values(), logits.softmax(0).tolist(), strict=True)))
-            right[number] += max(every[-1], key=every[-1].get) == example.label
-        mean = {name: sum(each[name] for each in every) for name in NAMES}
+            probabilities.append(dict(zip(model.config.id2label.values(), logits.softmax(0).tolist(), strict=True)))
+            right[number] += max(probabilities[-1], key=probabilities[-1].get) == example.label
+        mean = {name: sum(member[name] for member in probabilities) for name in NAMES}
         right[2] += max(mean, key=mean.get) == example.label
-    found = [each["accuracy"] for each in [*scores.members, scores.ensemble]]
-    assert found == pytest.approx((right / len(TEXTS)).tolist())
+    accuracies = [metrics["accuracy"] for metrics in [*scores.members, scores.ensemble]]
+    assert accuracies == pytest.approx((right / len(TEXTS)).tolist())
 
 
-def test_other_labels_are_refused(task: tuple) -> None:
+def test_different_labels(task: tuple) -> None:
     members = [classifier("ulmfit", NAMES, 1), classifier("ulmfit", [*NAMES[:2], "best"], 2)]
     with pytest.raises(CtxError, match="best"):
         score_ensemble(members, task[1], task[0])
@@ -62,7 +61,7 @@ def test_other_labels_are_refused(task: tuple) -> None:
         score_ensemble([], task[1], task[0])
 
 
-def test_script(task: tuple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+def test_command(task: tuple, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     folders = [str(tmp_path / name) for name in ("forward", "backward")]
     members = [classifier("ulmfit", NAMES, seed) for seed in (1, 2)]
     for folder, parts in zip(folders, members, strict=True):

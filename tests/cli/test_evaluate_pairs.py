@@ -1,4 +1,4 @@
-"""`evaluate_pairs.py`: accuracies beside those of token frequencies, over pairs whose answers are known."""
+"""`hf-ctxmodels evaluate pairs`: accuracies of the model and of the unigram baseline."""
 
 import gzip
 import json
@@ -31,11 +31,11 @@ def write_pairs(path: Path, rows: list[tuple[str, str, str]]) -> Path:
 
 
 def test_results() -> None:
-    """A tie is half right; the frequencies are those of the text, for words that it lacks too."""
+    """A tie counts half; unigrams have the frequencies of the text, also for unknown words."""
     pairs = [MinimalPair("aa", "a", "x"), MinimalPair("a", "a", "x"), MinimalPair("a", "aa", "y")]
-    found = evaluate_pairs(pairs, lambda texts: [len(text) for text in texts])
-    assert found == {"x": PairResult(1.5, 2), "y": PairResult(0.0, 1)}
-    assert total_result(found.values()).accuracy == 0.5
+    results = evaluate_pairs(pairs, lambda texts: [len(text) for text in texts])
+    assert results == {"x": PairResult(1.5, 2), "y": PairResult(0.0, 1)}
+    assert total_result(results.values()).accuracy == 0.5
     tokenizer = CtxWordTokenizer.train(["a b c"], vocab_size=9, min_count=1)
     scores = unigram_scorer(tokenizer, ["a b", "a"])(["a", "b", "c", "a b", "b a"])
     assert scores[0] > scores[1] > scores[2] > -10
@@ -43,7 +43,7 @@ def test_results() -> None:
 
 
 def test_command(tmp_path: Path) -> None:
-    """Of a family whose own head, and whose language model, are not the first of its Auto classes."""
+    """A family whose saved head and language model are not the first of its Auto classes."""
     family = FAMILIES["bert"]
     tokenizer = family.tokenizer.train(TEXTS * 5, vocab_size=120)
     model = Case(family, "AutoModelForMaskedLM").model(vocab_size=len(tokenizer))
@@ -55,7 +55,7 @@ def test_command(tmp_path: Path) -> None:
     done = run_forked(*COMMAND, *flags)
     assert done.returncode == 0, done.stderr
     assert "newly initialised" not in done.stderr
-    scores = [[each.log_probability for each in score(model, tokenizer, row[:2])] for row in PAIRS]
+    scores = [[text.log_probability for text in score(model, tokenizer, row[:2])] for row in PAIRS]
     right = [good > bad for good, bad in scores]
     lines = {line.split()[0]: line.split() for line in done.stdout.splitlines()}
     for name, rows in (("agreement", right[:2]), ("order", right[2:]), ("all", right)):
@@ -63,12 +63,12 @@ def test_command(tmp_path: Path) -> None:
         assert lines[name][2] == f"{accuracy:.4f}"
         assert float(lines[name][6]) == pytest.approx(accuracy - float(lines[name][4]), abs=1e-4)
         assert lines[name][7:] == [str(len(rows)), "pairs"]
-    assert lines["order"][4] == "0.5000", "the same words in another order"
+    assert lines["order"][4] == "0.5000", "equal words in another order"
     fewer = run_forked(*COMMAND, *flags, "--max_pairs", 1)
     assert fewer.stdout.splitlines()[-1].endswith(" 1 pairs")
 
 
-def test_bad_input(tmp_path: Path) -> None:
+def test_errors(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("a b\n")
     (tmp_path / "pairs.jsonl").write_text('{"sentence_good": "a b"}\n')
     flags = ("--unigram_text", tmp_path / "text.txt", "--pairs", tmp_path / "pairs.jsonl")

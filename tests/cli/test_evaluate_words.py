@@ -1,4 +1,4 @@
-"""`evaluate_words.py` on vectors whose answers are known."""
+"""`hf-ctxmodels evaluate words` on hand-made vectors."""
 
 import subprocess
 from pathlib import Path
@@ -28,7 +28,7 @@ def run(*flags: object) -> subprocess.CompletedProcess:
     return run_forked(*COMMAND, *flags)
 
 
-def test_tests_and_words(checkpoint: Path, tmp_path: Path) -> None:
+def test_results(checkpoint: Path, tmp_path: Path) -> None:
     (tmp_path / "pairs.txt").write_text("apple\tpear\t9.5\nman\twoman\t1\nking\tman\t6\nkiwi\tpear\t8\n")
     (tmp_path / "questions.txt").write_text(": royal\nman king woman queen\n: fruit\nman apple kiwi pear\n")
     done = run(
@@ -53,7 +53,7 @@ def test_tests_and_words(checkpoint: Path, tmp_path: Path) -> None:
         (("--similarity", "nothing.txt"), "No such file"),
     ],
 )
-def test_bad_input(checkpoint: Path, flags: tuple[str, ...], message: str) -> None:
+def test_errors(checkpoint: Path, flags: tuple[str, ...], message: str) -> None:
     done = run("--model", checkpoint, *flags)
     assert done.returncode != 0
     assert message in done.stderr

@@ -1,4 +1,4 @@
-"""`hf-ctxmodels export`: what was written computes the same, with weights of few bits too, or is an error."""
+"""`hf-ctxmodels export`: exported models equal the original, also with quantized weights."""
 
 import math
 import string
@@ -32,9 +32,9 @@ def classifier(kind: str, folder: Path, layers: int = 1) -> CtxBertForSequenceCl
     words += [f"##{letter}" for letter in string.ascii_lowercase]
     CtxBertTokenizer(vocab={word: number for number, word in enumerate(words)}).save_pretrained(folder)
     torch.manual_seed(0)
-    # an example may have more tokens than there are positions
-    own = {"initializer_range": 0.2, "num_hidden_layers": layers, "max_position_embeddings": 20}
-    sizes = FAMILIES["bert"].sizes["tiny"] | own
+    # fewer positions than tokens in the example texts
+    changes = {"initializer_range": 0.2, "num_hidden_layers": layers, "max_position_embeddings": 20}
+    sizes = FAMILIES["bert"].sizes["tiny"] | changes
     model = CtxBertForSequenceClassification(CtxBertConfig(**sizes, vocab_size=len(words))).eval()
     if kind == "low bits":
         replace_with_fake_quantized(model, dict.fromkeys(find_quantizable_modules(model)[0], 3), 8)
@@ -48,7 +48,7 @@ def classifier(kind: str, folder: Path, layers: int = 1) -> CtxBertForSequenceCl
 def test_programs(
     subtests: pytest.Subtests, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The command says how far it is off, and the file gives the model's outputs; what differs is not written."""
+    """The command prints the difference of the outputs, and writes no file if it is large."""
     for number, kind in enumerate(("float32", "token", "low bits", "tensor")):
         folder = tmp_path / str(number)
         model, file = classifier(kind, folder), folder / "model.pt2"
@@ -63,9 +63,9 @@ def test_programs(
             assert "largest difference" in capsys.readouterr().out
             batch = {name: torch.ones(2, 7, dtype=torch.long) for name in ("input_ids", "attention_mask")}
             batch["token_type_ids"] = torch.zeros(2, 7, dtype=torch.long)
-            found = torch.export.load(file).module()(**batch).logits
+            logits = torch.export.load(file).module()(**batch).logits
             with exporting._FloatProducts() if kind == "token" else nullcontext():
-                torch.testing.assert_close(found, model(**batch).logits, rtol=1e-4, atol=1e-4)
+                torch.testing.assert_close(logits, model(**batch).logits, rtol=1e-4, atol=1e-4)
             with pytest.raises(CtxError, match="file exists"):
                 export.graph("torch")
             if kind == "float32":
@@ -75,15 +75,15 @@ def test_programs(
                     export.graph("torch")
                 assert not (folder / "other.pt2").exists()
                 monkeypatch.setattr(exporting, "MAX_RELATIVE_DIFFERENCE", 1e-4)
-                monkeypatch.setattr(exporting, "write_program", without_a_number(exporting.write_program))
+                monkeypatch.setattr(exporting, "write_program", with_nan(exporting.write_program))
                 with pytest.raises(CtxError, match="differs by inf"):
                     export.graph("torch")
                 assert not (folder / "other.pt2").exists()
                 monkeypatch.undo()
 
 
-def test_codes_are_compared_as_a_graph_multiplies_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fast products differ in a last digit, by which some inputs of later layers get another code."""
+def test_comparison_of_int8_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fast products differ in the last digit, so that some inputs of later layers have another int8 code."""
     model = classifier("token", tmp_path, layers=4)
     batches = exporting.example_batches(AutoTokenizer.from_pretrained(tmp_path), model)
     with torch.no_grad(), monkeypatch.context() as without:
@@ -93,18 +93,18 @@ def test_codes_are_compared_as_a_graph_multiplies_them(tmp_path: Path, monkeypat
         fast = [model(**batch).logits for batch in batches]
         if HAS_INT8_PRODUCT:
             assert max(float((one - other).abs().max()) for one, other in zip(slow, fast, strict=True)) > 1e-3
-        given = iter(slow)
-        assert exporting.max_relative_difference(model, lambda batch: [next(given)], batches) < 1e-6
+        outputs = iter(slow)
+        assert exporting.max_relative_difference(model, lambda batch: [next(outputs)], batches) < 1e-6
 
 
-def without_a_number(write: Callable[..., exporting.Run]) -> Callable[..., exporting.Run]:
-    """What writes a program, whose first output for the last batch, a single row, is then NaN."""
+def with_nan(write: Callable[..., exporting.Run]) -> Callable[..., exporting.Run]:
+    """Wraps a writer; the first output for the last batch, a single example, is NaN."""
 
-    def broken(*given: Any) -> exporting.Run:
-        run = write(*given)
+    def broken(*arguments: Any) -> exporting.Run:
+        run = write(*arguments)
 
         def run_once(batch: exporting.Batch) -> list[Tensor]:
-            outputs = [each.clone() for each in run(batch)]
+            outputs = [output.clone() for output in run(batch)]
             if len(outputs[0]) == 1:
                 outputs[0][0, 0] = math.nan
             return outputs
@@ -115,7 +115,7 @@ def without_a_number(write: Callable[..., exporting.Run]) -> Callable[..., expor
 
 
 def test_onnx(subtests: pytest.Subtests, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of models with weights of 8 and of 3 bits, which stay so in the file."""
+    """Weights of 8 and of 3 bits keep their types in the file."""
     for name in ("onnx", "onnxscript", "onnxruntime"):
         pytest.importorskip(name, reason=f"needs {name}, which the extra `onnx` brings")
     import onnx
@@ -126,15 +126,15 @@ def test_onnx(subtests: pytest.Subtests, tmp_path: Path, monkeypatch: pytest.Mon
             classifier(kind, folder)
             export_by_command(monkeypatch, "onnx", "--model", folder, "--output", folder / "model.onnx")
             graph = onnx.load(folder / "model.onnx", load_external_data=False).graph
-            kinds = [each.data_type for each in graph.initializer]
-            assert kinds.count(stored) >= 3, kinds  # the exporter computes what is made of the smallest constants
+            types = [tensor.data_type for tensor in graph.initializer]
+            assert types.count(stored) >= 3, types  # the exporter folds small constants
 
 
 def test_encoder_decoders(
     subtests: pytest.Subtests, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whole, and as encoder and decoder, which together give the whole one's logits; with other numbers of rows, of
-    tokens and of steps. What has no decoder has no parts, and what reads more of a source no decoder by itself."""
+    """Encoder and decoder together equal the whole model, for other batch sizes, lengths and steps; models without a
+    separable decoder are refused."""
     family = FAMILIES["bart"]
     tokenizer = family.tokenizer.train([" ".join(exporting._WORDS)] * 20, vocab_size=300)
     tokenizer.save_pretrained(tmp_path)
@@ -147,21 +147,21 @@ def test_encoder_decoders(
         with subtests.test(part=part, form=form):
             file = tmp_path / f"{part}.{'pt2' if form == 'torch' else form}"
             flags = ["--model", tmp_path, "--part", part, "--output", file]
-            export_by_command(monkeypatch, form, *flags)  # which compares the file's outputs with the model's
+            export_by_command(monkeypatch, form, *flags)  # compares the outputs of file and model
             assert ("decoder_input_ids" in capsys.readouterr().out) == (part != "encoder")
     encoder, decoder = (torch.export.load(tmp_path / f"{part}.pt2").module() for part in ("encoder", "decoder"))
     text = {"input_ids": torch.randint(5, 20, (4, 6)), "attention_mask": torch.ones(4, 6, dtype=torch.long)}
     text["attention_mask"][1, 2:] = 0
-    written = torch.randint(5, 20, (4, 13))
-    expected = model(**text, decoder_input_ids=written).logits
+    target = torch.randint(5, 20, (4, 13))
+    expected = model(**text, decoder_input_ids=target).logits
     states = encoder(**text).last_hidden_state
-    parts = {"encoder_hidden_states": states, "attention_mask": text["attention_mask"], "decoder_input_ids": written}
+    parts = {"encoder_hidden_states": states, "attention_mask": text["attention_mask"], "decoder_input_ids": target}
     torch.testing.assert_close(decoder(**parts)["logits"], expected, rtol=1e-4, atol=1e-4)
     classifier("float32", tmp_path / "encoder")
     unilm = FAMILIES["unilm"]
-    writer = unilm.models["AutoModelForSeq2SeqLM"](unilm.config(**unilm.sizes["tiny"]))
+    generator = unilm.models["AutoModelForSeq2SeqLM"](unilm.config(**unilm.sizes["tiny"]))
     with pytest.raises(CtxError, match=r"needs more inputs than the encoder's states(.|\n)*--part decoder"):
-        exporting.check_exportable_as(writer, tmp_path / "x.pt2", "torch", "decoder")
+        exporting.check_exportable_as(generator, tmp_path / "x.pt2", "torch", "decoder")
     with pytest.raises(CtxError, match="no generating decoder"):
         export_by_command(
             monkeypatch, "onnx", "--model", tmp_path / "encoder", "--part", "encoder", "--output", tmp_path / "x"

@@ -1,4 +1,4 @@
-"""`find_units.py`: phrases by their mutual information, by plain counts; entities; lists; and what is refused."""
+"""`hf-ctxmodels data units`: phrases by mutual information, entities, and lists."""
 
 from collections import Counter
 from math import log
@@ -29,7 +29,7 @@ def information(sentences: list[str], first: str, second: str) -> float:
     return log(pairs[first, second] / pairs.total() / apart)
 
 
-def test_neighbours_with_enough_information_are_joined_and_grow() -> None:
+def test_phrases() -> None:
     bound = information(SENTENCES, "New", "York")
     assert bound > 2
     found = find_phrases([SENTENCES], min_count=5, min_information=bound - 1e-9, max_words=2)
@@ -42,14 +42,12 @@ def test_neighbours_with_enough_information_are_joined_and_grow() -> None:
     found = find_phrases([SENTENCES], max_words=3, **limits)
     assert found["New York City"] == 6
     assert "New York City" not in find_phrases([SENTENCES], max_words=2, **limits)
-    assert not any(
-        "," in phrase or "." in phrase for phrase in find_phrases([SENTENCES], min_count=1, min_information=0)
-    )
+    assert not {",", "."} & set("".join(find_phrases([SENTENCES], min_count=1, min_information=0)))
     with pytest.raises(CtxError, match="max_words=1"):
         find_phrases([SENTENCES], max_words=1)
 
 
-def test_entities_of_several_words() -> None:
+def test_entities() -> None:
     tags = ["B-LOC", "I-LOC", "O", "B-PER", "B-PER", "I-PER", "I-PER"]
     found = extract_entities([TaggedSentence(["New", "York", "saw", "Ann", "Bo", "Ek", "Li"], tags, "x:1")] * 2)
     assert found == {"New York": 2, "Bo Ek Li": 2}
@@ -57,7 +55,7 @@ def test_entities_of_several_words() -> None:
         extract_entities([TaggedSentence(["a"], ["NN"], "x:1")])
 
 
-def test_the_command_joins_all_sources(tmp_path: Path) -> None:
+def test_command(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("\n".join(SENTENCES))
     (tmp_path / "names.txt").write_text("White  House\nword\n\nNew York\n")
     (tmp_path / "tags.conll").write_text("Los B-LOC\nAngeles I-LOC\nwon O\n")

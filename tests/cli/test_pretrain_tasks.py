@@ -1,4 +1,4 @@
-"""`hf-ctxmodels pretrain` on several tasks on sentences: from files of all kinds to an encoder, and on after a stop."""
+"""`hf-ctxmodels pretrain` of GenSen on several sentence tasks."""
 
 import json
 import random
@@ -17,7 +17,7 @@ WORDS = ["cat", "dog", "bird", "sat", "ran", "saw", "tree", "house"]
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
-    """A folder with a tokenizer, and the flags that name the data."""
+    """A folder with a tokenizer, and the flags of the data."""
     folder, rng = tmp_path_factory.mktemp("tasks"), random.Random(0)
     sentences = [" ".join(rng.choices(WORDS, k=rng.randint(2, 6))) for _ in range(60)]
     (folder / "running.txt").write_text("".join(f"{text.capitalize()}.\n" for text in sentences))
@@ -36,7 +36,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]
     return folder, data
 
 
-def pretrain(monkeypatch: pytest.MonkeyPatch, prepared: tuple[Path, list[str]], *flags: object) -> int:
+def pretrain(prepared: tuple[Path, list[str]], *flags: object) -> int:
     folder, data = prepared
     common = ("--family", "gensen", "--config", folder / "tiny.json", "--tokenizer", folder / "tokenizer")
     sizes = ("--per_device_batch_size", 4, "--dataloader_workers", 0, "--logging_steps", 1)
@@ -48,34 +48,30 @@ def records(folder: Path) -> list[dict[str, float]]:
     return [{name: value for name, value in json.loads(line).items() if "per_second" not in name} for line in lines]
 
 
-def test_tasks_in_turn_and_exactly_on_after_a_stop(monkeypatch, prepared, tmp_path) -> None:
+def test_resumed_run(prepared, tmp_path) -> None:
     flags = ("--max_steps", 12, "--save_steps", 5, "--gradient_accumulation_steps", 2, "--save_total_limit", 9)
-    assert (
-        pretrain(monkeypatch, prepared, *flags, "--validation_fraction", 0.1, "--output_dir", tmp_path / "whole") == 0
-    )
+    flags += ("--validation_fraction", 0.1)
+    assert pretrain(prepared, *flags, "--output_dir", tmp_path / "whole") == 0
     log = records(tmp_path / "whole")
-    steps = {int(each["step"]): each for each in log if "grad_norm" in each}
-    assert [step for step, each in steps.items() if "relation_loss" in each] == [1, 11]
-    assert all(("generation_loss" in each) != ("relation_loss" in each) for each in steps.values())
+    steps = {int(record["step"]): record for record in log if "grad_norm" in record}
+    assert [step for step, record in steps.items() if "relation_loss" in record] == [1, 11]
+    assert all(("generation_loss" in record) != ("relation_loss" in record) for record in steps.values())
     summary = json.loads((tmp_path / "whole/training_summary.json").read_text())
-    assert {"eval_generation_loss", "eval_relation_loss", "eval_relation_accuracy"} <= set(summary["metrics"])
-    assert {"baseline_generation_loss", "baseline_relation_loss", "baseline_relation_accuracy"} <= set(
-        summary["metrics"]
-    )
+    names = {f"{kind}_{name}" for kind in ("eval", "baseline") for name in ("generation_loss", "relation_loss")}
+    assert names | {"eval_relation_accuracy", "baseline_relation_accuracy"} <= set(summary["metrics"])
     assert summary["rates"]["share_<de>"] > 0
     shutil.copytree(tmp_path / "whole", tmp_path / "stopped")
     for step in (10, 12):  # as if the run had been killed after step 5
         shutil.rmtree(tmp_path / f"stopped/checkpoint-{step}", ignore_errors=True)
-    again = (*flags, "--validation_fraction", 0.1, "--output_dir", tmp_path / "stopped", "--resume")
-    assert pretrain(monkeypatch, prepared, *again) == 0
+    assert pretrain(prepared, *flags, "--output_dir", tmp_path / "stopped", "--resume") == 0
     files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "stopped")]
     assert files[0] == files[1]
     assert records(tmp_path / "stopped") == log
 
 
-def test_one_task_of_all_the_data(monkeypatch, prepared, tmp_path) -> None:
+def test_one_task(prepared, tmp_path) -> None:
     flags = ("--max_steps", 3, "--objective", "sentence-tasks:tasks=relations", "--output_dir", tmp_path)
-    assert pretrain(monkeypatch, prepared, *flags) == 0
+    assert pretrain(prepared, *flags) == 0
     head = AutoModelForPreTraining.from_pretrained(tmp_path)
     assert type(head) is CtxGenSenForPreTraining
     assert head.config.decoder_tasks == []
@@ -85,11 +81,11 @@ def test_one_task_of_all_the_data(monkeypatch, prepared, tmp_path) -> None:
     assert not torch.allclose(vectors[0], vectors[1])
 
 
-def test_mistakes_are_named(monkeypatch, prepared, tmp_path, capsys) -> None:
+def test_errors(prepared, tmp_path, capsys) -> None:
     for flags, message in (
         (("--streaming",), "samples a task for each step"),
         (("--objective", "sentence-tasks:tasks=<fr>"), "no task '<fr>'"),
         (("--objective", "sentence-tasks:relations=same,other"), "is not among same, other"),
     ):
-        assert pretrain(monkeypatch, prepared, "--max_steps", 2, *flags, "--output_dir", tmp_path) == 2
+        assert pretrain(prepared, "--max_steps", 2, *flags, "--output_dir", tmp_path) == 2
         assert message in capsys.readouterr().err

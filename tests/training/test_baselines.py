@@ -1,4 +1,4 @@
-"""The frequency baseline, against the definition."""
+"""Frequency baselines."""
 
 import math
 
@@ -12,7 +12,7 @@ PAD, MASK = 0, 1
 TARGETS = ["labels", "order_label"]
 
 
-def test_tokens_are_predicted_by_their_smoothed_frequency_among_non_special_tokens():
+def test_tokens():
     baseline = FrequencyBaseline(BaselinePolicy(5, [PAD, MASK]))
     baseline.count_tokens([{"input_ids": torch.tensor(ids).numpy()} for ids in ([2, 2, 3, PAD], [2, MASK, PAD])])
     batches = [
@@ -25,7 +25,7 @@ def test_tokens_are_predicted_by_their_smoothed_frequency_among_non_special_toke
     assert score.accuracy == 0.5
 
 
-def test_classes_of_rows_are_predicted_by_their_frequency_in_training():
+def test_classes():
     baseline = FrequencyBaseline(BaselinePolicy(5, []))
     baseline.count_classes({"order_label": torch.tensor([1, 1, 0, -100]), "seed": torch.tensor(4 * [2**62])}, TARGETS)
     baseline.count_classes({"order_label": torch.tensor([1, 1])}, TARGETS)
@@ -34,7 +34,7 @@ def test_classes_of_rows_are_predicted_by_their_frequency_in_training():
     assert score.accuracy == pytest.approx(1 / 3)
 
 
-def test_a_class_that_training_never_showed_has_a_finite_loss():
+def test_class_without_training_examples():
     baseline = FrequencyBaseline(BaselinePolicy(5, []))
     baseline.count_classes({"order_label": torch.tensor([0, 0])}, TARGETS)
     score = baseline.scores([{"order_label": torch.tensor([1])}], ["order_label"])["order_label"]
@@ -42,13 +42,13 @@ def test_a_class_that_training_never_showed_has_a_finite_loss():
     assert score.accuracy == 0.0
 
 
-def test_targets_that_are_not_there_have_no_score():
+def test_absent_targets():
     baseline = FrequencyBaseline(BaselinePolicy(5, []))
     batches = [{"labels": torch.full((2, 2), -100), "scores": torch.zeros(2)}]
     assert baseline.scores(batches, ["labels", "absent"]) == {}
 
 
-def test_scores_stand_under_the_names_of_the_metrics():
+def test_names():
     baseline = FrequencyBaseline(BaselinePolicy(4, []))
     batch = {"labels": torch.tensor([[1, -100]]), "order_label": torch.tensor([1])}
     baseline.count_classes(batch, TARGETS)

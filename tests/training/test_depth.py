@@ -1,4 +1,4 @@
-"""Layers that learn more slowly, and later, the lower they are: by depth, in our loop and in the Trainer's."""
+"""Layer groups, discriminative learning rates, and gradual unfreezing."""
 
 import math
 from pathlib import Path
@@ -23,15 +23,14 @@ from hf_ctxmodels.training.optimizers import layer_groups, make_optimizer, make_
 
 CLASSIFIERS = [case for case in HEADS if case.auto_name == "AutoModelForSequenceClassification"]
 ENCODER_OF_T5 = Case(FAMILIES["t5"], "AutoModelForTokenClassification")
-# What follows from the groups alone is tried on a few.
-some_classifiers = pytest.mark.parametrize(
+archetypes = pytest.mark.parametrize(
     "case", [case for case in CLASSIFIERS if case.family in ARCHETYPE_FAMILIES], ids=str
 )
 
 
 def names(model: torch.nn.Module, group: list[torch.nn.Parameter]) -> set[str]:
-    known = {id(parameter): name for name, parameter in model.named_parameters()}
-    return {known[id(parameter)] for parameter in group}
+    names_by_id = {id(parameter): name for name, parameter in model.named_parameters()}
+    return {names_by_id[id(parameter)] for parameter in group}
 
 
 def trainable(model: torch.nn.Module) -> list[torch.nn.Parameter]:
@@ -43,7 +42,7 @@ def arguments(folder: Path, **more: Any) -> LoopArguments:
 
 
 def layers_from_below(base: torch.nn.Module) -> list[str]:
-    """Names of the layers that have weights: of an encoder-decoder the encoder's, and then the decoder's."""
+    """Names of the layers with weights, the encoder's before the decoder's."""
     stacks = ["layers"] if hasattr(base, "layers") else ["encoder.layers", "decoder.layers"]
     named = [name for name, _ in base.named_parameters()]
     return [
@@ -55,7 +54,7 @@ def layers_from_below(base: torch.nn.Module) -> list[str]:
 
 
 @pytest.mark.parametrize("case", [*CLASSIFIERS, ENCODER_OF_T5], ids=str)
-def test_every_trainable_parameter_is_in_one_group(case: Case) -> None:
+def test_layer_groups(case: Case) -> None:
     model = case.model()
     groups = layer_groups(model)
     assert sum(map(len, groups)) == len(trainable(model))
@@ -70,7 +69,7 @@ def test_every_trainable_parameter_is_in_one_group(case: Case) -> None:
     assert len(layers) == len(expected)
     norm = {name for name, _ in model.named_parameters() if name.startswith(f"{whole}.encoder.final_norm.")}
     for layer, group in zip(expected, layers):
-        between = norm if layer == "decoder.layers.0." else set()  # which reads the encoder's norm
+        between = norm if layer == "decoder.layers.0." else set()  # it reads the encoder's norm
         assert group == {name for name, _ in model.named_parameters() if name.startswith(f"{whole}.{layer}")} | between
     assert not any(".layers." in name for name in names(model, groups[-1]) if name.startswith(f"{whole}."))
     if layers and embeddings.requires_grad:
@@ -81,84 +80,83 @@ def test_every_trainable_parameter_is_in_one_group(case: Case) -> None:
     assert len(layer_groups(model)) == 1
 
 
-@some_classifiers
-def test_a_bare_encoder_has_groups_as_well(case: Case, tmp_path: Path) -> None:
-    """But nothing above its layers, unless it has a pooler."""
+@archetypes
+def test_layer_groups_of_base_models(case: Case, tmp_path: Path) -> None:
+    """A base model has no heads, unless it has a pooler."""
     base = case.model().base_model
     groups = layer_groups(base)
-    given = arguments(tmp_path, head_learning_rate=0.3)
+    head_arguments = arguments(tmp_path, head_learning_rate=0.3)
     if any(name.startswith("pooler.") for name in names(base, groups[-1])):
-        assert make_optimizer(base, given).param_groups[0]["lr"] == 0.3
+        assert make_optimizer(base, head_arguments).param_groups[0]["lr"] == 0.3
     else:
         with pytest.raises(CtxError, match="has no head"):
-            make_optimizer(base, given)
+            make_optimizer(base, head_arguments)
     assert sum(map(len, groups)) == len(trainable(base))
     assert len(groups) >= len(layer_groups(case.model())) - 1
 
     model = case.model()
-    if not hasattr(model.base_model, "layers"):  # word vectors: the table and the head
+    if not hasattr(model.base_model, "layers"):  # word vectors
         return
-    model.base_model.blocks = model.base_model._modules.pop("layers")  # another package's name: the depths are unknown
-    assert make_optimizer(model, given).param_groups[0]["lr"] == 0.3
+    model.base_model.blocks = model.base_model._modules.pop("layers")  # with another name the depths are unknown
+    assert make_optimizer(model, head_arguments).param_groups[0]["lr"] == 0.3
     decaying = arguments(tmp_path, layerwise_lr_decay=2.0)
-    for asked in (lambda: GradualUnfreezing(model, 1), lambda: make_optimizer(model, decaying)):
+    for use in (lambda: GradualUnfreezing(model, 1), lambda: make_optimizer(model, decaying)):
         with pytest.raises(CtxError, match="no stack `layers`"):
-            asked()
+            use()
 
 
-@some_classifiers
-def test_rates_fall_from_layer_to_layer(case: Case, tmp_path: Path) -> None:
+@archetypes
+def test_layerwise_lr_decay(case: Case, tmp_path: Path) -> None:
     model = case.model()
     groups = layer_groups(model)
     optimizer = make_optimizer(model, arguments(tmp_path, learning_rate=0.01, layerwise_lr_decay=2.6))
-    rates = {id(each): group["lr"] for group in optimizer.param_groups for each in group["params"]}
+    rates = {id(weight): group["lr"] for group in optimizer.param_groups for weight in group["params"]}
     assert optimizer.param_groups[0]["lr"] == 0.01
     assert len(rates) == len(trainable(model))
     for depth, group in enumerate(reversed(groups)):
         assert [rates[id(parameter)] for parameter in group] == pytest.approx([0.01 / 2.6**depth] * len(group))
-    decayed = {id(each) for group in optimizer.param_groups if group["weight_decay"] for each in group["params"]}
+    decayed = {id(weight) for group in optimizer.param_groups if group["weight_decay"] for weight in group["params"]}
     assert decayed == {id(parameter) for parameter in trainable(model) if parameter.ndim >= 2}
 
 
-@some_classifiers
-def test_heads_have_a_rate_of_their_own(case: Case, tmp_path: Path) -> None:
+@archetypes
+def test_head_learning_rate(case: Case, tmp_path: Path) -> None:
     model = case.model()
     groups = layer_groups(model)
     for decay in (1.0, 2.0):
-        given = arguments(tmp_path, learning_rate=0.01, head_learning_rate=0.3, layerwise_lr_decay=decay)
-        optimizer = make_optimizer(model, given)
-        rates = {id(each): group["lr"] for group in optimizer.param_groups for each in group["params"]}
+        rates_of = {"learning_rate": 0.01, "head_learning_rate": 0.3, "layerwise_lr_decay": decay}
+        optimizer = make_optimizer(model, arguments(tmp_path, **rates_of))
+        rates = {id(weight): group["lr"] for group in optimizer.param_groups for weight in group["params"]}
         assert {rates[id(parameter)] for parameter in groups[-1]} == {0.3}
         for depth, group in enumerate(reversed(groups[:-1])):
             assert [rates[id(parameter)] for parameter in group] == pytest.approx([0.01 / decay**depth] * len(group))
 
 
-def test_slanted_triangles_are_those_of_the_paper(tmp_path: Path) -> None:
-    """Equation 3 with T = 100, cut_frac = 0.1, ratio = 32, written out."""
+def test_slanted_triangular_schedule(tmp_path: Path) -> None:
+    """Equation 3 with T = 100, cut_frac = 0.1, ratio = 32."""
     total, cut_frac, ratio = 100, 0.1, 32
     cut = math.floor(total * cut_frac)
     for step in range(total):
         share = step / cut if step < cut else 1 - (step - cut) / (cut * (1 / cut_frac - 1))
         assert slanted_triangle(step, cut, total, ratio) == pytest.approx((1 + share * (ratio - 1)) / ratio)
     model = torch.nn.Linear(2, 2)
-    given = LoopArguments(
-        output_dir=str(tmp_path), max_steps=100, lr_scheduler="slanted-triangular", warmup_steps=0.1, learning_rate=0.5
-    )
-    optimizer = make_optimizer(model, given)
-    scheduler = make_scheduler(optimizer, given, 100)
+    schedule = {"lr_scheduler": "slanted-triangular", "warmup_steps": 0.1, "learning_rate": 0.5}
+    loop_arguments = LoopArguments(output_dir=str(tmp_path), max_steps=100, **schedule)
+    optimizer = make_optimizer(model, loop_arguments)
+    scheduler = make_scheduler(optimizer, loop_arguments, 100)
     assert scheduler.get_last_lr()[0] == pytest.approx(0.5 / 32)
-    seen = []
+    rates = []
     for _ in range(100):
         optimizer.step()
         scheduler.step()
-        seen.append(scheduler.get_last_lr()[0])
-    assert max(seen) == seen[9] == 0.5
-    assert seen[-1] == pytest.approx(0.5 / 32)
+        rates.append(scheduler.get_last_lr()[0])
+    assert max(rates) == rates[9] == 0.5
+    assert rates[-1] == pytest.approx(0.5 / 32)
     assert slanted_triangle(0, 0, 1) == 1
 
 
-@some_classifiers
-def test_layers_are_unfrozen_from_the_head_down(case: Case) -> None:
+@archetypes
+def test_gradual_unfreezing(case: Case) -> None:
     model = case.model()
     groups, learning = layer_groups(model), trainable(model)
     unfreezing, run = GradualUnfreezing(model, 3), CallbackRun()
@@ -175,8 +173,8 @@ def test_layers_are_unfrozen_from_the_head_down(case: Case) -> None:
         GradualUnfreezing(model, -1)
 
 
-@some_classifiers
-def test_the_trainer_unfreezes(case: Case, tmp_path: Path) -> None:
+@archetypes
+def test_gradual_unfreezing_with_trainer(case: Case, tmp_path: Path) -> None:
     batch, _ = learnable_batch(case, 16, seed=1)
     rows = [{name: tensor[index] for name, tensor in batch.items()} for index in range(16)]
     model = case.model()
@@ -199,14 +197,14 @@ def test_the_trainer_unfreezes(case: Case, tmp_path: Path) -> None:
     assert list(map(id, trainable(model))) == list(map(id, learning))
 
 
-def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     unfreezing = GradualUnfreezing(CLASSIFIERS[0].model(), 1)
     monkeypatch.setattr("hf_ctxmodels.training.callbacks.AcceleratorState", lambda: SimpleNamespace(num_processes=2))
     with pytest.raises(CtxError, match="one process"):
         CallbackRun().begin(unfreezing)
 
 
-def test_intervals(tmp_path: Path) -> None:
+def test_invalid_values(tmp_path: Path) -> None:
     assert [steps_of(steps, 100) for steps in (0.25, 0.001, 7)] == [25, 0, 7]
     for wrong, name in (
         ({"layerwise_lr_decay": 0.5}, "--layerwise_lr_decay"),

@@ -1,4 +1,4 @@
-"""The loop in this process: what it computes, what it writes, what it refuses."""
+"""The training loop in this process: losses, gradients, resuming, errors."""
 
 import copy
 import math
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
 
 def uneven(collate):
-    """Every fourth row keeps its targets, the others but one of them: 1:15 or so."""
+    """A collator in which every fourth example keeps all of its targets, and the others one."""
 
     def thinned(examples):
         batch = collate(examples)
@@ -40,7 +40,7 @@ def uneven(collate):
 
 
 def test_accumulated_micro_batches_equal_one_big_batch(workspace, problem, tmp_path):
-    """1 x 16 = 4 x 4 with very different numbers of masked tokens in the micro-batches."""
+    """1 x 16 = 4 x 4 with very different numbers of targets in the micro-batches."""
     weights, records = [], []
     for name, size, accumulation in (("one", 16, 1), ("four", 4, 4)):
         model = new_model(workspace)
@@ -57,7 +57,7 @@ def test_accumulated_micro_batches_equal_one_big_batch(workspace, problem, tmp_p
         assert (weight - weights[1][name]).abs().max() < 1e-5, name
 
 
-def test_first_loss_and_gradient_norm_are_those_of_the_plain_model(workspace, problem, tmp_path):
+def test_first_loss_and_gradient_norm(workspace, problem, tmp_path):
     model = new_model(workspace)
     reference = copy.deepcopy(model)
     seen = []
@@ -75,8 +75,8 @@ def test_first_loss_and_gradient_norm_are_those_of_the_plain_model(workspace, pr
     assert record["tokens"] == int(seen[0]["attention_mask"].sum()) == result.tokens
 
 
-def test_a_step_with_many_targets_has_a_larger_rate(workspace, problem, tmp_path):
-    """In proportion to `lr_reference_targets`, where that is given."""
+def test_lr_reference_targets(workspace, problem, tmp_path):
+    """The learning rate of a step is proportional to its number of targets."""
     numbers, changes = [], []
 
     def collate(examples):
@@ -96,20 +96,20 @@ def test_a_step_with_many_targets_has_a_larger_rate(workspace, problem, tmp_path
 
 
 def test_learns(workspace, problem, tmp_path):
-    """From the uniform guess, ln(80), to well below it."""
+    """The loss falls well below the uniform loss, ln(80)."""
     options = arguments(tmp_path, max_steps=60, per_device_batch_size=16, learning_rate=3e-3, logging_steps=10)
     result = run(new_model(workspace), problem, options)
     assert result.curve[0]["mlm_loss"] == pytest.approx(math.log(80), abs=0.5)
     assert result.curve[-1]["mlm_loss"] < math.log(80) - 0.8
 
 
-def test_leaves_a_model_the_auto_classes_open(workspace, problem, tmp_path):
+def test_saved_model(workspace, problem, tmp_path):
     model = new_model(workspace)
     result = run(model, problem, arguments(tmp_path), evaluate=lambda model, accelerator: {"eval_x": 1.0})
-    again = AutoModelForPreTraining.from_pretrained(tmp_path)
-    assert type(again) is CtxBertForPreTraining
+    saved = AutoModelForPreTraining.from_pretrained(tmp_path)
+    assert type(saved) is CtxBertForPreTraining
     for name, weight in model.state_dict().items():
-        assert torch.equal(weight, again.state_dict()[name])
+        assert torch.equal(weight, saved.state_dict()[name])
     assert len(load_tokenizer(tmp_path)) == 80
     summary = result.summary(task="pretraining", dataset="text.txt", objective="mlm+nsp")
     summary.save(tmp_path)
@@ -120,8 +120,8 @@ def test_leaves_a_model_the_auto_classes_open(workspace, problem, tmp_path):
 
 
 @pytest.mark.parametrize("precision", ["bf16", "no"])
-def test_resume_in_the_middle_of_an_epoch_and_of_a_logging_interval(workspace, problem, tmp_path, precision):
-    """With dropout, shuffling and workers; the checkpoint falls between two log records."""
+def test_resume(workspace, problem, tmp_path, precision):
+    """Exact in the middle of an epoch and of a logging interval, with dropout, shuffling and workers."""
     common = {"logging_steps": 4, "dataloader_workers": 1, "mixed_precision": precision}
     whole = run(new_model(workspace, "dropout.json"), problem, arguments(tmp_path / "a", max_steps=7, **common))
     run(new_model(workspace, "dropout.json"), problem, arguments(tmp_path / "b", max_steps=3, save_steps=3, **common))
@@ -132,8 +132,8 @@ def test_resume_in_the_middle_of_an_epoch_and_of_a_logging_interval(workspace, p
     assert resumed.tokens == whole.tokens
 
 
-def test_layers_unfreeze_at_the_same_steps_after_a_resume(workspace, problem, tmp_path):
-    """Slower below, slanted triangles; the run stops while lower layers have never moved."""
+def test_resume_with_gradual_unfreezing(workspace, problem, tmp_path):
+    """The run stops before lower layers have been trained."""
     common = {"layerwise_lr_decay": 2.6, "lr_scheduler": "slanted-triangular", "warmup_steps": 2, "max_steps": 7}
 
     def run_gradually(options, **more):
@@ -145,9 +145,9 @@ def test_layers_unfreeze_at_the_same_steps_after_a_resume(workspace, problem, tm
     with pytest.raises(InterruptedError):
         run_gradually(stopped, collate=stop_after(problem[1].collate, 3))
     start, then = new_model(workspace).state_dict(), load_file(tmp_path / "b/checkpoint-2/model.safetensors")
-    moved = {name for name, weight in then.items() if not torch.equal(weight, start[name])}
-    assert moved
-    assert not {name for name in moved if name.startswith(("bert.embeddings", "bert.layers"))}
+    changed = {name for name, weight in then.items() if not torch.equal(weight, start[name])}
+    assert changed
+    assert not {name for name in changed if name.startswith(("bert.embeddings", "bert.layers"))}
     run_gradually(arguments(tmp_path / "b", resume=True, **common))
     assert (tmp_path / "a/model.safetensors").read_bytes() == (tmp_path / "b/model.safetensors").read_bytes()
 
@@ -166,7 +166,7 @@ def test_resume_with_other_optimizers(workspace, problem, tmp_path, optimizer):
 
 
 def test_resume_with_averages(workspace, problem, tmp_path):
-    """Weights are averaged from the third step on, since the held-out loss rises; the run stops after that step."""
+    """Averaging starts at the third step, since the held-out loss rises; the run stops after that step."""
     common = {"optimizer": "nt-asgd:patience=1", "learning_rate": 0.1, "eval_steps": 1, "max_steps": 6}
 
     def rising(first):
@@ -182,18 +182,18 @@ def test_resume_with_averages(workspace, problem, tmp_path):
 
 
 def stop_after(collate, batches):
-    """A collator that fails once it has made so many batches."""
-    made = iter(range(batches))
+    """A collator that fails after this number of batches."""
+    remaining = iter(range(batches))
 
     def stopping(examples):
-        if next(made, None) is None:
+        if next(remaining, None) is None:
             raise InterruptedError
         return collate(examples)
 
     return stopping
 
 
-def test_resuming_a_finished_run_changes_nothing(workspace, problem, tmp_path):
+def test_resume_of_a_finished_run(workspace, problem, tmp_path):
     first = run(new_model(workspace), problem, arguments(tmp_path))
     before = (tmp_path / "model.safetensors").read_bytes()
     again = run(new_model(workspace), problem, arguments(tmp_path, resume=True))
@@ -202,7 +202,7 @@ def test_resuming_a_finished_run_changes_nothing(workspace, problem, tmp_path):
     assert again.tokens_per_second is None
 
 
-def test_a_signal_ends_the_run_after_its_step(workspace, problem, tmp_path):
+def test_signal(workspace, problem, tmp_path):
     def collate(examples):
         signal.raise_signal(signal.SIGINT)
         return problem[1].collate(examples)
@@ -218,35 +218,35 @@ def test_a_signal_ends_the_run_after_its_step(workspace, problem, tmp_path):
     assert (tmp_path / "checkpoint-1" / "model.safetensors").is_file()
 
 
-def test_a_poisoned_example_is_named_and_the_checkpoint_before_it_kept(workspace, problem, tmp_path):
+def test_non_finite_loss(workspace, problem, tmp_path):
     model = new_model(workspace)
     forward, calls = model.forward, []
 
-    def poisoned(**inputs):
+    def non_finite_forward(**inputs):
         calls.append(None)
         output = forward(**inputs)
         if len(calls) == 3:
             output["loss"] = output.loss * float("nan")
         return output
 
-    model.forward = poisoned
-    drawn = []
+    model.forward = non_finite_forward
+    sampled = []
 
     def collate(examples):
-        drawn.append([example["example_index"] for example in examples])
+        sampled.append([example["example_index"] for example in examples])
         return problem[1].collate(examples)
 
     options = arguments(tmp_path, max_steps=9, save_steps=2, logging_steps=5)
     with pytest.raises(NonFiniteError, match="loss of step 3 is nan") as caught:
         run(model, problem, options, collate=collate)
-    assert ", ".join(map(str, drawn[2])) in str(caught.value)
+    assert ", ".join(map(str, sampled[2])) in str(caught.value)
     assert [path.name for path in list_checkpoints(tmp_path)] == ["checkpoint-2"]
     assert all(w.isfinite().all() for w in load_file(tmp_path / "checkpoint-2/model.safetensors").values())
 
 
 @pytest.mark.parametrize("error", [RuntimeError, MemoryError, KeyboardInterrupt, CtxError])
-def test_workers_end_with_the_run_whatever_ends_it(workspace, problem, tmp_path, error):
-    """The process would wait for them: they do not listen to the first SIGTERM."""
+def test_workers_end_with_the_run(workspace, problem, tmp_path, error):
+    """The process would wait for workers, which ignore the first SIGTERM."""
     seen = []
 
     def evaluate(model, accelerator):
@@ -259,7 +259,7 @@ def test_workers_end_with_the_run_whatever_ends_it(workspace, problem, tmp_path,
     assert not multiprocessing.active_children(), raised
 
 
-def test_the_loss_of_another_process_is_one_screen():
+def test_lost_process():
     with pytest.raises(LostProcessError, match="Another process of this run has ended"), detect_lost_processes(2):
         raise RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:41613")
     with pytest.raises(RuntimeError, match="shapes"), detect_lost_processes(2):
@@ -282,8 +282,8 @@ def test_evaluation_does_not_depend_on_the_batch_size(workspace, problem, tmp_pa
     assert values[0]["eval_next_sentence_accuracy"] == pytest.approx(right)
 
 
-def test_a_logged_metric_is_the_ratio_of_its_counts_over_the_interval(tmp_path):
-    """Not the mean of the steps' ratios; a metric of which there was no case is left out."""
+def test_logged_metrics(tmp_path):
+    """A metric is the ratio of its counts over the interval; without cases it is omitted."""
     records = StepMetrics(make_accelerator(arguments(tmp_path)), str(tmp_path))
     for step, (right, cases) in enumerate([(1, 1), (0, 3), (0, 0)]):
         metrics = {"accuracy": torch.tensor([right, cases]), "recall": torch.zeros(2)}
@@ -292,7 +292,7 @@ def test_a_logged_metric_is_the_ratio_of_its_counts_over_the_interval(tmp_path):
     assert records.flush() == {"loss": 1.0, "grad_norm": 1.0, "tokens": 15.0, "accuracy": 0.25}
 
 
-def test_any_data_set_can_be_indexed_by_epoch():
+def test_epoch_indexed():
     examples = EpochIndexed([{"x": 1}, {"x": 2}])
     assert len(examples) == 2
     assert examples[5, 1] == {"x": 2, "epoch": 5, "example_index": 1}
@@ -306,6 +306,6 @@ def test_count_items():
         "scores": torch.tensor([-100.0, 2.0]),
     }
     assert count_items([batch, batch], ("labels", "scores", "absent")).tolist() == [6, 4, 0, 6]
-    batch["start_positions"] = torch.tensor([2, 3])  # of a question's answer; a position outside the row is ignored
+    batch["start_positions"] = torch.tensor([2, 3])  # a position outside the sequence is ignored
     batch["end_positions"] = torch.tensor([-1, -100])
     assert count_items([batch], ("start_positions", "end_positions")).tolist() == [1, 0, 3]

@@ -1,4 +1,4 @@
-"""What a model remembers: carried from step to step, per row, through evaluation and resume."""
+"""Recurrent states that are carried from step to step: per example, through evaluation and resume."""
 
 from dataclasses import dataclass
 
@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from training_runs import arguments
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import ModelOutput
 
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.data import ExampleSet, ExampleStream
-from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.checkpoint_files import checkpoint_path
 from hf_ctxmodels.training.evaluation import LossEvaluation
 from hf_ctxmodels.training.loop import make_accelerator, train
@@ -33,7 +33,7 @@ class RememberingOutput(ModelOutput):
 
 
 class Remembering(PreTrainedModel):
-    """Guesses every token of a row from the average of the row before, which it remembers; keeps what it was given."""
+    """Predicts the tokens of a row from the mean embedding of the previous row, its memory; records its inputs."""
 
     config_class = RememberingConfig
     loss_targets = ("labels",)
@@ -86,16 +86,7 @@ def collate(features):
 
 
 def run(model, rows, output_dir, streaming=False, evaluate=None, contiguous=True, **more):
-    fixed = {
-        "max_steps": 6,
-        "per_device_batch_size": 4,
-        "learning_rate": 1e-2,
-        "logging_steps": 1,
-        "save_steps": 0,
-        "dataloader_workers": 0,
-        "lr_scheduler": "constant",
-    }
-    options = LoopArguments(output_dir=str(output_dir), **{**fixed, **more})
+    options = arguments(output_dir, **{"max_steps": 6, "learning_rate": 1e-2, **more})
     examples = Streamed(rows) if streaming else ExampleSet.build(rows)
     accelerator = make_accelerator(options)
     return train(model, examples, collate, options, accelerator, evaluate=evaluate, contiguous=contiguous)
@@ -108,11 +99,11 @@ def number_of(ids, rows):
 
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize("accumulation", [1, 3])
-def test_each_row_gets_what_the_model_remembers_of_the_row_before_it(rows, tmp_path, streaming, accumulation):
-    """With weights that stand still, the memory depends on the text before; a row that continues none has zeros."""
+def test_memory_of_the_previous_row(rows, tmp_path, streaming, accumulation):
+    """With constant weights the memory is that row's; a row that continues no other has zeros."""
     model = new_model()
     run(model, rows, tmp_path, streaming, gradient_accumulation_steps=accumulation, learning_rate=1e-30, max_steps=25)
-    continued = begun = 0
+    continued = started = 0
     for call, (ids, mems) in enumerate(model.seen):
         if call < accumulation:
             assert mems is None
@@ -126,15 +117,15 @@ def test_each_row_gets_what_the_model_remembers_of_the_row_before_it(rows, tmp_p
                 assert (mems[0][row] - expected).abs().max() < 1e-5
                 assert torch.equal(mems[1][row], earlier[0][row] * 0.5 if earlier else torch.zeros(8))
             else:
-                begun += 1
+                started += 1
                 assert not mems[0][row].any()
                 assert not mems[1][row].any()
     assert continued > 10 * accumulation
-    assert begun, "an epoch ended"
+    assert started, "an epoch ended"
 
 
 def test_accumulated_micro_batches_equal_one_big_batch(rows, tmp_path):
-    """1 x 12 = 3 x 4: each micro-batch has rows, and a memory, of its own."""
+    """1 x 12 = 3 x 4: each micro-batch has its rows and its memory."""
     results = []
     for name, size, accumulation in (("one", 12, 1), ("three", 4, 3)):
         model = new_model()
@@ -149,8 +140,8 @@ def test_accumulated_micro_batches_equal_one_big_batch(rows, tmp_path):
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_a_resumed_run_remembers(rows, tmp_path, streaming):
-    """Losses and weights are those of a run that was not interrupted, bit for bit; without the memory they are not."""
+def test_resume(rows, tmp_path, streaming):
+    """Losses and weights equal an uninterrupted run, bit for bit, and differ without the memory."""
     options = {"streaming": streaming, "gradient_accumulation_steps": 2, "dataloader_workers": 1}
     whole = run(new_model(0.1), rows, tmp_path / "whole", max_steps=13, **options)
     for output in ("resumed", "forgotten"):
@@ -165,7 +156,7 @@ def test_a_resumed_run_remembers(rows, tmp_path, streaming):
     assert [r["loss"] for r in forgotten.curve] != [r["loss"] for r in whole.curve]
 
 
-def test_evaluation_begins_with_nothing_and_leaves_the_memory_alone(rows, tmp_path):
+def test_evaluation_does_not_change_the_memory(rows, tmp_path):
     evaluated, plain = new_model(), new_model()
     held_out = ExampleSet.build(rows[:10])
     run(evaluated, rows, tmp_path / "a", evaluate=LossEvaluation(held_out, collate, 4), eval_steps=2)
@@ -173,10 +164,10 @@ def test_evaluation_begins_with_nothing_and_leaves_the_memory_alone(rows, tmp_pa
     for name, weight in plain.state_dict().items():
         assert torch.equal(weight, evaluated.state_dict()[name]), name
     training = {id(ids) for ids, mems in evaluated.seen if mems is not None}
-    assert len(training) == 5, "all training steps but the first, and no evaluation"
+    assert len(training) == 5, "all training steps except the first, and no evaluation"
 
 
-def test_the_memory_follows_its_lanes_to_another_number_of_processes(tmp_path):
+def test_another_number_of_processes(tmp_path):
     indices = torch.arange(4)
     memory = [torch.randn(4, 3, 2), torch.randn(4, 2)]
     for process in range(2):
@@ -188,12 +179,12 @@ def test_the_memory_follows_its_lanes_to_another_number_of_processes(tmp_path):
         for process in range(processes):
             state, part = RecurrentStateCarrier(Remembering, 1), slice(process * size, (process + 1) * size)
             state.load(tmp_path, process, processes, torch.device("cpu"))
-            given = state.inputs(0, indices[part] + 1)["mems"]
-            for tensor, expected in zip(given, memory, strict=True):
+            restored = state.inputs(0, indices[part] + 1)["mems"]
+            for tensor, expected in zip(restored, memory, strict=True):
                 assert torch.equal(tensor, expected[part])
 
 
-def test_many_layers_keep_their_order(tmp_path):
+def test_order_of_layers(tmp_path):
     state = RecurrentStateCarrier(Remembering, 1)
     state.update(0, torch.tensor([4]), RememberingOutput(mems=[torch.full((1, 2), float(n)) for n in range(12)]))
     state.save(tmp_path, 0)
@@ -202,14 +193,14 @@ def test_many_layers_keep_their_order(tmp_path):
     assert [tensor[0, 0].item() for tensor in other.inputs(0, torch.tensor([5]))["mems"]] == list(range(12))
 
 
-def test_a_shuffle_carries_nothing(rows, tmp_path):
+def test_shuffled_examples(rows, tmp_path):
     model = new_model()
     run(model, rows, tmp_path, contiguous=False)
     assert all(mems is None for _, mems in model.seen)
     assert not list(checkpoint_path(tmp_path, 6).glob("carried*"))
 
 
-def test_a_model_without_memory_is_refused(rows, tmp_path):
+def test_model_without_memory(rows, tmp_path):
     forgetful = type("Forgetful", (Remembering,), {"state_outputs": ()})
     with pytest.raises(CtxError, match="Forgetful has no memory"):
         run(forgetful(RememberingConfig()), rows, tmp_path / "a")
@@ -224,7 +215,7 @@ def test_a_model_without_memory_is_refused(rows, tmp_path):
         run(silent, rows, tmp_path / "b")
 
 
-def test_a_run_does_not_go_on_without_its_lanes(rows, tmp_path):
+def test_resume_requires_contiguous_text(rows, tmp_path):
     run(new_model(), rows, tmp_path, max_steps=2)
     with pytest.raises(CtxError, match="contiguous is None, was True"):
         run(new_model(), rows, tmp_path, max_steps=3, resume=True, contiguous=False)

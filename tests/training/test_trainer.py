@@ -1,4 +1,4 @@
-"""One head of every kind under transformers' own Trainer, untouched."""
+"""Heads of all kinds with transformers' Trainer, and CtxTrainer."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +18,7 @@ from hf_ctxmodels.training.training_step import TrainingStep
 
 
 class Rows(Dataset):
-    """A batch, one row at a time, with a column that no model knows."""
+    """The rows of a batch, with a column that is not a model input."""
 
     def __init__(self, batch: dict[str, torch.Tensor]) -> None:
         self.batch = batch
@@ -40,7 +40,7 @@ def head(request: pytest.FixtureRequest) -> Case:
 
 @pytest.fixture
 def make_trainer(head: Case, tmp_path) -> Callable[..., Trainer]:
-    """A Trainer on rows of the head's learnable task; keywords go to TrainingArguments."""
+    """Makes a Trainer for the head's learnable task; keyword arguments go to TrainingArguments."""
 
     def make(
         model: Any = None,
@@ -82,7 +82,7 @@ def assert_equal_weights(got: dict[str, torch.Tensor], expected: dict[str, torch
         torch.testing.assert_close(got[name], expected[name], rtol=0, atol=tolerance, msg=name)
 
 
-def test_training_beats_the_best_guess(head, make_trainer):
+def test_training(head, make_trainer):
     batch, baseline = learnable_batch(head, 64, seed=1)
     trainer = make_trainer(batch=batch, max_steps=120 if head.is_recurrent else 40, lr_scheduler_type="constant")
     before = trainer.evaluate()["eval_loss"]
@@ -92,7 +92,7 @@ def test_training_beats_the_best_guess(head, make_trainer):
 
 
 def ignore_rows(head: Case, batch: dict[str, torch.Tensor]) -> None:
-    """Let the quarters of 16 rows have very different numbers of targets, and of each term others."""
+    """Give the quarters of 16 rows very different numbers of targets, different for each term."""
     ignored = ([0, 1, 2, 3, 5, 13], [2, 4, 9, 10, 11], [0, 7])
     for rows, name in zip(ignored, head.compared_targets, strict=False):
         if not batch[name].is_floating_point():
@@ -102,7 +102,7 @@ def ignore_rows(head: Case, batch: dict[str, torch.Tensor]) -> None:
 
 
 def check_accumulation(head: Case, make_trainer: Any, batch: dict[str, torch.Tensor], trainer_class: Any) -> None:
-    """One batch of 16 rows, and four of 4, give the same step."""
+    """Check that one batch of 16 rows and four of 4 give the same step."""
     steps = {}
     for size in (16, 4):
         model = head.model()
@@ -125,7 +125,7 @@ def check_accumulation(head: Case, make_trainer: Any, batch: dict[str, torch.Ten
     assert_equal_weights(steps[4], steps[16], tolerance=1e-6)
 
 
-def test_accumulated_batches_give_the_step_of_one_batch(head, make_trainer):
+def test_accumulation(head, make_trainer):
     if head.uses_batch_norm:
         pytest.skip("batch normalisation sees another batch")
     batch, _ = learnable_batch(head, 16, seed=2)
@@ -138,7 +138,7 @@ def test_accumulated_batches_give_the_step_of_one_batch(head, make_trainer):
 
 
 @pytest.mark.parametrize("head", SEVERAL_TERMS, ids=str, indirect=True)
-def test_accumulated_batches_of_unequal_counts(head, make_trainer):
+def test_accumulation_of_unequal_counts(head, make_trainer):
     if head.uses_batch_norm:
         pytest.skip("batch normalisation sees another batch")
     batch, _ = learnable_batch(head, 16, seed=2)
@@ -147,23 +147,23 @@ def test_accumulated_batches_of_unequal_counts(head, make_trainer):
 
 
 @pytest.mark.parametrize("head", SEVERAL_TERMS, ids=str, indirect=True)
-def test_a_head_of_several_terms_evaluates_to_the_same_loss(head, make_trainer):
-    """One batch: `CtxTrainer` counts its targets, and the head would have counted the same."""
+def test_evaluation_of_several_terms(head, make_trainer):
+    """`CtxTrainer` counts the targets of a batch as the head does."""
     batch, _ = learnable_batch(head, 16, seed=2)
     ignore_rows(head, batch)
     losses = [
-        make_trainer(head.model(), batch, trainer_class=each, per_device_eval_batch_size=16).evaluate()["eval_loss"]
-        for each in (Trainer, CtxTrainer)
+        make_trainer(head.model(), batch, trainer_class=kind, per_device_eval_batch_size=16).evaluate()["eval_loss"]
+        for kind in (Trainer, CtxTrainer)
     ]
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
     alone = {name: value for name, value in batch.items() if name == "labels" or name not in head.targets}
     if alone.keys() != batch.keys() and "labels" in alone:  # without the other terms
-        found = make_trainer(head.model(), alone, trainer_class=CtxTrainer, per_device_eval_batch_size=16).evaluate()
+        metrics = make_trainer(head.model(), alone, trainer_class=CtxTrainer, per_device_eval_batch_size=16).evaluate()
         with torch.no_grad():
-            assert found["eval_loss"] == pytest.approx(float(head.model()(**alone).loss), rel=1e-5)
+            assert metrics["eval_loss"] == pytest.approx(float(head.model()(**alone).loss), rel=1e-5)
 
 
-def test_resuming_gives_the_weights_of_an_uninterrupted_run(head, make_trainer, tmp_path):
+def test_resume(head, make_trainer, tmp_path):
     arguments = {"max_steps": 6, "save_strategy": "steps", "save_steps": 3}
     dropout = {name: 0.2 for name in ("hidden_dropout_prob",) if hasattr(head.config(), name)}
     uninterrupted = make_trainer(head.model(**dropout), **arguments)
@@ -173,9 +173,9 @@ def test_resuming_gives_the_weights_of_an_uninterrupted_run(head, make_trainer, 
     assert_equal_weights(weights(resumed.model), weights(uninterrupted.model))
 
 
-def test_the_best_model_is_loaded_at_the_end(head, make_trainer, tmp_path):
+def test_best_model(head, make_trainer, tmp_path):
     arguments = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2}
-    # The loss falls, and the highest is asked for: the best checkpoint is not the last one.
+    # the loss falls: with the highest as the best, the best checkpoint is not the last one
     trainer = make_trainer(
         max_steps=8, load_best_model_at_end=True, metric_for_best_model="loss", greater_is_better=True, **arguments
     )
@@ -188,7 +188,7 @@ def test_the_best_model_is_loaded_at_the_end(head, make_trainer, tmp_path):
     assert trainer.evaluate()["eval_loss"] == pytest.approx(losses[best], abs=1e-5)
 
 
-def test_evaluation_finds_the_targets_and_keeps_the_outputs(head, make_trainer):
+def test_evaluation_outputs(head, make_trainer):
     seen: list[EvalPrediction] = []
 
     def compute_metrics(prediction: EvalPrediction) -> dict[str, float]:
@@ -203,9 +203,9 @@ def test_evaluation_finds_the_targets_and_keeps_the_outputs(head, make_trainer):
     with torch.no_grad():
         expected = head.model()(**batch)
     if head.trains_static_embeddings:
-        assert metrics["eval_loss"] > 0  # of which words stand near each other: there are no logits beside it
+        assert metrics["eval_loss"] > 0  # there are no logits
         return
-    if not head.computes_logits_of_labels_only:  # there Trainer takes the mean of the batches, whatever they count
+    if not head.computes_logits_of_labels_only:  # else Trainer takes the mean of the batches
         assert metrics["eval_loss"] == pytest.approx(float(expected.loss), abs=1e-5)
     (prediction,) = seen
     targets = prediction.label_ids if len(names) > 1 else (prediction.label_ids,)
@@ -213,16 +213,16 @@ def test_evaluation_finds_the_targets_and_keeps_the_outputs(head, make_trainer):
         np.testing.assert_array_equal(target, batch[name].numpy())
     logits = [value for name, value in expected.items() if name.endswith("logits")]
     assert logits
-    given = prediction.predictions if isinstance(prediction.predictions, tuple) else (prediction.predictions,)
-    for ours, theirs in zip(given, logits, strict=False):  # logits come first
-        np.testing.assert_allclose(ours, theirs.numpy(), atol=1e-5)
+    outputs = prediction.predictions if isinstance(prediction.predictions, tuple) else (prediction.predictions,)
+    for actual, expected_logits in zip(outputs, logits, strict=False):  # logits come first
+        np.testing.assert_allclose(actual, expected_logits.numpy(), atol=1e-5)
 
 
-def test_logits_can_be_reduced_before_they_are_collected(head, make_trainer):
+def test_preprocessed_logits(head, make_trainer):
     """As the masked-LM script of transformers does, to compute an accuracy without keeping (rows, length, vocabulary)
     numbers."""
     if head.trains_static_embeddings:
-        pytest.skip("a model of which words stand near each other has no logits beside its loss")
+        pytest.skip("the head has no logits")
 
     def best(logits: Any, labels: Any) -> torch.Tensor:
         logits = logits[0] if isinstance(logits, tuple) else logits
@@ -230,7 +230,7 @@ def test_logits_can_be_reduced_before_they_are_collected(head, make_trainer):
 
     def agreement(prediction: EvalPrediction) -> dict[str, float]:
         labels = prediction.label_ids[0] if isinstance(prediction.label_ids, tuple) else prediction.label_ids
-        labels = labels[:, -prediction.predictions.shape[1] :]  # of a language model, with the token after the row
+        labels = labels[:, -prediction.predictions.shape[1] :]  # language models: also a label for the next token
         return {"agreement": float((prediction.predictions == labels)[labels != -100].mean())}
 
     batch, _ = learnable_batch(head, 10, seed=3)
@@ -239,18 +239,18 @@ def test_logits_can_be_reduced_before_they_are_collected(head, make_trainer):
     assert 0 <= trainer.evaluate()["eval_agreement"] <= 1
 
 
-def test_trainer_and_our_loop_agree_on_the_loss(head, make_trainer):
+def test_trainer_and_training_step_have_the_same_loss(head, make_trainer):
     batch, _ = learnable_batch(head, 8, seed=4)
     trainer = make_trainer(head.model())
     count = (
         trainer._get_num_items_in_batch([batch], torch.device("cpu")) if head.model_class.accepts_loss_kwargs else None
     )
-    theirs = trainer.compute_loss(trainer.model, dict(batch), num_items_in_batch=count)
+    trainer_loss = trainer.compute_loss(trainer.model, dict(batch), num_items_in_batch=count)
     accelerator = Accelerator(cpu=True)
     model = accelerator.prepare(head.model())
     optimizer = accelerator.prepare(torch.optim.SGD(model.parameters(), lr=0.0))
     halves = [{name: tensor[part] for name, tensor in batch.items()} for part in (slice(0, 5), slice(5, 8))]
     for half in halves:
         half[INDEX_KEY] = torch.arange(len(half["input_ids"]))
-    ours, _ = TrainingStep(accelerator, model, optimizer, 0.0)(halves)
-    torch.testing.assert_close(ours["loss"], theirs.detach(), atol=1e-5, rtol=0)
+    scalars, _ = TrainingStep(accelerator, model, optimizer, 0.0)(halves)
+    torch.testing.assert_close(scalars["loss"], trainer_loss.detach(), atol=1e-5, rtol=0)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
 
-from hf_ctxmodels.core.flags import choice_flag, flag, parse_choices
+from hf_ctxmodels.core.flags import ParsedChoices, choice_flag, flag
 from hf_ctxmodels.downstream.adapters.adapter_set import get_adapter_set, has_adapters
 from hf_ctxmodels.downstream.adapters.configuration import ADAPTER_CONFIGS, BottleneckConfig
 from hf_ctxmodels.downstream.adapters.management import add_adapter, set_active_adapters, train_adapter
@@ -30,7 +30,7 @@ class AdapterOptions(BottleneckConfig):
 
 
 @dataclass
-class AdapterArguments:
+class AdapterArguments(ParsedChoices):
     """Adapters."""
 
     adapter: AdapterOptions | None = choice_flag(
@@ -39,9 +39,6 @@ class AdapterArguments:
         {name: AdapterOptions(**vars(config)) for name, config in ADAPTER_CONFIGS.items()},
         conflicts=("freeze", "anchor", "mixout", "reinit_layers", "train_only"),
     )
-
-    def __post_init__(self) -> None:
-        parse_choices(self)
 
     def apply(self, model: PreTrainedModel, *, freeze_head: bool = False) -> None:
         """Add the adapter and the frozen adapters below it to a model, and freeze its other weights.
