@@ -60,31 +60,26 @@ def main() -> None:
     folder = Path(arguments.output_dir)
     try:
         with DemoRunner(folder, settings, OUTPUT_NAMES, overwrite=arguments.overwrite) as runner:
-            run(report, runner, arguments)
+            if runner.resumed:
+                report.line(f"Continuing the demo in {folder}; --overwrite starts again.", indent="")
+            report.section("Pretraining of a tiny BERT starts")
+            pretraining = start_bert_pretraining(report, runner, arguments.max_steps)
+            report.section("A pretrained BERT, opened unchanged")
+            show_real_bert(report)
+            report.section("word2vec, trained on the demo text")
+            show_word_vectors(report, runner, arguments.word_epochs)
+            report.section("A classifier from 60 labelled sentences")
+            show_topic_classifier(report, runner, arguments.label_epochs)
+            report.section("Publishing, and opening in new processes")
+            show_publishing(report, runner)
+            report.section("Results of the tiny BERT")
+            show_masked_words(report, runner, pretraining, arguments.max_steps)
     except KeyboardInterrupt:
         report.line(
             f"\nStopped. Finished stages are kept in {folder}; the same command continues from there.", indent=""
         )
         raise
     print_summary(report, folder)
-
-
-def run(report: DemoReport, runner: DemoRunner, arguments: DemoArguments) -> None:
-    """Run the sections in order."""
-    if runner.resumed:
-        report.line(f"Continuing the demo in {runner.folder}; --overwrite starts again.", indent="")
-    report.section("Pretraining of a tiny BERT starts")
-    pretraining = start_bert_pretraining(report, runner, arguments.max_steps)
-    report.section("A pretrained BERT, opened unchanged")
-    show_real_bert(report)
-    report.section("word2vec, trained on the demo text")
-    show_word_vectors(report, runner, arguments.word_epochs)
-    report.section("A classifier from 60 labelled sentences")
-    show_topic_classifier(report, runner, arguments.label_epochs)
-    report.section("Publishing, and opening in new processes")
-    show_publishing(report, runner)
-    report.section("Results of the tiny BERT")
-    show_masked_words(report, runner, pretraining, arguments.max_steps)
 
 
 def print_summary(report: DemoReport, folder: Path) -> None:

@@ -58,36 +58,38 @@ def flag_sections(task: str) -> tuple[Section, ...]:
 
 
 def main(task: str) -> None:
-    """Train the student, save it, and print its metrics.
+    """Train the student on raw text or on the examples of a task, save it, and print its metrics.
 
     Raises:
         CtxError: Teacher, student, losses and data do not match.
     """
     description = (_TEXT if task == "text" else _TASK.format(task=task)) + _STUDENT
     arguments, *other_arguments = parse_arguments(*flag_sections(task), description=description, essential=ESSENTIAL)
-    if task == "text":
-        distill_on_text(arguments, *other_arguments)
-    else:
-        distill_on_task(replace(arguments, task=task), *other_arguments)
+    if task != "text":
+        arguments = replace(arguments, task=task)
+        task_arguments, loop = other_arguments
+        setup = _prepare(arguments, TASKS[task].split_words, task_arguments.max_length)
+        if arguments.family is not None and arguments.family.tokenizer is None:
+            arguments.family = replace(arguments.family, tokenizer=arguments.teacher)
+        student = select_fields(FinetuningArguments, arguments)
+        finetune.run(student, task_arguments, loop, make_setup=setup.prepare_finetuning)
+        return
 
-
-def distill_on_text(arguments: TextDistillationArguments, loop: LoopArguments) -> None:
-    """Distill a masked language model on raw text."""
-    setup = prepare(arguments)
+    (loop,) = other_arguments
+    setup = _prepare(arguments, False, arguments.max_length)
     arguments.tokenizer = arguments.tokenizer or arguments.teacher
     if arguments.family is None and arguments.model in (None, arguments.teacher):
         arguments.family = get_family(setup.teacher.config).name
     family = resolve_family(select_fields(PretrainingArguments, arguments))
-    masked_lm_objectives = [
-        name for name, objective in family.objectives.items() if objective.auto_class == "AutoModelForMaskedLM"
-    ]
-    if arguments.objective is None and not masked_lm_objectives:
+    if arguments.objective is None:
+        masked_lm = (name for name, kind in family.objectives.items() if kind.auto_class == "AutoModelForMaskedLM")
+        arguments.objective = next(masked_lm, None)
+    if arguments.objective is None:
         raise CtxError(
             f"The family {family.name} has no masked language model to distill on raw text.",
             location=f"--family {family.name}",
             hint="distill on a task, or use another family.",
         )
-    arguments.objective = arguments.objective or masked_lm_objectives[0]
     summary = pretrain(select_fields(PretrainingArguments, arguments), loop, make_setup=setup.prepare_pretraining)
     if PartialState().is_main_process:
         output = loop.output_dir
@@ -96,37 +98,19 @@ def distill_on_text(arguments: TextDistillationArguments, loop: LoopArguments) -
         print(format_next_commands(finetuning_command(output, summary.model_type)))
 
 
-def distill_on_task(arguments: TaskDistillationArguments, task_arguments: TaskArguments, loop: LoopArguments) -> None:
-    """Distill a model on the examples of a task."""
-    setup = prepare(arguments, split_words=TASKS[arguments.task].split_words, max_length=task_arguments.max_length)
-    if arguments.family is not None and arguments.family.tokenizer is None:
-        arguments.family = replace(arguments.family, tokenizer=arguments.teacher)
-    student = select_fields(FinetuningArguments, arguments)
-    finetune.run(student, task_arguments, loop, make_setup=setup.prepare_finetuning)
-
-
-def prepare(
-    arguments: TextDistillationArguments | TaskDistillationArguments,
-    split_words: bool = False,
-    max_length: int | None = None,
+def _prepare(
+    arguments: TextDistillationArguments | TaskDistillationArguments, split_words: bool, max_length: int
 ) -> DistillationSetup:
-    """Open the teacher, and set the initial weights and depth of the student from `--student_layers`.
-
-    Args:
-        arguments: The flags; `model` and `config_options` are modified.
-        split_words: Whether the inputs of the tokenizer are lists of words.
-        max_length: Longest input in tokens; None for `arguments.max_length`.
+    """Open the teacher, and set the initial weights and depth of the student from `--student_layers`, which modifies
+    `model` and `config_options`.
 
     Raises:
         CtxError: The teacher cannot be opened, has too few positions, or lacks a layer of `--student_layers`.
     """
     losses = parse_losses(arguments.losses)
     teacher = Teacher.open(arguments.teacher, split_words=split_words)
-    if max_length is None:
-        max_length = arguments.max_length  # type: ignore[union-attr]
-    check_tokenizer_matches_model(
-        teacher.tokenizer, teacher.config, max_length, location=f"--teacher {arguments.teacher}"
-    )
+    location = f"--teacher {arguments.teacher}"
+    check_tokenizer_matches_model(teacher.tokenizer, teacher.config, max_length, location=location)
     layers = arguments.student_layers
     if layers:
         arguments.model = arguments.model or arguments.teacher

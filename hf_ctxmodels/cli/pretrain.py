@@ -67,12 +67,7 @@ def show_results(summary: TrainingSummary, output: str) -> None:
 
 
 def finetuning_command(model: str, model_type: str) -> tuple[str, ...]:
-    """The command that fine-tunes a model on a task supported by its family.
-
-    Args:
-        model: Its directory.
-        model_type: `model_type` of its configuration.
-    """
+    """The command that fine-tunes the model in a directory on a task supported by its family."""
     heads = get_family(model_type).models
     task = SequenceClassification if SequenceClassification.auto_class in heads else Seq2Seq
     files = ("--train_file", "FILE", "--validation_file", "FILE", "--output_dir", "DIR")

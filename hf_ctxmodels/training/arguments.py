@@ -1,12 +1,14 @@
 """Flags of the training loop."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, check_range, choice_flag, flag, parse_choices
 
-_OPTIMIZATION, _RECORDS = "optimization", "logging, evaluation and checkpoints"
+_optimization_flag = partial(flag, group="optimization")
+_record_flag = partial(flag, group="logging, evaluation and checkpoints")
 
 
 @dataclass(frozen=True)
@@ -152,40 +154,34 @@ class LoopArguments:
     max_steps: int | None = flag(None, "Optimizer steps to train.")
     num_train_epochs: float | None = flag(None, "Passes over the data to train, instead of --max_steps.")
     per_device_batch_size: int = flag(32, "Examples per process and micro-batch.")
-    gradient_accumulation_steps: int = flag(1, "Micro-batches per optimizer step.", group=_OPTIMIZATION)
-    optimizer: OptimizerOptions = choice_flag("adamw", "Optimizer.", OPTIMIZERS, group=_OPTIMIZATION)
-    learning_rate: float = flag(1e-4, "Peak learning rate.", group=_OPTIMIZATION)
+    gradient_accumulation_steps: int = _optimization_flag(1, "Micro-batches per optimizer step.")
+    optimizer: OptimizerOptions = choice_flag("adamw", "Optimizer.", OPTIMIZERS, group="optimization")
+    learning_rate: float = _optimization_flag(1e-4, "Peak learning rate.")
     lr_scheduler: SchedulerOptions = choice_flag(
-        "linear", "Learning rate after the warm-up.", SCHEDULERS, group=_OPTIMIZATION
+        "linear", "Learning rate after the warm-up.", SCHEDULERS, group="optimization"
     )
-    warmup_steps: float = flag(0.0, "Steps of linear warm-up; a fraction of all steps if below 1.", group=_OPTIMIZATION)
-    layerwise_lr_decay: float = flag(
-        1.0, "Factor between the learning rates of adjacent layers; ULMFiT: 2.6.", group=_OPTIMIZATION
+    warmup_steps: float = _optimization_flag(0.0, "Steps of linear warm-up; a fraction of all steps if below 1.")
+    layerwise_lr_decay: float = _optimization_flag(
+        1.0, "Factor between the learning rates of adjacent layers; ULMFiT: 2.6."
     )
-    head_learning_rate: float | None = flag(
-        None, "Peak learning rate of the heads; by default --learning_rate.", group=_OPTIMIZATION
+    head_learning_rate: float | None = _optimization_flag(
+        None, "Peak learning rate of the heads; by default --learning_rate."
     )
-    lr_reference_targets: float = flag(
-        0.0,
-        "Scale the learning rate of a step by its number of targets divided by this; 0 disables scaling.",
-        group=_OPTIMIZATION,
+    lr_reference_targets: float = _optimization_flag(
+        0.0, "Scale the learning rate of a step by its number of targets divided by this; 0 disables scaling."
     )
-    max_grad_norm: float = flag(1.0, "Gradient norm to clip to; 0 disables clipping.", group=_OPTIMIZATION)
-    mixed_precision: Literal["no", "bf16", "fp16"] | None = flag(
-        None,
-        "Precision of the forward pass; by default the setting of `accelerate launch`, or no.",
-        group=_OPTIMIZATION,
+    max_grad_norm: float = _optimization_flag(1.0, "Gradient norm to clip to; 0 disables clipping.")
+    mixed_precision: Literal["no", "bf16", "fp16"] | None = _optimization_flag(
+        None, "Precision of the forward pass; by default the setting of `accelerate launch`, or no."
     )
     seed: int = flag(42, "Seed of initialisation, data order, masking and dropout.")
-    logging_steps: int = flag(50, "Steps between log records.", group=_RECORDS)
-    eval_steps: int = flag(0, "Steps between evaluations; 0 evaluates at the end only.", group=_RECORDS)
-    save_steps: int = flag(500, "Steps between checkpoints; 0 saves at the end only.", group=_RECORDS)
-    save_total_limit: int = flag(2, "Number of newest checkpoints to keep.", group=_RECORDS)
-    resume: bool = flag(
-        False, "Continue exactly from the newest checkpoint in --output_dir, if there is one.", group=_RECORDS
-    )
-    overwrite: bool = flag(False, "Delete the run and the model in --output_dir and start a new run.", group=_RECORDS)
-    report_to: Literal["none", "tensorboard", "trackio"] = flag("none", "Experiment tracker.", group=_RECORDS)
+    logging_steps: int = _record_flag(50, "Steps between log records.")
+    eval_steps: int = _record_flag(0, "Steps between evaluations; 0 evaluates at the end only.")
+    save_steps: int = _record_flag(500, "Steps between checkpoints; 0 saves at the end only.")
+    save_total_limit: int = _record_flag(2, "Number of newest checkpoints to keep.")
+    resume: bool = _record_flag(False, "Continue exactly from the newest checkpoint in --output_dir, if there is one.")
+    overwrite: bool = _record_flag(False, "Delete the run and the model in --output_dir and start a new run.")
+    report_to: Literal["none", "tensorboard", "trackio"] = _record_flag("none", "Experiment tracker.")
     dataloader_workers: int | None = flag(
         None, "Processes that collate batches; 0: the training process. By default 1, or 0 with fewer than 4 cores."
     )

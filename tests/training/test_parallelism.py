@@ -1,4 +1,4 @@
-"""Warnings for inactive parallelism, and a plain Trainer on several processes."""
+"""Several processes: warnings, a killed process, and a plain Trainer."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.distributed import inactive_parallelism_warnings
 from hf_ctxmodels.training.loop import make_accelerator
 
-# Each process trains on its own half of the batch; the weights are those of the mean gradient.
+# Each process trains on half of the batch; the gradients are averaged.
 PLAIN_TRAINER = """
 import sys
 import torch
@@ -29,6 +29,35 @@ trainer.train()
 total = sum(float(weight.double().sum()) for weight in model.parameters())
 print(f"process {arguments.process_index} of {arguments.world_size} has {total:.9f}", flush=True)
 """
+
+
+# Process 1 is killed before its third step, as by a kernel that is out of memory.
+KILLED = """
+import os, signal, sys
+from hf_ctxmodels.cli import pretrain
+from hf_ctxmodels.training.training_step import TrainingStep
+step, steps = TrainingStep.__call__, []
+def killing_step(self, batches):
+    steps.append(batches)
+    if len(steps) == 3 and os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return step(self, batches)
+TrainingStep.__call__ = killing_step
+from hf_ctxmodels.core.errors import run_script
+run_script(pretrain.main)
+"""
+
+
+def launch(workspace, script: Path, *flags: object) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of `accelerate launch SCRIPT` with two processes."""
+    config = ("--config_file", "scripts/accelerate/ddp_cpu.yaml", "--num_processes", 2, "--mixed_precision", "no")
+    process = workspace.start("-m", "accelerate.commands.launch", *config, script, *flags)
+    try:
+        output, errors = process.communicate(timeout=300)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    return process.returncode, output, errors
 
 
 def test_warnings(monkeypatch, tmp_path, capsys, fresh_accelerate) -> None:
@@ -54,16 +83,21 @@ def test_warnings(monkeypatch, tmp_path, capsys, fresh_accelerate) -> None:
 
 
 @pytest.mark.slow
+def test_killed_process(workspace, tmp_path: Path) -> None:
+    (tmp_path / "killed.py").write_text(KILLED)
+    flags = workspace.flags(tmp_path / "out", "--per_device_batch_size", 2, "--max_steps", 8, "--save_steps", 2)
+    code, _, errors = launch(workspace, tmp_path / "killed.py", *flags)
+    assert code != 0
+    assert "LostProcessError: Another process of this run has ended" in errors
+    assert "--resume" in errors
+    assert (tmp_path / "out" / "checkpoint-2").is_dir()
+
+
+@pytest.mark.slow
 def test_plain_trainer(workspace, tmp_path: Path) -> None:
     (tmp_path / "plain.py").write_text(PLAIN_TRAINER)
-    config = ("--config_file", "scripts/accelerate/ddp_cpu.yaml", "--num_processes", 2, "--mixed_precision", "no")
-    process = workspace.start("-m", "accelerate.commands.launch", *config, tmp_path / "plain.py", tmp_path / "out")
-    try:
-        output, errors = process.communicate(timeout=300)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-    assert process.returncode == 0, errors
+    code, output, errors = launch(workspace, tmp_path / "plain.py", tmp_path / "out")
+    assert code == 0, errors
     lines = sorted(line for line in output.splitlines() if line.startswith("process"))
     assert [line.split(" has ")[0] for line in lines] == ["process 0 of 2", "process 1 of 2"]
     assert lines[0].split(" has ")[1] == lines[1].split(" has ")[1]

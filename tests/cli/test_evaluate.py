@@ -1,0 +1,194 @@
+"""`hf-ctxmodels evaluate words`, `sentences` and `pairs`, on models with known results."""
+
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from commands import run_command
+from torch import Tensor
+from zoo import Case
+
+from hf_ctxmodels import CtxError, CtxXLMConfig, CtxXLMModel, CtxXLMTokenizer
+from hf_ctxmodels.cli.evaluate import retrieval_lines
+from hf_ctxmodels.conversion.word_vectors import WordVectors
+from hf_ctxmodels.evaluation import MinimalPair, PairResult, evaluate_pairs, read_pairs, total_result, unigram_scorer
+from hf_ctxmodels.inference import encode_sentences, score
+from hf_ctxmodels.registry import FAMILIES
+from hf_ctxmodels.tokenizers.word_level import CtxWordTokenizer
+
+WORDS = ["man", "king", "woman", "queen", "apple", "pear"]
+VECTORS = [[1, 0, 0.1], [1, 1, 0.1], [-1, 0, 0.1], [-1, 1, 0.1], [0, 0.1, 1], [0, 0.2, 1.1]]
+TRANSLATED_WORDS = ["cat", "dog", "tree", "katze", "hund", "baum"]
+TRANSLATED_VECTORS = [[1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 0.1, 0], [0, 1, 0.1], [0.1, 0, 1]]
+TEXTS = ["the cat saw a small garden", "a dog carried seven letters over the bridge", "the dog saw the cat"]
+PAIRS = [
+    ("the cat saw a garden", "the cat saw a letters", "agreement"),
+    ("the dog saw the cat", "the dog saw the seven", "agreement"),
+    ("seven letters", "letters seven", "order"),
+]
+
+
+def save(folder: Path, *parts: object) -> Path:
+    for part in parts:
+        part.save_pretrained(folder)
+    return folder
+
+
+def save_vectors(folder: Path, family: str, words: list[str], vectors: list[list[float]]) -> Path:
+    matrix = np.array(vectors, dtype=np.float32)
+    return save(folder, *WordVectors(words, matrix, lower_case=True).to_model(family))
+
+
+@pytest.fixture(scope="module")
+def translations(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_vectors(tmp_path_factory.mktemp("model"), "glove", TRANSLATED_WORDS, TRANSLATED_VECTORS)
+
+
+def printed_lines(capsys: pytest.CaptureFixture) -> list[str]:
+    return [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+
+
+@pytest.mark.parametrize("family", ["word2vec", "glove"])
+def test_words(family: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    model = save_vectors(tmp_path / "model", family, WORDS, VECTORS)
+    (tmp_path / "pairs.txt").write_text("apple\tpear\t9.5\nman\twoman\t1\nking\tman\t6\nkiwi\tpear\t8\n")
+    (tmp_path / "questions.txt").write_text(": royal\nman king woman queen\n: fruit\nman apple kiwi pear\n")
+    files = {"similarity": tmp_path / "pairs.txt", "analogies": tmp_path / "questions.txt"}
+    flags = {"model": model, **files, "near": "apple", "analogy": ["man", "king", "woman"]}
+    assert run_command("evaluate", "words", **flags) == 0
+    lines = printed_lines(capsys)
+    assert "pairs.txt spearman 1.0000 3 of 4 pairs" in lines
+    assert "royal accuracy 100.0% 1 of 1 questions" in lines
+    assert "fruit accuracy - 0 of 1 questions" in lines
+    assert "all accuracy 100.0% 1 of 2 questions" in lines
+    assert any(line.startswith("apple: pear 0.99") for line in lines)
+    assert any(line.startswith("man : king = woman : queen") for line in lines)
+
+
+def test_sentences(translations: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    pairs, table, texts = tmp_path / "pairs.csv", tmp_path / "rows.tsv", []
+    pairs.write_text("cat,katze,5\ncat dog,dog,3\ncat,tree,0\n")
+    rows = [f"{word} {other}\t{word}" for word in TRANSLATED_WORDS[:3] for other in TRANSLATED_WORDS[3:]]
+    table.write_text("\n".join(["text\tlabel", *rows * 4]) + "\n")
+    for name, words in (("en", TRANSLATED_WORDS[:3]), ("de", TRANSLATED_WORDS[3:])):
+        texts.append(tmp_path / f"text.{name}.txt")
+        texts[-1].write_text("\n".join(words) + "\n")
+    flags = {"similarity": f"{pairs}=1,2,3", "relatedness": f"{pairs},{pairs}=1,2,3"}
+    flags |= {"classification": f"{table},{table}=text,label", "retrieval": ",".join(map(str, texts))}
+    assert run_command("evaluate", "sentences", model=translations, **flags) == 0
+    lines = printed_lines(capsys)
+    assert lines[0].startswith("pairs.csv spearman 1.0000")
+    assert lines[0].endswith("3 pairs")
+    assert "pairs.csv spearman 1.0000 pearson 0.99" in lines[1], "the training pairs are also the test pairs"
+    assert "majority 0.33" in lines[2]
+    assert lines[3] == "text.en.txt -> text.de.txt cosine 1.0000 margin 1.0000 3 pairs"
+    assert lines[4].startswith("text.de.txt -> text.en.txt cosine 1.0000")
+
+
+def test_language_embeddings(tmp_path: Path) -> None:
+    """Each side is read in its language; missing languages are an error."""
+    texts = {"en": ["a cat", "a dog ran"], "de": ["eine Katze", "ein Hund lief"]}
+    tagged = [f"<{code}> {text}" for code, lines in texts.items() for text in lines]
+    tokenizer = CtxXLMTokenizer.train(tagged, 60, min_frequency=1)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = CtxXLMModel(CtxXLMConfig(vocab_size=len(tokenizer), n_langs=2, lang2id=tokenizer.lang2id, **sizes))
+    for code, lines in texts.items():
+        (tmp_path / f"text.{code}.txt").write_text("\n".join(lines))
+    encoded = {}
+
+    def encode(lines: list[str]) -> Tensor:
+        vectors = encode_sentences(model, tokenizer, lines, pooling="mean")
+        encoded[tokenizer.language] = vectors
+        return vectors
+
+    named = ",".join(f"{code}={tmp_path / f'text.{code}.txt'}" for code in texts)
+    assert "text.en.txt -> text.de.txt" in retrieval_lines(encode, tokenizer, named)[0]
+    assert [*encoded] == ["en", "de"]
+    tokenizer.language = "en"
+    other = encode_sentences(model, tokenizer, texts["de"], pooling="mean")
+    assert (other - encoded["de"]).abs().max() > 1e-3
+    tokenizer.language = None
+    with pytest.raises(CtxError, match="langs is missing"):
+        retrieval_lines(encode, tokenizer, ",".join(str(tmp_path / f"text.{code}.txt") for code in texts))
+
+
+@pytest.mark.parametrize(
+    ("command", "flags", "message"),
+    [
+        ("words", {"analogy": ["man", "king"]}, "three words"),
+        ("words", {"near": "kiwi"}, "'kiwi' has no vector"),
+        ("words", {"similarity": "nothing.txt"}, "No such file"),
+        ("sentences", {"similarity": "pairs.csv"}, "pairs.csv"),
+        ("sentences", {"relatedness": "one.csv=1,2,3"}, "one.csv=1,2,3"),
+        ("sentences", {"classification": "one.tsv=text,label"}, "one.tsv=text,label"),
+        ("sentences", {"retrieval": "one.txt"}, "one.txt"),
+        ("sentences", {"retrieval": "en=one.txt,two.txt"}, "en=one.txt,two.txt"),
+        ("sentences", {"retrieval": "en=one.txt,de=two.txt"}, "has no languages"),
+        ("sentences", {"similarity": "nothing.csv=1,2,3"}, "No such file"),
+    ],
+)
+def test_errors(translations: Path, command: str, flags: dict, message: str, capsys: pytest.CaptureFixture) -> None:
+    assert run_command("evaluate", command, model=translations, **flags) == 2
+    assert message in capsys.readouterr().err
+
+
+def write_pairs(path: Path) -> Path:
+    keys = ("sentence_good", "sentence_bad", "linguistics_term")
+    with gzip.open(path, "wt") as file:
+        file.writelines(json.dumps(dict(zip(keys, pair, strict=True))) + "\n" for pair in PAIRS)
+    return path
+
+
+def test_pair_results() -> None:
+    """A tie counts half; unigrams have the frequencies of the text, also for unknown words."""
+    pairs = [MinimalPair("aa", "a", "x"), MinimalPair("a", "a", "x"), MinimalPair("a", "aa", "y")]
+    results = evaluate_pairs(pairs, lambda texts: [len(text) for text in texts])
+    assert results == {"x": PairResult(1.5, 2), "y": PairResult(0.0, 1)}
+    assert total_result(results.values()).accuracy == 0.5
+    tokenizer = CtxWordTokenizer.train(["a b c"], vocab_size=9, min_count=1)
+    scores = unigram_scorer(tokenizer, ["a b", "a"])(["a", "b", "c", "a b", "b a"])
+    assert scores[0] > scores[1] > scores[2] > -10
+    assert scores[3] == pytest.approx(scores[0] + scores[1]) == scores[4]
+
+
+def test_pairs(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """A family whose saved head and language model are not the first of its Auto classes."""
+    family = FAMILIES["bert"]
+    tokenizer = family.tokenizer.train(TEXTS * 5, vocab_size=120)
+    model = Case(family, "AutoModelForMaskedLM").model(vocab_size=len(tokenizer))
+    (tmp_path / "text.txt").write_text("\n".join(TEXTS))
+    flags = {"model": save(tmp_path / "model", model, tokenizer), "pairs": write_pairs(tmp_path / "pairs.jsonl.gz")}
+    flags["unigram_text"] = tmp_path / "text.txt"
+    assert run_command("evaluate", "pairs", **flags) == 0
+    printed = capsys.readouterr()
+    assert "newly initialised" not in printed.err
+    scores = [[text.log_probability for text in score(model, tokenizer, pair[:2])] for pair in PAIRS]
+    correct = [good > bad for good, bad in scores]
+    lines = {line.split()[0]: line.split() for line in printed.out.splitlines()}
+    for name, values in (("agreement", correct[:2]), ("order", correct[2:]), ("all", correct)):
+        accuracy = sum(values) / len(values)
+        assert lines[name][2] == f"{accuracy:.4f}"
+        assert float(lines[name][6]) == pytest.approx(accuracy - float(lines[name][4]), abs=1e-4)
+        assert lines[name][7:] == [str(len(values)), "pairs"]
+    assert lines["order"][4] == "0.5000", "equal words in another order"
+    assert run_command("evaluate", "pairs", max_pairs=1, **flags) == 0
+    assert capsys.readouterr().out.splitlines()[-1].endswith(" 1 pairs")
+
+    (tmp_path / "incomplete.jsonl").write_text('{"sentence_good": "a b"}\n')
+    infersent = FAMILIES["infersent"]
+    tokenizer = infersent.tokenizer.train(TEXTS * 5, vocab_size=50)
+    encoder = Case(infersent, "AutoModel").model(vocab_size=len(tokenizer))
+    for changes, message in (
+        ({"pairs": tmp_path / "incomplete.jsonl"}, "incomplete.jsonl, line 1"),
+        ({"model": save(tmp_path / "encoder", encoder, tokenizer)}, "'infersent' has no language model"),
+    ):
+        assert run_command("evaluate", "pairs", **flags | changes) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_blimp(shared_data: Path) -> None:
+    pairs = read_pairs(shared_data / "blimp" / "causative.jsonl.gz")
+    assert len(pairs) == 1000
+    assert pairs[0] == MinimalPair("Aaron breaks the glass.", "Aaron appeared the glass.", "argument_structure")
