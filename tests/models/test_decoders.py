@@ -1,123 +1,142 @@
-"""Decoders: caches, generation in all modes of transformers, padding on either side, and wrong inputs."""
+"""Decoders and encoder-decoders: caches, generation in all modes of transformers, padding, and invalid inputs."""
 
 from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import pytest
 import torch
+from benchmarks.measure import peak_bytes
 from torch import Tensor
-from transformers import DynamicCache, StaticCache, TextIteratorStreamer, pipeline
-from zoo import CASES, Case, assert_close
+from torch.nn import functional as F
+from transformers import DynamicCache, EncoderDecoderCache, StaticCache, TextIteratorStreamer, pipeline
+from zoo import CASES, PATHS, Case, assert_close, assert_same_gradients, gradients, make_batch, make_targets
 
-from hf_ctxmodels import CtxError, CtxGpt2Config, CtxGpt2ForCausalLM, CtxGpt2Tokenizer
+from hf_ctxmodels import CtxBartConfig, CtxBartModel, CtxError, CtxGpt2Config, CtxGpt2ForCausalLM, CtxGpt2Tokenizer
+from hf_ctxmodels.architectures.encoder_decoder_heads import TransformerForConditionalGeneration
+from hf_ctxmodels.core.generation_cache import BeamSearchCache
+from hf_ctxmodels.heads.seq2seq import Seq2SeqHead
+from hf_ctxmodels.layers.attention.layouts import PackedLayout
 
 DECODERS = [case for case in CASES if case.auto_name == "AutoModelForCausalLM" and case.is_causal]
-REFERENCE_CASES = [case for case in DECODERS if case.has_reference]
+SEQ2SEQ = [case for case in CASES if issubclass(case.model_class, TransformerForConditionalGeneration)]
+ALL_SEQ2SEQ = [case for case in CASES if issubclass(case.model_class, Seq2SeqHead) and case.has_auto_class]
+TRANSFORMERS = [*DECODERS, *SEQ2SEQ]
+CLASSIFIER = next(case for case in CASES if str(case) == "bart-AutoModelForSequenceClassification")
 LENGTHS = (9, 4, 6)
 OPTIONS = {"max_new_tokens": 7, "eos_token_id": None, "pad_token_id": 0}
 
 
-def prompts(side: str) -> dict[str, Tensor]:
-    """Three prompts of different lengths."""
-    torch.manual_seed(0)
-    rows = [torch.randint(5, 50, (length,)) for length in LENGTHS]
-    batch = {"input_ids": torch.zeros(3, max(LENGTHS), dtype=torch.long)}
-    batch["attention_mask"] = torch.zeros_like(batch["input_ids"])
-    for row, (ids, length) in enumerate(zip(rows, LENGTHS)):
-        place = slice(max(LENGTHS) - length, None) if side == "left" else slice(length)
-        batch["input_ids"][row, place], batch["attention_mask"][row, place] = ids, 1
-    return batch
+def prompts(case: Case, side: str = "right") -> dict[str, Tensor]:
+    """Three prompts or sources of different lengths."""
+    batch = make_batch(case, LENGTHS, side=side)
+    return {name: batch[name] for name in ("input_ids", "attention_mask")}
 
 
-@pytest.mark.parametrize("case", DECODERS, ids=str)
+def generate(model: Any, *args: Tensor, **options: Any) -> Tensor:
+    """(texts, 7) generated tokens; those of a decoder without repetition, which would hide differences."""
+    repetition = {"no_repeat_ngram_size": 1} if model.config.is_encoder_decoder else {}
+    return model.generate(*args, **OPTIONS | repetition | {"do_sample": False} | options)[:, -7:]
+
+
+@pytest.mark.parametrize("case", TRANSFORMERS, ids=str)
 @torch.no_grad()
-def test_a_cache_gives_what_one_pass_gives(case: Case) -> None:
-    """Several tokens at a time and one by one, by a growing cache and one of fixed length, padded on the left."""
-    model, batch = case.model(), prompts("left")
-    whole = model(**batch).logits
-    for cache in (DynamicCache(config=model.config), StaticCache(config=model.config, max_cache_len=12)):
-        found, start = [], 0
+def test_steps_with_a_cache_equal_one_pass(case: Case) -> None:
+    """Several tokens at a time and one by one, by a growing and a static cache; with padding."""
+    model, prefix, batch = case.model(), "", {}
+    ids, mask = prompts(case, "left").values()
+    if case.is_seq2seq:
+        prefix, batch = "decoder_", make_batch(case, LENGTHS)
+        ids = batch.pop("decoder_input_ids")
+        ids, mask = torch.cat([ids, ids[:, :3]], 1), torch.ones(3, 9, dtype=torch.long)
+        mask[1, :2] = 0
+    expected = model(**batch, **{f"{prefix}input_ids": ids, f"{prefix}attention_mask": mask}).logits
+    config = model.config.get_text_config(decoder=True)
+
+    def build_cache(cache_class: Any, **options: int) -> Any:
+        caches = [cache_class(config=config, **options) for _ in range(1 + case.is_seq2seq)]
+        return EncoderDecoderCache(*caches) if case.is_seq2seq else caches[0]
+
+    for cache in (build_cache(DynamicCache), build_cache(StaticCache, max_cache_len=12), None):
+        logits, start, inputs = [], 0, batch
         for stop in (6, 7, 9):
-            step = {"input_ids": batch["input_ids"][:, start:stop], "attention_mask": batch["attention_mask"][:, :stop]}
-            found.append(model(**step, past_key_values=cache, use_cache=True).logits)
-            start = stop
-        real = batch["attention_mask"].bool()
-        assert_close(torch.cat(found, 1)[real], whole[real])
+            step = {f"{prefix}input_ids": ids[:, start:stop], f"{prefix}attention_mask": mask[:, :stop]}
+            outputs = model(**inputs, **step, past_key_values=cache, use_cache=True)
+            logits.append(outputs.logits)
+            start, cache = stop, outputs.past_key_values
+            if case.is_seq2seq:
+                encoded = model.get_encoder()(**{name: batch[name] for name in ("input_ids", "attention_mask")})
+                inputs = {"attention_mask": batch["attention_mask"], "encoder_outputs": encoded}
+        assert_close(torch.cat(logits, 1)[mask == 1], expected[mask == 1])
 
 
-@pytest.mark.parametrize("case", DECODERS, ids=str)
-def test_padding_does_not_change_a_continuation(case: Case) -> None:
-    model, left, right = case.model(), prompts("left"), prompts("right")
-    for beams in (1, 3):
-        together = model.generate(**left, **OPTIONS, num_beams=beams, do_sample=False)[:, -7:]
-        for row, length in enumerate(LENGTHS):
-            alone = right["input_ids"][row : row + 1, :length]
-            assert torch.equal(
-                model.generate(alone, **OPTIONS, num_beams=beams, do_sample=False)[0, -7:], together[row]
-            )
-    assert_close(model(**right).logits[1, :4], model(**left).logits[1, -4:])
-
-
-@pytest.mark.parametrize("case", REFERENCE_CASES, ids=str)
+@pytest.mark.parametrize("case", [case for case in TRANSFORMERS if case.has_reference], ids=str)
 @pytest.mark.filterwarnings("ignore")
-def test_generation_is_that_of_the_reference(case: Case, tmp_path: Path) -> None:
+def test_generation_equals_transformers(case: Case, tmp_path: Path) -> None:
+    """Of one prompt, or of several sources padded on the right."""
     reference = case.reference_model(seed=0)
     reference.save_pretrained(tmp_path)
-    ours = case.model_class.from_pretrained(tmp_path).eval()
-    ids = prompts("left")["input_ids"][:1]
+    model = case.model_class.from_pretrained(tmp_path).eval()
+    batch = prompts(case) if case.is_seq2seq else {"input_ids": prompts(case)["input_ids"][:1]}
     for mode in (
-        {"do_sample": False},
-        {"do_sample": False, "num_beams": 4, "num_return_sequences": 2},
-        {"do_sample": False, "use_cache": False},
-        {"do_sample": False, "no_repeat_ngram_size": 2, "repetition_penalty": 1.3},
+        {},
+        {"num_beams": 4, "num_return_sequences": 2},
+        {"num_beams": 3, "length_penalty": 2.0, "repetition_penalty": 1.3},
+        {"use_cache": False},
+        {"no_repeat_ngram_size": 2, "repetition_penalty": 1.3},
+        {"do_sample": True, "top_k": 5, "top_p": 0.9},
     ):
-        assert torch.equal(ours.generate(ids, **OPTIONS, **mode), reference.generate(ids, **OPTIONS, **mode)), mode
-    sampled = {"do_sample": True, "top_k": 5, "top_p": 0.9}
-    draws = []
-    for model in (ours, reference):
-        torch.manual_seed(0)
-        draws.append(model.generate(ids, **OPTIONS, **sampled))
-    assert torch.equal(*draws)
+        texts = []
+        for generator in (model, reference):
+            torch.manual_seed(0)
+            texts.append(generate(generator, **batch, **mode))
+        assert torch.equal(*texts), mode
+    assert len(texts[0].unique()) > 3, "too few different tokens to show a difference"
 
 
-@pytest.mark.parametrize("case", DECODERS, ids=str)
+@pytest.mark.parametrize("case", TRANSFORMERS, ids=str)
 @pytest.mark.filterwarnings("ignore")
-def test_other_modes_give_the_greedy_continuation(case: Case) -> None:
-    """Assisted by itself, by look-up in the prompt, and with a cache of fixed length."""
-    model, ids = case.model(), prompts("left")["input_ids"][:1]
-    expected = model.generate(ids, **OPTIONS, do_sample=False)
-    for mode in (
-        {"assistant_model": case.model()},
-        {"prompt_lookup_num_tokens": 2},
-        {"cache_implementation": "static", "disable_compile": True},
-    ):
-        assert torch.equal(model.generate(ids, **OPTIONS, do_sample=False, **mode), expected), mode
+def test_padding_and_modes_do_not_change_a_generated_text(case: Case) -> None:
+    """Padding on either side; assisted generation, and a static cache."""
+    model, left, right = case.model(), prompts(case, "left"), prompts(case)
+    for num_beams in (1, 3):
+        texts = generate(model, **left, num_beams=num_beams)
+        assert torch.equal(generate(model, **right, num_beams=num_beams), texts)
+        for row, length in enumerate(LENGTHS):
+            ids = right["input_ids"][row : row + 1, :length]
+            assert torch.equal(generate(model, ids, num_beams=num_beams)[0], texts[row])
+    ids = right["input_ids"][:1]
+    modes: list[dict[str, Any]] = [{"assistant_model": case.model()}]
+    modes += [{"cache_implementation": "static", "disable_compile": True}]
+    modes += [] if case.is_seq2seq else [{"prompt_lookup_num_tokens": 2}]
+    for mode in modes:
+        assert torch.equal(generate(model, ids, **mode), generate(model, ids)), mode
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("case", DECODERS, ids=str)
-def test_shifted_labels_are_targets_in_their_place(case: Case, side: str) -> None:
-    """`shift_labels`, as Trainer gives them where it splits rows over devices."""
-    model, batch = case.model(), prompts(side)
+def test_shifted_labels(case: Case, side: str) -> None:
+    """`shift_labels`, which Trainer passes if it splits rows over devices."""
+    model, batch = case.model(), prompts(case, side)
     labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
     labels[0, 3] = -100
-    shifted = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
-    if side == "left":  # nothing predicts a row's first token
+    shifted = F.pad(labels[:, 1:], (0, 1), value=-100)
+    if side == "left":  # nothing predicts the first token of a row
         shifted = shifted.masked_fill(batch["attention_mask"] == 0, -100)
-    expected, number = model(**batch, labels=labels).loss, int((shifted != -100).sum())
+    expected, count = model(**batch, labels=labels).loss, int((shifted != -100).sum())
     assert torch.equal(model(**batch, shift_labels=shifted).loss, expected)
     assert torch.equal(model(**batch, labels=labels, shift_labels=shifted).loss, expected)
-    assert_close(model(**batch, shift_labels=shifted, num_items_in_batch=7).loss, expected * number / 7)
+    assert_close(model(**batch, shift_labels=shifted, num_items_in_batch=7).loss, expected * count / 7)
     logits = model(**batch).logits
-    assert_close(torch.nn.functional.cross_entropy(logits.flatten(0, 1), shifted.flatten()), expected)
-    for wrong in (shifted[:, 1:], shifted[:2], labels.tolist(), shifted.half()):
+    assert_close(F.cross_entropy(logits.flatten(0, 1), shifted.flatten()), expected)
+    for invalid in (shifted[:, 1:], shifted[:2], labels.tolist(), shifted.half()):
         with pytest.raises(CtxError, match="shift_labels is"):
-            model(**batch, shift_labels=wrong)
+            model(**batch, shift_labels=invalid)
 
 
 @pytest.fixture(scope="module")
-def small() -> tuple[CtxGpt2ForCausalLM, CtxGpt2Tokenizer]:
+def gpt2() -> tuple[CtxGpt2ForCausalLM, CtxGpt2Tokenizer]:
     torch.manual_seed(0)
     texts = ["a cat sat on the mat", "dogs ran home"] * 3
     tokenizer = CtxGpt2Tokenizer.train(texts, vocab_size=280, model_max_length=32)
@@ -127,40 +146,230 @@ def small() -> tuple[CtxGpt2ForCausalLM, CtxGpt2Tokenizer]:
     return CtxGpt2ForCausalLM(CtxGpt2Config(vocab_size=len(tokenizer), **sizes, **ids)).eval(), tokenizer
 
 
-def test_pipeline_and_streaming(small: tuple[CtxGpt2ForCausalLM, CtxGpt2Tokenizer]) -> None:
-    model, tokenizer = small
-    options = {"max_new_tokens": 5, "do_sample": False}
-    batch = tokenizer(["a cat", "dogs ran home"], return_tensors="pt", padding=True)
+def test_pipeline_and_streaming(gpt2: tuple[CtxGpt2ForCausalLM, CtxGpt2Tokenizer]) -> None:
+    model, tokenizer = gpt2
+    texts, options = ["a cat", "dogs ran home"], {"max_new_tokens": 5, "do_sample": False}
+    batch = tokenizer(texts, return_tensors="pt", padding=True)
     expected = tokenizer.batch_decode(model.generate(**batch, **options), skip_special_tokens=True)
-    made = pipeline("text-generation", model=model, tokenizer=tokenizer)(["a cat", "dogs ran home"], **options)
-    assert [answers[0]["generated_text"] for answers in made] == expected
+    answers = pipeline("text-generation", model=model, tokenizer=tokenizer)(texts, **options)
+    assert [answer[0]["generated_text"] for answer in answers] == expected
     streamer = TextIteratorStreamer(tokenizer, skip_special_tokens=True)
-    given = tokenizer(["dogs ran home"], return_tensors="pt")
-    worker = Thread(target=model.generate, kwargs={**given, **options, "streamer": streamer})
+    prompt = tokenizer(texts[1:], return_tensors="pt")
+    worker = Thread(target=model.generate, kwargs={**prompt, **options, "streamer": streamer})
     worker.start()
     assert "".join(streamer) == expected[1]
     worker.join()
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_prompts_and_caches_that_cannot_be_right(small: tuple[CtxGpt2ForCausalLM, CtxGpt2Tokenizer]) -> None:
-    model, tokenizer = small
-    ids = tokenizer(["a cat sat"], return_tensors="pt").input_ids
-    nothing = torch.zeros(1, 3, dtype=torch.long)
-    cached = model(ids.repeat(2, 1), use_cache=True).past_key_values
-    wrong: dict[str, Callable[[], object]] = {
+def test_invalid_prompts_and_caches(gpt2: tuple[CtxGpt2ForCausalLM, CtxGpt2Tokenizer]) -> None:
+    model, tokenizer = gpt2
+    ids, empty = tokenizer(["a cat sat", ""], return_tensors="pt", padding=True).input_ids[:1], torch.zeros(1, 0).long()
+    padding = torch.zeros(1, 3, dtype=torch.long)
+    cache = model(ids.repeat(2, 1), use_cache=True).past_key_values
+    calls: dict[str, Callable[[], object]] = {
         "40 tokens": lambda: model(torch.ones(1, 40, dtype=torch.long)),
         "32 tokens of past_key_values and 1 of the input": lambda: model.generate(
             ids, min_new_tokens=40, max_new_tokens=40
         ),
-        "batch is empty": lambda: model.generate(
-            tokenizer([""], return_tensors="pt").input_ids.long(), max_new_tokens=2
-        ),
-        "no token": lambda: model.generate(nothing, attention_mask=nothing, max_new_tokens=2),
-        "batch size 2, but the input has 1": lambda: model(ids[:, :1], past_key_values=cached),
+        "batch is empty": lambda: model.generate(empty, max_new_tokens=2),
+        "no token": lambda: model.generate(padding, attention_mask=padding, max_new_tokens=2),
+        "batch size 2, but the input has 1": lambda: model(ids[:, :1], past_key_values=cache),
         "attention_mask is": lambda: model(ids, attention_mask=torch.ones(1, 2), use_cache=True),
         "sequence_ids cannot be combined with": lambda: model(ids[:, :1], sequence_ids=ids[:, :1], use_cache=True),
     }
-    for message, call in wrong.items():
+    for message, call in calls.items():
         with pytest.raises(CtxError, match=message):
             call()
+
+
+@pytest.mark.parametrize("case", SEQ2SEQ, ids=str)
+def test_prompt_of_the_decoder_and_cross_attention_mask(case: Case) -> None:
+    model, batch = case.model(), prompts(case)
+    mask = batch["attention_mask"].clone()
+    mask[:, 1:3] = 0
+    encoded = model.get_encoder()(**batch)
+    options = {**OPTIONS, "num_beams": 3, "output_scores": True, "return_dict_in_generate": True}
+    inputs = (batch | {"cross_attention_mask": mask}, {"encoder_outputs": encoded, "attention_mask": mask}, batch)
+    outputs = [model.generate(**arguments, **options) for arguments in inputs]
+    assert all(type(output.past_key_values) is BeamSearchCache for output in outputs)
+    masked, without_tokens, unmasked = (output.sequences_scores for output in outputs)
+    assert_close(masked, without_tokens)
+    assert not torch.allclose(masked, unmasked)
+    ids = batch["input_ids"][:1]
+    text = model.generate(ids, **OPTIONS, do_sample=False)
+    prompt = {"decoder_input_ids": text[:, :3], "max_new_tokens": 5, "do_sample": False}
+    assert torch.equal(model.generate(ids, **OPTIONS | prompt), text)
+    with pytest.raises(CtxError, match="cross_attention_mask is"):
+        model(**batch, cross_attention_mask=mask[:, 1:], decoder_input_ids=text[:1].repeat(3, 1))
+
+
+@pytest.mark.parametrize("case", SEQ2SEQ, ids=str)
+def test_inputs_of_the_decoder(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shifted labels, embeddings, and encoder outputs; the decoder is computed up to the last label only."""
+    model, batch = case.model(), make_batch(case, LENGTHS)
+    ids = batch.pop("decoder_input_ids")
+    labels = make_targets(case, batch | {"decoder_input_ids": ids})["labels"]
+    labels[:, 0], labels[1, 2:] = 7, -100
+    shifted = F.pad(labels[:, :-1], (1, 0), value=model.config.decoder_start_token_id)
+    shifted = shifted.masked_fill(shifted == -100, model.config.pad_token_id)
+    assert torch.equal(model.prepare_decoder_input_ids_from_labels(labels), shifted)
+    lengths: list[int] = []
+    build = PackedLayout.build.__func__
+
+    def record_length(cls: type[PackedLayout], *args: object) -> PackedLayout:
+        layout = build(cls, *args)
+        lengths.append(layout.num_tokens)
+        return layout
+
+    monkeypatch.setattr(PackedLayout, "build", classmethod(record_length))
+    loss = model(**batch, labels=labels).loss
+    steps = sum(int((row != -100).nonzero()[-1]) + 1 for row in labels)
+    assert lengths == [19, steps, 19]
+    assert steps < labels.numel()
+    logits = model(**batch, decoder_input_ids=shifted).logits
+    assert_close(loss, F.cross_entropy(logits.flatten(0, 1), labels.flatten()))
+    embeddings = model.base_model.decoder_word_embeddings
+    assert_close(model(**batch, decoder_inputs_embeds=embeddings(shifted), labels=labels).loss, loss)
+    encoded = model.get_encoder()(**batch, return_dict=False, output_hidden_states=True)
+    assert isinstance(encoded, tuple)
+    encoder_inputs = {"encoder_outputs": encoded, "attention_mask": batch["attention_mask"]}
+    cached = model(**encoder_inputs, labels=labels, use_cache=True)
+    assert_close(cached.loss, loss)
+    assert_close(torch.stack(cached.encoder_hidden_states), torch.stack(encoded[1]))
+    assert cached.past_key_values.get_seq_length() == labels.shape[1]
+    base_outputs = model.base_model(**encoder_inputs, decoder_input_ids=shifted)
+    assert_close(torch.stack(base_outputs.encoder_hidden_states), torch.stack(encoded[1]))
+    model.config.return_dict = False
+    assert_close(model(**batch, labels=labels)[0], loss)
+    assert_close(model.base_model(**batch, decoder_input_ids=shifted)[0], base_outputs.last_hidden_state)
+    model.config.return_dict = True
+    mask = torch.ones_like(ids)
+    mask[0, :2] = 0
+    packed, padded = (
+        network(**batch, decoder_input_ids=ids, decoder_attention_mask=mask).logits
+        for network in (model, case.model(unpad=False))
+    )
+    assert_close(packed[mask == 1], padded[mask == 1])
+    assert not torch.allclose(packed[0, -1], model(**batch, decoder_input_ids=ids).logits[0, -1])
+    with pytest.raises(CtxError, match="decoder_input_ids cannot be combined with decoder_inputs_embeds"):
+        model(**batch, decoder_input_ids=ids, decoder_inputs_embeds=embeddings(ids))
+
+
+@pytest.mark.parametrize("case", [case for case in SEQ2SEQ if hasattr(case.config(), "share_word_embeddings")], ids=str)
+@torch.no_grad()
+def test_separate_word_embeddings_of_the_decoder_are_resized(case: Case, tmp_path: Path) -> None:
+    model, batch = case.model(tie_word_embeddings=False), make_batch(case, LENGTHS)
+    before = model(**batch).logits
+    model.resize_token_embeddings(before.shape[-1] + 9)
+    assert_close(model(**batch).logits[..., :-9], before)
+    batch["decoder_input_ids"][:, 1] = before.shape[-1] + 8  # a new token
+    model.save_pretrained(tmp_path)
+    reloaded = case.model_class.from_pretrained(tmp_path).eval()
+    assert torch.equal(reloaded(**batch).logits, model(**batch).logits)
+    assert not torch.allclose(reloaded(**batch).logits[:, 1, :-9], before[:, 1])
+
+
+def pack_pairs(pairs: list[dict[str, Tensor]], name: str, side: str) -> Tensor:
+    """(rows, width) of (1, length) tensors, two in a row, with at least two columns of padding."""
+    rows = [torch.cat([pair[name][0] for pair in pairs[start : start + 2]]) for start in range(0, len(pairs), 2)]
+    width = max(map(len, rows)) + 2
+    pads = [(width - len(row), 0) if side == "left" else (0, width - len(row)) for row in rows]
+    return torch.stack([F.pad(row, pad, value=-100 if name == "labels" else 0) for row, pad in zip(rows, pads)])
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("case", SEQ2SEQ, ids=str)
+def test_packed_pairs_equal_single_pairs(case: Case, side: str, subtests: pytest.Subtests) -> None:
+    """Logits, loss and gradients; the target of a source may have no label."""
+    languages = {"n_langs": 2} if hasattr(case.config(), "n_langs") else {}
+    pairs = []
+    for number, (length, steps) in enumerate([(5, 3), (8, 6), (4, 5), (7, 2)]):
+        ids = torch.randint(5, 60, (1, steps), generator=torch.Generator().manual_seed(number))
+        pair = {"input_ids": make_batch(case, (length,), seed=number)["input_ids"], "labels": ids}
+        pair |= {"sequence_ids": torch.full((1, length), 1 + number % 2)}
+        pair |= {"decoder_sequence_ids": torch.full((1, steps), 1 + number % 2)}
+        if languages:
+            pair |= {"langs": torch.full((1, length), number % 2)}
+            pair |= {"decoder_langs": torch.full((1, steps), 1 - number % 2)}
+        pairs.append(pair)
+    pairs[1]["labels"][0, 2], pairs[3]["labels"][:] = -100, -100
+    single_pairs = [{name: value for name, value in pair.items() if "sequence_ids" not in name} for pair in pairs]
+    num_labels, rows = torch.tensor(13), {name: pack_pairs(pairs, name, side) for name in pairs[0]}
+    for path, options in PATHS.items():
+        with subtests.test(path=path):
+            model = case.model(**options, **languages)
+            loss = model(**rows).loss
+            expected = sum(model(**pair, num_items_in_batch=num_labels).loss for pair in single_pairs[:3])
+            assert_close(loss, expected)
+            assert_same_gradients(gradients(model, loss), gradients(model, expected))
+            with torch.no_grad():
+                logits = model(**rows, return_logits=True).logits[rows["decoder_sequence_ids"] != 0]
+                expected_logits = [model(**pair, return_logits=True).logits[0] for pair in single_pairs]
+            assert_close(logits, torch.cat(expected_logits))
+            with pytest.raises(CtxError, match="Only one of sequence_ids and decoder_sequence_ids"):
+                model(**{name: value for name, value in rows.items() if name != "decoder_sequence_ids"})
+
+
+def with_end_tokens(ids: Tensor, *columns: list[int]) -> Tensor:
+    """The ids with end tokens only in these columns of each row."""
+    end = CLASSIFIER.config().eos_token_id
+    ids = ids.masked_fill(ids == end, 9)
+    for row, row_columns in enumerate(columns):
+        ids[row, row_columns] = end
+    return ids
+
+
+def test_classifier_reads_the_last_end_token(tmp_path: Path) -> None:
+    """As in transformers if all rows have the same number; else as in each row; with embeddings the last token."""
+    reference = CLASSIFIER.reference_model(seed=3)
+    reference.save_pretrained(tmp_path)
+    model: Any = CLASSIFIER.model_class.from_pretrained(tmp_path).eval()
+    batch = prompts(CLASSIFIER)
+    ids = with_end_tokens(batch["input_ids"], [2, 8], [0, 3], [1, 4])
+    assert_close(model(**batch | {"input_ids": ids}).logits, reference(**batch | {"input_ids": ids}).logits)
+    uneven = batch | {"input_ids": with_end_tokens(batch["input_ids"], [8], [1, 3], [0, 2, 4])}
+    outputs = model(**uneven)
+    with pytest.raises(ValueError, match="same number of <eos>"):
+        reference(**uneven)
+    states = model.base_model(**uneven).last_hidden_state
+    for row, (length, end) in enumerate(zip(LENGTHS, (8, 3, 4))):
+        assert_close(outputs.logits[row], model(uneven["input_ids"][row : row + 1, :length]).logits[0])
+        assert_close(outputs.logits[row], model.classifier(states[row, end]))
+    without = with_end_tokens(batch["input_ids"], [], [], [])
+    embeddings = CLASSIFIER.embed_ids(model, without)
+    logits = model(inputs_embeds=embeddings, attention_mask=batch["attention_mask"]).logits
+    assert_close(logits, model(**batch | {"input_ids": without}).logits)
+    recorded = model(**uneven, output_hidden_states=True)
+    assert_close(recorded.logits, outputs.logits)
+    assert recorded.decoder_hidden_states[-1].shape == (3, 9, 32)
+
+
+def test_peak_memory_of_an_encoder_without_gradients() -> None:
+    """Six states: the input of a layer and of the first layer, and in attention queries, keys, values and context, or
+    after the feed-forward network its input, output, sum and the normalised sum."""
+    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    encoder = CtxBartModel(CtxBartConfig(vocab_size=50, decoder_layers=1, **shape)).eval().get_encoder()
+    ids = torch.randint(5, 50, (64, 128))  # more rows than the feed-forward network computes at a time
+
+    @torch.inference_mode()
+    def step() -> None:
+        encoder(input_ids=ids)
+
+    assert peak_bytes(step, torch.device("cpu")) < 6.2 * ids.numel() * 32 * 4
+
+
+@pytest.mark.parametrize("case", ALL_SEQ2SEQ, ids=str)
+def test_mask_of_encoder_outputs(case: Case) -> None:
+    """A mask of another shape is an error, not broadcast; `generate` passes the whole mask for parts of a prompt."""
+    model, batch = case.model(), prompts(case)
+    encoded = model.get_encoder()(**batch)
+    ids = torch.full((3, 4), 6)
+    for shape in ((3, 1), (3, 5), (3, 11), (1, 9), (2, 9), (9,), (3, 9, 9)):
+        inputs = {"encoder_outputs": encoded, "attention_mask": torch.ones(shape, dtype=torch.long)}
+        for use_cache in (False, True):
+            with pytest.raises(CtxError, match=r"attention_mask is .* but encoder_outputs have the shape"):
+                model(**inputs, decoder_input_ids=ids, use_cache=use_cache)
+    prompt = {"decoder_input_ids": ids, "no_repeat_ngram_size": 1, "do_sample": False, **OPTIONS}
+    expected = model.generate(**batch, **prompt)
+    assert torch.equal(model.generate(**batch, **prompt, prefill_chunk_size=2), expected)

@@ -1,8 +1,7 @@
-"""Adapters as the library adapters (AdapterHub) writes and computes them: every output, tensor and key."""
+"""Adapters of the library `adapters` (AdapterHub): outputs, weights and files."""
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,128 +40,130 @@ SETUPS: dict[str, Any] = {
     "lang_task": ["lang", "task"],
     "fusion": [["task", "task2"]],
 }
-each_type = pytest.mark.parametrize("kind", CLASSES)
+each_type = pytest.mark.parametrize("model_type", CLASSES)
 
 
 @pytest.fixture
-def fixture(shared_data: Path) -> Path:
-    return shared_data / "adapters_fixture"
+def folder(shared_data: Path, model_type: str) -> Path:
+    """Model, adapters and outputs that the library `adapters` wrote."""
+    return shared_data / "adapters_fixture" / model_type
 
 
-def opened(fixture: Path, kind: str, head: int, *names: str) -> PreTrainedModel:
-    model = CLASSES[kind][head].from_pretrained(fixture / kind / "model", num_labels=3).eval()
+def load_model(folder: Path, head: int, *names: str) -> PreTrainedModel:
+    model = CLASSES[folder.name][head].from_pretrained(folder / "model", num_labels=3).eval()
     for name in names:
-        assert load_adapter(model, fixture / kind / name) == name
+        assert load_adapter(model, folder / name) == name
     return model
 
 
-def at_tokens(fixture: Path, kind: str) -> tuple[dict[str, Tensor], Callable[[Tensor], Tensor], dict[str, Tensor]]:
-    """The expected outputs, a selection of real positions, and the batch."""
-    expected = load_file(fixture / kind / "expected.safetensors")
-    batch = {name: expected[name] for name in ("input_ids", "attention_mask")}
-    return expected, lambda states: states[batch["attention_mask"] == 1], batch
+def load_expected(folder: Path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The expected tensors, those per token at tokens only, and the batch."""
+    tensors = load_file(folder / "expected.safetensors")
+    batch = {name: tensors.pop(name) for name in ("input_ids", "attention_mask")}
+    tokens = batch["attention_mask"] == 1
+    return {name: value if "class" in name else value[tokens] for name, value in tensors.items()}, batch
 
 
 @each_type
 @torch.no_grad()
-def test_outputs_are_those_of_the_library(fixture: Path, kind: str, subtests: pytest.Subtests) -> None:
-    expected, real, batch = at_tokens(fixture, kind)
-    model = opened(fixture, kind, 0, "lang", "task", "task2", "houlsby")
-    load_fusion(model, fixture / kind / "fusion")
+def test_outputs_equal_the_library(folder: Path, subtests: pytest.Subtests) -> None:
+    expected, batch = load_expected(folder)
+    tokens = batch["attention_mask"] == 1
+    model = load_model(folder, 0, "lang", "task", "task2", "houlsby")
+    load_fusion(model, folder / "fusion")
     for attention in ("sdpa", "eager"):
         model.set_attn_implementation(attention)
         for name, setup in SETUPS.items():
             with subtests.test(setup=name, attention=attention):
                 set_active_adapters(model, setup)
                 states = model.base_model(**batch).last_hidden_state
-                torch.testing.assert_close(real(states), real(expected[f"last_hidden_state.{name}"]), **CLOSE)
+                torch.testing.assert_close(states[tokens], expected[f"last_hidden_state.{name}"], **CLOSE)
         set_active_adapters(model, "lang")
-        with subtests.test("embeddings and the inverse before the decoder", attention=attention):
+        with subtests.test("embeddings, and the inverse adapter before the decoder", attention=attention):
             outputs = model(**batch, output_hidden_states=True)
-            embedded = real(outputs.hidden_states[0])
-            torch.testing.assert_close(embedded, real(expected["hidden_state_0.lang"]), **CLOSE)
-            logits = real(outputs.logits)
-            torch.testing.assert_close(logits, real(expected["mlm_logits.lang"]), **CLOSE)
-            labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
+            torch.testing.assert_close(outputs.hidden_states[0][tokens], expected["hidden_state_0.lang"], **CLOSE)
+            logits = outputs.logits[tokens]
+            torch.testing.assert_close(logits, expected["mlm_logits.lang"], **CLOSE)
+            labels = batch["input_ids"].masked_fill(~tokens, -100)
             loss = model(**batch, labels=labels, return_logits=False).loss
-            torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(logits, real(batch["input_ids"])))
+            torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(logits, batch["input_ids"][tokens]))
     with subtests.test("a classifier on the stack"):
-        classifier = opened(fixture, kind, 1, "lang", "task")
+        classifier = load_model(folder, 1, "lang", "task")
         set_active_adapters(classifier, ["lang", "task"])
         torch.testing.assert_close(classifier(**batch).logits, expected["class_logits.lang_task"], **CLOSE)
 
 
 @each_type
-def test_written_folders_are_those_of_the_library(
-    fixture: Path, kind: str, tmp_path: Path, subtests: pytest.Subtests
-) -> None:
+def test_saved_folders_equal_the_library(folder: Path, tmp_path: Path, subtests: pytest.Subtests) -> None:
     names = ("lang", "task", "task2", "houlsby")
-    model, classifier = opened(fixture, kind, 0, *names), opened(fixture, kind, 1, "task")
-    load_fusion(model, fixture / kind / "fusion")
+    model, classifier = load_model(folder, 0, *names), load_model(folder, 1, "task")
+    load_fusion(model, folder / "fusion")
     save_fusion(model, ["task", "task2"], tmp_path / "fusion")
     for name in names:
         save_adapter(classifier if name == "task" else model, name, tmp_path / name, with_head=name in ("lang", "task"))
-    for folder in sorted(tmp_path.iterdir()):
-        theirs = fixture / kind / folder.name
-        with subtests.test(folder=folder.name):
-            assert {path.name for path in folder.iterdir()} == {path.name for path in theirs.iterdir()}
-            for path in folder.glob("*.safetensors"):
-                written, given = load_file(path), load_file(theirs / path.name)
-                assert written.keys() == given.keys()
-                assert all(torch.equal(written[key], given[key]) for key in given)
-            for path in folder.glob("adapter*.json"):
-                written, given = (json.loads((each / path.name).read_text()) for each in (folder, theirs))
-                assert {**written, "model_name": "", "model_class": given["model_class"]} == given
+    for saved in sorted(tmp_path.iterdir()):
+        reference = folder / saved.name
+        with subtests.test(folder=saved.name):
+            assert {path.name for path in saved.iterdir()} == {path.name for path in reference.iterdir()}
+            for path in saved.glob("*.safetensors"):
+                weights, expected = load_file(path), load_file(reference / path.name)
+                assert weights.keys() == expected.keys()
+                assert all(torch.equal(weights[key], expected[key]) for key in expected)
+            for path in saved.glob("adapter*.json"):
+                config, expected = (json.loads((root / path.name).read_text()) for root in (saved, reference))
+                assert {**config, "model_name": "", "model_class": expected["model_class"]} == expected
 
 
 @each_type
-def test_old_and_foreign_files(fixture: Path, kind: str, tmp_path: Path, subtests: pytest.Subtests) -> None:
-    """Names of adapter-transformers 1, a name of its own in the model, and what is refused."""
-    theirs = fixture / kind
-    legacy = {"attention.output.adapters": "attention.output.attention_text_task_adapters"}
-    legacy |= {"invertible_adapters": "invertible_lang_adapters", "output.adapters": "output.layer_text_lang_adapters"}
-    with subtests.test("legacy names"):
-        for name in ("lang", "houlsby"):
-            shutil.copytree(theirs / name, tmp_path / name)
-            tensors = {}
-            for key, value in load_file(theirs / name / "adapter.safetensors").items():
-                old = next((old for old in legacy if old in key), "")
-                tensors[key.replace(old, legacy[old]) if old else key] = value
-            assert not any(".adapters." in key for key in tensors)
-            save_file(tensors, tmp_path / name / "adapter.safetensors")
-            config = json.loads((tmp_path / name / "adapter_config.json").read_text())
-            if name == "lang":
-                config["config"]["inv_adapter"] = {"block_type": "nice", "non_linearity": "relu", "reduction_factor": 2}
-            (tmp_path / name / "adapter_config.json").write_text(json.dumps(config))
-        expected, real, batch = at_tokens(fixture, kind)
-        model = opened(fixture, kind, 0)
-        for name in ("lang", "houlsby"):
-            assert load_adapter(model, tmp_path / name, f"my_{name}") == f"my_{name}"
-            set_active_adapters(model, f"my_{name}")
-            states = model.base_model(**batch).last_hidden_state
-            torch.testing.assert_close(real(states), real(expected[f"last_hidden_state.{name}"]), **CLOSE)
-    model = opened(fixture, kind, 0, "lang")
-    other = "xlm-roberta" if kind == "bert" else "bert"
-    shallow = CLASSES[kind][0].from_pretrained(theirs / "model", num_hidden_layers=2)
-    config = type(model.config)(**model.config.to_dict() | {"hidden_size": 64})
-    foreign = tmp_path / "lora"
-    foreign.mkdir()
-    (foreign / "adapter_config.json").write_text('{"peft_type": "LORA"}')
-    refused: dict[str, tuple[PreTrainedModel, Path, str]] = {
-        "a pickle": (model, theirs / "task_bin", "hf_ctxmodels.conversion.adapters"),
-        "another type": (model, fixture / other / "task", "for models of type"),
-        "another width": (type(model)(config), theirs / "task", "width 32.*width 64"),
-        "another depth": (shallow, theirs / "task", "no parameter .*layer.2"),
-        "a name that is taken": (model, theirs / "lang", "already has an adapter 'lang'"),
-        "no adapter": (model, theirs / "model", "no adapter_config.json"),
-        "a folder of folders": (model, theirs, "houlsby, houlsby_bin, lang"),
-        "PEFT's": (model, foreign, "model.load_adapter"),
-        "a fusion without its adapters": (model, theirs / "fusion", "no adapter_config.json"),
+@torch.no_grad()
+def test_names_of_adapter_transformers_1(folder: Path, tmp_path: Path) -> None:
+    """Loaded under another name."""
+    old_names = {
+        "attention.output.adapters": "attention.output.attention_text_task_adapters",
+        "invertible_adapters": "invertible_lang_adapters",
+        "output.adapters": "output.layer_text_lang_adapters",
     }
-    for what, (opened_model, folder, message) in refused.items():
-        with subtests.test(what):
-            with pytest.raises(CtxError, match=message):
-                load_adapter(opened_model, folder)
-            assert get_active_adapters(opened_model) == ()
-    with subtests.test("adapters of a fusion are missing"), pytest.raises(CtxError, match="no adapter 'task'"):
-        load_fusion(model, theirs / "fusion")
+    expected, batch = load_expected(folder)
+    model = load_model(folder, 0)
+    for name in ("lang", "houlsby"):
+        shutil.copytree(folder / name, tmp_path / name)
+        weights = {}
+        for key, value in load_file(folder / name / "adapter.safetensors").items():
+            part = next((part for part in old_names if part in key), None)
+            weights[key if part is None else key.replace(part, old_names[part])] = value
+        assert not any(".adapters." in key for key in weights)
+        save_file(weights, tmp_path / name / "adapter.safetensors")
+        config = json.loads((tmp_path / name / "adapter_config.json").read_text())
+        if name == "lang":
+            config["config"]["inv_adapter"] = {"block_type": "nice", "non_linearity": "relu", "reduction_factor": 2}
+        (tmp_path / name / "adapter_config.json").write_text(json.dumps(config))
+        assert load_adapter(model, tmp_path / name, f"my_{name}") == f"my_{name}"
+        set_active_adapters(model, f"my_{name}")
+        states = model.base_model(**batch).last_hidden_state[batch["attention_mask"] == 1]
+        torch.testing.assert_close(states, expected[f"last_hidden_state.{name}"], **CLOSE)
+
+
+@each_type
+def test_other_files_are_an_error(folder: Path, tmp_path: Path) -> None:
+    model = load_model(folder, 0, "lang")
+    other_type = "xlm-roberta" if folder.name == "bert" else "bert"
+    shallow = CLASSES[folder.name][0].from_pretrained(folder / "model", num_hidden_layers=2)
+    wide = type(model)(type(model.config)(**model.config.to_dict() | {"hidden_size": 64}))
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    cases: list[tuple[PreTrainedModel, Path, str]] = [
+        (model, folder / "task_bin", "hf_ctxmodels.conversion.adapters"),
+        (model, folder.parent / other_type / "task", "for models of type"),
+        (wide, folder / "task", "width 32.*width 64"),
+        (shallow, folder / "task", "no parameter .*layer.2"),
+        (model, folder / "lang", "already has an adapter 'lang'"),
+        (model, folder / "model", "no adapter_config.json"),
+        (model, folder, "houlsby, houlsby_bin, lang"),
+        (model, tmp_path, "model.load_adapter"),
+        (model, folder / "fusion", "no adapter_config.json"),
+    ]
+    for other_model, path, message in cases:
+        with pytest.raises(CtxError, match=message):
+            load_adapter(other_model, path)
+        assert get_active_adapters(other_model) == ()
+    with pytest.raises(CtxError, match="no adapter 'task'"):
+        load_fusion(model, folder / "fusion")

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from torch import Tensor
+from test_random_configurations import assert_equal_gradients
 from transformers import PreTrainedModel
-from zoo import CHOICES, Batch, Case, assert_close, make_batch
+from zoo import CHOICES, Case, assert_close, assert_same_weights, make_batch
 
 from hf_ctxmodels.registry import FAMILIES
 
@@ -24,20 +24,15 @@ def pair(case: Case, folder: Any) -> tuple[PreTrainedModel, PreTrainedModel]:
     return reference, model.eval()
 
 
-def expected_outputs(reference: PreTrainedModel, batch: Batch) -> Any:
-    """Logits of the class of transformers for the last token of each choice."""
-    inputs = {name: tensor.flatten(0, 1) for name, tensor in batch.items()}
-    outputs = reference.transformer(**inputs)
-    states = outputs.last_hidden_state.unflatten(0, (-1, CHOICES))
-    return reference.multiple_choice_head(states, batch["attention_mask"].sum(-1) - 1).squeeze(-1)
-
-
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_logits_and_loss(case: Case, tmp_path: Any) -> None:
     """Logits with padding on either side; the loss for inputs of equal length, where transformers' mean is the same."""
     reference, model = pair(case, tmp_path)
     batch, left = make_batch(case), make_batch(case, side="left")
-    expected = expected_outputs(reference, batch)
+    # the logits of transformers for the last token of each choice
+    outputs = reference.transformer(**{name: tensor.flatten(0, 1) for name, tensor in batch.items()})
+    states = outputs.last_hidden_state.unflatten(0, (-1, CHOICES))
+    expected = reference.multiple_choice_head(states, batch["attention_mask"].sum(-1) - 1).squeeze(-1)
     assert_close(model(**batch).logits, expected)
     assert_close(model(**left).logits, expected)
 
@@ -47,22 +42,9 @@ def test_logits_and_loss(case: Case, tmp_path: Any) -> None:
     expected_loss = outputs.mc_loss + 0.5 * outputs.loss
     loss = model.train()(ids, labels=labels).loss
     assert_close(loss, expected_loss, "loss")
-    _compare_gradients(model, reference, loss, expected_loss, tmp_path)
-
-
-def _compare_gradients(
-    model: PreTrainedModel, reference: PreTrainedModel, loss: Tensor, expected: Tensor, folder: Any
-) -> None:
-    """The gradients are exported to the layout of transformers to compare them."""
     loss.backward()
-    expected.backward()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(parameter.grad)
-    model.export_reference(folder / "gradients")
-    exported = type(reference).from_pretrained(folder / "gradients")
-    for (name, gradient), parameter in zip(exported.named_parameters(), reference.parameters(), strict=True):
-        assert_close(gradient, parameter.grad, f"gradient of {name}")
+    expected_loss.backward()
+    assert_equal_gradients(model, reference, tmp_path / "gradients")
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -74,7 +56,5 @@ def test_export_is_bit_exact(case: Case, tied: bool, tmp_path: Any) -> None:
     reference, report = reference_class.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(report.values()), report
     reference.save_pretrained(tmp_path / "reference")
-    reloaded = case.model_class.from_pretrained(tmp_path / "reference").state_dict()
-    for name, tensor in model.state_dict().items():
-        assert torch.equal(reloaded[name], tensor), name
+    assert_same_weights(case.model_class.from_pretrained(tmp_path / "reference"), model)
     assert reference.transformer.get_input_embeddings().weight.equal(model.get_input_embeddings().weight)

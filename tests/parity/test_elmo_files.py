@@ -1,8 +1,6 @@
 """Conversion of released ELMo files, compared with the outputs of AllenNLP."""
 
 import json
-import runpy
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -111,15 +109,10 @@ def test_damaged_files(folder: Path, tmp_path: Path) -> None:
         read_allennlp(tmp_path / "missing.json", folder / "lm_weights.hdf5")
 
 
-def test_script(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, streams: list, expected: list) -> None:
+def test_script(folder: Path, tmp_path: Path, run_conversion: Any, streams: list, expected: list) -> None:
     """Auto classes load the output, which computes the same states as AllenNLP."""
-    script = Path(__file__).parents[2] / "hf_ctxmodels" / "conversion" / "elmo.py"
-    files = ["--options", folder / "options.json", "--weights", folder / "lm_weights.hdf5"]
-    flags = [*files, "--vocabulary", folder / "vocab_test.txt", "--output", tmp_path / "out"]
-    monkeypatch.setattr(sys, "argv", [str(script), *map(str, flags)])
-    with pytest.raises(SystemExit) as exit_info:
-        runpy.run_path(str(script), run_name="__main__")
-    assert exit_info.value.code == 0
+    files = {"options": folder / "options.json", "weights": folder / "lm_weights.hdf5"}
+    assert run_conversion("elmo.py", **files, vocabulary=folder / "vocab_test.txt", output=tmp_path / "out") == 0
     model, tokenizer = AutoModel.from_pretrained(tmp_path / "out"), AutoTokenizer.from_pretrained(tmp_path / "out")
     words = (folder / "vocab_test.txt").read_text().split()
     assert len(tokenizer) == model.config.vocab_size == len({*words, *tokenizer.special_tokens} - {"<UNK>"})

@@ -4,10 +4,10 @@ import json
 import pickle
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from forked import run_forked
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -67,26 +67,22 @@ def test_equals_torch(layout: str, tmp_path: Path) -> None:
     model = read_fastai(tmp_path / "model.pth")
     ids = torch.randint(WORDS, (3, 17), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        expected, final_states = reference(ids)
-        outputs = model(input_ids=ids, use_cache=True)
-        torch.testing.assert_close(outputs.logits, expected, atol=1e-5, rtol=1e-5)
-        second, _ = reference(ids.flip(1), final_states)
-        torch.testing.assert_close(
-            model(input_ids=ids.flip(1), past_key_values=outputs.past_key_values).logits, second, atol=1e-5, rtol=1e-5
-        )
+        states = cache = None
+        for segment in (ids, ids.flip(1)):
+            expected, states = reference(segment, states)
+            outputs = model(input_ids=segment, past_key_values=cache, use_cache=True)
+            torch.testing.assert_close(outputs.logits, expected, atol=1e-5, rtol=1e-5)
+            cache = outputs.past_key_values
 
 
-def test_script(tmp_path: Path) -> None:
+def test_script(tmp_path: Path, run_conversion: Any) -> None:
     """Auto classes load model and tokenizer; repeated words keep their ids."""
-    reference = ReferenceModel()
+    reference, out = ReferenceModel(), tmp_path / "out"
     torch.save(release_weights(reference, "2"), tmp_path / "model.pth")
     (tmp_path / "itos.json").write_text(json.dumps(ITOS))
-    script = Path(__file__).resolve().parents[2] / "hf_ctxmodels" / "conversion" / "ulmfit.py"
-    flags = ["--weights", tmp_path / "model.pth", "--vocabulary", tmp_path / "itos.json", "--output", tmp_path / "out"]
-    process = run_forked(script, *flags)
-    assert process.returncode == 0, process.stderr
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    flags = {"weights": tmp_path / "model.pth", "vocabulary": tmp_path / "itos.json", "output": out}
+    assert run_conversion("ulmfit.py", **flags) == 0
+    tokenizer, model = AutoTokenizer.from_pretrained(out), AutoModelForCausalLM.from_pretrained(out).eval()
     batch = tokenizer("w3 W7 w5", return_tensors="pt")
     assert tokenizer.convert_ids_to_tokens(batch.input_ids[0]) == ["xxbos", "w3", "xxup", "w7", "w5"]
     assert len(tokenizer) == WORDS
@@ -96,44 +92,33 @@ def test_script(tmp_path: Path) -> None:
         torch.testing.assert_close(model(**batch).logits, expected, atol=1e-5, rtol=1e-5)
 
 
-class TestWords:
-    def test_file_formats(self, tmp_path: Path) -> None:
-        (tmp_path / "a.txt").write_text("\n".join(ITOS))
-        (tmp_path / "a.pkl").write_bytes(pickle.dumps(ITOS))
-        assert read_words(tmp_path / "a.txt") == read_words(tmp_path / "a.pkl", allow_pickle=True) == ITOS
-
-    def test_pickles_require_allow_pickle(self, tmp_path: Path) -> None:
-        (tmp_path / "a.pkl").write_bytes(pickle.dumps(ITOS))
-        with pytest.raises(CtxError, match="--allow_pickle"):
-            read_words(tmp_path / "a.pkl")
-
-    def test_pickles_of_other_objects_are_an_error(self, tmp_path: Path) -> None:
-        (tmp_path / "a.pkl").write_bytes(pickle.dumps(Path("/")))
-        with pytest.raises(CtxError, match="pathlib"):
-            read_words(tmp_path / "a.pkl", allow_pickle=True)
-
-    def test_names_of_2018(self) -> None:
-        tokenizer = build_ulmfit_tokenizer(["_unk_", "_pad_", "xbos", "the", "t_up"])
-        assert (tokenizer.unk_token_id, tokenizer.pad_token_id, tokenizer.bos_token_id) == (0, 1, 2)
+def test_words(tmp_path: Path) -> None:
+    """Text files, pickles of lists only with `allow_pickle`, and the names of 2018."""
+    (tmp_path / "a.txt").write_text("\n".join(ITOS))
+    (tmp_path / "a.pkl").write_bytes(pickle.dumps(ITOS))
+    (tmp_path / "code.pkl").write_bytes(pickle.dumps(Path("/")))
+    assert read_words(tmp_path / "a.txt") == read_words(tmp_path / "a.pkl", allow_pickle=True) == ITOS
+    with pytest.raises(CtxError, match="--allow_pickle"):
+        read_words(tmp_path / "a.pkl")
+    with pytest.raises(CtxError, match="pathlib"):
+        read_words(tmp_path / "code.pkl", allow_pickle=True)
+    tokenizer = build_ulmfit_tokenizer(["_unk_", "_pad_", "xbos", "the", "t_up"])
+    assert (tokenizer.unk_token_id, tokenizer.pad_token_id, tokenizer.bos_token_id) == (0, 1, 2)
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("missing", "message"),
     [
-        (lambda weights: weights.pop("0.encoder.weight"), "no encoder.weight"),
-        (lambda weights: weights.pop("0.rnns.1.module.bias_hh_l0"), "layers.1.state_bias is None"),
-        (lambda weights: [weights.pop(name) for name in list(weights) if "rnns" in name], "no LSTM"),
+        ("0.encoder.weight", "no encoder.weight"),
+        ("0.rnns.1.module.bias_hh_l0", "layers.1.state_bias is None"),
+        ("rnns", "no LSTM"),
+        ("", "Cannot read the weights"),
     ],
 )
-def test_other_files_are_an_error(change, message: str, tmp_path: Path) -> None:
-    weights = release_weights(ReferenceModel(), "2")
-    change(weights)
+def test_other_files_are_an_error(missing: str, message: str, tmp_path: Path) -> None:
+    weights = {name: value for name, value in release_weights(ReferenceModel(), "2").items() if missing not in name}
     torch.save(weights, tmp_path / "model.pth")
+    if not missing:
+        (tmp_path / "model.pth").write_bytes(b"no weights")
     with pytest.raises(CtxError, match=message):
-        read_fastai(tmp_path / "model.pth")
-
-
-def test_damaged_files_are_an_error(tmp_path: Path) -> None:
-    (tmp_path / "model.pth").write_bytes(b"nothing")
-    with pytest.raises(CtxError, match="Cannot read the weights"):
         read_fastai(tmp_path / "model.pth")

@@ -2,8 +2,6 @@
 
 import json
 import math
-import runpy
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.conversion.gpt import read_openai_checkpoint
 
-SCRIPT = Path(__file__).parents[2] / "hf_ctxmodels" / "conversion" / "gpt.py"
 TOKENS = ["<unk>", "a", "b", "t", "a</w>", "b</w>", "t</w>", "at</w>", "bat</w>"]
 MERGES = "#version: 0.2\na t</w>\nb at</w>\n"
 WIDTH, LAYERS, HEADS, POSITIONS = 24, 3, 4, 10
@@ -66,7 +63,7 @@ def reference_logits(words: np.ndarray, positions: np.ndarray, layers: list[np.n
 
 
 @pytest.mark.parametrize("form", ["two matrices", "one matrix", "one matrix with task tokens"])
-def test_logits_match_the_reference_loop(form: str, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+def test_logits_match_the_reference_loop(form: str, tmp_path: Path, run_conversion: Any, capsys: Any) -> None:
     words = len(TOKENS) + 3 * form.endswith("task tokens")
     if form == "two matrices":  # as released: positions first
         arrays = random_arrays([[POSITIONS, WIDTH], [words, WIDTH]])
@@ -75,11 +72,8 @@ def test_logits_match_the_reference_loop(form: str, tmp_path: Path, monkeypatch:
         arrays = random_arrays([[words + POSITIONS, WIDTH]])
         expected = (arrays[0][:words], arrays[0][words:], arrays[1:])
     write_checkpoint(tmp_path, arrays)
-    flags = ["--folder", tmp_path, "--output", tmp_path / "out", "--positions", POSITIONS, "--heads", HEADS]
-    monkeypatch.setattr(sys, "argv", [str(argument) for argument in [SCRIPT, *flags]])
-    with pytest.raises(SystemExit) as stopped:
-        runpy.run_path(str(SCRIPT), run_name="__main__")
-    assert stopped.value.code == 0
+    flags = {"folder": tmp_path, "output": tmp_path / "out", "positions": POSITIONS, "heads": HEADS}
+    assert run_conversion("gpt.py", **flags) == 0
     assert f"{sum(array.size for array in arrays):,} parameters, {words} tokens" in capsys.readouterr().out
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")

@@ -2,14 +2,14 @@
 
 import json
 import math
-import runpy
-import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tokenizers import pre_tokenizers
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
@@ -17,21 +17,18 @@ from hf_ctxmodels import CtxError
 from hf_ctxmodels.conversion.grover import read_grover_checkpoint
 from hf_ctxmodels.conversion.tensorflow_files import TensorFlowCheckpoint
 
-SCRIPT = Path(__file__).parents[2] / "hf_ctxmodels" / "conversion" / "grover.py"
 WIDTH, LAYERS, POSITIONS, HEAD = 128, 3, 20, 64
 PAIRS = [("t", "h"), ("th", "e"), ("Ġ", "the")]
 
 
-def gpt2_files(folder: Path) -> tuple[Path, Path]:
-    """GPT-2's files with three merges; <|endoftext|> has the last id."""
-    from tokenizers import pre_tokenizers
-
+def files_of_release(folder: Path) -> dict[str, Path]:
+    """A checkpoint, and GPT-2's files with three merges; <|endoftext|> has the last id."""
     tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *("".join(pair) for pair in PAIRS), "<|endoftext|>"]
     vocabulary, merges = folder / "encoder.json", folder / "vocab.bpe"
     vocabulary.write_text(json.dumps({token: index for index, token in enumerate(tokens)}), encoding="utf-8")
     lines = ["#version: 0.2", *(" ".join(pair) for pair in PAIRS)]
     merges.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return vocabulary, merges
+    return {"checkpoint": folder / "model.ckpt", "vocabulary": vocabulary, "merges": merges}
 
 
 def random_variables(words: int, classes: int = 0, seed: int = 0) -> dict[str, np.ndarray]:
@@ -160,22 +157,13 @@ def to_float64(variables: dict[str, np.ndarray]) -> dict[str, Tensor]:
     return {name: torch.from_numpy(value).double().requires_grad_() for name, value in variables.items()}
 
 
-def convert(folder: Path, monkeypatch: pytest.MonkeyPatch, *flags: str) -> Path:
-    vocabulary, merges = gpt2_files(folder)
-    argv = ["--checkpoint", folder / "model.ckpt", "--vocabulary", vocabulary, "--merges", merges]
-    monkeypatch.setattr(sys, "argv", [str(SCRIPT), *map(str, argv), "--output", str(folder / "out"), *flags])
-    with pytest.raises(SystemExit) as stopped:
-        runpy.run_path(str(SCRIPT), run_name="__main__")
-    assert stopped.value.code == 0
-    return folder / "out"
-
-
-def test_language_model_matches_the_reference_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+def test_language_model_matches_the_reference_loop(tmp_path: Path, run_conversion: Any, capsys) -> None:
     variables = random_variables(words=1 + 256 + len(PAIRS) + 13)
     write_checkpoint(variables, tmp_path / "model.ckpt")
     checkpoint = TensorFlowCheckpoint(tmp_path / "model.ckpt.index")
     assert {name: value.shape for name, value in checkpoint.items()} == {n: v.shape for n, v in variables.items()}
-    out = convert(tmp_path, monkeypatch)
+    out = tmp_path / "out"
+    assert run_conversion("grover.py", **files_of_release(tmp_path), output=out) == 0
     assert "632,576 parameters" in capsys.readouterr().out
     tokenizer = AutoTokenizer.from_pretrained(out)
     model = AutoModelForCausalLM.from_pretrained(out).eval().double()
@@ -226,11 +214,12 @@ def compare_gradients(model: torch.nn.Module, reference: dict[str, Tensor]) -> N
         )
 
 
-def test_classifier_matches_the_reference_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_classifier_matches_the_reference_loop(tmp_path: Path, run_conversion: Any) -> None:
     """The state of <|beginsummary|> is classified; the training loss adds half of the mean language modelling loss."""
     variables = random_variables(words=273, classes=2, seed=1)
     write_checkpoint(variables, tmp_path / "model.ckpt", shards=1, per_block=1000)
-    out = convert(tmp_path, monkeypatch)
+    out = tmp_path / "out"
+    assert run_conversion("grover.py", **files_of_release(tmp_path), output=out) == 0
     dropout = {"hidden_dropout_prob": 0.0, "classifier_dropout": 0.0}
     model = AutoModelForSequenceClassification.from_pretrained(out, **dropout).double().train()
     tokenizer = AutoTokenizer.from_pretrained(out)

@@ -1,7 +1,5 @@
 """Conversion of released LASER encoders, compared with `torch.nn.LSTM` and max pooling."""
 
-import runpy
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,6 @@ from hf_ctxmodels import CtxError
 from hf_ctxmodels.conversion.fastbpe import read_codes
 from hf_ctxmodels.conversion.laser import build_laser, read_encoder
 
-SCRIPT = Path(__file__).parents[2] / "hf_ctxmodels" / "conversion" / "laser.py"
 # as in released files: "@@" within a word; only one of "ca" and "cat" is in the dictionary
 SUBWORDS = ["the", "c@@", "a@@", "t", "s@@", "cat", "th@@", "e", ".", "sat"]
 CODES = [("t", "h"), ("th", "e</w>"), ("c", "a"), ("ca", "t</w>"), ("s", "a")]
@@ -70,24 +67,20 @@ def test_tokens_have_the_released_ids() -> None:
     )
 
 
-def test_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+@torch.no_grad()
+def test_script(tmp_path: Path, run_conversion: Any, capsys: pytest.CaptureFixture) -> None:
     lstm, encoder = build_release(6, 4, 2)
     torch.save(encoder, tmp_path / "encoder.pt")
     (tmp_path / "codes").write_text("".join(f"{a} {b} 10\n" for a, b in CODES))
-    files = {"encoder": "encoder.pt", "codes": "codes", "output": "laser"}
-    flags = [argument for name, file in files.items() for argument in (f"--{name}", str(tmp_path / file))]
-    monkeypatch.setattr(sys, "argv", ["laser.py", *flags])
-    with pytest.raises(SystemExit) as exit_info:
-        runpy.run_path(str(SCRIPT), run_name="__main__")
-    assert exit_info.value.code == 0
+    flags = {"encoder": tmp_path / "encoder.pt", "codes": tmp_path / "codes", "output": tmp_path / "laser"}
+    assert run_conversion("laser.py", **flags) == 0
     assert "tokens" in capsys.readouterr().out
     model = AutoModel.from_pretrained(tmp_path / "laser")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "laser")
     embeddings = model.encode(["The cat .", ""], tokenizer)
     for row, tokens in enumerate((["the", "cat", ".", "</s>"], ["</s>"])):
         ids = [encoder["dictionary"][token] for token in tokens]
-        with torch.no_grad():
-            expected = lstm(encoder["model"]["embed_tokens.weight"][ids][:, None])[0][:, 0].amax(0)
+        expected = lstm(encoder["model"]["embed_tokens.weight"][ids][:, None])[0][:, 0].amax(0)
         torch.testing.assert_close(embeddings[row], expected, atol=1e-5, rtol=1e-5)
 
 
@@ -102,12 +95,14 @@ def test_other_files_are_an_error(tmp_path: Path) -> None:
     (tmp_path / "codes").write_text("a b 3\nabc\n")
     with pytest.raises(CtxError, match=r"Not two subwords[\s\S]*line 2"):
         read_codes(tmp_path / "codes")
-    with pytest.raises(CtxError, match="lacks </s>"):
-        build_laser(encoder | {"dictionary": {"<s>": 0, "<pad>": 1, "<unk>": 2}}, [])
-    with pytest.raises(CtxError, match="not 0, 1, 2"):
-        build_laser(encoder | {"dictionary": encoder["dictionary"] | {"the": 99}}, [])
-    with pytest.raises(CtxError, match=r"The embeddings are \(14, 6\), expected \(15, 6\)"):
-        build_laser(encoder | {"dictionary": encoder["dictionary"] | {"more": 14}}, [])
+    dictionary = encoder["dictionary"]
+    for changed, message in (
+        ({"<s>": 0, "<pad>": 1, "<unk>": 2}, "lacks </s>"),
+        (dictionary | {"the": 99}, "not 0, 1, 2"),
+        (dictionary | {"more": 14}, r"The embeddings are \(14, 6\), expected \(15, 6\)"),
+    ):
+        with pytest.raises(CtxError, match=message):
+            build_laser(encoder | {"dictionary": changed}, [])
     del encoder["model"]["lstm.bias_hh_l1_reverse"]
     with pytest.raises(CtxError, match=r"missing.*bias_hh_l1_reverse"):
         build_laser(encoder, [])

