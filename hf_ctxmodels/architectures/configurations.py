@@ -151,6 +151,8 @@ class CtxDecoderConfig(CtxTransformerConfig):
         hidden_dropout_prob: Dropout after each sub-layer.
         classifier_dropout: Dropout before the task heads; None for `hidden_dropout_prob`.
         tie_word_embeddings: Share the output layer with the word embeddings.
+        lm_loss_weight: Weight of the auxiliary language modelling loss of some task heads (Radford et al. 2018, section
+            3.2, equation 5); 0 for none.
     """
 
     attribute_map: ClassVar[dict[str, str]] = {
@@ -178,6 +180,14 @@ class CtxDecoderConfig(CtxTransformerConfig):
     initializer_range: float | int = 0.02
     layer_norm_eps: float = 1e-5
     tie_word_embeddings: bool = True
+    lm_loss_weight: float | int = 0.5
+
+    non_reference_fields: ClassVar[tuple[str, ...]] = (*CtxTransformerConfig.non_reference_fields, "lm_loss_weight")
+
+    def validate_lm_loss_weight(self) -> None:
+        """Check that the weight is not negative (called at construction)."""
+        if self.lm_loss_weight < 0:
+            raise ValueError(f"lm_loss_weight={self.lm_loss_weight} is negative; use 0 or more.")
 
     @property
     def feed_forward_size(self) -> int:

@@ -7,24 +7,13 @@ from torch import Tensor, nn
 from transformers import Cache, DynamicCache, EncoderDecoderCache
 from transformers.utils.generic import can_return_tuple
 
-from hf_ctxmodels.architectures.encoder_decoder import (
-    EncodedSource,
-    EncoderDecoder,
-    reject_segments,
-    resize_decoder_embeddings,
-)
+from hf_ctxmodels.architectures.encoder_decoder import EncoderDecoder, reject_segments, resize_token_embeddings
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.generation_cache import BeamSearchCache, PreallocatedCache, SharedSourceCache
 from hf_ctxmodels.core.inputs import check_aligned, check_source_mask, is_traced, sequence_starts
 from hf_ctxmodels.heads.base import HeadModel, ItemCounts, language_modeling_loss, loss_from_logits, validate_targets
-from hf_ctxmodels.heads.seq2seq import (
-    ConditionalGenerationOutput,
-    Seq2SeqHead,
-    as_model_output,
-    conditional_generation_output,
-)
+from hf_ctxmodels.heads.seq2seq import ConditionalGenerationOutput, Seq2SeqHead, as_model_output
 from hf_ctxmodels.layers.cpu.linear import linear
-from hf_ctxmodels.layers.decoder_output import DecoderOutput
 from hf_ctxmodels.layers.pooling import last_token_columns, mask_until_last_target, states_at, token_mask
 
 
@@ -37,17 +26,11 @@ class EncoderDecoderHeadModel(HeadModel):
 
     encoder_class: ClassVar[type[EncoderDecoder]]  # type: ignore[misc]
     supports_reentrant_checkpointing = False
+    _resize_token_embeddings = resize_token_embeddings
 
     def build_encoder(self, config: Any) -> EncoderDecoder:
         """Create the encoder-decoder."""
         return self.encoder_class(config)
-
-    def _resize_token_embeddings(
-        self, new_num_tokens: int | None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
-    ) -> nn.Embedding:
-        resized = super()._resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
-        resize_decoder_embeddings(self, resized.num_embeddings, mean_resizing)
-        return resized
 
     def encoder_fields(self, outputs: Any) -> dict[str, Any]:
         """Return the fields of the encoder-decoder's output that the output of a task head contains."""
@@ -70,7 +53,7 @@ class EncoderDecoderHeadModel(HeadModel):
             return super().encode(attention_mask=attention_mask, **inputs)
         words: Any = embeddings if ids is None else ids
         is_padding_mask = isinstance(attention_mask, Tensor) and attention_mask.shape == words.shape[:2]
-        columns = self.end_token_columns(words, ids, attention_mask if is_padding_mask else None)
+        columns = self._end_token_columns(words, ids, attention_mask if is_padding_mask else None)
         hidden_states = self.config.resolve_output_flags(inputs)["output_hidden_states"]
         needs_all_states = (
             is_traced(words)
@@ -87,14 +70,8 @@ class EncoderDecoderHeadModel(HeadModel):
         outputs.pooler_output = states_at(states, columns) if output_mask is None else states
         return outputs
 
-    def end_token_columns(self, words: Tensor, input_ids: Tensor | None, attention_mask: Tensor | None) -> Tensor:
-        """(batch,) column of the last end token, or of the last token.
-
-        Args:
-            words: (batch, length, ...) the input.
-            input_ids: (batch, length), None with embeddings.
-            attention_mask: (batch, length), 0 at padding, or None.
-        """
+    def _end_token_columns(self, words: Tensor, input_ids: Tensor | None, attention_mask: Tensor | None) -> Tensor:
+        """(batch,) column of the last end token, or of the last token in rows without an end token."""
         tokens = token_mask(words, attention_mask)
         last, end_ids = last_token_columns(words, tokens), self.config.eos_token_id
         if input_ids is None or end_ids is None:
@@ -135,6 +112,9 @@ class TransformerForConditionalGeneration(Seq2SeqHead, EncoderDecoderHeadModel):
         decoder_inputs_embeds: Tensor | None = None,
         decoder_position_ids: Tensor | None = None,
         decoder_sequence_ids: Tensor | None = None,
+        cross_attention_mask: Tensor | None = None,
+        langs: Tensor | None = None,
+        decoder_langs: Tensor | None = None,
         labels: Tensor | None = None,
         encoder_outputs: Any = None,
         past_key_values: Cache | None = None,
@@ -149,19 +129,16 @@ class TransformerForConditionalGeneration(Seq2SeqHead, EncoderDecoderHeadModel):
             decoder_input_ids: (batch, steps) target ids, each the token before the one to be predicted; None for
                 `labels` shifted to the right, after `config.decoder_start_token_id`.
             decoder_inputs_embeds: (batch, steps, hidden), instead of `decoder_input_ids`.
-            decoder_attention_mask: (batch, steps), with a cache (batch, past + steps): 0 at padding.
             labels: (batch, steps) target ids; -100 is ignored.
             encoder_outputs: The encoder's output, if it has been computed; a tuple holds states, hidden states and
                 attention weights.
             past_key_values: The cache before `decoder_input_ids`, returned by an earlier forward.
             use_cache: Return `past_key_values`, and with labels the logits as well.
-            num_items_in_batch: As in `mean_over_targets`.
             return_logits: See `returns_logits`.
         """
         reject_segments(kwargs)
         labels = None if labels is None else validate_targets(labels, "labels")
         output_flags = self.config.resolve_output_flags(kwargs)
-        encoder_kwargs, decoder_kwargs = self.split_kwargs(kwargs)
         if encoder_outputs is None:
             encoder_outputs = self.get_encoder()(
                 input_ids=input_ids,
@@ -169,84 +146,63 @@ class TransformerForConditionalGeneration(Seq2SeqHead, EncoderDecoderHeadModel):
                 inputs_embeds=inputs_embeds,
                 sequence_ids=sequence_ids,
                 return_dict=True,
-                **encoder_kwargs,
+                **self.extra_ids(langs=langs),
+                **kwargs,
             )
         else:
             encoder_outputs = as_model_output(encoder_outputs)
             check_source_mask(attention_mask, encoder_outputs.last_hidden_state)
-        states = encoder_outputs.last_hidden_state
-        ids = self.resolve_decoder_input_ids(states.shape[0], decoder_input_ids, labels, decoder_inputs_embeds)
+        ids = self.resolve_decoder_input_ids(
+            encoder_outputs.last_hidden_state.shape[0], decoder_input_ids, labels, decoder_inputs_embeds
+        )
         if decoder_input_ids is None and ids is not None and decoder_sequence_ids is not None:
             check_aligned({"decoder_sequence_ids": decoder_sequence_ids}, *ids.shape)
             ids = ids.masked_fill(sequence_starts(decoder_sequence_ids), self.config.decoder_start_token_id or 0)
-        if past_key_values is None and use_cache:
-            past_key_values = self.base_model.new_cache()
-        source = self.encoded_source(states, attention_mask, sequence_ids, decoder_kwargs)
-        decoder_inputs: dict[str, Any] = {
-            "input_ids": ids,
-            "attention_mask": decoder_attention_mask,
-            "inputs_embeds": decoder_inputs_embeds if ids is None else None,
-            "position_ids": decoder_position_ids,
-            "sequence_ids": decoder_sequence_ids,
-            "past_key_values": past_key_values,
-            **decoder_kwargs,
-            **output_flags,
-        }
-        computes_logits = labels is None or bool(use_cache) or self.returns_logits(return_logits)
         is_recording = any(value is not None and value is not False for value in output_flags.values())
-        loss = logits = decoder_outputs = None
-        if computes_logits or is_recording:
-            decoder_outputs = self.decode(source, **decoder_inputs)
-            logits = linear(self.lm_head, self.decoder_input(decoder_outputs.states))
-        if labels is not None and logits is not None:
-            loss = loss_from_logits(logits, labels, num_items_in_batch)
-        elif labels is not None:
-            target_states = self.target_states(source, labels != IGNORE_INDEX, decoder_inputs)
-            loss = language_modeling_loss(self.lm_head, self.decoder_input(target_states), labels, num_items_in_batch)
-        return conditional_generation_output(
-            encoder_outputs, decoder_outputs, output_flags, loss, logits if computes_logits else None, use_cache
+        computes_logits = labels is None or bool(use_cache) or self.returns_logits(return_logits)
+        needs_all_states, output_mask = computes_logits or is_recording, None
+        if labels is not None and self.config.unpad and not (needs_all_states or is_traced(labels)):
+            output_mask = labels != IGNORE_INDEX
+            is_padded = decoder_attention_mask is not None or past_key_values is not None
+            if not is_padded and decoder_sequence_ids is None:  # a sequence without a label has a source, too
+                decoder_attention_mask = mask_until_last_target(output_mask)
+        outputs = self.base_model(
+            attention_mask=attention_mask,
+            sequence_ids=sequence_ids,
+            decoder_input_ids=ids,
+            decoder_attention_mask=decoder_attention_mask,
+            decoder_inputs_embeds=decoder_inputs_embeds if ids is None else None,
+            decoder_position_ids=decoder_position_ids,
+            decoder_sequence_ids=decoder_sequence_ids,
+            cross_attention_mask=cross_attention_mask,
+            decoder_langs=decoder_langs,
+            encoder_outputs=encoder_outputs,
+            past_key_values=past_key_values,
+            use_cache=use_cache,
+            output_mask=output_mask,
+            return_dict=True,
+            **output_flags,
         )
-
-    def split_kwargs(self, kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Split the additional keyword arguments of `forward` into arguments of the encoder and of the decoder."""
-        return kwargs, {}
-
-    def encoded_source(
-        self,
-        states: Tensor,
-        attention_mask: Tensor | None,
-        sequence_ids: Tensor | None,
-        decoder_kwargs: dict[str, Any],
-    ) -> EncodedSource:
-        """The encoder's output that the decoder attends to.
-
-        Args:
-            states: (batch, length, hidden) output of the encoder.
-            attention_mask, sequence_ids: (batch, length) of the source.
-            decoder_kwargs: Other arguments of the decoder, from which arguments of cross-attention are popped.
-        """
-        return EncodedSource(states, attention_mask, sequence_ids)
-
-    def decode(self, source: EncodedSource, **decoder_inputs: Any) -> DecoderOutput:
-        """Run the decoder; the states are the input of the output layer. Arguments as in `EncoderDecoder.decode`."""
-        outputs = self.base_model.decode(source, **decoder_inputs)
-        return DecoderOutput(
-            outputs.last_hidden_state,
-            outputs.past_key_values,
-            outputs.hidden_states,
-            outputs.cross_attentions,
-            outputs.attentions,
+        states, loss, logits = outputs.last_hidden_state, None, None
+        if getattr(self.config, "scale_decoder_outputs", False):  # T5
+            states = states * self.config.hidden_size**-0.5
+        if labels is None or needs_all_states:
+            logits = linear(self.lm_head, self.decoder_input(states))
+            loss = None if labels is None else loss_from_logits(logits, labels, num_items_in_batch)
+        else:
+            states = states[labels != IGNORE_INDEX] if output_mask is None else states
+            loss = language_modeling_loss(self.lm_head, self.decoder_input(states), labels, num_items_in_batch)
+        return ConditionalGenerationOutput(
+            loss=loss,
+            logits=logits if computes_logits else None,
+            past_key_values=outputs.past_key_values if use_cache else None,
+            decoder_hidden_states=outputs.decoder_hidden_states,
+            decoder_attentions=outputs.decoder_attentions,
+            cross_attentions=outputs.cross_attentions,
+            encoder_last_hidden_state=outputs.encoder_last_hidden_state,
+            encoder_hidden_states=outputs.encoder_hidden_states,
+            encoder_attentions=outputs.encoder_attentions,
         )
-
-    def target_states(self, source: EncodedSource, target_mask: Tensor, decoder_inputs: dict[str, Any]) -> Tensor:
-        """(targets, hidden) states of the decoder at the (batch, steps) positions of `target_mask`."""
-        if is_traced(target_mask) or not self.config.unpad:
-            return self.decode(source, **decoder_inputs).states[target_mask]
-        decoder_inputs = decoder_inputs | {"output_mask": target_mask}
-        is_cut = decoder_inputs["attention_mask"] is None and decoder_inputs["past_key_values"] is None
-        if is_cut and decoder_inputs["sequence_ids"] is None:  # a sequence without a label has a source, too
-            decoder_inputs["attention_mask"] = mask_until_last_target(target_mask)
-        return self.decode(source, **decoder_inputs).states
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
@@ -264,13 +220,9 @@ class TransformerForConditionalGeneration(Seq2SeqHead, EncoderDecoderHeadModel):
             return
         self_cache, cross_cache = caches.self_attention_cache, caches.cross_attention_cache
         config = self.config.get_text_config(decoder=True)
-        if _is_default_cache(self_cache):
+        if type(self_cache) is DynamicCache and not self_cache.offloading:
             self_cache = PreallocatedCache(config=config)
-        if _is_default_cache(cross_cache):
+        if type(cross_cache) is DynamicCache and not cross_cache.offloading:
             targets_per_source = max(generation_config.num_beams or 1, generation_config.num_return_sequences or 1)
             cross_cache = SharedSourceCache(config=config, targets_per_source=targets_per_source)
         model_kwargs["past_key_values"] = BeamSearchCache(self_cache, cross_cache)
-
-
-def _is_default_cache(cache: Cache) -> bool:
-    return type(cache) is DynamicCache and not cache.offloading

@@ -1,8 +1,7 @@
 """The Transformer decoder of GPT (Radford et al. 2018) and its successors, and the base class of its heads."""
 
-from collections.abc import Sequence
 from functools import partial
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -10,95 +9,44 @@ from transformers import Cache, DynamicCache
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
-from hf_ctxmodels.architectures.configurations import CtxDecoderConfig
+from hf_ctxmodels.architectures.layer_stack import LayerStack, mask_of_new_tokens
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.inputs import check_ids, cumulative_token_counts, is_traced
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.heads.base import HeadModel, ItemCounts, mean_over_targets
 from hf_ctxmodels.heads.causal_lm import next_token_targets
-from hf_ctxmodels.layers.attention.layouts import build_layout
-from hf_ctxmodels.layers.attention.masks import CAUSAL, MaskSpec
 from hf_ctxmodels.layers.attention.modules import SelfAttention
-from hf_ctxmodels.layers.cpu.dropout import Dropout
-from hf_ctxmodels.layers.hook_points import HookPoint
 from hf_ctxmodels.layers.lm_loss.cross_entropy import chunked_cross_entropy, summed_cross_entropy
-from hf_ctxmodels.layers.pooling import Pooling, token_mask
-from hf_ctxmodels.layers.transformer import FeedForward, TransformerBlock, run_stack
+from hf_ctxmodels.layers.pooling import Pooling
+from hf_ctxmodels.layers.transformer import FeedForward, TransformerBlock
 
 
-def build_decoder_layer(config: CtxDecoderConfig, norm: Literal["post", "pre"]) -> TransformerBlock:
-    """Create a layer with post-norm or pre-norm."""
-    return TransformerBlock(
-        config.hidden_size,
-        SelfAttention(config.hidden_size, config.num_attention_heads, dropout=config.attention_probs_dropout_prob),
-        FeedForward(config.hidden_size, config.feed_forward_size, config.hidden_act),
-        norm=norm,
-        norm_cls=partial(nn.LayerNorm, eps=config.layer_norm_eps),
-        dropout=config.hidden_dropout_prob,
-    )
-
-
-class TransformerDecoder(CtxPreTrainedModel):
-    """A causal Transformer. The defaults are GPT-2's; families override them.
-
-    The position of a token is the number of tokens before it in its sequence, wherever the padding is, so that left,
-    right and no padding give the same states without `position_ids`. transformers counts columns.
-
-    Attributes:
-        word_embeddings, position_embeddings: The embeddings, which are summed.
-        embedding_norm: The norm of the sum, identity in most families.
-        layers: The layers in the order of application.
-        final_norm: The norm of the last layer's output, identity with post-norm.
-        masks: The attention pattern: one for all layers, or one for each layer.
-        zeros_padding: Whether the states at padding positions are 0 in all layers.
-    """
+class TransformerDecoder(LayerStack, CtxPreTrainedModel):
+    """A causal Transformer, by default post-norm with normalised embeddings."""
 
     accepts_4d_masks = True
     _input_embed_layer = "word_embeddings"
-    masks: MaskSpec | Sequence[MaskSpec] = CAUSAL
-    zeros_padding: ClassVar[bool] = False
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        self.build_embeddings(config)
-        self.embedding_norm = self.build_embedding_norm(config)
-        self.dropout = Dropout(config.embedding_dropout_prob)
-        self.layers = nn.ModuleList(self.build_layer(config) for _ in range(config.num_hidden_layers))
-        self.final_norm = self.build_final_norm(config)
-        self.embedding_output = HookPoint()
+        self.word_embeddings = self.build_word_embeddings(config)
+        self.build_modules(config, config.num_hidden_layers, config.embedding_dropout_prob)
         self.post_init()
 
-    def build_embeddings(self, config: Any) -> None:
-        """Create the embeddings that are summed."""
-        self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.position_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+    def build_word_embeddings(self, config: Any) -> nn.Embedding:
+        """Create the word embeddings."""
+        return nn.Embedding(config.vocab_size, config.hidden_size)
 
     def build_layer(self, config: Any) -> nn.Module:
         """Create a layer."""
-        return build_decoder_layer(config, "pre")
-
-    def build_embedding_norm(self, config: Any) -> nn.Module:
-        """Create the norm of the embeddings."""
-        return nn.Identity()
-
-    def build_final_norm(self, config: Any) -> nn.Module:
-        """Create the norm of the last layer's output."""
-        return nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-
-    def extra_embedding_ids(self, words: Tensor, kwargs: dict[str, Any]) -> dict[str, Tensor]:
-        """Return the (batch, length) arguments of `embed` other than words and positions, by name.
-
-        Args:
-            words: (batch, length, ...) ids or embeddings.
-            kwargs: Keyword arguments of `forward`, from which the arguments of the embeddings are popped.
-        """
-        return {}
-
-    def embed(self, words: Tensor, position_ids: Tensor) -> Tensor:
-        """(...) ids or (..., hidden) word embeddings, and (...) positions -> (..., hidden)."""
-        embedded = words if words.is_floating_point() else self.word_embeddings(words)
-        return self.dropout(self.embedding_norm(embedded + self.position_embeddings(position_ids)))
+        return TransformerBlock(
+            config.hidden_size,
+            SelfAttention(config.hidden_size, config.num_attention_heads, dropout=config.attention_probs_dropout_prob),
+            FeedForward(config.hidden_size, config.feed_forward_size, config.hidden_act),
+            norm=self.norm,
+            norm_cls=partial(nn.LayerNorm, eps=config.layer_norm_eps),
+            dropout=config.hidden_dropout_prob,
+        )
 
     @can_return_tuple
     def forward(
@@ -133,10 +81,7 @@ class TransformerDecoder(CtxPreTrainedModel):
         Raises:
             CtxError: Inputs do not match each other, the cache or the model.
         """
-        output_flags = self.config.resolve_output_flags(kwargs)
         cache = DynamicCache(config=self.config) if use_cache and past_key_values is None else past_key_values
-        past_length = 0 if cache is None else cache.get_seq_length()
-        limit = self.config.max_position_embeddings
         words = self.check_encoder_input(
             input_ids,
             inputs_embeds,
@@ -147,25 +92,15 @@ class TransformerDecoder(CtxPreTrainedModel):
             output_mask=output_mask,
             position_ids=position_ids,
         )
-        check_cache(cache, words, past_length, limit)
-        check_ids("position_ids", position_ids, limit, "max_position_embeddings")
-        if position_ids is None:
-            position_ids = default_positions(words, attention_mask, sequence_ids, past_length)
-        embedding_arguments = self.extra_embedding_ids(words, kwargs)
-        kwargs |= output_flags
-        layout = build_layout(words, attention_mask, sequence_ids, self.config, past_key_values=cache, **kwargs)
-        embedding_arguments |= {"words": words, "position_ids": position_ids.expand(words.shape[:2])}
-        embedded = self.embed(**{name: layout.pack(tensor) for name, tensor in embedding_arguments.items()})
-        outputs = run_stack(
-            self.layers,
-            self.embedding_output(embedded),
-            layout,
-            self.masks,
-            past_key_values=cache,
-            final_norm=self.final_norm,
+        outputs = self.run_layers(
+            words,
+            self.word_embeddings,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            sequence_ids=sequence_ids,
+            cache=cache,
             output_mask=output_mask,
-            zero_padding=self.zeros_padding,
-            **output_flags,
+            **kwargs,
         )
         return BaseModelOutputWithPast(
             last_hidden_state=outputs.last_hidden_state,
@@ -173,14 +108,6 @@ class TransformerDecoder(CtxPreTrainedModel):
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
-
-
-class EncodedTokens(NamedTuple):
-    """The (batch, length) inputs of a decoder's output; `input_ids` is None with `inputs_embeds`."""
-
-    input_ids: Tensor | None
-    attention_mask: Tensor | None
-    sequence_ids: Tensor | None
 
 
 class DecoderHeadModel(HeadModel):
@@ -212,14 +139,15 @@ class DecoderHeadModel(HeadModel):
         return self.config.classifier_pooling or "last" if self.has_configurable_pooling else None
 
     def encode(self, *, attention_mask: Tensor | None = None, **inputs: Any) -> Any:
-        """Run the decoder. With an auxiliary loss, the output has the attribute `encoded_tokens`."""
+        """Run the decoder; with an auxiliary loss, the output has the attribute `encoded_tokens`: the (batch, length)
+        `input_ids` (None with `inputs_embeds`), `attention_mask` and `sequence_ids`."""
         input_ids, pad_token_id = inputs.get("input_ids"), self.config.pad_token_id
         is_unmasked = attention_mask is None and isinstance(input_ids, Tensor) and input_ids.dim() == 2
         if is_unmasked and self.uses_pooled_output and pad_token_id is not None:
             attention_mask = mask_trailing_padding(inputs["input_ids"], pad_token_id)
         outputs = super().encode(attention_mask=attention_mask, **inputs)
         if self.has_auxiliary_lm_loss:
-            outputs.encoded_tokens = EncodedTokens(input_ids, attention_mask, inputs.get("sequence_ids"))
+            outputs.encoded_tokens = (input_ids, attention_mask, inputs.get("sequence_ids"))
         return outputs
 
     def add_regularization(
@@ -227,74 +155,43 @@ class DecoderHeadModel(HeadModel):
     ) -> Tensor:
         """Add the `penalty` and the weighted language modelling loss, in training."""
         loss = super().add_regularization(loss, outputs, targets, name, num_items)
-        if not self.has_auxiliary_lm_loss or not self.training or not self.config.lm_loss_weight:
+        has_lm_loss = self.has_auxiliary_lm_loss and self.training and self.config.lm_loss_weight
+        if not has_lm_loss or outputs.encoded_tokens[0] is None:
             return loss
-        if outputs.encoded_tokens.input_ids is None:
-            return loss
-        total = self._summed_lm_loss(outputs, _count_targets(targets))
+        total = self._summed_lm_loss(outputs, targets)
         return loss + self.config.lm_loss_weight * mean_over_targets(total, targets, name, num_items)
 
-    def _summed_lm_loss(self, outputs: Any, target_counts: Tensor) -> Tensor:
-        """The sum of the losses of the rows, each times its number of targets.
-
-        Args:
-            outputs: The decoder's output, with `encoded_tokens`.
-            target_counts: (batch,) number of targets of each example; the rows of an example are adjacent.
-        """
+    def _summed_lm_loss(self, outputs: Any, targets: Tensor) -> Tensor:
+        """The sum of the losses of the rows, each times its number of targets; the rows of an example are adjacent."""
+        is_target = targets != IGNORE_INDEX
+        if targets.is_floating_point():
+            is_target = torch.ones_like(is_target)
+        target_counts = is_target.flatten(1).sum(1).float() if targets.dim() > 1 else is_target.float()
         input_ids, mask, sequence_ids = outputs.encoded_tokens
         mask = mask if mask is not None and mask.dim() == 2 else None
         labels = input_ids if mask is None else input_ids.masked_fill(mask == 0, IGNORE_INDEX)
-        targets = next_token_targets(labels, input_ids.shape[1], mask, sequence_ids)
-        target_mask = targets != IGNORE_INDEX
+        next_tokens = next_token_targets(labels, input_ids.shape[1], mask, sequence_ids)
+        token_mask = next_tokens != IGNORE_INDEX
         rows_per_example = len(input_ids) // len(target_counts)
         row_weights = target_counts.repeat_interleave(rows_per_example) / rows_per_example
-        row_weights = row_weights / target_mask.sum(1).clamp(min=1)
-        weights = row_weights[:, None].expand_as(targets)[target_mask]
-        states = self.decoder_input(outputs.last_hidden_state[target_mask])
+        row_weights = row_weights / token_mask.sum(1).clamp(min=1)
+        weights = row_weights[:, None].expand_as(next_tokens)[token_mask]
+        states = self.decoder_input(outputs.last_hidden_state[token_mask])
         output_layer = self.get_output_embeddings()
         if output_layer is not None:
-            return summed_cross_entropy(output_layer, states, targets[target_mask], weights)
+            return summed_cross_entropy(output_layer, states, next_tokens[token_mask], weights)
         if not self.config.tie_word_embeddings:
             raise CtxError(
                 f"{type(self).__name__} has no output layer, and tie_word_embeddings is false, but "
                 f"lm_loss_weight={self.config.lm_loss_weight}.",
                 hint="set lm_loss_weight=0.",
             )
-        matrix = self._embedding_matrix()
-        return chunked_cross_entropy(states, matrix, None, targets[target_mask], reduction="sum", weights=weights)
-
-    def _embedding_matrix(self) -> Tensor:
-        """(vocabulary, hidden) word embeddings; a module that replaces them, such as an adapter, is called."""
         embeddings = self.get_input_embeddings()
         if type(embeddings) is nn.Embedding:
-            return embeddings.weight
-        return embeddings(torch.arange(self.config.vocab_size, device=self.device))
-
-
-def _count_targets(targets: Tensor) -> Tensor:
-    """(batch,) float32 number of targets that are not -100 in each example."""
-    is_target = torch.ones_like(targets, dtype=torch.bool) if targets.is_floating_point() else targets != IGNORE_INDEX
-    return is_target.flatten(1).sum(1).float() if targets.dim() > 1 else is_target.float()
-
-
-def default_positions(
-    words: Tensor, attention_mask: Tensor | None, sequence_ids: Tensor | None, past_length: int | Tensor
-) -> Tensor:
-    """(batch, length) number of tokens before each token in its sequence, 0 at leading padding.
-
-    Args:
-        words: (batch, length, ...).
-        attention_mask: (batch, past + length), 0 at padding; masks with other dimensions are ignored.
-        sequence_ids: (batch, length), see `cumulative_token_counts`.
-        past_length: Number of columns in the cache.
-    """
-    length = words.shape[1]
-    padding = attention_mask if attention_mask is not None and attention_mask.dim() == 2 else None
-    if sequence_ids is not None:
-        return (cumulative_token_counts(token_mask(words, padding, sequence_ids), sequence_ids) - 1).clamp(min=0)
-    if padding is not None:
-        return ((padding != 0).cumsum(1)[:, -length:] - 1).clamp(min=0)
-    return torch.arange(length, device=words.device)[None] + past_length
+            matrix = embeddings.weight
+        else:  # a module that replaces them, such as an adapter
+            matrix = embeddings(torch.arange(self.config.vocab_size, device=self.device))
+        return chunked_cross_entropy(states, matrix, None, next_tokens[token_mask], reduction="sum", weights=weights)
 
 
 def mask_trailing_padding(input_ids: Tensor, pad_token_id: int) -> Tensor:
@@ -302,41 +199,3 @@ def mask_trailing_padding(input_ids: Tensor, pad_token_id: int) -> Tensor:
     is_token = input_ids != pad_token_id
     before_last_token = is_token.flip(1).cumsum(1).flip(1) > 0
     return before_last_token | ~is_token.any(1, keepdim=True)
-
-
-def mask_of_new_tokens(attention_mask: Any, inputs: Any, cache: Cache | None) -> Any:
-    """The columns of a (batch, past + length) mask that belong to the input; other masks are returned unchanged."""
-    if cache is None or not isinstance(attention_mask, Tensor) or attention_mask.dim() != 2:
-        return attention_mask
-    return attention_mask[:, -inputs.shape[1] :] if isinstance(inputs, Tensor) and inputs.dim() > 1 else attention_mask
-
-
-def check_cache(cache: Cache | None, words: Tensor, past_length: int | Tensor, limit: int | None) -> None:
-    """Raise CtxError if cache and input have different batch sizes, or together exceed the maximum length, if any."""
-    if is_traced(words):
-        return
-    length, past_length = words.shape[1], int(past_length)
-    if limit is not None and past_length + length > limit:
-        tokens = (
-            f"{past_length} tokens of past_key_values and {length} of the input" if past_length else f"{length} tokens"
-        )
-        raise CtxError(
-            f"The sequence is too long: {tokens} exceed the model's max_sequence_length={limit} (see "
-            "max_position_embeddings).",
-            hint=f"truncate it (tokenizer(..., truncation=True, max_length={limit})), generate fewer new tokens, or "
-            "split it into windows.",
-        )
-    cache_size = _batch_size(cache) if past_length else None
-    if cache_size is not None and cache_size != words.shape[0]:
-        raise CtxError(
-            f"past_key_values has batch size {cache_size}, but the input has {words.shape[0]}.",
-            hint="pass a cache of the same batch, or repeat its rows with batch_repeat_interleave.",
-        )
-
-
-def _batch_size(cache: Cache | None) -> int | None:
-    for layer in getattr(cache, "layers", []):
-        keys = getattr(layer, "keys", None)
-        if isinstance(keys, Tensor) and keys.dim() == 4:
-            return keys.shape[0]
-    return None

@@ -69,14 +69,13 @@ class ForCausalLM(HeadModel, GenerationMixin):
                 the last token in reading order has a target as well.
             logits_to_keep: As in transformers: number of last positions with logits, 0 for all, or a tensor of
                 positions. The loss does not depend on it.
-            num_items_in_batch: As in `mean_over_targets`.
             return_logits: See `returns_logits`.
             kwargs: Arguments of the encoder; and `shift_labels` (batch, length), the target of each token, -100 for
                 none, instead of `labels`. It is not a named argument, because Trainer would treat it as labels.
         """
         check_tensors(attention_mask=attention_mask)
-        shape = self.input_shape(input_ids, inputs_embeds)
-        targets = self._targets(shape, labels, kwargs.pop("shift_labels", None), attention_mask, sequence_ids)
+        shift_labels = kwargs.pop("shift_labels", None)
+        targets = self.resolve_targets(input_ids, attention_mask, inputs_embeds, labels, shift_labels, sequence_ids)
         computes_logits = targets is None or self.returns_logits(return_logits)
         outputs = self.encode_for_targets(
             None if targets is None else targets != IGNORE_INDEX,
@@ -91,9 +90,9 @@ class ForCausalLM(HeadModel, GenerationMixin):
             **self.extra_ids(langs=langs),
             **kwargs,
         )
-        states = outputs.last_hidden_state
-        logits = self._logits(slice_logits_to_keep(states, logits_to_keep)) if computes_logits else None
-        loss = None
+        states, loss, logits = outputs.last_hidden_state, None, None
+        if computes_logits:
+            logits = linear(self._output_layer, self.decoder_input(slice_logits_to_keep(states, logits_to_keep)))
         if targets is not None:
             all_logits = logits if isinstance(logits_to_keep, int) and not logits_to_keep else None
             if computes_logits and all_logits is None:
@@ -109,26 +108,16 @@ class ForCausalLM(HeadModel, GenerationMixin):
 
     def resolve_targets(
         self,
-        input_ids: Tensor,
+        input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         shift_labels: Tensor | None = None,
         sequence_ids: Tensor | None = None,
         **kwargs: Any,
     ) -> Tensor | None:
         """(batch, length) target of each token, -100 for none; None without labels. Arguments as in `forward`."""
-        shape = self.input_shape(input_ids, None)
-        return self._targets(shape, labels, shift_labels, attention_mask, sequence_ids)
-
-    def _targets(
-        self,
-        shape: tuple[int, int] | None,
-        labels: Tensor | None,
-        shift_labels: Tensor | None,
-        attention_mask: Tensor | None,
-        sequence_ids: Tensor | None,
-    ) -> Tensor | None:
-        """(batch, length) targets, or None; `shape` as of `input_shape`, other arguments as in `forward`."""
+        shape = self.input_shape(input_ids, inputs_embeds)
         check_tensors(labels=labels, shift_labels=shift_labels)
         if shape is None:
             return None  # the encoder raises the error
@@ -149,7 +138,6 @@ class ForCausalLM(HeadModel, GenerationMixin):
             target_mask: (batch, length) bool, True at tokens with a target; None without labels.
             computes_logits: Whether `last_hidden_state` is needed at all tokens, (batch, length, hidden), or only at
                 the tokens with a target, (targets, hidden).
-            inputs: Arguments of the encoder.
         """
         return self.encode(output_mask=None if computes_logits else target_mask, **inputs)
 
@@ -168,9 +156,6 @@ class ForCausalLM(HeadModel, GenerationMixin):
             return loss_from_logits(logits, targets, num_items)
         states = self.decoder_input(outputs.last_hidden_state)
         return language_modeling_loss(self._output_layer, states, targets, num_items)
-
-    def _logits(self, states: Tensor) -> Tensor:
-        return linear(self._output_layer, self.decoder_input(states))
 
     @property
     def _output_layer(self) -> nn.Linear:
@@ -192,26 +177,21 @@ class ForCausalLM(HeadModel, GenerationMixin):
             args, kwargs: As in transformers; `attention_mask` (batch, length) is 0 at padding.
         """
         with prepacked_weights(self.prepacked_bytes):
-            input_ids, mask = kwargs.get("input_ids") if inputs is None else inputs, kwargs.get("attention_mask")
-            if not _has_right_padding(input_ids, mask):
+            input_ids: Any = kwargs.get("input_ids") if inputs is None else inputs
+            mask: Any = kwargs.get("attention_mask")
+            has_masks = isinstance(input_ids, Tensor) and isinstance(mask, Tensor) and mask.shape == input_ids.shape
+            if not has_masks or mask.dim() != 2 or not bool((mask[:, -1] == 0).any()):
                 return super().generate(inputs, *args, **kwargs)
-            order = torch.argsort((mask != 0).long(), dim=1, stable=True)  # type: ignore[union-attr]
+            order = torch.argsort((mask != 0).long(), dim=1, stable=True)
             kwargs["input_ids"] = input_ids
             for name, value in kwargs.items():
                 if isinstance(value, Tensor) and value.shape == order.shape:
                     kwargs[name] = value.gather(1, order.to(value.device))
             outputs: Any = super().generate(None, *args, **kwargs)
         sequences = outputs if isinstance(outputs, Tensor) else outputs.sequences
-        prompts = input_ids.repeat_interleave(len(sequences) // len(input_ids), 0)  # type: ignore[arg-type, union-attr]
+        prompts = input_ids.repeat_interleave(len(sequences) // len(input_ids), 0)
         sequences[:, : prompts.shape[1]] = prompts
         return outputs
-
-
-def _has_right_padding(input_ids: Any, mask: Any) -> bool:
-    """Whether a row of (batch, length) prompts ends with padding."""
-    if not isinstance(input_ids, Tensor) or not isinstance(mask, Tensor):
-        return False
-    return mask.dim() == 2 and input_ids.shape == mask.shape and bool((mask[:, -1] == 0).any())
 
 
 def next_token_targets(

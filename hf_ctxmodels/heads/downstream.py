@@ -45,6 +45,7 @@ class ForSequenceClassification(HeadModel):
 
     Attributes:
         classifier_activation: Activation of a dense layer before the classifier; None for a linear classifier.
+        classifier_bias: Whether a linear classifier has a bias.
         accepts_both_orders: Whether inputs may be (batch, orders, length), a pair in both orders.
     """
 
@@ -53,6 +54,7 @@ class ForSequenceClassification(HeadModel):
     supports_layer_mix = True
     loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
     classifier_activation: ClassVar[str | None] = None
+    classifier_bias: ClassVar[bool] = True
     accepts_both_orders: ClassVar[bool] = False
     output_class: ClassVar[_SequenceOutputClass] = SequenceClassifierOutput
 
@@ -76,7 +78,7 @@ class ForSequenceClassification(HeadModel):
                 prediction_dropout=config.answer_dropout,
             )
         elif self.classifier_activation is None:
-            self.classifier = nn.Linear(config.pooler_size, config.num_labels)
+            self.classifier = nn.Linear(config.pooler_size, config.num_labels, bias=self.classifier_bias)
         else:
             self.classifier = ProjectedHead(
                 config.pooler_size,
@@ -354,9 +356,11 @@ class ForMultipleChoice(HeadModel):
     output_class: ClassVar[type[MultipleChoiceModelOutput]] = MultipleChoiceModelOutput
 
     def build_head(self, config: Any) -> None:
-        """Create dropout and a linear layer from the pooled output to one logit."""
+        """Create dropout, a linear layer from the pooled output to one logit, and `output_layer`, if it is set."""
         self.dropout: nn.Module = Dropout(config.head_dropout)
         self.classifier = nn.Linear(config.pooler_size, 1)
+        if self.output_layer is not None:
+            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
     def score(self, pooled: Tensor, choices: int) -> Tensor:
         """(batch * choices, hidden) pooled output -> (batch * choices, 1) logits."""

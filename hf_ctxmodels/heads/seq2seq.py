@@ -1,9 +1,8 @@
 """Sequence-to-sequence heads: an encoder, an autoregressive decoder, and logits over the target vocabulary."""
 
 from abc import abstractmethod
-from collections.abc import Mapping
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -22,8 +21,25 @@ from hf_ctxmodels.layers.cpu.linear import MAX_PREPACKED_BYTES, linear, prepacke
 from hf_ctxmodels.layers.decoder_output import DecoderOutput
 
 
+class DecoderAliases:
+    """Names in other models of two outputs of the decoder of an encoder-decoder."""
+
+    decoder_hidden_states: tuple[Tensor, ...] | None
+    decoder_attentions: tuple[Tensor, ...] | None
+
+    @property
+    def hidden_states(self) -> tuple[Tensor, ...] | None:
+        """Alias of `decoder_hidden_states`."""
+        return self.decoder_hidden_states
+
+    @property
+    def attentions(self) -> tuple[Tensor, ...] | None:
+        """Alias of `decoder_attentions`."""
+        return self.decoder_attentions
+
+
 @dataclass
-class ConditionalGenerationOutput(ModelOutput):
+class ConditionalGenerationOutput(DecoderAliases, ModelOutput):
     """Output of sequence-to-sequence heads, with the field names of transformers' `Seq2SeqLMOutput`.
 
     Attributes:
@@ -47,16 +63,6 @@ class ConditionalGenerationOutput(ModelOutput):
     encoder_hidden_states: tuple[Tensor, ...] | None = None
     encoder_attentions: tuple[Tensor, ...] | None = None
 
-    @property
-    def hidden_states(self) -> tuple[Tensor, ...] | None:
-        """Alias of `decoder_hidden_states`, the name in other heads."""
-        return self.decoder_hidden_states
-
-    @property
-    def attentions(self) -> tuple[Tensor, ...] | None:
-        """Alias of `decoder_attentions`, the name in other heads."""
-        return self.decoder_attentions
-
 
 class Seq2SeqHead(HeadModel, GenerationMixin):
     """Base class of heads that generate a target from a source.
@@ -65,13 +71,11 @@ class Seq2SeqHead(HeadModel, GenerationMixin):
     direct bases of its class, as transformers requires.
 
     Attributes:
-        decoder_only_arguments: Arguments of `forward` without the prefix "decoder_" that the encoder does not take.
         prepacked_bytes: Upper limit in bytes of the copies of weights that `generate` prepacks for oneDNN on a CPU;
             0 for none.
     """
 
     loss_targets: ClassVar[tuple[str, ...]] = ("labels",)
-    decoder_only_arguments: ClassVar[tuple[str, ...]] = ()
     prepacked_bytes: int = MAX_PREPACKED_BYTES
     _is_stateful = True  # tokens cannot be removed from a state, as assisted generation would need
 
@@ -92,7 +96,7 @@ class Seq2SeqHead(HeadModel, GenerationMixin):
         decoder_kwargs = {
             name: encoder_kwargs.pop(name)
             for name in list(encoder_kwargs)
-            if name.startswith("decoder_") or name in self.decoder_only_arguments
+            if name.startswith("decoder_") or name == "cross_attention_mask"
         }
         prepared = super()._prepare_text_encoder_decoder_kwargs_for_generation(
             inputs_tensor, encoder_kwargs, *args, **kwargs
@@ -125,22 +129,21 @@ class Seq2SeqHead(HeadModel, GenerationMixin):
     ) -> Any:
         """(batch, steps) ids of the decoder's input: `decoder_input_ids`, or the labels shifted to the right.
 
-        Args:
-            batch_size: Number of sources; None does not check it.
-            decoder_input_ids, labels, decoder_inputs_embeds: As in `forward`. With embeddings the result is None.
+        The arguments are as in `forward`; with embeddings the result is None. A `batch_size`, the number of sources,
+        of None is not checked.
 
         Raises:
             CtxError: All are None, or their shapes do not match each other or the source.
         """
-        if decoder_input_ids is None and labels is None and decoder_inputs_embeds is None:
-            raise CtxError("The decoder has no input.", hint="pass decoder_input_ids or labels, or call generate.")
-        if decoder_input_ids is not None and decoder_inputs_embeds is not None:
-            raise CtxError("decoder_input_ids cannot be combined with decoder_inputs_embeds.", hint="pass only one.")
         tensors = {
             "decoder_input_ids": decoder_input_ids,
             "decoder_inputs_embeds": decoder_inputs_embeds,
             "labels": labels,
         }
+        if all(tensor is None for tensor in tensors.values()):
+            raise CtxError("The decoder has no input.", hint="pass decoder_input_ids or labels, or call generate.")
+        if decoder_input_ids is not None and decoder_inputs_embeds is not None:
+            raise CtxError("decoder_input_ids cannot be combined with decoder_inputs_embeds.", hint="pass only one.")
         check_tensors(**tensors)
         for name, tensor in tensors.items():
             if tensor is None:
@@ -178,19 +181,14 @@ class DecoderInputs:
         attention_mask: (batch, length) mask of the source, or None.
         cache: The state of the decoder before the target ids.
         target_languages: (batch,) indices of the target languages, or None.
-        output_flags: The requested hidden states and attention weights, see `config.resolve_output_flags`.
+        is_recording: Whether hidden states or attention weights are requested.
     """
 
     encoder_outputs: Any
     attention_mask: Tensor | None
     cache: Any
     target_languages: Tensor | None
-    output_flags: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def is_recording(self) -> bool:
-        """Whether hidden states or attention weights are requested."""
-        return any(value is not None and value is not False for value in self.output_flags.values())
+    is_recording: bool = False
 
 
 class ForConditionalGeneration(Seq2SeqHead):
@@ -258,7 +256,6 @@ class ForConditionalGeneration(Seq2SeqHead):
             past_key_values: The state before `decoder_input_ids`, returned by an earlier forward.
             use_cache: Return `past_key_values`, and with labels the logits as well.
             target_languages: (batch,) indices of the target languages; None for the first.
-            num_items_in_batch: As in `mean_over_targets`.
             return_logits: See `returns_logits`.
         """
         labels = None if labels is None else validate_targets(labels, "labels")
@@ -276,23 +273,39 @@ class ForConditionalGeneration(Seq2SeqHead):
             )
         else:
             encoder_outputs = as_model_output(encoder_outputs)
-            self._check_encoder_outputs(encoder_outputs)
+            missing = [name for name in self.required_encoder_outputs if getattr(encoder_outputs, name, None) is None]
+            if missing:
+                raise CtxError(
+                    f"encoder_outputs has no {' and no '.join(missing)}.",
+                    hint="pass the output of model.get_encoder().",
+                )
             check_source_mask(attention_mask, encoder_outputs.last_hidden_state)
         batch_size = encoder_outputs.last_hidden_state.shape[0]
         decoder_input_ids = self.resolve_decoder_input_ids(batch_size, decoder_input_ids, labels)
         self._check_target_languages(batch_size, target_languages)
         cache = self.start(encoder_outputs) if past_key_values is None else past_key_values
-        inputs = DecoderInputs(encoder_outputs, attention_mask, cache, target_languages, output_flags)
+        hidden_states = output_flags["output_hidden_states"]
+        records_states = hidden_states is not None and hidden_states is not False  # 0 selects the embeddings
+        is_recording = records_states or bool(output_flags["output_attentions"])
+        inputs = DecoderInputs(encoder_outputs, attention_mask, cache, target_languages, is_recording)
         computes_logits = labels is None or bool(use_cache) or self.returns_logits(return_logits)
-        loss = logits = decoder_outputs = None
-        if computes_logits or inputs.is_recording:
+        loss = logits = None
+        decoder_outputs: Any = None
+        if computes_logits or is_recording:
             logits, decoder_outputs = self.predict(decoder_input_ids, inputs)
         if labels is not None and logits is not None:
             loss = loss_from_logits(logits, labels, num_items_in_batch)
         elif labels is not None:
             loss = self.decoder_loss(decoder_input_ids, labels, inputs, num_items_in_batch)
-        return conditional_generation_output(
-            encoder_outputs, decoder_outputs, output_flags, loss, logits if computes_logits else None, use_cache
+        return ConditionalGenerationOutput(
+            loss=loss,
+            logits=logits if computes_logits else None,
+            past_key_values=decoder_outputs.cache if use_cache else None,
+            decoder_hidden_states=decoder_outputs.hidden_states if records_states else None,
+            cross_attentions=decoder_outputs.cross_attentions if output_flags["output_attentions"] else None,
+            encoder_last_hidden_state=encoder_outputs.last_hidden_state,
+            encoder_hidden_states=encoder_outputs.hidden_states,
+            encoder_attentions=encoder_outputs.get("attentions"),
         )
 
     def predict(self, decoder_input_ids: Tensor, inputs: DecoderInputs) -> tuple[Tensor, DecoderOutput]:
@@ -310,14 +323,6 @@ class ForConditionalGeneration(Seq2SeqHead):
         else:
             states = self.decode(decoder_input_ids, target_mask, inputs).states
         return language_modeling_loss(self.prediction, self.decoder_input(states), labels, num_items)
-
-    def _check_encoder_outputs(self, encoder_outputs: Any) -> None:
-        """Raise CtxError if a field that the decoder reads is missing."""
-        missing = [name for name in self.required_encoder_outputs if getattr(encoder_outputs, name, None) is None]
-        if missing:
-            raise CtxError(
-                f"encoder_outputs has no {' and no '.join(missing)}.", hint="pass the output of model.get_encoder()."
-            )
 
     def _check_target_languages(self, batch_size: int, target_languages: Tensor | None) -> None:
         if target_languages is None:
@@ -338,32 +343,3 @@ def as_model_output(encoder_outputs: Any) -> Any:
     if isinstance(encoder_outputs, tuple | list):
         return BaseModelOutput(*encoder_outputs[:3])
     return encoder_outputs
-
-
-def conditional_generation_output(
-    encoder_outputs: Any,
-    decoder_outputs: DecoderOutput | None,
-    output_flags: Mapping[str, Any],
-    loss: Tensor | None,
-    logits: Tensor | None,
-    use_cache: bool | None,
-) -> ConditionalGenerationOutput:
-    """The output of a head, with the requested states and attention weights."""
-    recorded: dict[str, Any] = {}
-    if decoder_outputs is not None:
-        if use_cache:
-            recorded["past_key_values"] = decoder_outputs.cache
-        hidden_states = output_flags["output_hidden_states"]
-        if hidden_states is not None and hidden_states is not False:
-            recorded["decoder_hidden_states"] = decoder_outputs.hidden_states
-        if output_flags["output_attentions"]:
-            recorded["decoder_attentions"] = decoder_outputs.attentions
-            recorded["cross_attentions"] = decoder_outputs.cross_attentions
-    return ConditionalGenerationOutput(
-        loss=loss,
-        logits=logits,
-        encoder_last_hidden_state=encoder_outputs.last_hidden_state,
-        encoder_hidden_states=encoder_outputs.hidden_states,
-        encoder_attentions=encoder_outputs.get("attentions"),
-        **recorded,
-    )

@@ -1,4 +1,4 @@
-"""Output of the decoder of an encoder-decoder."""
+"""Output of a recurrent decoder of an encoder-decoder."""
 
 from typing import Any, NamedTuple
 
@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 class DecoderOutput(NamedTuple):
-    """Output of a decoder.
+    """Output of a recurrent decoder.
 
     Attributes:
         states: (batch, steps, hidden) from which the next tokens are predicted; or (targets, hidden) at target
@@ -15,15 +15,11 @@ class DecoderOutput(NamedTuple):
         hidden_states: If recorded, layers + 1 tensors (batch, steps, width): the tokens' embeddings, the output of
             every layer except the last, and the states from which the next tokens are predicted, before dropout; else
             None.
-        cross_attentions: If recorded, the weights of the source tokens: in a recurrent decoder (batch, 1, steps,
-            length) for each attention, in a Transformer (batch, heads, steps, length) for each layer. Else, and without
-            attention, None.
-        attentions: If recorded in a Transformer, (batch, heads, steps, keys) self-attention weights of each layer; else
-            None.
+        cross_attentions: If recorded, the (batch, 1, steps, length) weights of the source tokens for each attention;
+            else None.
     """
 
     states: Tensor
     cache: Any = None
     hidden_states: tuple[Tensor, ...] | None = None
     cross_attentions: tuple[Tensor, ...] | None = None
-    attentions: tuple[Tensor, ...] | None = None

@@ -75,20 +75,16 @@ class TestPaths:
         assert_same_gradients(gradients(model, outputs.loss), gradients(reference, expected.loss))
         assert model.xlnet.mask_embedding.grad.any()
 
-    def test_padding_does_not_change_the_logits(self, path: str) -> None:
+    def test_padding_and_batch_do_not_change_the_logits(self, path: str) -> None:
         model = MODEL.model(attention=path)
-        expected = model(**without(make_batch(side="right"), "labels")).logits
+        batch = without(make_batch(side="right"), "labels")
+        expected = model(**batch).logits
         for side, width in (("left", 0), ("left", 15), ("right", 15)):
             logits = model(**without(make_batch(side=side, width=width), "labels")).logits
             assert_close(logits, expected, f"{side}, {width}")
-
-    def test_batch_of_one_equals_an_example_of_a_batch(self, path: str) -> None:
-        model = MODEL.model(attention=path)
-        batch = without(make_batch(), "labels")
-        logits = model(**batch).logits
         for row in range(3):
             example = {name: value[row : row + 1] for name, value in batch.items()}
-            assert_close(model(**example).logits[0], logits[row], f"example {row}")
+            assert_close(model(**example).logits[0], expected[row], f"example {row}")
 
     def test_transformers_form_of_permutation_and_targets(self, path: str) -> None:
         batch = make_batch()
@@ -249,16 +245,6 @@ class TestMemory:
             second_example = {name: value[row : row + 1] for name, value in without(second, "labels").items()}
             assert_close(model(**second_example, mems=memory).logits[0], logits[row])
 
-    def test_zero_memory_is_masked(self, path: str) -> None:
-        model = MODEL.model(attention=path)
-        batch = without(make_batch(), "labels")
-        mems = make_memory(3, 5)
-        for layer in mems:
-            layer[1] = 0
-        logits, expected = model(**batch, mems=mems).logits, model(**batch).logits
-        assert_close(logits[1], expected[1])
-        assert (logits[0] - expected[0]).abs().max() > 1e-3
-
     def test_packed_and_padded_memory_agree(self) -> None:
         batch = without(make_batch(), "labels", "permutation_order", "target_positions")
         packed, padded = ENCODER.model()(**batch), ENCODER.model(unpad=False)(**batch)
@@ -281,23 +267,15 @@ class TestMemory:
 
 
 class TestTraining:
-    def test_accumulation(self) -> None:
-        """Losses of microbatches with different numbers of targets add up to the loss of the batch."""
-        model = MODEL.model()
-        batch = make_batch((9, 8, 7, 6), targets=4)
+    def test_loss(self) -> None:
+        """The mean cross-entropy of the targets; losses of microbatches add up to the loss of the batch."""
+        model, batch = MODEL.model(), make_batch((9, 8, 7, 6), targets=4)
+        logits, loss = model(**without(batch, "labels")).logits, model(**batch).loss
+        assert_close(loss, torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten()))
         count = (batch["labels"] != -100).sum()
         examples = [{name: value[row : row + 1] for name, value in batch.items()} for row in range(4)]
         losses = [model(**example, num_items_in_batch=count).loss for example in examples]
-        assert_close(torch.stack(losses).sum(), model(**batch).loss)
-
-    def test_loss_is_cross_entropy_of_the_logits(self) -> None:
-        model, batch = MODEL.model(), make_batch()
-        logits = model(**without(batch, "labels")).logits
-        expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
-        assert_close(model(**batch).loss, expected)
-
-    def test_loss_without_targets_is_zero(self) -> None:
-        model, batch = MODEL.model(), make_batch()
+        assert_close(torch.stack(losses).sum(), loss)
         batch["labels"][:] = -100
         assert model(**batch).loss == 0
 

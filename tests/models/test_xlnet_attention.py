@@ -1,7 +1,7 @@
 """XLNet's relative attention: fast implementations against the reference, outputs and gradients; visible keys."""
 
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import pytest
@@ -10,21 +10,13 @@ from benchmarks.measure import peak_bytes
 from torch import Tensor
 from zoo import assert_close
 
+from hf_ctxmodels import CtxXLNetConfig
+from hf_ctxmodels.layers.attention.layouts import PaddedLayout
+from hf_ctxmodels.layers.cpu.relative_attention import RelativeBiases, attend_per_sequence
 from hf_ctxmodels.models.xlnet import relative_attention
-from hf_ctxmodels.models.xlnet.cpu_attention import (
-    SequenceRange,
-    SequenceRanges,
-    attend_per_sequence,
-    visibility_to_score_mask,
-)
-from hf_ctxmodels.models.xlnet.relative_attention import (
-    AttentionPattern,
-    RelativeBiases,
-    dense_attention,
-    distance_encodings,
-    eager_attention,
-)
-from hf_ctxmodels.models.xlnet.stream_layouts import visible_keys
+from hf_ctxmodels.models.xlnet.encoder_inputs import EncoderInputs
+from hf_ctxmodels.models.xlnet.relative_attention import dense_attention, distance_encodings, eager_attention
+from hf_ctxmodels.models.xlnet.stream_layouts import Streams
 
 HEADS, HEAD_DIM = 3, 4
 CPU = torch.device("cpu")
@@ -41,52 +33,32 @@ FAST = ("dense", "dense blocks", "per sequence")
 
 class AttentionInputs(NamedTuple):
     tensors: list[Tensor]  # query, key, value, relative, and the four biases
-    pattern: AttentionPattern
-    ranges: SequenceRanges
+    streams: Streams
 
 
 def make_inputs(
     shape: tuple[int, int, int, int], *, with_mask: bool, with_segments: bool, groups: int = 1
 ) -> AttentionInputs:
-    """Random inputs; with a mask some keys are hidden, and all keys of one query."""
+    """Random inputs; with a mask some keys are hidden, and all keys of a query state, if there are any."""
     batch, length, memory, targets = shape
     torch.manual_seed(0)
-    num_queries, num_keys = length + targets, memory + length
-    sizes = [(batch, num_queries), (batch, num_keys), (batch, num_keys), (groups, num_keys + length)]
+    target_positions = torch.randint(length, (batch, targets)) if targets else None
+    if with_mask and target_positions is not None:
+        target_positions[0, -1] = -1
+    num_keys = memory + length
+    inputs = EncoderInputs(
+        CtxXLNetConfig(bi_data=groups > 1),
+        torch.zeros(batch, length, dtype=torch.long),
+        token_types=torch.randint(-1, 3, (batch, length)) if with_segments else None,
+        memory=[torch.ones(batch, memory, 1)] if memory else None,
+        hidden_pairs=torch.rand(batch, length, length) < 0.4 if with_mask else None,
+        target_positions=target_positions,
+    )
+    sizes = [(batch, length + targets), (batch, num_keys), (batch, num_keys), (groups, num_keys + length)]
     tensors = [torch.randn(*size, HEADS, HEAD_DIM) for size in sizes]
     tensors += [torch.randn(HEADS, HEAD_DIM) for _ in range(3)] + [torch.randn(2, HEADS, HEAD_DIM)]
-    positions = torch.cat([torch.arange(length).expand(batch, -1), torch.randint(length, (batch, targets))], 1)
-    visible = None
-    if with_mask:
-        visible = torch.rand(batch, num_queries, num_keys) < 0.6
-        visible[0, -1] = False
-    query_segments = key_segments = None
-    if with_segments:
-        key_segments = torch.randint(-1, 3, (batch, num_keys))
-        query_segments = key_segments[:, memory:].gather(1, positions)
-    pattern = AttentionPattern(length - positions[..., None], visible, query_segments, key_segments)
-    distance_indices = pattern.distance_offsets[:, length:] + torch.arange(num_keys)
-    sequences = tuple(
-        SequenceRange(
-            query_start=example * num_queries,
-            query_stop=(example + 1) * num_queries,
-            key_start=example * num_keys,
-            key_stop=(example + 1) * num_keys,
-            num_content=length,
-            distance_origin=length,
-            distance_indices=distance_indices[example] if targets else None,
-            score_mask=None if visible is None else visibility_to_score_mask(visible[example]),
-            encoding_group=example * groups // batch,
-        )
-        for example in range(batch)
-    )
-    one_hot = [
-        None if segments is None else torch.nn.functional.one_hot(segments.flatten() + 1, 4).float()
-        for segments in (query_segments, key_segments)
-    ]
-    queries_without_keys = None if visible is None else ~visible.any(-1).flatten()
-    ranges = SequenceRanges(sequences, *one_hot, queries_without_keys)
-    return AttentionInputs([tensor.requires_grad_() for tensor in tensors], pattern, ranges)
+    streams = Streams(inputs, tensors[3].flatten(-2), PaddedLayout(batch, length), inputs.build_pattern(), False)
+    return AttentionInputs([tensor.requires_grad_() for tensor in tensors], streams)
 
 
 def attend(inputs: AttentionInputs, implementation: str, dropout: float = 0.0) -> Tensor:
@@ -95,10 +67,10 @@ def attend(inputs: AttentionInputs, implementation: str, dropout: float = 0.0) -
     options = {"scaling": HEAD_DIM**-0.5, "dropout": dropout}
     if implementation == "per sequence":
         packed = [tensor.flatten(0, 1) for tensor in (query, key, value)]
-        context = attend_per_sequence(*packed, relative, RelativeBiases(*biases), inputs.ranges, **options)
+        context = attend_per_sequence(*packed, relative, RelativeBiases(*biases), inputs.streams.ranges, **options)
         return context.view_as(query)
     relative = relative.repeat_interleave(len(query) // len(relative), 0) if len(relative) > 1 else relative
-    arguments = (query, key, value, relative, RelativeBiases(*biases), inputs.pattern)
+    arguments = (query, key, value, relative, RelativeBiases(*biases), inputs.streams.pattern)
     if implementation == "eager":
         return eager_attention(*arguments, **options)[0]
     block_size = 4 if implementation == "dense blocks" else 10**6
@@ -134,7 +106,7 @@ def test_two_groups_of_distance_encodings() -> None:
 
 def test_queries_without_visible_keys_are_zero() -> None:
     inputs = make_inputs((2, 5, 0, 2), with_mask=True, with_segments=True)
-    has_keys = inputs.pattern.visible.any(-1)
+    has_keys = inputs.streams.pattern.visible.any(-1)
     assert not has_keys[0, -1]
     for implementation in ("eager", *FAST):
         context = attend(inputs, implementation)
@@ -153,7 +125,7 @@ def test_reference_implementation_matches_a_loop_over_pairs() -> None:
     query, key, value, relative, content, position, segment, segment_embeddings = (
         tensor.detach() for tensor in inputs.tensors
     )
-    pattern = inputs.pattern
+    pattern = inputs.streams.pattern
     encodings = {distance: relative[0, index] for index, distance in enumerate(range(6, -4, -1))}
     for i in range(5):
         query_position = 4 - int(pattern.distance_offsets[0, i, 0])
@@ -212,34 +184,45 @@ def test_distance_encodings_are_sines_then_cosines() -> None:
     torch.testing.assert_close(encodings[2], encodings[1] * torch.tensor([-1.0] * 3 + [1.0] * 3))
 
 
-class TestVisibleKeys:
-    def test_order(self) -> None:
-        """Content: ranks up to its own; query: lower ranks; a query without a target: no key."""
-        order, targets = torch.tensor([[-1, 1, -1, 0]]), torch.tensor([[1, 3, -1]])
-        visible = visible_keys((1, 4), CPU, order=order, target_positions=targets)
-        expected = [[1, 0, 1, 0], [1, 1, 1, 1], [1, 0, 1, 0], [1, 0, 1, 1], [1, 0, 1, 1], [1, 0, 1, 0], [0, 0, 0, 0]]
-        assert visible[0].long().tolist() == expected
-
-    def test_hidden_pairs(self) -> None:
-        hidden = torch.tensor([[[1, 0], [1, 1]]]).bool()
-        visible = visible_keys((1, 2), CPU, hidden_pairs=hidden, target_positions=torch.tensor([[1, 0]]))
-        assert visible[0].long().tolist() == [[1, 1], [0, 1], [0, 0], [0, 1]]
-
-    def test_padding_and_memory(self) -> None:
-        tokens = torch.tensor([[False, True, True]])
-        memory = torch.tensor([[False, True]])
-        visible = visible_keys((1, 3), CPU, tokens=tokens, memory_length=2, memory_tokens=memory)
-        assert visible[0].long().tolist() == [[0, 1, 0, 1, 1]] * 3
-
-    def test_packed_sequences(self) -> None:
-        visible = visible_keys((1, 4), CPU, sequence_numbers=torch.tensor([[1, 1, 2, 3]]))
-        assert visible[0].long().tolist() == [[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]
-
-    def test_causal(self) -> None:
-        visible = visible_keys((1, 3), CPU, causal=True, memory_length=2)
-        assert visible[0].long().tolist() == [[1, 1, 1, 0, 0], [1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
-        visible = visible_keys((1, 3), CPU, causal=True, same_length=True, memory_length=3)
-        assert visible[0].long().tolist() == [[1, 1, 1, 1, 0, 0], [0, 1, 1, 1, 1, 0], [0, 0, 1, 1, 1, 1]]
-
-    def test_none_if_all_keys_are_visible(self) -> None:
-        assert visible_keys((2, 3), CPU, memory_length=4) is None
+@pytest.mark.parametrize(
+    ("length", "inputs", "expected"),
+    [
+        # content: ranks up to its own; query: lower ranks; a query without a target: no key
+        (
+            4,
+            {"order": torch.tensor([[-1, 1, -1, 0]]), "target_positions": torch.tensor([[1, 3, -1]])},
+            [[1, 0, 1, 0], [1, 1, 1, 1], [1, 0, 1, 0], [1, 0, 1, 1], [1, 0, 1, 1], [1, 0, 1, 0], [0, 0, 0, 0]],
+        ),
+        (
+            2,
+            {"hidden_pairs": torch.tensor([[[1, 0], [1, 1]]]).bool(), "target_positions": torch.tensor([[1, 0]])},
+            [[1, 1], [0, 1], [0, 0], [0, 1]],
+        ),
+        # padding, and empty memory
+        (
+            3,
+            {"tokens": torch.tensor([[False, True, True]]), "memory": [torch.tensor([[[0.0], [1.0]]])]},
+            [[0, 1, 0, 1, 1]] * 3,
+        ),
+        (
+            4,
+            {"sequence_ids": torch.tensor([[1, 1, 2, 1]])},
+            [[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]],
+        ),
+        (3, {"attn_type": "uni", "memory": 2}, [[1, 1, 1, 0, 0], [1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]),
+        (
+            3,
+            {"attn_type": "uni", "same_length": True, "memory": 3},
+            [[1, 1, 1, 1, 0, 0], [0, 1, 1, 1, 1, 0], [0, 0, 1, 1, 1, 1]],
+        ),
+        (3, {"memory": 4}, None),
+    ],
+    ids=["order", "hidden pairs", "padding and memory", "packed sequences", "causal", "same length", "all keys"],
+)
+def test_visible_keys(length: int, inputs: dict[str, Any], expected: list[list[int]] | None) -> None:
+    options = {name: inputs[name] for name in ("attn_type", "same_length") if name in inputs}
+    inputs = {name: value for name, value in inputs.items() if name not in options}
+    if isinstance(inputs.get("memory"), int):
+        inputs["memory"] = [torch.ones(1, inputs["memory"], 2)]
+    visible = EncoderInputs(CtxXLNetConfig(**options), torch.zeros(1, length).long(), **inputs).visible_keys()
+    assert visible is None if expected is None else visible[0].long().tolist() == expected

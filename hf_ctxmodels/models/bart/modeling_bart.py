@@ -15,7 +15,6 @@ from hf_ctxmodels.architectures.encoder_decoder_heads import (
 )
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
-from hf_ctxmodels.layers.transformer import ScaledEmbedding
 from hf_ctxmodels.models.bart.configuration_bart import CtxBartConfig
 from hf_ctxmodels.models.bart.conversion_bart import BART_CONVERSION, BART_EXPORT, BART_UNTIED_EXPORT
 
@@ -56,18 +55,13 @@ class CtxBartPreTrainedModel(CtxPreTrainedModel):
 class BartStack(TransformerStack):
     """Encoder or decoder of BART."""
 
-    def build_word_embeddings(self, config: CtxBartConfig) -> nn.Embedding:
-        """Create the word embeddings."""
-        embedding_class = ScaledEmbedding if config.scale_embedding else nn.Embedding
-        return embedding_class(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
-
     def build_embeddings(self, config: CtxBartConfig) -> None:
         """Create the position embeddings, of which the first are unused."""
         self.position_embeddings = nn.Embedding(config.max_position_embeddings + _POSITION_OFFSET, config.hidden_size)
 
-    def embed(self, words: Tensor, position_ids: Tensor, **extra_ids: Tensor) -> Tensor:
+    def embed(self, words: Tensor, position_ids: Tensor) -> Tensor:
         """(..., hidden) word embeddings and (...) positions -> (..., hidden)."""
-        return super().embed(words, position_ids + _POSITION_OFFSET, **extra_ids)
+        return super().embed(words, position_ids + _POSITION_OFFSET)
 
 
 class CtxBartModel(EncoderDecoder, CtxBartPreTrainedModel):

@@ -1,8 +1,8 @@
 """ERNIE-GEN (Xiao et al. 2020): BERT's network, pretrained and fine-tuned with infilling generation."""
 
 from hf_ctxmodels.models import bert
+from hf_ctxmodels.models.bert.conversion_bert import BERT_CONVERSION, segment_conversion
 from hf_ctxmodels.models.ernie_gen.configuration_ernie_gen import CtxErnieGenConfig
-from hf_ctxmodels.models.ernie_gen.conversion_ernie_gen import ERNIE_GEN_CONVERSION
 from hf_ctxmodels.models.ernie_gen.modeling_ernie_gen import (
     CtxErnieGenForConditionalGeneration,
     CtxErnieGenForMaskedLM,
@@ -38,7 +38,7 @@ SPEC = FamilySpec(
     seq2seq_finetuning=Seq2SeqFinetuning(NoisySequenceToSequence, label_smoothing=0.1),
     sizes=SIZES,
     published=PUBLISHED,
-    conversion=ERNIE_GEN_CONVERSION,
+    conversion=[*BERT_CONVERSION, segment_conversion(CtxErnieGenConfig.copied_segments)],
     parent="bert",
     traits=Traits(tiny={"query_token_id": 3, "decoder_start_token_id": 1}),
 )

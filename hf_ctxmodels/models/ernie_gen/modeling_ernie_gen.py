@@ -11,9 +11,8 @@ from hf_ctxmodels.architectures.query_generation import QueryForConditionalGener
 from hf_ctxmodels.architectures.transformer_encoder import TransformerEncoder
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.models.bert import modeling_bert as bert
-from hf_ctxmodels.models.bert.conversion_bert import exported_segment_fields
+from hf_ctxmodels.models.bert.conversion_bert import BERT_EXPORT, exported_segment_fields, segment_conversion
 from hf_ctxmodels.models.ernie_gen.configuration_ernie_gen import TARGET_SEGMENT, CtxErnieGenConfig
-from hf_ctxmodels.models.ernie_gen.conversion_ernie_gen import ERNIE_GEN_EXPORT
 
 
 class CtxErnieGenPreTrainedModel(CtxPreTrainedModel):
@@ -22,7 +21,7 @@ class CtxErnieGenPreTrainedModel(CtxPreTrainedModel):
     config: CtxErnieGenConfig
     base_model_prefix = "bert"
     reference_model_type: ClassVar[str | None] = "bert"
-    export_conversion = ERNIE_GEN_EXPORT
+    export_conversion = [*BERT_EXPORT, segment_conversion(CtxErnieGenConfig.copied_segments)]
     _no_split_modules = ["TransformerBlock"]
     _keys_to_ignore_on_load_unexpected = bert.CtxBertPreTrainedModel._keys_to_ignore_on_load_unexpected
 

@@ -3,8 +3,8 @@
 from typing import Any
 
 from hf_ctxmodels.models.gpt.configuration_gpt import CtxGptConfig
-from hf_ctxmodels.models.gpt.conversion_gpt import GPT_CONVERSION
 from hf_ctxmodels.models.gpt.modeling_gpt import (
+    GPT_CONVERSION,
     CtxGptForCausalLM,
     CtxGptForMultipleChoice,
     CtxGptForSequenceClassification,

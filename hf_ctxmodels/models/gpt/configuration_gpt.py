@@ -21,8 +21,6 @@ class CtxGptConfig(CtxDecoderConfig):
         vocab_size: Number of tokens of the tokenizer, including the task tokens once they are added.
         max_position_embeddings: Maximum sequence length in tokens.
         classifier_dropout: Dropout before the task heads; the choices of an example share the dropout mask.
-        lm_loss_weight: Weight of the auxiliary language modelling loss in fine-tuning (section 3.2, equation 5); 0 for
-            none.
     """
 
     model_type = "ctx-gpt"
@@ -35,13 +33,11 @@ class CtxGptConfig(CtxDecoderConfig):
     vocab_size: int = 40478
     max_position_embeddings: int = 512
     classifier_dropout: float | int | None = 0.1
-    lm_loss_weight: float | int = 0.5
 
     non_reference_fields: ClassVar[tuple[str, ...]] = (
         *CtxDecoderConfig.non_reference_fields,
         "hidden_act",
         "intermediate_size",
-        "lm_loss_weight",
     )
     supported_reference_values: ClassVar[dict[str, tuple[Any, ...]]] = {
         "summary_type": ("cls_index", "last"),
@@ -56,8 +52,3 @@ class CtxGptConfig(CtxDecoderConfig):
                 raise ValueError(f"afn={name!r} is not supported; use one of {', '.join(ACTIVATIONS)}.")
             self.hidden_act = ACTIVATIONS[name]
         super().__post_init__(**kwargs)
-
-    def validate_lm_loss_weight(self) -> None:
-        """Check that the weight is not negative (called at construction)."""
-        if self.lm_loss_weight < 0:
-            raise ValueError(f"lm_loss_weight={self.lm_loss_weight} must be 0 or more.")

@@ -6,14 +6,23 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from transformers import GenerationMixin
+from transformers.core_model_loading import WeightRenaming, WeightTransform
 
 from hf_ctxmodels import heads
-from hf_ctxmodels.architectures.transformer_decoder import DecoderHeadModel, TransformerDecoder, build_decoder_layer
+from hf_ctxmodels.architectures.transformer_decoder import DecoderHeadModel, TransformerDecoder
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
+from hf_ctxmodels.core.weights import GPTConversions, decoder_layers
 from hf_ctxmodels.layers.cpu.dropout import shared_dropout
 from hf_ctxmodels.models.gpt.configuration_gpt import ACTIVATIONS, CtxGptConfig
-from hf_ctxmodels.models.gpt.conversion_gpt import GPT_CHOICE_EXPORT, GPT_EXPORT, GPT_SEQUENCE_EXPORT
+
+GPT_EXPORT: list[WeightTransform] = [
+    WeightRenaming(r"^transformer\.", r"gpt."),
+    WeightRenaming(r"tokens_embed\.", r"word_embeddings."),
+    WeightRenaming(r"positions_embed\.", r"position_embeddings."),
+    *decoder_layers(),
+]
+GPT_SEQUENCE_EXPORT, GPT_CHOICE_EXPORT, GPT_CONVERSION = GPTConversions.from_export(GPT_EXPORT)
 
 
 class CtxGptPreTrainedModel(CtxPreTrainedModel):
@@ -47,17 +56,10 @@ class CtxGptPreTrainedModel(CtxPreTrainedModel):
 
 
 class CtxGptModel(TransformerDecoder, CtxGptPreTrainedModel):
-    """The GPT decoder without the output layer; it has no embedding norm and no final norm."""
+    """The GPT decoder without the output layer: post-norm, without a norm of the embeddings."""
 
     reference_architecture = "OpenAIGPTModel"
-
-    def build_layer(self, config: CtxGptConfig) -> nn.Module:
-        """Create a post-norm layer."""
-        return build_decoder_layer(config, "post")
-
-    def build_final_norm(self, config: CtxGptConfig) -> nn.Module:
-        """Create an identity: the output of a post-norm layer is normalised."""
-        return nn.Identity()
+    normalizes_embeddings = False
 
 
 class CtxGptHeadModel(DecoderHeadModel, CtxGptPreTrainedModel):
@@ -81,21 +83,25 @@ class CtxGptForSequenceClassification(heads.ForSequenceClassification, CtxGptHea
     """
 
     accepts_both_orders = True
+    classifier_bias = False
     has_auxiliary_lm_loss = True
     reference_architecture = "OpenAIGPTForSequenceClassification"
     export_conversion = GPT_SEQUENCE_EXPORT
 
-    def build_head(self, config: CtxGptConfig) -> None:
-        """Create dropout and a classifier without bias."""
-        super().build_head(config)
-        self.classifier = nn.Linear(config.pooler_size, config.num_labels, bias=False)
-
     def encode(self, **kwargs: Any) -> Any:
         """Run the decoder; `pooler_output` is the sum of the states of the orders of a pair."""
-        num_orders = _number_of_orders(**kwargs)
-        if num_orders is None:
+        input_ids, inputs_embeds = kwargs.get("input_ids"), kwargs.get("inputs_embeds")
+        if isinstance(input_ids, Tensor) and input_ids.dim() == 3:
+            num_orders = input_ids.shape[1]
+        elif isinstance(inputs_embeds, Tensor) and inputs_embeds.dim() == 4:
+            num_orders = inputs_embeds.shape[1]
+        else:
             return super().encode(**kwargs)
-        outputs = super().encode(**{name: _flatten_orders(value) for name, value in kwargs.items()})
+        rows = {
+            name: value.flatten(0, 1) if isinstance(value, Tensor) and value.dim() > 2 else value
+            for name, value in kwargs.items()
+        }
+        outputs = super().encode(**rows)
         outputs.pooler_output = outputs.pooler_output.unflatten(0, (-1, num_orders)).sum(1)
         return outputs
 
@@ -134,24 +140,7 @@ class CtxGptForMultipleChoice(heads.ForMultipleChoice, CtxGptHeadModel):
         """Create dropout, the classifier, and the output layer of the language model."""
         super().build_head(config)
         self.dropout = ChoiceDropout(config.head_dropout)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
     def score(self, pooled: Tensor, choices: int) -> Tensor:
         """(batch * choices, hidden) -> (batch * choices, 1) logits."""
         return self.classifier(self.dropout(pooled, choices))
-
-
-def _number_of_orders(
-    *, input_ids: Tensor | None = None, inputs_embeds: Tensor | None = None, **kwargs: Any
-) -> int | None:
-    """The number of orders of each pair; None for inputs (batch, length)."""
-    if isinstance(input_ids, Tensor) and input_ids.dim() == 3:
-        return input_ids.shape[1]
-    if isinstance(inputs_embeds, Tensor) and inputs_embeds.dim() == 4:
-        return inputs_embeds.shape[1]
-    return None
-
-
-def _flatten_orders(value: Any) -> Any:
-    """Tensor (batch, orders, length, ...) -> (batch * orders, length, ...); other values are unchanged."""
-    return value.flatten(0, 1) if isinstance(value, Tensor) and value.dim() > 2 else value

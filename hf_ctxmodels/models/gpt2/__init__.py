@@ -3,8 +3,8 @@
 from typing import Any
 
 from hf_ctxmodels.models.gpt2.configuration_gpt2 import CtxGpt2Config
-from hf_ctxmodels.models.gpt2.conversion_gpt2 import GPT2_CONVERSION
 from hf_ctxmodels.models.gpt2.modeling_gpt2 import (
+    GPT2_CONVERSION,
     CtxGpt2ForCausalLM,
     CtxGpt2ForMultipleChoice,
     CtxGpt2ForQuestionAnswering,

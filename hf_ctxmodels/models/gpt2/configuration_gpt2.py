@@ -16,8 +16,6 @@ class CtxGpt2Config(CtxDecoderConfig):
     Args:
         bos_token_id, eos_token_id: Id of <|endoftext|>, the only special token.
         pad_token_id: Id at padding positions, which the attention mask marks.
-        lm_loss_weight: Weight of the auxiliary language modelling loss in the training of multiple choice (Radford et
-            al. 2018, section 3.2); 0 for none.
     """
 
     model_type = "ctx-gpt2"
@@ -30,9 +28,6 @@ class CtxGpt2Config(CtxDecoderConfig):
     bos_token_id: int | None = 50256
     eos_token_id: int | list[int] | None = 50256
 
-    lm_loss_weight: float | int = 0.5
-
-    non_reference_fields: ClassVar[tuple[str, ...]] = (*CtxDecoderConfig.non_reference_fields, "lm_loss_weight")
     supported_reference_values: ClassVar[dict[str, tuple[Any, ...]]] = {
         "add_cross_attention": (False,),
         "scale_attn_weights": (True,),

@@ -6,14 +6,24 @@ from typing import ClassVar
 from torch import nn
 from transformers import GenerationMixin
 from transformers import initialization as init
+from transformers.core_model_loading import WeightRenaming, WeightTransform
 
 from hf_ctxmodels import heads
 from hf_ctxmodels.architectures.transformer_decoder import DecoderHeadModel, TransformerDecoder
 from hf_ctxmodels.core.model import CtxPreTrainedModel
+from hf_ctxmodels.core.weights import GPTConversions, decoder_layers
 from hf_ctxmodels.layers.attention.modules import SelfAttention
 from hf_ctxmodels.layers.transformer import FeedForward
 from hf_ctxmodels.models.gpt2.configuration_gpt2 import CtxGpt2Config
-from hf_ctxmodels.models.gpt2.conversion_gpt2 import GPT2_CHOICE_EXPORT, GPT2_EXPORT, GPT2_SEQUENCE_EXPORT
+
+GPT2_EXPORT: list[WeightTransform] = [
+    WeightRenaming(r"^transformer\.", r"gpt2."),
+    WeightRenaming(r"wte\.", r"word_embeddings."),
+    WeightRenaming(r"wpe\.", r"position_embeddings."),
+    WeightRenaming(r"ln_f\.", r"final_norm."),
+    *decoder_layers(),
+]
+GPT2_SEQUENCE_EXPORT, GPT2_CHOICE_EXPORT, GPT2_CONVERSION = GPTConversions.from_export(GPT2_EXPORT)
 
 
 class CtxGpt2PreTrainedModel(CtxPreTrainedModel):
@@ -28,25 +38,22 @@ class CtxGpt2PreTrainedModel(CtxPreTrainedModel):
     _keys_to_ignore_on_load_unexpected = [r"^lm_head\.", r"attn\.(masked_)?bias$"]
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Initialise a module, see `init_residual_projections`."""
+        """Initialise a module; the initial weights of the linear layers before the residual stream are scaled by
+        1 / sqrt(residual sub-layers) (section 2.3)."""
         super()._init_weights(module)
-        init_residual_projections(module, self.config)
-
-
-def init_residual_projections(module: nn.Module, config: CtxGpt2Config) -> None:
-    """Scale the initial weights of the linear layers before the residual stream by 1 / sqrt(residual sub-layers)
-    (section 2.3)."""
-    std = config.initializer_range / (2 * config.num_hidden_layers) ** 0.5
-    if isinstance(module, SelfAttention):
-        init.normal_(module.out_proj.weight, std=std)
-    elif isinstance(module, FeedForward):
-        init.normal_(module.down_proj.weight, std=std)
+        std = self.config.initializer_range / (2 * self.config.num_hidden_layers) ** 0.5
+        if isinstance(module, SelfAttention):
+            init.normal_(module.out_proj.weight, std=std)
+        elif isinstance(module, FeedForward):
+            init.normal_(module.down_proj.weight, std=std)
 
 
 class CtxGpt2Model(TransformerDecoder, CtxGpt2PreTrainedModel):
     """The GPT-2 decoder without the output layer."""
 
     reference_architecture = "GPT2Model"
+    norm = "pre"
+    normalizes_embeddings = False
 
 
 class CtxGpt2HeadModel(DecoderHeadModel, CtxGpt2PreTrainedModel):
@@ -67,11 +74,7 @@ class CtxGpt2ForSequenceClassification(heads.ForSequenceClassification, CtxGpt2H
 
     reference_architecture = "GPT2ForSequenceClassification"
     export_conversion = GPT2_SEQUENCE_EXPORT
-
-    def build_head(self, config: CtxGpt2Config) -> None:
-        """Create dropout and a classifier without bias."""
-        super().build_head(config)
-        self.classifier = nn.Linear(config.pooler_size, config.num_labels, bias=False)
+    classifier_bias = False
 
 
 class CtxGpt2ForMultipleChoice(heads.ForMultipleChoice, CtxGpt2HeadModel):
@@ -83,11 +86,6 @@ class CtxGpt2ForMultipleChoice(heads.ForMultipleChoice, CtxGpt2HeadModel):
     export_conversion = GPT2_CHOICE_EXPORT
     has_auxiliary_lm_loss = True
     output_layer = "lm_head"
-
-    def build_head(self, config: CtxGpt2Config) -> None:
-        """Create dropout, the classifier, and the output layer of the language model."""
-        super().build_head(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
 
 class CtxGpt2ForTokenClassification(heads.ForTokenClassification, CtxGpt2HeadModel):

@@ -2,31 +2,23 @@
 
 from typing import ClassVar
 
-from torch import nn
 from transformers import GenerationMixin
 from transformers.core_model_loading import WeightTransform
 
 from hf_ctxmodels import heads
 from hf_ctxmodels.architectures.transformer_decoder import DecoderHeadModel, TransformerDecoder
-from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.attention.masks import CAUSAL, MaskSpec
-from hf_ctxmodels.models.gpt2 import modeling_gpt2 as gpt2
+from hf_ctxmodels.models.gpt2.modeling_gpt2 import CtxGpt2PreTrainedModel
 from hf_ctxmodels.models.gpt3.configuration_gpt3 import CtxGpt3Config
 
 
-class CtxGpt3PreTrainedModel(CtxPreTrainedModel):
+class CtxGpt3PreTrainedModel(CtxGpt2PreTrainedModel):
     """Base class of the GPT-3 models, which transformers does not have."""
 
     config: CtxGpt3Config
     base_model_prefix = "gpt3"
+    reference_model_type = None
     export_conversion: ClassVar[list[WeightTransform]] = []
-    _no_split_modules = ["TransformerBlock"]
-    _keys_to_ignore_on_load_unexpected = gpt2.CtxGpt2PreTrainedModel._keys_to_ignore_on_load_unexpected
-
-    def _init_weights(self, module: nn.Module) -> None:
-        """Initialise a module as in GPT-2."""
-        super()._init_weights(module)
-        gpt2.init_residual_projections(module, self.config)
 
 
 class CtxGpt3Model(TransformerDecoder, CtxGpt3PreTrainedModel):
@@ -35,6 +27,9 @@ class CtxGpt3Model(TransformerDecoder, CtxGpt3PreTrainedModel):
     In a banded layer a token attends to itself and the `config.window - 1` tokens before it (Child et al. 2019, section
     4). On a CPU with an unpadded batch, time and memory of such a layer grow with the window, not with the length.
     """
+
+    norm = "pre"
+    normalizes_embeddings = False
 
     def __init__(self, config: CtxGpt3Config) -> None:
         super().__init__(config)
@@ -57,10 +52,7 @@ class CtxGpt3ForCausalLM(heads.ForCausalLM, CtxGpt3HeadModel, GenerationMixin):
 class CtxGpt3ForSequenceClassification(heads.ForSequenceClassification, CtxGpt3HeadModel):
     """GPT-3 with a classifier or regressor on the last token's state."""
 
-    def build_head(self, config: CtxGpt3Config) -> None:
-        """Create dropout and the classifier, which has no bias."""
-        super().build_head(config)
-        self.classifier = nn.Linear(config.pooler_size, config.num_labels, bias=False)
+    classifier_bias = False
 
 
 class CtxGpt3ForMultipleChoice(heads.ForMultipleChoice, CtxGpt3HeadModel):
@@ -69,11 +61,6 @@ class CtxGpt3ForMultipleChoice(heads.ForMultipleChoice, CtxGpt3HeadModel):
     _tied_weights_keys = {"lm_head.weight": "gpt3.word_embeddings.weight"}
     has_auxiliary_lm_loss = True
     output_layer = "lm_head"
-
-    def build_head(self, config: CtxGpt3Config) -> None:
-        """Create dropout, the classifier, and the output layer of the language model."""
-        super().build_head(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
 
 class CtxGpt3ForTokenClassification(heads.ForTokenClassification, CtxGpt3HeadModel):

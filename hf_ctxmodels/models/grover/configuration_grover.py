@@ -22,7 +22,6 @@ class CtxGroverConfig(CtxDecoderConfig):
         initializer_range: Standard deviation of the truncated normal initialisation, except for feed-forward layers.
         feed_forward_initializer_range: Standard deviation for the feed-forward layers, the same in all released sizes.
         classifier_dropout: Dropout before the classifier.
-        lm_loss_weight: Weight of the auxiliary language modelling loss of the classifier; 0 for none.
         classifier_token_id: Id of <|beginsummary|>, whose state is the classifier's input.
         pad_token_id: Id of <|padding|>, which is never a target.
         bos_token_id, eos_token_id: Ids of <|beginarticle|> and <|endofarticle|>. The defaults of
@@ -37,7 +36,6 @@ class CtxGroverConfig(CtxDecoderConfig):
     attention_probs_dropout_prob: float | int = 0.0
     feed_forward_initializer_range: float | int = 0.02
     classifier_dropout: float | int | None = 0.1
-    lm_loss_weight: float | int = 0.5
     classifier_token_id: int | None = None
     pad_token_id: int | None = 0
 
@@ -46,9 +44,3 @@ class CtxGroverConfig(CtxDecoderConfig):
             if getattr(self, name) is None and self.vocab_size >= distance:
                 setattr(self, name, self.vocab_size - distance)
         super().__post_init__(**kwargs)
-
-    def validate_architecture(self) -> None:
-        """Check the weight of the auxiliary loss (called at construction)."""
-        super().validate_architecture()
-        if self.lm_loss_weight < 0:
-            raise ValueError(f"lm_loss_weight={self.lm_loss_weight} is negative; use 0 or more.")

@@ -20,8 +20,6 @@ from hf_ctxmodels.layers.pooling import last_token_columns, states_at, token_mas
 from hf_ctxmodels.layers.transformer import BlockOutput, FeedForward, Memory, ResidualSum
 from hf_ctxmodels.models.grover.configuration_grover import CtxGroverConfig
 
-_TRUNCATION = 2.0  # in standard deviations, as in TensorFlow
-
 
 class GroverBlock(GradientCheckpointingLayer):
     """Attention without a norm, then a feed-forward network between two norms.
@@ -69,17 +67,17 @@ class CtxGroverPreTrainedModel(CtxPreTrainedModel):
     _keys_to_ignore_on_load_unexpected = [r"^lm_head\."]
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Initialise by a normal distribution, truncated at two standard deviations."""
+        """Initialise by a normal distribution, truncated at two standard deviations as in TensorFlow."""
         super()._init_weights(module)
         if isinstance(module, nn.Linear | nn.Embedding):
-            _init_truncated(module.weight, self.config.initializer_range)
+            self._init_truncated(module.weight, self.config.initializer_range)
         elif isinstance(module, FeedForward):
             for linear in (module.up_proj, module.down_proj):
-                _init_truncated(linear.weight, self.config.feed_forward_initializer_range)
+                self._init_truncated(linear.weight, self.config.feed_forward_initializer_range)
 
-
-def _init_truncated(weight: Tensor, std: float) -> None:
-    init.trunc_normal_(weight, std=std, a=-_TRUNCATION * std, b=_TRUNCATION * std)
+    @staticmethod
+    def _init_truncated(weight: Tensor, std: float) -> None:
+        init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
 
 
 class CtxGroverModel(TransformerDecoder, CtxGroverPreTrainedModel):
@@ -88,14 +86,6 @@ class CtxGroverModel(TransformerDecoder, CtxGroverPreTrainedModel):
     def build_layer(self, config: CtxGroverConfig) -> nn.Module:
         """Create a layer."""
         return GroverBlock(config)
-
-    def build_embedding_norm(self, config: CtxGroverConfig) -> nn.Module:
-        """Create the norm of the embeddings."""
-        return nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-
-    def build_final_norm(self, config: CtxGroverConfig) -> nn.Module:
-        """Create an identity: a layer ends with a norm."""
-        return nn.Identity()
 
 
 class CtxGroverHeadModel(DecoderHeadModel, CtxGroverPreTrainedModel):
@@ -128,8 +118,8 @@ class CtxGroverForSequenceClassification(heads.ForSequenceClassification, CtxGro
         """Run the decoder; `pooler_output` is the classifier's input."""
         outputs = super().encode(input_ids=input_ids, **kwargs)
         if self.config.classifier_pooling is None and input_ids is not None:
-            states, encoded = outputs.last_hidden_state, outputs.encoded_tokens
-            tokens = token_mask(states, encoded.attention_mask, encoded.sequence_ids)
+            states, (_, attention_mask, sequence_ids) = outputs.last_hidden_state, outputs.encoded_tokens
+            tokens = token_mask(states, attention_mask, sequence_ids)
             is_classifier_token = (input_ids == self.config.classifier_token_id) & tokens
             first = is_classifier_token.int().argmax(1)
             columns = torch.where(is_classifier_token.any(1), first, last_token_columns(states, tokens))

@@ -20,12 +20,8 @@ class CtxT5Config(CtxTransformerConfig):
 
     Args:
         vocab_size: Number of word embeddings, the size of the tokenizer rounded up to a multiple of 128.
-        hidden_size: Width of the residual stream.
-        num_hidden_layers: Number of encoder layers.
         decoder_layers: Number of decoder layers; None for `num_hidden_layers`.
-        num_attention_heads: Attention heads per layer.
         head_dim: Width of a head, independent of `hidden_size`.
-        intermediate_size: Width of the feed-forward layer.
         hidden_act: Activation of the feed-forward layer. With the prefix "gated-" it gates a second linear layer, and
             "gelu" is the tanh approximation, as in the release (section 2.1 of Shazeer 2020).
         clamp_half_precision: In float16, clamp infinite values of the feed-forward layers and of the residual stream to
@@ -35,8 +31,6 @@ class CtxT5Config(CtxTransformerConfig):
         classifier_dropout: Dropout before and in the task heads.
         relative_attention_num_buckets, relative_attention_max_distance: See `BucketedPositionBias`.
         initializer_factor: Factor applied to the standard deviations of the initialisation.
-        layer_norm_eps: Epsilon of the norms.
-        pad_token_id, eos_token_id: Ids of the padding and end tokens.
         decoder_start_token_id: Id of the decoder's first input; None for `pad_token_id`.
         tie_word_embeddings: Tie the output layer to the word embeddings.
         scale_decoder_outputs: Multiply the decoder's output by `hidden_size ** -0.5` before the output layer; None for

@@ -19,18 +19,16 @@ from transformers.modeling_outputs import (
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
-from hf_ctxmodels.architectures.encoder_decoder import EncodedSource, EncoderDecoder, TransformerStack
+from hf_ctxmodels.architectures.encoder_decoder import EncoderDecoder, TransformerStack
 from hf_ctxmodels.architectures.encoder_decoder_heads import (
     EncoderDecoderHeadModel,
     TransformerForConditionalGeneration,
 )
-from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.attention.masks import MaskSpec
 from hf_ctxmodels.layers.attention.modules import CrossAttention, SelfAttention
 from hf_ctxmodels.layers.attention.position_bias import BucketedPositionBias
 from hf_ctxmodels.layers.cpu.dropout import Dropout
-from hf_ctxmodels.layers.decoder_output import DecoderOutput
 from hf_ctxmodels.layers.norm import RMSNorm
 from hf_ctxmodels.layers.transformer import (
     FeedForward,
@@ -71,6 +69,8 @@ class T5Stack(TransformerStack):
     """
 
     config: CtxT5Config
+    normalizes_embeddings = False
+    has_relative_positions = True
 
     def build_word_embeddings(self, config: CtxT5Config) -> nn.Embedding:
         """Create the word embeddings. The padding token, the decoder's first input, has an embedding."""
@@ -84,10 +84,6 @@ class T5Stack(TransformerStack):
             max_distance=config.relative_attention_max_distance,
             bidirectional=not self.is_decoder,
         )
-
-    def build_embedding_norm(self, config: CtxT5Config) -> nn.Module:
-        """Create an identity: T5 has no embedding norm."""
-        return nn.Identity()
 
     def build_layer(self, config: CtxT5Config) -> TransformerBlock:
         """Create a pre-norm layer without biases, with unscaled scores."""
@@ -119,28 +115,13 @@ class T5Stack(TransformerStack):
         """Create the final norm."""
         return DroppedRMSNorm(config.hidden_size, eps=config.layer_norm_eps, dropout=config.hidden_dropout_prob)
 
-    def mask_spec(self) -> MaskSpec:
+    def mask_specs(self) -> MaskSpec:
         """The relative position bias; causal in the decoder."""
         return MaskSpec(causal=self.is_decoder, bias=self.position_bias)
 
-    def embed(self, words: Tensor, position_ids: Tensor, **extra_ids: Tensor) -> Tensor:
+    def embed(self, words: Tensor, position_ids: Tensor) -> Tensor:
         """(..., hidden) word embeddings -> (..., hidden); positions enter only through the bias."""
         return self.dropout(words)
-
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        **kwargs: Any,
-    ) -> Any:
-        """Run the stack; see `TransformerStack.forward`. Raises CtxError for `position_ids`."""
-        if position_ids is not None:
-            raise CtxError(
-                "T5 has relative positions and takes no position_ids.",
-                hint="remove position_ids; separate packed sequences by sequence_ids.",
-            )
-        return super().forward(input_ids, attention_mask, **kwargs)
 
 
 class CtxT5PreTrainedModel(CtxPreTrainedModel):
@@ -262,13 +243,6 @@ class CtxT5ForConditionalGeneration(TransformerForConditionalGeneration, CtxT5Pr
 
     encoder_class = CtxT5Model
     _tied_weights_keys = {"lm_head.weight": "t5.encoder.word_embeddings.weight"}
-
-    def decode(self, source: EncodedSource, **decoder_inputs: Any) -> DecoderOutput:
-        """Run the decoder; the states are scaled if `config.scale_decoder_outputs`."""
-        outputs = super().decode(source, **decoder_inputs)
-        if not self.config.scale_decoder_outputs:
-            return outputs
-        return outputs._replace(states=outputs.states * self.config.hidden_size**-0.5)
 
 
 class CtxT5ForSequenceClassification(heads.ForSequenceClassification, CtxT5HeadModel):

@@ -1,8 +1,8 @@
 """UniLM (Dong et al. 2019): BERT's network, pretrained with four language modelling objectives."""
 
 from hf_ctxmodels.models import bert
+from hf_ctxmodels.models.bert.conversion_bert import BERT_CONVERSION, segment_conversion
 from hf_ctxmodels.models.unilm.configuration_unilm import CtxUniLMConfig
-from hf_ctxmodels.models.unilm.conversion_unilm import UNILM_CONVERSION
 from hf_ctxmodels.models.unilm.modeling_unilm import (
     CtxUniLMForConditionalGeneration,
     CtxUniLMForMaskedLM,
@@ -51,7 +51,7 @@ SPEC = FamilySpec(
     seq2seq_finetuning=Seq2SeqFinetuning(MaskedSequenceToSequence, label_smoothing=0.1),
     sizes=SIZES,
     published=PUBLISHED,
-    conversion=UNILM_CONVERSION,
+    conversion=[*BERT_CONVERSION, segment_conversion(CtxUniLMConfig.copied_segments)],
     parent="bert",
     traits=Traits(
         logits={"next_sentence_label": "seq_relationship_logits"},

@@ -6,7 +6,10 @@ from huggingface_hub.dataclasses import strict
 
 from hf_ctxmodels.architectures.configurations import CtxQueryGenerationConfig
 from hf_ctxmodels.models.bert.configuration_bert import CtxBertConfig
-from hf_ctxmodels.models.unilm.segment_masks import COPIED_SEGMENTS, NUM_SEGMENTS
+
+# values of `token_type_ids`: the segments of a pair, a left-to-right or right-to-left text, source and target
+FIRST, SECOND, LEFT_TO_RIGHT, RIGHT_TO_LEFT, SOURCE, TARGET = range(6)
+NUM_SEGMENTS = 6
 
 
 @strict
@@ -29,7 +32,7 @@ class CtxUniLMConfig(CtxQueryGenerationConfig, CtxBertConfig):
     eos_token_id: int | list[int] | None = 102
     query_token_id: int | None = 103
 
-    copied_segments: ClassVar[tuple[int, ...]] = COPIED_SEGMENTS
+    copied_segments: ClassVar[tuple[int, ...]] = (FIRST, FIRST, FIRST, SECOND)
 
     def validate_segments(self) -> None:
         """Check the number of segments (called at construction)."""

@@ -4,20 +4,92 @@ right-to-left and a sequence-to-sequence language model. The segments determine 
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 from transformers import GenerationMixin
 
 from hf_ctxmodels import heads
 from hf_ctxmodels.architectures.query_generation import QueryForConditionalGeneration
 from hf_ctxmodels.architectures.transformer_encoder import TransformerEncoder
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.inputs import is_traced
 from hf_ctxmodels.core.model import CtxPreTrainedModel
-from hf_ctxmodels.layers.attention.layouts import Layout
+from hf_ctxmodels.layers.attention.layouts import Layout, PackedLayout, PaddedLayout
 from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, MaskSpec
 from hf_ctxmodels.models.bert import modeling_bert as bert
-from hf_ctxmodels.models.bert.conversion_bert import exported_segment_fields
-from hf_ctxmodels.models.unilm.configuration_unilm import CtxUniLMConfig
-from hf_ctxmodels.models.unilm.conversion_unilm import UNILM_EXPORT
-from hf_ctxmodels.models.unilm.segment_masks import SOURCE, TARGET, segment_mask_spec
+from hf_ctxmodels.models.bert.conversion_bert import BERT_EXPORT, exported_segment_fields, segment_conversion
+from hf_ctxmodels.models.unilm.configuration_unilm import (
+    LEFT_TO_RIGHT,
+    RIGHT_TO_LEFT,
+    SECOND,
+    SOURCE,
+    TARGET,
+    CtxUniLMConfig,
+)
+
+
+def segment_mask_spec(layout: Layout, token_type_ids: Tensor) -> MaskSpec:
+    """The attention mask of each sequence of a batch (section 2.3 and figure 1).
+
+    All tokens attend to the tokens of `FIRST`, `SECOND` and `SOURCE`. Tokens of `LEFT_TO_RIGHT` and `TARGET` also
+    attend to themselves and earlier tokens, tokens of `RIGHT_TO_LEFT` to themselves and later tokens.
+
+    Args:
+        layout: Layout of the tokens.
+        token_type_ids: (batch, length) segments.
+
+    Raises:
+        CtxError: Tokens of `FIRST`, `SECOND` or `SOURCE` follow other segments, or a sequence mixes `RIGHT_TO_LEFT`
+            with other segments.
+    """
+    segments = layout.pack(token_type_ids)
+    has_custom_mask = isinstance(layout, PaddedLayout) and layout.custom_mask is not None
+    if has_custom_mask or (not is_traced(segments) and not bool((segments > SECOND).any())):
+        return BIDIRECTIONAL
+    positions, sequence_numbers, num_sequences = _sequence_positions(layout, segments.device)
+    tokens = torch.ones_like(segments, dtype=torch.bool)
+    if isinstance(layout, PaddedLayout) and layout.tokens is not None:
+        tokens = layout.tokens
+
+    def count_per_sequence(selected: Tensor) -> Tensor:
+        """Number of selected tokens in the sequence of each token."""
+        counts = torch.zeros(num_sequences, dtype=torch.long, device=segments.device)
+        return counts.index_add(0, sequence_numbers.flatten(), selected.flatten().long())[sequence_numbers]
+
+    is_prefix = ((segments <= SECOND) | (segments == SOURCE)) & tokens
+    is_backward = (segments == RIGHT_TO_LEFT) & tokens
+    prefix_lengths, lengths, backward_lengths = map(count_per_sequence, (is_prefix, tokens, is_backward))
+    if not is_traced(segments):
+        if bool((is_prefix != ((positions < prefix_lengths) & tokens)).any()):
+            raise CtxError(
+                "token_type_ids: tokens of the segments 0, 1 and 4 follow tokens of other segments.",
+                hint="use 0 and 1 for a pair, 2 or 3 for a text in one direction, 4 and then 5 for source and target.",
+            )
+        if bool(((backward_lengths != 0) & (backward_lengths != lengths)).any()):
+            raise CtxError(
+                "token_type_ids: a sequence mixes segment 3 (right to left) with other segments.",
+                hint="use segment 3 for all tokens of the sequence.",
+            )
+    is_causal = (segments == LEFT_TO_RIGHT) | (segments == TARGET)
+    prefix_stop = torch.where(is_causal, torch.maximum(prefix_lengths, positions + 1), prefix_lengths)
+    prefix_stop = torch.where(tokens, prefix_stop, lengths)  # padding attends to some key, which avoids NaN
+    suffix_stop = torch.where(is_backward, lengths, positions + 1)
+    return MaskSpec(ranges=torch.stack([prefix_stop, positions, suffix_stop], -1))
+
+
+def _sequence_positions(layout: Layout, device: torch.device) -> tuple[Tensor, Tensor, int]:
+    """The position of each packed token in its sequence, the number of its sequence, and the number of sequences."""
+    if isinstance(layout, PackedLayout):
+        lengths = torch.tensor(layout.lengths)
+        sequence_numbers = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+        return layout.positions.to(device), sequence_numbers.to(device), len(lengths)
+    shape = (layout.batch_size, layout.length)
+    positions = layout.key_positions(device).expand(shape)
+    examples = torch.arange(layout.batch_size, device=device)[:, None]
+    if layout.sequences is None:
+        return positions, examples.expand(shape), layout.batch_size
+    numbers_per_example = layout.length + 1
+    return positions, examples * numbers_per_example + layout.sequences, layout.batch_size * numbers_per_example
 
 
 class CtxUniLMPreTrainedModel(CtxPreTrainedModel):
@@ -26,7 +98,7 @@ class CtxUniLMPreTrainedModel(CtxPreTrainedModel):
     config: CtxUniLMConfig
     base_model_prefix = "bert"
     reference_model_type: ClassVar[str | None] = "bert"
-    export_conversion = UNILM_EXPORT
+    export_conversion = [*BERT_EXPORT, segment_conversion(CtxUniLMConfig.copied_segments)]
     _no_split_modules = ["TransformerBlock"]
     _keys_to_ignore_on_load_unexpected = bert.CtxBertPreTrainedModel._keys_to_ignore_on_load_unexpected
 

@@ -13,7 +13,6 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from hf_ctxmodels import heads
 from hf_ctxmodels.architectures.transformer_decoder import (
     TransformerDecoder,
-    build_decoder_layer,
     mask_trailing_padding,
 )
 from hf_ctxmodels.core.errors import CtxError
@@ -97,25 +96,16 @@ class CtxXLMModel(TransformerDecoder, CtxXLMPreTrainedModel):
         super().__init__(config)
         self.masks = CAUSAL if config.causal else BIDIRECTIONAL
 
+    def build_word_embeddings(self, config: CtxXLMConfig) -> nn.Embedding:
+        """Create the word embeddings."""
+        return nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
+
     def build_embeddings(self, config: CtxXLMConfig) -> None:
-        """Create the word, position and language embeddings."""
-        self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
+        """Create the position and language embeddings."""
         position_class = SinusoidalPositions if config.sinusoidal_embeddings else nn.Embedding
         self.position_embeddings = position_class(config.max_position_embeddings, config.hidden_size)
         if config.embeds_languages:
             self.language_embeddings = nn.Embedding(config.n_langs, config.hidden_size)
-
-    def build_layer(self, config: CtxXLMConfig) -> nn.Module:
-        """Create a post-norm layer."""
-        return build_decoder_layer(config, "post")
-
-    def build_embedding_norm(self, config: CtxXLMConfig) -> nn.Module:
-        """Create the norm of the embeddings."""
-        return nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-
-    def build_final_norm(self, config: CtxXLMConfig) -> nn.Module:
-        """Create an identity: the output of a post-norm layer is normalised."""
-        return nn.Identity()
 
     def extra_embedding_ids(self, words: Tensor, kwargs: dict[str, Any]) -> dict[str, Tensor]:
         """The language ids, if the model has language embeddings."""
@@ -123,9 +113,8 @@ class CtxXLMModel(TransformerDecoder, CtxXLMPreTrainedModel):
         return {} if langs is None else {"langs": langs}
 
     def embed(self, words: Tensor, position_ids: Tensor, langs: Tensor | None = None) -> Tensor:
-        """(...) ids or (..., hidden) word embeddings, (...) positions and languages -> (..., hidden)."""
-        embedded = words if words.is_floating_point() else self.word_embeddings(words)
-        embedded = embedded + self.position_embeddings(position_ids)
+        """(..., hidden) word embeddings, (...) positions and languages -> (..., hidden)."""
+        embedded = words + self.position_embeddings(position_ids)
         if langs is not None:
             embedded = embedded + self.language_embeddings(langs)
         return self.dropout(self.embedding_norm(embedded))

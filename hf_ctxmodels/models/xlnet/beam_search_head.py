@@ -17,8 +17,6 @@ from hf_ctxmodels.heads.base import HeadModel, ItemCounts, mean_over_targets, va
 from hf_ctxmodels.heads.downstream import position_loss
 from hf_ctxmodels.layers.pooling import last_token_columns, states_at
 
-_UNANSWERABLE_WEIGHT = 0.5  # as in the released code
-
 
 class StartLogits(nn.Module):
     """Logits of each token for being the start of the answer."""
@@ -136,7 +134,12 @@ class ForBeamSearchQuestionAnswering(HeadModel):
             **kwargs,
         )
         states = outputs.last_hidden_state
-        excluded = _excluded_positions(states, attention_mask, p_mask)
+        excluded = None if attention_mask is None else attention_mask == 0
+        if p_mask is not None:
+            check_tensors(p_mask=p_mask)
+            if p_mask.shape != states.shape[:2]:
+                raise CtxError(f"p_mask is {tuple(p_mask.shape)}, but the input is {tuple(states.shape[:2])}.")
+            excluded = p_mask != 0 if excluded is None else excluded | (p_mask != 0)
         if cls_index is None:
             cls_index = last_token_columns(states, None if attention_mask is None else attention_mask != 0)
         else:
@@ -157,13 +160,13 @@ class ForBeamSearchQuestionAnswering(HeadModel):
         if is_impossible is not None:
             check_tensors(is_impossible=is_impossible)
             if is_impossible.is_floating_point():  # the dtype in transformers
-                _check_below(2, is_impossible, "is_impossible")
                 is_impossible = is_impossible.long()
             targets = validate_sequence_targets(is_impossible, "is_impossible", len(states))
             _check_below(2, targets, "is_impossible")
             logits = self.answer_class(start_states, cls_states).float()
             total = F.binary_cross_entropy_with_logits(logits, targets.float(), reduction="sum")
-            loss = loss + _UNANSWERABLE_WEIGHT * mean_over_targets(total, targets, "is_impossible", num_items_in_batch)
+            # half the weight, as in the released code
+            loss = loss + mean_over_targets(total, targets, "is_impossible", num_items_in_batch) / 2
         return BeamSearchSpanOutput(loss=loss, **self.encoder_fields(outputs))
 
     def _search(self, states: Tensor, cls_states: Tensor, excluded: Tensor | None) -> dict[str, Any]:
@@ -187,24 +190,9 @@ class ForBeamSearchQuestionAnswering(HeadModel):
 
 def _check_below(limit: int, values: Tensor, name: str) -> None:
     """Raise CtxError if a value is outside [0, limit). Skipped while a graph is being traced."""
-    if is_traced(values):
-        return
-    invalid_values = values[(values < 0) | (values >= limit)]
-    if invalid_values.numel():
-        raise CtxError(f"{name} contains {int(invalid_values[0])}, outside [0, {limit}).")
-
-
-def _excluded_positions(states: Tensor, attention_mask: Tensor | None, p_mask: Tensor | None) -> Tensor | None:
-    """(batch, length) bool, True where no answer can start or end; None if all positions are allowed."""
-    masks = []
-    if attention_mask is not None:
-        masks.append(attention_mask == 0)
-    if p_mask is not None:
-        check_tensors(p_mask=p_mask)
-        if p_mask.shape != states.shape[:2]:
-            raise CtxError(f"p_mask is {tuple(p_mask.shape)}, but the input is {tuple(states.shape[:2])}.")
-        masks.append(p_mask != 0)
-    return torch.stack(masks).any(0) if masks else None
+    is_invalid = (values < 0) | (values >= limit)
+    if not is_traced(values) and bool(is_invalid.any()):
+        raise CtxError(f"{name} contains {int(values[is_invalid][0])}, outside [0, {limit}).")
 
 
 def _probabilities(logits: Tensor, excluded: Tensor | None) -> Tensor:

@@ -15,17 +15,10 @@ class CtxXLNetConfig(CtxTransformerConfig):
     There is no maximum length: positions are relative.
 
     Args:
-        vocab_size: Number of SentencePiece tokens.
         hidden_size: Width of the residual stream; an even multiple of `num_attention_heads`.
-        num_hidden_layers: Number of layers.
-        num_attention_heads: Attention heads per layer.
-        intermediate_size: Width of the feed-forward layer.
-        hidden_act: Activation of the feed-forward layer.
         hidden_dropout_prob: Dropout after the embeddings, within and after the feed-forward layer, and after attention.
         attention_probs_dropout_prob: Dropout on attention probabilities; `None` means `hidden_dropout_prob`, the only
             rate of transformers.
-        initializer_range: Standard deviation of the normal initialisation.
-        layer_norm_eps: Epsilon of the LayerNorms.
         attn_type: "bi" as in XLNet, or "uni": causal attention, as in Transformer-XL.
         mem_len: Number of positions of earlier segments to remember; `None` or 0 remembers all.
         reuse_len: Number of leading positions of a segment to remember; `None` or 0 remembers all.
@@ -41,9 +34,6 @@ class CtxXLNetConfig(CtxTransformerConfig):
         summary_last_dropout: Dropout before the sequence, choice and token classifiers.
         start_n_top: Number of start candidates of the beam-search span head.
         end_n_top: Number of end candidates per start.
-        pad_token_id: Id of the padding token.
-        bos_token_id: Id of the first token of a generated text.
-        eos_token_id: Id (or ids) of the last token of a generated text.
         tie_word_embeddings: Tie the output layer of the language model to the word embeddings.
     """
 

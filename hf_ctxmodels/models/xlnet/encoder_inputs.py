@@ -1,68 +1,75 @@
 """Inputs of XLNet's encoder and their validation; both forms of permutations and targets are converted to one."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
+from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.inputs import check_row_lengths, check_tensors, is_traced
+from hf_ctxmodels.core.inputs import check_tensors, is_traced, sequence_numbers
 from hf_ctxmodels.models.xlnet.configuration_xlnet import CtxXLNetConfig
+from hf_ctxmodels.models.xlnet.relative_attention import AttentionPattern
 
 NO_TARGET = -1
-
-
-@dataclass(frozen=True, eq=False)
-class Permutation:
-    """A factorisation order and the positions to predict in it (Yang et al. 2019, sections 2.2 and 2.3).
-
-    Attributes:
-        order: (batch, length) rank of each position in the factorisation order, -1 for positions that are visible to
-            all; or None. Key j is visible to the content stream at i if order[j] <= order[i], and to the query stream
-            at target i if order[j] < order[i].
-        hidden_pairs: (batch, length, length) bool, the form of the order in transformers: True where key j is hidden
-            from position i; or None. A position of the content stream always attends to itself.
-        target_positions: (batch, targets) columns to predict, -1 for none; None without a query stream.
-    """
-
-    order: Tensor | None
-    hidden_pairs: Tensor | None
-    target_positions: Tensor | None
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether all keys are visible and nothing is predicted."""
-        return self.order is None and self.hidden_pairs is None and self.target_positions is None
 
 
 @dataclass(frozen=True, eq=False)
 class EncoderInputs:
     """Validated inputs of one forward pass.
 
+    There is a content state for each position of the batch, followed by a query state for each target (Yang et al.
+    2019, section 2.3). The keys are the memory, followed by the positions of the batch.
+
     Attributes:
+        config: The model's configuration.
         words: (batch, length) token ids, or (batch, length, hidden) embeddings.
         tokens: (batch, length) bool, False at padding; None without padding.
         token_types: (batch, length) segment ids of any numbering; None omits the segment term.
         sequence_ids: (batch, length), 0 at padding; a run of equal numbers is one sequence. None for one sequence per
             example.
         memory: (batch, memory, hidden) states of earlier segments per layer, zeros where empty; or None.
-        permutation: The factorisation order and the targets.
+        order: (batch, length) rank of each position in the factorisation order (section 2.2), -1 for positions that are
+            visible to all; or None. Key j is visible to the content state at i if order[j] <= order[i], and to the
+            query state of target i if order[j] < order[i].
+        hidden_pairs: (batch, length, length) bool, the form of the order in transformers: True where key j is hidden
+            from position i; or None. A content state always attends to itself.
+        target_positions: (batch, targets) columns to predict, -1 for none; None for a single stream.
         output_mask: (batch, length) bool, the positions whose outputs are returned, for a single stream; None for all.
     """
 
+    config: CtxXLNetConfig
     words: Tensor
-    tokens: Tensor | None
-    token_types: Tensor | None
-    sequence_ids: Tensor | None
-    memory: tuple[Tensor, ...] | None
-    permutation: Permutation
-    output_mask: Tensor | None
+    tokens: Tensor | None = None
+    token_types: Tensor | None = None
+    sequence_ids: Tensor | None = None
+    memory: Sequence[Tensor] | None = None
+    order: Tensor | None = None
+    hidden_pairs: Tensor | None = None
+    target_positions: Tensor | None = None
+    output_mask: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.output_mask is not None and self.target_positions is not None:
+            raise CtxError(
+                "output_mask cannot be combined with targets, for which the query stream is returned.",
+                hint="remove output_mask.",
+            )
+        if self.sequence_ids is not None and self.memory is not None:
+            raise CtxError("mems cannot be combined with packed sequences (sequence_ids).", hint="remove one of them.")
+        if self.config.bi_data and self.words.shape[0] % 2:
+            raise CtxError(
+                f"With bi_data the second half of a batch is reversed text, but the batch size {self.words.shape[0]} "
+                "is odd.",
+                hint="use an even number of examples, or set config.bi_data=False.",
+            )
 
     @property
-    def shape(self) -> tuple[int, int]:
-        """(batch, length)."""
-        return self.words.shape[0], self.words.shape[1]
+    def batch_size(self) -> int:
+        """Number of examples."""
+        return self.words.shape[0]
 
     @property
     def length(self) -> int:
@@ -70,22 +77,9 @@ class EncoderInputs:
         return self.words.shape[1]
 
     @property
-    def target_positions(self) -> Tensor | None:
-        """(batch, targets) columns of the query stream; None for a single stream."""
-        return self.permutation.target_positions
-
-    @property
     def memory_length(self) -> int:
-        """Number of memory keys, which precede the keys of the batch."""
+        """Number of memory keys."""
         return 0 if self.memory is None else self.memory[0].shape[1]
-
-    @property
-    def memory_tokens(self) -> Tensor | None:
-        """(batch, memory) bool, False where the last layer's memory is zero, that is, empty. None if no position is."""
-        if self.memory is None:
-            return None
-        tokens = (self.memory[-1] != 0).any(-1)
-        return None if not is_traced(tokens) and bool(tokens.all()) else tokens
 
     @property
     def has_inner_padding(self) -> bool:
@@ -97,30 +91,66 @@ class EncoderInputs:
         starts = self.tokens[:, 1:] & ~self.tokens[:, :-1]
         return bool((self.tokens[:, 0].long() + starts.sum(1) != 1).any())
 
-    def with_token_types(self) -> "EncoderInputs":
-        """Return the inputs with the segment term; a single segment if there are no segment ids."""
+    @property
+    def state_positions(self) -> Tensor:
+        """(batch, length + targets) column of each content and query state."""
+        positions = torch.arange(self.length, device=self.words.device).expand(self.batch_size, -1)
+        if self.target_positions is None:
+            return positions
+        return torch.cat([positions, self.target_positions.clamp(min=0)], 1)
+
+    def build_pattern(self) -> AttentionPattern:
+        """The attention pattern of all states in the padded batch. The memory belongs to segment 0."""
+        positions = self.state_positions
+        query_segments = key_segments = None
         if self.token_types is not None:
-            return self
-        return replace(self, token_types=torch.zeros(self.shape, dtype=torch.long, device=self.words.device))
+            query_segments = self.token_types.gather(1, positions)
+            key_segments = F.pad(self.token_types, (self.memory_length, 0))
+        return AttentionPattern(self.length - positions[..., None], self.visible_keys(), query_segments, key_segments)
+
+    def visible_keys(self) -> Tensor | None:
+        """(batch, length + targets, memory + length) bool, the keys that each state attends to; None for all keys.
+
+        Memory is visible to all states, except where it is zero, that is, empty. No key is visible to the query state
+        of no target. With `attn_type="uni"` later positions are hidden, and with `same_length` the number of visible
+        keys is the same for all states (Dai et al. 2019).
+        """
+        memory_tokens = None if self.memory is None else (self.memory[-1] != 0).any(-1)
+        if memory_tokens is not None and not is_traced(memory_tokens) and bool(memory_tokens.all()):
+            memory_tokens = None
+        is_causal, targets, memory_length = self.config.attn_type == "uni", self.target_positions, self.memory_length
+        restrictions = (self.tokens, self.sequence_ids, self.order, self.hidden_pairs, targets, memory_tokens)
+        if not is_causal and all(tensor is None for tensor in restrictions):
+            return None
+        device, positions = self.words.device, self.state_positions[..., None]
+        visible = torch.ones(self.batch_size, self.length, self.length, dtype=torch.bool, device=device)
+        visible_to_queries = visible
+        if self.order is not None:
+            visible = self.order[:, None, :] <= self.order[:, :, None]
+            visible_to_queries = self.order[:, None, :] < self.order[:, :, None]
+        elif self.hidden_pairs is not None:
+            visible_to_queries = ~self.hidden_pairs
+            visible = visible_to_queries | torch.eye(self.length, dtype=torch.bool, device=device)
+        if targets is not None:
+            columns = positions[:, self.length :].expand(-1, -1, self.length)
+            visible = torch.cat([visible, visible_to_queries.gather(1, columns)], 1)
+        if self.sequence_ids is not None:
+            numbers = sequence_numbers(self.sequence_ids)
+            visible = visible & (numbers.gather(1, positions[..., 0])[..., None] == numbers[:, None, :])
+        visible = F.pad(visible, (memory_length, 0), value=True)
+        if is_causal:
+            keys = torch.arange(memory_length + self.length, device=device)
+            visible = visible & (keys <= positions + memory_length)
+            if self.config.same_length:
+                visible = visible & ((keys >= positions) | (keys >= self.length))
+        if targets is not None:
+            visible = visible & F.pad(targets >= 0, (self.length, 0), value=True)[..., None]
+        if memory_tokens is not None:
+            visible = visible & F.pad(memory_tokens, (0, self.length), value=True)[:, None]
+        return visible if self.tokens is None else visible & F.pad(self.tokens, (memory_length, 0), value=True)[:, None]
 
 
-def check_tokens(attention_mask: Tensor | None, sequence_ids: Tensor | None) -> Tensor | None:
-    """(batch, length) bool, False where either argument is 0 (padding); None without padding.
-
-    Raises:
-        CtxError: An example has no token.
-    """
-    masks = [mask != 0 for mask in (attention_mask, sequence_ids) if mask is not None]
-    if not masks:
-        return None
-    tokens = torch.stack(masks).all(0)
-    if is_traced(tokens):
-        return tokens
-    check_row_lengths(tokens.sum(1))
-    return None if bool(tokens.all()) else tokens
-
-
-def check_memory(mems: Sequence[Tensor] | None, config: CtxXLNetConfig, batch_size: int) -> tuple[Tensor, ...] | None:
+def check_memory(mems: Sequence[Tensor] | None, config: CtxXLNetConfig, batch_size: int) -> Sequence[Tensor] | None:
     """The memory, or None if it is empty.
 
     Raises:
@@ -153,7 +183,7 @@ def check_memory(mems: Sequence[Tensor] | None, config: CtxXLNetConfig, batch_si
             f"mems has {length} positions, above mem_len={config.mem_len}.",
             hint="truncate the memory (memory[:, -mem_len:]), or raise config.mem_len.",
         )
-    return tuple(mems)
+    return mems
 
 
 def check_permutation(
@@ -163,8 +193,8 @@ def check_permutation(
     target_positions: Tensor | None,
     perm_mask: Tensor | None,
     target_mapping: Tensor | None,
-) -> Permutation:
-    """Convert both forms of a permutation and its targets to a `Permutation`.
+) -> dict[str, Tensor | None]:
+    """The arguments `order`, `hidden_pairs` and `target_positions` of `EncoderInputs`.
 
     Args:
         words: (batch, length) ids or (batch, length, hidden) embeddings.
@@ -182,10 +212,20 @@ def check_permutation(
     for names, (compact, dense) in alternatives.items():
         if compact is not None and dense is not None:
             raise CtxError(f"{names} are two forms of the same argument.", hint="pass only one of them.")
-    _check_shape("permutation_order", permutation_order, (batch_size, length))
-    _check_shape("perm_mask", perm_mask, (batch_size, length, length))
-    _check_shape("target_mapping", target_mapping, (batch_size, None, length))
-    _check_shape("target_positions", target_positions, (batch_size, None))
+    shapes: dict[str, tuple[Tensor | None, tuple[int | str, ...]]] = {
+        "permutation_order": (permutation_order, (batch_size, length)),
+        "perm_mask": (perm_mask, (batch_size, length, length)),
+        "target_mapping": (target_mapping, (batch_size, "targets", length)),
+        "target_positions": (target_positions, (batch_size, "targets")),
+    }
+    for name, (tensor, expected) in shapes.items():
+        if tensor is None:
+            continue
+        if tensor.dim() != len(expected) or any(
+            size not in ("targets", actual) for size, actual in zip(expected, tensor.shape)
+        ):
+            sizes = ", ".join(map(str, expected))
+            raise CtxError(f"{name} is {tuple(tensor.shape)}, expected ({sizes}) for this input.")
     if target_mapping is not None:
         target_positions = _mapping_to_positions(target_mapping)
     elif target_positions is not None:
@@ -202,19 +242,7 @@ def check_permutation(
             "or -1 for positions that are visible to all."
         )
     hidden_pairs = None if perm_mask is None else perm_mask > 0
-    return Permutation(permutation_order, hidden_pairs, target_positions)
-
-
-def _check_shape(name: str, tensor: Tensor | None, expected: tuple[int | None, ...]) -> None:
-    """Raise CtxError for a tensor of another shape; None in `expected` is the number of targets."""
-    if tensor is None:
-        return
-    matches = len(expected) == tensor.dim() and all(
-        size in (None, actual) for size, actual in zip(expected, tensor.shape, strict=True)
-    )
-    if not matches:
-        sizes = ", ".join("targets" if size is None else str(size) for size in expected)
-        raise CtxError(f"{name} is {tuple(tensor.shape)}, expected ({sizes}) for this input.")
+    return {"order": permutation_order, "hidden_pairs": hidden_pairs, "target_positions": target_positions}
 
 
 def _mapping_to_positions(target_mapping: Tensor) -> Tensor:
@@ -251,37 +279,14 @@ def _check_positions(
             raise CtxError(f"target_positions[{row}, {target}] is {int(target_positions[row, target])}, {error}.")
 
 
-def check_combination(config: CtxXLNetConfig, inputs: EncoderInputs) -> None:
-    """Raise CtxError for arguments that cannot be combined."""
-    if inputs.output_mask is not None and inputs.target_positions is not None:
-        raise CtxError(
-            "output_mask cannot be combined with targets, for which the query stream is returned.",
-            hint="remove output_mask.",
-        )
-    if inputs.sequence_ids is not None and inputs.memory is not None:
-        raise CtxError("mems cannot be combined with packed sequences (sequence_ids).", hint="remove one of them.")
-    if config.bi_data and inputs.words.shape[0] % 2:
-        raise CtxError(
-            f"With bi_data the second half of a batch is reversed text, but the batch size {inputs.words.shape[0]} is "
-            "odd.",
-            hint="use an even number of examples, or set config.bi_data=False.",
-        )
-
-
 def check_target_labels(labels: Tensor, target_positions: Tensor | None, target_mapping: Tensor | None) -> None:
-    """Check that labels match the targets.
-
-    Raises:
-        CtxError: The shape of the labels is wrong, or a label has no target.
-    """
+    """Raise CtxError if the shape of the labels does not match the targets, or a label has no target."""
     check_tensors(target_positions=target_positions, target_mapping=target_mapping)
-    targets = target_positions if target_positions is not None else target_mapping
-    if targets is None:
-        return
-    if labels.shape != targets.shape[:2]:
+    targets = target_mapping if target_positions is None else target_positions
+    if targets is not None and labels.shape != targets.shape[:2]:
         raise CtxError(f"labels is {tuple(labels.shape)}, but the targets are {tuple(targets.shape[:2])}.")
     if target_positions is not None and not is_traced(labels):
-        misplaced = (labels != -100) & (target_positions == NO_TARGET)
+        misplaced = (labels != IGNORE_INDEX) & (target_positions == NO_TARGET)
         if bool(misplaced.any()):
             row, target = misplaced.nonzero()[0].tolist()
             raise CtxError(

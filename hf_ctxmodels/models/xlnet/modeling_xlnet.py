@@ -1,6 +1,9 @@
 """XLNet (Yang et al. 2019, arXiv 1906.08237): a Transformer-XL pretrained by permutation language modelling.
 
-This module has the model heads; the encoder is in `encoder_xlnet`.
+The encoder has two-stream relative attention with segment recurrence (sections 2.3 to 2.5). The content stream holds
+the tokens, the query stream one state per token to predict, which has the token's position but not its content. Both
+share all weights and attend to the keys and values of the content stream. Without targets there is a single stream, as
+in fine-tuning.
 """
 
 from collections.abc import Sequence
@@ -11,8 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import GenerationMixin
+from transformers import initialization as init
 from transformers.activations import ACT2FN
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import (
+    BaseModelOutputWithPooling,
     MultipleChoiceModelOutput,
     QuestionAnsweringModelOutput,
     SequenceClassifierOutput,
@@ -20,28 +26,323 @@ from transformers.modeling_outputs import (
 )
 from transformers.modeling_utils import slice_logits_to_keep
 from transformers.utils import ModelOutput
-from transformers.utils.generic import can_return_tuple
+from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 
 from hf_ctxmodels import heads
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.inputs import check_row_lengths, is_traced, reject_unused_tensors
+from hf_ctxmodels.core.model import CtxPreTrainedModel
+from hf_ctxmodels.layers.cpu.dropout import Dropout
 from hf_ctxmodels.layers.cpu.linear import MAX_PREPACKED_BYTES, linear, prepacked_weights
-from hf_ctxmodels.layers.pooling import first_token_columns, last_token_columns, states_at
+from hf_ctxmodels.layers.cpu.relative_attention import RelativeBiases
+from hf_ctxmodels.layers.hook_points import HookPoint
+from hf_ctxmodels.layers.pooling import first_token_columns, last_token_columns, states_at, token_mask
+from hf_ctxmodels.layers.transformer import FeedForward, ResidualSum, recorded_layer_numbers
 from hf_ctxmodels.models.xlnet.beam_search_head import ForBeamSearchQuestionAnswering
 from hf_ctxmodels.models.xlnet.configuration_xlnet import CtxXLNetConfig
-from hf_ctxmodels.models.xlnet.conversion_xlnet import XLNET_SUMMARY_EXPORT
-from hf_ctxmodels.models.xlnet.encoder_inputs import check_target_labels
-from hf_ctxmodels.models.xlnet.encoder_xlnet import CtxXLNetModel, CtxXLNetPreTrainedModel
+from hf_ctxmodels.models.xlnet.conversion_xlnet import XLNET_EXPORT, XLNET_SUMMARY_EXPORT
+from hf_ctxmodels.models.xlnet.encoder_inputs import (
+    EncoderInputs,
+    check_memory,
+    check_permutation,
+    check_target_labels,
+)
+from hf_ctxmodels.models.xlnet.relative_attention import distance_encodings
+from hf_ctxmodels.models.xlnet.stream_layouts import Probabilities, Streams
 
 _RECOMPUTED_TOKENS = 2  # recomputed at each generation step, as in transformers
 
-__all__ = [
-    "CtxXLNetForMultipleChoice",
-    "CtxXLNetForPreTraining",
-    "CtxXLNetForQuestionAnswering",
-    "CtxXLNetForQuestionAnsweringSimple",
-    "CtxXLNetForSequenceClassification",
-    "CtxXLNetForTokenClassification",
-    "CtxXLNetModel",
-]
+
+class RelativeAttention(nn.Module):
+    """Multi-head attention by content, distance and segment, for one or two streams."""
+
+    def __init__(self, hidden_size: int, num_heads: int, *, dropout: float) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.scaling = (hidden_size // num_heads) ** -0.5
+        self.attention_dropout = dropout
+        self.qkv_proj = nn.Linear(hidden_size, 3 * hidden_size, bias=False)
+        self.position_proj = nn.Linear(hidden_size, hidden_size, bias=False)
+        self.out_proj = nn.Linear(hidden_size, hidden_size, bias=False)
+        self.content_bias = nn.Parameter(torch.zeros(num_heads, hidden_size // num_heads))
+        self.position_bias = nn.Parameter(torch.zeros(num_heads, hidden_size // num_heads))
+        self.segment_bias = nn.Parameter(torch.zeros(num_heads, hidden_size // num_heads))
+        self.segment_embeddings = nn.Parameter(torch.zeros(2, num_heads, hidden_size // num_heads))
+
+    @property
+    def biases(self) -> RelativeBiases:
+        """The parameters of the score other than the projections."""
+        return RelativeBiases(self.content_bias, self.position_bias, self.segment_bias, self.segment_embeddings)
+
+    def forward(
+        self, hidden_states: Tensor, streams: Streams, memory: Tensor | None = None
+    ) -> tuple[Tensor, Probabilities]:
+        """Compute the attention of both streams.
+
+        Args:
+            hidden_states: (..., hidden) in the layout of `streams`.
+            streams: The layout: keys, computed states, and the keys visible to them.
+            memory: (batch, memory, hidden) states of earlier segments.
+
+        Returns:
+            (..., hidden) of the computed states, and the attention probabilities if the implementation returns them.
+        """
+        width = hidden_states.shape[-1]
+        query_states, key_states = streams.select_queries(hidden_states), streams.select_keys(hidden_states)
+        if memory is not None:
+            key_states = torch.cat([memory, key_states], 1)
+        if query_states is key_states:
+            query, key, value = self._split_heads(linear(self.qkv_proj, key_states), 3)
+        else:
+            (query,) = self._split_heads(linear(self.qkv_proj, query_states, 0, width), 1)
+            key, value = self._split_heads(linear(self.qkv_proj, key_states, width, 3 * width), 2)
+        (relative,) = self._split_heads(linear(self.position_proj, streams.encodings), 1)
+        dropout = self.attention_dropout if self.training else 0.0
+        context, probabilities = streams.attend(
+            query, key, value, relative, self.biases, scaling=self.scaling, dropout=dropout
+        )
+        return linear(self.out_proj, context.flatten(-2)), probabilities
+
+    def _split_heads(self, projected: Tensor, num_projections: int) -> tuple[Tensor, ...]:
+        """(..., num_projections * hidden) -> `num_projections` tensors (..., heads, head_dim)."""
+        return projected.unflatten(-1, (num_projections, self.num_heads, -1)).unbind(-3)
+
+
+class CtxXLNetLayer(GradientCheckpointingLayer):
+    """Relative attention and feed-forward network, each followed by dropout, residual and LayerNorm (post-norm)."""
+
+    def __init__(self, config: CtxXLNetConfig) -> None:
+        super().__init__()
+        width = config.hidden_size
+        self.attention = RelativeAttention(width, config.num_attention_heads, dropout=config.attention_dropout)
+        self.attention_norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
+        self.feed_forward = FeedForward(
+            width, config.intermediate_size, config.hidden_act, dropout=config.hidden_dropout_prob
+        )
+        self.feed_forward_norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
+        self.dropout = Dropout(config.hidden_dropout_prob)
+        self.attention_residual, self.feed_forward_residual = ResidualSum(), ResidualSum()
+
+    def forward(
+        self, hidden_states: Tensor, streams: Streams, memory: Tensor | None = None
+    ) -> tuple[Tensor, Probabilities]:
+        """(..., hidden) in the layout of `streams` -> the computed states, and the attention probabilities."""
+        attention_output, probabilities = self.attention(hidden_states, streams, memory)
+        residual, attention_output = streams.select_queries(hidden_states), self.dropout(attention_output)
+        hidden_states = self.attention_residual(residual, attention_output, self.attention_norm, 0)
+        output = self.dropout(self.feed_forward(hidden_states))
+        output = self.feed_forward_residual(hidden_states, output, self.feed_forward_norm, 0)
+        return output, probabilities
+
+
+@dataclass
+class CtxXLNetModelOutput(BaseModelOutputWithPooling):
+    """Output of `CtxXLNetModel`.
+
+    Attributes:
+        last_hidden_state: (batch, length, hidden), or (outputs, hidden) with an output mask. With targets, the query
+            stream (batch, targets, hidden).
+        pooler_output: (batch, hidden), set by the heads with a summary.
+        mems: The memory for the next segment: (batch, memory, hidden) per layer, detached, zeros at padding.
+        hidden_states: The input of each layer and the output of the last layer, None for layers that are not recorded.
+            With targets, both streams alternate: content 0, query 0, content 1, ...
+        attentions: (batch, heads, queries, keys) per layer. With targets, a pair (content stream, query stream); the
+            last layer computes only the query stream unless hidden states are recorded.
+    """
+
+    mems: tuple[Tensor, ...] | None = None
+
+
+class CtxXLNetPreTrainedModel(CtxPreTrainedModel):
+    """Base class of the XLNet models."""
+
+    config: CtxXLNetConfig
+    base_model_prefix = "xlnet"
+    reference_model_type = "xlnet"
+    export_conversion = XLNET_EXPORT
+    mask_hint = "to hide keys from some positions only, pass permutation_order or perm_mask (batch, length, length)."
+    _supports_flash_attn = False
+    _supports_flex_attn = False
+    _no_split_modules = ["CtxXLNetLayer"]
+    _keys_to_ignore_on_load_unexpected = [  # other heads of the family
+        r"^(lm_head|lm_loss|classifier|logits_proj|qa_outputs|start_logits|end_logits|answer_class)\.",
+        r"^(sequence_summary|summary)\.",
+    ]
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, RelativeAttention):
+            for parameter in module.biases:
+                init.normal_(parameter, mean=0.0, std=self.config.initializer_range)
+        elif isinstance(module, CtxXLNetModel):
+            init.normal_(module.mask_embedding, mean=0.0, std=self.config.initializer_range)
+
+
+class CtxXLNetModel(CtxXLNetPreTrainedModel):
+    """The XLNet encoder: a single stream, or two streams with targets."""
+
+    _input_embed_layer = "word_embeddings"
+
+    def __init__(self, config: CtxXLNetConfig) -> None:
+        super().__init__(config)
+        self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.mask_embedding = nn.Parameter(torch.zeros(1, 1, config.hidden_size))
+        self.layers = nn.ModuleList(CtxXLNetLayer(config) for _ in range(config.num_hidden_layers))
+        self.dropout = Dropout(config.hidden_dropout_prob)
+        self.embedding_output = HookPoint()
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    @merge_with_config_defaults
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        mems: Sequence[Tensor] | None = None,
+        permutation_order: Tensor | None = None,
+        target_positions: Tensor | None = None,
+        perm_mask: Tensor | None = None,
+        target_mapping: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        sequence_ids: Tensor | None = None,
+        output_mask: Tensor | None = None,
+        position_ids: None = None,
+        input_mask: None = None,
+        use_mems: bool | None = None,
+        **kwargs: Any,
+    ) -> CtxXLNetModelOutput:
+        """Encode a batch. `EncoderInputs` explains `permutation_order` and `perm_mask`.
+
+        Args:
+            input_ids: (batch, length) token ids, including the targets; or `inputs_embeds` (batch, length, hidden).
+            attention_mask: (batch, length), 1 at tokens and 0 at padding, on either side.
+            token_type_ids: (batch, length) segment ids of any numbering; None omits the segment term.
+            mems: (batch, memory, hidden) of earlier segments per layer, as returned; zeros are masked.
+            permutation_order: (batch, length) ranks in the factorisation order; -1 is visible to all positions.
+            target_positions: (batch, targets) columns to predict, -1 for none; enables the query stream.
+            perm_mask: (batch, length, length), 1 where key j is hidden from position i; an alternative to
+                `permutation_order`.
+            target_mapping: (batch, targets, length), one-hot; an alternative to `target_positions`.
+            sequence_ids: (batch, length), 0 at padding; a run of equal numbers is one sequence.
+            output_mask: (batch, length) bool, for a single stream: the positions in `last_hidden_state`, row-major.
+            position_ids, input_mask: Not supported: positions are relative, and `attention_mask` marks padding.
+            use_mems: Whether to return `mems`; defaults to `use_mems_train` or `use_mems_eval` of the configuration.
+            kwargs: `output_hidden_states`, `output_attentions` (by eager attention instead of sdpa).
+
+        Raises:
+            CtxError: The inputs do not match each other or the model.
+        """
+        if position_ids is not None:
+            raise CtxError("XLNet has relative positions and takes no position_ids.", hint="remove position_ids.")
+        if input_mask is not None:
+            raise CtxError("input_mask is not supported.", hint="pass attention_mask = 1 - input_mask.")
+        reject_unused_tensors(**kwargs)
+        words = self.check_encoder_input(
+            input_ids,
+            inputs_embeds,
+            attention_mask,
+            None,
+            width=self.config.hidden_size,
+            token_type_ids=token_type_ids,
+            sequence_ids=sequence_ids,
+            output_mask=output_mask,
+        )
+        if token_type_ids is None and self.training:  # DDP expects gradients of the segment parameters
+            token_type_ids = torch.zeros(words.shape[:2], dtype=torch.long, device=words.device)
+        tokens = None
+        if attention_mask is not None or sequence_ids is not None:
+            tokens = token_mask(words, attention_mask, sequence_ids)
+            if not is_traced(tokens):
+                check_row_lengths(tokens.sum(1))
+                tokens = None if bool(tokens.all()) else tokens
+        inputs = EncoderInputs(
+            self.config,
+            words,
+            tokens,
+            token_type_ids,
+            sequence_ids,
+            check_memory(mems, self.config, words.shape[0]),
+            output_mask=output_mask,
+            **check_permutation(words, tokens, permutation_order, target_positions, perm_mask, target_mapping),
+        )
+        return self._run_layers(inputs, use_mems, **kwargs)
+
+    def _run_layers(self, inputs: EncoderInputs, use_mems: bool | None, **kwargs: Any) -> CtxXLNetModelOutput:
+        """Run the layers; `use_mems` and `kwargs` as in `forward`."""
+        config, num_layers = self.config, len(self.layers)
+        if use_mems is None:
+            use_mems = config.use_mems_train if self.training else config.use_mems_eval
+        output_hidden_states, output_attentions = config.resolve_output_flags(kwargs).values()
+        recorded_layers = recorded_layer_numbers(output_hidden_states, num_layers + 1)
+        streams = Streams.build(inputs, self._encode_distances(inputs), output_attentions=output_attentions)
+        last_streams = streams.for_last_layer(returns_content=bool(recorded_layers))
+        hidden_states = self.embedding_output(self._embed(inputs, streams))
+        mems, attentions = [], []
+        recorded: list[Tensor | None] = []
+        not_recorded = (None,) * (1 if inputs.target_positions is None else 2)
+        for number, layer in enumerate(self.layers):
+            memory = None if inputs.memory is None else inputs.memory[number]
+            if number in recorded_layers:
+                unpacked = streams.unpack(hidden_states)
+                recorded.extend(unpacked)
+                # gradients with respect to the recorded states flow through them
+                hidden_states = streams.repack([state for state in unpacked if state is not None])
+            else:
+                recorded.extend(not_recorded)
+            if use_mems:
+                content = streams.content_states(hidden_states)
+                mems.append(updated_memory(content, memory, config.mem_len, config.reuse_len))
+            is_last = number + 1 == num_layers
+            hidden_states, probabilities = layer(hidden_states, last_streams if is_last else streams, memory)
+            if output_attentions:
+                attentions.append(probabilities)
+        outputs = last_streams.unpack(self.dropout(hidden_states))
+        recorded.extend(outputs if num_layers in recorded_layers else not_recorded)
+        return CtxXLNetModelOutput(
+            last_hidden_state=outputs[-1],
+            mems=tuple(mems) or None,
+            hidden_states=None if output_hidden_states is None or output_hidden_states is False else tuple(recorded),
+            attentions=tuple(attentions) if output_attentions else None,
+        )
+
+    def _encode_distances(self, inputs: EncoderInputs) -> Tensor:
+        """(groups, memory + 2 * length, hidden) encodings of the distances memory + length, ..., 1 - length.
+
+        The batch shares one dropout mask; transformers samples a mask and projects the encodings per example.
+        """
+        distances = torch.arange(inputs.memory_length + inputs.length, -inputs.length, -1, device=self.device)
+        if self.config.clamp_len > 0:
+            distances = distances.clamp(-self.config.clamp_len, self.config.clamp_len)
+        groups = [distances, -distances] if self.config.bi_data else [distances]
+        encodings = [distance_encodings(group, self.config.hidden_size, self.dtype) for group in groups]
+        return self.dropout(torch.stack(encodings))
+
+    def _embed(self, inputs: EncoderInputs, streams: Streams) -> Tensor:
+        """(..., hidden) word embeddings, followed by the mask embeddings of the query stream, if any."""
+        words = streams.layout.pack(inputs.words)
+        content = words if words.is_floating_point() else self.word_embeddings(words)
+        if inputs.target_positions is not None:
+            queries = self.mask_embedding.expand(*inputs.target_positions.shape, -1)
+            return self.dropout(torch.cat([content, queries.to(content.dtype)], 1))
+        if self.training:  # DDP expects a gradient of the mask embedding
+            content = content + 0 * self.mask_embedding.view(-1)
+        return self.dropout(content)
+
+
+def updated_memory(states: Tensor, memory: Tensor | None, mem_len: int | None, reuse_len: int | None) -> Tensor:
+    """The memory of one layer's input for the next segment (section 2.5), detached.
+
+    The first `reuse_len` of the (batch, length, hidden) states are appended to the (batch, memory, hidden) memory, of
+    which the last `mem_len` positions are kept; None or 0 sets no limit.
+    """
+    if reuse_len:
+        states = states[:, :reuse_len]
+    if memory is not None:
+        states = torch.cat([memory, states], 1)
+    return (states[:, -mem_len:] if mem_len else states).detach()
 
 
 class CtxXLNetSummary(nn.Module):

@@ -6,35 +6,21 @@ The score of query i for key j, before scaling by 1 / sqrt(head_dim), is
 
 with learned biases u, v, s, and r a projection of the sinusoidal encoding of the distance. `eager_attention` is the
 naive reference implementation. `dense_attention` passes the last two terms to torch's SDPA as a bias; it runs on
-accelerators and in compiled graphs. `cpu_attention.attend_per_sequence` is the implementation for CPUs.
+accelerators and in compiled graphs. `layers.cpu.relative_attention` is the implementation for CPUs.
 """
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from hf_ctxmodels.layers.cpu.relative_attention import RelativeBiases
+
 MAX_DENSE_QUERIES = 512
 """Largest number of queries per example for which `dense_attention` computes the scores at once."""
-
-
-class RelativeBiases(NamedTuple):
-    """Learned parameters of the score, (heads, head_dim) each.
-
-    Attributes:
-        content: u, added to the query in the content term.
-        position: v, added to the query in the position term.
-        segment: s, added to the query in the segment term.
-        segment_embeddings: (2, heads, head_dim), e for a key of the same segment and of another segment.
-    """
-
-    content: Tensor
-    position: Tensor
-    segment: Tensor
-    segment_embeddings: Tensor
 
 
 @dataclass(frozen=True)
@@ -45,8 +31,7 @@ class AttentionPattern:
         distance_offsets: (batch, queries, 1) index of the distance between a query and the first key in the distance
             encodings; the index for key j is larger by j.
         visible: (batch, queries, keys) bool, True at visible keys; None if all keys are visible.
-        query_segments: (batch, queries) segment ids, or None to omit the segment term.
-        key_segments: (batch, keys) segment ids, or None.
+        query_segments, key_segments: (batch, queries) and (batch, keys) segment ids; None to omit the segment term.
     """
 
     distance_offsets: Tensor
@@ -56,9 +41,12 @@ class AttentionPattern:
 
     def select_queries(self, queries: slice) -> "AttentionPattern":
         """The pattern of a slice of the queries."""
-        visible = None if self.visible is None else self.visible[:, queries]
-        query_segments = None if self.query_segments is None else self.query_segments[:, queries]
-        return AttentionPattern(self.distance_offsets[:, queries], visible, query_segments, self.key_segments)
+        return replace(
+            self,
+            distance_offsets=self.distance_offsets[:, queries],
+            visible=None if self.visible is None else self.visible[:, queries],
+            query_segments=None if self.query_segments is None else self.query_segments[:, queries],
+        )
 
     def differing_segments(self) -> Tensor | None:
         """(batch, 1, queries, keys) bool, True where query and key are in different segments; None without segments."""
@@ -93,8 +81,7 @@ def eager_attention(
         relative: (batch or 1, distances, heads, head_dim), the projected distance encodings.
         biases: Learned parameters of the score.
         pattern: Distances, visible keys and segments.
-        scaling: Factor applied to the scores.
-        dropout: Dropout rate on the probabilities.
+        scaling, dropout: Factor applied to the scores, and dropout rate on the probabilities.
 
     Returns:
         The context (batch, queries, heads, head_dim), zero for queries without a visible key, and the attention
@@ -133,51 +120,33 @@ def dense_attention(
     Batches with more than `MAX_DENSE_QUERIES` queries are computed in blocks and recomputed in the backward pass, so
     that memory grows linearly with the length.
     """
+
+    def attend(query: Tensor, pattern: AttentionPattern) -> Tensor:
+        bias = _position_scores(query, relative, biases, pattern, key.shape[1])
+        differs = pattern.differing_segments()
+        if differs is not None:
+            # a softmax is invariant to the term of equal segments, a constant per query: only the difference is added
+            direction = biases.segment_embeddings[1] - biases.segment_embeddings[0]
+            difference = torch.einsum("bihd,hd->bhi", query + biases.segment, direction)
+            bias = bias + difference[..., None] * differs.to(difference.dtype)
+        bias = bias * scaling
+        if pattern.visible is not None:
+            bias = bias.masked_fill(~pattern.visible[:, None], torch.finfo(bias.dtype).min)
+        content = (query + biases.content).to(query.dtype)
+        content, keys, values = (tensor.transpose(1, 2) for tensor in (content, key, value))
+        context = F.scaled_dot_product_attention(
+            content, keys, values, attn_mask=bias.to(query.dtype), dropout_p=dropout, scale=scaling
+        ).transpose(1, 2)
+        if torch.compiler.is_exporting():  # the SDPA kernels, selected at run time, return different strides
+            context = context.clone(memory_format=torch.contiguous_format)
+        return context if pattern.visible is None else context * pattern.visible.any(-1)[..., None, None]
+
     num_queries = query.shape[1]
     if torch.compiler.is_compiling() or num_queries <= MAX_DENSE_QUERIES:
-        return _dense_block(query, key, value, relative, biases, pattern, scaling, dropout)
-    contexts = []
-    for start in range(0, num_queries, MAX_DENSE_QUERIES):
-        block = slice(start, start + MAX_DENSE_QUERIES)
-        block_inputs = (query[:, block], key, value, relative, biases, pattern.select_queries(block))
-        contexts.append(checkpoint(_dense_block, *block_inputs, scaling, dropout, use_reentrant=False))
-    return torch.cat(contexts, 1)
-
-
-def _dense_block(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    relative: Tensor,
-    biases: RelativeBiases,
-    pattern: AttentionPattern,
-    scaling: float,
-    dropout: float,
-) -> Tensor:
-    """Compute `dense_attention` for one block of queries.
-
-    The segment term for equal segments is a constant per query, to which a softmax is invariant: only the difference
-    between the two segment terms is added, at keys of other segments.
-    """
-    bias = _position_scores(query, relative, biases, pattern, key.shape[1])
-    differs = pattern.differing_segments()
-    if differs is not None:
-        segment_difference = biases.segment_embeddings[1] - biases.segment_embeddings[0]
-        difference = torch.einsum("bihd,hd->bhi", query + biases.segment, segment_difference)
-        bias = bias + difference[..., None] * differs.to(difference.dtype)
-    bias = bias * scaling
-    if pattern.visible is not None:
-        bias = bias.masked_fill(~pattern.visible[:, None], torch.finfo(bias.dtype).min)
-    content = (query + biases.content).to(query.dtype)
-    query, key, value = (tensor.transpose(1, 2) for tensor in (content, key, value))
-    context = F.scaled_dot_product_attention(
-        query, key, value, attn_mask=bias.to(query.dtype), dropout_p=dropout, scale=scaling
-    ).transpose(1, 2)
-    if torch.compiler.is_exporting():  # the SDPA kernels, selected at run time, return different strides
-        context = context.clone(memory_format=torch.contiguous_format)
-    if pattern.visible is not None:
-        context = context * pattern.visible.any(-1)[..., None, None]
-    return context
+        return attend(query, pattern)
+    blocks = [slice(start, start + MAX_DENSE_QUERIES) for start in range(0, num_queries, MAX_DENSE_QUERIES)]
+    attend_checkpointed = partial(checkpoint, attend, use_reentrant=False)
+    return torch.cat([attend_checkpointed(query[:, block], pattern.select_queries(block)) for block in blocks], 1)
 
 
 def _position_scores(

@@ -1,20 +1,27 @@
-"""Relative attention on a CPU: one sequence at a time, so that its scores fit the processor's cache.
+"""Attention with relative positions on a CPU: one sequence at a time, so that its scores fit the processor's cache.
 
-It computes the score of `relative_attention`, which also has the reference implementation.
+It computes the score of `models.xlnet.relative_attention`, which also has the reference implementation.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from hf_ctxmodels.layers.cpu.dropout import DROPOUT_LEVELS, dropout_mask, inverted_dropout_scale
-from hf_ctxmodels.models.xlnet.relative_attention import RelativeBiases
 
-_MASKED_SCORE = -1e30  # a probability of 0; finite, so that a query without a visible key does not become NaN
 _BLOCK_SIZE = 64  # queries whose position scores are computed at once: fewer distances per block, in cache
+
+
+class RelativeBiases(NamedTuple):
+    """Learned parameters of the score: u, v and s, (heads, head_dim) each, which are added to the query in the content,
+    position and segment terms; and e, (2, heads, head_dim), for a key of the same and of another segment."""
+
+    content: Tensor
+    position: Tensor
+    segment: Tensor
+    segment_embeddings: Tensor
 
 
 @dataclass(frozen=True)
@@ -22,39 +29,26 @@ class SequenceRange:
     """The queries and keys of one sequence in the packed tensors of a batch.
 
     Attributes:
-        query_start, query_stop: The range of its queries.
-        key_start, key_stop: The range of its keys.
+        queries, keys: The ranges of its queries and keys.
         num_content: Number of leading queries that are at the positions 0, 1, 2, ... of the sequence.
         distance_origin: Index of the distance between position 0 and the sequence's first key.
-        distance_indices: (queries - num_content, keys) index of the distance between each of the other queries and each
-            key, or None.
+        distance_indices: (queries - num_content, keys) index of the distance between the other queries and the keys;
+            None without other queries.
         score_mask: (queries, keys), added to the scores; None if all keys are visible.
         encoding_group: Index of the distance encodings of this sequence.
     """
 
-    query_start: int
-    query_stop: int
-    key_start: int
-    key_stop: int
+    queries: slice
+    keys: slice
     num_content: int
     distance_origin: int
     distance_indices: Tensor | None = None
     score_mask: Tensor | None = None
     encoding_group: int = 0
 
-    @property
-    def queries(self) -> slice:
-        """The range of queries."""
-        return slice(self.query_start, self.query_stop)
-
-    @property
-    def keys(self) -> slice:
-        """The range of keys."""
-        return slice(self.key_start, self.key_stop)
-
     def distances(self, start: int, stop: int) -> slice:
         """Indices of the distances between the content queries start ... stop - 1 and the keys, farthest first."""
-        return slice(self.distance_origin - stop + 1, self.distance_origin - start + self.key_stop - self.key_start)
+        return slice(self.distance_origin - stop + 1, self.distance_origin - start + self.keys.stop - self.keys.start)
 
 
 @dataclass(frozen=True)
@@ -63,8 +57,8 @@ class SequenceRanges:
 
     Attributes:
         sequences: The ranges of each sequence.
-        query_segments: (queries, segments) one-hot, float32; None to omit the segment term.
-        key_segments: (keys, segments) one-hot, or None.
+        query_segments, key_segments: (queries, segments) and (keys, segments) one-hot, float32; None to omit the
+            segment term.
         queries_without_keys: (queries,) bool, True where no key is visible; None if there is no such query.
     """
 
@@ -77,21 +71,6 @@ class SequenceRanges:
 def runs_per_sequence(tensor: Tensor) -> bool:
     """Whether `attend_per_sequence` supports a tensor: float32 on a CPU, outside compiled graphs."""
     return tensor.device.type == "cpu" and tensor.dtype is torch.float32 and not torch.compiler.is_compiling()
-
-
-def one_hot_segments(query_segments: Tensor | None, key_segments: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """Segment ids of any numbering -> one-hot (queries, segments) and (keys, segments)."""
-    if query_segments is None or key_segments is None:
-        return None, None
-    num_queries = query_segments.numel()
-    segments, indices = torch.cat([query_segments.flatten(), key_segments.flatten()]).unique(return_inverse=True)
-    one_hot = F.one_hot(indices, len(segments)).float()
-    return one_hot[:num_queries], one_hot[num_queries:]
-
-
-def visibility_to_score_mask(visible: Tensor) -> Tensor:
-    """The float32 mask to add to the scores: 0 at visible keys."""
-    return torch.zeros(visible.shape, device=visible.device).masked_fill_(~visible, _MASKED_SCORE)
 
 
 def attend_per_sequence(
@@ -115,10 +94,8 @@ def attend_per_sequence(
         query: (queries, heads, head_dim).
         key, value: (keys, heads, head_dim).
         relative: (groups, distances, heads, head_dim), the projected distance encodings.
-        biases: Learned parameters of the score.
-        ranges: The sequences.
-        scaling: Factor applied to the scores.
-        dropout: Dropout rate on the probabilities.
+        biases, ranges: The parameters of the score, and the sequences.
+        scaling, dropout: Factor applied to the scores, and dropout rate on the probabilities.
 
     Returns:
         (queries, heads, head_dim), zero for queries without a visible key.
@@ -218,15 +195,9 @@ def _apply_dropout(probabilities: Tensor, mask: Tensor | None, levels: int) -> T
 
 
 def _position_scores(sequence: SequenceRange, query: Tensor, relative: Tensor) -> Tensor:
-    """(heads, queries, keys) position scores of one sequence plus its score mask.
-
-    Args:
-        sequence: The sequence.
-        query: (heads, queries, head_dim).
-        relative: (heads, distances, head_dim).
-    """
+    """(heads, queries, head_dim) and (heads, distances, head_dim) -> (heads, queries, keys), plus the score mask."""
     heads, num_queries, _ = query.shape
-    num_keys = sequence.key_stop - sequence.key_start
+    num_keys = sequence.keys.stop - sequence.keys.start
     scores = query.new_empty(heads, num_queries, num_keys)
     for start in range(0, sequence.num_content, _BLOCK_SIZE):
         stop = min(start + _BLOCK_SIZE, sequence.num_content)
