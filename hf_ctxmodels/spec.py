@@ -72,7 +72,6 @@ class Traits:
         tiny: Further fields of the tiny test configuration.
         short_training: The short pretraining run.
         targets: Name in `loss_targets` -> type, if it does not follow from the name and the head; see tests/zoo.
-        logits: Name of a target -> output field with its logits, where the field is not named after the target.
         loss_weights: Name of a loss in the output of a head -> configuration field of its weight.
         uses_max_pooling: Auto classes whose head uses max-pooling, where rounding can select another value; not needed
             with `pooling="max"` in the configuration.
@@ -86,7 +85,6 @@ class Traits:
     tiny: Mapping[str, Any] = field(default_factory=dict)
     short_training: ShortTraining = field(default_factory=ShortTraining)
     targets: Mapping[str, Target] = field(default_factory=dict)
-    logits: Mapping[str, str] = field(default_factory=dict)
     loss_weights: Mapping[str, str] = field(default_factory=dict)
     uses_max_pooling: tuple[str, ...] = ()
     uses_batch_norm: tuple[str, ...] = ()

@@ -16,8 +16,8 @@ from hf_ctxmodels.core.flags import REQUIRED, flag
 from hf_ctxmodels.core.output_files import check_output_file, write_text_file
 from hf_ctxmodels.data.document_sources import load_documents
 from hf_ctxmodels.data.text_files import read_lines
+from hf_ctxmodels.downstream.adapters.save_load import load_model_and_tokenizer
 from hf_ctxmodels.downstream.finetuning.forgetting import PretrainingEvaluation, measure_forgetting
-from hf_ctxmodels.downstream.loading_with_adapters import load_model_and_tokenizer
 from hf_ctxmodels.downstream.tasks import SequenceClassification, TaskArguments
 from hf_ctxmodels.evaluation import (
     Criterion,

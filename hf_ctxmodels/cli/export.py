@@ -22,7 +22,7 @@ from hf_ctxmodels.core.output_files import (
     check_output_file,
     wrap_write_errors,
 )
-from hf_ctxmodels.downstream.loading_with_adapters import load_saved_model
+from hf_ctxmodels.downstream.adapters.save_load import load_saved_model
 from hf_ctxmodels.inference.exporting import check_exportable_as, example_batches, export_model
 from hf_ctxmodels.inference.model_inputs import inputs_for_texts
 from hf_ctxmodels.training.model_loading import load_config, load_tokenizer

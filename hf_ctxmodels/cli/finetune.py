@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from functools import partial
 
 from hf_ctxmodels.compression.low_bits.training import LowBitsArguments
 from hf_ctxmodels.core.console import format_next_commands
@@ -10,26 +9,16 @@ from hf_ctxmodels.core.output_files import check_output_file, write_text_file
 from hf_ctxmodels.downstream.adapters.arguments import AdapterArguments
 from hf_ctxmodels.downstream.finetuning.arguments import (
     FinetuningArguments,
+    FinetuningConfig,
     FinetuningLoopArguments,
     FinetuningMethodArguments,
     StartingModelArguments,
 )
-from hf_ctxmodels.downstream.finetuning.configuration import FinetuningConfig
-from hf_ctxmodels.downstream.finetuning.finetuning_run import (
-    MakeTrainingSetup,
-    finetune,
-    load_config_and_tokenizer,
-    open_model,
-)
-from hf_ctxmodels.downstream.finetuning.multitask.multitask_run import (
-    MultitaskArguments,
-    StartingModel,
-    finetune_tasks,
-    report,
-)
+from hf_ctxmodels.downstream.finetuning.finetuning_run import MakeTrainingSetup, finetune
+from hf_ctxmodels.downstream.multitask.task_list import KINDS
+from hf_ctxmodels.downstream.multitask.training import MultitaskArguments, finetune_tasks
 from hf_ctxmodels.downstream.tasks import TASKS, Task, TaskArguments
-from hf_ctxmodels.downstream.tasks.normalized_references import UPPER_BOUND_NOTE
-from hf_ctxmodels.downstream.tasks.task_list import KINDS
+from hf_ctxmodels.downstream.tasks.text_metrics import UPPER_BOUND_NOTE
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.recipe import Section, parse_arguments
 from hf_ctxmodels_cli import FINETUNING_TASKS
@@ -77,14 +66,7 @@ def main(task: str) -> None:
     description = _DESCRIPTION.format(task=task, summary=FINETUNING_TASKS[task], details=details, data=data)
     arguments, *sections = parse_arguments(*flag_sections(task), description=description, essential=ESSENTIAL)
     if is_multitask:
-        model, defaults, loop_arguments = sections
-        start = StartingModel(
-            partial(load_config_and_tokenizer, model, require_family=True),
-            partial(open_model, model),
-            model.model or "--family",
-            arguments.freeze is not None,
-        )
-        report(finetune_tasks(arguments, defaults, loop_arguments, start))
+        finetune_tasks(arguments, *sections)
     else:
         task_arguments, loop_arguments, *methods = sections
         run(replace(arguments, task=task), task_arguments, loop_arguments, FinetuningConfig(*methods))

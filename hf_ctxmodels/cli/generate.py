@@ -18,9 +18,14 @@ from hf_ctxmodels.core.flags import REQUIRED, check_range, choice_flag, flag, pa
 from hf_ctxmodels.core.languages import LanguagePair
 from hf_ctxmodels.core.output_files import check_output_file, write_text_file
 from hf_ctxmodels.data.text_files import read_lines
-from hf_ctxmodels.downstream.loading_with_adapters import load_model_and_tokenizer
-from hf_ctxmodels.downstream.tasks.normalized_references import UPPER_BOUND_NOTE, NormalizedReferences
-from hf_ctxmodels.downstream.tasks.text_metrics import corpus_bleu, metric_names, score_texts
+from hf_ctxmodels.downstream.adapters.save_load import load_model_and_tokenizer
+from hf_ctxmodels.downstream.tasks.text_metrics import (
+    UPPER_BOUND_NOTE,
+    NormalizedReferences,
+    corpus_bleu,
+    metric_names,
+    score_texts,
+)
 from hf_ctxmodels.inference import generate_texts
 from hf_ctxmodels.training.recipe import parse_arguments
 

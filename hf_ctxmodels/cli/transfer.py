@@ -25,15 +25,19 @@ from hf_ctxmodels.data.text_files import check_file
 from hf_ctxmodels.downstream.adapters.arguments import AdapterArguments, check_adapters, replace_lowest_adapter
 from hf_ctxmodels.downstream.finetuning.arguments import (
     FinetuningArguments,
+    FinetuningConfig,
     FinetuningLoopArguments,
     FinetuningMethodArguments,
 )
-from hf_ctxmodels.downstream.finetuning.configuration import FinetuningConfig
 from hf_ctxmodels.downstream.finetuning.finetuning_run import FinetuningResult, finetune
-from hf_ctxmodels.downstream.finetuning.language import set_language, supported_languages
 from hf_ctxmodels.downstream.finetuning.task_evaluation import TaskEvaluation
 from hf_ctxmodels.downstream.tasks import TASKS, TaskArguments
-from hf_ctxmodels.downstream.tasks.language_files import LanguageFile, directories_of_languages
+from hf_ctxmodels.downstream.tasks.languages import (
+    LanguageFile,
+    directories_of_languages,
+    set_language,
+    supported_languages,
+)
 from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model
 from hf_ctxmodels.training.model_loading import load_config, load_tokenizer
 from hf_ctxmodels.training.recipe import parse_arguments

@@ -2,7 +2,7 @@
 
 import inspect
 import json
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -42,6 +42,7 @@ class CtxPreTrainedModel(PreTrainedModel):
         mask_hint: The hint of the error for a mask with an unsupported number of dimensions; or None.
         loss_targets: Names of the arguments of `forward` with targets, one per loss term. The summed loss of a term is
             divided by its number of targets, or by the number in `num_items_in_batch`.
+        logits_fields: Name of a sentence-level target -> output field with its logits, in heads with several losses.
         reference_model_type: `model_type` of the reference implementation in transformers, or None.
         reference_architecture: Name of the reference class; None for the name of this class without the prefix "Ctx".
         export_conversion: The invertible part of the family's weight conversion.
@@ -68,6 +69,7 @@ class CtxPreTrainedModel(PreTrainedModel):
     accepts_4d_masks: ClassVar[bool] = False
     mask_hint: ClassVar[str | None] = None
     loss_targets: ClassVar[tuple[str, ...]] = ()
+    logits_fields: ClassVar[Mapping[str, str]] = {}
     reference_model_type: ClassVar[str | None] = None
     reference_architecture: ClassVar[str | None] = None
     export_conversion: ClassVar[list[WeightTransform]]

@@ -1,6 +1,7 @@
 """Weight conversions shared by several families, and conversion operations that transformers lacks."""
 
-from collections.abc import Callable, Sequence
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -93,6 +94,16 @@ def is_quantized(model: nn.Module) -> bool:
     """Whether a model is quantized, by this package (a module sets `has_quantized_weights`) or by another one."""
     has_codes = any(getattr(module, "has_quantized_weights", False) for module in model.modules())
     return has_codes or bool(getattr(model, "is_quantized", False))
+
+
+def weights_digest(weights: Mapping[str, Tensor]) -> str:
+    """A digest of names, shapes, types and values."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name in sorted(weights):
+        value = weights[name].detach().cpu().contiguous()
+        digest.update(f"{name} {tuple(value.shape)} {value.dtype};".encode())
+        digest.update(value.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def check_savable(model: nn.Module) -> None:

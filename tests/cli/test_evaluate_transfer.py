@@ -13,7 +13,7 @@ from zoo import Case, tiny_config
 
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.downstream.tasks import TASKS, TaskArguments
-from hf_ctxmodels.downstream.tasks.language_files import LanguageFile
+from hf_ctxmodels.downstream.tasks.languages import LanguageFile
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.training.freezing import freeze_encoder
 

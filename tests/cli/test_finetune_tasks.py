@@ -36,11 +36,11 @@ from transformers import (
 from hf_ctxmodels import FAMILIES, CtxError, CtxMultiTaskConfig, CtxMultiTaskModel
 from hf_ctxmodels.compression.distillation import Teacher
 from hf_ctxmodels.compression.int8.quantizer import CtxInt8Config
-from hf_ctxmodels.downstream.finetuning.multitask.evaluation import BestModel
-from hf_ctxmodels.downstream.loading_with_adapters import load_model_with_adapters
+from hf_ctxmodels.downstream.adapters.save_load import load_model_with_adapters
 from hf_ctxmodels.downstream.multitask.configuration import task_entry
-from hf_ctxmodels.downstream.tasks import TaskArguments
-from hf_ctxmodels.downstream.tasks.task_list import read_task_list
+from hf_ctxmodels.downstream.multitask.task_list import read_task_list
+from hf_ctxmodels.downstream.multitask.training import BestModel
+from hf_ctxmodels.downstream.tasks import TASKS, TaskArguments
 from hf_ctxmodels.training.pretraining import PretrainingArguments, resolve_family
 from hf_ctxmodels.training.summary import TrainingSummary
 
@@ -285,7 +285,8 @@ def test_multitask_model_where_a_plain_one_is_needed(checkpoint, tmp_path):
 
 def test_packaged_task_list(shared_data):
     tasks = read_task_list(ROOT / "scripts" / "tasks" / "mtdnn.yaml", TaskArguments(), shared_data).tasks
-    sizes = {task.name: len(task.make().read(task.train_file, "train")) for task in tasks}
+    read = {task.name: TASKS[task.kind](task.arguments).read for task in tasks}
+    sizes = {task.name: len(read[task.name](task.train_file, "train")) for task in tasks}
     expected = {"sst2": 6920, "cola": 8551, "mrpc": 4076, "rte": 2490, "sick": 4500, "stsb": 5749, "ner": 14041}
     assert sizes == {**expected, "sick-relatedness": 4500}
-    assert all(len(task.make().read(task.validation_file, "validation")) > 200 for task in tasks)
+    assert all(len(read[task.name](task.validation_file, "validation")) > 200 for task in tasks)

@@ -14,11 +14,6 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedConfig,
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.documents import TranslatedText
-from hf_ctxmodels.downstream.finetuning.seq2seq_targets import (
-    resolve_label_smoothing,
-    set_generation_tokens,
-    training_collator,
-)
 from hf_ctxmodels.downstream.finetuning.task_loss import TaskLoss
 from hf_ctxmodels.downstream.tasks import TaskArguments
 from hf_ctxmodels.downstream.tasks.seq2seq import Seq2Seq, SourceTarget
@@ -161,7 +156,7 @@ def prepare(family: FamilySpec, pairs: list[SourceTarget], **arguments: Any) -> 
     tokenizer = build_translation_tokenizer(family)
     task = Seq2Seq(TaskArguments(**{"max_length": 20, "max_target_length": 10, "metrics": "exact_match", **arguments}))
     config = family.config(vocab_size=len(tokenizer), pad_token_id=0)
-    set_generation_tokens(task, config, tokenizer)
+    task.set_token_fields(config, tokenizer)
     task.configure(config, pairs, pairs)
     return task, config, tokenizer
 
@@ -180,7 +175,7 @@ def test_batches_equal_those_of_pretraining(subtests):
         for texts in VARIANTS[family.name]:
             with subtests.test(family=family.name, options=texts):
                 task, config, tokenizer = prepare(family, PAIRS, target_options=texts)
-                collate = training_collator(task, config, tokenizer, seed=7)
+                collate = task.training_collator(config, tokenizer, seed=7)
                 features = EpochIndexed(task.encode(PAIRS, tokenizer).features)
                 found = [collate([features[epoch, index] for index in (1, 0)]) for epoch in (0, 1)]
                 pairs = dict(text.split("=") for text in texts)
@@ -201,16 +196,16 @@ def test_batches_equal_those_of_pretraining(subtests):
 def test_plain_targets_and_invalid_options():
     for family in OWN:
         task, config, tokenizer = prepare(family, PAIRS, plain_targets=True)
-        batch = training_collator(task, config, tokenizer, seed=7)(task.encode(PAIRS, tokenizer).features)
+        batch = task.training_collator(config, tokenizer, seed=7)(task.encode(PAIRS, tokenizer).features)
         assert batch.keys() == {"input_ids", "attention_mask", "labels"}
         own = [*tokenizer(PAIRS[1].target).input_ids[1:]]
         assert batch["labels"][1, : len(own)].tolist() == own
-        assert resolve_label_smoothing(task, config) == 0
+        assert task.label_smoothing(config) == 0
         for given, expected in ((None, 0.1), (0.0, 0.0), (0.3, 0.3)):
             task, config, tokenizer = prepare(family, PAIRS, label_smoothing=given)
-            assert resolve_label_smoothing(task, config) == expected
+            assert task.label_smoothing(config) == expected
         config.label_smoothing, task.arguments.label_smoothing = 0.2, None
-        assert resolve_label_smoothing(task, config) == 0.2, "the configuration's own"
+        assert task.label_smoothing(config) == 0.2, "the configuration's own"
         model = AutoModelForSeq2SeqLM.from_config(family.config(**family.sizes["tiny"], vocab_size=70))
         TaskLoss(model, ["labels"], 0.3)
         assert model.config.label_smoothing == 0.3, "the head smooths, all its terms"
@@ -222,7 +217,7 @@ def test_plain_targets_and_invalid_options():
         ):
             task, config, tokenizer = prepare(family, PAIRS, **options)
             with pytest.raises(CtxError, match=says):
-                training_collator(task, config, tokenizer, seed=0)
+                task.training_collator(config, tokenizer, seed=0)
         with pytest.raises(
             CtxError, match=r"(?s)common limit of 51[12] tokens.*--max_length 460 --max_target_length 64"
         ):
@@ -267,7 +262,7 @@ def test_missing_special_tokens(subtests):
                 tokenizer = build_translation_tokenizer(family)
                 setattr(tokenizer, token, None)
                 with pytest.raises(CtxError, match=token.replace("_", "[_ ]")):
-                    training_collator(prepare(family, PAIRS)[0], family.config(), tokenizer, seed=0)
+                    prepare(family, PAIRS)[0].training_collator(family.config(), tokenizer, seed=0)
 
 
 def test_invalid_targets(subtests):

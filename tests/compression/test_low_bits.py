@@ -32,8 +32,7 @@ from hf_ctxmodels.compression.low_bits.sensitivity import (
 from hf_ctxmodels.compression.low_bits.training import LowBitsArguments, QBertOptions, start_low_bits
 from hf_ctxmodels.downstream.adapters import load_saved_adapters
 from hf_ctxmodels.downstream.adapters.arguments import AdapterArguments
-from hf_ctxmodels.downstream.finetuning.arguments import FinetuningMethodArguments
-from hf_ctxmodels.downstream.finetuning.configuration import FinetuningConfig
+from hf_ctxmodels.downstream.finetuning.arguments import FinetuningConfig, FinetuningMethodArguments
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.training.freezing import freeze_encoder
 

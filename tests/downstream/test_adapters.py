@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, Trainer, TrainingArguments
 from zoo import BASES, HEADS, PATHS, Batch, Case, assert_close, assert_same_outputs, make_batch, make_targets, objective
 
 from hf_ctxmodels import CtxAlbertModel, CtxBertConfig, CtxBertModel, CtxError
@@ -30,12 +30,11 @@ from hf_ctxmodels.downstream.adapters import (
     train_adapter,
     train_fusion,
 )
-from hf_ctxmodels.downstream.adapters.adapter_set import has_adapters
 from hf_ctxmodels.downstream.adapters.arguments import AdapterArguments
 from hf_ctxmodels.downstream.adapters.insertion import get_invertible_adapters, list_blocks, list_sublayer_adapters
+from hf_ctxmodels.downstream.adapters.management import has_adapters
 from hf_ctxmodels.downstream.adapters.modules import BottleneckAdapter, SublayerAdapters
-from hf_ctxmodels.downstream.adapters.save_load import has_saved_adapters
-from hf_ctxmodels.downstream.loading_with_adapters import load_model_with_adapters, load_saved_model
+from hf_ctxmodels.downstream.adapters.save_load import has_saved_adapters, load_model_with_adapters, load_saved_model
 from hf_ctxmodels.layers.transformer import ResidualSum
 
 HOULSBY = BottleneckConfig(
@@ -149,13 +148,6 @@ def test_a_slot_computes_its_forms() -> None:
         assert_close(residual_sum(states, output, None if pre_norm else norm, 0), expected, str((form, pre_norm)))
 
 
-def embeddings_map(base: Any) -> nn.Module:
-    """The module that ends the embeddings."""
-    if hasattr(base, "embeddings"):
-        return base.embeddings.dropout
-    return base.encoder.dropout if base.config.is_encoder_decoder else base.dropout
-
-
 @torch.no_grad()
 def test_the_inverse_stands_before_every_output_layer(subtests: pytest.Subtests) -> None:
     """The logits and the loss of every language model are those of hooks after the embeddings and before the map to
@@ -170,11 +162,14 @@ def test_the_inverse_stands_before_every_output_layer(subtests: pytest.Subtests)
             assert (slot(given) - given).abs().max() > 0.05
             other = copy.deepcopy(model)
             get_invertible_adapters(other.base_model).active = None
+            base: Any = other.base_model
             if case.family.name == "xlnet":
-                place = other.base_model.word_embeddings
+                embedding = base.word_embeddings
+            elif hasattr(base, "embeddings"):
+                embedding = base.embeddings.dropout
             else:
-                place = embeddings_map(other.base_model)
-            place.register_forward_hook(lambda _module, _given, embedded, slot=slot: slot(embedded))
+                embedding = base.encoder.dropout if base.config.is_encoder_decoder else base.dropout
+            embedding.register_forward_hook(lambda _module, _given, embedded, slot=slot: slot(embedded))
             decoder = other.get_output_embeddings()
             for each in other.modules():
                 if isinstance(each, nn.Linear) and each.weight is decoder.weight:
@@ -186,10 +181,6 @@ def test_the_inverse_stands_before_every_output_layer(subtests: pytest.Subtests)
             if case.accepts_return_logits:
                 given_back = [each(**batch, return_logits=True) for each in (model, other)]
                 assert_same_outputs(*given_back, batch.get("attention_mask"), where="with logits")
-
-
-def gradients_of(model: PreTrainedModel) -> dict[str, Tensor]:
-    return {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
 
 
 def test_only_the_adapter_and_the_head_learn(subtests: pytest.Subtests) -> None:
@@ -208,7 +199,7 @@ def test_only_the_adapter_and_the_head_learn(subtests: pytest.Subtests) -> None:
                     model.activation_checkpointing_enable()
                 torch.manual_seed(0)
                 objective(case, model, batch).backward()
-                found.append(gradients_of(model))
+                found.append({name: each.grad for name, each in model.named_parameters() if each.grad is not None})
             prefix = f"{model.base_model_prefix}."
             inside = {name for name in found[0] if name.startswith(prefix) and ".pooler." not in name}
             assert inside == {name for name, _ in model.named_parameters() if ".adapters." in name and ".a." in name}
@@ -425,3 +416,41 @@ def test_compiled_it_computes_the_same() -> None:
     expected = bert(**batch).logits
     compiled = torch.compile(bert, backend="eager")
     assert_same_outputs(compiled(**batch), {"logits": expected}, batch["attention_mask"])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_trainer_accumulates_and_resumes(tmp_path: Path) -> None:
+    """transformers' own Trainer: two micro-batches are one batch of their sum, and a resumed run is the whole one."""
+    case = next(case for case in HEADS if str(case) == "bert-AutoModelForMaskedLM")
+    batch = labelled(case)
+    rows = [{name: value[index % len(value)] for name, value in batch.items()} for index in range(16)]
+
+    def run(folder: str, *, micro: int, accumulate: int, resume: bool = False) -> dict[str, Tensor]:
+        model = case.model()
+        torch.manual_seed(3)
+        add_adapter(model, "de", "madx-language")
+        train_adapter(model, "de", freeze_head=True)
+        if resume:  # nothing of the fresh weights may remain
+            shaken(model)
+        arguments = TrainingArguments(
+            str(tmp_path / folder),
+            per_device_train_batch_size=micro,
+            gradient_accumulation_steps=accumulate,
+            max_steps=4,
+            save_steps=2,
+            learning_rate=0.01,
+            report_to="none",
+            use_cpu=True,
+            disable_tqdm=True,
+        )
+        trainer = Trainer(model, arguments, train_dataset=rows)
+        trainer.train(resume_from_checkpoint=str(tmp_path / folder / "checkpoint-2") if resume else None)
+        return {name: each.detach().clone() for name, each in model.named_parameters() if each.requires_grad}
+
+    whole = run("a", micro=4, accumulate=1)
+    assert whole
+    assert all(is_adapter_parameter(name) for name in whole)
+    for name, value in run("a", micro=4, accumulate=1, resume=True).items():
+        assert torch.equal(value, whole[name]), name
+    for name, value in run("b", micro=2, accumulate=2).items():
+        assert_close(value, whole[name], name, 1e-4)

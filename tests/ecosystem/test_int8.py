@@ -24,8 +24,8 @@ from hf_ctxmodels.compression.low_bits.quantizer import (
     pack_model,
     replace_with_fake_quantized,
 )
-from hf_ctxmodels.downstream import loading_with_adapters as saved
 from hf_ctxmodels.downstream.adapters import add_adapter, delete_adapter, train_adapter
+from hf_ctxmodels.downstream.adapters import save_load as saved
 from hf_ctxmodels.inference.model_inputs import inputs_for_texts
 from hf_ctxmodels.layers.cpu import linear as cpu_linear
 from hf_ctxmodels.layers.cpu.linear import linear

@@ -43,7 +43,7 @@ def full_logits(case: Case, model: torch.nn.Module, batch: Batch) -> dict[str, T
     main_logits = "logits" if "logits" in outputs else "prediction_logits"
     if case.detects_replaced_tokens:  # binary cross-entropy is cross-entropy with a second logit of zero
         outputs[main_logits] = torch.stack([torch.zeros_like(outputs[main_logits]), outputs[main_logits]], -1)
-    fields = {"start_positions": "start_logits", "end_positions": "end_logits"} | case.family.traits.logits
+    fields = {"start_positions": "start_logits", "end_positions": "end_logits"} | dict(case.model_class.logits_fields)
     logits = {}
     for target in case.compared_targets:
         field = fields.get(target, target.replace("labels", "logits"))

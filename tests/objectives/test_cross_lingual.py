@@ -12,7 +12,7 @@ from hf_ctxmodels import CtxError, CtxXLMConfig, CtxXLMTokenizer
 from hf_ctxmodels.data import ExampleSet, build_training_set, load_documents
 from hf_ctxmodels.data.documents import TranslatedText
 from hf_ctxmodels.data.seeding import generator
-from hf_ctxmodels.downstream.finetuning.language import set_language
+from hf_ctxmodels.downstream.tasks.languages import set_language
 from hf_ctxmodels.objectives import CrossLingualLM, StreamCausalLM, StreamMaskedLM, TranslationLM
 from hf_ctxmodels.objectives.cross_lingual.cross_lingual_masking import DataCollatorForStreamMaskedLM
 from hf_ctxmodels.objectives.cross_lingual.language_streams import LanguageReader

@@ -14,7 +14,7 @@ from hf_ctxmodels.compression.distillation.prediction_losses import Distillation
 from hf_ctxmodels.core.adapter_files import ADAPTERS_FOLDER, STACK_FILE, is_adapter_parameter
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import parse_choice, split_choice
-from hf_ctxmodels.downstream.loading_with_adapters import load_model_with_adapters
+from hf_ctxmodels.downstream.adapters.save_load import load_model_with_adapters
 from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model, tokenizer_digest
 from hf_ctxmodels.training.model_loading import load_config, load_family_config, load_tokenizer, require_single_task
 

@@ -21,22 +21,3 @@ from hf_ctxmodels.downstream.adapters.save_load import (
     save_adapter,
     save_fusion,
 )
-
-__all__ = [
-    "ADAPTER_CONFIGS",
-    "BottleneckConfig",
-    "FusionConfig",
-    "add_adapter",
-    "add_fusion",
-    "delete_adapter",
-    "get_active_adapters",
-    "load_adapter",
-    "load_fusion",
-    "load_saved_adapters",
-    "merge_adapter",
-    "save_adapter",
-    "save_fusion",
-    "set_active_adapters",
-    "train_adapter",
-    "train_fusion",
-]

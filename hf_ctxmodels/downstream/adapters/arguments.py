@@ -8,9 +8,14 @@ import torch
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
 
 from hf_ctxmodels.core.flags import ParsedChoices, choice_flag, flag
-from hf_ctxmodels.downstream.adapters.adapter_set import get_adapter_set, has_adapters
 from hf_ctxmodels.downstream.adapters.configuration import ADAPTER_CONFIGS, BottleneckConfig
-from hf_ctxmodels.downstream.adapters.management import add_adapter, set_active_adapters, train_adapter
+from hf_ctxmodels.downstream.adapters.management import (
+    add_adapter,
+    get_adapter_set,
+    has_adapters,
+    set_active_adapters,
+    train_adapter,
+)
 from hf_ctxmodels.downstream.adapters.save_load import load_adapter
 
 
@@ -41,15 +46,8 @@ class AdapterArguments(ParsedChoices):
     )
 
     def apply(self, model: PreTrainedModel, *, freeze_head: bool = False) -> None:
-        """Add the adapter and the frozen adapters below it to a model, and freeze its other weights.
-
-        Args:
-            model: The model to train.
-            freeze_head: Whether the head is frozen, too.
-
-        Raises:
-            CtxError: An adapter cannot be added or loaded.
-        """
+        """Add the adapter and the frozen adapters below it to a model, and freeze its other weights, except the head
+        unless `freeze_head`; raises CtxError if an adapter cannot be added or loaded."""
         if self.adapter is None:
             return
         frozen = [load_adapter(model, source.strip()) for source in self.adapter.frozen_adapters]
@@ -57,20 +55,19 @@ class AdapterArguments(ParsedChoices):
         train_adapter(model, self.adapter.name, frozen, freeze_head=freeze_head)
 
     def apply_for_pretraining(self, model: PreTrainedModel) -> dict[str, Any]:
-        """`apply` with a frozen head; returns the `adapter_identity`."""
+        """`apply` with a frozen head; returns the `identity`."""
         self.apply(model, freeze_head=True)
-        return adapter_identity(model)
+        return self.identity(model)
 
-
-def adapter_identity(model: PreTrainedModel) -> dict[str, Any]:
-    """Values of a model's adapters that must be equal when a run is resumed."""
-    if not has_adapters(model):
-        return {}
-    adapters = get_adapter_set(model)
-    return {
-        "adapters": {name: asdict(config) for name, config in adapters.configs.items()},
-        "adapters_active": adapters.active,
-    }
+    def identity(self, model: PreTrainedModel) -> dict[str, Any]:
+        """Values of the model's adapters that must be equal when a run is resumed."""
+        if not has_adapters(model):
+            return {}
+        adapters = get_adapter_set(model)
+        return {
+            "adapters": {name: asdict(config) for name, config in adapters.configs.items()},
+            "adapters_active": adapters.active,
+        }
 
 
 def check_adapters(config: PreTrainedConfig, folders: Mapping[str, str]) -> None:
@@ -88,18 +85,9 @@ def check_adapters(config: PreTrainedConfig, folders: Mapping[str, str]) -> None
 
 
 def replace_lowest_adapter(model: PreTrainedModel, name: str, source: str) -> str:
-    """Replace the lowest active adapter, for example by the adapter of another language (MAD-X).
+    """Replace the lowest active adapter, for example by the adapter of another language (MAD-X); returns `name`.
 
-    Args:
-        model: A model with active adapters.
-        name: Name of the new adapter; it is loaded unless the model has an adapter of this name.
-        source: Directory or Hub id of the new adapter.
-
-    Returns:
-        The name.
-
-    Raises:
-        CtxError: As `load_adapter`.
+    The new adapter is loaded from `source` as by `load_adapter`, unless the model has an adapter of this name.
     """
     adapters = get_adapter_set(model)
     if name not in adapters.configs:

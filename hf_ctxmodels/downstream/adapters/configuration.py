@@ -7,8 +7,6 @@ from typing import Any, Literal, get_type_hints
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.json_parsing import matches_type
 
-FILE_VERSION = "adapters.1.3.0"
-
 
 @dataclass(frozen=True)
 class BottleneckConfig:
@@ -177,11 +175,7 @@ _MUST_BE_OFF = ("phm_layer", "stochastic_depth", "use_gating")
 
 
 def resolve_config(config: str | BottleneckConfig) -> BottleneckConfig:
-    """The configuration of a name, or `config` itself.
-
-    Raises:
-        CtxError: There is no configuration of this name.
-    """
+    """The configuration of a name, or `config` itself; raises CtxError if there is none of this name."""
     if isinstance(config, BottleneckConfig):
         return config
     named_configs = {**ADAPTER_CONFIGS, **_ADAPTERHUB_CONFIGS}
@@ -198,7 +192,7 @@ def config_to_file(config: BottleneckConfig) -> dict[str, Any]:
     values = {**_UNSUPPORTED_FIELDS, **asdict(config), "leave_out": list(config.leave_out)}
     if not config.one_per_depth:
         del values["one_per_depth"]
-    return dict(sorted(values.items()))
+    return values
 
 
 def config_from_file(entry: Any, location: str) -> BottleneckConfig:
@@ -230,11 +224,6 @@ def config_from_file(entry: Any, location: str) -> BottleneckConfig:
     names = {field.name for field in fields(BottleneckConfig)}
     values = {name: value for name, value in values.items() if name in names and value is not None}
     return BottleneckConfig(**{**values, "leave_out": tuple(values.get("leave_out", ()))})
-
-
-def fusion_to_file(config: FusionConfig) -> dict[str, Any]:
-    """The entry `config` of `adapter_fusion_config.json`."""
-    return dict(sorted({"temperature": False, **asdict(config)}.items()))
 
 
 def fusion_from_file(entry: Any, location: str) -> FusionConfig:

@@ -23,9 +23,6 @@ from hf_ctxmodels.layers.hook_points import HookPoint
 from hf_ctxmodels.layers.transformer import ResidualSum
 from hf_ctxmodels.registry import FAMILIES
 
-SUBLAYERS = ("attention", "cross_attention", "feed_forward")
-"""Sub-layers of a block whose `ResidualSum`, `<sublayer>_residual`, adapters are hooked to."""
-
 
 @dataclass(frozen=True)
 class AdaptableBlock:
@@ -33,8 +30,7 @@ class AdaptableBlock:
 
     Attributes:
         index: Position among the blocks, from 0; a decoder's blocks follow the encoder's. A shared block counts once.
-        name: Name of the module in the base model.
-        module: The block.
+        name, module: The block, and its name in the base model.
         depths: Positions at which the block is applied.
     """
 
@@ -55,11 +51,7 @@ class AdaptableBlock:
 
 
 def get_encoder(model: nn.Module) -> CtxPreTrainedModel:
-    """The base model, into which adapters are inserted.
-
-    Raises:
-        CtxError: The model has no Transformer layers.
-    """
+    """The base model, into which adapters are inserted; raises CtxError if it has no Transformer layers."""
     base = getattr(model, "base_model", model)
     if not isinstance(base, CtxPreTrainedModel) or not list_blocks(base):
         names = [name for name, family in FAMILIES.items() if issubclass(family.config, CtxTransformerConfig)]
@@ -103,12 +95,7 @@ def _embeddings(base: Any) -> nn.Module:
 
 
 def insert_adapter(model: nn.Module, base: CtxPreTrainedModel, name: str, config: BottleneckConfig) -> None:
-    """Insert a new adapter into the sub-layers of its configuration.
-
-    Args:
-        model: The base model, or the base model with a head.
-        base: The base model.
-        name, config: The adapter.
+    """Insert a new adapter into the sub-layers of its configuration; `model` is the base model, or has a head.
 
     Raises:
         CtxError: The model has none of the sub-layers, or lacks a layer of `leave_out`.
@@ -128,7 +115,15 @@ def insert_adapter(model: nn.Module, base: CtxPreTrainedModel, name: str, config
             hint="set mh_adapter, output_adapter or cross_adapter (encoder-decoder), or reduce leave_out.",
         )
     if config.inv_adapter is not None:
-        _insert_into_embeddings(base, name, config)
+        embeddings: Any = _embeddings(base)
+        if get_invertible_adapters(base) is None:
+            embeddings.add_module(INVERTIBLE_ADAPTERS, InvertibleAdapters())
+            embeddings.invertible.attach(embeddings.embedding_output)
+        word_embeddings: Any = base.get_input_embeddings()
+        factor = config.inv_adapter_reduction_factor or 2
+        adapter = InvertibleAdapter(word_embeddings.embedding_dim, config.non_linearity, factor)
+        embeddings.invertible.members[name] = adapter
+        match_module(embeddings.invertible, word_embeddings)
         attach_to_output_layers(model, base)
 
 
@@ -136,7 +131,7 @@ def _insert_into_block(block: AdaptableBlock, name: str, config: BottleneckConfi
     """Insert an adapter into a block; returns the number of its sub-layers with the adapter."""
     if not block.adapters:
         modules = {}
-        for sublayer in SUBLAYERS:
+        for sublayer in ("attention", "cross_attention", "feed_forward"):
             residual_sum = getattr(block.module, f"{sublayer}_residual", None)
             if residual_sum is not None:
                 modules[sublayer] = SublayerAdapters()
@@ -161,18 +156,6 @@ def _insert_into_block(block: AdaptableBlock, name: str, config: BottleneckConfi
         num_inserted += 1
     match_module(block.module.adapters, block.module.feed_forward_norm)
     return num_inserted
-
-
-def _insert_into_embeddings(base: Any, name: str, config: BottleneckConfig) -> None:
-    embeddings: Any = _embeddings(base)
-    if get_invertible_adapters(base) is None:
-        embeddings.add_module(INVERTIBLE_ADAPTERS, InvertibleAdapters())
-        embeddings.invertible.attach(embeddings.embedding_output)
-    word_embeddings = base.get_input_embeddings()
-    factor = config.inv_adapter_reduction_factor or 2
-    adapter = InvertibleAdapter(word_embeddings.embedding_dim, config.non_linearity, factor)
-    embeddings.invertible.members[name] = adapter
-    match_module(embeddings.invertible, word_embeddings)
 
 
 def attach_to_output_layers(model: nn.Module, base: CtxPreTrainedModel) -> None:
@@ -204,14 +187,13 @@ def match_module(module: nn.Module, reference: nn.Module) -> None:
 
 def remove_all_adapters(base: nn.Module) -> None:
     """Remove the adapter modules and their hooks."""
-    adapted_modules = [(block.module, list(block.adapters.values())) for block in list_blocks(base) if block.adapters]
-    invertible_adapters: Any = get_invertible_adapters(base)
-    for module, adapters in adapted_modules:
-        delattr(module, BLOCK_ADAPTERS)
-        for sublayer_adapters in adapters:
-            for handle in sublayer_adapters.handles:
-                handle.remove()
-    if invertible_adapters is not None:
+    adapters: list[Any] = [adapters for _, _, adapters in list_sublayer_adapters(base)]
+    for block in list_blocks(base):
+        if block.adapters:
+            delattr(block.module, BLOCK_ADAPTERS)
+    if (invertible_adapters := get_invertible_adapters(base)) is not None:
         delattr(_embeddings(base), INVERTIBLE_ADAPTERS)
-        for handle in invertible_adapters.handles:
+        adapters.append(invertible_adapters)
+    for module in adapters:
+        for handle in module.handles:
             handle.remove()

@@ -1,4 +1,4 @@
-"""Adding, activating, training and deleting the adapters of a model.
+"""The adapters of a model: adding, activating, training, deleting them, and saving them with the model.
 
 These are functions, since the methods `add_adapter`, `load_adapter`, `active_adapters`, `set_adapter` and
 `delete_adapter` of a `PreTrainedModel` belong to PEFT.
@@ -6,18 +6,23 @@ These are functions, since the methods `add_adapter`, `load_adapter`, `active_ad
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from hf_ctxmodels.core.adapter_files import is_adapter_parameter
+from hf_ctxmodels.core.adapter_files import ADAPTERS_FOLDER, is_adapter_parameter
 from hf_ctxmodels.core.config_validation import is_valid_module_name
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.model import CtxPreTrainedModel
+from hf_ctxmodels.core.output_files import remove_folders
 from hf_ctxmodels.core.weights import is_quantized
-from hf_ctxmodels.downstream.adapters.adapter_set import AdapterSet, get_adapter_set
 from hf_ctxmodels.downstream.adapters.configuration import BottleneckConfig, FusionConfig, resolve_config
 from hf_ctxmodels.downstream.adapters.insertion import (
     attach_to_output_layers,
+    get_encoder,
     get_invertible_adapters,
     insert_adapter,
     list_sublayer_adapters,
@@ -25,17 +30,110 @@ from hf_ctxmodels.downstream.adapters.insertion import (
     remove_all_adapters,
 )
 from hf_ctxmodels.downstream.adapters.modules import AdapterFusion, StackItem
+from hf_ctxmodels.downstream.adapters.saving import write_adapter, write_stack
 
+_TRAINING_CHECKPOINT = re.compile(r"checkpoint-\d+(\.writing)?")  # Trainer and the training loop resume from these
 _NAME = re.compile(r"[^.,/\\\s]+")
 AdapterStack = str | Sequence[str | Sequence[str]] | None
 """Names from the lowest adapter up; a sequence of names within it is a fusion."""
 
 
-def get_adapter_config(model: nn.Module, name: str) -> BottleneckConfig:
-    """The configuration of an adapter; raises CtxError if the model has no adapter of this name."""
-    adapter_set = get_adapter_set(model)
-    _check_names(adapter_set, [name])
-    return adapter_set.configs[name]
+@dataclass
+class AdapterSet:
+    """The adapters of a base model, stored as its attribute `adapter_set`.
+
+    Attributes:
+        base: The base model.
+        configs: Name -> configuration.
+        fusions: Names joined by commas -> configuration.
+        active: The applied adapters and fusions, from the lowest up.
+        deleted: Names of deleted adapters and fusions, whose files the next `save_pretrained` removes.
+    """
+
+    base: CtxPreTrainedModel
+    configs: dict[str, BottleneckConfig] = field(default_factory=dict)
+    fusions: dict[str, FusionConfig] = field(default_factory=dict)
+    active: tuple[StackItem, ...] = ()
+    deleted: set[str] = field(default_factory=set)
+
+    def check_names(self, names: Sequence[str]) -> None:
+        """Raise CtxError if there is no adapter of one of the names."""
+        for name in names:
+            if not isinstance(name, str):
+                raise CtxError(
+                    f"{name!r} is not a valid name of an adapter.",
+                    hint='use names from the lowest up, and fused names as a sequence: ["de", ["ner", "pos"]].',
+                )
+            if name not in self.configs:
+                raise CtxError(
+                    f"The model has no adapter {name!r}.",
+                    hint=f"use one of: {_join(self.configs)}; or call add_adapter or load_adapter first.",
+                )
+
+    def activate(self) -> None:
+        """Let the modules apply the active adapters."""
+        for _, _, adapters in list_sublayer_adapters(self.base):
+            adapters.active = self.active
+        invertible_adapters = get_invertible_adapters(self.base)
+        if invertible_adapters is not None:
+            lowest = self.active[0] if self.active else None
+            is_invertible = isinstance(lowest, str) and lowest in invertible_adapters.members
+            invertible_adapters.active = lowest if is_invertible else None  # type: ignore[assignment]
+
+    def regularization_loss(self) -> Tensor | None:
+        """Sum over the active fusions in training (Pfeiffer et al. 2021, appendix); None without any."""
+        names = [",".join(item) for item in self.active if isinstance(item, tuple)]
+        losses = []
+        for _, _, adapters in list_sublayer_adapters(self.base):
+            for name in names:
+                fusion = adapters.fusions._modules.get(name)
+                if isinstance(fusion, AdapterFusion) and any(p.requires_grad for p in fusion.parameters()):
+                    losses.append(fusion.regularization_loss())
+        tensors = [loss for loss in losses if loss is not None]
+        return torch.stack(tensors).sum() if tensors else None
+
+    def save_with_model(
+        self, model: nn.Module, directory: Path, state_dict: dict[str, Tensor] | None, is_main_process: bool
+    ) -> dict[str, Tensor] | None:
+        """Write every adapter to `directory/adapters/NAME`; a hook of `CtxPreTrainedModel.save_pretrained`.
+
+        The returned weights, for the model's file, are `state_dict` (None for `model.state_dict()`) without adapters, so
+        that transformers opens it; with adapters in a training checkpoint, `checkpoint-<step>`, since Trainer resumes
+        from this file alone.
+        """
+        folder = directory / ADAPTERS_FOLDER
+        if is_main_process:
+            remove_folders(folder, self.deleted)
+        if not self.configs:
+            return state_dict
+        weights = model.state_dict() if state_dict is None else state_dict
+        if is_main_process:
+            values = {id(parameter): weights[name] for name, parameter in model.named_parameters() if name in weights}
+            configs: dict[str, BottleneckConfig | FusionConfig] = {**self.configs, **self.fusions}
+            for name, config in configs.items():
+                write_adapter(self.base, name, config, folder / name, values=values)
+            write_stack(folder, self.active)
+        if _TRAINING_CHECKPOINT.fullmatch(directory.name):
+            return weights
+        return {name: weight for name, weight in weights.items() if not is_adapter_parameter(name)}
+
+
+def get_adapter_set(model: nn.Module) -> AdapterSet:
+    """The adapters of a model, created at the first call; raises CtxError if it has no Transformer layers."""
+    base = get_encoder(model)
+    adapter_set = getattr(base, "adapter_set", None)
+    if adapter_set is None:
+        adapter_set = AdapterSet(base)
+        base.adapter_set = adapter_set  # type: ignore[assignment]
+        base.save_hooks = [*base.save_hooks, adapter_set.save_with_model]
+        base.regularizers = [*base.regularizers, adapter_set.regularization_loss]
+    return adapter_set
+
+
+def has_adapters(model: nn.Module) -> bool:
+    """Whether a model, of any class, has adapters."""
+    adapter_set = getattr(getattr(model, "base_model", model), "adapter_set", None)
+    return adapter_set is not None and bool(adapter_set.configs)
 
 
 def add_adapter(model: PreTrainedModel, name: str, config: str | BottleneckConfig = "pfeiffer") -> None:
@@ -75,18 +173,14 @@ def add_adapter(model: PreTrainedModel, name: str, config: str | BottleneckConfi
 
 
 def add_fusion(model: PreTrainedModel, names: Sequence[str], config: FusionConfig | None = None) -> None:
-    """Add an AdapterFusion of adapters that the model has.
-
-    Args:
-        model: As in `add_adapter`.
-        names: Two or more adapters, which are inserted after the same sub-layers.
-        config: Its configuration; None for the paper's.
+    """Add an AdapterFusion of two or more sequential adapters after the same sub-layers; by default with the paper's
+    configuration.
 
     Raises:
         CtxError: An adapter is missing, parallel or invertible, or the adapters are not after the same sub-layers.
     """
     adapter_set, config = get_adapter_set(model), config or FusionConfig()
-    _check_names(adapter_set, names)
+    adapter_set.check_names(names)
     if len(set(names)) < 2 or len(set(names)) < len(names):
         raise CtxError(f"A fusion needs two or more adapters, got {list(names)}.", hint="name each adapter once.")
     for name in names:
@@ -94,14 +188,14 @@ def add_fusion(model: PreTrainedModel, names: Sequence[str], config: FusionConfi
         if adapter_config.is_parallel or adapter_config.inv_adapter:
             reason = "parallel" if adapter_config.is_parallel else "invertible"
             raise CtxError(f"The adapter {name!r} is {reason}, and cannot be fused.", hint="fuse sequential adapters.")
-    sublayers = {name: _adapted_sublayers(adapter_set, name) for name in names}
-    if len(set(sublayers.values())) > 1:
+    sublayer_adapters = list(list_sublayer_adapters(adapter_set.base))
+    if any(len({name in adapters.members for name in names}) > 1 for _, _, adapters in sublayer_adapters):
         raise CtxError(
             f"The adapters {_join(names)} are not after the same sub-layers.",
             hint="fuse adapters with the same mh_adapter, output_adapter, cross_adapter and leave_out.",
         )
     fusion_name = ",".join(names)
-    for block, _, adapters in list_sublayer_adapters(adapter_set.base):
+    for block, _, adapters in sublayer_adapters:
         if names[0] in adapters.members:
             adapters.fusions[fusion_name] = AdapterFusion(block.hidden_size, config)
             match_module(adapters.fusions[fusion_name], block.module.feed_forward_norm)
@@ -110,11 +204,8 @@ def add_fusion(model: PreTrainedModel, names: Sequence[str], config: FusionConfi
 
 
 def set_active_adapters(model: PreTrainedModel, stack: AdapterStack) -> None:
-    """Set the adapters that are applied, from the lowest up; None for none.
-
-    Args:
-        model: As in `add_adapter`.
-        stack: A name, or a sequence of names; a sequence within it is a fusion: `["de", ["ner", "pos"]]`.
+    """Set the adapters that are applied: a name, names from the lowest up, or None for none; a sequence within `stack`
+    is a fusion: `["de", ["ner", "pos"]]`.
 
     Raises:
         CtxError: The model has no such adapter or fusion, or an invertible adapter is not the lowest.
@@ -123,7 +214,7 @@ def set_active_adapters(model: PreTrainedModel, stack: AdapterStack) -> None:
     items = [stack] if isinstance(stack, str) else list(stack or [])
     active: tuple[StackItem, ...] = tuple(item if isinstance(item, str) else tuple(item) for item in items)
     for item in active:
-        _check_names(adapter_set, [item] if isinstance(item, str) else item)
+        adapter_set.check_names([item] if isinstance(item, str) else item)
         if not isinstance(item, str) and ",".join(item) not in adapter_set.fusions:
             raise CtxError(
                 f"The model has no fusion of {_join(item)}.",
@@ -140,7 +231,7 @@ def set_active_adapters(model: PreTrainedModel, stack: AdapterStack) -> None:
         )
     adapter_set.active = active
     attach_to_output_layers(model, adapter_set.base)
-    _activate(adapter_set)
+    adapter_set.activate()
 
 
 def get_active_adapters(model: PreTrainedModel) -> tuple[StackItem, ...]:
@@ -151,92 +242,69 @@ def get_active_adapters(model: PreTrainedModel) -> tuple[StackItem, ...]:
 def train_adapter(
     model: PreTrainedModel, name: str, below: Sequence[str | Sequence[str]] = (), *, freeze_head: bool = False
 ) -> None:
-    """Activate an adapter for training, and freeze everything else except the head and a pooler.
+    """Activate an adapter for training above the frozen adapters `below` it, from the lowest up.
 
-    Args:
-        model: As in `add_adapter`.
-        name: The adapter to train.
-        below: Frozen adapters below it, from the lowest up.
-        freeze_head: Freeze the head too, for example for a language adapter under a pretrained masked-LM head.
+    Everything else except the head and a pooler is frozen; with `freeze_head` the head too, for example for a language
+    adapter under a pretrained masked-LM head.
 
     Raises:
         CtxError: As `set_active_adapters`, or the model is quantized.
     """
     set_active_adapters(model, [*below, name])
-    base = get_adapter_set(model).base
-    modules = [adapters.members[name] for _, _, adapters in list_sublayer_adapters(base) if name in adapters.members]
-    invertible_adapters = get_invertible_adapters(base)
-    if invertible_adapters is not None and name in invertible_adapters.members:
-        modules.append(invertible_adapters.members[name])
-    _freeze_all_but(model, base, modules, freeze_head)
+    _freeze_all_but(model, name, freeze_head)
 
 
 def train_fusion(model: PreTrainedModel, names: Sequence[str], below: Sequence[str] = ()) -> None:
-    """Activate a fusion for training, like `train_adapter`; the fused adapters are frozen.
-
-    Raises:
-        CtxError: As `set_active_adapters`.
-    """
+    """Activate a fusion for training, like `train_adapter`; the fused adapters are frozen."""
     set_active_adapters(model, [*below, tuple(names)])
-    base, fusion_name = get_adapter_set(model).base, ",".join(names)
-    modules = [
-        adapters.fusions[fusion_name]
-        for _, _, adapters in list_sublayer_adapters(base)
-        if fusion_name in adapters.fusions
-    ]
-    _freeze_all_but(model, base, modules, False)
+    _freeze_all_but(model, ",".join(names), freeze_head=False)
 
 
 def delete_adapter(model: PreTrainedModel, name: str) -> None:
-    """Delete an adapter, and the fusions that contain it. Deleting the last adapter restores the original model.
-
-    Raises:
-        CtxError: The model has no such adapter.
-    """
+    """Delete an adapter, and the fusions that contain it; deleting the last adapter restores the original model."""
     adapter_set = get_adapter_set(model)
-    _check_names(adapter_set, [name])
+    adapter_set.check_names([name])
     fusions = [fusion for fusion in adapter_set.fusions if name in fusion.split(",")]
     adapter_set.active = tuple(
         item for item in adapter_set.active if name not in ([item] if isinstance(item, str) else item)
     )
-    _activate(adapter_set)
+    adapter_set.activate()
     del adapter_set.configs[name]
     for fusion in fusions:
         del adapter_set.fusions[fusion]
-    _remove_modules(adapter_set, name, fusions)
+    _remove_modules(adapter_set, name, *fusions)
     adapter_set.deleted |= {name, *fusions}
 
 
-def _remove_modules(adapter_set: AdapterSet, name: str, fusions: Iterable[str] = ()) -> None:
-    """Remove the modules of an adapter and of fusions; after the last adapter, all adapter modules and hooks."""
-    for _, _, adapters in list_sublayer_adapters(adapter_set.base):
-        for modules, key in [(adapters.members, name), *((adapters.fusions, fusion) for fusion in fusions)]:
-            if key in modules:
-                del modules[key]
-    invertible_adapters = get_invertible_adapters(adapter_set.base)
-    if invertible_adapters is not None and name in invertible_adapters.members:
-        del invertible_adapters.members[name]
+def _containers(base: nn.Module, name: str) -> list[nn.ModuleDict]:
+    """The dictionaries that hold a module of an adapter or fusion of this name."""
+    containers = [
+        modules for _, _, adapters in list_sublayer_adapters(base) for modules in (adapters.members, adapters.fusions)
+    ]
+    invertible_adapters = get_invertible_adapters(base)
+    if invertible_adapters is not None:
+        containers.append(invertible_adapters.members)
+    return [modules for modules in containers if name in modules]
+
+
+def _remove_modules(adapter_set: AdapterSet, *names: str) -> None:
+    """Remove the modules of adapters and fusions; after the last adapter, all adapter modules and hooks."""
+    for name in names:
+        for modules in _containers(adapter_set.base, name):
+            del modules[name]
     if not adapter_set.configs:
         remove_all_adapters(adapter_set.base)
 
 
-def _activate(adapter_set: AdapterSet) -> None:
-    for _, _, adapters in list_sublayer_adapters(adapter_set.base):
-        adapters.active = adapter_set.active
-    invertible_adapters = get_invertible_adapters(adapter_set.base)
-    if invertible_adapters is not None:
-        lowest = adapter_set.active[0] if adapter_set.active else None
-        is_invertible = isinstance(lowest, str) and lowest in invertible_adapters.members
-        invertible_adapters.active = lowest if is_invertible else None  # type: ignore[assignment]
-
-
-def _freeze_all_but(model: nn.Module, base: nn.Module, modules: Sequence[nn.Module], freeze_head: bool) -> None:
+def _freeze_all_but(model: nn.Module, name: str, freeze_head: bool) -> None:
+    """Freeze everything but an adapter or fusion, the pooler and, unless `freeze_head`, the head."""
     if is_quantized(model):
         raise CtxError(
             "A quantized model has no gradients, so an adapter in it cannot be trained.",
             hint="train the adapter in the float32 model, and load it into the quantized model.",
         )
-    trained = {id(parameter) for module in modules for parameter in module.parameters()}
+    base = get_adapter_set(model).base
+    trained = {id(parameter) for modules in _containers(base, name) for parameter in modules[name].parameters()}
     encoder = {
         id(parameter)
         for name, parameter in base.named_parameters()
@@ -245,28 +313,6 @@ def _freeze_all_but(model: nn.Module, base: nn.Module, modules: Sequence[nn.Modu
     for parameter in model.parameters():
         is_frozen = freeze_head or id(parameter) in encoder
         parameter.requires_grad_(id(parameter) in trained or not is_frozen)
-
-
-def _adapted_sublayers(adapter_set: AdapterSet, name: str) -> frozenset[tuple[str, str]]:
-    return frozenset(
-        (block.name, sublayer)
-        for block, sublayer, adapters in list_sublayer_adapters(adapter_set.base)
-        if name in adapters.members
-    )
-
-
-def _check_names(adapter_set: AdapterSet, names: Sequence[str]) -> None:
-    for name in names:
-        if not isinstance(name, str):
-            raise CtxError(
-                f"{name!r} is not a valid name of an adapter.",
-                hint='use names from the lowest up, and fused names as a sequence: ["de", ["ner", "pos"]].',
-            )
-        if name not in adapter_set.configs:
-            raise CtxError(
-                f"The model has no adapter {name!r}.",
-                hint=f"use one of: {_join(adapter_set.configs)}; or call add_adapter or load_adapter first.",
-            )
 
 
 def _join(names: Iterable[str]) -> str:

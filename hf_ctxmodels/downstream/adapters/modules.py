@@ -25,13 +25,7 @@ _ACTIVATIONS = {"identity": "linear", "leakyrelu": "leaky_relu"}  # AdapterHub's
 
 class BottleneckAdapter(nn.Module):
     """Bottleneck after one sub-layer: down-projection, activation, up-projection (Houlsby et al. 2019, section 2.1;
-    Pfeiffer et al. 2021).
-
-    Args:
-        hidden_size: Width of the layer.
-        config: The adapter's configuration.
-        layer_index: Index of the layer, for `reduction_factor`.
-    """
+    Pfeiffer et al. 2021). `layer_index` selects the `reduction_factor`."""
 
     def __init__(self, hidden_size: int, config: BottleneckConfig, layer_index: int) -> None:
         super().__init__()
@@ -49,15 +43,11 @@ class BottleneckAdapter(nn.Module):
             self.scaling = nn.Parameter(torch.ones(hidden_size if config.scaling == "channel" else 1))
         else:
             self.scaling = float(config.scaling)
-        self._init_weights()
-
-    def _init_weights(self) -> None:
-        method = self.config.init_weights
         for layer in (self.linear_down, self.adapter_up):
-            if method == "bert":
+            if config.init_weights == "bert":
                 _init_normal(layer)
                 continue
-            if method == "houlsby":
+            if config.init_weights == "houlsby":
                 nn.init.trunc_normal_(layer.weight, std=1e-2, a=-2e-2, b=2e-2)
             elif layer is self.linear_down:
                 nn.init.kaiming_uniform_(layer.weight, a=math.sqrt(5))
@@ -73,11 +63,11 @@ class BottleneckAdapter(nn.Module):
     def input_and_residual(
         self, hidden_states: Tensor, output: Tensor, norm: nn.Module | None
     ) -> tuple[Tensor, Tensor]:
-        """The input of the bottleneck, and the adapter's residual.
+        """The input of the bottleneck, and the adapter's residual; all tensors are (..., hidden).
 
         Args:
-            hidden_states: (..., hidden) the sub-layer's input, before any norm.
-            output: (..., hidden) the output of the sub-layer, or of the adapter below.
+            hidden_states: The sub-layer's input, before any norm.
+            output: The output of the sub-layer, or of the adapter below.
             norm: The norm after the sub-layer; None with pre-norm.
         """
         if self.config.is_parallel:
@@ -108,12 +98,7 @@ class BottleneckAdapter(nn.Module):
 
 
 class AdapterFusion(nn.Module):
-    """Attention over the outputs of several adapters at every token (Pfeiffer et al. 2021, section 3.2).
-
-    Args:
-        hidden_size: Width of the layer.
-        config: The fusion's configuration.
-    """
+    """Attention over the outputs of several adapters at every token (Pfeiffer et al. 2021, section 3.2)."""
 
     def __init__(self, hidden_size: int, config: FusionConfig) -> None:
         super().__init__()
@@ -131,13 +116,7 @@ class AdapterFusion(nn.Module):
                 self.value.weight.diagonal().fill_(1.0)
 
     def forward(self, query: Tensor, outputs: Tensor, residual: Tensor) -> Tensor:
-        """Mix the adapters.
-
-        Args:
-            query: (..., hidden).
-            outputs: (..., adapters, hidden) outputs of the bottlenecks.
-            residual: (..., hidden).
-        """
+        """Mix `outputs` (..., adapters, hidden) of the bottlenecks; `query` and `residual` are (..., hidden)."""
         values = outputs + residual[..., None, :] if self.config.residual_before else outputs
         keys = values if self.key is None else linear(self.key, values)
         query = query if self.query is None else linear(self.query, query)
@@ -207,8 +186,7 @@ class SublayerAdapters(nn.Module):
         return adapters  # type: ignore[return-value]
 
     def _adapt_output(self, module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        hidden_states, output, norm, layer_index = arguments
-        return hidden_states, self(hidden_states, output, norm, layer_index), norm, layer_index
+        return arguments[0], self(*arguments), *arguments[2:]
 
     def _skip_residual_sum(self, module: nn.Module, arguments: tuple[Any, ...], total: Tensor) -> Tensor:
         """The adapted output itself if the last adapter has `original_ln_after=False`, else the sum."""
@@ -220,10 +198,7 @@ class SublayerAdapters(nn.Module):
 class InvertibleAdapter(nn.Module):
     """Two additive couplings of the halves of an embedding (NICE; Pfeiffer et al. 2020, section 4.2.2, equations 4-7).
 
-    Args:
-        embedding_size: Width of the embeddings.
-        non_linearity: Activation between the linear layers of a coupling.
-        reduction_factor: Width of a half divided by the width of the bottleneck.
+    A half's width divided by `reduction_factor` is the width of the bottleneck between the linear layers of a coupling.
     """
 
     def __init__(self, embedding_size: int, non_linearity: str, reduction_factor: float) -> None:
@@ -271,18 +246,13 @@ class InvertibleAdapters(nn.Module):
         if not any(getattr(hook, "__self__", None) is self for hook in decoder_input._forward_hooks.values()):
             self.handles.append(decoder_input.register_forward_hook(self._invert_states))
 
-    @property
-    def active_adapter(self) -> InvertibleAdapter | None:
-        """The applied adapter, or None."""
-        return None if self.active is None else self.members[self.active]  # type: ignore[return-value]
-
     def forward(self, embeddings: Tensor) -> Tensor:
         """(..., embedding) -> (..., embedding)."""
-        return embeddings if self.active_adapter is None else self.active_adapter(embeddings)
+        return embeddings if self.active is None else self.members[self.active](embeddings)
 
     def inverse(self, states: Tensor) -> Tensor:
         """(..., embedding) -> (..., embedding), before the output layer."""
-        return states if self.active_adapter is None else self.active_adapter.inverse(states)
+        return states if self.active is None else self.members[self.active].inverse(states)  # type: ignore[operator]
 
     def _adapt_embeddings(self, module: nn.Module, arguments: tuple[Any, ...], embeddings: Tensor) -> Tensor:
         return self(embeddings)

@@ -8,19 +8,13 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.heads import ForSequenceClassification, ForTokenClassification, is_masked_lm
 from hf_ctxmodels.layers.lm_loss.cross_entropy import MaskedLMHead, ProjectedHead
 from hf_ctxmodels.layers.transformer import FirstTokenPooler
 
 _COMPARED_FIELDS = (
-    "head_type",
-    "layers",
-    "activation_function",
-    "layer_norm",
-    "use_pooler",
-    "num_labels",
-    "vocab_size",
+    *("head_type", "layers", "activation_function", "layer_norm"),
+    *("use_pooler", "num_labels", "vocab_size"),
 )
 
 
@@ -65,7 +59,6 @@ def find_flexible_head(model: PreTrainedModel) -> FlexibleHead | None:
     if isinstance(model, ForTokenClassification) and isinstance(model.classifier, nn.Linear):
         return FlexibleHead({"head_type": "tagging", "layers": 1, **labels}, {"1": "classifier"})
     if isinstance(model, ForSequenceClassification) and model.pooling is None:
-        modules = _classifier_modules(model)
         values = {
             "head_type": "classification",
             "layers": 2,
@@ -73,33 +66,25 @@ def find_flexible_head(model: PreTrainedModel) -> FlexibleHead | None:
             "bias": True,
             "dropout_prob": None,
             "activation_function": model.classifier_activation or "tanh",
+            **labels,
         }
-        return None if modules is None else FlexibleHead({**values, **labels}, modules)
-    return None
-
-
-def _classifier_modules(model: Any) -> dict[str, str] | None:
-    """The linear layers of a classifier of the first token's state: dense, activation, linear."""
-    if isinstance(model.classifier, ProjectedHead):
-        return {"1": "classifier.dense", "4": "classifier.out_proj"}
-    if isinstance(getattr(model.base_model, "pooler", None), FirstTokenPooler):
-        return {"1": f"{model.base_model_prefix}.pooler.dense", "4": "classifier"}
+        if isinstance(model.classifier, ProjectedHead):
+            return FlexibleHead(values, {"1": "classifier.dense", "4": "classifier.out_proj"})
+        if isinstance(getattr(model.base_model, "pooler", None), FirstTokenPooler):
+            return FlexibleHead(values, {"1": f"{model.base_model_prefix}.pooler.dense", "4": "classifier"})
     return None
 
 
 @torch.no_grad()
 def load_head(model: PreTrainedModel, entry: Mapping[str, Any], tensors: Mapping[str, Tensor], name: str) -> bool:
-    """Copy a file's head into the model's head, if both have the same form and shapes.
+    """Copy a file's head into the model's head, if both have the same form and shapes; returns whether it was copied.
 
     A decoder that is tied to the embeddings is untied if the file has different weights.
-
-    Returns:
-        Whether the head was copied.
     """
     head = find_flexible_head(model)
-    if head is None:
-        return False
-    if any(entry.get(key, head.config[key]) != head.config[key] for key in _COMPARED_FIELDS if key in head.config):
+    if head is None or any(
+        entry.get(key, head.config[key]) != head.config[key] for key in _COMPARED_FIELDS if key in head.config
+    ):
         return False
     targets = head.tensors(model, name)
     if set(targets) - set(tensors) or any(targets[key].shape != tensors[key].shape for key in targets):
@@ -113,14 +98,3 @@ def load_head(model: PreTrainedModel, entry: Mapping[str, Any], tensors: Mapping
             model.get_submodule("mlm_head.decoder").weight = nn.Parameter(value.clone())
             model.config.tie_word_embeddings = False
     return True
-
-
-def require_flexible_head(model: PreTrainedModel) -> FlexibleHead:
-    """The flexible head of a model; raises CtxError if there is none."""
-    head = find_flexible_head(model)
-    if head is None:
-        raise CtxError(
-            f"The head of {type(model).__name__} is not supported in adapter files.",
-            hint="save the adapter without a head; save_pretrained saves the head with the model.",
-        )
-    return head

@@ -1,6 +1,7 @@
 """Saving adapters to directories, and loading them from directories and the Hub."""
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,24 +10,23 @@ from huggingface_hub import hf_hub_download, snapshot_download
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import AutoModel, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_ctxmodels.core.adapter_files import ADAPTERS_FOLDER, STACK_FILE
+from hf_ctxmodels.core.adapter_files import ADAPTERS_FOLDER, STACK_FILE, suppress_adapter_notice
 from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.json_parsing import read_json
+from hf_ctxmodels.core.loading import load_pretrained
 from hf_ctxmodels.core.model import CtxPreTrainedModel
-from hf_ctxmodels.downstream.adapters.adapter_set import get_adapter_set
 from hf_ctxmodels.downstream.adapters.configuration import config_from_file, fusion_from_file
 from hf_ctxmodels.downstream.adapters.management import (
     add_adapter,
     add_fusion,
     delete_adapter,
-    get_adapter_config,
+    get_adapter_set,
     set_active_adapters,
 )
-from hf_ctxmodels.downstream.adapters.parameter_names import adapter_tensors, current_name, fusion_tensors, model_types
-from hf_ctxmodels.downstream.adapters.prediction_heads import load_head, require_flexible_head
+from hf_ctxmodels.downstream.adapters.prediction_heads import find_flexible_head, load_head
 from hf_ctxmodels.downstream.adapters.saving import (
     CONFIG_FILE,
     FUSION_CONFIG_FILE,
@@ -34,8 +34,18 @@ from hf_ctxmodels.downstream.adapters.saving import (
     HEAD_CONFIG_FILE,
     HEAD_WEIGHTS_FILE,
     WEIGHTS_FILE,
+    file_tensors,
+    model_types,
     write_adapter,
-    write_fusion,
+)
+from hf_ctxmodels.registry import checkpoint_class
+from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model
+from hf_ctxmodels.training.model_loading import (
+    load_config,
+    load_model,
+    load_tokenizer,
+    require_single_task,
+    verify_weights,
 )
 
 _PICKLES = {WEIGHTS_FILE: "pytorch_adapter.bin", FUSION_WEIGHTS_FILE: "pytorch_model_adapter_fusion.bin"}
@@ -43,23 +53,22 @@ _DUPLICATE_KEY = "adapter_norm_before."  # a second name of a parameter in Adapt
 
 
 def save_adapter(model: PreTrainedModel, name: str, directory: str | Path, *, with_head: bool = False) -> None:
-    """Save an adapter to a directory that AdapterHub reads.
-
-    Args:
-        model: As in `add_adapter`.
-        name: Name of the adapter.
-        directory: The adapter's directory, created if needed; not the directory of a model.
-        with_head: Save the model's head too, if it has a form in adapter files.
+    """Save an adapter to a directory of its own that AdapterHub reads, with the model's head if `with_head`.
 
     Raises:
         CtxError: There is no such adapter or head, or the directory holds a model or cannot be written.
     """
-    config = get_adapter_config(model, name)
-    head = None
+    adapter_set, head = get_adapter_set(model), None
+    adapter_set.check_names([name])
     if with_head:
-        flexible_head = require_flexible_head(model)
+        flexible_head = find_flexible_head(model)
+        if flexible_head is None:
+            raise CtxError(
+                f"The head of {type(model).__name__} is not supported in adapter files.",
+                hint="save the adapter without a head; save_pretrained saves the head with the model.",
+            )
         head = flexible_head.config, flexible_head.tensors(model, name)
-    write_adapter(get_adapter_set(model).base, name, config, Path(directory), head=head)
+    write_adapter(adapter_set.base, name, adapter_set.configs[name], Path(directory), head=head)
 
 
 def load_adapter(model: PreTrainedModel, source: str | Path, name: str | None = None, *, with_head: bool = True) -> str:
@@ -68,32 +77,36 @@ def load_adapter(model: PreTrainedModel, source: str | Path, name: str | None = 
     Args:
         model: As in `add_adapter`.
         source: Directory or Hub id with `adapter_config.json` and `adapter.safetensors`.
-        name: Name of the adapter in the model; None for the name in the file.
+        name: Name of the adapter in the model, which is returned; None for the name in the file.
         with_head: Copy the head in `source`, if any, into the model's head, if both have the same form and shapes.
-
-    Returns:
-        The adapter's name.
 
     Raises:
         CtxError: There is no adapter, it belongs to PEFT or is pickled, or it is for models of another type, width or
             depth.
     """
-    folder = _resolve_folder(source)
-    content = _read_config(folder, CONFIG_FILE, source)
-    if "peft_type" in content:
-        raise CtxError("The adapter belongs to PEFT.", location=str(source), hint="load it by model.load_adapter.")
-    base, saved_name = get_adapter_set(model).base, content.get("name") or folder.name
+    base, folder = get_adapter_set(model).base, _resolve_folder(source)
+    content, saved_tensors = _read_files(base, folder, CONFIG_FILE, WEIGHTS_FILE, source)
+    saved_name = content.get("name") or folder.name
     name = saved_name if name is None else name
-    _check_compatible(base, content, source)
-    tensors = _read_tensors(folder, WEIGHTS_FILE, source)
+    tensors = {}
+    for key, tensor in saved_tensors.items():
+        for prefix in (".adapters.", "invertible_adapters."):
+            key = key.replace(f"{prefix}{saved_name}.", f"{prefix}{name}.")
+        if _DUPLICATE_KEY not in key:
+            tensors[key] = tensor
     add_adapter(model, name, config_from_file(content.get("config"), str(folder / CONFIG_FILE)))
     try:
-        _copy_tensors(adapter_tensors(base, name), _rename_tensors(tensors, saved_name, name), source)
+        _copy_tensors(file_tensors(base, name), tensors, source)
     except CtxError:
         delete_adapter(model, name)
         raise
     if with_head and (folder / HEAD_CONFIG_FILE).is_file():
-        _load_head(model, folder, saved_name, source)
+        entry = _read_config(folder, HEAD_CONFIG_FILE, source).get("config") or {}
+        head = load_file(folder / HEAD_WEIGHTS_FILE) if (folder / HEAD_WEIGHTS_FILE).is_file() else {}
+        if not load_head(model, entry, head, saved_name):
+            print_status(
+                f"{source}: its head ({entry.get('head_type')}) does not fit {type(model).__name__} and is not loaded"
+            )
     return name
 
 
@@ -108,14 +121,8 @@ def has_saved_adapters(directory: str | Path) -> bool:
 
 
 def load_saved_adapters(model: PreTrainedModel, directory: str | Path) -> list[str]:
-    """Add all adapters and fusions that were saved with a model, and activate those that were active.
-
-    Args:
-        model: The model loaded from `directory`.
-        directory: Directory or Hub id that `save_pretrained` or a command wrote.
-
-    Returns:
-        The adapters' names.
+    """Add all adapters and fusions that were saved with a model in a directory or Hub id, and activate those that were
+    active; returns the adapters' names.
 
     Raises:
         CtxError: There are none, or as `load_adapter`.
@@ -130,39 +137,80 @@ def load_saved_adapters(model: PreTrainedModel, directory: str | Path) -> list[s
     return names
 
 
-def save_fusion(model: PreTrainedModel, names: Sequence[str], directory: str | Path) -> None:
-    """Save a fusion, without the fused adapters, to a directory.
+def load_model_with_adapters(source: str | Path, auto_class: str, config: PreTrainedConfig) -> PreTrainedModel:
+    """`load_model`, with the adapters that were saved with the model; raises CtxError also if the model has several tasks
+    and a head is requested."""
+    if auto_class != AutoModel.__name__:
+        require_single_task(config, str(source))
+    with suppress_adapter_notice():
+        model = load_model(source, auto_class, config)
+    return add_saved_adapters(model, source)
+
+
+def load_saved_model(source: str, config: PreTrainedConfig | None = None) -> PreTrainedModel:
+    """Load a model with its saved head and adapters, in evaluation mode.
 
     Raises:
-        CtxError: As `save_adapter`.
+        CtxError: The model cannot be loaded, is damaged, or has several tasks.
     """
+    config = load_config(source) if config is None else config
+    require_single_task(config, source)
+    verify_weights(Path(source))
+    with suppress_adapter_notice():
+        model = load_pretrained(checkpoint_class(config), source, "the model")
+    return add_saved_adapters(model, source).eval()
+
+
+def add_saved_adapters(model: PreTrainedModel, source: str | Path) -> PreTrainedModel:
+    """Add the adapters saved in a directory or Hub id to a model, if any; raises CtxError as `load_adapter`."""
+    if has_saved_adapters(source):
+        print_status(
+            f"{source}: the adapters {', '.join(load_saved_adapters(model, source))} are loaded with the model"
+        )
+    return model
+
+
+def load_model_and_tokenizer(
+    source: str, auto_class: str | Callable[[PreTrainedConfig], str], max_length: int = 0
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """`load_model_with_adapters`, and the tokenizer of the model.
+
+    Args:
+        source: Directory or Hub id.
+        auto_class: Name of the head's Auto class, or a function that chooses it by the configuration.
+        max_length: Longest input in tokens, which must fit the model.
+
+    Raises:
+        CtxError: The model or its tokenizer cannot be loaded, or they do not match.
+    """
+    config, tokenizer = load_config(source), load_tokenizer(source)
+    check_tokenizer_matches_model(tokenizer, config, max_length, location=source)
+    name = auto_class if isinstance(auto_class, str) else auto_class(config)
+    return load_model_with_adapters(source, name, config), tokenizer
+
+
+def save_fusion(model: PreTrainedModel, names: Sequence[str], directory: str | Path) -> None:
+    """Save a fusion, without the fused adapters, to a directory, as `save_adapter`."""
     adapter_set, fusion = get_adapter_set(model), ",".join(names)
     if fusion not in adapter_set.fusions:
         raise CtxError(
             f"The model has no fusion of {', '.join(names)}.",
             hint=f"use one of: {', '.join(adapter_set.fusions) or 'none'}.",
         )
-    write_fusion(adapter_set.base, fusion, adapter_set.fusions[fusion], Path(directory))
+    write_adapter(adapter_set.base, fusion, adapter_set.fusions[fusion], Path(directory))
 
 
 def load_fusion(model: PreTrainedModel, source: str | Path) -> tuple[str, ...]:
-    """Add a fusion of adapters that the model has, from a directory or the Hub.
-
-    Returns:
-        The names of the fused adapters.
+    """Add a fusion of adapters that the model has, from a directory or the Hub; returns their names.
 
     Raises:
         CtxError: As `load_adapter`, or an adapter is missing.
     """
-    folder = _resolve_folder(source)
-    content = _read_config(folder, FUSION_CONFIG_FILE, source)
-    base = get_adapter_set(model).base
-    _check_compatible(base, content, source)
+    base, folder = get_adapter_set(model).base, _resolve_folder(source)
+    content, tensors = _read_files(base, folder, FUSION_CONFIG_FILE, FUSION_WEIGHTS_FILE, source)
     names = tuple(content.get("adapter_names") or str(content.get("name")).split(","))
-    tensors = _read_tensors(folder, FUSION_WEIGHTS_FILE, source)
     add_fusion(model, names, fusion_from_file(content.get("config"), str(folder / FUSION_CONFIG_FILE)))
-    tensors = {current_name(key): tensor for key, tensor in tensors.items()}
-    _copy_tensors(fusion_tensors(base, ",".join(names)), tensors, source)
+    _copy_tensors(file_tensors(base, ",".join(names)), tensors, source)
     return names
 
 
@@ -194,25 +242,17 @@ def _read_config(folder: Path, file: str, source: str | Path) -> dict[str, Any]:
     return content
 
 
-def _read_tensors(folder: Path, file: str, source: str | Path) -> dict[str, Tensor]:
-    """The tensors of a file; raises CtxError if it is missing, possibly for a pickle, or damaged."""
-    if not (folder / file).is_file():
-        raise CtxError(
-            f"There is no {file}.",
-            location=str(source),
-            hint=f"convert a directory or Hub id with {_PICKLES[file]} by "
-            f"`python -m hf_ctxmodels.conversion.adapters --adapter {source} --output DIR`.",
-        )
-    try:
-        return load_file(folder / file)
-    except SafetensorError as error:
-        raise CtxError(
-            f"The weights are damaged: {error}.", location=str(folder / file), hint="copy the file again."
-        ) from error
+def _read_files(
+    base: CtxPreTrainedModel, folder: Path, config_file: str, weights_file: str, source: str | Path
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The content of a configuration file, and the tensors by AdapterHub's current names.
 
-
-def _check_compatible(base: CtxPreTrainedModel, content: Mapping[str, Any], source: str | Path) -> None:
-    """Raise CtxError for an adapter of another model type or width."""
+    Raises:
+        CtxError: The files are missing, damaged, of PEFT, or for models of another type or width.
+    """
+    content = _read_config(folder, config_file, source)
+    if "peft_type" in content:
+        raise CtxError("The adapter belongs to PEFT.", location=str(source), hint="load it by model.load_adapter.")
     types, hidden_size = model_types(base), base.config.hidden_size
     model_type = content.get("model_type", types[0])
     if model_type not in types:
@@ -227,27 +267,30 @@ def _check_compatible(base: CtxPreTrainedModel, content: Mapping[str, Any], sour
             location=str(source),
             hint="load the model that the adapter was trained in.",
         )
-
-
-def _rename_tensors(tensors: Mapping[str, Tensor], saved_name: str, name: str) -> dict[str, Tensor]:
-    """The tensors under AdapterHub's current names, with the adapter's name in the model."""
+    if not (folder / weights_file).is_file():
+        raise CtxError(
+            f"There is no {weights_file}.",
+            location=str(source),
+            hint=f"convert a directory or Hub id with {_PICKLES[weights_file]} by "
+            f"`python -m hf_ctxmodels.conversion.adapters --adapter {source} --output DIR`.",
+        )
+    try:
+        tensors = load_file(folder / weights_file)
+    except SafetensorError as error:
+        raise CtxError(
+            f"The weights are damaged: {error}.", location=str(folder / weights_file), hint="copy the file again."
+        ) from error
     renamed = {}
-    for key, tensor in tensors.items():
-        key = current_name(key)
-        for prefix in (".adapters.", "invertible_adapters."):
-            key = key.replace(f"{prefix}{saved_name}.", f"{prefix}{name}.")
-        if _DUPLICATE_KEY not in key:
-            renamed[key] = tensor
-    return renamed
+    for key, tensor in tensors.items():  # from names of earlier releases
+        key = re.sub(r"\.(attention|layer)_text_(task|lang)_adapters\.", ".adapters.", key)
+        renamed[re.sub(r"(^|\.)invertible_lang_adapters\.", r"\1invertible_adapters.", key)] = tensor
+    return content, renamed
 
 
 @torch.no_grad()
 def _copy_tensors(parameters: Mapping[str, Tensor], tensors: Mapping[str, Tensor], source: str | Path) -> None:
-    """Copy a file's tensors, whose names may lack the first component or have up to two more.
-
-    Raises:
-        CtxError: The names or shapes differ.
-    """
+    """Copy a file's tensors, whose names may lack the first component or have up to two more; raises CtxError if names
+    or shapes differ."""
     names_by_suffix = {name.split(".", 1)[1]: name for name in parameters}
     matched: dict[str, Tensor] = {}
     unmatched = []
@@ -276,12 +319,3 @@ def _copy_tensors(parameters: Mapping[str, Tensor], tensors: Mapping[str, Tensor
             )
     for name, parameter in parameters.items():
         parameter.copy_(matched[name])
-
-
-def _load_head(model: PreTrainedModel, folder: Path, name: str, source: str | Path) -> None:
-    entry = _read_config(folder, HEAD_CONFIG_FILE, source).get("config") or {}
-    tensors = load_file(folder / HEAD_WEIGHTS_FILE) if (folder / HEAD_WEIGHTS_FILE).is_file() else {}
-    if not load_head(model, entry, tensors, name):
-        print_status(
-            f"{source}: its head ({entry.get('head_type')}) does not fit {type(model).__name__} and is not loaded"
-        )

@@ -1,77 +1,163 @@
-"""Folders of adapters in AdapterHub's format: `adapter_config.json` and `adapter.safetensors`."""
+"""Folders of adapters in AdapterHub's format: `adapter_config.json` and `adapter.safetensors`, in which parameters have
+AdapterHub's names for the families that it supports."""
 
 import json
+import re
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from hf_ctxmodels.core.adapter_files import ADAPTERS_FOLDER, STACK_FILE
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.json_parsing import read_json
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.core.output_files import MODEL_FILES, wrap_write_errors
-from hf_ctxmodels.downstream.adapters.configuration import (
-    FILE_VERSION,
-    BottleneckConfig,
-    FusionConfig,
-    config_to_file,
-    fusion_to_file,
-)
-from hf_ctxmodels.downstream.adapters.parameter_names import adapter_tensors, fusion_tensors, model_types
+from hf_ctxmodels.downstream.adapters.configuration import BottleneckConfig, FusionConfig, config_to_file
+from hf_ctxmodels.downstream.adapters.insertion import get_invertible_adapters, list_sublayer_adapters
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter.safetensors"
 FUSION_CONFIG_FILE, FUSION_WEIGHTS_FILE = "adapter_fusion_config.json", "model_adapter_fusion.safetensors"
 HEAD_CONFIG_FILE, HEAD_WEIGHTS_FILE = "head_config.json", "model_head.safetensors"
 
-GatheredValues = Mapping[int, Tensor]
-"""id of a parameter -> its full value, for parameters that are sharded over processes."""
+
+@dataclass(frozen=True)
+class FileLayout:
+    """Names of a family's adapters in files.
+
+    Attributes:
+        prefix: Prefix of all names; None for the base model's prefix.
+        block_patterns: Pattern of a block's name in the model -> its name in files.
+        sublayers: Sub-layer -> its name within the block; "encoder.feed_forward" applies to an encoder only.
+    """
+
+    prefix: str | None
+    block_patterns: Mapping[str, str]
+    sublayers: Mapping[str, str]
+
+
+_SUBLAYERS = {
+    "attention": "attention_adapters",
+    "cross_attention": "cross_attention_adapters",
+    "feed_forward": "output_adapters",
+}
+_NATIVE = FileLayout(None, {}, _SUBLAYERS)
+_BERT = FileLayout(None, {r"^layers\.": "encoder.layer."}, {"attention": "attention.output", "feed_forward": "output"})
+_LAYOUTS = {
+    **dict.fromkeys(("bert", "ernie", "roberta", "xlm-roberta", "electra"), _BERT),
+    "albert": FileLayout(
+        "albert",
+        {r"^layers\.(\d+)\.": r"encoder.albert_layer_groups.\1.albert_layers."},
+        {"attention": "attention.attention_adapters", "feed_forward": "output_adapters"},
+    ),
+    "gpt2": FileLayout("transformer", {r"^layers\.": "h."}, _SUBLAYERS),
+    "bart": FileLayout("model", {}, _SUBLAYERS),
+    "t5": FileLayout(
+        "transformer",
+        {r"^(encoder|decoder)\.layers\.": r"\1.block."},
+        {
+            "attention": "layer.0",
+            "cross_attention": "layer.1",
+            "encoder.feed_forward": "layer.1",
+            "feed_forward": "layer.2",
+        },
+    ),
+}
+
+
+def model_types(base: CtxPreTrainedModel) -> tuple[str, ...]:
+    """Accepted values of `model_type` in files; the first one is written."""
+    model_type = base.config.model_type
+    return tuple(dict.fromkeys((base.reference_model_type or model_type, model_type)))
+
+
+def file_tensors(base: CtxPreTrainedModel, name: str) -> dict[str, Tensor]:
+    """The parameters of an adapter, or of a fusion named by its adapters joined by commas, by their names in files."""
+    layout = _LAYOUTS.get(base.reference_model_type or "", _NATIVE)
+    prefix = layout.prefix or base.base_model_prefix
+    modules: dict[str, nn.Module] = {}
+    for block, sublayer, adapters in list_sublayer_adapters(base):
+        block_name = block.name
+        for pattern, replacement in layout.block_patterns.items():
+            block_name = re.sub(pattern, replacement, block_name)
+        stack = block.name.split(".")[0]
+        sublayer_name = layout.sublayers.get(f"{stack}.{sublayer}", layout.sublayers[sublayer])
+        for group, members in (("adapters", adapters.members), ("adapter_fusion_layer", adapters.fusions)):
+            if name in members:
+                modules[f"{prefix}.{block_name}.{sublayer_name}.{group}.{name}"] = members[name]
+    invertible_adapters = get_invertible_adapters(base)
+    if invertible_adapters is not None and name in invertible_adapters.members:
+        stack = "encoder." if base.config.is_encoder_decoder else ""
+        modules[f"{prefix}.{stack}invertible_adapters.{name}"] = invertible_adapters.members[name]
+    return {
+        f"{module_name}.{key}": value
+        for module_name, module in modules.items()
+        for key, value in module.state_dict(keep_vars=True).items()
+    }
 
 
 def write_adapter(
     base: CtxPreTrainedModel,
     name: str,
-    config: BottleneckConfig,
+    config: BottleneckConfig | FusionConfig,
     directory: Path,
     *,
     head: tuple[Mapping[str, Any], Mapping[str, Tensor]] | None = None,
-    values: GatheredValues | None = None,
+    values: Mapping[int, Tensor] | None = None,
 ) -> None:
-    """Write an adapter.
+    """Write an adapter or a fusion to a directory, which is created if needed.
+
+    Files are first written to a temporary directory, and then moved, the weights first.
 
     Args:
         base: The base model.
-        name, config: The adapter.
-        directory: The adapter's directory; created if needed.
+        name, config: The adapter, or the fusion named by its adapters joined by commas.
+        directory: Its directory.
         head: The entry `config` and the parameters of a head to write with the adapter, or None.
-        values: Full values of sharded parameters.
+        values: id of a parameter -> its full value, for parameters that are sharded over processes.
 
     Raises:
         CtxError: The directory holds a model or an adapter of PEFT, or cannot be written.
     """
-    files: dict[str, Any] = {
-        CONFIG_FILE: _file_content(base, name, config_to_file(config)),
-        WEIGHTS_FILE: adapter_tensors(base, name),
+    is_local = Path(base.name_or_path).exists()
+    content = {
+        "hidden_size": base.config.hidden_size,
+        "model_class": type(base).__name__,
+        "model_name": "" if is_local else base.name_or_path,  # only a Hub id is valid on other machines
+        "model_type": model_types(base)[0],
+        "name": name,
+        "version": "adapters.1.3.0",
     }
+    files: dict[str, Any]
+    if isinstance(config, FusionConfig):
+        content |= {"config": {"temperature": False, **asdict(config)}, "adapter_names": name.split(",")}
+        files = {FUSION_CONFIG_FILE: content, FUSION_WEIGHTS_FILE: file_tensors(base, name)}
+    else:
+        files = {CONFIG_FILE: content | {"config": config_to_file(config)}, WEIGHTS_FILE: file_tensors(base, name)}
     if head is not None:
-        files |= {HEAD_CONFIG_FILE: _file_content(base, name, head[0]), HEAD_WEIGHTS_FILE: head[1]}
-    _write_files(directory, files, values)
-
-
-def write_fusion(
-    base: CtxPreTrainedModel,
-    fusion: str,
-    config: FusionConfig,
-    directory: Path,
-    *,
-    values: GatheredValues | None = None,
-) -> None:
-    """Write a fusion, whose name is the adapters' names joined by commas; other arguments as in `write_adapter`."""
-    content = _file_content(base, fusion, fusion_to_file(config)) | {"adapter_names": fusion.split(",")}
-    _write_files(directory, {FUSION_CONFIG_FILE: content, FUSION_WEIGHTS_FILE: fusion_tensors(base, fusion)}, values)
+        files |= {HEAD_CONFIG_FILE: content | {"config": dict(head[0])}, HEAD_WEIGHTS_FILE: head[1]}
+    check_adapter_directory(directory)
+    temporary = directory.with_name(f"{directory.name}.writing")
+    with wrap_write_errors(directory):
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        for file, values_or_tensors in files.items():
+            if file.endswith(".json"):
+                text = json.dumps(values_or_tensors, indent=2, sort_keys=True)
+                (temporary / file).write_text(text + "\n", encoding="utf-8")
+            else:
+                tensors = {key: (values or {}).get(id(tensor), tensor) for key, tensor in values_or_tensors.items()}
+                save_file(
+                    {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}, temporary / file
+                )
+        directory.mkdir(exist_ok=True)
+        for file in sorted(files, reverse=True):
+            (temporary / file).replace(directory / file)
+        temporary.rmdir()
 
 
 def write_stack(directory: Path, active: Sequence[str | Sequence[str]]) -> None:
@@ -80,19 +166,6 @@ def write_stack(directory: Path, active: Sequence[str | Sequence[str]]) -> None:
         temporary = directory / f"{STACK_FILE}.writing"
         temporary.write_text(json.dumps({"active": list(active)}, indent=2) + "\n", encoding="utf-8")
         temporary.replace(directory / STACK_FILE)
-
-
-def _file_content(base: CtxPreTrainedModel, name: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    is_local = Path(base.name_or_path).exists()
-    return {
-        "config": dict(config),
-        "hidden_size": base.config.hidden_size,
-        "model_class": type(base).__name__,
-        "model_name": "" if is_local else base.name_or_path,  # only a Hub id is valid on other machines
-        "model_type": model_types(base)[0],
-        "name": name,
-        "version": FILE_VERSION,
-    }
 
 
 def check_adapter_directory(directory: Path) -> None:
@@ -107,27 +180,3 @@ def check_adapter_directory(directory: Path) -> None:
     path = directory / CONFIG_FILE
     if path.exists() and "peft_type" in read_json(path):
         raise CtxError("The directory holds an adapter of PEFT.", location=str(path), hint="use another directory.")
-
-
-def _write_files(directory: Path, files: Mapping[str, Any], values: GatheredValues | None) -> None:
-    """Write all files to a temporary directory, and move them, the weights first."""
-    check_adapter_directory(directory)
-    temporary = directory.with_name(f"{directory.name}.writing")
-    with wrap_write_errors(directory):
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
-        for name, content in files.items():
-            if name.endswith(".json"):
-                text = json.dumps(content, indent=2, sort_keys=True)
-                (temporary / name).write_text(text + "\n", encoding="utf-8")
-            else:
-                save_file(_cpu_tensors(content, values or {}), temporary / name)
-        directory.mkdir(exist_ok=True)
-        for name in sorted(files, reverse=True):
-            (temporary / name).replace(directory / name)
-        temporary.rmdir()
-
-
-def _cpu_tensors(tensors: Mapping[str, Tensor], values: GatheredValues) -> dict[str, Tensor]:
-    full_tensors = {name: values.get(id(tensor), tensor) for name, tensor in tensors.items()}
-    return {name: tensor.detach().to("cpu").contiguous() for name, tensor in full_tensors.items()}

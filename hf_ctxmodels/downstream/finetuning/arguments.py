@@ -1,19 +1,27 @@
-"""Flags of fine-tuning: the model and the data, and the fine-tuning methods."""
+"""Flags of fine-tuning: the model and the data, fine-tuning methods, adapters."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from accelerate import Accelerator
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import REQUIRED, check_range, choice_flag, flag, non_default_fields, parse_choices
-from hf_ctxmodels.downstream.finetuning.anchoring import ElasticWeightConsolidation, L2SPPenalty
-from hf_ctxmodels.downstream.finetuning.feature_cache import cache_features
-from hf_ctxmodels.downstream.finetuning.fisher import Labels, describe_fisher
-from hf_ctxmodels.downstream.finetuning.forgetting import PretrainingEvaluation, compute_fisher
+from hf_ctxmodels.core.flags import (
+    REQUIRED,
+    ParsedChoices,
+    check_conflicts,
+    check_range,
+    choice_flag,
+    flag,
+    non_default_fields,
+    parse_choices,
+)
+from hf_ctxmodels.downstream.adapters.arguments import AdapterArguments
+from hf_ctxmodels.downstream.finetuning.ewc import ElasticWeightConsolidation, Labels, compute_fisher, describe_fisher
+from hf_ctxmodels.downstream.finetuning.l2_sp import L2SPPenalty
 from hf_ctxmodels.downstream.finetuning.mixout import Mixout
 from hf_ctxmodels.downstream.finetuning.reinitialization import (
     pretrained_head_modules,
@@ -21,16 +29,12 @@ from hf_ctxmodels.downstream.finetuning.reinitialization import (
     reinitialize_layers,
 )
 from hf_ctxmodels.downstream.finetuning.unfreezing import ChainThaw, ThreeStageUnfreezing
-from hf_ctxmodels.downstream.tasks.base import Collator, Feature
 from hf_ctxmodels.registry import FAMILIES
-from hf_ctxmodels.tokenizers.base import tokenizer_digest
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.callbacks import FinetuningCallback
 from hf_ctxmodels.training.freezing import GradualUnfreezing, check_layerwise_flags, freeze_encoder
 from hf_ctxmodels.training.token_embeddings import freeze_token_embeddings
-
-UNCOMPARED_FIELDS = ("freeze.cache_features", *(f"anchor.{name}" for name in ("file", "text", "labels", "examples")))
-"""Options that may differ when a run is resumed; the content of a file of Fisher information is compared."""
+from hf_ctxmodels.training.training_state import flags_identity
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,7 @@ class NewModelOptions:
 
 
 @dataclass
-class StartingModelArguments:
+class StartingModelArguments(ParsedChoices):
     """Model."""
 
     model: str | None = flag(None, "Checkpoint directory or Hub id, with its tokenizer.")
@@ -57,9 +61,6 @@ class StartingModelArguments:
     task_name: str | None = flag(
         None, "Task of a multi-task --model whose encoder and head are the start.", conflicts=("family",)
     )
-
-    def __post_init__(self) -> None:
-        parse_choices(self)
 
 
 @dataclass(kw_only=True)
@@ -148,13 +149,11 @@ class L2Options:
     head_weight: float = flag(0.0, "Weight of the L2 penalty on new weights.")
 
 
-@dataclass(frozen=True)
-class EwcOptions:
+@dataclass(frozen=True, kw_only=True)
+class EwcOptions(L2Options):
     """Elastic weight consolidation: distance weighted by the Fisher information of pretraining."""
 
     file: str = flag(REQUIRED, "File of the Fisher information; computed from `text` if missing.")
-    weight: float = flag(0.01, "Weight of the penalty.")
-    head_weight: float = flag(0.0, "Weight of the L2 penalty on new weights.")
     text: str | None = flag(None, "Text to compute the Fisher information from, as --dataset of pretrain.")
     labels: Labels = flag("sampled", "Labels: sampled from the model's predictions, or the labels of the data.")
     examples: int = flag(1000, "Examples to compute the Fisher information from.")
@@ -167,7 +166,6 @@ FREEZING = {
     "chain": ChainThawOptions,
     "three-stage": ThreeStageOptions,
 }
-ANCHORS = {"l2": L2Options, "ewc": EwcOptions}
 FreezingOptions = (
     FrozenEncoderOptions | FrozenEmbeddingsOptions | GradualUnfreezingOptions | ChainThawOptions | ThreeStageOptions
 )
@@ -189,7 +187,7 @@ class FinetuningMethodArguments:
     anchor: L2Options | EwcOptions | None = choice_flag(
         None,
         "Penalty on the distance from the pretrained weights, instead of their weight decay.",
-        ANCHORS,
+        {"l2": L2Options, "ewc": EwcOptions},
         conflicts=("family",),
     )
     mixout: float = flag(0.0, "Mixout probability.", conflicts=("family",))
@@ -212,17 +210,7 @@ class FinetuningMethodArguments:
     def prepare(
         self, model: PreTrainedModel, source: str | None, loop: LoopArguments, accelerator: Accelerator
     ) -> list[FinetuningCallback]:
-        """Re-initialise and freeze weights, and make the callbacks of the training loop, in their order.
-
-        Args:
-            model: The model with its pretrained weights.
-            source: The checkpoint that it was loaded from; None for a new model.
-            loop: The flags of the loop.
-            accelerator: The accelerator of the run.
-
-        Raises:
-            CtxError: The flags do not match the model.
-        """
+        """Re-initialise and freeze weights, and make callbacks; see `FinetuningConfig.prepare`."""
         if source is None and (self.anchor or self.mixout or self.reinit_layers):
             raise CtxError(
                 "A new model has no pretrained weights.",
@@ -236,15 +224,32 @@ class FinetuningMethodArguments:
                 location="--config_options layer_mix=true",
                 hint="remove it.",
             )
-        self._reinitialize(model, source, loop.seed, accelerator.is_main_process)
+        verbose, has_new_pooler = accelerator.is_main_process, "pooler" in self.reinit_modules
+        if self.reinit_layers or has_new_pooler:
+            names = reinitialize_layers(model, self.reinit_layers, loop.seed, pooler=has_new_pooler)
+            print_status(f"re-initialised {len(names)} weights of the encoder", verbose)
+        if "head" in self.reinit_modules:
+            print_status(f"re-initialised {len(reinitialize_head(model, loop.seed))} weights of the head", verbose)
+        elif source is not None and hasattr(model, "newly_initialized_modules"):
+            modules = ", ".join(pretrained_head_modules(model))
+            message = f"the head is loaded from {source} ({modules}); --reinit_modules head re-initialises it"
+            print_status(message, verbose and bool(modules))
         if isinstance(self.freeze, FrozenEmbeddingsOptions):
             freeze_token_embeddings(model)
         elif isinstance(self.freeze, FrozenEncoderOptions):
             check_layerwise_flags(loop)
             freeze_encoder(model)  # type: ignore[arg-type]
         callbacks: list[FinetuningCallback] = [Mixout(model, self.mixout, loop.seed)] if self.mixout else []
-        if self.anchor is not None:
-            callbacks.append(self._make_anchor(self.anchor, model, source, accelerator))
+        match self.anchor:
+            case EwcOptions(weight=weight, head_weight=head_weight, file=file) as ewc:
+                with accelerator.main_process_first():
+                    if not Path(file).exists():
+                        compute_fisher(source or "", ewc.text, file, ewc.examples, ewc.labels, verbose=verbose)
+                    elif non_default_fields(ewc) & {"text", "labels", "examples"}:
+                        print_status(f"using {file} unchanged: {describe_fisher(file)}", verbose)
+                callbacks.append(ElasticWeightConsolidation(model, weight, file, head_weight))
+            case L2Options(weight, head_weight):
+                callbacks.append(L2SPPenalty(model, weight, head_weight))
         match self.freeze:
             case GradualUnfreezingOptions(steps):
                 callbacks.append(GradualUnfreezing(model, steps or None))
@@ -254,74 +259,60 @@ class FinetuningMethodArguments:
                 callbacks.append(ThreeStageUnfreezing(model, (layers_epoch, embeddings_epoch), lm_weights))
         return callbacks
 
-    def _reinitialize(self, model: PreTrainedModel, source: str | None, seed: int, verbose: bool) -> None:
-        """Re-initialise the weights that the flags name; print whether the head of an earlier task is kept."""
-        has_new_pooler = "pooler" in self.reinit_modules
-        if self.reinit_layers or has_new_pooler:
-            names = reinitialize_layers(model, self.reinit_layers, seed, pooler=has_new_pooler)
-            print_status(f"re-initialised {len(names)} weights of the encoder", verbose)
-        if "head" in self.reinit_modules:
-            print_status(f"re-initialised {len(reinitialize_head(model, seed))} weights of the head", verbose)
-        elif source is not None and hasattr(model, "newly_initialized_modules"):
-            modules = ", ".join(pretrained_head_modules(model))
-            message = f"the head is loaded from {source} ({modules}); --reinit_modules head re-initialises it"
-            print_status(message, verbose and bool(modules))
 
-    def _make_anchor(
-        self, anchor: L2Options | EwcOptions, model: PreTrainedModel, source: str | None, accelerator: Accelerator
-    ) -> FinetuningCallback:
-        if isinstance(anchor, L2Options):
-            return L2SPPenalty(model, anchor.weight, anchor.head_weight)
-        with accelerator.main_process_first():
-            if not Path(anchor.file).exists():
-                _compute_fisher(anchor, source or "", accelerator.is_main_process)
-            elif non_default_fields(anchor) & {"text", "labels", "examples"}:
-                print_status(
-                    f"using {anchor.file} unchanged: {describe_fisher(anchor.file)}", accelerator.is_main_process
-                )
-        return ElasticWeightConsolidation(model, anchor.weight, anchor.file, anchor.head_weight)
+@dataclass(frozen=True)
+class FinetuningConfig:
+    """Everything that may differ from plain fine-tuning.
 
-    def cache(
-        self,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        features: list[Feature],
-        collate: Collator,
-        accelerator: Accelerator,
-    ) -> None:
-        """Cache the states of a frozen encoder, if `--freeze encoder:cache_features=DIR` is given.
+    Attributes:
+        methods: Frozen, re-initialised and regularised weights.
+        adapters: Bottleneck adapters.
+        low_bits: Training with low-bit weights (`compression.low_bits.training.LowBitsArguments`), or None.
 
-        Args:
-            model: The model, with a frozen encoder.
-            tokenizer: Its tokenizer.
-            features: All examples of training and evaluation.
-            collate: Collator of the examples.
-            accelerator: The accelerator of the run.
+    Raises:
+        CtxError: Two of the options cannot be combined.
+    """
 
-        Raises:
-            CtxError: As `cache_features`; or the run has mixed precision.
-        """
-        if not isinstance(self.freeze, FrozenEncoderOptions) or self.freeze.cache_features is None:
-            return
-        if accelerator.mixed_precision != "no":
+    methods: FinetuningMethodArguments = field(default_factory=FinetuningMethodArguments)
+    adapters: AdapterArguments = field(default_factory=AdapterArguments)
+    low_bits: Any = None
+
+    def __post_init__(self) -> None:
+        check_conflicts(self.methods, self.adapters)
+        if self.cache_directory is not None and self.low_bits is not None and self.low_bits.is_active:
             raise CtxError(
-                "Features are cached in the precision of the weights.",
-                location=f"--freeze encoder:cache_features with mixed precision {accelerator.mixed_precision}",
+                "Cached features are computed with float32 weights.",
+                location="--freeze encoder:cache_features with --quantize",
                 hint="use only one of them.",
             )
-        batches = [collate([feature]) for feature in features]
-        identity = {"tokenizer": tokenizer_digest(tokenizer)}
-        directory, verbose = self.freeze.cache_features, accelerator.is_main_process
-        with accelerator.main_process_first():
-            cache_features(model, directory, batches, identity, show_progress=verbose)  # type: ignore[arg-type]
 
+    @property
+    def cache_directory(self) -> str | None:
+        """Directory to cache the states of a frozen encoder in; None for no cache."""
+        return getattr(self.methods.freeze, "cache_features", None)
 
-def _compute_fisher(options: EwcOptions, source: str, verbose: bool) -> None:
-    if options.text is None:
-        raise CtxError(
-            "There is no such file of Fisher information.",
-            location=f"--anchor ewc:file={options.file}",
-            hint="pass a text to compute it from: --anchor ewc:file=FILE,text=TEXT.",
-        )
-    print_status(f"computing the Fisher information of {source} in {options.file}", verbose)
-    compute_fisher(PretrainingEvaluation.open(source, options.text), options.file, options.examples, options.labels)
+    def prepare(
+        self, model: Any, source: str | None, loop: LoopArguments, accelerator: Accelerator
+    ) -> list[FinetuningCallback]:
+        """Re-initialise and freeze weights, add adapters, and make the callbacks of the training loop, in their order.
+
+        Args:
+            model: The model with its pretrained weights.
+            source: The checkpoint that it was loaded from; None for a new model.
+            loop, accelerator: The flags of the loop, and the accelerator of the run.
+
+        Raises:
+            CtxError: The flags do not match the model.
+        """
+        callbacks = self.methods.prepare(model, source, loop, accelerator)
+        self.adapters.apply(model)
+        return callbacks
+
+    def identity(self, model: Any) -> dict[str, Any]:
+        """Values that must be equal when the run is resumed; a file of Fisher information is compared by content."""
+        fisher_options = (f"anchor.{name}" for name in ("file", "text", "labels", "examples"))
+        return {
+            **flags_identity(self.methods, ("freeze.cache_features", *fisher_options)),
+            **self.adapters.identity(model),
+            **({} if self.low_bits is None else self.low_bits.identity()),
+        }

@@ -5,7 +5,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from transformers.utils import ModelOutput
 from hf_ctxmodels.core.console import print_status, progress_bar
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.output_files import wrap_write_errors
-from hf_ctxmodels.downstream.finetuning.fisher import weights_digest
+from hf_ctxmodels.core.weights import weights_digest
 from hf_ctxmodels.heads.base import HeadModel
 from hf_ctxmodels.heads.seq2seq import Seq2SeqHead
 
@@ -60,11 +61,11 @@ class FeatureCache:
         self._locations: dict[str, list[int]] = {}  # digest -> shard, first token, number of tokens
         self._widths: list[int] = []
         self._shards: list[Any] = []
-        self._writer: _CacheWriter | None = None
-        if folder is not None:
-            self._open(folder)
-
-    def _open(self, folder: Path) -> None:
+        self._temporary: Path | None = None  # folder that computed states are written to
+        self._unwritten: dict[str, Tensor] = {}  # digest -> states of the next shard
+        self._num_unwritten_tokens = 0
+        if folder is None:
+            return
         try:
             index = json.loads((folder / _INDEX_FILE).read_text(encoding="utf-8"))
             self._locations, self._widths = index["places"], index["widths"]
@@ -75,18 +76,39 @@ class FeatureCache:
                 f"The cached features are damaged: {error}.", location=str(folder), hint="delete this directory."
             ) from error
 
-    def write_to(self, folder: Path) -> "_CacheWriter":
-        """A context in which computed states are written to `folder`."""
-        self._writer = _CacheWriter(self, folder)
-        return self._writer
+    @contextmanager
+    def write_to(self, folder: Path) -> Iterator[None]:
+        """A context in which computed states are written to a temporary folder, which is then renamed to `folder`."""
+        self._temporary = folder.with_name(f".{folder.name}.writing-{os.getpid()}")
+        try:
+            with wrap_write_errors(folder):
+                self._temporary.mkdir(parents=True)
+            yield
+            with wrap_write_errors(folder):
+                if self._unwritten:
+                    self._write_shard(self._temporary)
+                index = {"places": self._locations, "widths": self._widths, "shards": len(self._shards)}
+                (self._temporary / _INDEX_FILE).write_text(json.dumps(index), encoding="utf-8")
+                self._temporary.rename(folder)
+        finally:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+            self._temporary = None
+
+    def _write_shard(self, folder: Path) -> None:
+        start = 0
+        for digest, states in self._unwritten.items():
+            self._locations[digest] = [len(self._shards), start, len(states)]
+            start += len(states)
+        path = _shard_path(folder, len(self._shards))
+        with wrap_write_errors(folder):
+            save_file({"states": torch.cat(list(self._unwritten.values()))}, path)
+        self._shards.append(safe_open(path, "pt").get_slice("states"))
+        self._unwritten, self._num_unwritten_tokens = {}, 0
 
     @torch.no_grad()
     def __call__(self, all_layers: bool = False, **inputs: Any) -> ModelOutput:
-        """An output of the encoder with `hidden_states`.
-
-        Args:
-            all_layers: Whether `hidden_states` contains all layers, or only the last one.
-            inputs: Arguments of the encoder; tensors are (batch, length, ...).
+        """An output of the encoder with the `hidden_states` of all layers or only the last one; `inputs` are arguments of
+        the encoder, tensors (batch, length, ...).
 
         Raises:
             CtxError: There are no token ids, the mask is not (batch, length), or there are decoder inputs.
@@ -107,77 +129,26 @@ class FeatureCache:
         """(tokens, sum of the layers' widths): the states of one sequence, without padding."""
         sequence = {
             name: value[min(row, len(value) - 1), columns.to(value.device)][None]
-            if _is_token_wise(value, columns)
+            if isinstance(value, Tensor) and value.dim() >= 2 and value.shape[1] == len(columns)
             else value
             for name, value in inputs.items()
         }
         digest = _input_digest(sequence)
+        if digest in self._unwritten:
+            return self._unwritten[digest]
         if digest in self._locations:
-            location = self._locations[digest]
-            if self._writer is not None and (states := self._writer.unwritten(location)) is not None:
-                return states
-            shard, start, length = location
+            shard, start, length = self._locations[digest]
             return self._shards[shard][start : start + length]
         hidden_states = self._encoder(return_dict=True, output_hidden_states=True, **sequence).hidden_states
         hidden_states = hidden_states if all_layers else hidden_states[-1:]
         self._widths = [layer.shape[-1] for layer in hidden_states]
         states = torch.cat([layer[0] for layer in hidden_states], -1).cpu()
-        if self._writer is not None:
-            self._writer.add(digest, states)
+        if self._temporary is not None:
+            self._unwritten[digest] = states
+            self._num_unwritten_tokens += len(states)
+            if self._num_unwritten_tokens >= _SHARD_TOKENS:
+                self._write_shard(self._temporary)
         return states
-
-
-class _CacheWriter:
-    """Writes a cache to a temporary directory, which is renamed when it is complete."""
-
-    def __init__(self, cache: FeatureCache, folder: Path) -> None:
-        self._cache, self._folder = cache, folder
-        self._temporary = folder.with_name(f".{folder.name}.writing-{os.getpid()}")
-        self._unwritten: list[Tensor] = []
-        self._num_tokens = self._shard_number = 0
-
-    def __enter__(self) -> None:
-        with wrap_write_errors(self._folder):
-            self._temporary.mkdir(parents=True)
-
-    def add(self, digest: str, states: Tensor) -> None:
-        """Add the states (tokens, widths) of a new sequence."""
-        self._cache._locations[digest] = [self._shard_number, self._num_tokens, len(states)]
-        self._unwritten.append(states)
-        self._num_tokens += len(states)
-        if self._num_tokens >= _SHARD_TOKENS:
-            self._write_shard()
-
-    def unwritten(self, location: list[int]) -> Tensor | None:
-        """The states of a sequence in the unwritten shard; None if its shard is written."""
-        shard, start, _ = location
-        if shard != self._shard_number:
-            return None
-        starts = [0]
-        for states in self._unwritten:
-            starts.append(starts[-1] + len(states))
-        return self._unwritten[starts.index(start)]
-
-    def _write_shard(self) -> None:
-        path = _shard_path(self._temporary, self._shard_number)
-        with wrap_write_errors(self._folder):
-            save_file({"states": torch.cat(self._unwritten)}, path)
-        self._cache._shards.append(safe_open(path, "pt").get_slice("states"))
-        self._unwritten, self._num_tokens = [], 0
-        self._shard_number += 1
-
-    def __exit__(self, error_type: Any, *error: Any) -> None:
-        cache, cache._writer = self._cache, None
-        try:
-            if error_type is None:
-                if self._unwritten:
-                    self._write_shard()
-                index = {"places": cache._locations, "widths": cache._widths, "shards": self._shard_number}
-                with wrap_write_errors(self._folder):
-                    (self._temporary / _INDEX_FILE).write_text(json.dumps(index), encoding="utf-8")
-                    self._temporary.rename(self._folder)
-        finally:
-            shutil.rmtree(self._temporary, ignore_errors=True)
 
 
 def cache_features(
@@ -190,21 +161,20 @@ def cache_features(
 ) -> None:
     """Let a head read the states of its frozen encoder from disk.
 
-    The cache is first filled with the states of all batches, unless it exists for the same weights, tokenizer and
-    examples.
+    The cache, a folder of `directory`, is first filled with the states of all batches, unless it exists for the same
+    weights, tokenizer and examples.
 
     Args:
         model: A head on a frozen encoder.
         directory: Directory with a folder for each cache.
-        batches: All inputs of training and evaluation, one sequence each; their digest is part of the folder's name.
+        batches: All inputs of training and evaluation, one sequence each.
         identity: Further JSON values that determine the inputs, such as the tokenizer's digest.
         show_progress: Whether to print the folder and show a progress bar.
 
     Raises:
         CtxError: The encoder is not frozen, the head generates text, or the directory cannot be written or read.
     """
-    is_generative = isinstance(model, Seq2SeqHead)
-    if not isinstance(model, HeadModel) or not model.is_encoder_frozen or is_generative:
+    if not isinstance(model, HeadModel) or not model.is_encoder_frozen or isinstance(model, Seq2SeqHead):
         raise CtxError(
             "Features can be cached only for a frozen encoder of this package with a head that does not generate text.",
             location=f"--freeze encoder:cache_features={directory}",
@@ -232,11 +202,6 @@ def cache_features(
             model.train(was_training)
     model.feature_lookup = FeatureCache(model, folder)
     print_status(f"features of the encoder in {folder}", show_progress)
-
-
-def _is_token_wise(value: Any, columns: Tensor) -> bool:
-    """Whether a value is a tensor with an entry for each token of each sequence."""
-    return isinstance(value, Tensor) and value.dim() >= 2 and value.shape[1] == len(columns)
 
 
 def _input_digest(inputs: Mapping[str, Any]) -> str:

@@ -9,37 +9,43 @@ from typing import Any
 
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
-from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModel, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.console import print_status
+from hf_ctxmodels.core.constants import MULTITASK_MODEL_TYPE
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.generation import check_can_generate
+from hf_ctxmodels.core.loading import load_pretrained
 from hf_ctxmodels.data import RoundRobinMixture, UnlabelledCollator, mark_unlabelled
-from hf_ctxmodels.downstream.finetuning.arguments import FinetuningArguments, StartingModelArguments
-from hf_ctxmodels.downstream.finetuning.configuration import FinetuningConfig
-from hf_ctxmodels.downstream.finetuning.language import set_language
-from hf_ctxmodels.downstream.finetuning.seq2seq_targets import (
-    resolve_label_smoothing,
-    set_generation_tokens,
-    training_collator,
-)
+from hf_ctxmodels.downstream.finetuning.arguments import FinetuningArguments, FinetuningConfig, StartingModelArguments
+from hf_ctxmodels.downstream.finetuning.feature_cache import cache_features
 from hf_ctxmodels.downstream.finetuning.task_evaluation import TaskEvaluation
 from hf_ctxmodels.downstream.finetuning.task_loss import TaskLoss
-from hf_ctxmodels.downstream.multitask.checkpoint_loading import load_initial_model, open_config
 from hf_ctxmodels.downstream.tasks import TASKS, Encoded, Task, TaskArguments
 from hf_ctxmodels.downstream.tasks.base import Collator
+from hf_ctxmodels.downstream.tasks.languages import set_language
 from hf_ctxmodels.registry import get_family
-from hf_ctxmodels.tokenizers.base import CtxTokenizer, check_max_length, check_tokenizer_matches_model
+from hf_ctxmodels.tokenizers.base import (
+    CtxTokenizer,
+    check_max_length,
+    check_tokenizer_matches_model,
+    tokenizer_digest,
+)
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.batches import EpochIndexed
 from hf_ctxmodels.training.loop import TrainingResult, make_accelerator, train
 from hf_ctxmodels.training.model_loading import (
+    change_config,
+    load_config,
+    load_family_config,
+    load_model,
     load_tokenizer,
     new_config,
     new_model,
     parse_config_options,
     require_trainable,
     set_embedding_fields,
+    verify_weights,
 )
 from hf_ctxmodels.training.pretraining import TrainingSetup
 from hf_ctxmodels.training.training_state import flags_identity
@@ -53,33 +59,51 @@ def load_config_and_tokenizer(
 ) -> tuple[PreTrainedConfig, PreTrainedTokenizerBase]:
     """Load the configuration and the tokenizer of a checkpoint, or create the configuration of a new model.
 
-    Args:
-        arguments: The flags.
-        task: The task.
-        require_family: Whether to open reference checkpoints with a family of this package.
+    The configuration of a multi-task checkpoint is the configuration of a task's plain model.
+
+    With `require_family`, reference checkpoints are opened with a family of this package.
 
     Raises:
-        CtxError: Not exactly one of --model and --family is given, or they cannot be opened.
+        CtxError: Not exactly one of --model and --family is given, they cannot be opened, or a multi-task checkpoint
+            needs a task, or has no such task.
     """
     if (arguments.model is None) == (arguments.family is None):
         raise CtxError("Expected exactly one of --model and --family.", hint="remove one of them, or add one.")
-    if arguments.model is not None:
+    source, task_name = arguments.model, arguments.task_name
+    if source is not None:
         changes = parse_config_options(arguments.config_options)
-        config = open_config(arguments.model, changes, arguments.task_name, require_family=require_family)
+        config = load_config(source)
+        if config.model_type == MULTITASK_MODEL_TYPE:
+            if task_name is None:
+                raise CtxError(
+                    f"The model has several tasks: {', '.join(config.tasks or {})}.",
+                    location=source,
+                    hint="choose a task by --task_name.",
+                )
+            config = config.task_config(task_name)
+        elif task_name is not None:
+            raise CtxError(
+                "The model was not trained on several tasks.",
+                location=f"--model {source} --task_name {task_name}",
+                hint="remove --task_name, or use a directory written by `finetune multitask`.",
+            )
+        elif require_family:
+            config = load_family_config(source)
+        config = change_config(config, changes, source)
         set_embedding_fields(config)
-        return config, load_tokenizer(arguments.model, split_words=task.split_words)
-    new_model_options = arguments.family
-    if new_model_options is None or new_model_options.tokenizer is None:
+        return config, load_tokenizer(source, split_words=task.split_words)
+    options = arguments.family
+    if options is None or options.tokenizer is None:
         raise CtxError("A new model needs a tokenizer.", location="--family", hint="write --family NAME:tokenizer=DIR.")
-    tokenizer = load_tokenizer(new_model_options.tokenizer, split_words=task.split_words)
+    tokenizer = load_tokenizer(options.tokenizer, split_words=task.split_words)
     prepare_for_tasks(tokenizer)
-    family = get_family(new_model_options.family)
-    config = new_config(family, tokenizer, new_model_options.config, arguments.config_options)
+    family = get_family(options.family)
+    config = new_config(family, tokenizer, options.config, arguments.config_options)
     for name, value in task.config_fields(tokenizer).items():
         if not hasattr(config, name):
             raise CtxError(
                 f"The tokenizer has {name}={value}, for which {type(config).__name__} has no field.",
-                location=f"--family {family.name}:tokenizer={new_model_options.tokenizer}",
+                location=f"--family {family.name}:tokenizer={options.tokenizer}",
                 hint="use a tokenizer of that family.",
             )
         setattr(config, name, value)
@@ -97,22 +121,6 @@ def prepare_for_tasks(tokenizer: PreTrainedTokenizerBase, max_length: int = 0) -
     check_max_length(tokenizer, max_length)
 
 
-def fit_config_and_tokenizer(
-    arguments: FinetuningArguments, task: Task[Any], config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase
-) -> None:
-    """Adapt configuration and tokenizer to the task: language, special tokens, generation tokens.
-
-    Raises:
-        CtxError: They do not match each other or the task.
-    """
-    length = task.arguments.max_length
-    if arguments.language is not None:
-        set_language(config, tokenizer, arguments.language, "--language")
-    check_tokenizer_matches_model(tokenizer, config, length, location=arguments.model or "--family")
-    prepare_for_tasks(tokenizer, length)
-    set_generation_tokens(task, config, tokenizer)
-
-
 def open_model(
     arguments: StartingModelArguments, task: Task[Any], config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase
 ) -> PreTrainedModel:
@@ -121,10 +129,15 @@ def open_model(
     Raises:
         CtxError: The model cannot be opened, or lacks an input that the task needs.
     """
-    if arguments.model is None:
+    source, task_name = arguments.model, arguments.task_name
+    if source is None:
         model = new_model(task.auto_class, config)
     else:
-        model = load_initial_model(arguments.model, task.auto_class, config, arguments.task_name)
+        weights = None
+        if task_name is not None:
+            verify_weights(Path(source))
+            weights = load_pretrained(AutoModel, source, "the multi-task model").task_weights(task_name)
+        model = load_model(source, task.auto_class, config, weights=weights)
         num_new_tokens = len(tokenizer) - getattr(config, "vocab_size", len(tokenizer))
         if num_new_tokens > 0:
             print_status(f"the embeddings of {num_new_tokens} new tokens are initialised as in a new model")
@@ -136,7 +149,7 @@ def open_model(
     if missing := [name for name in task.required_inputs if name not in parameters]:
         raise CtxError(
             f"{type(model).__name__} does not take {', '.join(missing)}, which the task {task.name} needs.",
-            location=arguments.model or "--family",
+            location=source or "--family",
             hint="use a model of this package.",
         )
     if task.arguments.both_orders and not getattr(model, "accepts_both_orders", False):
@@ -148,16 +161,14 @@ def open_model(
     return model
 
 
-def require_unsharded_generation(task: Task[Any], accelerator: Accelerator) -> None:
-    """Raise CtxError if the task generates predictions and the weights are sharded."""
-    deepspeed = (
-        accelerator.state.deepspeed_plugin if accelerator.distributed_type == DistributedType.DEEPSPEED else None
-    )
-    is_sharded = accelerator.distributed_type == DistributedType.FSDP or (deepspeed and deepspeed.zero_stage == 3)
-    if task.is_generative and is_sharded:
+def require_full_weights(task: Task[Any], accelerator: Accelerator) -> None:
+    """Raise CtxError if the weights are sharded, so that a task cannot generate its predictions."""
+    distributed_type = accelerator.distributed_type
+    deepspeed = accelerator.state.deepspeed_plugin if distributed_type == DistributedType.DEEPSPEED else None
+    if distributed_type == DistributedType.FSDP or (deepspeed and deepspeed.zero_stage == 3):
         raise CtxError(
             f"The task {task.name} generates predictions, which needs all weights in every process.",
-            location=f"accelerate launch with {accelerator.distributed_type.value}",
+            location=f"accelerate launch with {distributed_type.value}",
             hint="use data parallelism, as in scripts/accelerate/ddp_cpu.yaml.",
         )
 
@@ -182,33 +193,11 @@ def make_training_set(
     return RoundRobinMixture([encoded.features, mark_unlabelled(unlabelled)]), UnlabelledCollator(collate)
 
 
-def sample_examples(examples: list[Any], size: int | None) -> list[Any]:
-    """A fixed random subset of `size` examples; all of them for None.
-
-    Raises:
-        CtxError: There are fewer examples.
-    """
-    if size is None:
-        return examples
-    if not 0 < size <= len(examples):
-        raise CtxError(
-            f"There are {len(examples)} training examples.",
-            location=f"--train_examples {size}",
-            hint=f"use a number from 1 to {len(examples)}.",
-        )
-    return random.Random(0).sample(examples, size)
-
-
 @dataclass(frozen=True)
 class FinetuningResult:
-    """A fine-tuned model, its data and its metrics.
+    """A fine-tuned model, its task and examples, and its metrics.
 
     Attributes:
-        task: The task, after `configure`.
-        model: The fine-tuned model.
-        tokenizer: Its tokenizer.
-        accelerator: The run's Accelerator.
-        training, validation: Training and validation examples.
         evaluation: The evaluation on the validation examples.
         baseline: Metrics of `Task.baseline` on the validation examples.
         upper_bounds: Upper bounds of the metrics (`Task.upper_bounds`).
@@ -264,41 +253,65 @@ def finetune(
     Raises:
         CtxError: Files, model, tokenizer and flags do not match each other.
     """
-    finetuning_config = finetuning_config or FinetuningConfig()
+    methods = finetuning_config or FinetuningConfig()
     batch_size = loop_arguments.per_device_batch_size
 
-    # data, configuration, tokenizer
+    # data
     task = TASKS[arguments.task](task_arguments)
     task.check_unused_arguments()
     training, validation = task.read(arguments.train_file, "train"), task.read(arguments.validation_file, "validation")
-    training = sample_examples(training, arguments.train_examples)
+    if (size := arguments.train_examples) is not None:
+        if not 0 < size <= len(training):
+            raise CtxError(
+                f"There are {len(training)} training examples.",
+                location=f"--train_examples {size}",
+                hint=f"use a number from 1 to {len(training)}.",
+            )
+        training = random.Random(0).sample(training, size)  # the same subset for all seeds
+
+    # configuration, tokenizer
     config, tokenizer = load_config_and_tokenizer(arguments, task, require_family=make_setup is not None)
-    fit_config_and_tokenizer(arguments, task, config, tokenizer)
+    if arguments.language is not None:
+        set_language(config, tokenizer, arguments.language, "--language")
+    check_tokenizer_matches_model(tokenizer, config, task_arguments.max_length, location=arguments.model or "--family")
+    prepare_for_tasks(tokenizer, task_arguments.max_length)
+    task.set_token_fields(config, tokenizer)
     task.configure(config, training, validation)
+
     accelerator = make_accelerator(loop_arguments)
     is_main = accelerator.is_main_process
     print_status(f"tokenizing {len(training):,} training and {len(validation):,} validation examples", is_main)
-    train_collate = training_collator(task, config, tokenizer, loop_arguments.seed, is_main)
+    train_collate = task.training_collator(config, tokenizer, loop_arguments.seed, is_main)
     encoded, validation_encoded = task.encode(training, tokenizer), task.encode(validation, tokenizer)
     baseline = task.score(validation, task.baseline(training, validation))
     upper_bounds = task.upper_bounds(validation)
-    require_unsharded_generation(task, accelerator)
+    if task.is_generative:
+        require_full_weights(task, accelerator)
 
     # model, loss, fine-tuning methods
     model = open_model(arguments, task, config, tokenizer)
-    callbacks = finetuning_config.prepare(model, arguments.model, loop_arguments, accelerator)
-    loss_function = TaskLoss(model, task.targets, resolve_label_smoothing(task, config))
+    callbacks = methods.prepare(model, arguments.model, loop_arguments, accelerator)
+    loss_function = TaskLoss(model, task.targets, task.label_smoothing(config))
     collate = task.collator(tokenizer)
     examples, train_collate = make_training_set(
         arguments.unlabelled_file, task, encoded, train_collate, model, tokenizer
     )
-    finetuning_config.methods.cache(
-        model, tokenizer, [*encoded.features, *validation_encoded.features], collate, accelerator
-    )
+    if methods.cache_directory is not None:
+        if accelerator.mixed_precision != "no":
+            raise CtxError(
+                "Features are cached in the precision of the weights.",
+                location=f"--freeze encoder:cache_features with mixed precision {accelerator.mixed_precision}",
+                hint="use only one of them.",
+            )
+        batches = [collate([feature]) for feature in (*encoded.features, *validation_encoded.features)]
+        identity = {"tokenizer": tokenizer_digest(tokenizer)}
+        with accelerator.main_process_first():
+            cache_features(model, methods.cache_directory, batches, identity, show_progress=is_main)
     require_trainable(model)
-    if finetuning_config.low_bits is not None:
-        finetuning_config.low_bits.start(model, encoded.features, collate, batch_size, accelerator)
+    if methods.low_bits is not None:
+        methods.low_bits.start(model, encoded.features, collate, batch_size, accelerator)
 
+    # training
     evaluation = TaskEvaluation(task, validation, validation_encoded, collate, batch_size)
     setup = TrainingSetup(model, train_collate)
     if make_setup is not None:
@@ -314,14 +327,14 @@ def finetune(
         loss_function=loss_function if make_setup is None else None,
         callbacks=callbacks,
         identity={
-            **finetuning_config.identity(model),
+            **methods.identity(model),
             **flags_identity(arguments, UNCOMPARED_FIELDS, files=("train_file", "validation_file", "unlabelled_file")),
             **asdict(task_arguments),
             **setup.identity,
         },
     )
-    if finetuning_config.low_bits is not None:
-        finetuning_config.low_bits.save(model, tokenizer, loop_arguments.output_dir, accelerator)
+    if methods.low_bits is not None:
+        methods.low_bits.save(model, tokenizer, loop_arguments.output_dir, accelerator)
     return FinetuningResult(
         task, model, tokenizer, accelerator, training, validation, evaluation, baseline, upper_bounds, result
     )

@@ -9,16 +9,14 @@ from typing import Any, Self
 import torch
 from accelerate import Accelerator
 from torch import Tensor
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from hf_ctxmodels.core.adapter_files import suppress_adapter_notice
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.weights import is_quantized
 from hf_ctxmodels.data import ExampleSet
-from hf_ctxmodels.downstream.finetuning.fisher import Labels, fisher_information, save_fisher, single_example_batches
-from hf_ctxmodels.downstream.loading_with_adapters import add_saved_adapters
+from hf_ctxmodels.downstream.adapters.save_load import add_saved_adapters
 from hf_ctxmodels.objectives import Objective
-from hf_ctxmodels.spec import FamilySpec
 from hf_ctxmodels.training.evaluation import LossEvaluation
 from hf_ctxmodels.training.model_loading import load_config, load_model, load_tokenizer, require_single_task
 from hf_ctxmodels.training.optimizers import LAYER
@@ -70,7 +68,13 @@ class PretrainingEvaluation:
             validation_fraction=held_out or 0.0,
         )
         family, tokenizer = resolve_family(arguments), load_tokenizer(source)
-        arguments.objective = arguments.objective or _objective_of_head(family, config)
+        if not arguments.objective:  # the first one that trains the head in the checkpoint; None for the default
+            heads = {name: family.models.get(objective.auto_class) for name, objective in family.objectives.items()}
+            saved_heads = {name.removeprefix("Ctx") for name in config.architectures or []}
+            matches = [
+                name for name, head in heads.items() if head and head.__name__.removeprefix("Ctx") in saved_heads
+            ]
+            arguments.objective = matches[0] if matches else None
         name, objective = make_objective(family, tokenizer, arguments, seed=0)
         if summary is not None:
             options = summary.objective_options
@@ -138,28 +142,6 @@ class PretrainingEvaluation:
         add_saved_adapters(self.model, finetuned)
 
 
-def _objective_of_head(family: FamilySpec, config: PreTrainedConfig) -> str | None:
-    """The family's first objective that trains the head in a checkpoint's configuration; None for the default."""
-    saved_classes = {name.removeprefix("Ctx") for name in config.architectures or []}
-    for name, objective in family.objectives.items():
-        model_class = family.models.get(objective.auto_class)
-        if model_class is not None and model_class.__name__.removeprefix("Ctx") in saved_classes:
-            return name
-    return None
-
-
-def compute_fisher(evaluation: PretrainingEvaluation, file: str, number: int, labels: Labels) -> None:
-    """Compute the Fisher information of the first examples of the text, and save it.
-
-    Raises:
-        CtxError: As `fisher_information`.
-    """
-    batches = single_example_batches(evaluation.objective.collate, evaluation.examples, number, evaluation.model.device)
-    fisher = fisher_information(evaluation.model, batches, labels)
-    facts = {"objective": evaluation.name, "examples": min(number, len(evaluation.examples)), "labels": labels}
-    save_fisher(file, fisher, evaluation.model, **facts)
-
-
 def distances(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> dict[str, dict[str, float]]:
     """The L2 distance between weights before and after fine-tuning: of weights outside the layers ("other"), of each
     layer ("layers.0"; in an encoder-decoder "encoder.layers.0" and "decoder.layers.0"), and of all ("encoder").
@@ -168,7 +150,7 @@ def distances(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> dict
         before, after: Weights by their names in the encoder; weights that one of them lacks are ignored.
 
     Returns:
-        Part -> "distance", and "relative" to the norm before.
+        Part -> "distance", and "relative" to the norm before; layers in the order of application.
     """
     sums: dict[str, list[float]] = {}
     for name in sorted(set(before) & set(after)):
@@ -179,18 +161,20 @@ def distances(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> dict
             totals = sums.setdefault(part, [0.0, 0.0])
             totals[0] += float(change.square().sum())
             totals[1] += float(old.square().sum())
+
+    def order(part: str) -> tuple[int, bool, int]:
+        layer = LAYER.match(f"{part}.")
+        if layer is None:
+            return ("other", "", "encoder").index(part), False, 0
+        return 1, part.startswith("decoder."), int(layer["number"])
+
     return {
-        part: {"distance": math.sqrt(change), "relative": math.sqrt(change / size) if size else math.nan}
-        for part, (change, size) in sorted(sums.items(), key=lambda item: _part_order(item[0]))
+        part: {
+            "distance": math.sqrt(sums[part][0]),
+            "relative": math.sqrt(sums[part][0] / sums[part][1]) if sums[part][1] else math.nan,
+        }
+        for part in sorted(sums, key=order)
     }
-
-
-def _part_order(part: str) -> tuple[int, bool, int]:
-    """Sort key: the order of application, the encoder's layers before the decoder's."""
-    layer = LAYER.match(f"{part}.")
-    if layer is None:
-        return ("other", "", "encoder").index(part), False, 0
-    return 1, part.startswith("decoder."), int(layer["number"])
 
 
 def measure_forgetting(evaluation: PretrainingEvaluation, finetuned: str, batch_size: int = 32) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.downstream.finetuning.anchoring import pretrained_parameters
-from hf_ctxmodels.downstream.finetuning.fisher import weights_digest
+from hf_ctxmodels.core.weights import weights_digest
+from hf_ctxmodels.downstream.finetuning.l2_sp import pretrained_parameters
 from hf_ctxmodels.layers.recurrent.gru import GRU
 from hf_ctxmodels.layers.recurrent.lstm import LSTM
 from hf_ctxmodels.training.callbacks import FinetuningCallback
@@ -50,7 +50,18 @@ class Mixout(FinetuningCallback):
                 hint="use 0.9 or less; to keep the encoder unchanged, use --freeze encoder.",
             )
         self._probability, self._seed = probability, seed
-        self.mixed = _mixable_weights(model)
+        layers = [module for module in model.base_model.modules() if isinstance(module, nn.Linear | LSTM | GRU)]
+        weight_ids = {
+            id(parameter)
+            for layer in layers
+            for name, parameter in layer.named_parameters(recurse=False)
+            if parameter.ndim >= 2 and "bias" not in name
+        }
+        self.mixed = {name: weight for name, weight in pretrained_parameters(model).items() if id(weight) in weight_ids}
+        if not self.mixed:
+            raise CtxError(
+                f"The encoder of {type(model).__name__} has no linear layers.", location="--mixout", hint="remove it."
+            )
         self._pretrained = [parameter.detach().clone() for parameter in self.mixed.values()]
         self._unmixed: list[Tensor] = []
         self._factors: list[Tensor] = []
@@ -61,13 +72,7 @@ class Mixout(FinetuningCallback):
         return {"mixout_start": weights_digest(dict(zip(self.mixed, self._pretrained, strict=True)))}
 
     def mask(self, step: int, index: int, columns: int) -> Tensor:
-        """(columns,) bool: the columns with pretrained weights in the step after `step` steps.
-
-        Args:
-            step: Completed optimizer steps.
-            index: The parameter's index in `mixed`.
-            columns: The parameter's number of columns.
-        """
+        """(columns,) bool: the columns of the parameter `index` of `mixed` with pretrained weights, after `step` steps."""
         generator = np.random.Generator(np.random.Philox(np.random.SeedSequence((self._seed, step, index))))
         return torch.from_numpy(generator.random(columns) < self._probability)
 
@@ -90,24 +95,3 @@ class Mixout(FinetuningCallback):
             if parameter.grad is not None:
                 parameter.grad.mul_(factor)
         self._unmixed, self._factors = [], []
-
-
-def _mixable_weights(model: PreTrainedModel) -> dict[str, nn.Parameter]:
-    """The pretrained weights of the encoder's linear and recurrent layers, whose last axis is the inputs'.
-
-    Raises:
-        CtxError: There are none.
-    """
-    layers = [module for module in model.base_model.modules() if isinstance(module, nn.Linear | LSTM | GRU)]
-    weight_ids = {
-        id(parameter)
-        for layer in layers
-        for name, parameter in layer.named_parameters(recurse=False)
-        if parameter.ndim >= 2 and "bias" not in name
-    }
-    weights = {name: weight for name, weight in pretrained_parameters(model).items() if id(weight) in weight_ids}
-    if not weights:
-        raise CtxError(
-            f"The encoder of {type(model).__name__} has no linear layers.", location="--mixout", hint="remove it."
-        )
-    return weights

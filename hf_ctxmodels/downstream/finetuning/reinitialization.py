@@ -17,21 +17,18 @@ def reinitialize_layers(model: PreTrainedModel, number: int, seed: int, *, poole
 
     Layers that share all their weights count as one. In an encoder-decoder the decoder's layers, which its heads read,
     are re-initialised: self-attention, cross-attention and feed-forward network. The paper also re-initialises the
-    pooler.
-
-    Args:
-        model: The model with its pretrained weights.
-        number: Number of layers, from the top.
-        seed: Seed of the weights.
-        pooler: Also re-initialise the encoder's pooler.
-
-    Returns:
-        Names of the parameters.
+    pooler. Returns the names of the parameters.
 
     Raises:
         CtxError: The encoder has fewer layers, or no pooler.
     """
-    layers = _distinct_layers(model)
+    layers: list[list[torch.nn.Parameter]] = []  # parameters that are not shared with a lower layer
+    seen_ids: set[int] = set()
+    for layer in getattr(find_layer_stack(model.base_model), LAYERS, ()):
+        parameters = [parameter for parameter in layer.parameters() if id(parameter) not in seen_ids]
+        seen_ids |= {id(parameter) for parameter in parameters}
+        if parameters:
+            layers.append(parameters)
     if not 0 <= number <= len(layers):
         raise CtxError(
             f"The encoder of {type(model).__name__} has {len(layers)} layers with weights of their own.",
@@ -39,17 +36,16 @@ def reinitialize_layers(model: PreTrainedModel, number: int, seed: int, *, poole
             hint=f"use a number from 0 to {len(layers)}.",
         )
     parameter_ids = {id(parameter) for layer in layers[len(layers) - number :] for parameter in layer}
-    names = [name for name, parameter in model.named_parameters() if id(parameter) in parameter_ids]
     if pooler:
-        prefix = f"{_encoder_prefix(model)}pooler."
-        pooler_names = [name for name, _ in model.named_parameters() if name.startswith(prefix)]
-        if not pooler_names:
+        pooler_module = getattr(model.base_model, "pooler", None)
+        if pooler_module is None:
             raise CtxError(
                 f"The encoder of {type(model).__name__} has no pooler.",
                 location="--reinit_modules pooler",
                 hint="remove it.",
             )
-        names += pooler_names
+        parameter_ids |= {id(parameter) for parameter in pooler_module.parameters()}
+    names = [name for name, parameter in model.named_parameters() if id(parameter) in parameter_ids]
     reinitialize_parameters(model, names, seed)
     return names
 
@@ -60,12 +56,11 @@ def pretrained_head_modules(model: PreTrainedModel) -> list[str]:
     new_modules = getattr(model, "newly_initialized_modules", ())
     # tied parameters are listed once, in the encoder
     untied_modules = {name.partition(".")[0] for name, _ in model.named_parameters()}
+    new_names = {name.partition(".")[0] for name in new_modules}
     return [
         name
         for name, module in model.named_children()
-        if module is not model.base_model
-        and name in untied_modules
-        and not any(new == name or new.startswith(f"{name}.") for new in new_modules)
+        if module is not model.base_model and name in untied_modules and name not in new_names
     ]
 
 
@@ -75,10 +70,9 @@ def reinitialize_head(model: PreTrainedModel, seed: int) -> list[str]:
     Raises:
         CtxError: The model has no head.
     """
-    prefix = _encoder_prefix(model)
-    names = [name for name in _weights(model) if not name.startswith(prefix)]
-    if not prefix or not names:
-        raise CtxError(f"{type(model).__name__} has no head.", location="--reset_head", hint="remove it.")
+    names = [name for name in _weights(model) if not name.startswith(f"{model.base_model_prefix}.")]
+    if model.base_model is model or not names:
+        raise CtxError(f"{type(model).__name__} has no head.", location="--reinit_modules head", hint="remove it.")
     reinitialize_parameters(model, names, seed)
     return names
 
@@ -107,19 +101,3 @@ def reinitialize_parameters(model: PreTrainedModel, names: Collection[str], seed
 def _weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     """Parameters, tied ones once, and buffers."""
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
-
-
-def _distinct_layers(model: PreTrainedModel) -> list[list[torch.nn.Parameter]]:
-    """The parameters of each layer that are not shared with a lower layer, from the lowest layer up."""
-    layers: list[list[torch.nn.Parameter]] = []
-    seen_ids: set[int] = set()
-    for layer in getattr(find_layer_stack(model.base_model), LAYERS, ()):
-        parameters = [parameter for parameter in layer.parameters() if id(parameter) not in seen_ids]
-        seen_ids |= {id(parameter) for parameter in parameters}
-        if parameters:
-            layers.append(parameters)
-    return layers
-
-
-def _encoder_prefix(model: PreTrainedModel) -> str:
-    return "" if model.base_model is model else f"{model.base_model_prefix}."

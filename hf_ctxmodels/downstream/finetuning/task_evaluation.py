@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,41 +16,32 @@ from hf_ctxmodels.downstream.tasks.base import Collator, Logits
 from hf_ctxmodels.training.batches import count_targets
 
 
+@dataclass
 class TaskEvaluation:
     """Evaluation for the training loop: `{"eval_loss": ..., "eval_<metric>": ...}` over all examples.
 
     The loss is the mean over all targets. The result does not depend on batches and the number of processes.
 
-    Args:
-        task: The task after `configure`.
-        examples, encoded: The examples and their encoding.
+    Attributes:
+        task, examples, encoded: The task after `configure`, the examples and their encoding.
         collate: The task's collator.
         batch_size: Features per process and batch.
-
-    Attributes:
         predictions: One prediction per example, from the latest call.
     """
 
-    def __init__(
-        self, task: Task[Any], examples: Sequence[Any], encoded: Encoded, collate: Collator, batch_size: int
-    ) -> None:
-        self._task, self._examples, self._encoded = task, examples, encoded
-        self._collate, self._batch_size = collate, batch_size
-        self.predictions: list[Any] = []
-
-    def __call__(self, model: nn.Module, accelerator: Accelerator) -> dict[str, float]:
-        """Predict and score; a collective call, with the same result on all processes."""
-        outputs, loss = self._predict(model, accelerator)
-        self.predictions = self._task.decode(self._examples, self._encoded, outputs)
-        scores = self._task.score(self._examples, self.predictions)
-        return {"eval_loss": loss} | {f"eval_{name}": value for name, value in scores.items()}
+    task: Task[Any]
+    examples: Sequence[Any]
+    encoded: Encoded
+    collate: Collator
+    batch_size: int
+    predictions: list[Any] = field(default_factory=list)
 
     @torch.no_grad()
-    def _predict(self, model: nn.Module, accelerator: Accelerator) -> tuple[list[Logits], float]:
-        """The outputs for all features, in order, and the mean loss, on all processes."""
+    def __call__(self, model: nn.Module, accelerator: Accelerator) -> dict[str, float]:
+        """Predict and score; a collective call, with the same result on all processes."""
         unwrapped = accelerator.unwrap_model(model)
-        features, targets = self._encoded.features, self._task.targets
-        starts = range(0, len(features), self._batch_size)
+        features, targets = self.encoded.features, self.task.targets
+        starts = range(0, len(features), self.batch_size)
         passes = math.ceil(len(starts) / accelerator.num_processes)
         outputs_by_start: dict[int, list[Logits]] = {}
         loss_and_count = torch.zeros(2, dtype=torch.float64)
@@ -57,21 +49,24 @@ class TaskEvaluation:
         for number in progress_bar(numbers, "evaluating", unit="batches", enabled=accelerator.is_main_process):
             # sharded models need the same number of forward passes on all processes, so some repeat the last batch
             start = starts[min(number, len(starts) - 1)]
-            batch = self._collate(features[start : start + self._batch_size])
+            batch = self.collate(features[start : start + self.batch_size])
             inputs = send_to_device(batch, accelerator.device)
             output = model(**inputs)
             if number < len(starts):
                 outputs_by_start[start] = (
-                    self._task.generate(unwrapped, inputs)
-                    if self._task.is_generative
-                    else feature_outputs(self._task, output, batch)
+                    self.task.generate(unwrapped, inputs)
+                    if self.task.is_generative
+                    else feature_outputs(self.task, output, batch)
                 )
                 count = float(count_targets([batch], targets)[0])
                 loss_and_count += torch.tensor([output.loss.item() * count, count], dtype=torch.float64)
         gathered = gather_object([(outputs_by_start, loss_and_count.tolist())])
         all_outputs = {start: batch for outputs, _ in gathered for start, batch in outputs.items()}
         loss_sum, count = (math.fsum(values) for values in zip(*(sums for _, sums in gathered)))
-        return [output for start in starts for output in all_outputs[start]], loss_sum / count
+        outputs = [output for start in starts for output in all_outputs[start]]
+        self.predictions = self.task.decode(self.examples, self.encoded, outputs)
+        scores = self.task.score(self.examples, self.predictions)
+        return {"eval_loss": loss_sum / count} | {f"eval_{name}": value for name, value in scores.items()}
 
 
 def feature_outputs(task: Task[Any], output: Any, batch: dict[str, torch.Tensor]) -> list[Logits]:

@@ -72,44 +72,30 @@ class TaskLoss:
         self._logits_option = {"return_logits": True} if has_logits_option else {}
 
     def __call__(self, model: nn.Module, batch: Mapping[str, Any], num_items_in_batch: ItemCounts) -> ModelOutput:
-        """The model's output with the training loss.
+        """The output of the model, possibly wrapped for several processes, with the training loss.
 
-        Args:
-            model: The model, possibly wrapped for several processes.
-            batch: Arguments of the model's forward.
-            num_items_in_batch: Numbers of targets to divide by, see `heads.base.mean_over_targets`; None for the
-                numbers in `batch`.
+        `num_items_in_batch` is the number of targets to divide by, see `heads.base.mean_over_targets`.
         """
         if self._label_smoothing:
             output = model(**batch, **self._logits_option)
             output.loss = smoothed_cross_entropy(
                 output.logits, batch["labels"], self._label_smoothing, num_items_in_batch
             )
-        elif self._normalizes_itself:
-            output = model(**batch, num_items_in_batch=num_items_in_batch)
-        else:
-            output = model(**batch)
-            if num_items_in_batch is not None:
-                count = count_targets([batch], self.targets)[0]
-                total = (
-                    num_items_in_batch[self.targets[0]]
-                    if isinstance(num_items_in_batch, Mapping)
-                    else num_items_in_batch
-                )
-                output.loss = output.loss * count / total
+            return output
+        if self._normalizes_itself:
+            return model(**batch, num_items_in_batch=num_items_in_batch)
+        output, total = model(**batch), num_items_in_batch
+        if total is not None:
+            total = total[self.targets[0]] if isinstance(total, Mapping) else total
+            output.loss = output.loss * count_targets([batch], self.targets)[0] / total
         return output
 
 
 def smoothed_cross_entropy(
     logits: Tensor | None, labels: Tensor, label_smoothing: float, num_items_in_batch: ItemCounts = None
 ) -> Tensor:
-    """Mean cross-entropy in nats with smoothed labels.
-
-    Args:
-        logits: (batch, length, vocabulary).
-        labels: (batch, length) token ids; -100 is ignored.
-        label_smoothing: Share of the probability that is spread over the vocabulary.
-        num_items_in_batch: As in `mean_over_targets`.
+    """Mean cross-entropy (nats) of logits (batch, length, vocabulary) with a share `label_smoothing` of the probability
+    spread over the vocabulary; labels (batch, length) of -100 are ignored.
 
     Raises:
         CtxError: There are no logits for the labels.

@@ -37,9 +37,6 @@ class ChainThaw(LayerUnfreezing):
         CtxError: The model has no heads, or its stack of layers is unknown.
     """
 
-    _best_weights: dict[str, torch.Tensor]
-    _best_score: float
-
     def __init__(
         self, model: PreTrainedModel, first_rate: float = 1e-3, rate: float = 1e-4, metric: str = "eval_loss"
     ) -> None:
@@ -51,7 +48,8 @@ class ChainThaw(LayerUnfreezing):
         last = len(self._groups) - 1
         self.stages = [[last], *([depth] for depth in range(last)), list(range(last + 1))]
         self._first_rate, self._rate, self._metric = first_rate, rate, metric
-        self._reset_best()
+        self._best_weights: dict[str, torch.Tensor] = {}
+        self._best_score = float("inf")
 
     def on_train_begin(
         self,
@@ -87,14 +85,22 @@ class ChainThaw(LayerUnfreezing):
         groups = self._optimizer.param_groups
         self._lr_ratios = [group["lr"] / groups[0]["lr"] for group in groups]
         if state.global_step:
-            self._load_best(checkpoint_directory(args, state, checkpoint))
+            directory = checkpoint_directory(args, state, checkpoint)
+            if not (directory / _BEST_WEIGHTS).is_file():
+                raise CtxError(
+                    "The checkpoint lacks the best weights of the current chain-thaw stage.",
+                    location=str(directory / _BEST_WEIGHTS),
+                    hint="resume a run with chain-thaw from a checkpoint in its output directory, or train from the "
+                    "start.",
+                )
+            self._best_weights = load_file(directory / _BEST_WEIGHTS, str(self._model.device))
+            self._best_score = json.loads((directory / _BEST_SCORE).read_text(encoding="utf-8"))
 
     def stage(self, step: int) -> int:
         """Index of the stage that contains the step after `step` steps."""
         return min(step * len(self.stages) // self._total_steps, len(self.stages) - 1)
 
     def _is_stage_end(self, step: int) -> bool:
-        """Whether a stage ends after `step` steps."""
         return step == self._total_steps or self.stage(step) != self.stage(step - 1)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -103,7 +109,7 @@ class ChainThaw(LayerUnfreezing):
         stage = self.stage(step)
         if step == 0 or self._is_stage_end(step):
             self._optimizer.state.clear()
-            self._reset_best()
+            self._best_weights, self._best_score = {}, float("inf")
         self.train_groups(self.stages[stage])
         rate = self._rate if stage else self._first_rate
         for group, ratio in zip(self._optimizer.param_groups, self._lr_ratios, strict=True):
@@ -121,11 +127,9 @@ class ChainThaw(LayerUnfreezing):
         """Store the best weights of the stage, and restore them at its end."""
         if not state.global_step:  # Trainer can evaluate before training
             return
-        if self._metric not in (metrics or {}):
-            raise CtxError(
-                f"The evaluation has no metric {self._metric!r}.", hint=f"use one of {', '.join(metrics or {})}."
-            )
-        assert metrics is not None
+        metrics = metrics or {}
+        if self._metric not in metrics:
+            raise CtxError(f"The evaluation has no metric {self._metric!r}.", hint=f"use one of {', '.join(metrics)}.")
         if metrics[self._metric] < self._best_score or not self._best_weights:
             self._best_score = metrics[self._metric]
             self._best_weights = {name: weight.detach().clone() for name, weight in self._trained_weights().items()}
@@ -139,24 +143,9 @@ class ChainThaw(LayerUnfreezing):
         if not state.is_world_process_zero:
             return
         directory = checkpoint_directory(args, state, checkpoint)
-        save_file(
-            {name: weight.cpu().contiguous() for name, weight in self._best_weights.items()}, directory / _BEST_WEIGHTS
-        )
+        weights = {name: weight.cpu().contiguous() for name, weight in self._best_weights.items()}
+        save_file(weights, directory / _BEST_WEIGHTS)
         (directory / _BEST_SCORE).write_text(json.dumps(self._best_score), encoding="utf-8")
-
-    def _load_best(self, directory: Path) -> None:
-        if not (directory / _BEST_WEIGHTS).is_file():
-            raise CtxError(
-                "The checkpoint lacks the best weights of the current chain-thaw stage.",
-                location=str(directory / _BEST_WEIGHTS),
-                hint="resume a run with chain-thaw from a checkpoint in its output directory, or train from the start.",
-            )
-        self._best_weights = load_file(directory / _BEST_WEIGHTS, str(self._model.device))
-        self._best_score = json.loads((directory / _BEST_SCORE).read_text(encoding="utf-8"))
-
-    def _reset_best(self) -> None:
-        self._best_weights = {}
-        self._best_score = float("inf")
 
     def _trained_weights(self) -> dict[str, nn.Parameter]:
         return {name: parameter for name, parameter in self._model.named_parameters() if parameter.requires_grad}
@@ -197,7 +186,19 @@ class ThreeStageUnfreezing(LayerUnfreezing):
                 hint="use two numbers of passes over the data, the lower one first.",
             )
         if lm_weights is not None:
-            _check_lm_weights(model, lm_weights)
+            location = f"--freeze three-stage:lm_weights={lm_weights[0]:g},{lm_weights[1]:g}"
+            if not getattr(model, "has_auxiliary_lm_loss", False):
+                raise CtxError(
+                    f"{type(model).__name__} has no auxiliary language modelling loss.",
+                    location=location,
+                    hint="remove it, or use a family whose heads have one: gpt, grover.",
+                )
+            if not 0 < lm_weights[1] <= lm_weights[0]:
+                raise CtxError(
+                    "The weight of the auxiliary loss must be above 0 and must not increase.",
+                    location=location,
+                    hint="use two numbers, the larger one first, for example 0.2 0.1.",
+                )
         self._epochs, self._lm_weights = epochs, lm_weights
         self._config_lm_weight = getattr(model.config, "lm_loss_weight", None)
 
@@ -241,20 +242,3 @@ class ThreeStageUnfreezing(LayerUnfreezing):
         super().on_train_end(args, state, control, **kwargs)
         if self._lm_weights is not None:
             self._model.config.lm_loss_weight = self._config_lm_weight
-
-
-def _check_lm_weights(model: PreTrainedModel, weights: tuple[float, float]) -> None:
-    """Raise CtxError for a head without the auxiliary loss, or weights that increase."""
-    location = f"--freeze three-stage:lm_weights={weights[0]:g},{weights[1]:g}"
-    if not getattr(model, "has_auxiliary_lm_loss", False):
-        raise CtxError(
-            f"{type(model).__name__} has no auxiliary language modelling loss.",
-            location=location,
-            hint="remove it, or use a family whose heads have one: gpt, grover.",
-        )
-    if not 0 < weights[1] <= weights[0]:
-        raise CtxError(
-            "The weight of the auxiliary loss must be above 0 and must not increase.",
-            location=location,
-            hint="use two numbers, the larger one first, for example 0.2 0.1.",
-        )

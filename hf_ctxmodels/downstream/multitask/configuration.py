@@ -72,17 +72,8 @@ class CtxMultiTaskConfig(CtxConfig):
         if isinstance(self.encoder, Mapping):
             self.encoder = get_family(str(self.encoder.get("model_type"))).config.from_dict(dict(self.encoder))
         self.tasks = deepcopy(self.tasks or {})
-        self._check_tasks()
-        for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
-            if getattr(self, name) is None:
-                setattr(self, name, getattr(self.encoder, name))
-        super().__post_init__(**kwargs)
-        self.is_encoder_decoder = self.encoder.is_encoder_decoder
-
-    def _check_tasks(self) -> None:
-        """Check the names, heads and fields of the tasks."""
         family = get_family(self.encoder)
-        for name, task in (self.tasks or {}).items():
+        for name, task in self.tasks.items():
             location = f"tasks[{name!r}]"
             check_task_name(name, location)
             if not isinstance(task, Mapping) or set(task) != _KEYS:
@@ -103,6 +94,11 @@ class CtxMultiTaskConfig(CtxConfig):
                     location=location,
                     hint="remove it.",
                 )
+        for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+            if getattr(self, name) is None:
+                setattr(self, name, getattr(self.encoder, name))
+        super().__post_init__(**kwargs)
+        self.is_encoder_decoder = self.encoder.is_encoder_decoder
 
     def head_class(self, task: str) -> Any:
         """The family's class for the head of a task."""
@@ -113,11 +109,7 @@ class CtxMultiTaskConfig(CtxConfig):
         return self._task(task)["loss_weight"]
 
     def task_config(self, task: str) -> CtxConfig:
-        """Configuration of a task's plain model of the encoder's family.
-
-        Raises:
-            CtxError: There is no such task.
-        """
+        """Configuration of a task's plain model of the encoder's family; raises CtxError if there is no such task."""
         values = {**self.encoder.to_dict(), **self._task(task)["fields"], "tokenizer_digest": self.tokenizer_digest}
         for name in ("architectures", "auto_map", "_name_or_path"):
             values.pop(name, None)

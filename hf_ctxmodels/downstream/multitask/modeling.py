@@ -5,10 +5,10 @@ from typing import Any
 from torch import Tensor, nn
 from transformers.utils.generic import can_return_tuple
 
+from hf_ctxmodels.core.adapter_files import is_adapter_parameter
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.core.weights import is_quantized
-from hf_ctxmodels.downstream.adapters.adapter_set import has_adapters
 from hf_ctxmodels.downstream.multitask.configuration import CtxMultiTaskConfig
 from hf_ctxmodels.registry import get_family
 
@@ -65,11 +65,7 @@ class CtxMultiTaskModel(CtxPreTrainedModel):
         }
 
     def head(self, task: str) -> Any:
-        """The head of a task, on the shared encoder.
-
-        Raises:
-            CtxError: There is no such task.
-        """
+        """The head of a task, on the shared encoder; raises CtxError if there is no such task."""
         if not isinstance(task, str) or task not in self.heads:
             raise CtxError(f"The model has no task {task!r}.", hint=f"use one of {', '.join(self.heads)}.")
         return self.heads[task]
@@ -82,15 +78,10 @@ class CtxMultiTaskModel(CtxPreTrainedModel):
         task: str | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Run the encoder and the head of a task, or the encoder alone without a task.
+        """The output of the head of a task, to which all examples belong, or of the encoder alone without a task.
 
-        Args:
-            input_ids, attention_mask: As in the task's head.
-            task: The task of all examples of the batch.
-            kwargs: Other arguments of the head: further inputs, targets, `num_items_in_batch`.
-
-        Returns:
-            The head's output. In training mode the loss is multiplied by the task's weight.
+        Other arguments are the head's: further inputs, targets, `num_items_in_batch`. In training mode the loss is
+        multiplied by the task's weight.
 
         Raises:
             CtxError: There is no such task, or the head raises it.
@@ -104,11 +95,7 @@ class CtxMultiTaskModel(CtxPreTrainedModel):
         return output
 
     def task_weights(self, task: str) -> dict[str, Tensor]:
-        """The weights of a task's plain model by their names there, also of a pooler that the head does not read.
-
-        Raises:
-            CtxError: There is no such task.
-        """
+        """The weights of a task's plain model by their names there, also of a pooler that the head does not read."""
         head = self.head(task)
         encoder = {f"{head.base_model_prefix}.{name}": value for name, value in self.encoder.state_dict().items()}
         return {**encoder, **head.state_dict()}
@@ -124,7 +111,7 @@ class CtxMultiTaskModel(CtxPreTrainedModel):
                 "A quantized model has no plain weights for the model of a task.",
                 hint="call `task` of the float32 model, and quantize the result.",
             )
-        if has_adapters(self.encoder):
+        if any(is_adapter_parameter(parameter) for parameter, _ in self.encoder.named_parameters()):
             raise CtxError(
                 "The encoder has adapters, which the plain model of a task would lack.",
                 hint="save and delete the adapters, call `task`, and load the adapters by load_adapter.",
@@ -134,37 +121,25 @@ class CtxMultiTaskModel(CtxPreTrainedModel):
         plain.load_state_dict({key: weights[key] for key in plain.state_dict()})
         return plain.train(self.training)
 
-    def copy_encoder_weights(self, model: CtxPreTrainedModel) -> None:
-        """Copy the weights of another model's encoder.
-
-        Args:
-            model: A model of the encoder's family, with a pooler if this encoder has one.
-        """
-        self.encoder.load_state_dict(model.base_model.state_dict())
-
 
 def _select_encoder(heads: dict[str, Any]) -> CtxPreTrainedModel:
-    """The encoder of one of the heads that serves all heads.
+    """The encoder of one of the heads that serves all heads; raises CtxError if they differ in more than an unused
+    pooler."""
 
-    Raises:
-        CtxError: The encoders differ in more than an unused pooler.
-    """
+    def modules(head: Any, with_pooler: bool) -> set[tuple[Any, ...]]:
+        return {
+            (name, type(module), tuple(parameter.shape for parameter in module.parameters(recurse=False)))
+            for name, module in head.base_model.named_modules()
+            if with_pooler or name.split(".")[0] != "pooler"
+        }
+
     largest = max(heads, key=lambda name: (heads[name].uses_pooler, len(heads[name].base_model.state_dict())))
-    available = _encoder_modules(heads[largest], with_pooler=True)
+    available = modules(heads[largest], with_pooler=True)
     for name, head in heads.items():
-        if not _encoder_modules(head, with_pooler=head.uses_pooler) <= available:
+        if not modules(head, with_pooler=head.uses_pooler) <= available:
             raise CtxError(
                 f"The tasks {largest} and {name} cannot share an encoder: {type(heads[largest]).__name__} and "
                 f"{type(head).__name__} need different encoder modules.",
                 hint="train the tasks separately, or use another family.",
             )
     return heads[largest].base_model
-
-
-def _encoder_modules(head: Any, with_pooler: bool) -> set[tuple[str, str, tuple[Any, ...]]]:
-    """Name, class and parameter shapes of the modules of a head's encoder."""
-    return {
-        (name, type(module).__name__, tuple(parameter.shape for parameter in module.parameters(recurse=False)))
-        for name, module in head.base_model.named_modules()
-        if with_pooler or name.split(".")[0] != "pooler"
-    }

@@ -59,11 +59,11 @@ class Encoded:
     origins: list[Any]
 
 
+@dataclass(frozen=True)
 class FeatureCollator:
     """Wraps a collator of transformers, and removes the columns that the training loop adds to the examples."""
 
-    def __init__(self, collate: Collator) -> None:
-        self._collate = collate
+    collate: Collator
 
     def __call__(self, features: list[Feature]) -> dict[str, Any]:
         """A padded batch of arguments of the head's forward."""
@@ -71,7 +71,7 @@ class FeatureCollator:
         features = [
             {name: value for name, value in feature.items() if name not in loop_columns} for feature in features
         ]
-        return dict(self._collate(features))
+        return dict(self.collate(features))
 
 
 Example = TypeVar("Example")
@@ -144,9 +144,11 @@ class Task(ABC, Generic[Example]):
         """Task-specific fields of a new model's configuration that depend on the tokenizer."""
         return {}
 
-    @abstractmethod
+    def set_token_fields(self, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Set the config's ids of tokens that the task needs; called before `configure`."""
+
     def configure(self, config: PreTrainedConfig, train: Sequence[Example], validation: Sequence[Example]) -> None:
-        """Set the config's labels (`id2label`, `label2id`, `problem_type`) from the training examples."""
+        """Set the config's labels (`id2label`, `label2id`, `problem_type`) from the training examples, if any."""
 
     @abstractmethod
     def encode(self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase) -> Encoded:
@@ -155,6 +157,22 @@ class Task(ABC, Generic[Example]):
     def collator(self, tokenizer: PreTrainedTokenizerBase) -> Collator:
         """The collator of padded batches."""
         return FeatureCollator(DataCollatorWithPadding(tokenizer))
+
+    def training_collator(
+        self, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, seed: int, verbose: bool = True
+    ) -> Collator:
+        """The collator of training batches, if it differs from `collator`; called between `configure` and `encode`.
+
+        Args:
+            config, tokenizer: The model's configuration and tokenizer.
+            seed: Seed of random targets, which depend on seed, epoch and example.
+            verbose: Whether to print how targets are changed.
+        """
+        return self.collator(tokenizer)
+
+    def label_smoothing(self, config: PreTrainedConfig) -> float:
+        """The label smoothing in training."""
+        return 0.0
 
     def generate(self, model: PreTrainedModel, batch: dict[str, Any]) -> list[Logits]:
         """The generated output for each feature of a batch; only if `is_generative`."""
@@ -180,11 +198,15 @@ class Task(ABC, Generic[Example]):
         """JSON object of an example for the predictions file."""
         return {"location": example.location, "label": example.label, "prediction": prediction}
 
-    def _columns(self, names: str | None, default: str) -> list[str]:
-        columns = [column.strip() for column in (names or default).split(",")]
-        if not all(columns) or len(set(columns)) < len(columns):
+    def _columns(self, flag: str, default: str, *numbers: int) -> list[str]:
+        """The columns that a flag names; raises CtxError if their number is not among `numbers`, which may be empty."""
+        columns = [column.strip() for column in (getattr(self.arguments, flag) or default).split(",")]
+        if not all(columns) or len(set(columns)) < len(columns) or (numbers and len(columns) not in numbers):
+            expected = f"{' or '.join(map(str, numbers))} columns" if numbers else "a list of columns"
             raise CtxError(
-                f"{names!r} is not a list of columns.", hint="use unique names separated by commas, for example a,b."
+                f"Expected {expected}, got {len(columns)}: {', '.join(columns)!r}.",
+                location=f"--{flag}",
+                hint="use unique names separated by commas, for example a,b.",
             )
         return columns
 
@@ -214,14 +236,6 @@ class LabelledTask(Task[Example]):
                 hint="correct the label, or add training examples with it.",
             )
         return self.labels.index(label)
-
-
-def sorted_labels(labels: set[str]) -> list[str]:
-    """Labels in the order of their ids: integers by value, other labels by name."""
-    try:
-        return sorted(labels, key=int)
-    except ValueError:
-        return sorted(labels)
 
 
 def get_texts(row: Row, columns: Sequence[str]) -> tuple[str, ...]:

@@ -11,14 +11,10 @@ import math
 import re
 import string
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Classification and regression
-# ----------------------------------------------------------------------------------------------------------------------
 
 
 def accuracy(predictions: Sequence[Any], references: Sequence[Any]) -> float:
@@ -29,12 +25,7 @@ def accuracy(predictions: Sequence[Any], references: Sequence[Any]) -> float:
 
 
 def macro_f1(predictions: Sequence[int], references: Sequence[int], labels: Sequence[int] | None = None) -> float:
-    """Mean F1 of the labels, 0 to 1; a label that is never predicted has F1 0.
-
-    Args:
-        predictions, references: Label ids.
-        labels: The averaged labels; None for all labels of the predictions and references.
-    """
+    """Mean F1 of `labels`, by default all labels, 0 to 1; a label that is never predicted has F1 0."""
     from sklearn.metrics import f1_score
 
     return float(f1_score(references, predictions, labels=labels, average="macro", zero_division=0))
@@ -85,20 +76,12 @@ def regression_scores(predictions: Sequence[float], references: Sequence[float])
     }
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Ranking and tagging
-# ----------------------------------------------------------------------------------------------------------------------
-
-
 def ranking_scores(predictions: Sequence[Sequence[float]], references: Sequence[Sequence[bool]]) -> dict[str, float]:
     """Mean reciprocal rank (`mrr`) and precision of the first rank (`accuracy_at_1`), 0 to 1, over queries.
 
-    The rank of a query is the rank of its best relevant candidate. Irrelevant candidates with an equal score rank
-    higher, so that constant scores earn nothing.
-
-    Args:
-        predictions: The scores of each query's candidates.
-        references: Whether each candidate is relevant; at least one of a query's candidates is, at least one is not.
+    The predictions are the scores of each query's candidates, the references whether each candidate is relevant. The
+    rank of a query is the rank of its best relevant candidate. Irrelevant candidates with an equal score rank higher,
+    so that constant scores earn nothing.
     """
     ranks = []
     for scores, relevance in zip(predictions, references, strict=True):
@@ -120,10 +103,6 @@ def entity_scores(predictions: Sequence[Sequence[str]], references: Sequence[Seq
     scores = {"f1": f1, "precision": precision, "recall": recall, "accuracy": accuracy_score(*sides)}
     return {name: float(score) for name, score in scores.items()}
 
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Extractive question answering (Rajpurkar et al. 2016, section 6.1; Rajpurkar et al. 2018, section 4)
-# ----------------------------------------------------------------------------------------------------------------------
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)  # ASCII only: the official script keeps “ ” and –
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
@@ -147,30 +126,21 @@ def answer_f1(prediction: str, answer: str) -> float:
 
 
 def squad_scores(predictions: Sequence[str], answers: Sequence[Sequence[str]]) -> dict[str, float]:
-    """SQuAD 1.1: `f1` and `exact_match` in percent, the best of a question's answers, averaged over questions.
-
-    Args:
-        predictions: The predicted answer of each question.
-        answers: The answers of each question, at least one.
-    """
+    """SQuAD 1.1 (Rajpurkar et al. 2016, section 6.1): `f1` and `exact_match` in percent, the best of a question's
+    answers, averaged over questions."""
     pairs = list(zip(predictions, answers, strict=True))
-    return {
-        "f1": 100 * sum(max(answer_f1(text, answer) for answer in texts) for text, texts in pairs) / len(pairs),
-        "exact_match": 100
-        * sum(max(answer_exact_match(text, answer) for answer in texts) for text, texts in pairs)
-        / len(pairs),
-    }
+    scores = {}
+    for name, score in (("f1", answer_f1), ("exact_match", answer_exact_match)):
+        scores[name] = 100 * sum(max(score(text, answer) for answer in texts) for text, texts in pairs) / len(pairs)
+    return scores
 
 
 def squad_v2_scores(predictions: Sequence[str], answers: Sequence[Sequence[str]]) -> dict[str, float]:
-    """SQuAD 2.0: `exact` and `f1` in percent over all questions, where "" answers an unanswerable question.
+    """SQuAD 2.0 (Rajpurkar et al. 2018, section 4): `exact` and `f1` in percent over all questions, where the prediction
+    for an unanswerable question, which has no answers, should be "".
 
     Also returned: the number of questions `total`, and the same three values of answerable (`HasAns_`) and unanswerable
     (`NoAns_`) questions.
-
-    Args:
-        predictions: The predicted answer of each question, "" for none.
-        answers: The answers of each question; empty for an unanswerable one.
     """
     values: dict[str, list[float]] = {"exact": [], "f1": []}
     for prediction, texts in zip(predictions, answers, strict=True):
@@ -179,11 +149,10 @@ def squad_v2_scores(predictions: Sequence[str], answers: Sequence[Sequence[str]]
         values["exact"].append(max(answer_exact_match(prediction, text) for text in texts or [""]))
         is_empty = float(not normalize_answer(prediction))
         values["f1"].append(max((answer_f1(prediction, text) for text in texts), default=is_empty))
-    is_answerable = [bool(texts) for texts in answers]
-    subsets: Mapping[str, list[int]] = {
+    subsets = {
         "": list(range(len(answers))),
-        "HasAns_": [index for index, answerable in enumerate(is_answerable) if answerable],
-        "NoAns_": [index for index, answerable in enumerate(is_answerable) if not answerable],
+        "HasAns_": [index for index, texts in enumerate(answers) if texts],
+        "NoAns_": [index for index, texts in enumerate(answers) if not texts],
     }
     scores: dict[str, float] = {}
     for name in values:

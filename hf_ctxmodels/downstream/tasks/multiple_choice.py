@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
-from transformers import DataCollatorForMultipleChoice, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import DataCollatorForMultipleChoice, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.table_files import read_table
@@ -45,15 +45,9 @@ class MultipleChoice(Task[MultipleChoiceExample]):
 
     def read_file(self, file: str) -> list[MultipleChoiceExample]:
         """Read the examples of a file."""
-        text_columns = self._columns(self.arguments.text_columns, "text")
-        choice_columns = self._columns(self.arguments.choice_columns, "choices")
+        text_columns = self._columns("text_columns", "text", 1, 2)
+        choice_columns = self._columns("choice_columns", "choices")
         label_column = self.arguments.label_column or "label"
-        if len(text_columns) > 2:
-            raise CtxError(
-                f"Expected one or two text columns, got {len(text_columns)}.",
-                location="--text_columns",
-                hint="use one or two columns.",
-            )
         examples: list[MultipleChoiceExample] = []
         for row in read_table(file, [*text_columns, *choice_columns, label_column]):
             texts = get_texts(row, text_columns)
@@ -66,19 +60,20 @@ class MultipleChoice(Task[MultipleChoiceExample]):
                     location=row.location,
                     hint="pass --choice_columns a,b,..., or one .jsonl column of lists.",
                 )
-            label = _label(row.values[label_column], len(choices), row.location)
+            try:
+                label = int(row.values[label_column])
+            except (TypeError, ValueError):
+                label = -1
+            if not 0 <= label < len(choices):
+                raise CtxError(
+                    f"The label {row.values[label_column]!r} is not an index of the {len(choices)} choices.",
+                    location=row.location,
+                    hint=f"use an integer from 0 to {len(choices) - 1}, or pass another --label_column.",
+                )
             examples.append(
                 MultipleChoiceExample(texts[0], texts[1] if len(texts) == 2 else "", choices, label, row.location)
             )
         return examples
-
-    def configure(
-        self,
-        config: PreTrainedConfig,
-        train: Sequence[MultipleChoiceExample],
-        validation: Sequence[MultipleChoiceExample],
-    ) -> None:
-        """Nothing to set: the head scores any number of choices."""
 
     def encode(self, examples: Sequence[MultipleChoiceExample], tokenizer: PreTrainedTokenizerBase) -> Encoded:
         """Features are (choices, length) lists; origins are example indices."""
@@ -99,7 +94,7 @@ class MultipleChoice(Task[MultipleChoiceExample]):
     def decode(
         self, examples: Sequence[MultipleChoiceExample], encoded: Encoded, outputs: Sequence[Logits]
     ) -> list[int]:
-        """The prediction for each example."""
+        """The index of the highest score."""
         return [int(np.asarray(output["logits"]).argmax()) for output in outputs]
 
     def score(self, examples: Sequence[MultipleChoiceExample], predictions: Sequence[int]) -> dict[str, float]:
@@ -111,17 +106,3 @@ class MultipleChoice(Task[MultipleChoiceExample]):
     ) -> list[int]:
         """The most frequent index of the training file."""
         return [most_frequent(example.label for example in train)] * len(validation)
-
-
-def _label(value: Any, choices: int, location: str) -> int:
-    try:
-        label = int(value)
-    except (TypeError, ValueError):
-        label = -1
-    if not 0 <= label < choices:
-        raise CtxError(
-            f"The label {value!r} is not an index of the {choices} choices.",
-            location=location,
-            hint=f"use an integer from 0 to {choices - 1}, or pass another --label_column.",
-        )
-    return label

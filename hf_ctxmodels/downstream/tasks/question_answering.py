@@ -54,6 +54,22 @@ class Window:
     null_position: int
     spans: np.ndarray
 
+    def target(self, question: Question) -> tuple[int, int]:
+        """First and last token of the first answer; the null position for both if the window lacks a part of it."""
+        null = self.null_position, self.null_position
+        if not question.answers:
+            return null
+        begin, text = question.answers[0]
+        end = begin + len(text)
+        starts, ends = self.spans[:, 0], self.spans[:, 1]
+        in_context = np.flatnonzero(starts >= 0)
+        # Spaces at the ends of the answer belong to no token, so the ends of the answer may not be ends of tokens.
+        overlapping = np.flatnonzero((starts >= 0) & (starts < end) & (ends > begin))
+        first_character, last_character = end - len(text.lstrip()), begin + len(text.rstrip())
+        if not len(overlapping) or first_character < starts[in_context[0]] or last_character > ends[in_context[-1]]:
+            return null
+        return int(overlapping[0]), int(overlapping[-1])
+
 
 def read_squad(file: str) -> list[Question]:
     """The questions of a SQuAD 1.1 or 2.0 JSON file.
@@ -70,21 +86,12 @@ def read_squad(file: str) -> list[Question]:
                     answers = () if entry.get("is_impossible") else entry["answers"]
                     spans = tuple((int(answer["answer_start"]), str(answer["text"])) for answer in answers)
                     location = f"{file}, question {entry['id']!r}"
-                    question, context = _text(entry["question"]), _text(paragraph["context"])
-                    questions.append(Question(str(entry["id"]), question, context, spans, location))
+                    texts = entry["question"], paragraph["context"]
+                    if not all(isinstance(text, str) for text in texts):
+                        raise TypeError(f"a text is {str(texts)[:80]}")
+                    questions.append(Question(str(entry["id"]), *texts, spans, location))
     if not questions:
         raise CtxError("The file has no questions.", location=file, hint="use a file with at least one question.")
-    _check_questions(questions)
-    return questions
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"a text is {str(value)[:80]!r}")
-    return value
-
-
-def _check_questions(questions: list[Question]) -> None:
     ids: set[str] = set()
     for question in questions:
         if question.id in ids:
@@ -98,6 +105,7 @@ def _check_questions(questions: list[Question]) -> None:
                     location=question.location,
                     hint="correct answer_start (in characters, not bytes), or remove the question.",
                 )
+    return questions
 
 
 class _SpanCollator(DataCollatorWithPadding):
@@ -106,13 +114,10 @@ class _SpanCollator(DataCollatorWithPadding):
     def __call__(self, features: list[Feature]) -> dict[str, Any]:
         if self.tokenizer.padding_side == "left":
             longest = max(len(feature["input_ids"]) for feature in features)
+            shifts = [longest - len(feature["input_ids"]) for feature in features]
             features = [
-                feature
-                | {
-                    name: feature[name] + longest - len(feature["input_ids"])
-                    for name in ("start_positions", "end_positions")
-                }
-                for feature in features
+                feature | {name: feature[name] + shift for name in QuestionAnswering.targets}
+                for feature, shift in zip(features, shifts, strict=True)
             ]
         return super().__call__(features)
 
@@ -142,14 +147,19 @@ class QuestionAnswering(Task[Question]):
         return read_squad(file)
 
     def configure(self, config: PreTrainedConfig, train: Sequence[Question], validation: Sequence[Question]) -> None:
-        """Set the labels from the training examples."""
+        """Note whether a question is unanswerable."""
         self.has_unanswerable = any(not question.answers for question in (*train, *validation))
 
     def encode(self, examples: Sequence[Question], tokenizer: PreTrainedTokenizerBase) -> Encoded:
         """Origins are `Window`s."""
         max_length = self.arguments.max_length
         stride = max_length // 3 if self.arguments.doc_stride is None else self.arguments.doc_stride
-        questions = _truncated_questions(examples, tokenizer)
+        questions = [example.question.lstrip() for example in examples]
+        question_offsets = tokenizer(questions, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+        questions = [
+            question if len(offsets) <= MAX_QUESTION_TOKENS else question[: offsets[MAX_QUESTION_TOKENS - 1][1]]
+            for question, offsets in zip(questions, question_offsets, strict=True)
+        ]
         longest = max(len(ids) for ids in tokenizer(questions, add_special_tokens=False)["input_ids"])
         context_length = max_length - tokenizer.num_special_tokens_to_add(pair=True) - longest
         if stride >= context_length or stride < 0:
@@ -176,7 +186,7 @@ class QuestionAnswering(Task[Question]):
             ids = encoding["input_ids"][index]
             null = ids.index(tokenizer.cls_token_id) if tokenizer.cls_token_id in ids else 0
             window = Window(example_index, null, spans)
-            start, end = _target(examples[example_index], window)
+            start, end = window.target(examples[example_index])
             feature = {name: encoding[name][index] for name in encoding}
             features.append(feature | {"start_positions": start, "end_positions": end})
             origins.append(window)
@@ -187,7 +197,7 @@ class QuestionAnswering(Task[Question]):
         return FeatureCollator(_SpanCollator(tokenizer))
 
     def decode(self, examples: Sequence[Question], encoded: Encoded, outputs: Sequence[Logits]) -> list[AnswerSpan]:
-        """The prediction for each example."""
+        """The best span of each context."""
         best = [(-np.inf, "")] * len(examples)
         null = [np.inf] * len(examples)
         for window, output in zip(encoded.origins, outputs, strict=True):
@@ -208,9 +218,8 @@ class QuestionAnswering(Task[Question]):
         """Exact match and F1 in percent: SQuAD 2.0's if the data have unanswerable questions, else SQuAD 1.1's."""
         texts = [prediction.text for prediction in predictions]
         answers = [[text for _, text in example.answers] for example in examples]
-        return (
-            metrics.squad_v2_scores(texts, answers) if self.has_unanswerable else metrics.squad_scores(texts, answers)
-        )
+        score = metrics.squad_v2_scores if self.has_unanswerable else metrics.squad_scores
+        return score(texts, answers)
 
     def baseline(self, train: Sequence[Question], validation: Sequence[Question]) -> list[AnswerSpan]:
         """The first sentence of the context; no answer if most training questions have none."""
@@ -238,35 +247,3 @@ def best_span(start: np.ndarray, end: np.ndarray, allowed: np.ndarray, max_lengt
     scores = np.where(allowed, start, -np.inf)[:, None] + np.lib.stride_tricks.sliding_window_view(ends, width)
     first, extra = np.unravel_index(int(scores.argmax()), scores.shape)
     return float(scores[first, extra]), int(first), int(first + extra)
-
-
-def _truncated_questions(examples: Sequence[Question], tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """The questions without leading spaces, truncated to MAX_QUESTION_TOKENS tokens."""
-    questions = [example.question.lstrip() for example in examples]
-    encoding = tokenizer(questions, add_special_tokens=False, return_offsets_mapping=True)
-    return [
-        question if len(offsets) <= MAX_QUESTION_TOKENS else question[: offsets[MAX_QUESTION_TOKENS - 1][1]]
-        for question, offsets in zip(questions, encoding["offset_mapping"], strict=True)
-    ]
-
-
-def _target(question: Question, window: Window) -> tuple[int, int]:
-    """First and last token of the first answer; the null position for both if the window lacks a part of it."""
-    null = window.null_position
-    if not question.answers:
-        return null, null
-    begin, text = question.answers[0]
-    finish = begin + len(text)
-    # Spaces at the ends of the answer belong to no token, so the ends of the answer may not be ends of tokens.
-    overlapping = np.flatnonzero(
-        (window.spans[:, 0] < finish) & (window.spans[:, 1] > begin) & (window.spans[:, 0] >= 0)
-    )
-    in_context = np.flatnonzero(window.spans[:, 0] >= 0)
-    if not len(overlapping):
-        return null, null
-    covered_from, covered_to = window.spans[in_context[0], 0], window.spans[in_context[-1], 1]
-    stripped_begin = begin + len(text) - len(text.lstrip())
-    stripped_finish = begin + len(text.rstrip())
-    if stripped_begin < covered_from or stripped_finish > covered_to:
-        return null, null
-    return int(overlapping[0]), int(overlapping[-1])

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from transformers import DataCollatorForMultipleChoice, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import DataCollatorForMultipleChoice, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.table_files import Row, read_table
@@ -45,17 +45,11 @@ class Ranking(Task[RankingExample]):
 
     def read_file(self, file: str) -> list[RankingExample]:
         """Read the examples of a file."""
-        columns = self._columns(self.arguments.text_columns, "query,candidate")
-        label = self.arguments.label_column or "label"
-        if len(columns) != 2:
-            raise CtxError(
-                f"Expected two text columns, got {len(columns)}.",
-                location="--text_columns",
-                hint="use the columns of the query and of the candidate.",
-            )
+        columns = self._columns("text_columns", "query,candidate", 2)
+        label_column = self.arguments.label_column or "label"
         groups: dict[str, list[Row]] = {}
         previous = None
-        for row in read_table(file, [*columns, label]):
+        for row in read_table(file, [*columns, label_column]):
             query = get_texts(row, columns)[0]
             if query != previous and query in groups:
                 raise CtxError(
@@ -65,12 +59,26 @@ class Ranking(Task[RankingExample]):
                 )
             groups.setdefault(query, []).append(row)
             previous = query
-        return [_make_example(query, rows, columns[1], label) for query, rows in groups.items()]
-
-    def configure(
-        self, config: PreTrainedConfig, train: Sequence[RankingExample], validation: Sequence[RankingExample]
-    ) -> None:
-        """Nothing to set: the head scores any number of candidates."""
+        examples = []
+        for query, rows in groups.items():
+            for row in rows:
+                if str(row.values[label_column]).strip() not in ("0", "1"):
+                    raise CtxError(
+                        f"The label {row.values[label_column]!r} is neither 1, for a relevant candidate, nor 0.",
+                        location=row.location,
+                        hint="correct the label, or pass another --label_column.",
+                    )
+            relevant = tuple(str(row.values[label_column]).strip() == "1" for row in rows)
+            if not any(relevant) or all(relevant):
+                raise CtxError(
+                    f"{'All' if any(relevant) else 'None'} of the {len(rows)} candidates of a query are relevant: "
+                    f"{query[:60]!r}.",
+                    location=rows[0].location,
+                    hint="remove the query: ranking needs a relevant and an irrelevant candidate.",
+                )
+            candidates = tuple(row.values[columns[1]] for row in rows)
+            examples.append(RankingExample(query, candidates, relevant, rows[0].location))
+        return examples
 
     def encode(self, examples: Sequence[RankingExample], tokenizer: PreTrainedTokenizerBase) -> Encoded:
         """Features are (choices, length) lists: a relevant candidate (`labels` is 0), then the irrelevant candidates.
@@ -131,15 +139,8 @@ class Ranking(Task[RankingExample]):
         }
 
 
-class PaddedChoiceCollator:
-    """Batches of features with different numbers of choices, padded with copies of the first choice.
-
-    Args:
-        tokenizer: Pads the tokens of the choices.
-    """
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self._collate = DataCollatorForMultipleChoice(tokenizer)
+class PaddedChoiceCollator(DataCollatorForMultipleChoice):
+    """Batches of features with different numbers of choices, padded with copies of the first choice."""
 
     def __call__(self, features: list[Feature]) -> dict[str, Any]:
         """The batch of `DataCollatorForMultipleChoice`, and `choice_mask` (batch, choices), 0 at padding choices."""
@@ -153,26 +154,4 @@ class PaddedChoiceCollator:
             for feature in features
         ]
         choice_mask = (torch.arange(max_choices) < num_choices[:, None]).long()
-        return {**self._collate(padded), "choice_mask": choice_mask}
-
-
-def _make_example(query: str, rows: list[Row], candidate: str, label: str) -> RankingExample:
-    """The example of a query; raises CtxError for an invalid label, or if all labels are equal."""
-    labels = []
-    for row in rows:
-        value = str(row.values[label]).strip()
-        if value not in ("0", "1"):
-            raise CtxError(
-                f"The label {row.values[label]!r} is neither 1, for a relevant candidate, nor 0.",
-                location=row.location,
-                hint="correct the label, or pass another --label_column.",
-            )
-        labels.append(value == "1")
-    if not any(labels) or all(labels):
-        raise CtxError(
-            f"{'All' if any(labels) else 'None'} of the {len(rows)} candidates of a query are relevant: "
-            f"{query[:60]!r}.",
-            location=rows[0].location,
-            hint="remove the query: ranking needs a relevant and an irrelevant candidate.",
-        )
-    return RankingExample(query, tuple(row.values[candidate] for row in rows), tuple(labels), rows[0].location)
+        return {**super().__call__(padded), "choice_mask": choice_mask}

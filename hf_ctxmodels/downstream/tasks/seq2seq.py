@@ -7,7 +7,9 @@ from typing import Any, ClassVar
 import numpy as np
 from transformers import AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import typed_options
 from hf_ctxmodels.core.generation import decode_generated, max_input_length, max_pair_length, target_vocabulary_config
 from hf_ctxmodels.core.languages import LanguagePair, target_language_id
 from hf_ctxmodels.data.padding import SourceTargetCollator, strip_decoder_start
@@ -23,8 +25,9 @@ from hf_ctxmodels.downstream.tasks.base import (
     TaskArguments,
     get_texts,
 )
-from hf_ctxmodels.downstream.tasks.normalized_references import NormalizedReferences
-from hf_ctxmodels.downstream.tasks.text_metrics import metric_names, score_texts
+from hf_ctxmodels.downstream.tasks.text_metrics import NormalizedReferences, metric_names, score_texts
+from hf_ctxmodels.registry import FAMILIES
+from hf_ctxmodels.spec import Seq2SeqFinetuning
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,17 @@ class SourceTarget:
     location: str
 
 
+@dataclass(frozen=True)
+class TargetCollator:
+    """Collates a task's features, whose `labels` are the targets, with a `DataCollatorForSourceTarget`."""
+
+    collate: Collator
+
+    def __call__(self, features: list[Feature]) -> dict[str, Any]:
+        """A batch of arguments of the model's forward."""
+        return self.collate([{**feature, "target_ids": feature["labels"]} for feature in features])
+
+
 class Seq2Seq(Task[SourceTarget]):
     """Generation of a target text from a source text.
 
@@ -44,8 +58,10 @@ class Seq2Seq(Task[SourceTarget]):
     `cut_sources`; a target longer than `max_target_length` is an error, since truncation would teach a wrong end. The
     decoder's start token is removed from targets, since the decoder adds it.
 
-    The baseline is the source or its first sentence, whichever has the better main metric. If the tokenizer does not
-    reproduce targets exactly, there are also metrics against the decoded targets: `NormalizedReferences`.
+    A family may train on masked or noised targets (`FamilySpec.seq2seq_finetuning`), unless `plain_targets` is given;
+    evaluation uses plain targets. The baseline is the source or its first sentence, whichever has the better main
+    metric. If the tokenizer does not reproduce targets exactly, there are also metrics against the decoded targets:
+    `NormalizedReferences`.
     """
 
     name: ClassVar[str] = "seq2seq"
@@ -53,21 +69,11 @@ class Seq2Seq(Task[SourceTarget]):
     is_generative: ClassVar[bool] = True
     argument_names: ClassVar[tuple[str, ...]] = (
         *Task.argument_names,
-        "max_target_length",
-        "cut_sources",
-        "target_language",
-        "label_smoothing",
-        "num_beams",
-        "metrics",
-        "plain_targets",
-        "target_options",
+        *("max_target_length", "cut_sources", "target_language", "label_smoothing", "num_beams", "metrics"),
+        *("plain_targets", "target_options"),
     )
     uses_target_word_ids: bool = False
     """Whether features contain `target_word_ids`, (tokens,) the index of each target token's word, -1 for others."""
-    _BASELINES: ClassVar = {
-        "the source itself": lambda source: source,
-        "the first sentence of the source": lambda source: split_sentences(source)[0],
-    }
 
     def __init__(self, arguments: TaskArguments) -> None:
         super().__init__(arguments)
@@ -79,14 +85,7 @@ class Seq2Seq(Task[SourceTarget]):
 
     def read_file(self, file: str) -> list[SourceTarget]:
         """Read the examples of a file."""
-        sources = self._columns(self.arguments.text_columns, "source")
-        targets = self._columns(self.arguments.label_column, "target")
-        if len(sources) != 1 or len(targets) != 1:
-            raise CtxError(
-                f"Expected one source column and one target column, got {len(sources)} and {len(targets)}.",
-                location="--text_columns --label_column",
-                hint="use one column each.",
-            )
+        sources, targets = self._columns("text_columns", "source", 1), self._columns("label_column", "target", 1)
         return [
             SourceTarget(get_texts(row, sources)[0], get_texts(row, targets)[0], row.location)
             for row in read_table(file, [*sources, *targets])
@@ -95,6 +94,16 @@ class Seq2Seq(Task[SourceTarget]):
     def config_fields(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
         """Fields of the target vocabulary."""
         return target_vocabulary_config(tokenizer)
+
+    def set_token_fields(self, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Set the ids of the tokens that the family's head generates with.
+
+        Raises:
+            CtxError: The tokenizer lacks one of the tokens.
+        """
+        finetuning = _family_finetuning(config)
+        for name, value in finetuning.objective.head_fields(tokenizer).items() if finetuning else ():
+            setattr(config, name, value)
 
     def configure(
         self, config: PreTrainedConfig, train: Sequence[SourceTarget], validation: Sequence[SourceTarget]
@@ -107,26 +116,8 @@ class Seq2Seq(Task[SourceTarget]):
         """
         if type(config) not in AutoModelForSeq2SeqLM._model_mapping:
             raise CtxError(
-                f"{type(config).__name__} has no class for {self.auto_class}.",
-                hint="use an encoder-decoder.",
+                f"{type(config).__name__} has no class for {self.auto_class}.", hint="use an encoder-decoder."
             )
-        self._check_positions(config)
-        self._config = config
-        self._languages = LanguagePair.resolve(
-            config, None, self.arguments.target_language, ("--language", "--target_language")
-        )
-        ends = config.eos_token_id
-        if ends is None:
-            raise CtxError(
-                f"{type(config).__name__} has no end-of-sequence token (eos_token_id).",
-                hint="use an encoder-decoder, or pass --config_options eos_token_id=ID.",
-            )
-        self._ends = {ends} if isinstance(ends, int) else set(ends)
-        self._query = getattr(config, "query_token_id", None)
-        self._start = getattr(config, "decoder_start_token_id", None)
-
-    def _check_positions(self, config: PreTrainedConfig) -> None:
-        """Raise CtxError if the model has fewer positions than the maximum lengths."""
         limit, shared = max_input_length(config), max_pair_length(config)
         source, target = self.arguments.max_length, self.arguments.max_target_length
         for name, length in (("max_length", source), ("max_target_length", target)):
@@ -142,72 +133,78 @@ class Seq2Seq(Task[SourceTarget]):
                 location=f"--max_length {source} --max_target_length {target}",
                 hint=f"use lengths with a sum of at most {shared}.",
             )
+        self._config = config
+        self._languages = LanguagePair.resolve(
+            config, None, self.arguments.target_language, ("--language", "--target_language")
+        )
+        ends = config.eos_token_id
+        if ends is None:
+            raise CtxError(
+                f"{type(config).__name__} has no end-of-sequence token (eos_token_id).",
+                hint="use an encoder-decoder, or pass --config_options eos_token_id=ID.",
+            )
+        self._ends = {ends} if isinstance(ends, int) else set(ends)
+        self._query = getattr(config, "query_token_id", None)
+        self._start = getattr(config, "decoder_start_token_id", None)
 
     def encode(self, examples: Sequence[SourceTarget], tokenizer: PreTrainedTokenizerBase) -> Encoded:
         """Tokenize the examples; origins are example indices."""
         self._tokenizer = tokenizer
-        self._references = NormalizedReferences(
-            tokenizer, self._metrics, tokenizer_arguments=self._language_arguments(tokenizer, "target")
+        source_arguments, target_arguments = (
+            {}
+            if self._languages is None
+            else self._languages.tokenizer_arguments(tokenizer, getattr(self._languages, side))
+            for side in ("source", "target")
         )
-        sources = self._encode_sources([example.source for example in examples], tokenizer)
+        self._references = NormalizedReferences(tokenizer, self._metrics, tokenizer_arguments=target_arguments)
+        truncation: dict[str, Any] = {"truncation": True, "max_length": self.arguments.max_length}
+        sources = tokenizer(
+            [example.source for example in examples],
+            verbose=False,
+            **source_arguments,
+            **(truncation if self.arguments.cut_sources else {}),
+        )["input_ids"]
         # the tokenizer may begin targets with the decoder's start token; a text may begin with this token too
         empty_target = tokenizer(text_target="")["input_ids"]
         num_start_tokens = len(empty_target) - len(strip_decoder_start(empty_target, self._start))
         empty_target = empty_target[num_start_tokens:]
-        targets = self._encode_targets([example.target for example in examples], tokenizer, num_start_tokens)
-        self._check_lengths(examples, "source", sources, self.arguments.max_length, len(tokenizer("")["input_ids"]))
-        self._check_lengths(examples, "target", targets, self.arguments.max_target_length, len(empty_target))
-        num_ends = sum(token_id in self._ends for token_id in empty_target)
-        self._check_reserved_tokens(examples, targets, num_ends, tokenizer)
-        language_ids = self._language_ids(tokenizer)
-        features: list[Feature] = [
-            {"input_ids": source, "labels": target, **language_ids}
-            for source, target in zip(sources, targets, strict=True)
-        ]
-        if self.uses_target_word_ids:
-            self._add_target_word_ids(features, [example.target for example in examples], tokenizer)
-        return Encoded(features, list(range(len(features))))
-
-    def _language_ids(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
-        """The language ids of the model, as `SourceTargetCollator` expects them."""
-        if self._languages is not None:
-            return dict(zip(("language", "target_language"), self._languages.ids, strict=True))
-        language_id = target_language_id(tokenizer, self.arguments.target_language, self._config)
-        return {} if language_id is None else {"target_language": language_id}
-
-    def _language_arguments(self, tokenizer: PreTrainedTokenizerBase, side: str) -> dict[str, str]:
-        """Arguments of the tokenizer for the language of the `source` or the `target`."""
-        if self._languages is None:
-            return {}
-        return self._languages.tokenizer_arguments(tokenizer, getattr(self._languages, side))
-
-    def _add_target_word_ids(
-        self, features: list[Feature], texts: list[str], tokenizer: PreTrainedTokenizerBase
-    ) -> None:
-        encoded = tokenizer(text_target=texts, verbose=False)
-        for index, feature in enumerate(features):
-            word_ids = [-1 if word_id is None else word_id for word_id in encoded.word_ids(index)]
-            feature["target_word_ids"] = np.array(word_ids[len(word_ids) - len(feature["labels"]) :])
-
-    def _encode_sources(self, texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
-        options: dict[str, Any] = self._language_arguments(tokenizer, "source")
-        if self.arguments.cut_sources:
-            options = {**options, "truncation": True, "max_length": self.arguments.max_length}
-        return tokenizer(texts, verbose=False, **options)["input_ids"]
-
-    def _encode_targets(
-        self, texts: list[str], tokenizer: PreTrainedTokenizerBase, num_start_tokens: int
-    ) -> list[list[int]]:
-        """Token ids of the targets without start tokens; raises CtxError if the tokenizer adds no end token."""
-        encoded = tokenizer(text_target=texts, verbose=False, **self._language_arguments(tokenizer, "target"))
-        targets = [ids[num_start_tokens:] for ids in encoded["input_ids"]]
+        texts = [example.target for example in examples]
+        encoded_targets = tokenizer(text_target=texts, verbose=False, **target_arguments)["input_ids"]
+        targets = [ids[num_start_tokens:] for ids in encoded_targets]
         if not self._ends & set(targets[0]):
             raise CtxError(
                 f"{type(tokenizer).__name__} adds no end-of-sequence token to targets: eos_token_id "
                 f"{', '.join(map(str, sorted(self._ends)))} is not in {targets[0]}.",
                 hint="use the model's tokenizer, which adds the end token, and a configuration with its id.",
             )
-        return targets
+        self._check_lengths(examples, "source", sources, self.arguments.max_length, len(tokenizer("")["input_ids"]))
+        self._check_lengths(examples, "target", targets, self.arguments.max_target_length, len(empty_target))
+        num_ends = sum(token_id in self._ends for token_id in empty_target)
+        for example, target in zip(examples, targets, strict=True):
+            end_tokens = [token_id for token_id in target if token_id in self._ends]
+            if self._query in target or len(end_tokens) > num_ends:
+                token_id = self._query if self._query in target else end_tokens[0]
+                raise CtxError(
+                    f"The text of the target contains the reserved token {tokenizer.convert_ids_to_tokens(token_id)}: "
+                    f"{example.target[:60]!r}.",
+                    location=example.location,
+                    hint="remove the token from the text.",
+                )
+        if self._languages is not None:
+            language_ids = dict(zip(("language", "target_language"), self._languages.ids, strict=True))
+        else:
+            language_id = target_language_id(tokenizer, self.arguments.target_language, self._config)
+            language_ids = {} if language_id is None else {"target_language": language_id}
+        features: list[Feature] = [
+            {"input_ids": source, "labels": target, **language_ids}
+            for source, target in zip(sources, targets, strict=True)
+        ]
+        if self.uses_target_word_ids:
+            encoding = tokenizer(text_target=texts, verbose=False)
+            for index, feature in enumerate(features):
+                word_ids = [-1 if word_id is None else word_id for word_id in encoding.word_ids(index)]
+                feature["target_word_ids"] = np.array(word_ids[len(word_ids) - len(feature["labels"]) :])
+        return Encoded(features, list(range(len(features))))
 
     def _check_lengths(
         self, examples: Sequence[SourceTarget], side: str, sequences: list[list[int]], limit: int, num_special: int
@@ -231,28 +228,51 @@ class Seq2Seq(Task[SourceTarget]):
                 + ("truncate sources by --cut_sources." if side == "source" else "remove the lines."),
             )
 
-    def _check_reserved_tokens(
-        self,
-        examples: Sequence[SourceTarget],
-        targets: list[list[int]],
-        num_ends: int,
-        tokenizer: PreTrainedTokenizerBase,
-    ) -> None:
-        """Raise CtxError for a target whose text contains an end token or the query token."""
-        for example, target in zip(examples, targets, strict=True):
-            end_tokens = [token_id for token_id in target if token_id in self._ends]
-            if self._query in target or len(end_tokens) > num_ends:
-                token_id = self._query if self._query in target else end_tokens[0]
-                raise CtxError(
-                    f"The text of the target contains the reserved token {tokenizer.convert_ids_to_tokens(token_id)}: "
-                    f"{example.target[:60]!r}.",
-                    location=example.location,
-                    hint="remove the token from the text.",
-                )
-
     def collator(self, tokenizer: PreTrainedTokenizerBase) -> Collator:
         """A collator of padded batches; raises CtxError for a tokenizer without a padding token."""
         return FeatureCollator(SourceTargetCollator(tokenizer))
+
+    def training_collator(
+        self, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, seed: int, verbose: bool = True
+    ) -> Collator:
+        """The collator of the family's objective, else `collator`; sets `uses_target_word_ids`.
+
+        Raises:
+            CtxError: An option is unknown or has a wrong value, or the family trains on plain targets and has none.
+        """
+        arguments = self.arguments
+        finetuning = None if arguments.plain_targets else _family_finetuning(config)
+        if finetuning is None:
+            if arguments.target_options:
+                raise CtxError(
+                    f"{type(config).__name__} is trained on plain targets.",
+                    location=f"--target_options {' '.join(arguments.target_options)}",
+                    hint="remove the options" + (", or --plain_targets." if arguments.plain_targets else "."),
+                )
+            return self.collator(tokenizer)
+        objective_class = finetuning.objective
+        texts = dict(text.partition("=")[::2] for text in arguments.target_options)
+        names = objective_class.option_help()
+        options = typed_options(objective_class, texts, location="--target_options", names=names)
+        if "max_target_length" in options:
+            raise CtxError("max_target_length is a flag.", location="--target_options", hint="use --max_target_length.")
+        length = arguments.max_target_length
+        longest = min(arguments.max_length + length, tokenizer.model_max_length)
+        objective = objective_class(tokenizer, max_length=longest, seed=seed, max_target_length=length, **options)
+        self.uses_target_word_ids = objective.needs_target_words
+        options_text = "".join(f", {text}" for text in arguments.target_options)
+        print_status(
+            f"training on the targets of {objective_class.__name__}{options_text}; --plain_targets disables this",
+            verbose,
+        )
+        return TargetCollator(objective.collate)
+
+    def label_smoothing(self, config: PreTrainedConfig) -> float:
+        """The label smoothing of the flag; else of the configuration; else, unless targets are plain, of the family."""
+        finetuning = _family_finetuning(config)
+        if self.arguments.label_smoothing is not None or finetuning is None:
+            return self.arguments.label_smoothing or 0.0
+        return config.label_smoothing or (0.0 if self.arguments.plain_targets else finetuning.label_smoothing)
 
     def generate(self, model: PreTrainedModel, batch: dict[str, Any]) -> list[Logits]:
         """Generated token ids, as `sequences`."""
@@ -262,7 +282,7 @@ class Seq2Seq(Task[SourceTarget]):
         return [{"sequences": token_ids} for token_ids in generated.cpu().numpy()]
 
     def decode(self, examples: Sequence[SourceTarget], encoded: Encoded, outputs: Sequence[Logits]) -> list[str]:
-        """The prediction for each example."""
+        """The generated texts."""
         return decode_generated(self._tokenizer, [np.asarray(output["sequences"]).tolist() for output in outputs])
 
     def score(self, examples: Sequence[SourceTarget], predictions: Sequence[str]) -> dict[str, float]:
@@ -273,14 +293,14 @@ class Seq2Seq(Task[SourceTarget]):
 
     def upper_bounds(self, examples: Sequence[SourceTarget]) -> dict[str, float]:
         """Upper bounds of the metrics, after `encode`."""
-        return (
-            {} if self._references is None else self._references.upper_bounds([example.target for example in examples])
-        )
+        targets = [example.target for example in examples]
+        return {} if self._references is None else self._references.upper_bounds(targets)
 
     def baseline(self, train: Sequence[SourceTarget], validation: Sequence[SourceTarget]) -> list[str]:
         """The sources or their first sentences, whichever has the better main metric; named in `baseline_name`."""
         predictions = {
-            name: [predict(example.source) for example in validation] for name, predict in self._BASELINES.items()
+            "the source itself": [example.source for example in validation],
+            "the first sentence of the source": [split_sentences(example.source)[0] for example in validation],
         }
         scores = {name: next(iter(self.score(validation, texts).values())) for name, texts in predictions.items()}
         self.baseline_name = max(scores, key=scores.__getitem__)
@@ -288,9 +308,10 @@ class Seq2Seq(Task[SourceTarget]):
 
     def record(self, example: SourceTarget, prediction: str) -> dict[str, Any]:
         """JSON object of an example for the predictions file."""
-        return {
-            "location": example.location,
-            "source": example.source,
-            "target": example.target,
-            "prediction": prediction,
-        }
+        values = {"source": example.source, "target": example.target, "prediction": prediction}
+        return {"location": example.location, **values}
+
+
+def _family_finetuning(config: PreTrainedConfig) -> Seq2SeqFinetuning | None:
+    """The sequence-to-sequence fine-tuning of a configuration's family; None for plain targets."""
+    return next((family.seq2seq_finetuning for family in FAMILIES.values() if type(config) is family.config), None)

@@ -30,15 +30,16 @@ class PairLimits:
 def summary_pairs(documents: Iterable[Sequence[str]], limits: PairLimits) -> Iterator[tuple[str, str]]:
     """(source, target) of each article: the sentences after the first, and the first sentence, which may be a title.
 
-    Articles are skipped if they are too short, or if their first sentence is too long or occurs again.
-
-    Args:
-        documents: Lists of sentences.
-        limits: The length limits.
+    Articles, lists of sentences, are skipped if they are too short, or if their first sentence is too long or occurs
+    again.
     """
     for document in documents:
         target, *sentences = map(_normalize_whitespace, document)
-        source = _truncate(sentences, limits.max_source)
+        source = ""
+        for sentence in sentences:
+            if _count_words(f"{source} {sentence}") > limits.max_source:
+                break
+            source = f"{source} {sentence}".strip()
         has_valid_target = limits.min_target <= _count_words(target) <= limits.max_target
         if has_valid_target and _count_words(source) >= limits.min_source and target not in source:
             yield source, target
@@ -88,16 +89,6 @@ def _normalize_whitespace(text: str) -> str:
 
 def _count_words(text: str) -> int:
     return len(text.split())
-
-
-def _truncate(sentences: Sequence[str], max_words: int) -> str:
-    """The first sentences with at most `max_words` words in total."""
-    selected: list[str] = []
-    for sentence in sentences:
-        if _count_words(" ".join([*selected, sentence])) > max_words:
-            break
-        selected.append(sentence)
-    return " ".join(selected)
 
 
 def _sentences_around(text: str, start: int, end: int) -> str:

@@ -1,7 +1,8 @@
 """Sequence classification and regression: a text or a pair of texts -> a label or a number."""
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -9,6 +10,7 @@ import numpy as np
 from transformers import DataCollatorForMultipleChoice, PreTrainedConfig, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.data.demo_corpus import demo_file
 from hf_ctxmodels.data.table_files import Row, read_table
 from hf_ctxmodels.downstream.tasks import metrics
 from hf_ctxmodels.downstream.tasks.base import (
@@ -20,9 +22,7 @@ from hf_ctxmodels.downstream.tasks.base import (
     Task,
     get_texts,
     most_frequent,
-    sorted_labels,
 )
-from hf_ctxmodels.downstream.tasks.demo_data import demo_rows
 
 
 @dataclass(frozen=True)
@@ -44,23 +44,8 @@ class _SequenceTask(Task[SequenceExample]):
     def _parse_label(self, value: Any, location: str) -> Any:
         """The label in a row of the file; raises CtxError for an invalid value."""
 
-    def _examples(self, rows: Sequence[Row]) -> list[SequenceExample]:
-        text_columns, label_column = self._text_columns(), self.arguments.label_column or "label"
-        return [
-            SequenceExample(
-                get_texts(row, text_columns), self._parse_label(row.values[label_column], row.location), row.location
-            )
-            for row in rows
-        ]
-
     def _text_columns(self) -> list[str]:
-        columns = self._columns(self.arguments.text_columns, "text")
-        if len(columns) > 2:
-            raise CtxError(
-                f"Expected one or two text columns, got {len(columns)}.",
-                location="--text_columns",
-                hint="use one column, or two for pairs.",
-            )
+        columns = self._columns("text_columns", "text", 1, 2)
         if self.arguments.both_orders and len(columns) != 2:
             raise CtxError(
                 "Only pairs of texts have two orders.",
@@ -74,8 +59,27 @@ class _SequenceTask(Task[SequenceExample]):
         return self._examples(read_table(file, [*self._text_columns(), self.arguments.label_column or "label"]))
 
     def read_demo(self, split: str) -> list[SequenceExample]:
-        """Read a split of the demo data."""
-        return self._examples(demo_rows(split))
+        """160 training or 40 validation sentences of Pang & Lee's film reviews, half of them "pos", half "neg".
+
+        Raises:
+            CtxError: The package gensim, which contains the file, is not installed.
+        """
+        lines = demo_file("pang_lee_polarity.cor").read_text(encoding="windows-1252").splitlines()
+        rows = []
+        for number, line in enumerate(lines, 1):
+            label, _, text = line.partition(" ")
+            # the file is sorted by label, so every fifth sentence is a balanced sample
+            if (number % 5 == 0) == (split == "validation"):
+                values = {"text": text.strip(), "label": label.removeprefix("__label__")}
+                rows.append(Row(values, f"demo:{number}"))
+        return self._examples(rows)
+
+    def _examples(self, rows: Sequence[Row]) -> list[SequenceExample]:
+        columns, label = self._text_columns(), self.arguments.label_column or "label"
+        return [
+            SequenceExample(get_texts(row, columns), self._parse_label(row.values[label], row.location), row.location)
+            for row in rows
+        ]
 
     def _encode(
         self, examples: Sequence[SequenceExample], targets: list[Any], tokenizer: PreTrainedTokenizerBase
@@ -85,9 +89,10 @@ class _SequenceTask(Task[SequenceExample]):
         With `both_orders` the tokens of a feature are two lists: the pair, and the pair in reverse order.
         """
         columns = [list(column) for column in zip(*(example.texts for example in examples), strict=True)]
-        encoding = self._tokenize(columns, tokenizer)
+        options = {"truncation": "longest_first", "max_length": self.arguments.max_length}
+        encoding = tokenizer(*columns, **options)
         if self.arguments.both_orders:
-            reversed_encoding = self._tokenize(columns[::-1], tokenizer)
+            reversed_encoding = tokenizer(*columns[::-1], **options)
             encoding = {name: list(zip(encoding[name], reversed_encoding[name], strict=True)) for name in encoding}
         features = [
             {name: encoding[name][index] for name in encoding} | {"labels": target}
@@ -95,16 +100,12 @@ class _SequenceTask(Task[SequenceExample]):
         ]
         return Encoded(features, list(range(len(examples))))
 
-    def _tokenize(self, columns: list[list[str]], tokenizer: PreTrainedTokenizerBase) -> Mapping[str, Any]:
-        return tokenizer(*columns, truncation="longest_first", max_length=self.arguments.max_length)
-
     def collator(self, tokenizer: PreTrainedTokenizerBase) -> Collator:
         """A collator of padded batches."""
         if not self.arguments.both_orders:
             return super().collator(tokenizer)
-        return FeatureCollator(
-            DataCollatorForMultipleChoice(tokenizer)
-        )  # a feature with both orders has the form of a multiple-choice feature
+        # a feature with both orders has the form of a multiple-choice feature
+        return FeatureCollator(DataCollatorForMultipleChoice(tokenizer))
 
 
 class SequenceClassification(_SequenceTask, LabelledTask[SequenceExample]):
@@ -132,7 +133,9 @@ class SequenceClassification(_SequenceTask, LabelledTask[SequenceExample]):
         self, config: PreTrainedConfig, train: Sequence[SequenceExample], validation: Sequence[SequenceExample]
     ) -> None:
         """Set the labels from the training examples."""
-        labels = sorted_labels({example.label for example in train})
+        labels = sorted({example.label for example in train})
+        with suppress(ValueError):  # integers by value, other labels by name
+            labels = sorted(labels, key=int)
         if len(labels) < 2:
             raise CtxError(
                 f"All training examples have the label {labels[0]!r}; a classifier needs two labels or more.",
@@ -148,7 +151,7 @@ class SequenceClassification(_SequenceTask, LabelledTask[SequenceExample]):
         return self._encode(examples, targets, tokenizer)
 
     def decode(self, examples: Sequence[SequenceExample], encoded: Encoded, outputs: Sequence[Logits]) -> list[str]:
-        """The prediction for each example."""
+        """The most probable label of each example."""
         return [self.labels[int(output["logits"].argmax())] for output in outputs]
 
     def score(self, examples: Sequence[SequenceExample], predictions: Sequence[str]) -> dict[str, float]:
@@ -183,7 +186,7 @@ class Regression(_SequenceTask):
     def configure(
         self, config: PreTrainedConfig, train: Sequence[SequenceExample], validation: Sequence[SequenceExample]
     ) -> None:
-        """Set the labels from the training examples."""
+        """Set a single label without a name."""
         config.num_labels = 1
         config.problem_type = "regression"
 
@@ -192,7 +195,7 @@ class Regression(_SequenceTask):
         return self._encode(examples, [example.label for example in examples], tokenizer)
 
     def decode(self, examples: Sequence[SequenceExample], encoded: Encoded, outputs: Sequence[Logits]) -> list[float]:
-        """The prediction for each example."""
+        """The number that the model returns for each example."""
         return [float(output["logits"].item()) for output in outputs]
 
     def score(self, examples: Sequence[SequenceExample], predictions: Sequence[float]) -> dict[str, float]:

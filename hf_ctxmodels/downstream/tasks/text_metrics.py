@@ -1,39 +1,32 @@
 """Metrics of generated text with one reference for each text: ROUGE, BLEU and exact match.
 
 ROUGE is computed by `rouge_score`, BLEU by sacreBLEU, both in the extra `generation`. Result keys and ranges follow the
-`evaluate` library, except the key `bleu`. `TEXT_METRICS` maps names to functions.
+`evaluate` library, except the key `bleu`. All functions raise CtxError if the numbers of texts and references differ or
+are 0, or a package is not installed.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
+
+from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.generation import decode_generated
 
 _ROUGES = ("rouge1", "rouge2", "rougeL")
 _MODULES = {"rouge": "rouge_score.rouge_scorer", "bleu": "sacrebleu.metrics"}
 
 
-@dataclass(frozen=True)
-class Bleu:
-    """Corpus BLEU.
-
-    Attributes:
-        score: 0 to 100.
-        signature: sacreBLEU's signature.
-    """
+class Bleu(NamedTuple):
+    """Corpus BLEU, 0 to 100, and sacreBLEU's signature."""
 
     score: float
     signature: str
 
 
 def corpus_bleu(predictions: Sequence[str], references: Sequence[str], *, lower_case: bool = False) -> Bleu:
-    """sacreBLEU (Post 2018, arXiv 1804.08771) of a corpus with one reference per text.
-
-    Raises:
-        CtxError: The numbers of texts and references differ or are 0, or sacreBLEU is not installed.
-    """
+    """sacreBLEU (Post 2018, arXiv 1804.08771) of a corpus with one reference per text."""
     _check_lengths(predictions, references)
     metric = _import_package("bleu").BLEU(lowercase=lower_case)
     score = metric.corpus_score(list(predictions), [list(references)]).score
@@ -46,14 +39,11 @@ def bleu(predictions: Sequence[str], references: Sequence[str], *, lower_case: b
 
 
 def rouge(predictions: Sequence[str], references: Sequence[str], *, lower_case: bool = False) -> dict[str, float]:
-    """`rouge1`, `rouge2`, `rougeL` (Lin 2004): F1 of unigrams, bigrams and the longest common subsequence, 0
-    to 1.
+    """`rouge1`, `rouge2`, `rougeL` (Lin 2004): F1 of unigrams, bigrams and the longest common subsequence, 0 to
+    1.
 
     Means over the texts, without stemming. Case is ignored, and a word consists of the letters a to z and digits: use
     BLEU for other alphabets.
-
-    Raises:
-        CtxError: The numbers of texts and references differ or are 0, or rouge_score is not installed.
     """
     _check_lengths(predictions, references)
     scorer = _import_package("rouge").RougeScorer(list(_ROUGES), use_stemmer=False)
@@ -62,11 +52,7 @@ def rouge(predictions: Sequence[str], references: Sequence[str], *, lower_case: 
 
 
 def exact_match(predictions: Sequence[str], references: Sequence[str], *, lower_case: bool = False) -> dict[str, float]:
-    """`exact_match`: share of texts equal to their reference up to whitespace, 0 to 1.
-
-    Raises:
-        CtxError: The numbers of texts and references differ or are 0.
-    """
+    """`exact_match`: share of texts equal to their reference up to whitespace, 0 to 1."""
     _check_lengths(predictions, references)
     sides = [
         [" ".join((text.lower() if lower_case else text).split()) for text in side]
@@ -108,6 +94,62 @@ def score_texts(
     return scores
 
 
+UPPER_BOUND_NOTE = (
+    "upper bound: score of references that the tokenizer encoded and decoded; NAME_normalized: score against these"
+)
+
+
+class NormalizedReferences:
+    """References encoded and decoded by a tokenizer: the best possible output of a model with this tokenizer.
+
+    A tokenizer that lower-cases, drops accents, sets spaces around punctuation or lacks words does not reproduce a
+    text, so even a perfect model does not reach the full score against the original references. Each reference is
+    encoded once.
+
+    Args:
+        tokenizer: The tokenizer of the targets.
+        metrics: Names of `TEXT_METRICS`.
+        lower_case: Whether the metrics ignore case.
+        tokenizer_arguments: Language arguments of the tokenizer, see `LanguagePair.tokenizer_arguments`.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        metrics: Sequence[str],
+        *,
+        lower_case: bool = False,
+        tokenizer_arguments: Mapping[str, str] | None = None,
+    ) -> None:
+        self._encoded_in = tokenizer_arguments or {}
+        self._tokenizer, self._metrics, self._lower_case = tokenizer, metrics, lower_case
+        self._decoded: dict[str, str] = {}
+
+    def texts(self, references: Sequence[str]) -> list[str]:
+        """The references encoded and decoded by the tokenizer, without special tokens."""
+        if new := [reference for reference in dict.fromkeys(references) if reference not in self._decoded]:
+            ids = self._tokenizer(text_target=new, verbose=False, **self._encoded_in)["input_ids"]
+            self._decoded |= zip(new, decode_generated(self._tokenizer, ids), strict=True)
+        return [self._decoded[reference] for reference in references]
+
+    def differ(self, references: Sequence[str]) -> bool:
+        """Whether a reference differs after decoding, except in whitespace and, if ignored, case."""
+        return exact_match(self.texts(references), references, lower_case=self._lower_case)["exact_match"] < 1
+
+    def upper_bounds(self, references: Sequence[str]) -> dict[str, float]:
+        """The metrics of `texts` against the references; empty if they do not differ."""
+        if not self.differ(references):
+            return {}
+        return score_texts(self._metrics, self.texts(references), references, lower_case=self._lower_case)
+
+    def scores(self, predictions: Sequence[str], references: Sequence[str]) -> dict[str, float]:
+        """The metrics of predictions against `texts`, as `NAME_normalized`; empty if no reference differs."""
+        if not self.differ(references):
+            return {}
+        scores = score_texts(self._metrics, predictions, self.texts(references), lower_case=self._lower_case)
+        return {f"{name}_normalized": score for name, score in scores.items()}
+
+
 def _check_lengths(predictions: Sequence[str], references: Sequence[str]) -> None:
     if len(predictions) != len(references) or not references:
         raise CtxError(
@@ -116,15 +158,12 @@ def _check_lengths(predictions: Sequence[str], references: Sequence[str]) -> Non
 
 
 def _import_package(name: str) -> Any:
-    """The module that computes a metric; None if no package is needed."""
-    if name not in _MODULES:
-        return None
+    """The module that computes a metric, if it is not computed here."""
     try:
-        return import_module(_MODULES[name])
+        return import_module(_MODULES[name]) if name in _MODULES else None
     except ImportError as error:
-        package = _MODULES[name].partition(".")[0]
         raise CtxError(
-            f"The metric {name} needs the package {package}.",
+            f"The metric {name} needs the package {_MODULES[name].partition('.')[0]}.",
             location=f"--metrics {name}",
             hint="pip install 'hf_ctxmodels[generation]', or choose other --metrics.",
         ) from error

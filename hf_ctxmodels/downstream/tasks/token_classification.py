@@ -35,7 +35,18 @@ class TokenClassification(LabelledTask[TaggedSentence]):
         if file_suffix(Path(file)) == ".conllu":
             return read_conllu(file, word_column or "FORM", tag_column or "UPOS")
         if file_suffix(Path(file)) == ".jsonl":
-            return self._read_jsonl(file, word_column or "tokens", tag_column or "tags")
+            word_column, tag_column = word_column or "tokens", tag_column or "tags"
+            sentences = []
+            for row in read_table(file, [word_column, tag_column]):
+                words, tags = row.values[word_column], row.values[tag_column]
+                if not (isinstance(words, list) and isinstance(tags, list) and len(words) == len(tags) > 0):
+                    raise CtxError(
+                        f"Expected two lists of the same length, got {words!r} and {tags!r}.",
+                        location=row.location,
+                        hint=f"write the words as {word_column!r} and a tag for each as {tag_column!r}.",
+                    )
+                sentences.append(TaggedSentence([*map(str, words)], [*map(str, tags)], row.location))
+            return to_bio(sentences)
         try:
             return read_conll(file, int(word_column or 1), int(tag_column or -1))
         except ValueError as error:
@@ -60,19 +71,6 @@ class TokenClassification(LabelledTask[TaggedSentence]):
         else:
             unlabelled = [(sentence.words, sentence.location) for sentence in self.read_file(file)]
         return [TaggedSentence(words, [self.labels[0]] * len(words), location) for words, location in unlabelled]
-
-    def _read_jsonl(self, file: str, word_column: str, tag_column: str) -> list[TaggedSentence]:
-        sentences = []
-        for row in read_table(file, [word_column, tag_column]):
-            words, tags = row.values[word_column], row.values[tag_column]
-            if not (isinstance(words, list) and isinstance(tags, list) and len(words) == len(tags) > 0):
-                raise CtxError(
-                    f"Expected two lists of the same length, got {words!r} and {tags!r}.",
-                    location=row.location,
-                    hint=f"write the words as {word_column!r} and a tag for each as {tag_column!r}.",
-                )
-            sentences.append(TaggedSentence([str(word) for word in words], [str(tag) for tag in tags], row.location))
-        return to_bio(sentences)
 
     def configure(
         self, config: PreTrainedConfig, train: Sequence[TaggedSentence], validation: Sequence[TaggedSentence]
@@ -126,7 +124,7 @@ class TokenClassification(LabelledTask[TaggedSentence]):
     def decode(
         self, examples: Sequence[TaggedSentence], encoded: Encoded, outputs: Sequence[Logits]
     ) -> list[list[str]]:
-        """The prediction for each example."""
+        """The tags of each example."""
         default_tag = "O" if "O" in self.labels else self.labels[0]
         predictions = [[default_tag] * len(sentence.words) for sentence in examples]
         for (example_index, positions), output in zip(encoded.origins, outputs, strict=True):

@@ -72,7 +72,6 @@ SPEC = FamilySpec(
     conversion=ALBERT_CONVERSION,
     # short documents, where the order of segments is learnable
     traits=Traits(
-        logits={"sentence_order_label": "sop_logits"},
         short_training=ShortTraining(
             steps=300, learning_rate=3e-3, config_options=("initializer_range=0.05",), text="news_*.txt.gz"
         ),

@@ -1,6 +1,7 @@
 """ALBERT (Lan et al. 2019, arXiv 1909.11942): BERT's encoder with factorised embeddings and cross-layer parameter
 sharing, pretrained by masked language modelling and sentence-order prediction."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -114,6 +115,7 @@ class CtxAlbertForPreTraining(CtxAlbertHeadModel):
     accepts_loss_kwargs = False  # a single number of targets cannot describe two losses
     output_layer = "mlm_head.decoder"
     loss_targets: ClassVar[tuple[str, ...]] = ("labels", "sentence_order_label")
+    logits_fields: ClassVar[Mapping[str, str]] = {"sentence_order_label": "sop_logits"}
     loss_terms: ClassVar[tuple[str, ...]] = ("mlm_loss", "sentence_order_loss")
     _tied_weights_keys = CtxAlbertForMaskedLM._tied_weights_keys
 

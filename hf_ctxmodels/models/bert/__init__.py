@@ -75,7 +75,7 @@ SPEC = FamilySpec(
     sizes=SIZES | STUDENT_SIZES,
     published=PUBLISHED,
     conversion=BERT_CONVERSION,
-    traits=Traits(logits={"next_sentence_label": "seq_relationship_logits"}, short_training=ShortTraining(steps=600)),
+    traits=Traits(short_training=ShortTraining(steps=600)),
 )
 
 __all__ = [

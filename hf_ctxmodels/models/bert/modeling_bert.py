@@ -2,6 +2,7 @@
 modelling and next-sentence prediction."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -116,6 +117,7 @@ class CtxBertForPreTraining(CtxBertHeadModel):
     accepts_loss_kwargs = False  # a single number of targets cannot describe two losses
     output_layer = "mlm_head.decoder"
     loss_targets: ClassVar[tuple[str, ...]] = ("labels", "next_sentence_label")
+    logits_fields: ClassVar[Mapping[str, str]] = {"next_sentence_label": "seq_relationship_logits"}
     loss_terms: ClassVar[tuple[str, ...]] = ("mlm_loss", "next_sentence_loss")
     _tied_weights_keys = TIED_WEIGHTS
 

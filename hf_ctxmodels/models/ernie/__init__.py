@@ -66,7 +66,6 @@ SPEC = FamilySpec(
     conversion=BERT_CONVERSION,
     parent="bert",
     traits=Traits(
-        logits={"next_sentence_label": "seq_relationship_logits"},
         tiny={"use_task_id": True, "pretraining_tasks": dict.fromkeys((*SEQUENCE_TASKS, *TOKEN_TASKS), 3)},
         targets={
             **{f"{task}_labels": Target.PAIR_CLASS for task in SEQUENCE_TASKS},

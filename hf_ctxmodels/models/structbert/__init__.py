@@ -42,7 +42,7 @@ SPEC = FamilySpec(
     published=PUBLISHED,
     conversion=BERT_CONVERSION,
     parent="bert",
-    traits=Traits(logits={"sentence_label": "sentence_logits"}, targets={"shuffle_labels": Target.TOKEN_ID}),
+    traits=Traits(targets={"shuffle_labels": Target.TOKEN_ID}),
 )
 
 __all__ = [

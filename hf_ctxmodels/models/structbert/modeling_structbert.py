@@ -1,6 +1,7 @@
 """StructBERT (Wang et al. 2019, arXiv 1908.04577): BERT's network, pretrained by masked language modelling and by the
 prediction of the order of words and sentences."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -73,6 +74,7 @@ class CtxStructBertForPreTraining(CtxStructBertHeadModel):
     accepts_loss_kwargs = False  # a single number of targets cannot describe three losses
     output_layer = "mlm_head.decoder"
     loss_targets: ClassVar[tuple[str, ...]] = ("labels", "sentence_label", "shuffle_labels")
+    logits_fields: ClassVar[Mapping[str, str]] = {"sentence_label": "sentence_logits"}
     loss_terms: ClassVar[tuple[str, ...]] = ("mlm_loss", "sentence_loss", "shuffle_loss")
     _tied_weights_keys = bert.TIED_WEIGHTS
 

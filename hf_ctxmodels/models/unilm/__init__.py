@@ -54,7 +54,6 @@ SPEC = FamilySpec(
     conversion=[*BERT_CONVERSION, segment_conversion(CtxUniLMConfig.copied_segments)],
     parent="bert",
     traits=Traits(
-        logits={"next_sentence_label": "seq_relationship_logits"},
         tiny={"query_token_id": 3, "decoder_start_token_id": 1},
     ),
 )

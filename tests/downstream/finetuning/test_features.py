@@ -162,6 +162,10 @@ def test_losses_with_kept_states_are_those_without_bit_by_bit(tmp_path: Path, mo
     assert len(index["places"]) == len(rows)
 
 
+def interrupt(*arguments: Any) -> None:
+    raise KeyboardInterrupt
+
+
 def test_a_cache_is_whole_or_not_there(tmp_path: Path, monkeypatch: Any) -> None:
     """It is that of the same weights and rows; what is damaged is said."""
     rows, model = [collate([row]) for row in rows_of(5)], BERT.model()
@@ -174,9 +178,7 @@ def test_a_cache_is_whole_or_not_there(tmp_path: Path, monkeypatch: Any) -> None
     freeze_encoder(model)
     monkeypatch.setattr("hf_ctxmodels.downstream.finetuning.feature_cache._SHARD_TOKENS", 8)
     with monkeypatch.context() as patch:
-        patch.setattr(
-            "hf_ctxmodels.downstream.finetuning.feature_cache.json.dumps", interrupted_at_the_index(json.dumps)
-        )
+        patch.setattr(Path, "rename", interrupt)  # after all files of the cache are written
         with pytest.raises(KeyboardInterrupt):
             cache_features(model, tmp_path / "cache", rows, {}, show_progress=False)
     assert list((tmp_path / "cache").iterdir()) == []
@@ -196,14 +198,3 @@ def test_a_cache_is_whole_or_not_there(tmp_path: Path, monkeypatch: Any) -> None
         (each / "states-00000.safetensors").write_bytes(b"")
     with pytest.raises(CtxError, match="damaged"):
         cache_features(model, tmp_path / "cache", rows, {}, show_progress=False)
-
-
-def interrupted_at_the_index(own: Any) -> Any:
-    """`json.dumps` that is interrupted when the index is to be written, after the states were."""
-
-    def dumps(value: Any, **kwargs: Any) -> str:
-        if "places" in value:
-            raise KeyboardInterrupt
-        return own(value, **kwargs)
-
-    return dumps

@@ -1,7 +1,6 @@
-"""Ways to fine-tune beside slow, obvious ones: penalties, mixed weights, Fisher information, thawing, new weights."""
+"""Fine-tuning methods against slow, obvious ones: penalties, mixout, Fisher information, thawing, new weights."""
 
 import copy
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 from training_runs import CallbackRun, arguments, new_model, run
 from transformers import Trainer, TrainingArguments
-from zoo import Case, assert_close, make_batch, make_targets
+from zoo import HEADS, Case, assert_close, make_batch, make_targets
 
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.downstream.finetuning import (
@@ -23,13 +22,14 @@ from hf_ctxmodels.downstream.finetuning import (
     reinitialize_head,
     reinitialize_layers,
 )
-from hf_ctxmodels.downstream.finetuning.fisher import fisher_information, sampled_targets, save_fisher
+from hf_ctxmodels.downstream.finetuning.ewc import fisher_information, sampled_targets, save_fisher
 from hf_ctxmodels.downstream.finetuning.reinitialization import pretrained_head_modules
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.training.optimizers import layer_groups, make_optimizer
 
 BERT = Case(FAMILIES["bert"], "AutoModelForSequenceClassification")
 MASKED = Case(FAMILIES["bert"], "AutoModelForMaskedLM")
+CLASSIFIERS = [case for case in HEADS if case.auto_name == "AutoModelForSequenceClassification"]
 
 
 def batch_for(case: Case, seed: int = 0) -> dict[str, torch.Tensor]:
@@ -111,20 +111,10 @@ def test_the_penalty_counts_once_in_a_step(workspace: Any, problem: Any, tmp_pat
         assert_close(value, found["four"][0][key], key, 1e-4)
 
 
-def losses(values: list[float]) -> Iterator[float]:
-    return iter(values)
-
-
-def test_a_resumed_run_has_the_weights_of_a_whole_one(
-    workspace: Any, problem: Any, tmp_path: Path, subtests: Any
-) -> None:
+@pytest.mark.parametrize("way", ["anchor", "chain"])
+def test_a_resumed_run_has_the_weights_of_a_whole_one(workspace: Any, problem: Any, tmp_path: Path, way: str) -> None:
     """The anchor is where the run began; of a stage the best weights are remembered."""
-    for way in ("anchor", "chain"):
-        with subtests.test(way):
-            check_resuming(workspace, problem, tmp_path / way, way)
 
-
-def check_resuming(workspace: Any, problem: Any, folder: Path, way: str) -> None:
     def callbacks(model: Any) -> list:
         return [Mixout(model, 0.3), L2SPPenalty(model, 0.5)] if way == "anchor" else [ChainThaw(model, 1e-2, 1e-2)]
 
@@ -133,27 +123,22 @@ def check_resuming(workspace: Any, problem: Any, folder: Path, way: str) -> None
         return {"eval_loss": sum(float(each.detach().abs().sum()) for each in model.parameters())}
 
     given = {"max_steps": 8, "save_steps": 3, "eval_steps": 1, "save_total_limit": 20}
-    folders = folder / "whole", folder / "stopped"
+    folders = tmp_path / "whole", tmp_path / "stopped"
     for each in folders:
         model = new_model(workspace, "dropout.json")
         run(model, problem, arguments(each, **given), callbacks=callbacks(model), evaluate=evaluate)
     for step in (6, 8):
-        (folders[1] / f"checkpoint-{step}").rename(folder / f"gone-{step}")
+        (folders[1] / f"checkpoint-{step}").rename(tmp_path / f"gone-{step}")
     model = new_model(workspace, "dropout.json")
     run(model, problem, arguments(folders[1], resume=True, **given), callbacks=callbacks(model), evaluate=evaluate)
     whole, resumed = (load_file(each / "model.safetensors") for each in folders)
     assert all(torch.equal(value, resumed[name]) for name, value in whole.items())
     if way == "anchor":
-        (folders[1] / "checkpoint-8").rename(folder / "gone")
+        (folders[1] / "checkpoint-8").rename(tmp_path / "gone")
         model = moved(new_model(workspace, "dropout.json"))
+        again = arguments(folders[1], resume=True, **given)
         with pytest.raises(CtxError, match="start_weights is"):
-            run(
-                model,
-                problem,
-                arguments(folders[1], resume=True, **given),
-                callbacks=callbacks(model),
-                evaluate=evaluate,
-            )
+            run(model, problem, again, callbacks=callbacks(model), evaluate=evaluate)
 
 
 def test_fisher_information_is_the_mean_of_squared_gradients(tmp_path: Path) -> None:
@@ -257,7 +242,7 @@ def test_chain_thaw_trains_each_alone_and_goes_on_from_the_best(workspace: Any, 
     groups = layer_groups(model)
     order = [{len(groups) - 1}, *({depth} for depth in range(len(groups) - 1)), set(range(len(groups)))]
     method = ChainThaw(model, 1e-2, 1e-3)
-    values = losses([2.0, 1.0, 3.0] * len(order) + [0.5])  # of the three evaluations of a stage the second is best
+    values = iter([2.0, 1.0, 3.0] * len(order) + [0.5])  # of the three evaluations of a stage the second is best
     seen: list[dict[str, torch.Tensor]] = []
 
     def evaluate(model: Any, accelerator: Any) -> dict[str, float]:
@@ -276,7 +261,11 @@ def test_chain_thaw_trains_each_alone_and_goes_on_from_the_best(workspace: Any, 
             for name in (names[id(parameter)] for parameter in group):
                 if depth not in trained:
                     assert torch.equal(last[name], before[name]), (stage, name)
-        changed = [depth for depth, group in enumerate(groups) if not all(_same(first, before, names, group))]
+        changed = [
+            depth
+            for depth, group in enumerate(groups)
+            if any(not torch.equal(first[names[id(each)]], before[names[id(each)]]) for each in group)
+        ]
         assert set(changed) == trained
         before = best
     assert all(torch.equal(each, before[name]) for name, each in model.named_parameters())
@@ -287,10 +276,6 @@ def test_chain_thaw_trains_each_alone_and_goes_on_from_the_best(workspace: Any, 
     assert rates[:3] == [1e-2] * 3
     assert set(rates[3:]) == {1e-3}
     assert all(parameter.requires_grad for parameter in model.parameters())
-
-
-def _same(one: Any, other: Any, names: Any, group: Any) -> list[bool]:
-    return [torch.equal(one[names[id(each)]], other[names[id(each)]]) for each in group]
 
 
 def test_three_stages_and_a_loss_that_fades() -> None:
@@ -380,3 +365,78 @@ def test_trainer_calls_them(tmp_path: Path) -> None:
     assert not any(
         torch.equal(each, before[name]) for name, each in model.named_parameters() if name.endswith("proj.weight")
     )
+
+
+def test_new_weights_are_exactly_those_asked_for(subtests: Any) -> None:
+    """In every family: of the top layers, or of the head, and those of a new model."""
+    for case in CLASSIFIERS:
+        with subtests.test(str(case)):
+            model = case.model()
+            groups = {id(each) for group in layer_groups(model)[:-1] for each in group}
+            layers = getattr(getattr(model.base_model, "decoder", model.base_model), "layers", None)
+            before = weights_of(model)
+            if layers is None:
+                with pytest.raises(CtxError, match="has 0 layers"):
+                    reinitialize_layers(model, 1, seed=4)
+            else:
+                names = set(reinitialize_layers(model, 1, seed=4))
+                top = {id(each) for each in list(layers)[-1].parameters()}
+                assert names == {name for name, each in model.named_parameters() if id(each) in top}
+                assert top <= groups
+                check_drawn_anew(model, before, names)
+            before, fixed = weights_of(model), torch.get_rng_state()
+            names = {name for name in reinitialize_head(model, seed=4) if name in before}
+            assert torch.equal(fixed, torch.get_rng_state())
+            assert names == {name for name in before if not name.startswith(f"{model.base_model_prefix}.")}
+            check_drawn_anew(model, before, names)
+    for family, kept in (("t5", []), ("bart", []), ("mass", ["lm_head"]), ("unilm", ["mlm_head"])):  # unless tied
+        assert pretrained_head_modules(Case(FAMILIES[family], "AutoModelForSeq2SeqLM").model()) == kept, family
+    model = BERT.model()
+    before = weights_of(model)
+    names = set(reinitialize_layers(model, 0, seed=4, pooler=True))
+    assert names == {"bert.pooler.dense.weight", "bert.pooler.dense.bias"}
+    check_drawn_anew(model, before, names)
+    model = BERT.model(classifier_pooling="mean")
+    with pytest.raises(CtxError, match="has no pooler"):
+        reinitialize_layers(model, 0, seed=4, pooler=True)
+
+
+def check_drawn_anew(model: Any, before: dict[str, torch.Tensor], names: set[str]) -> None:
+    torch.manual_seed(4)
+    fresh = dict(type(model)(copy.deepcopy(model.config)).named_parameters())
+    for name, each in model.named_parameters():
+        assert torch.equal(each, fresh[name] if name in names else before[name]), name
+        assert name not in names or not torch.equal(each, before[name]) or each.ndim < 2
+
+
+def test_what_is_new_is_not_held(tmp_path: Path) -> None:
+    """Neither layers that are drawn anew nor rows of new tokens, by anchors and mixout; other weights are refused."""
+    model, generator = BERT.model(), torch.Generator().manual_seed(3)
+    encoder, table = dict(model.base_model.named_parameters()), "embeddings.word_embeddings.weight"
+    fisher = {name: torch.rand(each.shape, generator=generator) for name, each in encoder.items()}
+    file, known = tmp_path / "fisher.safetensors", model.config.vocab_size
+    save_fisher(file, fisher, model)
+    mixed = set(Mixout(model, 0.5).mixed)
+    new = {name.removeprefix("bert.") for name in reinitialize_layers(model, 1, seed=3)}
+    model.resize_token_embeddings(known + 3, mean_resizing=False)
+    model.num_new_tokens = 3
+    assert mixed & new
+    assert set(Mixout(model, 0.5).mixed) == mixed - new
+    methods = {"ewc": ElasticWeightConsolidation(model, 1.0, file, 0.5), "l2": L2SPPenalty(model, 1.0, 0.5)}
+    moved(model)
+    now = dict(model.base_model.named_parameters())
+    for way, method in methods.items():
+        assert set(method.anchored) == set(encoder) - new
+        model.zero_grad()
+        CallbackRun().pre_optimizer_step(method)
+        expected = {name: each / 2 for name, each in now.items() if name in new}  # the plain penalty on new weights
+        for name, start in method.pretrained.items():
+            rows = len(fisher[name])
+            held = (fisher[name] if way == "ewc" else 1.0) * (now[name] - start)[:rows]
+            expected[name] = torch.cat([held, torch.zeros_like(now[name][rows:])])
+        for name, each in now.items():
+            assert_close(each.grad, expected[name].detach(), f"{way} {name}")
+    assert expected[table][known:].shape[0] == 3
+    model.base_model.embeddings.word_embeddings.weight.data[0] += 1
+    with pytest.raises(CtxError, match="from other weights"):
+        ElasticWeightConsolidation(model, 1.0, file)

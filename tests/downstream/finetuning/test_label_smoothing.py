@@ -91,14 +91,9 @@ def test_one_batch_of_16_equals_four_of_4(make):
             accelerator, model, accelerator.prepare(optimizer), 0.0, loss_function=loss_function
         )
         chunks = {name: tensor.chunk(accumulation) for name, tensor in batch.items()}
+        indices = {INDEX_KEY: torch.arange(16 // accumulation)}
         training_step(
-            [
-                {
-                    **{name: tensors[number] for name, tensors in chunks.items()},
-                    INDEX_KEY: torch.arange(16 // accumulation),
-                }
-                for number in range(accumulation)
-            ]
+            [{name: tensors[number] for name, tensors in chunks.items()} | indices for number in range(accumulation)]
         )
         gradients.append({name: before[name] - parameter.detach() for name, parameter in model.named_parameters()})
     for name, gradient in gradients[0].items():

@@ -9,7 +9,7 @@ def make_task(name, **arguments):
     return TASKS[name](TaskArguments(**arguments))
 
 
-def written(path, text, encoding="utf-8"):
-    data = text.encode(encoding)
+def written(path, text):
+    data = text.encode()
     path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
     return str(path)

@@ -15,10 +15,6 @@ from hf_ctxmodels.data.table_files import iob1_to_bio, read_conll, read_conllu
 from hf_ctxmodels.downstream.tasks.question_answering import AnswerSpan, best_span
 from hf_ctxmodels.models.bert.configuration_bert import CtxBertConfig
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Tagging
-# ----------------------------------------------------------------------------------------------------------------------
-
 CONLL = """-DOCSTART- -X- O O
 
 U.N. NNP I-NP I-ORG
@@ -112,27 +108,13 @@ def test_the_tagging_baseline_is_each_words_most_frequent_tag(tmp_path):
     assert list(task.score(validation, [["NOUN", "ADP"]])) == ["accuracy", "f1_macro"]
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Question answering
-# ----------------------------------------------------------------------------------------------------------------------
-
-
 def squad_file(path, *questions):
     """questions: (question, context, [(start, text), ...])"""
-    paragraphs = [
-        {
-            "context": context,
-            "qas": [
-                {
-                    "id": f"q{i}",
-                    "question": question,
-                    "is_impossible": not answers,
-                    "answers": [{"text": text, "answer_start": start} for start, text in answers],
-                }
-            ],
-        }
-        for i, (question, context, answers) in enumerate(questions)
-    ]
+    paragraphs = []
+    for i, (question, context, spans) in enumerate(questions):
+        answers = [{"text": text, "answer_start": start} for start, text in spans]
+        entry = {"id": f"q{i}", "question": question, "is_impossible": not answers, "answers": answers}
+        paragraphs.append({"context": context, "qas": [entry]})
     return written(path, json.dumps({"data": [{"title": "t", "paragraphs": paragraphs}]}))
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from hf_ctxmodels import CtxError
+from hf_ctxmodels.downstream.multitask.task_list import read_task_list
 from hf_ctxmodels.downstream.tasks import TaskArguments
-from hf_ctxmodels.downstream.tasks.task_list import read_task_list
 
 LIST = """\
 # two tasks

@@ -11,9 +11,9 @@ tasks:
     head_dropout: 0.1
 """
 
-import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -21,9 +21,10 @@ from typing import Any, get_type_hints
 import yaml
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import did_you_mean
 from hf_ctxmodels.data.text_files import read_text
 from hf_ctxmodels.downstream.tasks import TASKS
-from hf_ctxmodels.downstream.tasks.base import Task, TaskArguments, check_unused_arguments
+from hf_ctxmodels.downstream.tasks.base import TaskArguments, check_unused_arguments
 
 SAMPLINGS = ("proportional", "temperature", "annealed")
 KINDS = tuple(name for name, task in TASKS.items() if not task.is_generative)
@@ -58,10 +59,6 @@ class ListedTask:
     location: str = ""
     arguments: TaskArguments = field(default_factory=TaskArguments)
 
-    def make(self) -> Task[Any]:
-        """The task."""
-        return TASKS[self.kind](self.arguments)
-
 
 @dataclass(frozen=True)
 class TaskList:
@@ -80,9 +77,8 @@ class TaskList:
     temperature: float = 1.0
 
 
-_LIST_KEYS = ("tasks", "sampling", "temperature", "folder")
-_TASK_KEYS = tuple(f.name for f in fields(ListedTask) if f.name not in ("name", "location", "arguments"))
-_COLUMNS = tuple(f.name for f in fields(TaskArguments))
+_TASK_KEYS = {f.name for f in fields(ListedTask)} - {"name", "location", "arguments"}
+_COLUMNS = {f.name for f in fields(TaskArguments)}
 
 
 def read_task_list(file: str | Path, defaults: TaskArguments, folder: str | Path | None = None) -> TaskList:
@@ -96,47 +92,58 @@ def read_task_list(file: str | Path, defaults: TaskArguments, folder: str | Path
     Raises:
         CtxError: The file cannot be read, or a key or value is invalid; the message names file, line and key.
     """
-    reader = _YamlReader(file)
-    entries = reader.mapping(reader.root, "the file")
-    reader.check_keys(entries, _LIST_KEYS, "a task list")
-    root = Path(folder if folder is not None else reader.value(entries, "folder", str, "."))
-    task_entries = reader.mapping(entries["tasks"][1], "`tasks`") if "tasks" in entries else {}
-    if not task_entries:
+    if not Path(file).is_file():
+        raise CtxError(
+            "There is no such task list.",
+            location=str(file),
+            hint="use the path of a YAML file, or the name of a task list that `hf-ctxmodels recipes` shows.",
+        )
+    try:
+        root = yaml.compose(read_text(file), Loader=yaml.SafeLoader)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise CtxError(
+            f"The task list is not valid YAML: {error}.", location=str(file), hint="see the example."
+        ) from error
+    if root is None:
+        raise CtxError("The task list file is empty.", location=str(file), hint="see the example.")
+    entries = _Mapping(file, root, "a task list", ("tasks", "sampling", "temperature", "folder"))
+    base_folder = Path(folder if folder is not None else entries.value("folder", str, "."))
+    tasks = _Mapping(file, entries.nodes["tasks"], "`tasks`") if "tasks" in entries.nodes else None
+    if tasks is None or not tasks.nodes:
         raise CtxError("The task list is empty.", location=str(file), hint="write tasks: and a name for each below it.")
     argument_names = {name for kind in KINDS for name in TASKS[kind].argument_names}
     check_unused_arguments(defaults, argument_names, "No task of a task list uses it.")
-    tasks = tuple(_parse_task(reader, name, *entry, defaults, root) for name, entry in task_entries.items())
-    sampling = reader.value(entries, "sampling", str, "temperature" if "temperature" in entries else "proportional")
-    if sampling not in SAMPLINGS or (sampling == "temperature") != ("temperature" in entries):
+    listed = []
+    for name, node in tasks.nodes.items():
+        entry = _Mapping(file, node, f"the task {name}", _TASK_KEYS | _COLUMNS)
+        listed.append(_parse_task(entry, name, tasks.location(name, "task "), defaults, base_folder))
+    has_temperature = "temperature" in entries.nodes
+    sampling = entries.value("sampling", str, "temperature" if has_temperature else "proportional")
+    if sampling not in SAMPLINGS or (sampling == "temperature") != has_temperature:
         raise CtxError(
-            f"sampling is {sampling!r}" + (" with a temperature." if "temperature" in entries else "."),
-            location=reader.location(entries, "sampling" if "sampling" in entries else "temperature"),
+            f"sampling is {sampling!r}" + (" with a temperature." if has_temperature else "."),
+            location=entries.location("sampling" if "sampling" in entries.nodes else "temperature"),
             hint=f"use one of {', '.join(SAMPLINGS)}; `temperature: 2` is valid only with sampling: temperature.",
         )
-    temperature = reader.value(entries, "temperature", float, 1.0)
+    temperature = entries.value("temperature", float, 1.0)
     if not temperature > 0:
         raise CtxError(
             f"temperature is {temperature}, expected a value above 0.",
-            location=reader.location(entries, "temperature"),
+            location=entries.location("temperature"),
             hint="use 2, for example.",
         )
-    return TaskList(tasks, sampling, temperature)
+    return TaskList(tuple(listed), sampling, temperature)
 
 
-def _parse_task(
-    reader: "_YamlReader", name: str, line: int, node: yaml.Node, defaults: TaskArguments, root: Path
-) -> ListedTask:
-    location = f"{reader.file}:{line}, task {name}"
-    entry = reader.mapping(node, f"the task {name}")
-    reader.check_keys(entry, (*_TASK_KEYS, *_COLUMNS), f"the task {name}")
-    if missing := [key for key in ("kind", "train_file", "validation_file") if key not in entry]:
+def _parse_task(entry: "_Mapping", name: str, location: str, defaults: TaskArguments, folder: Path) -> ListedTask:
+    if missing := [key for key in ("kind", "train_file", "validation_file") if key not in entry.nodes]:
         raise CtxError(f"The task {name} has no {' and no '.join(missing)}.", location=location, hint="add it.")
     hints = get_type_hints(ListedTask) | get_type_hints(TaskArguments)
-    values = {key: reader.value(entry, key, hints[key]) for key in entry}
+    values = {key: entry.value(key, hints[key]) for key in entry.nodes}
     if values["kind"] not in KINDS:
         raise CtxError(
             f"The task {name} has the unknown kind {values['kind']!r}.",
-            location=reader.location(entry, "kind"),
+            location=entry.location("kind"),
             hint=f"use one of {', '.join(KINDS)}.",
         )
     for key, maximum in (("weight", math.inf), ("head_dropout", 1), ("answer_steps", 100), ("answer_dropout", 1)):
@@ -144,108 +151,83 @@ def _parse_task(
         if value is not None and not (0 <= value <= maximum and (value or key != "weight")):
             raise CtxError(
                 f"{key} is {value}, expected {'above 0' if key == 'weight' else f'0 to {maximum}'}.",
-                location=reader.location(entry, key),
+                location=entry.location(key),
                 hint="correct the value.",
             )
     for key in ("train_file", "validation_file"):
         if values[key] != "demo":
-            values[key] = str(root / values[key])
-        if values[key] != "demo" and not Path(values[key]).is_file():
-            raise CtxError(
-                f"The task {name} has no such file: {values[key]}.",
-                location=reader.location(entry, key),
-                hint="correct the path, or pass its base directory as --tasks_folder.",
-            )
-    if unused := [key for key in entry if key in _COLUMNS and key not in TASKS[values["kind"]].argument_names]:
+            values[key] = str(folder / values[key])
+            if not Path(values[key]).is_file():
+                raise CtxError(
+                    f"The task {name} has no such file: {values[key]}.",
+                    location=entry.location(key),
+                    hint="correct the path, or pass its base directory as --tasks_folder.",
+                )
+    columns = {key: values.pop(key) for key in entry.nodes if key in _COLUMNS}
+    if unused := [key for key in columns if key not in TASKS[values["kind"]].argument_names]:
         raise CtxError(
             f"A task of the kind {values['kind']} does not read {unused[0]}.",
-            location=reader.location(entry, unused[0]),
+            location=entry.location(unused[0]),
             hint="remove the line.",
         )
-    columns = replace(defaults, **{key: values.pop(key) for key in _COLUMNS if key in values})
-    return ListedTask(name=name, location=location, arguments=columns, **values)
+    return ListedTask(name=name, location=location, arguments=replace(defaults, **columns), **values)
 
 
-class _YamlReader:
-    """Reads a YAML file as nodes, so that errors name lines."""
+class _Mapping:
+    """A YAML mapping; errors name the file, line and key.
 
-    def __init__(self, file: str | Path) -> None:
-        self.file = file
-        if not Path(file).is_file():
-            raise CtxError(
-                "There is no such task list.",
-                location=str(file),
-                hint="use the path of a YAML file, or the name of a task list that `hf-ctxmodels recipes` shows.",
-            )
-        try:
-            root = yaml.compose(read_text(file), Loader=yaml.SafeLoader)
-        except (yaml.YAMLError, RecursionError) as error:
-            raise CtxError(
-                f"The task list is not valid YAML: {error}.", location=str(file), hint="see the example."
-            ) from error
-        if root is None:
-            raise CtxError("The task list file is empty.", location=str(file), hint="see the example.")
-        self.root = root
+    Args:
+        file: The file.
+        node: Its node.
+        description: What it is, for errors.
+        keys: Allowed keys; empty for any.
+    """
 
-    def mapping(self, node: yaml.Node, description: str) -> dict[str, tuple[int, yaml.Node]]:
-        """Key -> line and node of its value; raises CtxError if the node is not a mapping, or a key occurs twice."""
+    def __init__(self, file: str | Path, node: yaml.Node, description: str, keys: Collection[str] = ()) -> None:
         if not isinstance(node, yaml.MappingNode):
             raise CtxError(
                 f"Expected keys and values in {description}.",
-                location=f"{self.file}:{node.start_mark.line + 1}",
-                hint="key: value",
+                location=f"{file}:{node.start_mark.line + 1}",
+                hint="write `key: value`.",
             )
-        entries: dict[str, tuple[int, yaml.Node]] = {}
-        for key, value in node.value:
-            line = key.start_mark.line + 1
-            if key.value in entries:
+        self._file, self._lines = file, dict[str, int]()
+        self.nodes: dict[str, yaml.Node] = {}
+        for key_node, value_node in node.value:
+            key, line = key_node.value, key_node.start_mark.line + 1
+            if key in self.nodes:
                 raise CtxError(
-                    f"{key.value!r} occurs twice in {description}, first in line {entries[key.value][0]}.",
-                    location=f"{self.file}:{line}",
+                    f"{key!r} occurs twice in {description}, first in line {self._lines[key]}.",
+                    location=f"{file}:{line}",
                     hint="remove one of them.",
                 )
-            entries[key.value] = (line, value)
-        return entries
-
-    def check_keys(self, entries: Mapping[str, tuple[int, Any]], allowed: tuple[str, ...], description: str) -> None:
-        """Raise CtxError for an unknown key."""
-        for key in entries:
-            if key not in allowed:
-                matches = difflib.get_close_matches(key, allowed, n=1)
+            self.nodes[key], self._lines[key] = value_node, line
+            if keys and key not in keys:
                 raise CtxError(
                     f"Unknown key {key!r} in {description}.",
-                    location=self.location(entries, key),
-                    hint=(f"did you mean {matches[0]}? " if matches else "") + f"Use one of {', '.join(allowed)}.",
+                    location=self.location(key),
+                    hint=f"{did_you_mean(key, keys)}Use one of {', '.join(sorted(keys))}.",
                 )
 
-    def location(self, entries: Mapping[str, tuple[int, Any]], key: str) -> str:
+    def location(self, key: str, prefix: str = "") -> str:
         """`file:line, key` of a key."""
-        return f"{self.file}:{entries[key][0]}, {key}"
+        return f"{self._file}:{self._lines[key]}, {prefix}{key}"
 
-    def value(self, entries: Mapping[str, tuple[int, yaml.Node]], key: str, hint: Any, default: Any = None) -> Any:
+    def value(self, key: str, hint: Any, default: Any = None) -> Any:
         """The value of a key, converted to a type; raises CtxError if it has another type."""
-        if key not in entries:
+        if key not in self.nodes:
             return default
-        node = entries[key][1]
-        value = yaml.SafeLoader("").construct_object(node, deep=True)
+        value = yaml.SafeLoader("").construct_object(self.nodes[key], deep=True)
         types = {type_ for type_ in getattr(hint, "__args__", (hint,)) if type_ is not type(None)}
         if str in types and not isinstance(value, bool) and value is not None:
             value = ",".join(map(str, value)) if isinstance(value, list) else str(value)
         if float in types and isinstance(value, int | str) and not isinstance(value, bool):
-            value = _as_float(value)
+            with suppress(ValueError, OverflowError):
+                value = float(value)  # YAML reads 1e-4 as a string
         if type(value) not in types and not (value is None and types != {hint}):
             type_names = " or ".join(sorted(type_.__name__ for type_ in types))
             raise CtxError(
                 f"{key} is {value!r}, expected type {type_names}.",
-                location=self.location(entries, key),
+                location=self.location(key),
                 hint="correct the value.",
             )
-        return value
-
-
-def _as_float(value: int | str) -> Any:
-    """The value as a number if possible; YAML reads 1e-4 as a string."""
-    try:
-        return float(value)
-    except (ValueError, OverflowError):
         return value

@@ -1,6 +1,5 @@
-"""Penalties on the distance from the pretrained weights: L2-SP and elastic weight consolidation."""
+"""L2-SP, a penalty on the distance from the pretrained weights (Li et al. 2018, arXiv 1802.01483)."""
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -8,7 +7,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.downstream.finetuning.fisher import load_fisher, weights_digest
+from hf_ctxmodels.core.weights import weights_digest
 from hf_ctxmodels.training.callbacks import FinetuningCallback, unwrap_optimizer
 
 
@@ -40,9 +39,8 @@ def pretrained_parameters(model: PreTrainedModel) -> dict[str, nn.Parameter]:
 
 
 class L2SPPenalty(FinetuningCallback):
-    """Adds half the weighted squared distance of the encoder from its pretrained weights to the loss (Li et al. 2018,
-    arXiv 1802.01483, equation 2, L2-SP): weight / 2 * ||w - w_0||^2, and head_weight / 2 * ||v||^2 for the new
-    parameters v.
+    """Adds half the weighted squared distance of the encoder from its pretrained weights to the loss (equation 2,
+    L2-SP): weight / 2 * ||w - w_0||^2, and head_weight / 2 * ||v||^2 for the new parameters v.
 
     The gradient is added once in a step, whatever the micro-batches and processes. Weight decay, which pulls towards
     zero, is disabled for the anchored parameters and unchanged for the others. New rows of the word embeddings
@@ -79,7 +77,12 @@ class L2SPPenalty(FinetuningCallback):
             for parameter in model.parameters()
             if parameter.requires_grad and id(parameter) not in anchored_ids
         ]
-        self._importance = _pretrained_row_mask(model, self.anchored)
+        self._row_masks: dict[str, Tensor] = {}  # word embeddings with new tokens: (vocabulary, 1), 0 for new rows
+        if new_tokens := getattr(model, "num_new_tokens", 0):
+            embeddings: Any = model.get_input_embeddings().weight
+            mask = torch.ones(len(embeddings), 1, device=embeddings.device)
+            mask[-new_tokens:] = 0
+            self._row_masks = {name: mask for name, parameter in self.anchored.items() if parameter is embeddings}
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -88,7 +91,7 @@ class L2SPPenalty(FinetuningCallback):
 
     def importance(self, name: str) -> Tensor | float:
         """Factor of a parameter's squared distance, per weight, per row or for all: 1, and 0 for new rows."""
-        return self._importance.get(name, 1.0)
+        return self._row_masks.get(name, 1.0)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
         """Disable weight decay for the anchored parameters.
@@ -131,63 +134,6 @@ class L2SPPenalty(FinetuningCallback):
             _add_gradient(parameter, parameter * (self._head_weight * gradient_scale))
         if logs is not None:
             logs["anchor_loss"] = self.penalty()
-
-
-class ElasticWeightConsolidation(L2SPPenalty):
-    """`L2SPPenalty` with each weight's squared distance multiplied by its Fisher information in pretraining
-    (Kirkpatrick et al. 2017, arXiv 1612.00796, equation 3): weight / 2 * sum of F * (w - w_0)^2.
-
-    Args:
-        model, weight, head_weight: As for `L2SPPenalty`.
-        fisher_file: From `fisher.save_fisher`, for the same pretrained weights.
-
-    Raises:
-        CtxError: The file is missing or damaged, or was computed from other weights.
-    """
-
-    def __init__(
-        self, model: PreTrainedModel, weight: float, fisher_file: str | Path, head_weight: float = 0.0
-    ) -> None:
-        super().__init__(model, weight, head_weight)
-        fisher, digests = load_fisher(fisher_file)
-        names = [name for name in fisher if name in self.pretrained]  # the model may have no pooler, for example
-        pretrained = {name: self.pretrained[name][: len(fisher[name])] for name in names}  # without new tokens
-        mismatched = [name for name in names if weights_digest({name: pretrained[name]}) != digests[name]]
-        if mismatched or not names:
-            raise CtxError(
-                "The Fisher information was computed from other weights"
-                + (f": {mismatched[0]} differs." if mismatched else "."),
-                location=f"--anchor ewc:file={fisher_file}",
-                hint="use the file computed from this --model, or compute a new one: ewc:file=FILE,text=TEXT.",
-            )
-        self._fisher = {name: _pad_rows(fisher[name], self.pretrained[name]) for name in names}
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """The digests of the pretrained weights and of the Fisher information."""
-        return {**super().identity, "fisher": weights_digest(self._fisher)}
-
-    def importance(self, name: str) -> Tensor | float:
-        """The parameter's Fisher information; 0 for parameters that pretraining does not use, and for new rows."""
-        return self._fisher.get(name, 0.0)
-
-
-def _pretrained_row_mask(model: PreTrainedModel, anchored: dict[str, nn.Parameter]) -> dict[str, Tensor]:
-    """For word embeddings with new tokens: (vocabulary, 1), 1 for pretrained rows and 0 for new ones."""
-    new_tokens = getattr(model, "num_new_tokens", 0)
-    if not new_tokens:
-        return {}
-    embeddings: Any = model.get_input_embeddings().weight
-    mask = torch.ones(len(embeddings), 1, device=embeddings.device)
-    mask[-new_tokens:] = 0
-    return {name: mask for name, parameter in anchored.items() if parameter is embeddings}
-
-
-def _pad_rows(fisher: Tensor, parameter: Tensor) -> Tensor:
-    """Fisher information padded with 0 for rows that were added to the parameter, on the parameter's device."""
-    padded = torch.zeros(parameter.shape, dtype=fisher.dtype, device=parameter.device)
-    padded[: len(fisher)] = fisher
-    return padded
 
 
 def without_decay(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> None:

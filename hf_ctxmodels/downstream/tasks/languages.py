@@ -1,29 +1,55 @@
-"""Files of a task in several languages, named as in Universal Dependencies and WikiANN."""
+"""Languages of models and files: the language of input, and the files of a task in several languages."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+
 from hf_ctxmodels.core.errors import CtxError
 
-# Task -> pattern of the file name of a language and split.
+# Task -> pattern of the file name of a language and split, as in Universal Dependencies and WikiANN.
 NAMES = {"pos": "{language}_*-ud-{split}.conllu*", "ner": "{language}.{split}.txt*"}
+
+
+def supported_languages(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """The languages that a model has embeddings of, or that its tokenizer marks; empty for other models."""
+    if hasattr(config, "default_lang") and getattr(config, "lang2id", None):
+        return list(config.lang2id)
+    return list(getattr(tokenizer, "languages", ()))
+
+
+def set_language(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, language: str, location: str) -> None:
+    """Set the language of input without a language tag: `config.default_lang` if the model has language embeddings,
+    `tokenizer.language` if the tokenizer marks words, or splits them by the rules of a language.
+
+    Raises:
+        CtxError: The model does not support the language; `location` is the flag.
+    """
+    languages = supported_languages(config, tokenizer)
+    if language not in languages:
+        raise CtxError(
+            f"The model has no embedding of the language {language!r}."
+            if languages
+            else "The model does not distinguish languages.",
+            location=location,
+            hint=f"use one of {', '.join(languages)}." if languages else "remove it.",
+        )
+    if getattr(config, "lang2id", None):
+        config.default_lang = config.lang2id[language]  # type: ignore[attr-defined]
+    if not getattr(config, "lang2id", None) or getattr(tokenizer, "splits_by_language", False):
+        tokenizer.language = language  # type: ignore[attr-defined]
 
 
 def directories_of_languages(
     entries_text: str | None, languages: Iterable[str], content: str, location: str
 ) -> dict[str, str]:
-    """Language -> directory, from `de=DIR,fr=DIR`; empty if not given.
-
-    Args:
-        entries_text: The flag's value.
-        languages: Languages that must have a directory.
-        content: Content of a directory, for the error message.
-        location: Name of the flag, for the error message.
+    """Language -> directory, from a flag's value `de=DIR,fr=DIR`; empty if not given.
 
     Raises:
-        CtxError: A language has no directory, or an entry has another form.
+        CtxError: One of the `languages` has no directory, or an entry has another form; the message names the `content`
+            of the directories and the flag, `location`.
     """
     if not entries_text:
         return {}
@@ -52,11 +78,7 @@ class LanguageFile:
     def find(cls, entry: str, task: str, split: str, folder: str | None) -> Self:
         """The file in an entry `de=FILE`, or the file of language `de` in a directory or its subdirectories.
 
-        Args:
-            entry: LANGUAGE or LANGUAGE=FILE.
-            task: A key of `NAMES`.
-            split: "train", "dev" or "test".
-            folder: Directory to search for the file of a language.
+        `task` is a key of `NAMES`, `split` is "train", "dev" or "test".
 
         Raises:
             CtxError: There is no such file, or more than one.
@@ -76,11 +98,7 @@ class LanguageFile:
         return cls(language, paths[0])
 
     def split(self, name: str) -> Self:
-        """The file of another split in the training file's directory, whose name has `-train` or `.train`.
-
-        Raises:
-            CtxError: There is no such file.
-        """
+        """The file of another split in the directory of the training file, whose name has `-train` or `.train`."""
         for mark in ("-train", ".train"):
             path = self.file.with_name(self.file.name.replace(mark, mark.replace("train", name)))
             if path != self.file and path.is_file():

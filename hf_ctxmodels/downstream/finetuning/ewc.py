@@ -1,6 +1,6 @@
-"""The diagonal of the Fisher information of a pretrained encoder's weights in its own pretraining."""
+"""Elastic weight consolidation: L2-SP weighted by the Fisher information of pretraining (Kirkpatrick et al. 2017, arXiv
+1612.00796)."""
 
-import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -13,20 +13,65 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from hf_ctxmodels import heads
-from hf_ctxmodels.core.console import progress_bar
+from hf_ctxmodels.core.console import print_status, progress_bar
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.output_files import wrap_write_errors
-from hf_ctxmodels.registry import get_family
+from hf_ctxmodels.core.weights import weights_digest
+from hf_ctxmodels.downstream.finetuning.forgetting import PretrainingEvaluation
+from hf_ctxmodels.downstream.finetuning.l2_sp import L2SPPenalty
 
 Batch = Mapping[str, Any]
 Labels = Literal["sampled", "data"]
 
 
+class ElasticWeightConsolidation(L2SPPenalty):
+    """`L2SPPenalty` with each weight's squared distance multiplied by its Fisher information in pretraining (equation
+    3): weight / 2 * sum of F * (w - w_0)^2.
+
+    Args:
+        model, weight, head_weight: As for `L2SPPenalty`.
+        fisher_file: From `save_fisher`, for the same pretrained weights.
+
+    Raises:
+        CtxError: The file is missing or damaged, or was computed from other weights.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, weight: float, fisher_file: str | Path, head_weight: float = 0.0
+    ) -> None:
+        super().__init__(model, weight, head_weight)
+        fisher, digests = load_fisher(fisher_file)
+        names = [name for name in fisher if name in self.pretrained]  # the model may have no pooler, for example
+        pretrained = {name: self.pretrained[name][: len(fisher[name])] for name in names}  # without new tokens
+        mismatched = [name for name in names if weights_digest({name: pretrained[name]}) != digests[name]]
+        if mismatched or not names:
+            raise CtxError(
+                "The Fisher information was computed from other weights"
+                + (f": {mismatched[0]} differs." if mismatched else "."),
+                location=f"--anchor ewc:file={fisher_file}",
+                hint="use the file computed from this --model, or compute a new one: ewc:file=FILE,text=TEXT.",
+            )
+        self._fisher = {}
+        for name in names:
+            padded = torch.zeros_like(self.pretrained[name], dtype=fisher[name].dtype)  # 0 for rows of new tokens
+            padded[: len(fisher[name])] = fisher[name]
+            self._fisher[name] = padded
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The digests of the pretrained weights and of the Fisher information."""
+        return {**super().identity, "fisher": weights_digest(self._fisher)}
+
+    def importance(self, name: str) -> Tensor | float:
+        """The parameter's Fisher information; 0 for parameters that pretraining does not use, and for new rows."""
+        return self._fisher.get(name, 0.0)
+
+
 def fisher_information(
     model: PreTrainedModel, examples: Iterable[Batch], labels: Labels = "sampled", seed: int = 0
 ) -> dict[str, Tensor]:
-    """The mean over examples of the squared gradient of each example's loss (Kirkpatrick et al. 2017).
+    """The diagonal of the Fisher information: the mean over examples of the squared gradient of each example's loss.
 
     It differs from the square of a batch's gradient. The expectation is over the model's predictions, so labels are
     sampled from them; the labels of the data give the empirical Fisher information.
@@ -69,12 +114,8 @@ def fisher_information(
 
 @torch.no_grad()
 def sampled_targets(model: PreTrainedModel, batch: Batch, generator: torch.Generator) -> dict[str, Tensor]:
-    """Targets of a batch sampled from the model's predictions, at the positions where the batch has targets.
-
-    Args:
-        model: A language model or a masked language model, possibly with sentence tasks.
-        batch: A batch with targets.
-        generator: Generator on the CPU.
+    """Targets of a batch sampled from the predictions of a (masked) language model, possibly with sentence tasks, at the
+    positions where the batch has targets; `generator` is on the CPU.
 
     Raises:
         CtxError: The head's targets cannot be sampled from its predictions.
@@ -85,37 +126,55 @@ def sampled_targets(model: PreTrainedModel, batch: Batch, generator: torch.Gener
     output = model(**{name: value for name, value in batch.items() if name not in targets})
     samples: dict[str, Any] = {"labels": None} if "shift_labels" in targets else {}
     for name in targets:
-        logits, labels = _logits_of_target(model, output, name), batch[name]
+        if name in ("labels", "shift_labels"):
+            logits = output.get("prediction_logits", output.get("logits"))
+        else:
+            logits = output.get(model.logits_fields.get(name))
         # the losses of word vectors (negative samples, least squares) are not likelihoods
-        if logits is None or logits.shape[:-1] != labels.shape or hasattr(model, "set_sparse_gradients"):
+        if logits is None or logits.shape[:-1] != batch[name].shape or hasattr(model, "set_sparse_gradients"):
             raise CtxError(
                 f"The targets {name!r} of {type(model).__name__} cannot be sampled from its predictions.",
                 location="--anchor ewc:labels=sampled",
                 hint="use labels=data.",
             )
         values = torch.multinomial(logits.float().softmax(-1).flatten(0, -2).cpu(), 1, generator=generator)
-        sampled = values.view(labels.shape).to(labels)
-        samples[name] = sampled.masked_fill(labels == IGNORE_INDEX, IGNORE_INDEX)
+        sampled = values.view(batch[name].shape).to(batch[name])
+        samples[name] = sampled.masked_fill(batch[name] == IGNORE_INDEX, IGNORE_INDEX)
     return samples
 
 
-def _logits_of_target(model: Any, output: Any, name: str) -> Tensor | None:
-    """The output's logits for a target; None if they are not returned."""
-    logits_field = get_family(model).traits.logits.get(name)
-    if logits_field is not None:
-        return output.get(logits_field)
-    return output.get("prediction_logits", output.get("logits")) if name in ("labels", "shift_labels") else None
+def compute_fisher(
+    source: str, text: str | None, file: str, number: int, labels: Labels, *, verbose: bool = True
+) -> None:
+    """Compute the Fisher information of a checkpoint in its pretraining objective, from the first examples of a text (as
+    --dataset of pretrain), and save it.
+
+    Raises:
+        CtxError: There is no text, or as `PretrainingEvaluation.open` or `fisher_information`.
+    """
+    if text is None:
+        raise CtxError(
+            "There is no such file of Fisher information.",
+            location=f"--anchor ewc:file={file}",
+            hint="pass a text to compute it from: --anchor ewc:file=FILE,text=TEXT.",
+        )
+    print_status(f"computing the Fisher information of {source} in {file}", verbose)
+    evaluation = PretrainingEvaluation.open(source, text)
+    number = min(number, len(evaluation.examples))
+
+    def batches() -> Iterable[Batch]:
+        for index in progress_bar(range(number), "Fisher information", unit="examples", enabled=True):
+            batch = evaluation.objective.collate([evaluation.examples[0, index]])
+            loop_columns = ("epoch", "example_index")
+            yield {name: value.to(evaluation.model.device) for name, value in batch.items() if name not in loop_columns}
+
+    fisher = fisher_information(evaluation.model, batches(), labels)
+    save_fisher(file, fisher, evaluation.model, objective=evaluation.name, examples=number, labels=labels)
 
 
 def save_fisher(file: str | Path, fisher: Mapping[str, Tensor], model: PreTrainedModel, **facts: Any) -> None:
-    """Write the Fisher information atomically, as safetensors.
-
-    Args:
-        file: Path of the file.
-        fisher: From `fisher_information`.
-        model: The model that it was computed with; a digest of each weight is recorded.
-        facts: Further JSON values to record.
-    """
+    """Write the Fisher information atomically, as safetensors, with a digest of each weight of the model and `facts`,
+    JSON values that describe the data."""
     weights = dict(model.base_model.named_parameters())
     digests = {name: weights_digest({name: weights[name]}) for name in fisher}
     path = Path(file)
@@ -160,20 +219,3 @@ def load_fisher(file: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
             hint="use another file name and a text to compute it from: ewc:file=FILE,text=TEXT.",
         )
     return fisher, digests
-
-
-def weights_digest(weights: Mapping[str, Tensor]) -> str:
-    """A digest of names, shapes, types and values."""
-    digest = hashlib.blake2b(digest_size=16)
-    for name in sorted(weights):
-        value = weights[name].detach().cpu().contiguous()
-        digest.update(f"{name} {tuple(value.shape)} {value.dtype};".encode())
-        digest.update(value.reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
-
-
-def single_example_batches(collate: Any, examples: Any, number: int, device: torch.device) -> Iterable[Batch]:
-    """The first examples of a pretraining objective as batches of one on a device, with a progress bar."""
-    for index in progress_bar(range(min(number, len(examples))), "Fisher information", unit="examples", enabled=True):
-        batch = dict(collate([examples[0, index]]))
-        yield {name: value.to(device) for name, value in batch.items() if name not in ("epoch", "example_index")}

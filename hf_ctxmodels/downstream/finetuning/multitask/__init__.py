@@ -1,1 +1,0 @@
-"""Fine-tuning of one encoder on several tasks at once (MT-DNN)."""

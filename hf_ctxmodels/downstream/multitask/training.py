@@ -1,0 +1,373 @@
+"""Multi-task fine-tuning: tasks are trained together and saved as one model (Liu et al. 2019, "MT-DNN")."""
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Literal
+
+import safetensors.torch
+import torch
+from accelerate import Accelerator
+from huggingface_hub.errors import StrictDataclassError
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+
+from hf_ctxmodels.core.config import CtxConfig
+from hf_ctxmodels.core.console import format_next_commands, print_status
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import REQUIRED, flag
+from hf_ctxmodels.core.output_files import wrap_write_errors
+from hf_ctxmodels.data import ReweightedMixture, ShuffledMixture
+from hf_ctxmodels.data.document_sources import describe_content
+from hf_ctxmodels.downstream.finetuning.arguments import StartingModelArguments
+from hf_ctxmodels.downstream.finetuning.finetuning_run import load_config_and_tokenizer, open_model, prepare_for_tasks
+from hf_ctxmodels.downstream.finetuning.task_evaluation import TaskEvaluation
+from hf_ctxmodels.downstream.multitask import CtxMultiTaskConfig, CtxMultiTaskModel
+from hf_ctxmodels.downstream.multitask.configuration import check_task_name, task_entry
+from hf_ctxmodels.downstream.multitask.task_list import ListedTask, read_task_list
+from hf_ctxmodels.downstream.tasks import TASKS, Encoded, TaskArguments
+from hf_ctxmodels.downstream.tasks.base import Collator, Feature
+from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model
+from hf_ctxmodels.training.arguments import LoopArguments
+from hf_ctxmodels.training.checkpoint_files import list_checkpoints, publish_files, temporary_path
+from hf_ctxmodels.training.freezing import check_layerwise_flags, freeze_encoder
+from hf_ctxmodels.training.loop import TrainingResult, global_batch_size, make_accelerator, train
+from hf_ctxmodels.training.model_loading import require_trainable
+from hf_ctxmodels.training.recipe import find_packaged
+from hf_ctxmodels.training.training_state import full_state_dict
+
+TASK = "task"  # key of the task's name in features and batches
+MEAN = "eval_mean"
+
+
+@dataclass
+class MultitaskArguments:
+    """Tasks."""
+
+    tasks: str = flag(REQUIRED, "YAML file that lists tasks and their files, or the name of a list of the package.")
+    tasks_folder: str | None = flag(None, "Directory that relative paths in the list of tasks start from.")
+    only: list[str] = flag((), "Train only these tasks of the list.")
+    keep: Literal["last", "best"] = flag(
+        "last", "Model to save: the last, or the one with the best mean of the main metrics in an evaluation."
+    )
+    freeze: Literal["encoder"] | None = flag(None, "Train only the heads.")
+
+
+@dataclass(frozen=True)
+class TaskCollator:
+    """Collates the features of one task with its collator, and adds the task's name for `CtxMultiTaskModel`."""
+
+    collators: Mapping[str, Collator]
+
+    def __call__(self, features: list[Feature]) -> dict[str, Any]:
+        """A padded batch of arguments of the model's forward; raises CtxError for features of several tasks."""
+        tasks = list(dict.fromkeys(feature[TASK] for feature in features))
+        if len(tasks) > 1:
+            raise CtxError(f"Expected a batch of one task, but it has features of {', '.join(tasks)}.")
+        inputs = [{name: value for name, value in feature.items() if name != TASK} for feature in features]
+        return {**self.collators[tasks[0]](inputs), TASK: tasks[0]}
+
+
+class BestModel:
+    """The weights with the highest mean metric so far, in a file in the output directory.
+
+    A resumed run continues with the file: it repeats the evaluations after the checkpoint exactly, so they do not
+    replace its weights. Otherwise a file of an earlier run is ignored.
+
+    Attributes:
+        metrics: Metrics of the best evaluation; empty before the first one.
+    """
+
+    def __init__(self, output_dir: str | Path, resume: bool) -> None:
+        self.file = Path(output_dir) / "best.safetensors"
+        self.metrics: dict[str, float] = {}
+        if resume and list_checkpoints(output_dir) and self.file.is_file():
+            with safetensors.safe_open(self.file, framework="pt") as saved:
+                self.metrics = json.loads(saved.metadata()["metrics"])
+
+    def update(self, metrics: Mapping[str, float], model: nn.Module, accelerator: Accelerator) -> None:
+        """Save the model if its mean metric is the highest so far; a collective call."""
+        if self.metrics and metrics[MEAN] <= self.metrics[MEAN]:
+            return
+        self.metrics = dict(metrics)
+        weights = full_state_dict(accelerator.unwrap_model(model))
+        if accelerator.is_main_process:
+            temporary = temporary_path(self.file)
+            with wrap_write_errors(self.file):
+                contiguous = {name: weight.contiguous() for name, weight in weights.items()}
+                safetensors.torch.save_file(contiguous, temporary, {"metrics": json.dumps(self.metrics)})
+                os.replace(temporary, self.file)
+        accelerator.wait_for_everyone()
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The best weights."""
+        return safetensors.torch.load_file(self.file)
+
+
+@dataclass
+class MultitaskEvaluation:
+    """Evaluation for the training loop: the metrics of all tasks as `eval_<task>_<metric>`, and `eval_mean`, the mean
+    of their main metrics.
+
+    Attributes:
+        evaluations: Task -> its evaluation, of features with the task's name.
+        main_metrics: Task -> the name of its main metric and its maximum, 1 or 100.
+        best_model: Stores the best model; None stores none.
+    """
+
+    evaluations: Mapping[str, TaskEvaluation]
+    main_metrics: Mapping[str, tuple[str, float]]
+    best_model: BestModel | None = None
+
+    def __call__(self, model: nn.Module, accelerator: Accelerator) -> dict[str, float]:
+        """Predict and score; a collective call, with the same result on all processes."""
+        results: dict[str, float] = {}
+        for name, evaluation in self.evaluations.items():
+            metrics = evaluation(model, accelerator)
+            results |= {f"eval_{name}_{metric.removeprefix('eval_')}": value for metric, value in metrics.items()}
+        losses = [results[f"eval_{name}_loss"] for name in self.evaluations]
+        scores = [results[f"eval_{name}_{metric}"] / maximum for name, (metric, maximum) in self.main_metrics.items()]
+        results = {"eval_loss": fmean(losses), MEAN: fmean(scores), **results}
+        if self.best_model is not None:
+            self.best_model.update(results, model, accelerator)
+        return results
+
+
+class TaskRun:
+    """One task of the run; errors of its files, labels and options name the task.
+
+    Attributes:
+        listed: Its entry in the list of tasks.
+        task: The task, after `configure`.
+        training, validation: The examples of its files.
+        config: The encoder's configuration with the task's labels and options, after `configure`.
+        baseline: Metrics of `Task.baseline`, the main metric first; after `encode`.
+    """
+
+    config: CtxConfig
+    baseline: dict[str, float]
+
+    def __init__(self, listed: ListedTask) -> None:
+        check_task_name(listed.name, listed.location)
+        self.listed, self.task = listed, TASKS[listed.kind](listed.arguments)
+        with self._named_errors():
+            self.training = self.task.read(listed.train_file, "train")
+            self.validation = self.task.read(listed.validation_file, "validation")
+
+    @contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        name, location = self.listed.name, self.listed.location
+        try:
+            yield
+        except StrictDataclassError as error:
+            message = f"The task {name}: {error.__cause__}"
+            raise CtxError(message, location=location, hint="remove the option.") from error
+        except CtxError as error:
+            location = f"{error.location}; {location}" if error.location else location
+            raise CtxError(f"The task {name}: {error.message}", location=location, hint=error.hint) from error
+
+    def configure(self, config: PreTrainedConfig) -> None:
+        """Set the task's labels and options in a copy of the encoder's configuration.
+
+        Raises:
+            CtxError: The labels are unusable, or the family has no such option.
+        """
+        self.config = deepcopy(config)
+        options = {
+            self.config.head_dropout_field: self.listed.head_dropout,
+            "answer_steps": self.listed.answer_steps or None,
+            "answer_dropout": self.listed.answer_dropout,
+        }
+        for name, value in options.items():
+            if value is None:
+                continue
+            if not hasattr(self.config, name):
+                raise CtxError(
+                    f"{type(config).__name__} has no {name}.", location=self.listed.location, hint="remove it."
+                )
+            setattr(self.config, name, value)
+        with self._named_errors():
+            self.config.validate()
+            self.task.configure(self.config, self.training, self.validation)
+
+    def encode(self, tokenizer: PreTrainedTokenizerBase) -> tuple[list[Feature], Encoded]:
+        """Encode training and validation examples, and compute the baseline; returns features with the task's name."""
+        with self._named_errors():
+            training = self.task.encode(self.training, tokenizer)
+            validation = self.task.encode(self.validation, tokenizer)
+        for feature in (*training.features, *validation.features):
+            feature[TASK] = self.listed.name
+        self.baseline = self.task.score(self.validation, self.task.baseline(self.training, self.validation))
+        metric = self.main_metric[0]
+        if metric not in self.baseline:
+            raise CtxError(
+                f"The task {self.listed.name} has no metric {metric!r}.",
+                location=self.listed.location,
+                hint=f"use one of {', '.join(self.baseline)}.",
+            )
+        self.baseline = {metric: self.baseline[metric], **self.baseline}
+        return training.features, validation
+
+    @property
+    def main_metric(self) -> tuple[str, float]:
+        """The main metric and its maximum; after `encode`."""
+        return self.listed.metric or next(iter(self.baseline)), 100.0 if self.task.is_percentage else 1.0
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """JSON values that must be equal when the run is resumed; files are compared by content."""
+        files = {name: describe_content(getattr(self.listed, name)) for name in ("train_file", "validation_file")}
+        fields = {name: value for name, value in asdict(self.listed).items() if name != "location"}
+        return {**fields, **files, "where": None}
+
+
+def finetune_tasks(
+    arguments: MultitaskArguments, start: StartingModelArguments, defaults: TaskArguments, loop: LoopArguments
+) -> None:
+    """Fine-tune a model on all tasks of a list, evaluate and save it, and print the metrics.
+
+    All micro-batches of an optimizer step are of one task, so 4 micro-batches of 4 equal a batch of 16: the loss is the
+    mean over the step's targets.
+
+    Raises:
+        CtxError: Files, model, tokenizer and flags do not match each other.
+    """
+    if arguments.freeze is not None:
+        check_layerwise_flags(loop)
+    listed = read_task_list(
+        find_packaged(str(arguments.tasks), "tasks", "list of tasks", "--tasks"), defaults, arguments.tasks_folder
+    )
+    names = [task.name for task in listed.tasks]
+    if unknown := [name for name in arguments.only if name not in names]:
+        raise CtxError(
+            f"The list has no task {unknown[0]}.", location=f"--only {unknown[0]}", hint=f"use {', '.join(names)}."
+        )
+    selected = [task for task in listed.tasks if not arguments.only or task.name in arguments.only]
+    runs = {task.name: TaskRun(task) for task in selected}
+    # a tokenizer that splits words for tagging also reads plain text, but not the other way round
+    first = min(runs.values(), key=lambda run: not run.task.split_words)
+    config, tokenizer = load_config_and_tokenizer(start, first.task, require_family=True)
+    source = start.model or "--family"
+    for run in runs.values():
+        check_tokenizer_matches_model(tokenizer, config, run.listed.arguments.max_length, location=source)
+        run.configure(config)
+    prepare_for_tasks(tokenizer)
+    accelerator = make_accelerator(loop, unused_parameters=True)
+    sizes = ", ".join(f"{name} {len(run.training):,}" for name, run in runs.items())
+    print_status(f"tokenizing the training examples of {len(runs)} tasks: {sizes}", accelerator.is_main_process)
+    encoded = {name: run.encode(tokenizer) for name, run in runs.items()}
+
+    model = _new_model(config, tokenizer, runs, start)
+    if arguments.freeze is not None:
+        freeze_encoder(model)
+    collate = TaskCollator({name: run.task.collator(tokenizer) for name, run in runs.items()})
+    size = loop.per_device_batch_size
+    evaluations = {
+        name: TaskEvaluation(run.task, run.validation, encoded[name][1], collate, size) for name, run in runs.items()
+    }
+    best = BestModel(loop.output_dir, loop.resume) if arguments.keep == "best" else None
+
+    features, step_size = [training for training, _ in encoded.values()], global_batch_size(loop, accelerator)
+    if listed.sampling == "proportional":
+        examples: Any = ShuffledMixture(features, step_size)
+    elif listed.sampling == "temperature":
+        examples = ReweightedMixture.tempered(features, step_size, listed.temperature)
+    elif loop.num_train_epochs is not None:
+        examples = ReweightedMixture.annealed(features, step_size, math.ceil(loop.num_train_epochs))
+    else:
+        raise CtxError(
+            "Annealed sampling needs the length of the run in epochs.",
+            location="--max_steps",
+            hint="pass --num_train_epochs instead, or another sampling.",
+        )
+    result = train(
+        model,
+        examples,
+        collate,
+        loop,
+        accelerator,
+        tokenizer=tokenizer,
+        evaluate=MultitaskEvaluation(evaluations, {name: run.main_metric for name, run in runs.items()}, best),
+        identity={
+            "tasks": [run.identity for run in runs.values()],
+            "sampling": listed.sampling,
+            "temperature": listed.temperature,
+            "freeze": arguments.freeze is not None,
+        },
+    )
+    if best is not None and best.metrics:  # replace the last model by the best one
+        if accelerator.is_main_process:
+            temporary = temporary_path(Path(loop.output_dir) / "model")
+            temporary.mkdir()
+            model.save_pretrained(temporary, state_dict=best.weights(), max_shard_size="1000GB")
+            tokenizer.save_pretrained(temporary)
+            publish_files(temporary, Path(loop.output_dir))
+        accelerator.wait_for_everyone()
+    if accelerator.is_main_process:
+        _report(runs, result, best.metrics if best is not None else result.metrics)
+
+
+def _new_model(
+    config: PreTrainedConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    runs: dict[str, TaskRun],
+    start: StartingModelArguments,
+) -> CtxMultiTaskModel:
+    """A multi-task model with new heads and the encoder of the starting model."""
+    config.name_or_path = ""  # the location is not part of the model
+    entries = {name: task_entry(run.task.auto_class, run.config, run.listed.weight) for name, run in runs.items()}
+    heads = {name: CtxMultiTaskConfig(encoder=config, tasks=entries).head_class(name) for name in runs}
+    for name, run in runs.items():
+        if run.listed.arguments.both_orders and not getattr(heads[name], "accepts_both_orders", False):
+            raise CtxError(
+                f"{heads[name].__name__} does not support reading a pair in both orders.",
+                location=run.listed.location,
+                hint="remove both_orders.",
+            )
+    # an encoder with a pooler, if a head reads it
+    pooled_task = max(
+        runs, key=lambda name: getattr(heads[name], "pools", False) and not runs[name].listed.answer_steps
+    )
+    initial_model = open_model(start, runs[pooled_task].task, runs[pooled_task].config, tokenizer)
+    require_trainable(initial_model)
+    if getattr(initial_model.config, "vocab_size", None) != getattr(config, "vocab_size", None):  # new tokens
+        config.vocab_size = initial_model.config.vocab_size
+    model = CtxMultiTaskModel(CtxMultiTaskConfig(encoder=config, tasks=entries))
+    for head in model.heads.values():
+        head.load_pretrained_components()
+    model.encoder.load_state_dict(initial_model.base_model.state_dict())
+    return model
+
+
+def _report(runs: dict[str, TaskRun], result: TrainingResult, metrics: dict[str, float]) -> None:
+    """Save the `TrainingSummary` with the baselines of all tasks; print metrics, baselines and the next commands."""
+    mean_baseline = fmean(run.baseline[run.main_metric[0]] / run.main_metric[1] for run in runs.values())
+    baselines = {f"{name}_{metric}": value for name, run in runs.items() for metric, value in run.baseline.items()}
+    baselines["mean"] = mean_baseline
+    result.metrics = {**metrics, **{f"baseline_{name}": value for name, value in baselines.items()}}
+    summary = result.summary(
+        task=", ".join(f"{name} ({run.listed.kind})" for name, run in runs.items()),
+        dataset=", ".join(Path(run.listed.train_file).name for run in runs.values()),
+        max_length=max(run.listed.arguments.max_length for run in runs.values()),
+    )
+    output = result.arguments.output_dir
+    summary.save(output)
+
+    width = max(16, *(len(name) + 2 for name in runs))
+    print(f"{'task':<{width}}{'metric':<24}{'model':>10}{'baseline':>10}")
+    for name, run in runs.items():
+        for index, (metric, baseline) in enumerate(run.baseline.items()):
+            value = metrics[f"eval_{name}_{metric}"]
+            print(f"{name if index == 0 else '':<{width}}{metric:<24}{value:>10.4f}{baseline:>10.4f}")
+    print(f"{'mean':<{width}}{'main metrics':<24}{metrics[MEAN]:>10.4f}{mean_baseline:>10.4f}")
+    print(f"model, tokenizer, log and summary saved in {output}")
+    name, run = next(iter(runs.items()))
+    files = ("--train_file", "FILE", "--validation_file", "FILE", "--output_dir", "DIRECTORY")
+    again = ("finetune", run.listed.kind, "--model", output, "--task_name", name, *files)
+    print(format_next_commands(again, ("push", "--model", output, "--repo_id", "ORGANISATION/NAME")))
