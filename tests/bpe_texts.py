@@ -20,7 +20,7 @@ TEXTS = [" ".join(random.Random(number).choices(WORDS, k=12)) for number in rang
 
 
 def trained_in_both_orders(tokenizer: Any, size: int, folder: Path) -> tuple[Any, dict[str, int]]:
-    """A tokenizer trained on random words, and the vocabulary that another process learns from the reversed texts."""
+    """A tokenizer trained on random words, and the vocabulary trained in another process on the reversed texts."""
     rng = random.Random(0)
     texts = [" ".join("".join(rng.choices("abcdefghij", k=rng.randint(1, 7))) for _ in range(200)) for _ in range(20)]
     name = tokenizer.__name__

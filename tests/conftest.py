@@ -12,14 +12,14 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-# No property test depends on how busy the machine is.
+# Property tests have no time limit: the machine may be busy.
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("suite")
 
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """The folder of real data beside the repository; tests that need it are skipped where it is missing."""
+    """Folder of real data next to the repository; without it, tests that need it are skipped."""
     folder = Path(__file__).resolve().parents[2] / "shared" / "data"
     if not folder.is_dir():
         pytest.skip(f"needs the real data in {folder}, which is not part of the repository")
@@ -28,12 +28,12 @@ def shared_data() -> Path:
 
 @pytest.fixture(autouse=True, scope="session")
 def _few_threads() -> None:
-    """Tests run in several processes on few cores: one thread each."""
+    """Use one thread per process: tests run in several processes."""
     torch.set_num_threads(1)
 
 
 def pytest_collection_finish() -> None:
-    """Set aside what imports and collection left: each full collection, as Trainer asks for, would walk through it."""
+    """Exempt imported objects from garbage collection, which Trainer runs often."""
     gc.collect()
     gc.freeze()
 

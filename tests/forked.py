@@ -1,8 +1,8 @@
-"""Processes that have imported the package when they start: to import torch and transformers takes five seconds.
+"""Python processes that start without the five seconds of importing torch and transformers.
 
-A process is forked from a server (`multiprocessing`'s) that has imported and done nothing: it has its own memory,
-files, signals and exit code, as one that a user starts, and runs the script as `__main__`. What depends on the
-interpreter's start (imports, variables that are read then) is for `subprocess`.
+A process is forked from the fork server of `multiprocessing`, which has imported the package. It has separate memory,
+files, signals and exit code, like a process that a user starts, and runs the script as `__main__`. Tests of imports
+and of variables that are read at start-up use `subprocess`.
 """
 
 import multiprocessing
@@ -21,9 +21,9 @@ _CONTEXT.set_forkserver_preload(["hf_ctxmodels.training.pretraining"])
 
 
 class ForkedProcess:
-    """`python <command>` under way: a script with its flags, `-m` and a module's name, or `-c` and a program.
+    """A running `python <command>`: a script with its flags, `-m` and a module, or `-c` and a program.
 
-    It leads a process group of its own, and computes with one thread. The methods are those of `subprocess.Popen`.
+    The process leads a new process group and computes with one thread. The methods are named as in `subprocess.Popen`.
     """
 
     def __init__(self, *command: object, cwd: Path | None = None, **environment: str) -> None:
@@ -36,16 +36,16 @@ class ForkedProcess:
 
     @property
     def returncode(self) -> int | None:
-        """The exit code, minus the signal's number where one ended the process, or None while it runs."""
+        """Exit code, negative signal number if a signal ended the process, or None while it runs."""
         return self._process.exitcode
 
     poll = returncode.fget
 
     def communicate(self, timeout: float = 600) -> tuple[str, str]:
-        """Wait for the end: standard output and standard error.
+        """Wait for the process to exit; returns standard output and standard error.
 
         Raises:
-            subprocess.TimeoutExpired: it lasts longer; the process group is killed.
+            subprocess.TimeoutExpired: After `timeout` seconds; the process group is killed.
         """
         self._process.join(timeout)
         if self.returncode is None:
@@ -56,14 +56,14 @@ class ForkedProcess:
 
 
 def run_forked(*command: object, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess:
-    """What `subprocess.run` gives of `python <command>`."""
+    """Run `python <command>` to its end."""
     process = ForkedProcess(*command, cwd=cwd, **environment)
     output, errors = process.communicate()
     return subprocess.CompletedProcess(command, process.returncode, output, errors)
 
 
 def _run(command: list[str], cwd: str, environment: dict[str, str], streams: list[Path]) -> None:
-    """In the new process: become `python <command>`."""
+    """Execute `python <command>` in the forked process."""
     os.setsid()
     for number, path in enumerate(streams, start=1):
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT)

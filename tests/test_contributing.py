@@ -1,5 +1,4 @@
-"""CONTRIBUTING.md is right: its steps, followed to the letter in a copy of the repository, give a family that works.
-The sizes that it sets are kept."""
+"""The steps of CONTRIBUTING.md, carried out literally in a copy of the repository, give a family that works."""
 
 import os
 import re
@@ -11,13 +10,13 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 FAMILY = "newt"
-# What the common suite says of the new family without an edit of any test: a sample that takes seconds.
-FILES = [f"tests/models/test_common{part}.py" for part in ("", "_layouts", "_training")]
-CHOSEN = (
+# A sample of the common tests, which find the new family without an edit.
+TEST_FILES = [f"tests/models/test_common{suffix}.py" for suffix in ("", "_layouts", "_training")]
+SELECTED_TESTS = (
     "newt and (round_trip or auto_class or same_outputs or published or test_outputs or full_logits or each_target)"
 )
 
-IMPORTED = """
+TEST_OF_THE_COPY = """
 from pathlib import Path
 import hf_ctxmodels
 
@@ -28,23 +27,23 @@ def test_outputs_are_of_the_copy():
 """
 
 
-def copy_of_the_repository(folder: Path) -> Path:
-    copied = folder / "repository"
+def copy_repository(folder: Path) -> Path:
+    repository = folder / "repository"
     for name in ("hf_ctxmodels", "tests", "scripts", "model_cards"):
-        shutil.copytree(ROOT / name, copied / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, repository / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "CONTRIBUTING.md"):
-        shutil.copy(ROOT / name, copied / name)
-    return copied
+        shutil.copy(ROOT / name, repository / name)
+    return repository
 
 
 def follow_contributing(repository: Path) -> list[str]:
-    """Write every code block to the file it names, and add the lines of step 6; the files written."""
+    """Write the code blocks to the files they name and register the family as in step 6; returns the files."""
     page = (repository / "CONTRIBUTING.md").read_text("utf-8")
-    written = []
+    files = []
     for name, code in re.findall(r"^```python\n# (\S+)\n(.*?)^```", page, re.DOTALL | re.M):
         (repository / name).parent.mkdir(exist_ok=True)
         (repository / name).write_text(code, "utf-8")
-        written.append(name)
+        files.append(name)
     registry = repository / "hf_ctxmodels" / "registry.py"
     text = registry.read_text("utf-8")
     assert text.count("_DIRECTORIES = (\n") == 1
@@ -57,16 +56,18 @@ def follow_contributing(repository: Path) -> list[str]:
     anchor = "from hf_ctxmodels.objectives import ("
     text = package.read_text("utf-8").replace(anchor, "\n".join([lines[0], anchor]))
     package.write_text(text.replace("\nregister()", f"{lines[1]}\n\nregister()"), "utf-8")
-    return written
+    return files
 
 
-def test_a_family_made_by_the_book_passes_the_common_suite(tmp_path: Path) -> None:
-    repository = copy_of_the_repository(tmp_path)
+def test_family_of_the_guide_passes_common_tests(tmp_path: Path) -> None:
+    repository = copy_repository(tmp_path)
     assert len(follow_contributing(repository)) == 4
     environment = {**os.environ, "PYTHONPATH": str(repository), "OMP_NUM_THREADS": "1"}
     options: dict[str, Any] = {"cwd": repository, "env": environment, "capture_output": True, "text": True}
-    (repository / "tests" / "test_newt.py").write_text(IMPORTED.format(str(repository / "hf_ctxmodels")), "utf-8")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *FILES]
-    done = subprocess.run([*command, "tests/test_newt.py", "-k", CHOSEN], **options)
-    assert done.returncode == 0, done.stdout[-3000:]
-    assert int(re.search(r"(\d+) passed", done.stdout)[1]) >= 10, done.stdout[-500:]
+    (repository / "tests" / "test_newt.py").write_text(
+        TEST_OF_THE_COPY.format(str(repository / "hf_ctxmodels")), "utf-8"
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *TEST_FILES]
+    run = subprocess.run([*command, "tests/test_newt.py", "-k", SELECTED_TESTS], **options)
+    assert run.returncode == 0, run.stdout[-3000:]
+    assert int(re.search(r"(\d+) passed", run.stdout)[1]) >= 10, run.stdout[-500:]

@@ -1,12 +1,12 @@
-"""Every example of README.md and of the site's pages runs, in order and as a reader would run it, on tiny data.
+"""All examples of README.md and of the site's pages run, in order and as a reader runs them, on tiny data.
 
-The examples build on each other (what is pretrained is then loaded, fine-tuned, published), so one test runs all of
-README, and one all of the pages.
+Examples of a page build on each other, and pages build on the model of the page on pretraining: a test runs one page.
 """
 
 import os
 import re
 import shlex
+import shutil
 import string
 import subprocess
 import sys
@@ -17,14 +17,13 @@ from forked import run_forked
 from hub_server import ROOT, TOKEN, HubServer, environment_for
 from transformers import BertConfig, BertForMaskedLM
 
-# Of the site: the pages with examples. Its quickstart is part of README; all others open what the first one pretrains.
-FIRST = "docs/how-to/pretrain.md"
-TESTED_ELSEWHERE = {"docs/how-to/export.md"}  # it takes packages of its own
-WRITTEN = {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")} - TESTED_ELSEWHERE
-SITE = [FIRST, *sorted(WRITTEN - {FIRST})]
-PAGES = {"README": ["README.md"], "site": SITE}
+PRETRAINING = "docs/how-to/pretrain.md"
+TESTED_ELSEWHERE = {"docs/how-to/export.md"}  # needs extra packages: tests/test_export.py
+EXAMPLE = re.compile(r"^```(python|bash)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+DOCS = sorted(path for path in (ROOT / "docs").rglob("*.md") if EXAMPLE.search(path.read_text("utf-8")))
+PAGES = ["README.md", *(path.relative_to(ROOT).as_posix() for path in DOCS)]
 
-# The pages show sizes of real use.
+# The pages show realistic sizes.
 SMALLER = {
     "--vocab_size 8000": "--vocab_size 150",
     "--config mini": "--config tiny",
@@ -46,53 +45,39 @@ SENTENCES = [
 ]
 
 
-def examples(page: str) -> list[tuple[str, str]]:
-    """(language, code) of the programs to run; `make demo` and `make test` are what CI itself calls.
+def page_examples(page: str) -> list[tuple[str, str]]:
+    """(language, code) of the examples, without `make demo` and `make test`, which CI itself runs.
 
-    A Python block that imports nothing goes on from the block above it.
+    A Python block without imports continues the block above it.
     """
-    blocks = re.findall(r"^```(python|bash)\n(.*?)^```", (ROOT / page).read_text("utf-8"), re.DOTALL | re.M)
-    programs: list[tuple[str, str]] = []
-    for language, code in blocks:
+    examples: list[tuple[str, str]] = []
+    for language, code in EXAMPLE.findall((ROOT / page).read_text("utf-8")):
         if language == "python" and not code.startswith(("import ", "from ")):
-            code = programs.pop()[1] + code
+            code = examples.pop()[1] + code
         if not code.startswith("make "):
-            programs.append((language, code))
-    return programs
+            examples.append((language, code))
+    return examples
 
 
-def smaller(code: str) -> str:
-    for text, replacement in SMALLER.items():
-        code = code.replace(text, replacement)
-    return code
-
-
-@pytest.fixture
-def workspace(tmp_path: Path) -> Path:
-    """A folder with what the page assumes: the command, a corpus, labelled reviews, a reference checkpoint."""
-    command = tmp_path / "bin" / "hf-ctxmodels"  # as pip installs it, for the interpreter that runs the tests
-    command.parent.mkdir()
-    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m hf_ctxmodels "$@"\n')
-    command.chmod(0o755)
-    documents = ["\n".join(SENTENCES[first:] + SENTENCES[:first]) for first in range(5)]
-    (tmp_path / "corpus.txt").write_text("\n\n".join(documents * 4) + "\n")
-    rows = [f'"{sentence}",{number % 2}' for number, sentence in enumerate(SENTENCES * 4)]
-    (tmp_path / "reviews.csv").write_text("text,label\n" + "\n".join(rows) + "\n")
-    config = BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
-    BertForMaskedLM(config).save_pretrained(tmp_path / "checkpoints" / "bert")
-    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *string.ascii_lowercase]
-    (tmp_path / "checkpoints" / "bert" / "vocab.txt").write_text("\n".join(vocabulary))
-    return tmp_path
-
-
-def test_every_replacement_is_in_the_pages() -> None:
-    programs = [program for pages in PAGES.values() for page in pages for program in examples(page)]
-    assert {"python", "bash"} == {language for language, _ in programs}
-    assert [text for text in SMALLER if text not in "".join(code for _, code in programs)] == []
+def run_example(language: str, code: str, workspace: Path, hub: HubServer) -> None:
+    """Run an example with smaller sizes; fails unless all its commands succeed."""
+    environment = environment_for(hub, workspace / "cache", TOKEN)
+    environment["PATH"] = f"{workspace / 'bin'}{os.pathsep}{environment['PATH']}"
+    for size, smaller in SMALLER.items():
+        code = code.replace(size, smaller)
+    # huggingface_hub reads the address of the Hub when it is imported; a here-document needs a shell.
+    if (HUB_NAME in code and "--dry_run" not in code) or "<<" in code:
+        command = [sys.executable, "-c", code] if language == "python" else ["bash", "-ec", code]
+        runs = [subprocess.run(command, cwd=workspace, env=environment, capture_output=True, text=True, timeout=600)]
+    else:
+        runs = [
+            run_forked(*command, cwd=workspace, HF_HOME=environment["HF_HOME"]) for command in commands(language, code)
+        ]
+    assert [run for run in runs if run.returncode] == [], code
 
 
 def commands(language: str, code: str) -> list[list[str]]:
-    """What follows `python` on the command lines of an example."""
+    """Arguments of `python` for the lines of an example."""
     if language == "python":
         return [["-c", code]]
     lines = [shlex.split(line) for line in code.replace("\\\n", " ").splitlines()]
@@ -100,21 +85,50 @@ def commands(language: str, code: str) -> list[list[str]]:
     return [["-m", "hf_ctxmodels", *line[1:]] for line in lines]
 
 
-@pytest.mark.parametrize("pages", PAGES)
-def test_examples_run(workspace: Path, pages: str) -> None:
-    """Those that reach the Hub in interpreters of their own, since its address is read when they start; those that
-    write a file by a shell."""
+def make_workspace(folder: Path) -> Path:
+    """Write what the pages assume to a folder: the command, a corpus, labelled reviews and a reference checkpoint."""
+    command = folder / "bin" / "hf-ctxmodels"
+    command.parent.mkdir()
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m hf_ctxmodels "$@"\n')
+    command.chmod(0o755)
+    documents = ["\n".join(SENTENCES[first:] + SENTENCES[:first]) for first in range(5)]
+    (folder / "corpus.txt").write_text("\n\n".join(documents * 4) + "\n")
+    reviews = [f'"{sentence}",{number % 2}' for number, sentence in enumerate(SENTENCES * 4)]
+    (folder / "reviews.csv").write_text("text,label\n" + "\n".join(reviews) + "\n")
+    config = BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
+    BertForMaskedLM(config).save_pretrained(folder / "checkpoints" / "bert")
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *string.ascii_lowercase]
+    (folder / "checkpoints" / "bert" / "vocab.txt").write_text("\n".join(vocabulary))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pretrained_workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A workspace in which the examples of the page on pretraining have run."""
+    workspace = make_workspace(tmp_path_factory.mktemp("pretrained"))
     with HubServer() as hub:
-        environment = environment_for(hub, workspace / "cache", TOKEN)
-        environment["PATH"] = f"{workspace / 'bin'}{os.pathsep}{environment['PATH']}"
-        cache = {"HF_HOME": environment["HF_HOME"]}
-        for language, code in (program for page in PAGES[pages] for program in examples(page)):
-            if (HUB_NAME in code and "--dry_run" not in code) or "<<" in code:
-                command = [sys.executable, "-c"] if language == "python" else ["bash", "-ec"]
-                options = {"cwd": workspace, "env": environment, "capture_output": True, "text": True}
-                ran = [subprocess.run([*command, smaller(code)], **options, timeout=600)]
-            else:
-                ran = [run_forked(*command, cwd=workspace, **cache) for command in commands(language, smaller(code))]
-            assert [each.returncode for each in ran if each.returncode] == [], f"{code}\n{ran}"
-        assert "model.safetensors" in hub.files(HUB_NAME)
-        assert hub.repositories[HUB_NAME].private
+        for language, code in page_examples(PRETRAINING):
+            run_example(language, code, workspace, hub)
+    return workspace
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in {PRETRAINING, *TESTED_ELSEWHERE}])
+def test_examples_run(page: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    if page == "README.md":
+        workspace = make_workspace(tmp_path)
+    else:
+        workspace = tmp_path / "workspace"
+        shutil.copytree(request.getfixturevalue("pretrained_workspace"), workspace)
+    with HubServer() as hub:
+        for language, code in page_examples(page):
+            run_example(language, code, workspace, hub)
+        if page in ("README.md", "docs/how-to/publish.md"):
+            assert "model.safetensors" in hub.files(HUB_NAME)
+            assert hub.repositories[HUB_NAME].private
+
+
+def test_replaced_sizes_occur_in_the_pages() -> None:
+    examples = [example for page in PAGES for example in page_examples(page)]
+    assert {language for language, _ in examples} == {"python", "bash"}
+    code = "".join(code for _, code in examples)
+    assert [size for size in SMALLER if size not in code] == []
