@@ -18,7 +18,15 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "how-to" / "export.md"
 SCRIPT: dict[str, Any] = runpy.run_path(str(ROOT / "scripts" / "check_export.py"))
 SEQUENCES, SEQ2SEQ = "AutoModelForSequenceClassification", "AutoModelForSeq2SeqLM"
-EXPORTED_FAMILIES = ("bert", "roberta", "albert", "electra", "xlnet", "elmo", "ulmfit")  # the slow test covers all families
+EXPORTED_FAMILIES = (
+    "bert",
+    "roberta",
+    "albert",
+    "electra",
+    "xlnet",
+    "elmo",
+    "ulmfit",
+)  # the slow test covers all families
 TOLERANCE = 1e-4  # largest difference of an output, relative to its largest value
 
 
