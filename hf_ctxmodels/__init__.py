@@ -7,7 +7,7 @@ from hf_ctxmodels import models
 from hf_ctxmodels.compression.int8.quantizer import register_int8
 from hf_ctxmodels.compression.low_bits.quantizer import register_low_bits
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.model_modes import inspection_mode
+from hf_ctxmodels.core.model import inspection_mode
 from hf_ctxmodels.downstream import multitask
 from hf_ctxmodels.downstream.multitask import CtxMultiTaskConfig, CtxMultiTaskModel
 from hf_ctxmodels.models.albert import *

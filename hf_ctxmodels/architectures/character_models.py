@@ -20,7 +20,7 @@ from hf_ctxmodels.architectures.static_embeddings import get_words_and_vectors
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.characters import CharacterEncoder, row_hashes
-from hf_ctxmodels.layers.recurrent.lstm import LSTM
+from hf_ctxmodels.layers.recurrent.rnn import LSTM
 from hf_ctxmodels.tokenizers.character_level import encode_characters
 
 _UPPER = range(ord("A") + 1, ord("Z") + 2)  # character ids: bytes from 1 on

@@ -95,16 +95,15 @@ class TransformerStack(LayerStack):
         """
         embeddings: Any = self.word_embeddings if word_embeddings is None else word_embeddings
         words = check_encoder_input(
+            self,
             input_ids,
             inputs_embeds,
             mask_of_new_tokens(attention_mask, inputs_embeds if input_ids is None else input_ids, past_key_values),
             None,
-            limit=self.config.vocab_size,
             width=self.config.hidden_size,
             sequence_ids=sequence_ids,
             output_mask=output_mask,
-            aligned={"position_ids": position_ids},
-            dtype=None if inputs_embeds is None or torch.compiler.is_compiling() else embeddings.weight.dtype,
+            position_ids=position_ids,
         )
         outputs = self.run_layers(
             words,

@@ -8,8 +8,8 @@ from transformers import Cache, DynamicCache, EncoderDecoderCache
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels.architectures.encoder_decoder import EncoderDecoder, reject_segments, resize_token_embeddings
+from hf_ctxmodels.core.caches import BeamSearchCache, PreallocatedCache, SharedSourceCache
 from hf_ctxmodels.core.constants import IGNORE_INDEX
-from hf_ctxmodels.core.generation_cache import BeamSearchCache, PreallocatedCache, SharedSourceCache
 from hf_ctxmodels.core.inputs import check_aligned, check_source_mask, is_traced, sequence_starts
 from hf_ctxmodels.heads.base import HeadModel, ItemCounts, language_modeling_loss, loss_from_logits, validate_targets
 from hf_ctxmodels.heads.seq2seq import ConditionalGenerationOutput, Seq2SeqHead, as_model_output

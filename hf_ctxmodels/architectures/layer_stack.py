@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache
 
+from hf_ctxmodels.core.caches import get_targets_per_source
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.generation_cache import get_targets_per_source
 from hf_ctxmodels.core.inputs import check_ids, cumulative_token_counts, is_traced
 from hf_ctxmodels.layers.attention.layouts import build_layout, build_memory_layout
 from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, CAUSAL, MaskSpec
+from hf_ctxmodels.layers.common import HookPoint
 from hf_ctxmodels.layers.cpu.dropout import Dropout
-from hf_ctxmodels.layers.hook_points import HookPoint
 from hf_ctxmodels.layers.pooling import token_mask
 from hf_ctxmodels.layers.transformer import Memory, StackOutput, run_stack
 

@@ -17,14 +17,14 @@ from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels.architectures.configurations import CtxLSTMLanguageModelConfig
 from hf_ctxmodels.architectures.recurrent_inputs import prepare_inputs
+from hf_ctxmodels.core.caches import RecurrentCache, validate_cache
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
-from hf_ctxmodels.core.recurrent_cache import RecurrentCache, validate_cache
 from hf_ctxmodels.heads.base import ItemCounts, mean_over_targets
 from hf_ctxmodels.heads.causal_lm import ForCausalLM
 from hf_ctxmodels.layers.pooling import Pooling, pool_tokens, token_mask
-from hf_ctxmodels.layers.recurrent.lstm import LSTM
 from hf_ctxmodels.layers.recurrent.packing import PackedSequences
+from hf_ctxmodels.layers.recurrent.rnn import LSTM
 
 
 class LSTMLanguageModelPreTrainedModel(CtxPreTrainedModel):

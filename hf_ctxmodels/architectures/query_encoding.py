@@ -15,8 +15,8 @@ from torch.nn import functional as F
 from transformers import Cache
 from transformers.utils import ModelOutput
 
+from hf_ctxmodels.core.caches import PreallocatedCache
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.generation_cache import PreallocatedCache
 from hf_ctxmodels.core.inputs import check_ids, is_traced, reject_unused_tensors
 from hf_ctxmodels.heads.base import HeadModel
 from hf_ctxmodels.layers.attention.layouts import build_layout

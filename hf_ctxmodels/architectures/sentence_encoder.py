@@ -13,12 +13,11 @@ from transformers.utils.generic import can_return_tuple
 from hf_ctxmodels.architectures.recurrent_inputs import prepare_inputs, zero_padding
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.loading import load_pretrained
-from hf_ctxmodels.core.model import CtxPreTrainedModel
-from hf_ctxmodels.core.model_modes import evaluation_mode
+from hf_ctxmodels.core.model import CtxPreTrainedModel, evaluation_mode
 from hf_ctxmodels.layers.cpu.dropout import Dropout
 from hf_ctxmodels.layers.pooling import Pooling, PoolingLayer, pool_tokens, token_mask
-from hf_ctxmodels.layers.recurrent.lstm import LSTM
 from hf_ctxmodels.layers.recurrent.packing import run_bidirectional
+from hf_ctxmodels.layers.recurrent.rnn import LSTM
 from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model
 
 

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from hf_ctxmodels.core.console import format_next_commands, print_status, progress_bar
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, flag
-from hf_ctxmodels.core.languages import split_language_tag
+from hf_ctxmodels.core.generation import split_language_tag
 from hf_ctxmodels.core.output_files import TOKENIZER_FILES, check_output_directory
 from hf_ctxmodels.data.arguments import DataArguments
 from hf_ctxmodels.data.documents import Documents, NoDocumentError, TranslatedText, text_of

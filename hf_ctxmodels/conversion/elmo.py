@@ -15,7 +15,7 @@ from torch import Tensor
 from hf_ctxmodels.conversion.saving import check_output_free, save_converted_model
 from hf_ctxmodels.core.errors import CtxError, run_script, wrap_errors
 from hf_ctxmodels.core.flags import flag
-from hf_ctxmodels.core.json_parsing import read_json
+from hf_ctxmodels.core.loading import read_json
 from hf_ctxmodels.models.elmo.configuration_elmo import CtxElmoConfig
 from hf_ctxmodels.models.elmo.modeling_elmo import CtxElmoModel
 from hf_ctxmodels.models.elmo.tokenization_elmo import CtxElmoTokenizer

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.text_files import read_lines
-from hf_ctxmodels.tokenizers.joint_bpe import END_OF_WORD
+from hf_ctxmodels.tokenizers.bpe import END_OF_WORD
 
 _CONTINUATION = "@@"  # suffix of all subwords of a word except the last one
 

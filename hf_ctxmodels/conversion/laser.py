@@ -19,7 +19,7 @@ from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.models.laser.configuration_laser import CtxLaserConfig
 from hf_ctxmodels.models.laser.modeling_laser import CtxLaserModel
 from hf_ctxmodels.models.laser.tokenization_laser import CtxLaserTokenizer
-from hf_ctxmodels.tokenizers.joint_bpe import SPECIAL_TOKENS
+from hf_ctxmodels.tokenizers.bpe import JOINT_SPECIAL_TOKENS
 from hf_ctxmodels.training.recipe import parse_arguments
 
 
@@ -42,10 +42,10 @@ def build_vocabulary(dictionary: Mapping[str, int], merges: Sequence[tuple[str, 
     Raises:
         CtxError: The dictionary lacks a special token, or its ids are not 0, 1, 2, ...
     """
-    if missing := [token for token in SPECIAL_TOKENS if token not in dictionary]:
+    if missing := [token for token in JOINT_SPECIAL_TOKENS if token not in dictionary]:
         raise CtxError(f"The dictionary lacks {', '.join(missing)}.")
     vocab = {
-        token if token in SPECIAL_TOKENS else to_native_subword(token): int(number)
+        token if token in JOINT_SPECIAL_TOKENS else to_native_subword(token): int(number)
         for token, number in dictionary.items()
     }
     if sorted(vocab.values()) != list(range(len(dictionary))):
@@ -82,7 +82,7 @@ def build_laser(
             f"{(dictionary_size, fields['embedding_size'])}: one row per token of the dictionary.",
             location=location,
         )
-    start, pad, end, unknown = (encoder["dictionary"][token] for token in SPECIAL_TOKENS)
+    start, pad, end, unknown = (encoder["dictionary"][token] for token in JOINT_SPECIAL_TOKENS)
     config = CtxLaserConfig(
         vocab_size=len(vocab),
         target_vocab_size=len(vocab),

@@ -2,18 +2,20 @@
 
 import difflib
 import inspect
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from os import PathLike
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
+import torch
 from huggingface_hub.dataclasses import strict
+from torch import nn
 from transformers import PreTrainedConfig
 from transformers.utils import logging
 
-from hf_ctxmodels.core.config_validation import check_labels_and_dtype, check_numbers
-from hf_ctxmodels.core.peft_support import register_peft_targets
+from hf_ctxmodels.core.adapter_support import register_peft_targets
 from hf_ctxmodels.core.remote_code import InstalledCode, get_remote_code_stub
 
 logger = logging.get_logger(__name__)
@@ -34,6 +36,29 @@ _PASSED_THROUGH = {
 _FILE_KEYS = "_file_keys"  # keyword in which `from_dict` passes the keys of a file to `__post_init__`
 _REFERENCE = "_reference_model_type"  # keyword in which `get_config_dict` passes on the file's `model_type`
 _MISSPELLING_RATIO = 0.8  # smallest `difflib` ratio of a name and its misspelling
+
+_MAX_INTEGER = 2**31 - 1
+_MAX_MODULES, _MAX_LABELS = 10_000, 1_000_000  # each layer and each label takes memory for an object
+
+_SIZES = {
+    "vocab_size",
+    "hidden_size",
+    "num_attention_heads",
+    "intermediate_size",
+    "embedding_size",
+    "character_embedding_size",
+    "max_characters_per_token",
+}
+_MODULE_COUNTS = {
+    "num_hidden_layers",
+    "num_hidden_groups",
+    "inner_group_num",
+    "num_highway_layers",
+    "num_decoder_layers",
+    "num_mixes",
+    "pretrained_layers",
+}
+_DROPOUT_FACTORS = {"dropout_scale"}
 
 
 @strict
@@ -98,12 +123,15 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
     supported_reference_values: ClassVar[dict[str, tuple[Any, ...]]] = {}
 
     def __post_init__(self, **kwargs: Any) -> None:
+        from transformers import GenerationConfig
+
         # from_pretrained passes the file's model_type, which would hide the weight conversion of this class
         file_model_type = kwargs.pop("model_type", None)
         file_model_type = kwargs.pop(_REFERENCE, file_model_type)
         kwargs.pop("auto_map", None)
         file_keys = kwargs.pop(_FILE_KEYS, None)
-        unknown = set(kwargs) - _PASSED_THROUGH - _generation_keywords() - set(self.attribute_map)
+        generation_fields = set(GenerationConfig._get_default_generation_params())
+        unknown = set(kwargs) - _PASSED_THROUGH - generation_fields - set(self.attribute_map)
         if file_model_type not in (None, self.model_type):
             self._check_reference_values(file_model_type, kwargs)
             kwargs = {key: value for key, value in kwargs.items() if key not in unknown}
@@ -111,7 +139,7 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
             self._check_file_keys(unknown, file_keys)
         elif unknown:
             raise ValueError(self._unknown_message(unknown))
-        check_labels_and_dtype(self.id2label, kwargs.get("num_labels"), kwargs.get("torch_dtype") or self.dtype)
+        self._check_labels_and_dtype(kwargs.get("num_labels"), kwargs.get("torch_dtype") or self.dtype)
         super().__post_init__(**kwargs)
         if self.id2label is not None and self.label2id is None:  # zero-shot classification looks a label up in it
             self.label2id: dict[str, int] | dict[str, str] | None = {
@@ -121,15 +149,25 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
     def validate_architecture(self) -> None:
         """Check the bounds of all fields (called at construction)."""
         super().validate_architecture()
-        check_numbers({field.name: getattr(self, field.name) for field in fields(self)})
+        for field in fields(self):
+            name, value = field.name, getattr(self, field.name)
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                continue
+            if not math.isfinite(value):
+                raise ValueError(f"{name}={value} must be a finite number.")
+            if isinstance(value, int) and abs(value) > _MAX_INTEGER:
+                raise ValueError(f"{name}={_short_repr(value)} must not be above {_MAX_INTEGER:,}.")
+            if name in _SIZES and value < 1:
+                raise ValueError(f"{name}={value} must be 1 or more.")
+            if name in _MODULE_COUNTS and not 0 <= value <= _MAX_MODULES:
+                raise ValueError(f"{name}={value} must be between 0 and {_MAX_MODULES:,}.")
+            if "dropout" in name and name not in _DROPOUT_FACTORS and not 0 <= value <= 1:
+                raise ValueError(f"{name}={value} is a rate, and must be between 0 and 1.")
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """Create a configuration from a dictionary, as `to_dict` returns; `from_pretrained` calls it.
-
-        Raises:
-            ValueError: A key resembles a field that the dictionary lacks.
-        """
+        """Create a configuration from a dictionary, as `to_dict` returns; `from_pretrained` calls it. A key that
+        resembles a field that the dictionary lacks raises ValueError."""
         return super().from_dict({**config_dict, _FILE_KEYS: frozenset(config_dict)}, **kwargs)
 
     def to_dict(self) -> dict[str, Any]:
@@ -211,6 +249,17 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
         """A field's name in transformers, from `attribute_map`."""
         return {native: name for name, native in self.attribute_map.items()}.get(field, field)
 
+    def _check_labels_and_dtype(self, num_labels: Any, dtype: Any) -> None:
+        """Raise ValueError for labels and names of data types that transformers would fail on, or never finish with."""
+        labels = self.id2label
+        if labels is not None and not (isinstance(labels, Mapping) and all(map(_is_number, labels))):
+            raise ValueError(f"id2label={_short_repr(labels)} must map ids of labels to their names.")
+        is_count = isinstance(num_labels, int) and not isinstance(num_labels, bool)
+        if num_labels is not None and not (is_count and 1 <= num_labels <= _MAX_LABELS):
+            raise ValueError(f"num_labels={_short_repr(num_labels)} must be between 1 and {_MAX_LABELS:,}.")
+        if isinstance(dtype, str) and not isinstance(getattr(torch, dtype, None), torch.dtype):
+            raise ValueError(f"dtype={_short_repr(dtype)} is not a data type of torch such as 'float32'.")
+
     def _check_reference_values(self, model_type: str, kwargs: dict[str, Any]) -> None:
         for key, supported in self.supported_reference_values.items():
             if key in kwargs and kwargs[key] not in supported:
@@ -286,7 +335,22 @@ def _can_be_set(config_class: type, name: str) -> bool:
     return not (callable(attribute) or isinstance(attribute, classmethod | staticmethod))
 
 
-def _generation_keywords() -> set[str]:
-    from transformers import GenerationConfig
+def is_valid_module_name(name: object) -> bool:
+    """Whether a value can name a module in an `nn.ModuleDict`: no dots, and no attribute such as `train`."""
+    return isinstance(name, str) and "." not in name and not hasattr(nn.ModuleDict(), name)
 
-    return set(GenerationConfig._get_default_generation_params())
+
+def _is_number(key: Any) -> bool:
+    try:
+        int(key)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _short_repr(value: Any) -> str:
+    """Return a `repr` of bounded length; Python cannot format integers of thousands of digits."""
+    if isinstance(value, int) and value.bit_length() > 1000:
+        return "a number of thousands of bits"
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}..."

@@ -17,19 +17,12 @@ def print_status(line: str, enabled: bool = True) -> None:
         sys.stderr.flush()
 
 
-def progress_bar(
-    items: Iterable[Item], description: str, *, unit: str, total: int | None = None, enabled: bool = True
-) -> Iterable[Item]:
-    """Iterate over items with a progress bar, if stderr is a terminal.
+def progress_bar(items: Iterable[Item], description: str, *, unit: str, enabled: bool = True) -> Iterable[Item]:
+    """Iterate over items, whose name in the plural is `unit`, with a progress bar if stderr is a terminal.
 
-    Args:
-        items: Any iterable.
-        description: Text before the bar.
-        unit: Name of an item in the plural.
-        total: Number of items; None for `len(items)`, if defined.
-        enabled: False to hide the bar, as on all processes but the main one.
+    `enabled` is False to hide the bar, as on all processes but the main one.
     """
-    return tqdm(items, desc=description, unit=f" {unit}", total=total, leave=False, disable=None if enabled else True)
+    return tqdm(items, desc=description, unit=f" {unit}", leave=False, disable=None if enabled else True)
 
 
 def format_next_commands(*commands: Sequence[object]) -> str:

@@ -67,23 +67,17 @@ def run_script(main: Callable[[], object]) -> NoReturn:
     code = 0
     try:
         main()
-    except CtxError as error:
-        code = _print_error(error)
     except KeyboardInterrupt:
         print("\nInterrupted.", file=sys.stderr, flush=True)
         code = 130
     except Exception as error:
-        system_error = _system_error(error)
-        if system_error is None:
+        user_error = error if isinstance(error, CtxError) else _system_error(error)
+        if user_error is None:
             raise
-        code = _print_error(system_error)
+        print(f"\n{type(user_error).__name__}: {user_error}", file=sys.stderr, flush=True)
+        code = user_error.exit_code
     gc.collect()  # the traceback may refer to a data loader, whose workers would delay the exit
     sys.exit(code)
-
-
-def _print_error(error: CtxError) -> int:
-    print(f"\n{type(error).__name__}: {error}", file=sys.stderr, flush=True)
-    return error.exit_code
 
 
 def _system_error(error: Exception) -> CtxError | None:

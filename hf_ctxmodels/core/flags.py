@@ -11,11 +11,11 @@ values of one option follow one another: `q-bert:bits=2,4,groups=128`.
 
 import difflib
 import json
+import operator
 import re
 import types
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, field, fields, is_dataclass, replace
-from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from hf_ctxmodels.core.errors import CtxError
@@ -29,7 +29,6 @@ def flag(
     help: str,
     *,
     group: str | None = None,
-    choices: Collection[str] = (),
     conflicts: Sequence[str] = (),
     nested: bool = False,
     fixed: bool = False,
@@ -40,7 +39,6 @@ def flag(
         default: Default value: a tuple for a list, `REQUIRED` for a required flag.
         help: One line for `--help`.
         group: Title of the group in `--help`; by default the first line of the dataclass's docstring.
-        choices: Allowed values; not needed for a `Literal` type.
         conflicts: Names of flags that cannot be combined with this one.
         nested: Whether the value is a string `NAME:key=value,...`, which the command parses.
         fixed: Whether the command sets the value, so that it is no flag.
@@ -48,7 +46,6 @@ def flag(
     metadata = {
         "help": help,
         "group": group,
-        "choices": tuple(choices),
         "conflicts": tuple(conflicts),
         "nested": nested,
         "fixed": fixed,
@@ -69,10 +66,8 @@ def choice_flag(
     """Declare a dataclass field as a flag with nested options. The dataclass calls `parse_choices(self)` in
     `__post_init__`.
 
-    Args:
-        default: The default as on the command line, or None.
-        help, group, conflicts: See `flag`.
-        choices: Name -> dataclass of its options, or an instance with other defaults.
+    `choices` maps a name to the dataclass of its options, or to an instance with other defaults; the default is a
+    string as on the command line, or None. See `flag` for the other arguments.
     """
     metadata = {"help": help, "group": group, "choices": choices, "conflicts": tuple(conflicts)}
     return field(default=default, metadata=metadata)
@@ -89,11 +84,8 @@ def is_settable(entry: Field) -> bool:
 
 
 def parse_choices(arguments: Any) -> None:
-    """Replace strings in the fields of `choice_flag` by instances of the dataclasses that they name.
-
-    Raises:
-        CtxError: A name or an option is unknown, or a value is of another type.
-    """
+    """Replace strings in the fields of `choice_flag` by instances of the dataclasses that they name, see
+    `parse_choice`."""
     for entry in fields(arguments):
         value = getattr(arguments, entry.name)
         if is_choice(entry) and isinstance(value, str):
@@ -108,12 +100,7 @@ class ParsedChoices:
 
 
 def parse_choice(text: str, choices: Mapping[str, Any], location: str) -> Any:
-    """Parse `"ewc:weight=0.01,fisher_file=F"` into an instance of the dataclass `choices["ewc"]`.
-
-    Args:
-        text: The name, followed by a colon and the options.
-        choices: See `choice_flag`.
-        location: The flag, for errors.
+    """Parse `"ewc:weight=0.01,fisher_file=F"` into an instance of the dataclass `choices["ewc"]`, see `choice_flag`.
 
     Raises:
         CtxError: The name or an option is unknown, an option is missing, or a value is of another type.
@@ -130,7 +117,8 @@ def parse_choice(text: str, choices: Mapping[str, Any], location: str) -> Any:
     values = typed_options(options if isinstance(options, type) else type(options), option_strings, location=location)
     if not isinstance(options, type):
         return replace(options, **values)
-    if missing := [entry.name for entry in fields(options) if _is_required(entry) and entry.name not in values]:
+    required = [entry.name for entry in fields(options) if entry.init and field_default(entry) is REQUIRED]
+    if missing := [name for name in required if name not in values]:
         raise CtxError(
             f"{name} needs {', '.join(missing)}.", location=location, hint=f"write {name}:{missing[0]}=VALUE."
         )
@@ -161,11 +149,9 @@ def join_choice(name: str, options: Mapping[str, object]) -> str:
 def typed_options(
     options: type, option_strings: Mapping[str, str], *, location: str, names: Collection[str] | None = None
 ) -> dict[str, Any]:
-    """Convert options from strings to the types of the fields of a dataclass.
+    """Convert options from strings, as on a command line, to the types of the fields of a dataclass.
 
     Args:
-        options: The dataclass.
-        option_strings: Names of fields -> values as on a command line.
         location: The flag, for errors.
         names: The fields that are options; None for all.
 
@@ -173,34 +159,24 @@ def typed_options(
         CtxError: There is no such field, or a value is of another type.
     """
     entries = [entry for entry in fields(options) if is_settable(entry) and (names is None or entry.name in names)]
-    types_by_name = {entry.name: _types(options)[entry.name] for entry in entries}
+    hints = get_type_hints(options)
+    types_by_name = {entry.name: hints[entry.name] for entry in entries}
     values = {}
     for name, text in option_strings.items():
         if name not in types_by_name or not text:
+            is_unknown = name not in types_by_name
+            lines = "".join(f"\n    {line}" for line in option_help(options, documented_only=names is not None))
             raise CtxError(
-                f"Unknown option {name!r}." if name not in types_by_name else f"{name!r} has no value.",
+                f"Unknown option {name!r}." if is_unknown else f"{name!r} has no value.",
                 location=location,
-                hint=did_you_mean(name, types_by_name) * (name not in types_by_name)
-                + "use KEY=VALUE with one of:"
-                + (
-                    "".join(f"\n    {line}" for line in option_help(options, documented_only=names is not None))
-                    or " none; it has no options."
-                ),
+                hint=(did_you_mean(name, types_by_name) if is_unknown else "")
+                + f"use KEY=VALUE with one of:{lines or ' none; it has no options.'}",
             )
         try:
             values[name] = convert(text, types_by_name[name])
         except ValueError as error:
             raise CtxError(f"{name}: {error}.", location=f"{location} {name}={text}") from error
     return values
-
-
-@cache
-def _types(options: type) -> dict[str, Any]:
-    return get_type_hints(options)
-
-
-def _is_required(entry: Field) -> bool:
-    return entry.init and entry.default is MISSING and entry.default_factory is MISSING
 
 
 def field_default(entry: Field) -> Any:
@@ -273,17 +249,13 @@ def flat_options(arguments: Any) -> dict[str, Any]:
     for entry in fields(arguments):
         value = getattr(arguments, entry.name)
         if is_dataclass(value) and is_choice(entry):
-            values[entry.name] = choice_name(value, entry.metadata["choices"])
+            choices = entry.metadata["choices"].items()
+            names = (name for name, options in choices if type(value) in (options, type(options)))
+            values[entry.name] = getattr(value, "choice", None) or next(names)
             values |= {f"{entry.name}.{name}": nested for name, nested in flat_options(value).items()}
         else:
             values[entry.name] = value
     return values
-
-
-def choice_name(value: Any, choices: Mapping[str, Any]) -> str:
-    """The name of the dataclass in `choices` that a value is an instance of; its `choice` attribute if it has one."""
-    names = (name for name, options in choices.items() if type(value) in (options, type(options)))
-    return getattr(value, "choice", None) or next(names)
 
 
 def non_default_fields(arguments: Any) -> set[str]:
@@ -299,11 +271,7 @@ def non_default_fields(arguments: Any) -> set[str]:
 
 
 def check_conflicts(*arguments: Any) -> None:
-    """Raise CtxError if two conflicting flags differ from their defaults.
-
-    Args:
-        arguments: Dataclasses of flags, which declare `conflicts`.
-    """
+    """Raise CtxError if two conflicting flags of dataclasses, which declare `conflicts`, differ from their defaults."""
     set_names = {name for options in arguments for name in non_default_fields(options)}
     for options in arguments:
         for entry in fields(options):
@@ -332,29 +300,21 @@ def check_range(
     below: float | None = None,
     location: str | None = None,
 ) -> None:
-    """Check numbers among the flags; None is always allowed.
+    """Raise CtxError if one of the named fields of a dataclass of flags is out of range; None is always allowed.
 
-    Args:
-        arguments: A dataclass of flags.
-        names: Names of its fields.
-        above, at_least, at_most, below: Limits.
-        location: The flag whose nested options the fields are; None if they are flags themselves.
-
-    Raises:
-        CtxError: A value is out of range.
+    `location` is the flag whose nested options the fields are; None if they are flags themselves.
     """
-    limits = {"above": above, "at least": at_least, "at most": at_most, "below": below}
-    expected = " and ".join(f"{name} {limit:g}" for name, limit in limits.items() if limit is not None)
+    comparisons = (
+        ("above", above, operator.gt),
+        ("at least", at_least, operator.ge),
+        ("at most", at_most, operator.le),
+        ("below", below, operator.lt),
+    )
+    limits = [(phrase, limit, compare) for phrase, limit, compare in comparisons if limit is not None]
     for name in names:
         value = getattr(arguments, name)
-        if value is None:
-            continue
-        if (
-            (above is not None and not value > above)
-            or (at_least is not None and not value >= at_least)
-            or (at_most is not None and not value <= at_most)
-            or (below is not None and not value < below)
-        ):
+        if value is not None and not all(compare(value, limit) for _, limit, compare in limits):
+            expected = " and ".join(f"{phrase} {limit:g}" for phrase, limit, _ in limits)
             flag_name = f"--{name}" if location is None else f"{location} {name}"
             raise CtxError(
                 f"{flag_name} must be {expected}.",

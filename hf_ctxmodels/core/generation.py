@@ -1,7 +1,9 @@
-"""Vocabulary, length limits and decoding of models that generate text."""
+"""Vocabulary, length limits, languages and decoding of models that generate text."""
 
+import re
 from collections.abc import Iterable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -9,11 +11,8 @@ from hf_ctxmodels.core.errors import CtxError
 
 
 def target_vocabulary_config(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    """Configuration fields of a model that generates in the tokenizer's target vocabulary.
-
-    These are the size of the vocabulary, the decoder's first input, the end of a target, and the number of languages
-    if the tokenizer lists `languages`. Empty for a tokenizer without a target vocabulary.
-    """
+    """Configuration fields of a model that generates in the tokenizer's target vocabulary; empty without such a
+    vocabulary."""
     words = getattr(tokenizer, "target_words", None)
     if words is None:
         return {}
@@ -53,3 +52,89 @@ def decode_generated(tokenizer: PreTrainedTokenizerBase, sequences: Iterable[Ite
     if hasattr(tokenizer, "decode_target"):  # a separate target vocabulary
         return tokenizer.decode_target(sequences)
     return [text.strip() for text in tokenizer.batch_decode(sequences, skip_special_tokens=True)]
+
+
+_TAG = re.compile(r"<([^<>\s]+)> ?")
+
+
+def split_language_tag(text: str) -> tuple[str | None, str]:
+    """Split a text with a leading language tag ("<de> Ein Satz.") into language, or None, and text."""
+    tag = _TAG.match(text)
+    return (None, text) if tag is None else (tag[1], text[tag.end() :])
+
+
+def target_language_id(
+    tokenizer: PreTrainedTokenizerBase, language: str | None, config: PreTrainedConfig
+) -> int | None:
+    """Id of a target language such as "<de>"; None if `language` is None.
+
+    Raises:
+        CtxError: The model does not generate this language.
+    """
+    if language is None:
+        return None
+    languages = list(getattr(tokenizer, "languages", ())) if hasattr(config, "num_languages") else []
+    if language not in languages:
+        hint = f"use one of {', '.join(languages)}." if languages else "leave the language out: the model has only one."
+        raise CtxError(f"The model does not generate {language!r}.", hint=hint)
+    return languages.index(language)
+
+
+@dataclass(frozen=True)
+class LanguagePair:
+    """Names and ids of source and target language of a model with language embeddings (MASS, XLM)."""
+
+    source: str
+    target: str
+    ids: tuple[int, int]
+
+    @classmethod
+    def resolve(
+        cls,
+        config: PreTrainedConfig,
+        source: str | None,
+        target: str | None,
+        flags: tuple[str, str] = ("source_language", "language"),
+    ) -> Self | None:
+        """Resolve the languages for a model; None if the model does not need them.
+
+        Args:
+            source: Name of the source language; None for `config.default_lang`. A decoder continues a prompt in its
+                target language.
+            target: Name of the target language.
+            flags: Names of both arguments, for error messages.
+
+        Raises:
+            CtxError: A language is missing or unknown, or the languages of the model have no names.
+        """
+        if not getattr(config, "embeds_languages", False):
+            return None
+        ids: dict[str, int] = config.lang2id or {}
+        uses_default = source is None and target is None and config.default_lang is not None
+        if uses_default and not ids and not config.is_encoder_decoder:
+            return None  # the model uses its default for all tokens
+        if not ids:
+            raise CtxError(
+                f"The model has embeddings of {config.n_langs} languages without names.",
+                hint="set config.lang2id, language name -> id; a new model of one language has n_langs=1.",
+            )
+        names = {number: name for name, number in ids.items()}
+        default = names.get(config.default_lang)
+        if not config.is_encoder_decoder:
+            target = default if target is None else target
+            source = target if source is None else source
+        source = default if source is None else source
+        for name, flag, role in ((source, flags[0], "source"), (target, flags[1], "target")):
+            if name not in ids:
+                raise CtxError(
+                    f"The {role} language is missing." if name is None else f"The model has no language {name!r}.",
+                    location=flag,
+                    hint=f"use one of {', '.join(ids)}.",
+                )
+        return cls(str(source), str(target), (ids[str(source)], ids[str(target)]))
+
+    @staticmethod
+    def tokenizer_arguments(tokenizer: PreTrainedTokenizerBase, name: str | None) -> dict[str, str]:
+        """Arguments for encoding text in a language; empty for a tokenizer that takes none."""
+        takes_language = hasattr(tokenizer, "language_id") and name in tokenizer.languages
+        return {"language": str(name)} if takes_language else {}

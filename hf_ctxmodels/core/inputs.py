@@ -14,40 +14,31 @@ _ID_TYPES = (torch.int64, torch.int32)  # the types that torch.nn.Embedding supp
 
 
 def check_encoder_input(
+    model: Any,
     input_ids: Tensor | None,
     inputs_embeds: Tensor | None,
     attention_mask: Tensor | None,
     max_length: int | None,
     *,
-    limit: int,
-    limit_name: str = "vocab_size",
-    token_id_axes: tuple[str, ...] = (),
     width: int | None = None,
-    accepts_4d_masks: bool = False,
-    mask_hint: str | None = None,
     sequence_ids: Tensor | None = None,
     output_mask: Tensor | None = None,
-    aligned: Mapping[str, Tensor | None] | None = None,
-    dtype: torch.dtype | None = None,
+    **aligned: Tensor | None,
 ) -> Tensor:
     """Validate the inputs of an encoder, which could otherwise fail inside a layer or, on a GPU, abort the process.
 
     Args:
+        model: A `CtxPreTrainedModel`, or a module with its `config`; its `id_limit_field`, `token_id_axes`,
+            `accepts_4d_masks` and `mask_hint` describe the inputs.
         input_ids: (batch, length, *token_id_axes) ids; or None.
         inputs_embeds: (batch, length, hidden) embeddings, instead of ids; or None.
-        attention_mask: (batch, length), 1 or True at tokens, 0 or False at padding; with `accepts_4d_masks` also a
-            mask of the attention function: (batch, heads, queries, keys), bool or additive, or a `BlockMask`.
+        attention_mask: (batch, length), 1 or True at tokens, 0 or False at padding; with `accepts_4d_masks` also a mask
+            of the attention function: (batch, heads, queries, keys), bool or additive, or a `BlockMask`.
         max_length: Maximum length of a sequence; None for no limit.
-        limit: Exclusive upper bound of the ids.
-        limit_name: Name of the configuration field with this limit.
-        token_id_axes: Names of the axes of the ids of one token.
         width: Expected width of embeddings; None for any.
-        accepts_4d_masks: See `attention_mask`.
-        mask_hint: Hint of the error for a mask with an unsupported number of dimensions.
         sequence_ids: (batch, length) sequence ids, 0 at padding.
         output_mask: (batch, length) bool, the positions whose outputs are computed.
-        aligned: Argument name -> another (batch, length) tensor.
-        dtype: Expected type of embeddings unless autocast converts them; None for any.
+        aligned: Other (batch, length) tensors.
 
     Returns:
         The ids, or the (batch, length, hidden) embeddings with zeros at padding positions, where other values could be
@@ -57,21 +48,55 @@ def check_encoder_input(
         CtxError: An argument is invalid; the message contains its value and the expected one.
     """
     check_tensors(input_ids=input_ids, inputs_embeds=inputs_embeds)
-    inputs = _ids_or_embeddings(input_ids, inputs_embeds, token_id_axes)
+    inputs = input_ids if input_ids is not None else inputs_embeds
+    token_id_axes = getattr(model, "token_id_axes", ())
+    if inputs is None or (input_ids is not None and inputs_embeds is not None):
+        raise CtxError("Give exactly one of input_ids and inputs_embeds.")
+    if inputs.dim() != (2 + len(token_id_axes) if input_ids is not None else 3):
+        axes = ", ".join(("batch", "length", *token_id_axes))
+        raise CtxError(f"input_ids must be ({axes}), inputs_embeds (batch, length, hidden); got {tuple(inputs.shape)}.")
+    if not inputs.shape[0] or not inputs.shape[1]:
+        raise CtxError(f"The batch is empty: shape {tuple(inputs.shape)}. Drop empty batches and texts without tokens.")
     batch_size, length = inputs.shape[:2]
-    _check_length(length, max_length)
+    if max_length is not None and length > max_length:
+        raise CtxError(
+            f"The sequence has {length} tokens, above the model's max_sequence_length={max_length} (see "
+            "max_position_embeddings).",
+            hint=f"truncate it (tokenizer(..., truncation=True, max_length={max_length})) or split it into windows.",
+        )
     if inputs_embeds is not None:
+        dtype = None
+        if not torch.compiler.is_compiling():
+            dtype = next(parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
         _check_embeddings(inputs_embeds, width, dtype)
+    accepts_4d_masks, mask_hint = getattr(model, "accepts_4d_masks", False), getattr(model, "mask_hint", None)
     padding_mask = _padding_mask(attention_mask, batch_size, length, accepts_4d_masks, mask_hint)
     masks = {"attention_mask": padding_mask, "sequence_ids": sequence_ids}
-    check_aligned({**(aligned or {}), **masks, "output_mask": output_mask}, batch_size, length)
+    check_aligned({**aligned, **masks, "output_mask": output_mask}, batch_size, length)
     check_padding_mask(padding_mask)
-    _check_sequence_ids(sequence_ids)
+    if sequence_ids is not None and not is_traced(sequence_ids) and int(sequence_ids.min()) < 0:
+        index = (sequence_ids < 0).nonzero()[0].tolist()
+        raise CtxError(
+            f"sequence_ids{index} is {int(sequence_ids[tuple(index)])}, expected 0 at padding, 1 or more at tokens."
+        )
     if input_ids is not None:
-        check_ids("input_ids", input_ids, limit, limit_name)
-    if output_mask is not None:
-        _check_output_mask(output_mask, masks)
-    return inputs if input_ids is not None else _without_padding(inputs, masks)
+        limit_name = getattr(model, "id_limit_field", "vocab_size")
+        check_ids("input_ids", input_ids, getattr(model.config, limit_name), limit_name)
+    for name, mask in masks.items():
+        if mask is None:
+            continue
+        if (
+            output_mask is not None
+            and not is_traced(output_mask)
+            and bool((misplaced := output_mask & (mask == 0)).any())
+        ):
+            raise CtxError(
+                f"{int(misplaced.sum())} of the labels other than -100 are at padding positions ({name} is 0), the "
+                f"first at {misplaced.nonzero()[0].tolist()}; labels and {name} do not match."
+            )
+        if input_ids is None:
+            inputs = inputs.masked_fill((mask == 0)[..., None], 0)
+    return inputs
 
 
 def check_tensors(**arguments: Any) -> None:
@@ -99,11 +124,8 @@ def reject_unused_tensors(**kwargs: Any) -> None:
 
 
 def check_padding_mask(mask: Tensor | None, name: str = "attention_mask") -> None:
-    """Check that a mask contains only 1 and 0, or True and False. Skipped while a graph is being traced.
-
-    Raises:
-        CtxError: There is another value; the message contains the first one and its index.
-    """
+    """Raise CtxError if a mask contains other values than 1 and 0, or True and False. Skipped while a graph is being
+    traced."""
     if mask is None or mask.dtype == torch.bool or is_traced(mask):
         return
     valid = (mask == 0) | (mask == 1)
@@ -129,30 +151,10 @@ def check_source_mask(mask: Tensor | None, states: Tensor) -> None:
     )
 
 
-def _ids_or_embeddings(
-    input_ids: Tensor | None, inputs_embeds: Tensor | None, token_id_axes: tuple[str, ...]
-) -> Tensor:
-    inputs = input_ids if input_ids is not None else inputs_embeds
-    if inputs is None or (input_ids is not None and inputs_embeds is not None):
-        raise CtxError("Give exactly one of input_ids and inputs_embeds.")
-    if inputs.dim() != (2 + len(token_id_axes) if input_ids is not None else 3):
-        axes = ", ".join(("batch", "length", *token_id_axes))
-        raise CtxError(f"input_ids must be ({axes}), inputs_embeds (batch, length, hidden); got {tuple(inputs.shape)}.")
-    if not inputs.shape[0] or not inputs.shape[1]:
-        raise CtxError(f"The batch is empty: shape {tuple(inputs.shape)}. Drop empty batches and texts without tokens.")
-    if inputs_embeds is not None and not inputs_embeds.is_floating_point():
-        raise CtxError(f"inputs_embeds is {inputs_embeds.dtype}, expected floating-point vectors; ids are input_ids.")
-    return inputs
-
-
 def _padding_mask(
     attention_mask: Any, batch_size: int, length: int, accepts_4d_masks: bool, hint: str | None
 ) -> Tensor | None:
-    """Return the mask if it is a padding mask; None if it is a mask of the attention function.
-
-    Raises:
-        CtxError: It is neither.
-    """
+    """Return the mask if it is a padding mask; None if it is a mask of the attention function."""
     if attention_mask is None or (accepts_4d_masks and isinstance(attention_mask, BlockMask)):
         return None
     check_tensors(attention_mask=attention_mask)
@@ -169,16 +171,9 @@ def _padding_mask(
     raise CtxError(message, hint=hint)
 
 
-def _check_length(length: int, limit: int | None) -> None:
-    if limit is not None and length > limit:
-        raise CtxError(
-            f"The sequence has {length} tokens, above the model's max_sequence_length={limit} (see "
-            "max_position_embeddings).",
-            hint=f"truncate it (tokenizer(..., truncation=True, max_length={limit})) or split it into windows.",
-        )
-
-
 def _check_embeddings(embeddings: Tensor, width: int | None, dtype: torch.dtype | None) -> None:
+    if not embeddings.is_floating_point():
+        raise CtxError(f"inputs_embeds is {embeddings.dtype}, expected floating-point vectors; ids are input_ids.")
     if width is not None and embeddings.shape[2] != width:
         raise CtxError(f"inputs_embeds is {tuple(embeddings.shape)}, expected width {width}.")
     if dtype is None:
@@ -192,13 +187,7 @@ def _check_embeddings(embeddings: Tensor, width: int | None, dtype: torch.dtype 
 
 
 def check_aligned(aligned: Mapping[str, Tensor | None], batch_size: int, length: int) -> None:
-    """Raise CtxError if an argument is not an integer or bool tensor of shape (batch, length).
-
-    Args:
-        aligned: Argument name -> tensor; None is allowed.
-        batch_size: Number of rows.
-        length: Number of columns.
-    """
+    """Raise CtxError if an argument is not None or an integer or bool tensor of shape (batch, length)."""
     check_tensors(**aligned)
     for name, tensor in aligned.items():
         if tensor is None:
@@ -210,34 +199,6 @@ def check_aligned(aligned: Mapping[str, Tensor | None], batch_size: int, length:
             raise CtxError(f"output_mask is {tensor.dtype}, expected bool.")
         if name != "attention_mask" and tensor.is_floating_point():
             raise CtxError(f"{name} is {tensor.dtype}, expected integers.")
-
-
-def _check_sequence_ids(sequence_ids: Tensor | None) -> None:
-    if sequence_ids is None or is_traced(sequence_ids) or int(sequence_ids.min()) >= 0:
-        return
-    index = (sequence_ids < 0).nonzero()[0].tolist()
-    raise CtxError(
-        f"sequence_ids{index} is {int(sequence_ids[tuple(index)])}; it must be 0 at padding and 1 or more at tokens."
-    )
-
-
-def _without_padding(embeddings: Tensor, masks: Mapping[str, Tensor | None]) -> Tensor:
-    """Set (batch, length, hidden) embeddings to zero where one of the masks is 0."""
-    for mask in masks.values():
-        if mask is not None:
-            embeddings = embeddings.masked_fill((mask == 0)[..., None], 0)
-    return embeddings
-
-
-def _check_output_mask(output_mask: Tensor, masks: Mapping[str, Tensor | None]) -> None:
-    if is_traced(output_mask):
-        return
-    for name, tokens in masks.items():
-        if tokens is not None and bool((misplaced := output_mask & (tokens == 0)).any()):
-            raise CtxError(
-                f"{int(misplaced.sum())} of the labels other than -100 are at padding positions ({name} is 0), the "
-                f"first at {misplaced.nonzero()[0].tolist()}; labels and {name} do not match."
-            )
 
 
 def check_id_type(name: str, ids: Any) -> None:
@@ -276,12 +237,8 @@ def check_row_lengths(row_lengths: Tensor) -> None:
 def cumulative_token_counts(tokens: Tensor, sequence_ids: Tensor | None) -> Tensor:
     """Count the tokens of a sequence up to and including each column.
 
-    Args:
-        tokens: (batch, length) bool, False at padding.
-        sequence_ids: (batch, length) ids, where a run of equal ids is a sequence; None for one sequence per row.
-
-    Returns:
-        (batch, length) integers.
+    `tokens` are (batch, length) bool, False at padding; a run of equal `sequence_ids` is a sequence, None is one per
+    row.
     """
     counts = tokens.cumsum(1)
     if sequence_ids is None:
@@ -307,10 +264,8 @@ def is_traced(tensor: Tensor) -> bool:
 
 
 def span_boundaries(marked: Tensor) -> tuple[Tensor, Tensor]:
-    """For each position, find the unmarked positions before and after the run of marked positions that contains it.
-
-    Args:
-        marked: (rows, length) bool.
+    """For each position of (rows, length) bool, find the unmarked positions before and after its run of marked
+    positions.
 
     Returns:
         (rows, length) int64 position before, -1 if there is none, and position after, `length` if there is none. Both

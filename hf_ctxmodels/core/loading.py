@@ -1,22 +1,84 @@
-"""Loading of models, configurations and tokenizers."""
+"""Loading of JSON, models, configurations and tokenizers; every failure is a `CtxError`."""
 
+import json
+import types
+import typing
+from collections.abc import Mapping
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
-from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.errors import CtxError, wrap_errors
+
+
+def parse_json(text: str, *, location: str, hint: str = "write valid JSON.") -> Any:
+    """Parse a JSON text.
+
+    Raises:
+        CtxError: It is not JSON, is nested too deeply, has a number of thousands of digits, or has a string with a lone
+            surrogate, which cannot be encoded.
+    """
+    with wrap_errors("Invalid JSON", location=location, hint=hint):
+        value = json.loads(text)
+        if "\\ud" in text or "\\uD" in text:
+            json.dumps(value, ensure_ascii=False).encode()
+    return value
+
+
+def read_json(file: str | Path, *, hint: str = "write valid JSON.") -> Any:
+    """Parse a JSON file.
+
+    Raises:
+        CtxError: The file cannot be opened or is not UTF-8; or as in `parse_json`.
+    """
+    with wrap_errors("The file cannot be read", location=str(file), hint=hint):
+        text = Path(file).read_text(encoding="utf-8")
+    return parse_json(text, location=str(file), hint=hint)
+
+
+def matches_type(value: Any, annotation: Any) -> bool:
+    """Whether a JSON value matches a type annotation such as `int`, `dict[str, float]`, `list[str] | None` or
+    `Literal["a", "b"]`.
+
+    An int is also a float; a bool is not a number. A tuple annotation has one type for all items.
+    """
+    if annotation is Any:
+        return True
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in (typing.Union, types.UnionType):
+        return any(matches_type(value, argument) for argument in arguments)
+    if origin is typing.Literal:
+        return any(type(value) is type(argument) and value == argument for argument in arguments)
+    if origin in (dict, Mapping):
+        return isinstance(value, Mapping) and all(matches_type(item, arguments[1]) for item in value.values())
+    if origin in (list, tuple):
+        return isinstance(value, origin) and all(matches_type(item, arguments[0]) for item in value)
+    if annotation is float:
+        return isinstance(value, float | int) and not isinstance(value, bool)
+    return type(value) is annotation or (annotation in (None, type(None)) and value is None)
+
+
+def check_json_type(value: Any, annotation: Any, *, location: str, content: str) -> None:
+    """Raise CtxError unless a JSON value matches a type (see `matches_type`), or an object the types of its keys; other
+    keys are rejected. `content` describes the expected content for the message."""
+    if not isinstance(annotation, dict):
+        errors = [] if matches_type(value, annotation) else [f"{type(value).__name__}, expected {annotation}"]
+    elif isinstance(value, dict):
+        unknown = [f"an unknown entry {name!r}" for name in value if name not in annotation]
+        errors = unknown or [
+            f"{name} is {str(item)[:80]!r}, expected {annotation[name]}"
+            for name, item in value.items()
+            if not matches_type(item, annotation[name])
+        ]
+    else:
+        errors = [f"{type(value).__name__}, expected an object"]
+    if errors:
+        raise CtxError(f"Not {content}: {errors[0]}.", location=location, hint="copy or create the file again.")
 
 
 def load_pretrained(auto_class: Any, source: str | PathLike[str] | None, description: str) -> Any:
-    """Call `auto_class.from_pretrained(source)`, and convert all errors to `CtxError`.
-
-    Args:
-        auto_class: An Auto class of transformers.
-        source: Directory or Hub id; None or empty if missing.
-        description: Description of the object for the error message.
-
-    Raises:
-        CtxError: It cannot be loaded.
-    """
+    """Call `auto_class.from_pretrained(source)`, and convert all errors to `CtxError`; `description` names the object
+    in the message."""
     try:
         if not source:
             raise OSError("the directory or Hub id is missing.")

@@ -1,21 +1,26 @@
-"""The base class of all models: input checks, initialisation, saving, and export to the reference layout."""
+"""The base class of all models, and context managers that set a model to evaluation or inspection mode."""
 
 import inspect
 import json
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.core_model_loading import WeightTransform
 
-from hf_ctxmodels.core.adapter_files import ADAPTER_KEYS, report_unloaded_adapters
+from hf_ctxmodels.core.adapter_support import (
+    ADAPTER_KEYS,
+    PeftConfigAttribute,
+    newly_initialized_modules,
+    report_unloaded_adapters,
+)
 from hf_ctxmodels.core.config import CtxConfig
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_encoder_input
-from hf_ctxmodels.core.peft_support import PeftConfigAttribute, newly_initialized_modules
 from hf_ctxmodels.core.remote_code import without_remote_code
 from hf_ctxmodels.core.weights import check_exportable, check_savable, register_pending_conversions
 
@@ -118,11 +123,7 @@ class CtxPreTrainedModel(PreTrainedModel):
             super()._init_weights(module)
 
     def _set_gradient_checkpointing(self, *args: Any, **kwargs: Any) -> None:
-        """Enable or disable gradient checkpointing as in transformers.
-
-        Raises:
-            CtxError: `use_reentrant=True`, but layers have further inputs that require gradients.
-        """
+        """Reject `use_reentrant=True` if layers have further inputs that require gradients."""
         function = kwargs.get("gradient_checkpointing_func")
         if getattr(function, "keywords", {}).get("use_reentrant") and not self.supports_reentrant_checkpointing:
             raise CtxError(
@@ -136,11 +137,8 @@ class CtxPreTrainedModel(PreTrainedModel):
     def load_pretrained_components(self, missing: Container[str] | None = None) -> None:
         """Load components that the configuration takes from other models, for example word vectors; by default none.
 
-        This is a separate step after a new model was created or a checkpoint without the components was loaded, so that
-        neither a configuration nor the initialisation of weights loads another model.
-
-        Args:
-            missing: Names of the parameters that were missing in the checkpoint; None for a new model.
+        This is a separate step after a new model was created (`missing` is None) or a checkpoint without these
+        parameters was loaded, so that neither a configuration nor the initialisation of weights loads another model.
 
         Raises:
             CtxError: A component cannot be loaded, or its shape differs.
@@ -177,10 +175,7 @@ class CtxPreTrainedModel(PreTrainedModel):
 
         By default transformers would reverse the weight conversion, and a resumed Trainer would then silently continue
         from random weights. Save hooks of the base model, for example of bottleneck adapters, can write further files
-        and change the weights.
-
-        Raises:
-            CtxError: The weights are packed by `quantize_dynamic`.
+        and change the weights. Weights packed by `quantize_dynamic` cannot be saved (CtxError).
         """
         if kwargs.get("state_dict") is None:
             check_savable(self)
@@ -199,10 +194,8 @@ class CtxPreTrainedModel(PreTrainedModel):
         return state_dict
 
     def export_reference(self, save_directory: str | Path) -> None:
-        """Write weights and configuration in the layout of the reference class in transformers; the weights are exact.
-
-        Args:
-            save_directory: Directory of config.json and model.safetensors; created if needed.
+        """Write config.json and model.safetensors in the layout of the reference class in transformers; the weights are
+        exact.
 
         Raises:
             CtxError: transformers has no such model, or the weights are quantized, sharded or adapted.
@@ -232,35 +225,7 @@ class CtxPreTrainedModel(PreTrainedModel):
         values["architectures"] = [self.reference_architecture or type(self).__name__.removeprefix("Ctx")]
         return values
 
-    def check_encoder_input(
-        self,
-        input_ids: Tensor | None,
-        inputs_embeds: Tensor | None,
-        attention_mask: Tensor | None,
-        max_length: int | None,
-        *,
-        width: int | None = None,
-        sequence_ids: Tensor | None = None,
-        output_mask: Tensor | None = None,
-        **aligned: Tensor | None,
-    ) -> Tensor:
-        """Call `hf_ctxmodels.core.inputs.check_encoder_input` with the class attributes and the configuration."""
-        return check_encoder_input(
-            input_ids,
-            inputs_embeds,
-            attention_mask,
-            max_length,
-            limit=getattr(self.config, self.id_limit_field),
-            limit_name=self.id_limit_field,
-            token_id_axes=self.token_id_axes,
-            width=width,
-            accepts_4d_masks=self.accepts_4d_masks,
-            mask_hint=self.mask_hint,
-            sequence_ids=sequence_ids,
-            output_mask=output_mask,
-            aligned=aligned,
-            dtype=None if inputs_embeds is None or torch.compiler.is_compiling() else self.dtype,
-        )
+    check_encoder_input = check_encoder_input
 
     def check_word_input(
         self,
@@ -271,14 +236,79 @@ class CtxPreTrainedModel(PreTrainedModel):
         /,
         **aligned: Tensor | None,
     ) -> Tensor:
-        """Call `check_encoder_input` for an encoder without attention, which has no maximum length.
-
-        Args:
-            input_ids, inputs_embeds, attention_mask, aligned: As in `check_encoder_input`.
-            width: Width of embeddings; None for `config.embedding_size`.
-
-        Raises:
-            CtxError: As in `check_encoder_input`.
-        """
+        """`check_encoder_input` of an encoder without attention, which has no maximum length; `width` is by default
+        `config.embedding_size`."""
         width = getattr(self.config, "embedding_size", None) if width is None else width
         return self.check_encoder_input(input_ids, inputs_embeds, attention_mask, None, width=width, **aligned)
+
+
+_INSPECTION_FIELDS = {"unpad": False, "_attn_implementation": "eager", "return_logits_with_labels": True}
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Disable dropout and gradients; on exit, also after an error, every module returns to its previous mode.
+
+    Example:
+        >>> with evaluation_mode(model):
+        ...     outputs = model(**batch)
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+@contextmanager
+def inspection_mode(model: nn.Module) -> Iterator[None]:
+    """Compute every position with eager attention, so that hooks and explainers work as with transformers' models.
+
+    The layers of Transformers compute padded (batch, length, hidden) states: forward hooks can read and change them,
+    `hidden_states[i].retain_grad()` also works for the loss, and attention weights are returned. The outputs are equal,
+    but take longer. Recurrent layers compute every position too, but hooks on them receive (rows, width) states, and
+    only their last hidden state has a gradient.
+
+    Args:
+        model: A model of this package, or a module that contains such models.
+
+    Raises:
+        CtxError: There is no such model; or attention weights are requested from a model without attention.
+
+    Example:
+        >>> import torch
+        >>> from hf_ctxmodels import CtxBertConfig, CtxBertModel
+        >>> sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8}
+        >>> model = CtxBertModel(CtxBertConfig(vocab_size=9, **sizes))
+        >>> with inspection_mode(model):
+        ...     outputs = model(torch.tensor([[1, 2, 3]]), output_attentions=True, output_hidden_states=True)
+        ...     outputs.hidden_states[1].retain_grad()
+        ...     outputs.last_hidden_state[0, 0].sum().backward()
+        >>> outputs.attentions[0].shape, outputs.hidden_states[1].grad.shape
+        (torch.Size([1, 2, 3, 3]), torch.Size([1, 3, 8]))
+    """
+    models = [module for module in model.modules() if isinstance(module, CtxPreTrainedModel)]
+    if not models:
+        raise CtxError(f"{type(model).__name__} contains no model of this package.")
+    configs = {id(submodel.config): submodel.config for submodel in models}.values()
+    with ExitStack() as stack:
+        for config in configs:
+            for name, value in _INSPECTION_FIELDS.items():
+                stack.callback(setattr, config, name, getattr(config, name))
+                setattr(config, name, value)
+        for submodel in models:
+            stack.enter_context(submodel.register_forward_hook(_check_attentions, with_kwargs=True))
+        yield
+
+
+def _check_attentions(model: CtxPreTrainedModel, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+    if not model.config.resolve_output_flags(kwargs)["output_attentions"] or not hasattr(output, "items"):
+        return
+    if not any(value for name, value in output.items() if name.endswith("attentions")):
+        raise CtxError(
+            f"{type(model).__name__} returns no attention weights, but output_attentions is set.",
+            hint="omit output_attentions: recurrent networks have no attention.",
+        )

@@ -22,17 +22,8 @@ TOKENIZER_FILES = (
 
 
 def check_output_directory(directory: str | Path, names: Iterable[str], *, flag: str, overwrite: bool) -> None:
-    """Check that writing to an output directory replaces no file.
-
-    Args:
-        directory: The output directory; it need not exist.
-        names: Names of the files to be written. Other files in the directory are ignored.
-        flag: The command-line flag of the directory, for the message.
-        overwrite: Whether existing files may be replaced.
-
-    Raises:
-        CtxError: One of the files exists, or the directory is a file.
-    """
+    """Raise CtxError if one of the named files exists in an output directory, unless `overwrite`, or if the directory
+    is a file."""
     directory = Path(directory)
     if directory.exists() and not directory.is_dir():
         raise CtxError("The output directory is a file.", location=f"{flag} {directory}", hint="choose another name.")
@@ -48,17 +39,7 @@ def check_output_directory(directory: str | Path, names: Iterable[str], *, flag:
 def check_output_file(
     file: str | Path, *, flag: str, overwrite: bool, inputs: Iterable[str | Path | None] = ()
 ) -> None:
-    """Check that writing an output file replaces no file.
-
-    Args:
-        file: The output file; it need not exist.
-        flag: The command-line flag of the file, for the message.
-        overwrite: Whether an existing file may be replaced.
-        inputs: Input files; they are never replaced.
-
-    Raises:
-        CtxError: The file exists, is one of the inputs, or is a directory.
-    """
+    """Raise CtxError if an output file exists, unless `overwrite`, is a directory, or is one of the input files."""
     file = Path(file)
     if not file.exists():
         return
@@ -88,15 +69,7 @@ def remove_folders(parent: Path, names: Iterable[str]) -> None:
 
 @contextmanager
 def wrap_write_errors(path: str | Path, hint: str = "free disk space, or choose another directory.") -> Iterator[None]:
-    """Convert a failed write to a `CtxError`.
-
-    Args:
-        path: The file or directory that the `with` body writes, for the message.
-        hint: How to fix it.
-
-    Raises:
-        CtxError: No space, no permission, or a defective disk.
-    """
+    """Convert a failed write of a file or directory to a `CtxError`: no space, no permission, or a defective disk."""
     try:
         yield
     except CtxError:

@@ -39,13 +39,8 @@ class InstalledCode:
 
 @dataclass(frozen=True)
 class RemoteCodeStub:
-    """The stub of a family.
-
-    Attributes:
-        model_type: The configuration's `model_type`.
-        config, tokenizer: Classes; None for the tokenizer class of another family, which is in the stub of that family.
-        models: Auto class -> model class.
-    """
+    """The stub of a family; `models` maps Auto classes to model classes, and `tokenizer` is None for the tokenizer
+    class of another family, which is in the stub of that family."""
 
     model_type: str
     config: type

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -132,12 +132,7 @@ def decoder_bias(prefix: str) -> WeightConverter:
 
 
 def fused_projections(attention: str, names: Sequence[str] = ("query", "key", "value")) -> list[WeightConverter]:
-    """Conversion of separate query, key and value projections to one fused projection.
-
-    Args:
-        attention: Prefix of the projections in the reference.
-        names: Their names after the prefix.
-    """
+    """Conversion of separate query, key and value projections with a common prefix to one fused projection."""
     return [
         WeightConverter(
             [f"{attention}.{name}.{parameter}" for name in names],
@@ -165,32 +160,20 @@ def decoder_layers() -> list[WeightTransform]:
     ]
 
 
-class GPTConversions(NamedTuple):
-    """Conversions of GPT and GPT-2, where this package's `classifier` has a different name in each head.
-
-    Attributes:
-        sequence: For the sequence classification head; invertible.
-        choice: For the multiple choice head; invertible.
-        conversion: Loads all heads.
-    """
-
-    sequence: list[WeightTransform]
-    choice: list[WeightTransform]
-    conversion: list[WeightTransform]
-
-    @classmethod
-    def from_export(cls, export: list[WeightTransform]) -> Self:
-        """Conversions of the heads, given the conversion of all other weights."""
-        score = WeightRenaming(r"^score\.", r"classifier.")
-        summary = WeightRenaming(r"^multiple_choice_head\.summary\.", r"classifier.")
-        return cls([score, *export], [summary, *export], [summary, score, *export])
+def gpt_conversions(
+    export: list[WeightTransform],
+) -> tuple[list[WeightTransform], list[WeightTransform], list[WeightTransform]]:
+    """Conversions of GPT and GPT-2, where `classifier` has a different name in each head, from the conversion of all
+    other weights: for the sequence classification and the multiple choice head, both invertible, and to load all."""
+    score = WeightRenaming(r"^score\.", r"classifier.")
+    summary = WeightRenaming(r"^multiple_choice_head\.summary\.", r"classifier.")
+    return [score, *export], [summary, *export], [summary, score, *export]
 
 
 class RearrangeHeads(ConversionOps):
     """Rearranges every tensor separately; a single tensor takes the target's name.
 
-    Args:
-        load, save: Inverse functions of a tensor and the number of attention heads.
+    `load` and `save` are inverse functions of a tensor and the number of attention heads.
     """
 
     def __init__(self, load: Callable[[Tensor, int], Tensor], save: Callable[[Tensor, int], Tensor]) -> None:

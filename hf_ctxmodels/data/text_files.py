@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.json_parsing import parse_json
+from hf_ctxmodels.core.loading import parse_json
 from hf_ctxmodels.data.documents import TextWithUnits
 
 FILE_SUFFIXES = (".txt", ".jsonl", ".parquet")

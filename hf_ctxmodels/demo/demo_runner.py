@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.json_parsing import read_json
+from hf_ctxmodels.core.loading import read_json
 from hf_ctxmodels.core.output_files import check_output_directory, wrap_write_errors
 from hf_ctxmodels.demo.report import DemoReport
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.json_parsing import parse_json
+from hf_ctxmodels.core.loading import parse_json
 from hf_ctxmodels.data.text_files import read_lines
 
 Scorer = Callable[[Sequence[str]], Sequence[float]]

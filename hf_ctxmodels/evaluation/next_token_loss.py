@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from hf_ctxmodels.core.constants import IGNORE_INDEX
-from hf_ctxmodels.core.model_modes import evaluation_mode
+from hf_ctxmodels.core.model import evaluation_mode
 from hf_ctxmodels.heads import ForCausalLM
 
 

@@ -17,7 +17,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_id_type, check_tensors, is_traced
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.heads.layer_mix import LayerMix, encode_with_layer_mix, num_hidden_states
-from hf_ctxmodels.layers.hook_points import HookPoint
+from hf_ctxmodels.layers.common import HookPoint
 from hf_ctxmodels.layers.lm_loss.cross_entropy import summed_cross_entropy
 from hf_ctxmodels.layers.pooling import Pooling, pool_tokens, token_mask
 

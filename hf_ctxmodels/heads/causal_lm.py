@@ -10,8 +10,8 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.modeling_utils import slice_logits_to_keep
 from transformers.utils.generic import can_return_tuple
 
+from hf_ctxmodels.core.caches import PreallocatedCache
 from hf_ctxmodels.core.constants import IGNORE_INDEX
-from hf_ctxmodels.core.generation_cache import PreallocatedCache
 from hf_ctxmodels.core.inputs import check_aligned, check_tensors, is_traced, sequence_numbers
 from hf_ctxmodels.heads.base import HeadModel, ItemCounts, language_modeling_loss, loss_from_logits, validate_targets
 from hf_ctxmodels.layers.cpu.linear import MAX_PREPACKED_BYTES, linear, prepacked_weights

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.layers.common import ScalarMix
 from hf_ctxmodels.layers.pooling import PoolingLayer, first_token_columns, pool_tokens, states_at, token_mask
-from hf_ctxmodels.layers.scalar_mix import ScalarMix
 
 
 class LayerMix(ScalarMix):

@@ -17,8 +17,8 @@ from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_ids, check_source_mask, check_tensors, is_traced
 from hf_ctxmodels.heads.base import HeadModel, ItemCounts, language_modeling_loss, loss_from_logits, validate_targets
+from hf_ctxmodels.layers.common import DecoderOutput
 from hf_ctxmodels.layers.cpu.linear import MAX_PREPACKED_BYTES, linear, prepacked_weights
-from hf_ctxmodels.layers.decoder_output import DecoderOutput
 
 
 class DecoderAliases:

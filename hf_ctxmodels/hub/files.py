@@ -10,7 +10,7 @@ from transformers import PreTrainedConfig
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from yaml import YAMLError
 
-from hf_ctxmodels.core.adapter_files import ADAPTERS_FOLDER
+from hf_ctxmodels.core.adapter_support import ADAPTERS_FOLDER
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.output_files import check_output_directory, wrap_write_errors
 from hf_ctxmodels.downstream.multitask import get_spec

@@ -9,9 +9,15 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.console import progress_bar
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.generation import check_can_generate, decode_generated, max_input_length, max_pair_length
-from hf_ctxmodels.core.languages import LanguagePair, target_language_id
-from hf_ctxmodels.core.model_modes import evaluation_mode
+from hf_ctxmodels.core.generation import (
+    LanguagePair,
+    check_can_generate,
+    decode_generated,
+    max_input_length,
+    max_pair_length,
+    target_language_id,
+)
+from hf_ctxmodels.core.model import evaluation_mode
 from hf_ctxmodels.data.padding import RowPadder
 from hf_ctxmodels.layers.cpu.linear import prepacked_weights
 from hf_ctxmodels.objectives.base import check_at_least

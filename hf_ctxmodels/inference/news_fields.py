@@ -8,7 +8,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.constants import IGNORE_INDEX, NEWS_FIELDS
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.model_modes import evaluation_mode
+from hf_ctxmodels.core.model import evaluation_mode
 from hf_ctxmodels.data.news_files import format_field
 from hf_ctxmodels.evaluation.next_token_loss import sum_next_token_loss
 

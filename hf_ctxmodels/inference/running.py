@@ -2,7 +2,7 @@
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_ctxmodels.core.model_modes import evaluation_mode
+from hf_ctxmodels.core.model import evaluation_mode
 from hf_ctxmodels.downstream.finetuning.task_evaluation import feature_outputs
 from hf_ctxmodels.downstream.tasks.base import Encoded, Logits, Task
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import initialization as init
 
-from hf_ctxmodels.layers.activations import get_activation
+from hf_ctxmodels.layers.common import get_activation
 from hf_ctxmodels.layers.cpu.linear import linear
 
 _MULTIPLIER = 0x9E3779B97F4A7C15 - (1 << 64)  # an odd 64-bit number, as int64
@@ -21,10 +21,6 @@ class Highway(nn.Module):
     """Highway layers (Srivastava et al. 2015, arXiv 1505.00387).
 
     `gate * x + (1 - gate) * relu(W x + b)`, where the gate is the sigmoid of a linear layer of x.
-
-    Args:
-        width: Width of input and output.
-        layers: Number of layers.
     """
 
     def __init__(self, width: int, layers: int) -> None:
@@ -56,10 +52,8 @@ class CharacterEncoder(nn.Module):
 
     Args:
         characters: Number of character ids; words of zeros are padding.
-        embedding_size: Width of a character.
         filters: (width in characters, number of filters) pairs.
         highway_layers: Number of highway layers after the convolution.
-        projection_size: Width of the output.
         padding_character: Padding after a word's end, an input of the filters.
         activation: Activation after the maximum over positions.
     """

@@ -57,12 +57,7 @@ def pair_features(first: Tensor, second: Tensor) -> Tensor:
 
 
 def token_mask(inputs: Tensor, *masks: Tensor | None) -> Tensor:
-    """(batch, length) bool: False at padding.
-
-    Args:
-        inputs: (batch, length, ...) ids or states.
-        masks: (batch, length), 0 at padding: `attention_mask`, `sequence_ids`, or None.
-    """
+    """(batch, length) bool, False where one of the (batch, length) masks (`attention_mask`, `sequence_ids`) is 0."""
     tokens = torch.ones(inputs.shape[:2], dtype=torch.bool, device=inputs.device)
     for mask in masks:
         if mask is not None:
@@ -71,19 +66,14 @@ def token_mask(inputs: Tensor, *masks: Tensor | None) -> Tensor:
 
 
 def first_token_columns(states: Tensor, tokens: Tensor | None) -> Tensor:
-    """(batch,) column of each row's first token.
-
-    Args:
-        states: (batch, length, hidden).
-        tokens: (batch, length) bool, False at padding; None for no padding.
-    """
+    """(batch,) column of each row's first token, given (batch, length) bool `tokens`, or None for no padding."""
     if tokens is None:
         return torch.zeros(states.shape[0], dtype=torch.long, device=states.device)
     return tokens.int().argmax(1)
 
 
 def last_token_columns(states: Tensor, tokens: Tensor | None) -> Tensor:
-    """(batch,) column of each row's last token; arguments as in `first_token_columns`."""
+    """(batch,) column of each row's last token."""
     return states.shape[1] - 1 - first_token_columns(states, None if tokens is None else tokens.flip(1))
 
 
@@ -93,13 +83,8 @@ def states_at(states: Tensor, columns: Tensor) -> Tensor:
 
 
 def forward_fill_padding(values: Tensor, tokens: Tensor) -> Tensor:
-    """(batch, length) values, with the value of the preceding token at padding, so that padding does not split a run of
-    equal values.
-
-    Args:
-        values: (batch, length).
-        tokens: (batch, length) bool, False at padding, also between tokens.
-    """
+    """(batch, length) values, with the value of the preceding token at padding (where `tokens` is False), so that
+    padding does not split a run of equal values."""
     columns = torch.arange(values.shape[1], device=values.device)
     return values.gather(1, (columns * tokens).cummax(1).values)
 

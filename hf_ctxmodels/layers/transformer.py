@@ -11,13 +11,12 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.output_capturing import selected_hidden_states
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.layers.activations import get_activation
 from hf_ctxmodels.layers.attention.layouts import Layout
 from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, AttentionMask, MaskSpec, prepare_mask
 from hf_ctxmodels.layers.attention.modules import CrossAttention, SelfAttention
+from hf_ctxmodels.layers.common import HookPoint, get_activation
 from hf_ctxmodels.layers.cpu.dropout import Dropout
 from hf_ctxmodels.layers.cpu.linear import apply_in_chunks, linear
-from hf_ctxmodels.layers.hook_points import HookPoint
 
 Norm = Literal["post", "pre"]
 
@@ -29,12 +28,7 @@ class TokenPositionTypeEmbeddings(nn.Module):
     """Sum of word, learned position and segment embeddings, normalised (Devlin et al. 2019, figure 2).
 
     Args:
-        vocab_size: Number of tokens.
-        width: Width of the embeddings.
-        max_positions: Maximum length of a sequence.
         num_types: Number of segments; 0 for no segment embeddings (DistilBERT).
-        layer_norm_eps: Epsilon of the LayerNorm.
-        dropout: Dropout on the result.
         padding_idx: Id with a zero word embedding without a gradient.
         projected_size: Width of a projection of the result (Lan et al. 2019, section 3.1, "factorized embedding
             parameterization"); None for none.
@@ -65,15 +59,12 @@ class TokenPositionTypeEmbeddings(nn.Module):
         self.projection = None if projected_size is None else nn.Linear(width, projected_size)
 
     def forward(self, words: Tensor, position_ids: Tensor, token_type_ids: Tensor | None) -> Tensor:
-        """Embed tokens.
+        """Embed tokens; returns (..., width) or (..., projected_size).
 
         Args:
             words: (...) ids, or (..., width) word embeddings.
-            position_ids: Same leading shape as `words`, or broadcastable to it.
+            position_ids: Broadcastable to `words`.
             token_type_ids: As `position_ids`; None for the first segment. Ignored without segment embeddings.
-
-        Returns:
-            (..., width), or (..., projected_size).
         """
         embeddings = words if words.is_floating_point() else self.word_embeddings(words)
         embeddings = embeddings + self.position_embeddings(position_ids)
@@ -94,15 +85,10 @@ class ScaledEmbedding(nn.Embedding):
 
 
 class FeedForward(nn.Module):
-    """The position-wise feed-forward network (Vaswani et al. 2017, section 3.3): two linear layers with an activation
-    between them.
+    """Two linear layers with an activation and dropout between them (Vaswani et al. 2017, section 3.3).
 
     Args:
-        hidden_size: Width of the input and output.
-        intermediate_size: Width between the two layers.
         activation: Name of an activation in transformers ("gelu", "relu", ...).
-        dropout: Dropout between the activation and the second layer.
-        bias: Whether the linear layers have a bias.
         clamp: Clamp infinite float16 values to the largest finite ones, before and after the second layer.
     """
 
@@ -142,13 +128,7 @@ class FeedForward(nn.Module):
 
 class GatedFeedForward(FeedForward):
     """A feed-forward network with a gate, the activation of another linear layer (Shazeer 2020, arXiv 2002.05202,
-    equation 5); with "gelu_new" the feed-forward network of T5 v1.1.
-
-    The arguments are the same as in `FeedForward`.
-
-    Attributes:
-        gate_proj: The linear layer before the activation; `up_proj` has no activation.
-    """
+    equation 5); with "gelu_new" the feed-forward network of T5 v1.1. Arguments as in `FeedForward`."""
 
     def __init__(
         self, hidden_size: int, intermediate_size: int, activation: str, *, bias: bool = True, **kwargs: Any
@@ -157,7 +137,7 @@ class GatedFeedForward(FeedForward):
         self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=bias)
 
     def activate(self, hidden_states: Tensor) -> Tensor:
-        """(..., hidden) -> (..., intermediate), before dropout."""
+        """The gated (..., intermediate) values."""
         gate = self._clamp(self.activation(linear(self.gate_proj, hidden_states)))
         return gate * self._clamp(linear(self.up_proj, hidden_states))  # infinity times zero would be NaN
 
@@ -176,7 +156,6 @@ class Memory:
 
     Attributes:
         states: (..., memory) as packed by `layout`.
-        layout: The layout of its tokens.
         mask: The attention mask, prepared by the stack.
         targets_per_source: Number of consecutive rows of a padded batch that attend to the same row of `states`.
     """
@@ -202,16 +181,9 @@ class ResidualSum(nn.Module):
     """
 
     def forward(self, hidden_states: Tensor, output: Tensor, norm: nn.Module | None, layer_index: int) -> Tensor:
-        """Add, and normalise with post-norm.
+        """Add (..., hidden) input and output of a sub-layer, and normalise the sum; `norm` is None with pre-norm.
 
-        Args:
-            hidden_states: (..., hidden) the sub-layer's input, before any norm.
-            output: (..., hidden) the sub-layer's output, after dropout.
-            norm: The norm of the sum; None with pre-norm.
-            layer_index: Position of the block in the order of application, from 0; for hooks.
-
-        Returns:
-            (..., hidden).
+        `layer_index`, the block's position in the order of application, is for hooks.
         """
         total = hidden_states + output
         return total if norm is None else norm(total)
@@ -223,15 +195,6 @@ class TransformerBlock(GradientCheckpointingLayer):
     `norm="post"` normalises each sum (Vaswani et al. 2017), `norm="pre"` the input of each sub-layer; the last block's
     output then needs another norm (Radford et al. 2019, section 2.3). A `ResidualSum` adds the output of each
     sub-layer; hooks on it may change the sum.
-
-    Args:
-        hidden_size: Width of the input and output.
-        self_attention: The first sub-layer.
-        feed_forward: The last sub-layer, (..., hidden) -> (..., hidden).
-        norm: Position of the norms.
-        norm_cls: Creates a norm of a width.
-        dropout: Dropout on the output of each sub-layer.
-        cross_attention: The second sub-layer of a decoder, or None.
     """
 
     def __init__(
@@ -271,9 +234,7 @@ class TransformerBlock(GradientCheckpointingLayer):
     ) -> BlockOutput:
         """Run the block; (..., hidden) at all tokens of `layout` -> (..., hidden) at the tokens it computes.
 
-        Args:
-            hidden_states, layout, mask, past_key_values, layer_index: As in `SelfAttention`.
-            memory: The encoder's output for cross-attention, or None.
+        `memory` is the encoder's output for cross-attention; the other arguments are as in `SelfAttention`.
         """
         self_attention_cache, cross_attention_cache = past_key_values, None
         if isinstance(past_key_values, EncoderDecoderCache):
@@ -329,11 +290,12 @@ class StackOutput:
     Attributes:
         last_hidden_state: (batch, length, hidden), zeros at padding in a packed layout; with an output mask (targets,
             hidden) in row-major order.
-        computed_states: (..., hidden) at all computed tokens.
-        layout: The layout of `computed_states`: `layout.first_tokens(computed_states)` is the input of a pooler.
+        computed_states: (..., hidden) at all computed tokens; `layout.first_tokens(computed_states)` is a pooler's
+            input.
+        layout: The layout of `computed_states`.
         hidden_states: (batch, length, hidden) inputs of all blocks, and `last_hidden_state`; None for states that are
-            not selected. None if no hidden states are requested. The later states are computed from these tensors, so
-            that gradients with respect to them are available.
+            not selected, or if none are requested. Later states are computed from these tensors, so that gradients with
+            respect to them are available.
         attentions: (batch, heads, queries, keys) probabilities of each block; None unless requested.
         cross_attentions: As `attentions`; empty without cross-attention.
     """
@@ -366,7 +328,6 @@ def run_stack(
     Args:
         blocks: `TransformerBlock`s in the order of application; one object may occur several times.
         hidden_states: (..., hidden) as packed by `layout`.
-        layout: The layout of the batch.
         masks: The attention mask of all blocks, or one for each.
         memory: The encoder's output for cross-attention, or None.
         past_key_values: The cache that `layout` was built with, or None.
@@ -375,7 +336,6 @@ def run_stack(
             computed only there. None for all.
         include_first_tokens: Also compute the first token of each example.
         zero_padding: Set padding positions to 0 before the first block and after each block, if they are computed.
-        output_hidden_states, output_attentions: What to record.
 
     Raises:
         CtxError: Attention weights are requested, but the attention implementation returns none.
@@ -384,13 +344,28 @@ def run_stack(
     final_layout = layout
     if output_mask is not None:
         final_layout = layout.select(output_mask, include_first_tokens=include_first_tokens)
-    contexts = _prepare_contexts(masks, len(layers), layout, final_layout, memory, hidden_states)
+    specs = [masks] * len(layers) if isinstance(masks, MaskSpec) else list(masks)
+    if len(specs) != len(layers):
+        raise CtxError(f"{len(specs)} masks for {len(layers)} blocks; pass one for all, or one for each.")
+    layouts = [layout] * (len(layers) - 1) + [final_layout] * min(len(layers), 1)
+    # layout, mask and memory; blocks with the same mask and layout share the prepared mask
+    contexts: dict[tuple[int, int], tuple[Layout, AttentionMask, Memory | None]] = {}
+    for spec, block_layout in zip(specs, layouts, strict=True):
+        if (id(spec), id(block_layout)) in contexts:
+            continue
+        block_memory = memory
+        if memory is not None:
+            queries = block_layout.share_source(memory.targets_per_source)
+            memory_mask = prepare_mask(memory.mask, queries, hidden_states, memory.layout)
+            block_memory = replace(memory, mask=memory_mask)
+        mask = prepare_mask(spec, block_layout, hidden_states)
+        contexts[id(spec), id(block_layout)] = block_layout, mask, block_memory
     padding_mask = layout.padding_mask() if zero_padding else None
     recorded_numbers = recorded_layer_numbers(output_hidden_states, len(layers) + 1)
     recorded_states: list[Tensor | None] = []
     attentions: list[Tensor] = []
     cross_attentions: list[Tensor] = []
-    for number, (block, context) in enumerate(zip(layers, contexts, strict=True)):
+    for number, (block, spec, block_layout) in enumerate(zip(layers, specs, layouts, strict=True)):
         hidden_states = _zero_at(padding_mask, hidden_states)
         if number in recorded_numbers:
             state = layout.unpack(hidden_states)
@@ -399,15 +374,15 @@ def run_stack(
         else:
             recorded_states.append(None)
         hidden_states, attention, cross_attention = block(
-            hidden_states,
-            context.layout,
-            context.mask,
-            context.memory,
-            past_key_values=past_key_values,
-            layer_index=number,
+            hidden_states, *contexts[id(spec), id(block_layout)], past_key_values=past_key_values, layer_index=number
         )
         if output_attentions:
-            attentions.append(_validate_attention(attention))
+            if attention is None or attention.dim() != 4:  # flex attention may return log-sum-exp instead
+                raise CtxError(
+                    "output_attentions=True, but the attention implementation in use returns no attention weights.",
+                    hint='use attn_implementation="eager": model.set_attn_implementation("eager").',
+                )
+            attentions.append(attention)
             cross_attentions += [] if cross_attention is None else [cross_attention]
     if final_norm is not None:
         hidden_states = final_norm(hidden_states)
@@ -428,52 +403,6 @@ def run_stack(
 
 def _zero_at(padding_mask: Tensor | None, hidden_states: Tensor) -> Tensor:
     return hidden_states if padding_mask is None else hidden_states.masked_fill(padding_mask, 0.0)
-
-
-class _AttentionContext(NamedTuple):
-    """The arguments of a block that determine its attention."""
-
-    layout: Layout
-    mask: AttentionMask
-    memory: Memory | None
-
-
-def _prepare_contexts(
-    masks: MaskSpec | Sequence[MaskSpec],
-    num_blocks: int,
-    layout: Layout,
-    final_layout: Layout,
-    memory: Memory | None,
-    hidden_states: Tensor,
-) -> list[_AttentionContext]:
-    """The arguments of each block; blocks with the same mask and layout share the prepared mask."""
-    specs = [masks] * num_blocks if isinstance(masks, MaskSpec) else list(masks)
-    if len(specs) != num_blocks:
-        raise CtxError(f"{len(specs)} masks for {num_blocks} blocks; pass one for all, or one for each.")
-    layouts = [layout] * (num_blocks - 1) + [final_layout] * min(num_blocks, 1)
-    prepared: dict[tuple[int, int], _AttentionContext] = {}
-    contexts = []
-    for spec, block_layout in zip(specs, layouts, strict=True):
-        key = id(spec), id(block_layout)
-        if key not in prepared:
-            block_memory = memory
-            if memory is not None:
-                queries = block_layout.share_source(memory.targets_per_source)
-                memory_mask = prepare_mask(memory.mask, queries, hidden_states, memory.layout)
-                block_memory = replace(memory, mask=memory_mask)
-            mask = prepare_mask(spec, block_layout, hidden_states)
-            prepared[key] = _AttentionContext(block_layout, mask, block_memory)
-        contexts.append(prepared[key])
-    return contexts
-
-
-def _validate_attention(probabilities: Tensor | None) -> Tensor:
-    if probabilities is None or probabilities.dim() != 4:  # flex attention may return log-sum-exp instead
-        raise CtxError(
-            "output_attentions=True, but the attention implementation in use returns no attention weights.",
-            hint='use attn_implementation="eager": model.set_attn_implementation("eager").',
-        )
-    return probabilities
 
 
 def recorded_layer_numbers(selection: HiddenStatesSelection, count: int) -> set[int]:

@@ -85,14 +85,8 @@ class CtxTokenizer(InstalledCode, TokenizersBackend):
         return super().save_pretrained(save_directory, *args, **kwargs)
 
     def set_template(self, single: str, pair: str) -> None:
-        """Set the special tokens around texts by templates of "token:segment", such as "{cls}:0 $A:0 {sep}:0".
-
-        Special tokens that are None are omitted.
-
-        Args:
-            single: Template for one text, `$A`.
-            pair: Template for two texts, `$A` and `$B`.
-        """
+        """Set the special tokens around one text, `$A`, and a pair, `$A` and `$B`, by templates of "token:segment",
+        such as "{cls}:0 $A:0 {sep}:0". Special tokens that are None are omitted."""
         tokens = {name.removesuffix("_token"): str(token) for name, token in self.special_tokens_map.items()}
         used_tokens = [token for name, token in tokens.items() if f"{{{name}}}" in single + pair]
 
@@ -123,8 +117,6 @@ def check_special_tokens(
     """Raise CtxError if a special token is neither in the vocabulary nor an added token.
 
     Args:
-        vocab: The vocabulary.
-        tokens: The required special tokens.
         kwargs: The tokenizer's arguments; tokens in `added_tokens_decoder` were added to the vocabulary, and special
             tokens passed to `from_pretrained` will be.
         file: File of the vocabulary, for the message.
@@ -142,9 +134,7 @@ def check_special_tokens(
 def tokenizer_digest(tokenizer: PreTrainedTokenizerBase, size: int | None = None) -> str:
     """Digest of a tokenizer's vocabulary: "<size>:<SHA-256 of its tokens and their ids>".
 
-    Args:
-        tokenizer: The tokenizer.
-        size: Number of tokens to include, by ascending id; None for all. Tokens added later have higher ids.
+    `size` is the number of tokens to include, by ascending id; None for all. Tokens added later have higher ids.
     """
     tokens_by_id = sorted((number, token) for token, number in tokenizer.get_vocab().items())[:size]
     lines = "".join(f"{number}\t{token}\n" for number, token in tokens_by_id)
@@ -156,35 +146,10 @@ def record_tokenizer_digest(config: PreTrainedConfig, tokenizer: PreTrainedToken
     config.tokenizer_digest = tokenizer_digest(tokenizer)  # type: ignore[attr-defined]
 
 
-def _check_vocabulary(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, location: str) -> None:
-    digest = getattr(config, "tokenizer_digest", None)
-    if digest is None:
-        return
-    state = (len(tokenizer), digest)
-    if _CHECKED.get(tokenizer) == state:
-        return
-    size = digest.partition(":")[0]
-    if not size.isdecimal() or tokenizer_digest(tokenizer, int(size)) != digest:
-        raise CtxError(
-            f"This is not the tokenizer that the model was trained with: the {size} tokens of that tokenizer differ in "
-            "names or ids.",
-            location=location,
-            hint="copy the files of that tokenizer. To use this one anyway, set --config_options "
-            "tokenizer_digest=null if the command has it, or delete tokenizer_digest in the model's config.json.",
-        )
-    _CHECKED[tokenizer] = state
-
-
 def check_tokenizer_matches_model(
     tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, max_length: int = 0, *, location: str
 ) -> None:
-    """Check that a tokenizer and an input length fit a model.
-
-    Args:
-        tokenizer: The tokenizer.
-        config: The model's configuration.
-        max_length: Length of the inputs in tokens; 0 for none.
-        location: The tokenizer's location, for the message.
+    """Check that a tokenizer at `location` and an input length in tokens, 0 for none, fit a model.
 
     Raises:
         CtxError: The tokenizer has more tokens than the model has embeddings, or is not the tokenizer that the model
@@ -199,7 +164,18 @@ def check_tokenizer_matches_model(
             hint="use the tokenizer the model was trained with, a configuration with a larger vocab_size, or add "
             "embeddings: model.resize_token_embeddings(len(tokenizer)).",
         )
-    _check_vocabulary(tokenizer, config, location)
+    digest = getattr(config, "tokenizer_digest", None)
+    if digest is not None and _CHECKED.get(tokenizer) != (len(tokenizer), digest):
+        size = digest.partition(":")[0]
+        if not size.isdecimal() or tokenizer_digest(tokenizer, int(size)) != digest:
+            raise CtxError(
+                f"This is not the tokenizer that the model was trained with: the {size} tokens of that tokenizer "
+                "differ in names or ids.",
+                location=location,
+                hint="copy the files of that tokenizer. To use this one anyway, set --config_options "
+                "tokenizer_digest=null if the command has it, or delete tokenizer_digest in the model's config.json.",
+            )
+        _CHECKED[tokenizer] = (len(tokenizer), digest)
     check_max_length(tokenizer, max_length)
     limit = getattr(config, "max_sequence_length", None)
     if limit is not None and limit < max_length:

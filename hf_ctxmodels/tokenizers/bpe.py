@@ -1,12 +1,17 @@
-"""Base class of byte-pair encodings (Sennrich et al. 2016, arXiv 1508.07909) with `vocab.json` and `merges.txt`."""
+"""Byte-pair encodings (Sennrich et al. 2016, arXiv 1508.07909): of bytes, of words, and of several languages."""
 
 import json
-from collections.abc import Iterable, Iterator
-from typing import Any
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, ClassVar, Self
 
+from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers, processors, trainers
 from tokenizers.models import BPE
+from tokenizers.trainers import BpeTrainer
+from transformers import BatchEncoding
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.loading import parse_json
 from hf_ctxmodels.tokenizers.base import (
     CtxTokenizer,
     check_special_tokens,
@@ -15,8 +20,13 @@ from hf_ctxmodels.tokenizers.base import (
     missing_vocabulary_error,
     read_text,
 )
+from hf_ctxmodels.tokenizers.word_level import TRANSLATION_SEPARATOR
 
 Merges = list[tuple[str, str]]
+
+END_OF_WORD = "</w>"
+JOINT_SPECIAL_TOKENS = ("<s>", "<pad>", "</s>", "<unk>")  # in the order of LASER's models
+_LANGUAGE_TAG = re.compile(r"<[^<>\s]+>")
 
 
 class BPETokenizer(CtxTokenizer):
@@ -59,24 +69,37 @@ class BPETokenizer(CtxTokenizer):
             vocab, merges = model_state["vocab"], model_state["merges"]
         kwargs.pop("tokenizer_file", None)  # already read
         file = vocab if isinstance(vocab, str) else kwargs.get("name_or_path") or None
-        table, pairs = _read(cls, vocab, merges, kwargs)
-        table = cls.remap_vocabulary(table)
+        if not vocab:
+            raise missing_vocabulary_error(cls, kwargs)
+        if merges is None:
+            raise CtxError(
+                "The merges are missing: text would be split into single bytes.",
+                location=file,
+                hint="copy merges.txt to the directory of vocab.json, or use tokenizer.json, which contains both.",
+            )
+        if isinstance(vocab, str):
+            path, vocab = vocab, parse_json(read_text(vocab), location=vocab, hint="copy it again from its source.")
+            if not isinstance(vocab, dict) or not all(isinstance(index, int) for index in vocab.values()):
+                raise CtxError(
+                    "vocab.json does not map tokens to ids.", location=path, hint="copy it again from its source."
+                )
+        if isinstance(merges, str):
+            path = merges
+            merges = [line for line in read_text(path).split("\n") if line and not line.startswith("#version")]
+            if invalid := [line for line in merges if line.count(" ") != 1]:
+                raise CtxError(
+                    f"merges.txt has the line {invalid[0]!r}, which is not two tokens.",
+                    location=path,
+                    hint="copy it again.",
+                )
+        table = cls.remap_vocabulary(vocab)
+        split = (pair.split(" ") if isinstance(pair, str) else pair for pair in merges)
         check_special_tokens(table, get_special_tokens(kwargs, cls.SPECIAL_TOKENS_ATTRIBUTES), kwargs, file)
-        return table, pairs, file
+        return table, [(first, second) for first, second in split], file
 
 
 def build_bpe(vocab: dict[str, int], merges: Merges, file: str | None, **options: Any) -> BPE:
-    """Create a BPE model.
-
-    Args:
-        vocab: Token -> id.
-        merges: Pairs.
-        file: File of the vocabulary, for the message.
-        options: Arguments of `tokenizers.models.BPE`.
-
-    Raises:
-        CtxError: The merges do not belong to the vocabulary.
-    """
+    """Create a BPE model; raises CtxError if the merges do not belong to the vocabulary in `file`."""
     try:
         return BPE(vocab, merges, fuse_unk=False, **options)
     except Exception as error:  # the library raises no subclass
@@ -97,41 +120,318 @@ def require_text(texts: Iterable[str]) -> Iterator[str]:
         raise empty_text_error()
 
 
-def _read(
-    cls: type, vocab: str | dict[str, int] | None, merges: str | list[Any] | None, kwargs: dict[str, Any]
-) -> tuple[dict[str, int], Merges]:
-    """Vocabulary and merges from values or paths."""
-    if not vocab:
-        raise missing_vocabulary_error(cls, kwargs)
-    if merges is None:
-        raise CtxError(
-            "The merges are missing: text would be split into single bytes.",
-            location=vocab if isinstance(vocab, str) else kwargs.get("name_or_path") or None,
-            hint="copy merges.txt to the directory of vocab.json, or use tokenizer.json, which contains both.",
-        )
-    table = _read_vocabulary(vocab) if isinstance(vocab, str) else vocab
-    pairs = _read_merges(merges) if isinstance(merges, str) else merges
-    split = (pair.split(" ") if isinstance(pair, str) else pair for pair in pairs)
-    return table, [(first, second) for first, second in split]
+class CtxByteBPETokenizer(BPETokenizer):
+    """GPT-2's byte-level BPE: no character is unknown, and `decode` restores the text exactly.
 
+    GPT-2's pattern splits text into words, numbers and punctuation, each with the space before it; their UTF-8 bytes,
+    represented as 256 printable characters, are merged in the order of the merge list.
 
-def _read_vocabulary(path: str) -> dict[str, int]:
-    """Token -> id from a `vocab.json`."""
-    try:
-        vocab = json.loads(read_text(path))
-    except json.JSONDecodeError as error:
-        raise CtxError(f"vocab.json is damaged: {error}.", location=path, hint="copy it again.") from error
-    if not isinstance(vocab, dict) or not all(isinstance(index, int) for index in vocab.values()):
-        raise CtxError("vocab.json does not map tokens to ids.", location=path, hint="copy it again from its source.")
-    return vocab
+    The ids equal the ids of transformers' byte-level tokenizers with the same files (`vocab.json` and `merges.txt`, or
+    `tokenizer.json`). Unlike these, it raises an error for a missing vocabulary, merge list or special token, and with
+    `is_split_into_words` it keeps words separate even without `add_prefix_space`.
 
+    Args:
+        vocab, merges: See `BPETokenizer.read_vocabulary_and_merges`.
+        errors: Handling of invalid UTF-8 by `decode`, see `bytes.decode`.
+        add_prefix_space: Treat a text's first word as if a space preceded it.
+        trim_offsets: Exclude the space from a token's offsets.
+        **kwargs: Passed on to `TokenizersBackend`: special tokens, `model_max_length`, `padding_side`, ...
+    """
 
-def _read_merges(path: str) -> list[str]:
-    """Lines of a `merges.txt` without the version and empty lines."""
-    lines = [line for line in read_text(path).split("\n") if line and not line.startswith("#version")]
-    for line in lines:
-        if line.count(" ") != 1:
+    first_tokens: ClassVar[tuple[str, ...]] = ()
+    """Special tokens of a trained vocabulary before the bytes, by id from 0."""
+
+    last_tokens: ClassVar[tuple[str, ...]]
+    """Special tokens of a trained vocabulary after the last merge."""
+
+    def __init__(
+        self,
+        vocab: str | dict[str, int] | None = None,
+        merges: str | list[Any] | None = None,
+        errors: str = "replace",
+        add_prefix_space: bool = False,
+        trim_offsets: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        kwargs = {**self.defaults, **kwargs}
+        table, pairs, file = self.read_vocabulary_and_merges(vocab, merges, kwargs)
+        self._tokenizer = Tokenizer(build_bpe(table, pairs, file, unk_token=str(kwargs["unk_token"])))
+        self._tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
+        self._tokenizer.decoder = decoders.ByteLevel()
+        super().__init__(errors=errors, add_prefix_space=add_prefix_space, trim_offsets=trim_offsets, **kwargs)
+        self.trim_offsets = trim_offsets
+        self._tokenizer.post_processor = self.build_post_processor(add_prefix_space)
+
+    def build_post_processor(self, add_prefix_space: bool) -> processors.PostProcessor:
+        """Create the processor that trims offsets; subclasses also add special tokens."""
+        return processors.ByteLevel(trim_offsets=self.trim_offsets, add_prefix_space=add_prefix_space)
+
+    def _encode_plus(self, *args: Any, is_split_into_words: bool = False, **kwargs: Any) -> BatchEncoding:
+        if not is_split_into_words or self.add_prefix_space:
+            return super()._encode_plus(*args, is_split_into_words=is_split_into_words, **kwargs)
+        backend = self._tokenizer
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+        backend.post_processor = self.build_post_processor(add_prefix_space=True)
+        try:
+            return super()._encode_plus(*args, is_split_into_words=True, **kwargs)
+        finally:
+            backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+            backend.post_processor = self.build_post_processor(add_prefix_space=False)
+
+    @classmethod
+    def train(
+        cls,
+        texts: Iterable[str],
+        vocab_size: int,
+        *,
+        add_prefix_space: bool = False,
+        min_frequency: int = 2,
+        model_max_length: int = 512,
+    ) -> Self:
+        """Learn merges. The vocabulary does not depend on the order of the texts.
+
+        Args:
+            texts: Strings of any length, iterated once.
+            vocab_size: Number of tokens including the 256 bytes and special tokens; smaller for a small corpus.
+            min_frequency: Minimum frequency of a merged pair.
+            model_max_length: Maximum input length in tokens, including special tokens.
+
+        Raises:
+            CtxError: There is no text, or `vocab_size` is too small for the bytes.
+        """
+        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+        minimum = len(cls.first_tokens) + len(alphabet) + len(cls.last_tokens)
+        if vocab_size < minimum:
             raise CtxError(
-                f"merges.txt has the line {line!r}, which is not two tokens.", location=path, hint="copy it again."
+                f"A vocabulary of {vocab_size} tokens is too small for the 256 bytes and "
+                f"{minimum - len(alphabet)} special tokens.",
+                hint=f"ask for at least {minimum} tokens.",
             )
-    return lines
+        backend = Tokenizer(BPE())
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocab_size - len(cls.last_tokens),
+            min_frequency=min_frequency,
+            special_tokens=list(cls.first_tokens),
+            initial_alphabet=alphabet,
+            show_progress=False,
+        )
+        backend.train_from_iterator(require_text(texts), trainer)
+        model_state = json.loads(backend.to_str())["model"]
+        vocab = model_state["vocab"] | {token: len(model_state["vocab"]) + n for n, token in enumerate(cls.last_tokens)}
+        options: dict[str, Any] = {"add_prefix_space": add_prefix_space, "model_max_length": model_max_length}
+        return cls(vocab=vocab, merges=model_state["merges"], **options)
+
+
+class WordBPETokenizer(BPETokenizer):
+    """BPE within words: BERT's normalisation, splitting at white space and punctuation, and merges.
+
+    Characters outside the vocabulary become `unk_token`; a token that ends a word ends with "</w>".
+
+    Args:
+        vocab, merges: See `BPETokenizer.read_vocabulary_and_merges`.
+        do_lower_case: Lower-case the text and strip accents.
+        **kwargs: Passed on to `TokenizersBackend`: special tokens, `model_max_length`, `padding_side`, ...
+    """
+
+    first_tokens: ClassVar[tuple[str, ...]]
+    """Special tokens of a trained vocabulary, by id from 0."""
+
+    trained_defaults: ClassVar[dict[str, Any]] = {}
+    """Special tokens of trained tokenizers in addition to `defaults`."""
+
+    def __init__(
+        self,
+        vocab: str | dict[str, int] | None = None,
+        merges: str | list[Any] | None = None,
+        do_lower_case: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        kwargs = {**self.defaults, **kwargs}
+        table, pairs, file = self.read_vocabulary_and_merges(vocab, merges, kwargs)
+        self._tokenizer = Tokenizer(
+            build_bpe(table, pairs, file, unk_token=str(kwargs["unk_token"]), end_of_word_suffix=END_OF_WORD)
+        )
+        _set_splitting(self._tokenizer, do_lower_case)
+        self._tokenizer.decoder = decoders.BPEDecoder(suffix=END_OF_WORD)
+        super().__init__(do_lower_case=do_lower_case, **kwargs)
+
+    @classmethod
+    def train(
+        cls,
+        texts: Iterable[str],
+        vocab_size: int,
+        *,
+        do_lower_case: bool = True,
+        min_frequency: int = 2,
+        model_max_length: int = 512,
+    ) -> Self:
+        """Learn merges. The vocabulary does not depend on the order of the texts.
+
+        Every character has two tokens, one for the end of a word, as in the released vocabulary. Arguments and errors
+        are as in `CtxByteBPETokenizer.train`, but the texts are iterated twice.
+        """
+        texts = list(texts) if isinstance(texts, Iterator) else texts
+        backend = Tokenizer(BPE(unk_token=cls.first_tokens[0], end_of_word_suffix=END_OF_WORD))
+        _set_splitting(backend, do_lower_case)
+        raw_characters = {character for text in require_text(texts) for character in text}
+        characters = {item for raw in raw_characters for item in backend.normalizer.normalize_str(raw)}
+        alphabet = sorted(character for character in characters if not character.isspace())
+        initial_tokens = [*cls.first_tokens, *alphabet, *(character + END_OF_WORD for character in alphabet)]
+        model_state = train_word_bpe(backend, texts, initial_tokens, vocab_size, min_frequency)
+        options = {"do_lower_case": do_lower_case, "model_max_length": model_max_length, **cls.trained_defaults}
+        return cls(vocab=model_state["vocab"], merges=model_state["merges"], **options)
+
+
+def train_word_bpe(
+    backend: Tokenizer, texts: Iterable[str], initial_tokens: list[str], vocab_size: int, min_frequency: int
+) -> dict[str, Any]:
+    """Train a backend with special tokens and characters as the initial tokens; returns the state of its model.
+
+    Characters at the end of a word are initial tokens, because their ids would otherwise be random.
+    """
+    if len(initial_tokens) > vocab_size:
+        raise CtxError(
+            f"vocab_size={vocab_size} is too small for {len(initial_tokens)} special tokens and characters, which are "
+            "other tokens at the end of a word.",
+            hint=f"ask for at least {len(initial_tokens)} tokens.",
+        )
+    trainer = BpeTrainer(
+        vocab_size=vocab_size,
+        min_frequency=min_frequency,
+        special_tokens=initial_tokens,
+        end_of_word_suffix=END_OF_WORD,
+        show_progress=False,
+    )
+    backend.train_from_iterator(texts, trainer)
+    return json.loads(backend.to_str())["model"]
+
+
+def _set_splitting(backend: Tokenizer, do_lower_case: bool) -> None:
+    backend.normalizer = normalizers.BertNormalizer(lowercase=do_lower_case)
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+
+
+class JointBPETokenizer(BPETokenizer):
+    """Joint BPE of words and sequences of other characters in several languages; every text ends with </s>.
+
+    A translation (`text_target`) begins with the tag of its language, such as <de>.
+
+    Args:
+        vocab: Token -> id; a word's last token ends with "</w>".
+        merges: Pairs of tokens in the order of merging.
+        languages: Tags of the target languages by id.
+        do_lower_case: Lower-case the text.
+        split_punctuation: Split between letters or digits and other characters, in addition to white space.
+        **kwargs: Passed on to `TokenizersBackend`.
+
+    Raises:
+        CtxError: The vocabulary is missing or lacks a special token or a tag.
+
+    Example:
+        >>> tokenizer = JointBPETokenizer.train(["a cat\\t<de> eine Katze"], vocab_size=60)
+        >>> tokenizer.languages
+        ['<de>']
+    """
+
+    vocab_files_names = {"tokenizer_file": "tokenizer.json"}
+    defaults: ClassVar[dict[str, Any]] = {
+        "unk_token": "<unk>",
+        "pad_token": "<pad>",
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+    }
+    templates = ("$A:0 {eos}:0", "$A:0 {eos}:0 $B:1 {eos}:1")
+
+    def __init__(
+        self,
+        vocab: dict[str, int] | None = None,
+        merges: list[Any] | None = None,
+        languages: Sequence[str] = (),
+        do_lower_case: bool = True,
+        split_punctuation: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        kwargs = {**self.defaults, **kwargs}
+        self.languages = list(languages)
+        rules = {"do_lower_case": do_lower_case, "split_punctuation": split_punctuation}
+        table, pairs, file = self.read_vocabulary_and_merges(vocab, merges, kwargs)
+        check_special_tokens(table, self.languages, kwargs, file)
+        model = build_bpe(table, pairs, file, unk_token=str(kwargs["unk_token"]), end_of_word_suffix=END_OF_WORD)
+        self._tokenizer = _backend(model, **rules)
+        self._tokenizer.add_special_tokens([AddedToken(tag, normalized=False, special=True) for tag in languages])
+        super().__init__(languages=self.languages, **rules, **kwargs)
+        self.target_pad_token_id, self.target_unknown_id = self.pad_token_id, self.unk_token_id
+        self.target_start_id, self.target_end_id = self.bos_token_id, self.eos_token_id
+
+    @classmethod
+    def train(
+        cls,
+        texts: Iterable[str],
+        vocab_size: int,
+        *,
+        do_lower_case: bool = True,
+        split_punctuation: bool = True,
+        min_frequency: int = 2,
+        model_max_length: int = 1_000_000,
+        **kwargs: Any,
+    ) -> Self:
+        """Learn merges from texts and translations. The vocabulary does not depend on the order of the texts.
+
+        Args:
+            texts: Source texts, each optionally followed by a tab and its translation, which may begin with the tag of
+                its language.
+            vocab_size: Maximum number of tokens, including special tokens and tags.
+            min_frequency: Minimum frequency of a merged pair.
+            kwargs: Further arguments of the class.
+
+        Raises:
+            CtxError: There is no text, or `vocab_size` is too small for its characters.
+        """
+        texts = list(texts) if isinstance(texts, Iterator) else texts  # iterated several times
+        tags = sorted({tag for _, tag, _ in map(_split_example, texts) if tag})
+        if not any(map(str.strip, _sources_and_translations(texts))):
+            raise empty_text_error()
+        rules = {"do_lower_case": do_lower_case, "split_punctuation": split_punctuation}
+        backend = _backend(BPE(unk_token="<unk>", end_of_word_suffix=END_OF_WORD), **rules)
+        characters: set[str] = set()  # at the end of a word with the suffix
+        for text in _sources_and_translations(texts):
+            for word, _ in backend.pre_tokenizer.pre_tokenize_str(backend.normalizer.normalize_str(text)):
+                characters.update(word[:-1], [word[-1] + END_OF_WORD])
+        initial_tokens = [*JOINT_SPECIAL_TOKENS, *tags, *sorted(characters)]
+        texts = _sources_and_translations(texts)
+        model_state = train_word_bpe(backend, texts, initial_tokens, vocab_size, min_frequency)
+        fields = {**rules, "model_max_length": model_max_length, **kwargs}
+        return cls(vocab=model_state["vocab"], merges=model_state["merges"], languages=tags, **fields)
+
+    @property
+    def target_words(self) -> list[str]:
+        """List of all tokens in the order of their ids."""
+        return self.convert_ids_to_tokens(list(range(len(self))))
+
+    def decode_target(self, sequences: Iterable[Iterable[int]]) -> list[str]:
+        """Decode sequences of target ids, without special tokens."""
+        return self.batch_decode([[int(token_id) for token_id in ids] for ids in sequences], skip_special_tokens=True)
+
+
+def _backend(model: BPE, do_lower_case: bool, split_punctuation: bool) -> Tokenizer:
+    backend = Tokenizer(model)
+    steps = [normalizers.NFC(), *([normalizers.Lowercase()] if do_lower_case else [])]
+    backend.normalizer = normalizers.Sequence(steps)
+    backend.pre_tokenizer = pre_tokenizers.Whitespace() if split_punctuation else pre_tokenizers.WhitespaceSplit()
+    backend.decoder = decoders.BPEDecoder(suffix=END_OF_WORD)
+    return backend
+
+
+def _split_example(text: str) -> tuple[str, str, str]:
+    """Source text, language tag of the translation (empty if missing), and translation."""
+    source, _, translation = text.partition(TRANSLATION_SEPARATOR)
+    tag, _, tagged_text = translation.partition(" ")
+    return (source, tag, tagged_text) if _LANGUAGE_TAG.fullmatch(tag) else (source, "", translation)
+
+
+def _sources_and_translations(texts: Iterable[str]) -> Iterator[str]:
+    for text in texts:
+        source, _, translation = _split_example(text)
+        yield source
+        yield translation

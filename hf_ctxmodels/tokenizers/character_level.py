@@ -121,10 +121,8 @@ class CtxCharacterTokenizer(CtxWordTokenizer):
         languages: Sequence[str] = (),
         **kwargs: Any,
     ) -> Self:
-        """Learn the output vocabulary, the most frequent words; see `CtxWordTokenizer.train`.
-
-        Tags of `languages` are not counted.
-        """
+        """Learn the output vocabulary, the most frequent words except tags of `languages`; see
+        `CtxWordTokenizer.train`."""
         tags = re.compile("|".join(re.escape(_TAG.format(name)) for name in languages) or "(?!)")
         return super().train(
             (tags.sub(" ", text) for text in texts),
@@ -160,11 +158,8 @@ class CtxCharacterTokenizer(CtxWordTokenizer):
     def apply_language_tags(self, ids: Sequence[int] | np.ndarray, characters: np.ndarray) -> np.ndarray:
         """Set the first character of each word to the id of its language, in place.
 
-        The last tag since the beginning of the sentence determines the language; without a tag, it is `language`.
-
-        Args:
-            ids: (words,) vocabulary ids.
-            characters: (words, characters) ids, modified and returned.
+        The last tag since the beginning of the sentence determines the language; without a tag, it is `language`. `ids`
+        are (words,) vocabulary ids, `characters` (words, characters) ids.
         """
         word_ids = np.asarray(ids, dtype=np.int64)
         if not self.languages or not len(word_ids):

@@ -73,9 +73,16 @@ class CtxUnigramTokenizer(CtxTokenizer):
         kwargs["unk_id"] = pieces.index(str(kwargs["unk_token"]))
         self.do_lower_case, self.keep_accents = kwargs["do_lower_case"], kwargs["keep_accents"]
         self._tokenizer = Tokenizer(Unigram(vocab, unk_id=kwargs["unk_id"], byte_fallback=False))
-        self._tokenizer.normalizer = _normalizer(
-            self.normalizes_quotes, self.do_lower_case, self.keep_accents, _spm_precompiled_charsmap
-        )
+        steps: list[normalizers.Normalizer] = []  # the normalisation of ALBERT and XLNet
+        if self.normalizes_quotes:
+            steps += [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
+        if not self.keep_accents:
+            steps += [normalizers.NFKD(), normalizers.StripAccents()]
+        if self.do_lower_case:
+            steps.append(normalizers.Lowercase())
+        if _spm_precompiled_charsmap is not None:
+            steps.append(normalizers.Precompiled(_spm_precompiled_charsmap))
+        self._tokenizer.normalizer = normalizers.Sequence(steps)
         mark: dict[str, Any] = {"replacement": "▁", "prepend_scheme": "always" if add_prefix_space else "never"}
         self._tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(**mark)]
@@ -133,39 +140,47 @@ class CtxUnigramTokenizer(CtxTokenizer):
         words = Counter(word for text in texts for word in normalize(text).split())
         if not words:
             raise empty_text_error()
+        try:
+            from sentencepiece import SentencePieceTrainer
+        except ImportError as error:
+            raise _sentencepiece_missing("Training") from error
+        model, size = BytesIO(), vocab_size - len(specials) + len(cls.first_tokens)
+        try:
+            SentencePieceTrainer.train(
+                sentence_iterator=_counted_lines(words),
+                input_format="tsv",
+                model_writer=model,
+                model_type="unigram",
+                vocab_size=size,
+                hard_vocab_limit=False,
+                character_coverage=character_coverage,
+                unk_id=cls.first_tokens.index("<unk>"),
+                bos_id=-1,  # these three are control symbols, which get the remaining ids in order
+                eos_id=-1,
+                pad_id=-1,
+                control_symbols=[token for token in cls.first_tokens if token != "<unk>"],
+                num_threads=TRAINING_THREADS,
+                minloglevel=2,
+            )
+        except (RuntimeError, OSError) as error:
+            reason = str(error).rpartition("] ")[2]
+            raise CtxError(
+                f"SentencePiece cannot learn {size} tokens, including {len(cls.first_tokens)} special tokens: {reason}",
+                hint="ask for more tokens, or keep fewer characters with character_coverage (0.98 to 1).",
+            ) from error
         with TemporaryDirectory() as folder:
             file = Path(folder, "spiece.model")
-            size = vocab_size - len(specials) + len(cls.first_tokens)
-            file.write_bytes(_sentencepiece_model(words, size, cls.first_tokens, character_coverage))
+            file.write_bytes(model.getvalue())
             return cls(**read_sentencepiece(str(file), cls.reorder_vocabulary), **options)
 
 
-def _normalizer(
-    normalizes_quotes: bool, lower_case: bool, keep_accents: bool, charsmap: bytes | None
-) -> normalizers.Normalizer:
-    """The normalisation steps of ALBERT and XLNet."""
-    steps: list[normalizers.Normalizer] = []
-    if normalizes_quotes:
-        steps += [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
-    if not keep_accents:
-        steps += [normalizers.NFKD(), normalizers.StripAccents()]
-    if lower_case:
-        steps.append(normalizers.Lowercase())
-    if charsmap is not None:
-        steps.append(normalizers.Precompiled(charsmap))
-    return normalizers.Sequence(steps)
-
-
 def read_sentencepiece(path: str, reorder_vocabulary: Callable[[Pieces], Pieces]) -> dict[str, Any]:
-    """Vocabulary, character table and added tokens of a SentencePiece file, as keyword arguments of the tokenizer.
+    """Vocabulary, in the order of the ids, character table and added tokens of a SentencePiece file, as keyword
+    arguments of the tokenizer.
 
     Control symbols become special tokens. User-defined symbols (such as "(" and "." in the released models) become
     added tokens that are not special, so that they are masked and decoded like other text; transformers 5.23 makes them
     special. The ids are equal.
-
-    Args:
-        path: The file.
-        reorder_vocabulary: Puts the vocabulary into the order of the ids.
 
     Raises:
         CtxError: The file is damaged or no unigram model, or `sentencepiece` or `protobuf` is not installed.
@@ -194,41 +209,6 @@ def read_sentencepiece(path: str, reorder_vocabulary: Callable[[Pieces], Pieces]
     ids = {piece: index for index, (piece, _) in enumerate(extracted["vocab"])}
     extracted["added_tokens_decoder"] = {ids[symbol.content]: symbol for symbol in symbols}
     return extracted
-
-
-def _sentencepiece_model(
-    words: Counter[str], vocab_size: int, first_tokens: tuple[str, ...], character_coverage: float
-) -> bytes:
-    """Train SentencePiece on words and their counts; returns the content of `spiece.model`."""
-    try:
-        from sentencepiece import SentencePieceTrainer
-    except ImportError as error:
-        raise _sentencepiece_missing("Training") from error
-    model = BytesIO()
-    try:
-        SentencePieceTrainer.train(
-            sentence_iterator=_counted_lines(words),
-            input_format="tsv",
-            model_writer=model,
-            model_type="unigram",
-            vocab_size=vocab_size,
-            hard_vocab_limit=False,
-            character_coverage=character_coverage,
-            unk_id=first_tokens.index("<unk>"),
-            bos_id=-1,  # these three are control symbols, which get the remaining ids in order
-            eos_id=-1,
-            pad_id=-1,
-            control_symbols=[token for token in first_tokens if token != "<unk>"],
-            num_threads=TRAINING_THREADS,
-            minloglevel=2,
-        )
-    except (RuntimeError, OSError) as error:
-        reason = str(error).rpartition("] ")[2]
-        raise CtxError(
-            f"SentencePiece cannot learn {vocab_size} tokens, including {len(first_tokens)} special tokens: {reason}",
-            hint="ask for more tokens, or keep fewer characters with character_coverage (0.98 to 1).",
-        ) from error
-    return model.getvalue()
 
 
 def _counted_lines(words: Counter[str]) -> Iterator[str]:

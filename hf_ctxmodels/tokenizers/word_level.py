@@ -1,10 +1,10 @@
 """Word-level tokenizers, whose vocabulary is ordered by decreasing frequency."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Self
 
-from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers
+from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
 from tokenizers.models import WordLevel
 from transformers import AutoTokenizer
 
@@ -80,41 +80,44 @@ class CtxWordTokenizer(CtxTokenizer):
         """Learn a vocabulary of the most frequent words. Ties are broken alphabetically.
 
         Args:
-            texts: Strings of any length.
             vocab_size: Maximum number of tokens, including special tokens.
             min_count: Minimum frequency of a word.
-            do_lower_case, split_punctuation: See the class.
             pretrained_embeddings: Directory or Hub id of a word embedding model; its tokenizer's vocabulary and rules
                 are used instead.
             model_max_length: Maximum input length in words.
-            kwargs: Arguments of the class.
+            kwargs: Further arguments of the class.
 
         Raises:
             CtxError: There is no text, no word reaches `min_count`, `vocab_size` is too small, or
                 `pretrained_embeddings` has no word tokenizer.
         """
         if pretrained_embeddings:
-            return cls.from_pretrained_embeddings(pretrained_embeddings, model_max_length=model_max_length, **kwargs)
-        backend = cls._backend({"[UNK]": 0}, "[UNK]", do_lower_case, split_punctuation)
-        split, normalize = backend.pre_tokenizer.pre_tokenize_str, backend.normalizer.normalize_str
-        counts: Counter[str] = Counter()
-        for text in texts:
-            counts.update(word for word, _ in split(normalize(text)))
+            source = load_pretrained(AutoTokenizer, pretrained_embeddings, "the tokenizer of the word embeddings")
+            if not isinstance(source, CtxWordTokenizer):
+                raise CtxError(f"{type(source).__name__} is not a word tokenizer.", location=pretrained_embeddings)
+            return cls(
+                vocab={word: number for number, word in enumerate(source.words)},
+                counts=source.counts,
+                do_lower_case=source.do_lower_case,
+                split_punctuation=source.split_punctuation,
+                model_max_length=model_max_length,
+                **kwargs,
+            )
+        counts = count_words(texts, cls._backend({"[UNK]": 0}, "[UNK]", do_lower_case, split_punctuation))
         if not counts:
             raise empty_text_error()
         for token in cls.special_tokens:
             del counts[token]
-        by_frequency = sorted((-count, word) for word, count in counts.items() if count >= min_count)
-        by_frequency = by_frequency[: max(0, vocab_size - len(cls.special_tokens))]
-        if not by_frequency:
+        words = most_frequent_words(counts, min_count, vocab_size - len(cls.special_tokens))
+        if not words:
             raise CtxError(
                 f"The vocabulary would be empty: {len(counts)} different words, the most frequent occurs "
                 f"{max(counts.values())} times, min_count={min_count}, vocab_size={vocab_size}.",
                 hint=f"use more text, a smaller min_count, or a vocab_size above {len(cls.special_tokens)}.",
             )
         return cls.from_words(
-            [word for _, word in by_frequency],
-            [-count for count, _ in by_frequency],
+            words,
+            [counts[word] for word in words],
             do_lower_case=do_lower_case,
             split_punctuation=split_punctuation,
             model_max_length=model_max_length,
@@ -122,36 +125,9 @@ class CtxWordTokenizer(CtxTokenizer):
         )
 
     @classmethod
-    def from_pretrained_embeddings(cls, source: str, **kwargs: Any) -> Self:
-        """Create a tokenizer with the vocabulary and rules of a word embedding model's tokenizer.
-
-        Args:
-            source: Directory or Hub id.
-            kwargs: Arguments of the class.
-
-        Raises:
-            CtxError: The tokenizer cannot be loaded, or is not a word tokenizer.
-        """
-        embedding_tokenizer = load_pretrained(AutoTokenizer, source, "the tokenizer of the word embeddings")
-        if not isinstance(embedding_tokenizer, CtxWordTokenizer):
-            raise CtxError(f"{type(embedding_tokenizer).__name__} is not a word tokenizer.", location=source)
-        return cls(
-            vocab={word: number for number, word in enumerate(embedding_tokenizer.words)},
-            counts=embedding_tokenizer.counts,
-            do_lower_case=embedding_tokenizer.do_lower_case,
-            split_punctuation=embedding_tokenizer.split_punctuation,
-            **kwargs,
-        )
-
-    @classmethod
     def from_words(cls, words: Sequence[str], counts: Sequence[int] | None = None, **kwargs: Any) -> Self:
-        """Create a tokenizer of these words, with ids after the special tokens.
-
-        Args:
-            words: Distinct words, without special tokens.
-            counts: Frequency of each word; None if unknown.
-            kwargs: Arguments of the class.
-        """
+        """Create a tokenizer of these distinct words, with ids after the special tokens, and of their frequencies, if
+        known."""
         tokens = [*cls.special_tokens, *words]
         check_unique_words(tokens)
         vocab = {token: number for number, token in enumerate(tokens)}
@@ -177,14 +153,21 @@ class CtxWordTokenizer(CtxTokenizer):
         return sorted(self._tokenizer.get_vocab(), key=self._tokenizer.get_vocab().__getitem__)
 
 
-def build_reversible_backend(vocab: dict[str, int], lower_case: bool, split_punctuation: bool = True) -> Tokenizer:
-    """Create a backend that splits text reversibly into words; words after white space begin with U+2581.
+def count_words(texts: Iterable[str], backend: Tokenizer) -> Counter[str]:
+    """Frequencies of the words into which a backend splits texts."""
+    split, normalize = backend.pre_tokenizer.pre_tokenize_str, backend.normalizer.normalize_str
+    return Counter(word for text in texts for word, _ in split(normalize(text)))
 
-    Args:
-        vocab: Word -> id, including [UNK].
-        lower_case: Lower-case the text.
-        split_punctuation: See `CtxWordTokenizer`.
-    """
+
+def most_frequent_words(counts: Counter[str], min_count: int, size: int) -> list[str]:
+    """At most `size` words by decreasing frequency, with ties in alphabetical order."""
+    by_frequency = sorted((-count, word) for word, count in counts.items() if count >= min_count)
+    return [word for _, word in by_frequency[: max(0, size)]]
+
+
+def build_reversible_backend(vocab: dict[str, int], lower_case: bool, split_punctuation: bool = True) -> Tokenizer:
+    """Create a backend that splits text reversibly into words, one of them [UNK]; words after white space begin with
+    U+2581."""
     backend = Tokenizer(WordLevel(vocab, unk_token="[UNK]"))
     backend.normalizer = normalizers.Sequence(CtxWordTokenizer.normalizers(lower_case))
     pattern = "\u2581?(?:\\w+|[^\\w\u2581]+)" if split_punctuation else "\u2581?[^\u2581]+"
@@ -224,3 +207,114 @@ def check_unique_words(words: Sequence[str]) -> None:
     if len(set(words)) != len(words):
         repeated = next(word for word, count in Counter(words).items() if count > 1)
         raise CtxError(f"The word {repeated!r} occurs twice in the vocabulary.", hint="remove one of the two.")
+
+
+TRANSLATION_SEPARATOR = "\t"  # between a text and its translation
+
+
+class CtxTranslationTokenizer(CtxWordTokenizer):
+    r"""Splits source text like `CtxWordTokenizer`, and `text_target` reversibly into words.
+
+    Target words after white space begin with U+2581. Targets end with [EOS]. `decode` decodes source ids,
+    `decode_target` target ids.
+
+    Args:
+        target_words: Words of the target language by id, special tokens first; None for only special tokens.
+        target_lower_case: Lower-case targets.
+        **kwargs: Arguments of `CtxWordTokenizer`.
+
+    Attributes:
+        target_tokens: First tokens of the target vocabulary.
+        target_start: The decoder's first input; `target_start_id` is its id.
+        target_end_id, target_pad_token_id, target_unknown_id: Ids of the end of a target, of padding, and of words
+            outside the target vocabulary.
+
+    Raises:
+        CtxError: As in `CtxWordTokenizer`, or the target vocabulary does not begin with the special tokens.
+
+    Example:
+        >>> pairs = ["a cat\teine Katze."]
+        >>> tokenizer = CtxTranslationTokenizer.train(pairs, vocab_size=10, min_count=1, min_target_count=1)
+        >>> tokenizer.decode_target(tokenizer(text_target=["eine Katze."]).input_ids)
+        ['eine Katze.']
+    """
+
+    target_tokens: ClassVar[tuple[str, ...]] = ("[PAD]", "[UNK]", "[BOS]", "[EOS]")
+    target_start: ClassVar[str] = "[BOS]"
+
+    def __init__(
+        self,
+        vocab: dict[str, int] | None = None,
+        target_words: Sequence[str] | None = None,
+        target_lower_case: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        special = self.target_tokens
+        self.target_words = list(special if target_words is None else target_words)
+        check_unique_words(self.target_words)
+        if tuple(self.target_words[: len(special)]) != special:
+            raise CtxError(
+                f"The target vocabulary begins with {self.target_words[: len(special)]}, expected {list(special)}.",
+                location=kwargs.get("name_or_path") or None,
+                hint="put these special tokens first.",
+            )
+        self.target_pad_token_id, self.target_unknown_id = special.index("[PAD]"), special.index("[UNK]")
+        self.target_start_id, self.target_end_id = special.index(self.target_start), special.index("[EOS]")
+        self.target_lower_case = target_lower_case
+        self._target = self._target_backend(self.target_words, target_lower_case)
+        super().__init__(vocab=vocab, target_words=self.target_words, target_lower_case=target_lower_case, **kwargs)
+        self._source = self._tokenizer
+
+    def _switch_to_target_mode(self) -> None:
+        self._tokenizer = self._target
+
+    def _switch_to_input_mode(self) -> None:
+        self._tokenizer = self._source
+
+    def decode_target(self, sequences: Iterable[Iterable[int]]) -> list[str]:
+        """Decode sequences of target ids, without special tokens except [UNK]."""
+        skipped = {self.target_pad_token_id, self.target_start_id, self.target_end_id}
+        kept_ids = [[int(token_id) for token_id in ids if int(token_id) not in skipped] for ids in sequences]
+        return self._target.decode_batch(kept_ids, skip_special_tokens=False)
+
+    @classmethod
+    def train(
+        cls,
+        texts: Iterable[str],
+        vocab_size: int,
+        *,
+        target_vocab_size: int = 0,
+        min_target_count: int = 2,
+        target_lower_case: bool = False,
+        **kwargs: Any,
+    ) -> Self:
+        """Learn both vocabularies, or take the source vocabulary from a word embedding model, see
+        `CtxWordTokenizer.train`.
+
+        Args:
+            texts: Source texts, each optionally followed by a tab and its translation.
+            vocab_size: Maximum number of source tokens, including special tokens.
+            target_vocab_size: Maximum number of target tokens; 0 for `vocab_size`.
+            min_target_count: Minimum frequency of a target word.
+            kwargs: Arguments for the source language.
+        """
+        texts = list(texts) if isinstance(texts, Iterator) else texts  # iterated twice
+        special = cls.target_tokens
+        translations = (text.partition(TRANSLATION_SEPARATOR)[2] for text in texts)
+        counts = count_words(translations, cls._target_backend(special, target_lower_case))
+        size = (target_vocab_size or vocab_size) - len(special)
+        kwargs["target_words"] = [*special, *most_frequent_words(counts, min_target_count, size)]
+        return super().train(
+            (text.partition(TRANSLATION_SEPARATOR)[0] for text in texts),
+            vocab_size,
+            target_lower_case=target_lower_case,
+            **kwargs,
+        )
+
+    @classmethod
+    def _target_backend(cls, words: Sequence[str], lower_case: bool) -> Tokenizer:
+        backend = build_reversible_backend({word: number for number, word in enumerate(words)}, lower_case)
+        backend.post_processor = processors.TemplateProcessing(
+            single="$A [EOS]", special_tokens=[("[EOS]", cls.target_tokens.index("[EOS]"))]
+        )
+        return backend

@@ -66,7 +66,14 @@ class WordPieceTokenizer(CtxTokenizer):
         special_tokens = get_special_tokens(kwargs, self.defaults)
         if vocab is None and "tokenizer_object" in kwargs:  # how `train_new_from_iterator` builds its result
             vocab = kwargs["tokenizer_object"].get_vocab(with_added_tokens=False)
-        self._vocab = _load_vocabulary(type(self), vocab, special_tokens, kwargs)
+        if vocab is None:
+            raise missing_vocabulary_error(type(self), kwargs)
+        file = vocab if isinstance(vocab, str) else None
+        if isinstance(vocab, str):  # a token's id is the number of its line
+            lines = read_text(vocab).removesuffix("\n").split("\n")
+            vocab = {line.rstrip(): number for number, line in enumerate(lines)}
+        check_special_tokens(vocab, special_tokens, kwargs, file)
+        self._vocab = vocab
         text_options = (do_lower_case, tokenize_chinese_chars, strip_accents)
         self._tokenizer = _build_backend(self._vocab, str(kwargs["unk_token"]), *text_options)
         super().__init__(
@@ -94,7 +101,6 @@ class WordPieceTokenizer(CtxTokenizer):
         Args:
             texts: Strings of any length, iterated twice; an iterator is converted to a list.
             vocab_size: Number of tokens including special tokens; smaller for a small corpus.
-            do_lower_case, tokenize_chinese_chars, strip_accents: See the class.
             min_frequency: Minimum frequency of a merged pair.
             limit_alphabet: Maximum number of different characters; the most frequent are kept.
             model_max_length: Maximum input length in tokens, including special tokens.
@@ -106,7 +112,13 @@ class WordPieceTokenizer(CtxTokenizer):
             texts = list(texts)
         text_options = (do_lower_case, tokenize_chinese_chars, strip_accents)
         backend = _build_backend({"[UNK]": 0}, "[UNK]", *text_options)
-        alphabet = _frequent_characters(texts, backend.normalizer, limit_alphabet)
+        counts: Counter[str] = Counter()
+        for text in texts:
+            counts.update(backend.normalizer.normalize_str(text))
+        by_frequency = sorted((-count, character) for character, count in counts.items() if not character.isspace())
+        if not by_frequency:
+            raise empty_text_error()
+        alphabet = sorted(character for _, character in by_frequency[:limit_alphabet])
         # The trainer numbers "##x" tokens in the order of a randomly seeded hash map and breaks ties between merges by
         # number. Declaring these tokens first, in code point order, makes the result deterministic.
         continuations = [f"##{character}" for character in alphabet]
@@ -149,33 +161,3 @@ def _build_backend(
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece(prefix="##")
     return backend
-
-
-def _frequent_characters(texts: Iterable[str], normalizer: normalizers.Normalizer, limit: int) -> list[str]:
-    """The `limit` most frequent characters after normalisation, in code point order; ties go to lower code points."""
-    counts: Counter[str] = Counter()
-    for text in texts:
-        counts.update(normalizer.normalize_str(text))
-    visible = [(-count, character) for character, count in counts.items() if not character.isspace()]
-    if not visible:
-        raise empty_text_error()
-    return sorted(character for _, character in sorted(visible)[:limit])
-
-
-def _load_vocabulary(
-    cls: type, vocab: str | dict[str, int] | None, special_tokens: list[str], kwargs: dict[str, Any]
-) -> dict[str, int]:
-    """Token -> id from a dictionary or a file; raises CtxError if it is missing or lacks a special token."""
-    if vocab is None:
-        raise missing_vocabulary_error(cls, kwargs)
-    file = vocab if isinstance(vocab, str) else None
-    if isinstance(vocab, str):
-        vocab = _read_vocabulary_file(vocab)
-    check_special_tokens(vocab, special_tokens, kwargs, file)
-    return vocab
-
-
-def _read_vocabulary_file(path: str) -> dict[str, int]:
-    """Token -> line number from a `vocab.txt`."""
-    lines = read_text(path).removesuffix("\n").split("\n")
-    return {line.rstrip(): number for number, line in enumerate(lines)}

@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.json_parsing import matches_type, read_json
+from hf_ctxmodels.core.loading import matches_type, read_json
 from hf_ctxmodels.core.output_files import MODEL_FILES, TOKENIZER_FILES, check_output_directory
 from hf_ctxmodels.training.arguments import LoopArguments
 

@@ -8,8 +8,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers.utils import ModelOutput
 
+from hf_ctxmodels.core.caches import RecurrentCache
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.recurrent_cache import RecurrentCache
 
 _INDICES = "example_index"
 

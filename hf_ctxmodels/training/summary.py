@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from hf_ctxmodels.core.errors import CtxError, wrap_errors
-from hf_ctxmodels.core.json_parsing import check_json_type, read_json
+from hf_ctxmodels.core.loading import check_json_type, read_json
 from hf_ctxmodels.core.output_files import wrap_write_errors
 
 SUMMARY_FILE = "training_summary.json"

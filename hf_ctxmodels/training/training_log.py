@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.json_parsing import matches_type
+from hf_ctxmodels.core.loading import matches_type
 from hf_ctxmodels.core.output_files import wrap_write_errors
 
 LOG_FILE = "training_log.jsonl"

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.measure import Measurement, measure
-from hf_ctxmodels.layers.attention.banded_attention import banded_attention
+from hf_ctxmodels.layers.attention.backends import banded_attention
 from hf_ctxmodels.layers.cpu.dropout import scaled_dot_product_attention
 
 HEADS, HEAD_DIM, WINDOW = 12, 64, 256

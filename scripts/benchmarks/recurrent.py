@@ -20,8 +20,8 @@ from benchmarks.recurrent_pretraining import autoencoder_forwards, translator_fo
 from benchmarks.recurrent_references import demo_lengths, demo_sentences, pack, torch_layers, unpack
 from benchmarks.sentence_encoders import encoder_forwards
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.layers.recurrent.lstm import LSTM
 from hf_ctxmodels.layers.recurrent.packing import PackedSequences, run_bidirectional, run_layer
+from hf_ctxmodels.layers.recurrent.rnn import LSTM
 from hf_ctxmodels.registry import get_family
 
 FAMILY, STACK_FAMILY = "elmo", "ulmfit"

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from hf_ctxmodels.data.demo_corpus import demo_documents
 from hf_ctxmodels.data.sentence_splitting import split_sentences
-from hf_ctxmodels.layers.recurrent.gru import GRU
 from hf_ctxmodels.layers.recurrent.recurrence import GRU_GATES, LSTM_GATES
+from hf_ctxmodels.layers.recurrent.rnn import GRU
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ from zoo import BASES, HEADS, Case, assert_close, make_batch, make_targets, obje
 from hf_ctxmodels import CtxError, inspection_mode
 from hf_ctxmodels.architectures.query_generation import QueryForConditionalGeneration
 from hf_ctxmodels.core.config import CtxTransformerConfig
-from hf_ctxmodels.core.model_modes import evaluation_mode
+from hf_ctxmodels.core.model import evaluation_mode
 from hf_ctxmodels.registry import FAMILIES
 
 # query generation has source, target and queries in one sequence, whatever the shape of the batch

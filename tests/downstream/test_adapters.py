@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, Trainer, TrainingArguments
 from zoo import BASES, HEADS, PATHS, Batch, Case, assert_close, assert_same_outputs, make_batch, make_targets, objective
 
 from hf_ctxmodels import CtxAlbertModel, CtxBertConfig, CtxBertModel, CtxError
-from hf_ctxmodels.core.adapter_files import is_adapter_parameter
+from hf_ctxmodels.core.adapter_support import is_adapter_parameter
 from hf_ctxmodels.core.config import CtxTransformerConfig
 from hf_ctxmodels.downstream.adapters import (
     BottleneckConfig,

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 from zoo import assert_close
 
-from hf_ctxmodels.layers.attention.modules import CrossAttention, SelfAttention
-from hf_ctxmodels.layers.attention.position_bias import BucketedPositionBias
+from hf_ctxmodels.layers.attention.modules import BucketedPositionBias, CrossAttention, SelfAttention
 from hf_ctxmodels.layers.transformer import FeedForward, TransformerBlock
 
 WIDTH, HEADS, HEAD_DIM, BLOCKS = 12, 3, 6, 2

@@ -5,9 +5,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from hf_ctxmodels.layers.attention.backends import eager_attention_forward
 from hf_ctxmodels.layers.attention.layouts import PackedLayout, PaddedLayout
 from hf_ctxmodels.layers.attention.modules import SelfAttention
-from hf_ctxmodels.layers.attention.reference import eager_attention_forward
 from hf_ctxmodels.layers.transformer import FeedForward, TokenPositionTypeEmbeddings
 
 WIDTH, HEADS = 12, 3

@@ -36,8 +36,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.layers.attention import masks as attention_masks
 from hf_ctxmodels.layers.attention.layouts import Layout, PackedLayout, build_layout
 from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, CAUSAL, MaskSpec
-from hf_ctxmodels.layers.attention.modules import SelfAttention
-from hf_ctxmodels.layers.attention.position_bias import BucketedPositionBias
+from hf_ctxmodels.layers.attention.modules import BucketedPositionBias, SelfAttention
 from hf_ctxmodels.layers.transformer import Memory, StackOutput, run_stack
 
 

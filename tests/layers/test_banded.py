@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from hf_ctxmodels.layers.attention import backends
-from hf_ctxmodels.layers.attention.banded_attention import _attend_all_blocks, banded_attention
+from hf_ctxmodels.layers.attention.backends import _attend_all_blocks, banded_attention
 from hf_ctxmodels.layers.attention.layouts import PackedLayout, PaddedLayout
 from hf_ctxmodels.layers.attention.masks import MaskSpec
 from hf_ctxmodels.layers.attention.modules import SelfAttention

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from hf_ctxmodels.layers.recurrent.lstm import LSTM
 from hf_ctxmodels.layers.recurrent.packing import PackedSequences
+from hf_ctxmodels.layers.recurrent.rnn import LSTM
 from hf_ctxmodels.models.cove.biattention import Biattention, Maxout, MaxoutClassifier
 
 WIDTH = 5

@@ -8,8 +8,8 @@ from torch.nn import functional as F
 
 from hf_ctxmodels.layers import characters
 from hf_ctxmodels.layers.characters import CharacterEncoder, unique_rows
-from hf_ctxmodels.layers.lm_loss.sampled_softmax import log_uniform_probability, sampled_softmax_loss
-from hf_ctxmodels.layers.scalar_mix import ScalarMix
+from hf_ctxmodels.layers.common import ScalarMix
+from hf_ctxmodels.layers.lm_loss.sampling import log_uniform_probability, sampled_softmax_loss
 from hf_ctxmodels.objectives.autoregressive.bidirectional_lm import log_uniform_samples
 
 FILLER = 30

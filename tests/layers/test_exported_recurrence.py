@@ -7,7 +7,7 @@ from torch import Tensor
 
 from hf_ctxmodels.layers.recurrent.custom_ops import gru_custom_op, lstm_custom_op
 from hf_ctxmodels.layers.recurrent.packing import PackedSequences
-from hf_ctxmodels.layers.recurrent.scan import scan_gru, scan_lstm
+from hf_ctxmodels.layers.recurrent.recurrence import scan_gru, scan_lstm
 
 TOKENS = torch.tensor([[1, 1, 0, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 1, 0]], dtype=torch.bool)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from hf_ctxmodels import CtxGpt2Config, CtxGpt2ForCausalLM
-from hf_ctxmodels.core.generation_cache import BeamSearchCache, PreallocatedCache, PreallocatedLayer, SharedSourceCache
+from hf_ctxmodels.core.caches import BeamSearchCache, PreallocatedCache, PreallocatedLayer, SharedSourceCache
 
 ROWS, HEADS, SIZE, LAYERS = 6, 2, 3, 2
 CONFIG = CtxGpt2Config(vocab_size=40, hidden_size=16, num_hidden_layers=LAYERS, num_attention_heads=2)

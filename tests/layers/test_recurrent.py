@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hf_ctxmodels.layers.recurrent.lstm import LSTM, LSTMState
 from hf_ctxmodels.layers.recurrent.packing import PackedSequences
+from hf_ctxmodels.layers.recurrent.rnn import LSTM, LSTMState
 
 TOKENS = torch.tensor(
     [[1, 1, 0, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 1, 0], [0, 0, 1, 1, 1, 1, 1]], dtype=torch.bool

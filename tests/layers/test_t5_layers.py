@@ -7,7 +7,7 @@ from transformers import T5Config
 from transformers.models.t5.modeling_t5 import T5DenseActDense, T5DenseGatedActDense, T5LayerNorm
 from zoo import assert_close
 
-from hf_ctxmodels.layers.norm import RMSNorm
+from hf_ctxmodels.layers.common import RMSNorm
 from hf_ctxmodels.layers.transformer import FeedForward, GatedFeedForward
 
 

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.layers.attention.backends import attend_in_groups
+from hf_ctxmodels.layers.attention.backends import attend_in_groups, eager_attention_forward
 from hf_ctxmodels.layers.attention.layouts import PackedLayout, PaddedLayout
 from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, group_sequences
-from hf_ctxmodels.layers.attention.reference import eager_attention_forward
 
 HEADS, HEAD_DIM = 2, 4
 CPU = torch.device("cpu")

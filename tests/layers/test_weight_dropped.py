@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from hf_ctxmodels.layers.cpu.dropout import shared_dropout
-from hf_ctxmodels.layers.recurrent.lstm import LSTM, LSTMState
 from hf_ctxmodels.layers.recurrent.packing import PackedSequences
+from hf_ctxmodels.layers.recurrent.rnn import LSTM, LSTMState
 
 TOKENS = torch.tensor([[1, 1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0, 0], [0, 0, 1, 1, 1, 1, 1]], dtype=torch.bool)
 

@@ -15,7 +15,7 @@ from zoo import CASES, PATHS, Case, assert_close, assert_same_gradients, gradien
 
 from hf_ctxmodels import CtxBartConfig, CtxBartModel, CtxError, CtxGpt2Config, CtxGpt2ForCausalLM, CtxGpt2Tokenizer
 from hf_ctxmodels.architectures.encoder_decoder_heads import TransformerForConditionalGeneration
-from hf_ctxmodels.core.generation_cache import BeamSearchCache
+from hf_ctxmodels.core.caches import BeamSearchCache
 from hf_ctxmodels.heads.seq2seq import Seq2SeqHead
 from hf_ctxmodels.layers.attention.layouts import PackedLayout
 

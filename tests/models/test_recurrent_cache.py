@@ -12,7 +12,7 @@ from zoo import HEADS, Case, make_batch
 
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.architectures.lstm_language_model import LSTMForCausalLM
-from hf_ctxmodels.core.recurrent_cache import RecurrentCache
+from hf_ctxmodels.core.caches import RecurrentCache
 from hf_ctxmodels.heads import ForConditionalGeneration
 from hf_ctxmodels.training.recurrent_state import RecurrentStateCarrier
 

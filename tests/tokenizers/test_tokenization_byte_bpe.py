@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, GPT2Tokenizer, RobertaTokenizer
 from hf_ctxmodels import CtxRobertaTokenizer
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.objectives import FullSentences
-from hf_ctxmodels.tokenizers.byte_bpe import CtxByteBPETokenizer
+from hf_ctxmodels.tokenizers.bpe import CtxByteBPETokenizer
 
 TRICKY = [
     *bpe_texts.TRICKY,

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.compression.distillation.forward_pass import get_prediction_level, run_forward
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.model_modes import evaluation_mode
+from hf_ctxmodels.core.model import evaluation_mode
 
 # English function words, which are never replaced: they carry the structure of a text, not its topic
 _FUNCTION_WORDS = (

@@ -11,7 +11,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from hf_ctxmodels.compression.distillation.model import DISTILLATION_LOSSES
 from hf_ctxmodels.compression.distillation.prediction_losses import DistillationLoss
-from hf_ctxmodels.core.adapter_files import ADAPTERS_FOLDER, STACK_FILE, is_adapter_parameter
+from hf_ctxmodels.core.adapter_support import ADAPTERS_FOLDER, STACK_FILE, is_adapter_parameter
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import parse_choice, split_choice
 from hf_ctxmodels.downstream.adapters.save_load import load_model_with_adapters

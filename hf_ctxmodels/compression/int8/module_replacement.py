@@ -11,11 +11,10 @@ from transformers import PreTrainedModel
 
 from hf_ctxmodels.compression.int8.modules import ActivationScale, Int8Embedding, Int8Linear, Int8Rows
 from hf_ctxmodels.compression.int8.quantization import range_of
-from hf_ctxmodels.core.adapter_files import is_adapter_parameter
+from hf_ctxmodels.core.adapter_support import is_adapter_parameter
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.layers.cpu.linear import is_plain_linear
-from hf_ctxmodels.layers.recurrent.gru import GRU
-from hf_ctxmodels.layers.recurrent.lstm import LSTM
+from hf_ctxmodels.layers.recurrent.rnn import GRU, LSTM
 from hf_ctxmodels.layers.transformer import ScaledEmbedding
 
 _MIN_FEATURES = 8  # of inputs and outputs; a classifier with few labels stays in float32

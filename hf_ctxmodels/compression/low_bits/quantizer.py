@@ -20,7 +20,7 @@ from hf_ctxmodels.compression.low_bits.modules import (
     PackedEmbedding,
     PackedLinear,
 )
-from hf_ctxmodels.core.adapter_files import is_adapter_parameter
+from hf_ctxmodels.core.adapter_support import is_adapter_parameter
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.layers.cpu.linear import is_plain_linear
 

@@ -19,7 +19,7 @@ from hf_ctxmodels.compression.low_bits.sensitivity import assign_bits, group_by_
 from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, choice_flag, flag, flat_options, parse_choices
-from hf_ctxmodels.core.model_modes import inspection_mode
+from hf_ctxmodels.core.model import inspection_mode
 from hf_ctxmodels.core.output_files import wrap_write_errors
 from hf_ctxmodels.training.batches import EpochIndexed
 from hf_ctxmodels.training.model_loading import require_trainable

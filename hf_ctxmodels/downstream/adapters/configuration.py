@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_type_hints
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.json_parsing import matches_type
+from hf_ctxmodels.core.loading import matches_type
 
 
 @dataclass(frozen=True)

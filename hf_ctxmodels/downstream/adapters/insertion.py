@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from hf_ctxmodels.core.adapter_files import BLOCK_ADAPTERS, INVERTIBLE_ADAPTERS
+from hf_ctxmodels.core.adapter_support import BLOCK_ADAPTERS, INVERTIBLE_ADAPTERS
 from hf_ctxmodels.core.config import CtxTransformerConfig
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
@@ -19,7 +19,7 @@ from hf_ctxmodels.downstream.adapters.modules import (
     InvertibleAdapters,
     SublayerAdapters,
 )
-from hf_ctxmodels.layers.hook_points import HookPoint
+from hf_ctxmodels.layers.common import HookPoint
 from hf_ctxmodels.layers.transformer import ResidualSum
 from hf_ctxmodels.registry import FAMILIES
 

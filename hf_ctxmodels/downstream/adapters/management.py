@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from hf_ctxmodels.core.adapter_files import ADAPTERS_FOLDER, is_adapter_parameter
-from hf_ctxmodels.core.config_validation import is_valid_module_name
+from hf_ctxmodels.core.adapter_support import ADAPTERS_FOLDER, is_adapter_parameter
+from hf_ctxmodels.core.config import is_valid_module_name
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.core.output_files import remove_folders

@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.downstream.adapters.configuration import BottleneckConfig, FusionConfig
-from hf_ctxmodels.layers.activations import get_activation
+from hf_ctxmodels.layers.common import get_activation
 from hf_ctxmodels.layers.cpu.dropout import Dropout
 from hf_ctxmodels.layers.cpu.linear import linear
 

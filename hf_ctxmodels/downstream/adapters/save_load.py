@@ -12,11 +12,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_ctxmodels.core.adapter_files import ADAPTERS_FOLDER, STACK_FILE, suppress_adapter_notice
+from hf_ctxmodels.core.adapter_support import ADAPTERS_FOLDER, STACK_FILE, suppress_adapter_notice
 from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.json_parsing import read_json
-from hf_ctxmodels.core.loading import load_pretrained
+from hf_ctxmodels.core.loading import load_pretrained, read_json
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.downstream.adapters.configuration import config_from_file, fusion_from_file
 from hf_ctxmodels.downstream.adapters.management import (

@@ -12,9 +12,9 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from hf_ctxmodels.core.adapter_files import ADAPTERS_FOLDER, STACK_FILE
+from hf_ctxmodels.core.adapter_support import ADAPTERS_FOLDER, STACK_FILE
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.json_parsing import read_json
+from hf_ctxmodels.core.loading import read_json
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.core.output_files import MODEL_FILES, wrap_write_errors
 from hf_ctxmodels.downstream.adapters.configuration import BottleneckConfig, FusionConfig, config_to_file

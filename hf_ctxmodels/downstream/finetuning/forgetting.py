@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from hf_ctxmodels.core.adapter_files import suppress_adapter_notice
+from hf_ctxmodels.core.adapter_support import suppress_adapter_notice
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.weights import is_quantized
 from hf_ctxmodels.data import ExampleSet

@@ -10,8 +10,7 @@ from transformers import PreTrainedModel
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.weights import weights_digest
 from hf_ctxmodels.downstream.finetuning.l2_sp import pretrained_parameters
-from hf_ctxmodels.layers.recurrent.gru import GRU
-from hf_ctxmodels.layers.recurrent.lstm import LSTM
+from hf_ctxmodels.layers.recurrent.rnn import GRU, LSTM
 from hf_ctxmodels.training.callbacks import FinetuningCallback
 
 

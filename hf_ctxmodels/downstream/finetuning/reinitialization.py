@@ -6,8 +6,8 @@ from collections.abc import Collection
 import torch
 from transformers import PreTrainedModel
 
+from hf_ctxmodels.core.adapter_support import newly_initialized_modules
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.peft_support import newly_initialized_modules
 from hf_ctxmodels.heads.layer_mix import find_layer_stack
 from hf_ctxmodels.training.optimizers import LAYERS
 

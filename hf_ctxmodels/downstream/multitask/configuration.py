@@ -8,8 +8,7 @@ from typing import Any, ClassVar
 from huggingface_hub.dataclasses import strict
 from transformers import AutoConfig
 
-from hf_ctxmodels.core.config import CtxConfig
-from hf_ctxmodels.core.config_validation import is_valid_module_name
+from hf_ctxmodels.core.config import CtxConfig, is_valid_module_name
 from hf_ctxmodels.core.constants import MULTITASK_MODEL_TYPE
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.models.bert import CtxBertConfig

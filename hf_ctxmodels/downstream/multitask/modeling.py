@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor, nn
 from transformers.utils.generic import can_return_tuple
 
-from hf_ctxmodels.core.adapter_files import is_adapter_parameter
+from hf_ctxmodels.core.adapter_support import is_adapter_parameter
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.core.weights import is_quantized

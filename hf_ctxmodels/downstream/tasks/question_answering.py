@@ -9,7 +9,7 @@ import numpy as np
 from transformers import DataCollatorWithPadding, PreTrainedConfig, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError, wrap_errors
-from hf_ctxmodels.core.json_parsing import parse_json
+from hf_ctxmodels.core.loading import parse_json
 from hf_ctxmodels.data.text_files import file_suffix, read_text
 from hf_ctxmodels.downstream.tasks import metrics
 from hf_ctxmodels.downstream.tasks.base import Collator, Encoded, Feature, FeatureCollator, Logits, Task

@@ -10,8 +10,14 @@ from transformers import AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedMode
 from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import typed_options
-from hf_ctxmodels.core.generation import decode_generated, max_input_length, max_pair_length, target_vocabulary_config
-from hf_ctxmodels.core.languages import LanguagePair, target_language_id
+from hf_ctxmodels.core.generation import (
+    LanguagePair,
+    decode_generated,
+    max_input_length,
+    max_pair_length,
+    target_language_id,
+    target_vocabulary_config,
+)
 from hf_ctxmodels.data.padding import SourceTargetCollator, strip_decoder_start
 from hf_ctxmodels.data.sentence_splitting import split_sentences
 from hf_ctxmodels.data.table_files import read_table

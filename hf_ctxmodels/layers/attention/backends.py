@@ -5,25 +5,25 @@ CUDA if it supports the mask, and padded for attention alone elsewhere. Padded b
 transformers: eager, sdpa, flex, flash, or an implementation that the user registered there.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from hf_ctxmodels.layers.attention.banded_attention import banded_attention
+from hf_ctxmodels.core.inputs import is_traced
 from hf_ctxmodels.layers.attention.layouts import Layout, PaddedLayout
 from hf_ctxmodels.layers.attention.masks import (
     BIDIRECTIONAL,
     AttentionMask,
-    PackedMask,
     PaddedMask,
     SequenceGroup,
     prepare_mask,
 )
-from hf_ctxmodels.layers.attention.reference import eager_attention_forward
 from hf_ctxmodels.layers.cpu.dropout import scaled_dot_product_attention
 
 
@@ -45,7 +45,6 @@ def attend(
         key, value: (..., heads, head_dim) at all tokens of `key_layout`, or of a cache.
         layout: The layout of the queries.
         mask: Attention pattern within a sequence; prepare it (`prepare_mask`) if several layers share it.
-        scale: Factor on the scores.
         dropout: Dropout on the probabilities; 0 in evaluation.
         key_layout: The layout of the keys in cross-attention; None for the layout of the queries.
 
@@ -54,28 +53,23 @@ def attend(
         returns them (eager), otherwise None.
     """
     prepared = prepare_mask(mask, layout, query, key_layout)
-    if isinstance(prepared, PackedMask):
-        return _attend_packed(query, key, value, prepared, scale, dropout), None
-    assert isinstance(layout, PaddedLayout)
-    return _attend_padded(query, key, value, layout, prepared, scale, dropout)
-
-
-def _attend_packed(query: Tensor, key: Tensor, value: Tensor, mask: PackedMask, scale: float, dropout: float) -> Tensor:
+    if isinstance(prepared, PaddedMask):
+        assert isinstance(layout, PaddedLayout)
+        return _attend_padded(query, key, value, layout, prepared, scale, dropout)
     if not query.shape[0]:  # no query is computed: a batch without targets
-        return query
+        return query, None
+    query_lengths, key_lengths = prepared.queries.query_counts, prepared.keys.lengths
     is_half = query.dtype in (torch.float16, torch.bfloat16)
-    if query.is_cuda and is_half and not dropout and (window := mask.varlen_window) is not None:
+    if query.is_cuda and is_half and not dropout and (window := prepared.varlen_window) is not None:
         # imported here, because it registers operators, a sixth of the package's import time
         from torch.nn.attention.varlen import varlen_attn
 
-        max_lengths = max(mask.queries.query_counts), max(mask.keys.lengths)
-        context = varlen_attn(
-            query, key, value, *mask.cumulative_lengths, *max_lengths, scale=scale, window_size=window
-        )
-        return cast(Tensor, context)
-    return attend_in_groups(
-        query, key, value, mask.groups, mask.queries.query_counts, mask.keys.lengths, scale=scale, dropout=dropout
+        lengths = *prepared.cumulative_lengths, max(query_lengths), max(key_lengths)
+        return cast(Tensor, varlen_attn(query, key, value, *lengths, scale=scale, window_size=window)), None
+    context = attend_in_groups(
+        query, key, value, prepared.groups, query_lengths, key_lengths, scale=scale, dropout=dropout
     )
+    return context, None
 
 
 def attend_in_groups(
@@ -92,15 +86,9 @@ def attend_in_groups(
     """Variable-length attention: the sequences of each group are padded and attend in one call.
 
     Args:
-        query: (queries, heads, head_dim).
+        query: (queries, heads, head_dim), the shape of the result.
         key, value: (tokens, heads, head_dim).
-        groups: The sequences that attend together, with their masks.
         query_lengths, key_lengths: Number of queries and keys of each sequence.
-        scale: Factor on the scores.
-        dropout: Dropout on the probabilities.
-
-    Returns:
-        (queries, heads, head_dim).
     """
     query_sequences = query.split(query_lengths)
     key_sequences, value_sequences = key.split(key_lengths), value.split(key_lengths)
@@ -119,23 +107,17 @@ def attend_in_groups(
         else:
             keys = _pad_sequences(key_sequences, group.members, group.num_keys, padding)
             values = _pad_sequences(value_sequences, group.members, group.num_keys, padding)
-        context = _attend_group(queries, keys, values, group, scale, dropout)
+        if group.window is not None:
+            context = banded_attention(queries, keys, values, group.window, scale=scale, dropout=dropout)
+        else:
+            context = scaled_dot_product_attention(
+                queries, keys, values, group.mask, is_causal=group.is_causal, scale=scale, dropout=dropout
+            )
         if is_whole_batch and len(context) * group.num_queries == len(query):
             return context.flatten(0, 1)
         lengths = [query_lengths[member] for member in group.members]
         contexts |= zip(group.members, _unpad_sequences(context, lengths))
     return torch.cat([contexts[index] for index in sorted(contexts)])
-
-
-def _attend_group(
-    query: Tensor, key: Tensor, value: Tensor, group: SequenceGroup, scale: float, dropout: float
-) -> Tensor:
-    """(members, length, heads, head_dim) each -> the context."""
-    if group.window is not None:
-        return banded_attention(query, key, value, group.window, scale=scale, dropout=dropout)
-    return scaled_dot_product_attention(
-        query, key, value, group.mask, is_causal=group.is_causal, scale=scale, dropout=dropout
-    )
 
 
 def _pad_sequences(sequences: Sequence[Tensor], members: Sequence[int], length: int, padding: Tensor) -> Tensor:
@@ -204,3 +186,159 @@ def _attend_padded(
     if torch.compiler.is_exporting():  # the kernel chose its memory format, and ONNX replaces the kernel
         context = context.clone(memory_format=torch.contiguous_format)
     return context, probabilities
+
+
+def eager_attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    position_bias: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor]:
+    """Scaled dot-product attention (Vaswani et al. 2017, equation 1), with the signature of transformers' functions.
+
+    Args:
+        module: Its `training` flag switches dropout on the probabilities.
+        query, key, value: (batch, heads, length, head_dim).
+        attention_mask, position_bias: Broadcastable to (batch, heads, queries, keys): additive, or bool, False at
+            masked keys; or None.
+
+    Returns:
+        (batch, queries, heads, head_dim) context and (batch, heads, queries, keys) probabilities.
+    """
+    scores = query @ key.transpose(2, 3) * scaling
+    for bias in (position_bias, attention_mask):
+        if bias is not None and bias.dtype == torch.bool:
+            scores = scores.masked_fill(~bias, torch.finfo(scores.dtype).min)
+        elif bias is not None:
+            scores = scores + bias
+    probabilities = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
+    probabilities = F.dropout(probabilities, p=dropout, training=module.training)
+    return (probabilities @ value).transpose(1, 2).contiguous(), probabilities
+
+
+_MIN_BLOCK_SIZE = 64  # queries
+
+
+def banded_attention(query: Tensor, key: Tensor, value: Tensor, window: int, *, scale: float, dropout: float) -> Tensor:
+    """Causal attention of each query to the last `window` positions up to and including itself (Child et al. 2019,
+    arXiv 1904.10509, section 4), which computes only the band.
+
+    A mask over all pairs costs as much as dense attention. Here each block of queries attends to the keys in the bands
+    of its queries, so that time and memory grow with length times window. On a CPU the blocks are computed one after
+    the other on slices of the keys, whose copies would take more memory than dense attention; elsewhere all blocks in
+    one call. Query, key, value and result are (batch, length, heads, head_dim); padding follows all tokens of a
+    sequence.
+    """
+    size = max(_MIN_BLOCK_SIZE, window // 2)
+    if query.device.type == "cpu" and not dropout and not is_traced(query):
+        return _BlockwiseAttention.apply(query, key, value, window, size, scale)
+    return _attend_all_blocks(query, key, value, window, size, scale=scale, dropout=dropout)
+
+
+class _BlockwiseAttention(torch.autograd.Function):
+    """The attention of each block of queries by torch's CPU kernel, forward and backward.
+
+    Autograd through slices would allocate a gradient of all keys for each slice.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, window: int, size: int, scale: float) -> Tensor:
+        """(batch, length, heads, head_dim)."""
+        context, log_sums = torch.empty_like(query), []
+        mask = _additive_mask(_outside_band(size, window - 1, window, query.device), query)
+        for block, band_keys, columns in _block_slices(query.shape[1], size, window):
+            block_mask = mask[: block.stop - block.start, columns]
+            block_context, log_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+                query[:, block].transpose(1, 2),
+                key[:, band_keys].transpose(1, 2),
+                value[:, band_keys].transpose(1, 2),
+                attn_mask=block_mask,
+                scale=scale,
+            )
+            context[:, block] = block_context.transpose(1, 2)
+            log_sums.append(log_sum)
+        ctx.save_for_backward(query, key, value, context, mask, *log_sums)
+        ctx.window, ctx.size, ctx.scale = window, size, scale
+        return context
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradients of query, key and value."""
+        query, key, value, context, mask, *log_sums = ctx.saved_tensors
+        grad_query, grad_key, grad_value = torch.empty_like(query), torch.zeros_like(key), torch.zeros_like(value)
+        slices = _block_slices(query.shape[1], ctx.size, ctx.window)
+        for (block, band_keys, columns), log_sum in zip(slices, log_sums, strict=True):
+            gradients = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+                grad[:, block].transpose(1, 2),
+                query[:, block].transpose(1, 2),
+                key[:, band_keys].transpose(1, 2),
+                value[:, band_keys].transpose(1, 2),
+                context[:, block].transpose(1, 2),
+                log_sum,
+                0.0,
+                False,
+                attn_mask=mask[: block.stop - block.start, columns],
+                scale=ctx.scale,
+            )
+            grad_query[:, block] = gradients[0].transpose(1, 2)
+            grad_key[:, band_keys] += gradients[1].transpose(1, 2)
+            grad_value[:, band_keys] += gradients[2].transpose(1, 2)
+        return grad_query, grad_key, grad_value, None, None, None
+
+
+def _block_slices(length: int, size: int, window: int) -> Iterator[tuple[slice, slice, slice]]:
+    """Yield for each block the slices of its queries, of the keys in their bands, and of the columns of these keys in
+    the mask of a block."""
+    for start in range(0, length, size):
+        stop, first_key = min(start + size, length), max(0, start - window + 1)
+        skipped = window - 1 - (start - first_key)  # columns before the first key of the sequence
+        yield slice(start, stop), slice(first_key, stop), slice(skipped, window - 1 + stop - start)
+
+
+def _attend_all_blocks(
+    query: Tensor, key: Tensor, value: Tensor, window: int, size: int, *, scale: float, dropout: float
+) -> Tensor:
+    """Attend from all blocks in one call, to copies of the keys in the band of each block."""
+    batch, length = query.shape[:2]
+    num_blocks = -(-length // size)
+    blocks_before = -(-(window - 1) // size)  # number of earlier blocks that a query's band may reach
+    end_padding = num_blocks * size - length
+
+    def split_blocks(states: Tensor, zeros_before: int) -> Tensor:
+        """(batch, length, heads, head_dim), with zeros added -> (batch, blocks, size, heads, head_dim)."""
+        if zeros_before or end_padding:
+            states = F.pad(states, (0, 0, 0, 0, zeros_before, end_padding))
+        return states.unflatten(1, (-1, size))
+
+    def blocks_in_band(states: Tensor) -> Tensor:
+        """(batch * blocks, (blocks_before + 1) * size, ...): each block with the blocks before it."""
+        blocks = split_blocks(states, blocks_before * size)
+        shifted = [blocks[:, start : start + num_blocks] for start in range(blocks_before + 1)]
+        return torch.cat(shifted, 2).flatten(0, 1)
+
+    queries, keys, values = split_blocks(query, 0).flatten(0, 1), blocks_in_band(key), blocks_in_band(value)
+    columns = torch.arange((blocks_before + 1) * size, device=query.device)
+    block_numbers = torch.arange(num_blocks, device=query.device)[:, None, None]
+    is_before_sequence = columns < (blocks_before - block_numbers) * size
+    mask = _additive_mask(_outside_band(size, blocks_before * size, window, query.device) | is_before_sequence, query)
+    mask = mask[:, None].repeat(batch, 1, 1, 1)
+    context = scaled_dot_product_attention(queries, keys, values, mask, is_causal=False, scale=scale, dropout=dropout)
+    return context.unflatten(0, (batch, num_blocks)).flatten(1, 2)[:, :length]
+
+
+def _outside_band(size: int, num_before: int, window: int, device: torch.device) -> Tensor:
+    """(size, num_before + size) bool: the keys, from `num_before` positions before a block to its end, outside the band
+    of each query."""
+    keys = torch.arange(num_before + size, device=device)
+    distance = torch.arange(size, device=device)[:, None] + num_before - keys
+    return (distance < 0) | (distance >= window)
+
+
+def _additive_mask(masked: Tensor, like: Tensor) -> Tensor:
+    return torch.zeros(masked.shape, dtype=like.dtype, device=like.device).masked_fill_(masked, float("-inf"))

@@ -26,8 +26,6 @@ from hf_ctxmodels.core.inputs import (
     sequence_starts,
 )
 
-_IMPLEMENTATIONS_WITHOUT_KWARGS = ("eager", "sdpa")
-
 
 @dataclass(frozen=True, eq=False)
 class PaddedLayout:
@@ -36,12 +34,10 @@ class PaddedLayout:
     With a cache, the keys are the cached keys, which end with the keys of this batch.
 
     Attributes:
-        batch_size, length: Shape of the batch.
         tokens: (batch, keys) bool, False at padding; None without padding.
         sequences: (batch, length) number of each token's sequence within its row, from 1; None for one sequence per
             row.
-        custom_mask: A mask in the format of the attention implementation, which replaces `tokens` and `sequences`; or
-            None.
+        custom_mask: A mask in the format of the attention implementation, which replaces `tokens` and `sequences`.
         implementation: Attention implementation of transformers: "eager", "sdpa", "flex_attention", ...
         attention_kwargs: Keyword arguments of the attention function.
         past_length: Number of tokens in the cache before this batch.
@@ -160,11 +156,9 @@ class PackedLayout:
         """The layout of a batch.
 
         Args:
-            batch_size, length: Shape of the batch.
             attention_mask: (batch, length), non-zero at tokens; None without padding.
             sequence_ids: (batch, length), 0 at padding, one value per contiguous sequence of a row; None for one
                 sequence per row.
-            device: Device of the batch.
 
         Raises:
             CtxError: A row has no tokens.
@@ -181,7 +175,12 @@ class PackedLayout:
         layout = cls(batch_size, length, indices, tuple(row_lengths.tolist()), first_indices)
         if sequence_ids is None:
             return layout
-        return replace(layout, lengths=_run_lengths(layout.pack(sequence_numbers(sequence_ids)), first_indices))
+        numbers = layout.pack(sequence_numbers(sequence_ids))
+        is_start = torch.ones_like(numbers, dtype=torch.bool)
+        is_start[1:] = numbers[1:] != numbers[:-1]
+        is_start[first_indices] = True
+        starts = is_start.nonzero().squeeze(1).cpu()
+        return replace(layout, lengths=tuple(starts.diff(append=starts.new_tensor([numbers.numel()])).tolist()))
 
     @property
     def num_tokens(self) -> int:
@@ -217,12 +216,8 @@ class PackedLayout:
         return packed.unflatten(0, (self.batch_size, self.length))
 
     def select(self, output_mask: Tensor, *, include_first_tokens: bool) -> "PackedLayout":
-        """The same layout for a last layer that computes only some tokens.
-
-        Args:
-            output_mask: (batch, length) bool, False at padding.
-            include_first_tokens: Also compute each row's first token, for a pooler.
-        """
+        """The same layout for a last layer that computes only the tokens of `output_mask` (batch, length), False at
+        padding, and with `include_first_tokens` each row's first token, for a pooler."""
         is_output = self.pack(output_mask)
         is_computed = is_output.index_fill(0, self.first_indices, True) if include_first_tokens else is_output
         query = is_computed.nonzero().squeeze(1)
@@ -278,7 +273,6 @@ def build_layout(
         attention_mask: (batch, length), with a cache (batch, past + length); or a custom mask in the format of the
             attention implementation.
         sequence_ids: (batch, length), 0 at padding, or None.
-        config: The model's configuration.
         past_key_values: The cache that this forward pass extends, or None.
         attention_kwargs: `output_attentions`, and keyword arguments of the attention function.
 
@@ -292,7 +286,7 @@ def build_layout(
     implementation = config._attn_implementation
     if implementation == "sdpa" and attention_kwargs.get("output_attentions"):
         implementation = "eager"
-    if implementation in _IMPLEMENTATIONS_WITHOUT_KWARGS:
+    if implementation in ("eager", "sdpa"):  # without keyword arguments
         reject_unused_tensors(**attention_kwargs)
     is_packable = custom_mask is None and implementation == "sdpa" and past_key_values is None
     if config.unpad and is_packable and not is_traced(inputs):
@@ -310,13 +304,9 @@ def build_layout(
 def build_memory_layout(
     layout: Layout, memory: Tensor, attention_mask: Tensor | None, sequence_ids: Tensor | None = None
 ) -> Layout:
-    """The layout of the keys of cross-attention (an encoder's output), of the same type as the layout of the queries.
-
-    Args:
-        layout: The layout of the queries.
-        memory: (batch, length, ...).
-        attention_mask: (batch, length), 0 at masked positions, for example padding.
-        sequence_ids: (batch, length), as in `build_layout`: one sequence of `layout` attends to each.
+    """The layout of the keys of cross-attention, an encoder's output (batch, length, ...), of the same type as the
+    layout of the queries. Masks are as in `build_layout`: one sequence of `layout` attends to each sequence of the
+    memory.
 
     Raises:
         CtxError: All positions of a row are masked.
@@ -338,21 +328,20 @@ def _build_padded(
     tokens = _get_token_mask(padding_mask, sequence_ids)
     if tokens is not None and not is_traced(tokens):
         check_row_lengths(tokens.sum(1))
+    sequences = None
+    if sequence_ids is not None:  # padding gets the number of the preceding token
+        sequences = (sequence_starts(sequence_ids) & (sequence_ids != 0)).cumsum(1)
     return PaddedLayout(
         *shape,
         tokens,
-        sequences=None if sequence_ids is None else _number_sequences(sequence_ids),
+        sequences=sequences,
         implementation=implementation,
         attention_kwargs=attention_kwargs,
     )
 
 
 def _extend_by_cache(layout: PaddedLayout, cache: Cache, device: torch.device) -> PaddedLayout:
-    """The layout of a batch that extends a cache.
-
-    Raises:
-        CtxError: The length of the attention mask differs from the length of the cache and the batch together.
-    """
+    """The layout of a batch that extends a cache."""
     num_keys, past_length = cache.get_mask_sizes(layout.length, 0)[0], cache.get_seq_length()
     layout = replace(layout, past_length=past_length, cache_length=num_keys)
     tokens, total_length = layout.tokens, past_length + layout.length
@@ -374,17 +363,3 @@ def _get_token_mask(attention_mask: Tensor | None, sequence_ids: Tensor | None) 
     if attention_mask is None:
         return tokens
     return attention_mask != 0 if tokens is None else tokens & (attention_mask != 0)
-
-
-def _number_sequences(sequence_ids: Tensor) -> Tensor:
-    """(batch, length) ids -> number of the sequence in its row, from 1; padding has the preceding token's number."""
-    return (sequence_starts(sequence_ids) & (sequence_ids != 0)).cumsum(1)
-
-
-def _run_lengths(numbers: Tensor, row_starts: Tensor) -> tuple[int, ...]:
-    """Lengths of the runs of equal numbers; a run also ends at the end of a row of the batch."""
-    is_start = torch.ones_like(numbers, dtype=torch.bool)
-    is_start[1:] = numbers[1:] != numbers[:-1]
-    is_start[row_starts] = True
-    starts = is_start.nonzero().squeeze(1).cpu()
-    return tuple(starts.diff(append=starts.new_tensor([numbers.numel()])).tolist())

@@ -37,9 +37,9 @@ class MaskSpec:
 
     Attributes:
         causal: Attend to the position of the query and to earlier positions; otherwise to all positions.
-        prefix_lengths: (sequences,) number of tokens at the start of each sequence that all its queries attend to, in a
-            causal mask (Dong et al. 2019, section 2.3, "sequence-to-sequence LM"; Raffel et al. 2020, section 3.2.1,
-            "prefix LM"). Sequences are in row-major order.
+        prefix_lengths: (sequences,) in row-major order: number of tokens at the start of each sequence that all its
+            queries attend to, in a causal mask (Dong et al. 2019, section 2.3, "sequence-to-sequence LM"; Raffel et al.
+            2020, section 3.2.1, "prefix LM").
         window: Attend to keys less than this many positions away: causal, the local band of Child et al. 2019 (arXiv
             1904.10509); not causal, on both sides. None for no limit.
         bias: Addend of the scaled scores, see `PositionBias`; it may have parameters.
@@ -82,30 +82,22 @@ class MaskSpec:
         """Whether it is the causal mask with a window."""
         return self.causal and self.prefix_lengths is None and self.window is not None
 
-    def allows(self, queries: Tensor, keys: Tensor, prefix: Tensor | None) -> Tensor:
-        """Whether queries attend to keys of the same sequence.
+    def allows(
+        self, queries: Tensor, keys: Tensor, prefix: Tensor | None = None, ranges: Tensor | None = None
+    ) -> Tensor:
+        """Whether queries attend to keys of the same sequence, at broadcastable positions.
 
-        Args:
-            queries, keys: Positions, broadcastable to each other.
-            prefix: Length of the prefix of the sequence, broadcastable; None if `prefix_lengths` is None.
+        `prefix` are lengths of the prefix, `ranges` are (..., 3) of the queries; None if the spec has none.
         """
+        if ranges is not None:
+            first, start, stop = ranges.unbind(-1)
+            return (keys < first) | ((keys >= start) & (keys < stop))
         allowed = keys <= queries if self.causal else keys == keys
         if prefix is not None:
             allowed = allowed | (keys < prefix)
         if self.window is not None:
             allowed = allowed & ((queries - keys).abs() < self.window)
         return allowed
-
-
-def is_in_ranges(ranges: Tensor, keys: Tensor) -> Tensor:
-    """Whether queries attend to keys of the same sequence, see `MaskSpec.ranges`.
-
-    Args:
-        ranges: (..., 3) of the queries.
-        keys: (...) positions, broadcastable to the ranges without the last axis.
-    """
-    first, start, stop = ranges.unbind(-1)
-    return (keys < first) | ((keys >= start) & (keys < stop))
 
 
 BIDIRECTIONAL = MaskSpec()
@@ -117,7 +109,6 @@ class PaddedMask:
     """A mask prepared for a padded layout.
 
     Attributes:
-        spec: The original spec.
         mask: The mask in transformers' format for the attention implementation, or None.
         bias: (batch, heads, queries, keys) addend of the scores, or None.
         is_causal: Whether `mask` is None because the implementation applies its own causal mask.
@@ -131,27 +122,63 @@ class PaddedMask:
 
 @dataclass(frozen=True, eq=False)
 class PackedMask:
-    """A mask prepared for a packed layout.
-
-    Attributes:
-        spec: The original spec.
-        queries, keys: The layouts.
-        dtype, device: Dtype and device of the states.
-    """
+    """A mask prepared for packed layouts of queries and keys, and for the dtype and device of the states."""
 
     spec: MaskSpec
     queries: PackedLayout
     keys: PackedLayout
     dtype: torch.dtype
     device: torch.device
+    is_single: bool
 
     @cached_property
     def groups(self) -> "tuple[SequenceGroup, ...]":
-        """The sequences in groups: several on the CPU, one elsewhere."""
-        is_single = self.device.type != "cpu"
-        return group_sequences(
-            self.spec, self.queries, self.keys, dtype=self.dtype, device=self.device, is_single=is_single
-        )
+        """The sequences that have a query, in groups: several on the CPU, one (`is_single`) elsewhere, where padding
+        costs less than further kernel launches."""
+        spec, queries, keys = self.spec, self.queries, self.keys
+        lengths = list(zip(queries.query_counts, keys.lengths, strict=True))
+        max_padding = float("inf")
+        if not self.is_single:
+            fraction = _MAX_PADDING if torch.get_num_threads() > 1 else 0.0
+            max_padding = max(_CALL_PAIRS, fraction * sum(num_queries * num_keys for num_queries, num_keys in lengths))
+        is_square = spec.bias is None and queries.query is None and queries.lengths == keys.lengths
+        is_causal = is_square and spec.is_plain_causal  # padding follows all queries: this mask hides it as well
+        groups = []
+        for members in _group_by_length(lengths, max_padding):
+            num_queries = max(lengths[member][0] for member in members)
+            num_keys = max(lengths[member][1] for member in members)
+            is_banded = is_square and spec.is_banded and num_keys > _MIN_BAND_RATIO * (spec.window or 0)
+            mask = None if is_causal or is_banded else self._group_mask(members, num_queries, num_keys)
+            window = spec.window if is_banded else None
+            groups.append(SequenceGroup(members, num_queries, num_keys, mask, is_causal, window))
+        return tuple(groups)
+
+    def _group_mask(self, members: Sequence[int], num_queries: int, num_keys: int) -> Tensor | None:
+        """The additive mask of a group, broadcastable to (members, heads, queries, keys), or None."""
+        spec, computed = self.spec, self.queries.query
+        queries, tokens = torch.arange(num_queries)[None], None
+        if computed is not None or spec.ranges is not None:
+            # Indices among all computed queries; padding repeats a sequence's last query, so that it attends to a key.
+            counts = torch.tensor(self.queries.query_counts)
+            starts = (counts.cumsum(0) - counts)[list(members), None]
+            tokens = starts + torch.minimum(queries, counts[list(members), None] - 1)
+            if computed is not None:
+                queries, tokens = self.queries.query_positions[tokens], computed.cpu()[tokens]
+        keys = torch.arange(num_keys)[None]
+        key_lengths = torch.tensor([self.keys.lengths[member] for member in members])[:, None]
+        allowed = None if bool((key_lengths == num_keys).all()) else (keys < key_lengths)[:, None, None, :]
+        if not spec.is_full:
+            ranges = None if spec.ranges is None else spec.ranges.cpu()[tokens][:, :, None]
+            prefix = None if spec.prefix_lengths is None else spec.prefix_lengths.cpu()[list(members)][:, None, None]
+            visible = spec.allows(queries[:, :, None], keys[:, None, :], prefix, ranges)
+            allowed = visible[:, None] if allowed is None else visible[:, None] & allowed
+        masked = None if allowed is None or bool(allowed.all()) else ~allowed.to(self.device)
+        if spec.bias is not None:
+            bias = spec.bias(queries.to(self.device), keys.to(self.device)).to(self.dtype)
+            return bias if masked is None else bias.masked_fill(masked, float("-inf"))
+        if masked is None:
+            return None
+        return torch.zeros(masked.shape, dtype=self.dtype, device=self.device).masked_fill_(masked, float("-inf"))
 
     @cached_property
     def cumulative_lengths(self) -> tuple[Tensor, Tensor]:
@@ -184,7 +211,6 @@ def prepare_mask(
 
     Args:
         mask: The spec; a prepared mask is returned unchanged.
-        layout: The layout of the queries.
         like: A tensor with the dtype and device of the states.
         key_layout: The layout of the keys in cross-attention; None for the layout of the queries.
 
@@ -202,7 +228,7 @@ def prepare_mask(
         raise CtxError(
             f"Cross-attention from {len(layout.lengths)} sequences to {len(keys.lengths)}, expected equal numbers."
         )
-    prepared = PackedMask(mask, layout, keys, like.dtype, like.device)
+    prepared = PackedMask(mask, layout, keys, like.dtype, like.device, is_single=like.device.type != "cpu")
     if mask.bias is not None:  # outside of checkpointed layers, whose recomputation must not change its gradient
         _ = prepared.groups
     return prepared
@@ -213,8 +239,17 @@ def prepare_mask(
 
 def _prepare_padded(spec: MaskSpec, layout: PaddedLayout, keys: PaddedLayout, like: Tensor) -> PaddedMask:
     if layout.is_flash and keys.custom_mask is None:
-        return _prepare_flash(spec, layout, keys)
-    bias = None if spec.bias is None else _padded_bias(spec.bias, layout, keys, like.device)
+        has_bias_or_prefix = spec.bias is not None or spec.prefix_lengths is not None or spec.ranges is not None
+        if has_bias_or_prefix or keys.sequences is not None or (not spec.is_full and keys is not layout):
+            raise CtxError(
+                f"{layout.implementation} supports no position bias, no prefix and no packed sequences (sequence_ids).",
+                hint='use model.set_attn_implementation("sdpa"), which has a varlen flash kernel on CUDA itself.',
+            )
+        return PaddedMask(spec, keys.tokens, None, spec.causal)  # the kernel applies causal and window masks
+    bias = None
+    if spec.bias is not None:  # shared by all examples if padding is only at their ends
+        query_positions = layout.select_query_columns(_shared_positions(layout, like.device))
+        bias = spec.bias(query_positions, _shared_positions(keys, like.device)).expand(layout.batch_size, -1, -1, -1)
     if keys.custom_mask is not None:
         mask = _add_window(keys.custom_mask, spec, layout)
         return _merge_sdpa_bias(PaddedMask(spec, mask, bias, False), layout, like)
@@ -250,11 +285,7 @@ def _merge_sdpa_bias(mask: PaddedMask, layout: PaddedLayout, like: Tensor) -> Pa
 
 
 def _add_window(mask: Tensor | BlockMask, spec: MaskSpec, layout: PaddedLayout) -> Tensor | BlockMask:
-    """A custom mask restricted to the window of the spec, with distances in columns.
-
-    Raises:
-        CtxError: The mask cannot be changed.
-    """
+    """A custom mask restricted to the window of the spec, with distances in columns."""
     if spec.window is None:
         return mask
     if isinstance(mask, BlockMask):
@@ -276,57 +307,30 @@ def _is_sdpa_causal(spec: MaskSpec, layout: PaddedLayout, keys: PaddedLayout) ->
     return keys.tokens is None or (not is_traced(keys.tokens) and bool(keys.tokens.all()))
 
 
-def _prepare_flash(spec: MaskSpec, layout: PaddedLayout, keys: PaddedLayout) -> PaddedMask:
-    """The padding mask; the kernel itself applies causal and window masks, and supports no others.
-
-    Raises:
-        CtxError: The kernel does not support the mask.
-    """
-    has_bias_or_prefix = spec.bias is not None or spec.prefix_lengths is not None or spec.ranges is not None
-    if has_bias_or_prefix or keys.sequences is not None or (not spec.is_full and keys is not layout):
-        raise CtxError(
-            f"{layout.implementation} supports no position bias, no prefix and no packed sequences (sequence_ids).",
-            hint='model.set_attn_implementation("sdpa") supports them, and uses a varlen flash kernel on CUDA itself.',
-        )
-    return PaddedMask(spec, keys.tokens, None, spec.causal)
-
-
 def _mask_function(
     spec: MaskSpec, layout: PaddedLayout, keys: PaddedLayout, device: torch.device
 ) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
     """The mask function of transformers and flex attention: (batch, head, query, key) indices -> bool."""
     query_positions = layout.select_query_columns(layout.key_positions(device)).expand(layout.batch_size, -1)
     key_positions = keys.key_positions(device).expand(layout.batch_size, -1)
-    prefixes = None if spec.prefix_lengths is None else _expand_prefix_lengths(spec.prefix_lengths, keys)
+    prefixes = spec.prefix_lengths
+    if prefixes is not None and keys.sequences is not None:  # (batch, keys), of the sequence of each column
+        counts = keys.sequences[:, -1]
+        prefixes = prefixes[(counts.cumsum(0) - counts)[:, None] + keys.sequences.clamp(min=1) - 1]
+    elif prefixes is not None:
+        prefixes = prefixes[:, None].expand(-1, keys.num_keys)
 
     def mask_function(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        if spec.is_full:
-            allowed = key == key
-        elif spec.ranges is not None:
-            allowed = is_in_ranges(spec.ranges[batch, query], key_positions[batch, key])
-        else:
+        allowed = key == key
+        if not spec.is_full:
             prefix = None if prefixes is None else prefixes[batch, key]
-            allowed = spec.allows(query_positions[batch, query], key_positions[batch, key], prefix)
+            ranges = None if spec.ranges is None else spec.ranges[batch, query]
+            allowed = spec.allows(query_positions[batch, query], key_positions[batch, key], prefix, ranges)
         if layout.sequences is None or keys.sequences is None:
             return allowed
         return allowed & (layout.sequences[batch, query] == keys.sequences[batch, key])
 
     return mask_function
-
-
-def _expand_prefix_lengths(lengths: Tensor, keys: PaddedLayout) -> Tensor:
-    """(sequences,) -> (batch, keys) prefix length of the sequence of each column."""
-    if keys.sequences is None:
-        return lengths[:, None].expand(-1, keys.num_keys)
-    counts = keys.sequences[:, -1]
-    return lengths[(counts.cumsum(0) - counts)[:, None] + keys.sequences.clamp(min=1) - 1]
-
-
-def _padded_bias(bias: PositionBias, layout: PaddedLayout, keys: PaddedLayout, device: torch.device) -> Tensor:
-    """(batch, heads, queries, keys); shared by all examples if padding is only at their ends."""
-    query_positions, key_positions = _shared_positions(layout, device), _shared_positions(keys, device)
-    values = bias(layout.select_query_columns(query_positions), key_positions)
-    return values.expand(layout.batch_size, -1, -1, -1)
 
 
 def _shared_positions(layout: PaddedLayout, device: torch.device) -> Tensor:
@@ -364,44 +368,6 @@ class SequenceGroup:
     window: int | None = None
 
 
-def group_sequences(
-    spec: MaskSpec,
-    queries: PackedLayout,
-    keys: PackedLayout,
-    *,
-    dtype: torch.dtype,
-    device: torch.device,
-    is_single: bool,
-) -> tuple[SequenceGroup, ...]:
-    """Group the sequences that have a query, and build the masks of the groups.
-
-    Args:
-        spec: Attention pattern within a sequence.
-        queries, keys: The layouts; sequence i of `queries` attends to sequence i of `keys`.
-        dtype, device: Dtype and device of the masks.
-        is_single: Make one group, for devices on which padding costs less than further kernel launches.
-    """
-    lengths = list(zip(queries.query_counts, keys.lengths, strict=True))
-    max_padding = float("inf")
-    if not is_single:
-        fraction = _MAX_PADDING if torch.get_num_threads() > 1 else 0.0
-        max_padding = max(_CALL_PAIRS, fraction * sum(num_queries * num_keys for num_queries, num_keys in lengths))
-    is_square = spec.bias is None and queries.query is None and queries.lengths == keys.lengths
-    is_causal = is_square and spec.is_plain_causal  # padding follows all queries: this mask hides it as well
-    groups = []
-    for members in _group_by_length(lengths, max_padding):
-        num_queries = max(lengths[member][0] for member in members)
-        num_keys = max(lengths[member][1] for member in members)
-        is_banded = is_square and spec.is_banded and num_keys > _MIN_BAND_RATIO * (spec.window or 0)
-        mask = None
-        if not is_causal and not is_banded:
-            mask = _group_mask(spec, queries, keys, members, num_queries, num_keys, dtype, device)
-        groups.append(
-            SequenceGroup(members, num_queries, num_keys, mask, is_causal, spec.window if is_banded else None)
-        )
-    return tuple(groups)
-
-
 def _group_by_length(lengths: Sequence[tuple[int, int]], max_padding: float) -> list[tuple[int, ...]]:
     """The members of each group, with the longest keys first.
 
@@ -421,47 +387,3 @@ def _group_by_length(lengths: Sequence[tuple[int, int]], max_padding: float) -> 
             groups.append([index])
             num_queries, num_keys, num_pairs = queries, keys, queries * keys
     return [tuple(sorted(group)) for group in groups]
-
-
-def _group_mask(
-    spec: MaskSpec,
-    query_layout: PackedLayout,
-    key_layout: PackedLayout,
-    members: Sequence[int],
-    num_queries: int,
-    num_keys: int,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> Tensor | None:
-    """The additive mask of a group, broadcastable to (members, heads, queries, keys), or None."""
-    queries = torch.arange(num_queries)[None]
-    if query_layout.query is not None:
-        queries = query_layout.query_positions[_computed_queries(query_layout, members, num_queries)]
-    keys = torch.arange(num_keys)[None]
-    key_lengths = torch.tensor([key_layout.lengths[member] for member in members])[:, None]
-    allowed = None if bool((key_lengths == num_keys).all()) else (keys < key_lengths)[:, None, None, :]
-    if not spec.is_full:
-        if spec.ranges is not None:
-            tokens = _computed_queries(query_layout, members, num_queries)
-            if query_layout.query is not None:
-                tokens = query_layout.query.cpu()[tokens]
-            visible = is_in_ranges(spec.ranges.cpu()[tokens][:, :, None], keys[:, None, :])
-        else:
-            prefix = None if spec.prefix_lengths is None else spec.prefix_lengths.cpu()[list(members)][:, None, None]
-            visible = spec.allows(queries[:, :, None], keys[:, None, :], prefix)
-        allowed = visible[:, None] if allowed is None else visible[:, None] & allowed
-    masked = None if allowed is None or bool(allowed.all()) else ~allowed.to(device)
-    if spec.bias is not None:
-        bias = spec.bias(queries.to(device), keys.to(device)).to(dtype)
-        return bias if masked is None else bias.masked_fill(masked, float("-inf"))
-    if masked is None:
-        return None
-    return torch.zeros(masked.shape, dtype=dtype, device=device).masked_fill_(masked, float("-inf"))
-
-
-def _computed_queries(layout: PackedLayout, members: Sequence[int], num_queries: int) -> Tensor:
-    """(members, queries) indices of the queries among all computed ones; padding repeats the last query of a sequence,
-    so that it attends to a key."""
-    counts = torch.tensor(layout.query_counts)
-    starts = (counts.cumsum(0) - counts)[list(members), None]
-    return starts + torch.minimum(torch.arange(num_queries), counts[list(members), None] - 1)

@@ -3,9 +3,13 @@
 Both modules accept transformers' caches, with keys and values (batch, heads, length, head_dim) of each layer.
 """
 
+import math
 from dataclasses import replace
+from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers import Cache, EncoderDecoderCache
 
 from hf_ctxmodels.layers.attention.backends import attend
@@ -15,17 +19,26 @@ from hf_ctxmodels.layers.cpu.linear import linear
 
 
 class _MultiHeadAttention(nn.Module):
-    """Heads, scale, dropout and output projection of `SelfAttention` and `CrossAttention`."""
+    """Base class of `SelfAttention` and `CrossAttention`.
+
+    Args:
+        head_dim: Width of a head; None for `hidden_size // num_heads`.
+        bias: Whether the linear layers have a bias.
+        dropout: Dropout on the attention probabilities.
+        scale: Factor on the scores; None for 1 / sqrt(head_dim).
+        position_bias: A bias of the scores of this layer, instead of the mask's bias, which all layers share.
+    """
 
     def __init__(
         self,
         hidden_size: int,
         num_heads: int,
-        head_dim: int | None,
-        bias: bool,
-        dropout: float,
-        scale: float | None,
-        position_bias: PositionBias | None,
+        *,
+        head_dim: int | None = None,
+        bias: bool = True,
+        dropout: float = 0.0,
+        scale: float | None = None,
+        position_bias: PositionBias | None = None,
     ) -> None:
         super().__init__()
         self.num_heads = num_heads
@@ -59,36 +72,12 @@ class _MultiHeadAttention(nn.Module):
         """(..., number * inner) -> `number` tensors (..., heads, head_dim)."""
         return projected.unflatten(-1, (number, self.num_heads, self.head_dim)).unbind(-3)
 
-    def _project_output(self, context: Tensor) -> Tensor:
-        """(..., heads, head_dim) -> (..., hidden)."""
-        return linear(self.out_proj, context.flatten(-2))
-
 
 class SelfAttention(_MultiHeadAttention):
-    """Multi-head self-attention, with one linear layer for queries, keys and values.
+    """Multi-head self-attention, with one linear layer for queries, keys and values; see `_MultiHeadAttention`."""
 
-    Args:
-        hidden_size: Width of the input and output.
-        num_heads: Number of heads.
-        head_dim: Width of a head; None for `hidden_size // num_heads`.
-        bias: Whether the linear layers have a bias.
-        dropout: Dropout on the attention probabilities.
-        scale: Factor on the scores; None for 1 / sqrt(head_dim).
-        position_bias: A bias of the scores of this layer, instead of the mask's bias, which all layers share.
-    """
-
-    def __init__(
-        self,
-        hidden_size: int,
-        num_heads: int,
-        *,
-        head_dim: int | None = None,
-        bias: bool = True,
-        dropout: float = 0.0,
-        scale: float | None = None,
-        position_bias: PositionBias | None = None,
-    ) -> None:
-        super().__init__(hidden_size, num_heads, head_dim, bias, dropout, scale, position_bias)
+    def __init__(self, hidden_size: int, num_heads: int, *, bias: bool = True, **kwargs: Any) -> None:
+        super().__init__(hidden_size, num_heads, bias=bias, **kwargs)
         self.qkv_proj = nn.Linear(hidden_size, 3 * self.inner_size, bias=bias)
 
     def forward(
@@ -103,8 +92,7 @@ class SelfAttention(_MultiHeadAttention):
         """Attend within the sequences of `layout`.
 
         Args:
-            hidden_states: (..., hidden) as packed by `layout`.
-            layout: The layout, which also selects the computed tokens.
+            hidden_states: (..., hidden) as packed by `layout`, which also selects the computed tokens.
             mask: Attention pattern within a sequence; prepare it if several layers share it.
             past_key_values: Cache that is extended by these keys and values and then attended to; the argument of
                 `build_layout`.
@@ -124,32 +112,19 @@ class SelfAttention(_MultiHeadAttention):
             key, value = key.transpose(1, 2), value.transpose(1, 2)
         context, probabilities = self._attend(query, key, value, layout, mask)
         del query, key, value  # frees their memory before the output is allocated if no gradient needs them
-        return self._project_output(context), probabilities
+        return linear(self.out_proj, context.flatten(-2)), probabilities
 
 
 class CrossAttention(_MultiHeadAttention):
     """Multi-head attention from the tokens of one sequence to the tokens of another (decoder to encoder).
 
-    Args:
-        hidden_size: Width of the input and output.
-        num_heads: Number of heads.
-        memory_size: Width of the memory; None for `hidden_size`.
-        head_dim, bias, dropout, scale, position_bias: As in `SelfAttention`.
+    `memory_size` is the width of the memory, by default `hidden_size`; for other arguments see `_MultiHeadAttention`.
     """
 
     def __init__(
-        self,
-        hidden_size: int,
-        num_heads: int,
-        *,
-        memory_size: int | None = None,
-        head_dim: int | None = None,
-        bias: bool = True,
-        dropout: float = 0.0,
-        scale: float | None = None,
-        position_bias: PositionBias | None = None,
+        self, hidden_size: int, num_heads: int, *, memory_size: int | None = None, bias: bool = True, **kwargs: Any
     ) -> None:
-        super().__init__(hidden_size, num_heads, head_dim, bias, dropout, scale, position_bias)
+        super().__init__(hidden_size, num_heads, bias=bias, **kwargs)
         self.q_proj = nn.Linear(hidden_size, self.inner_size, bias=bias)
         self.kv_proj = nn.Linear(hidden_size if memory_size is None else memory_size, 2 * self.inner_size, bias=bias)
 
@@ -169,13 +144,9 @@ class CrossAttention(_MultiHeadAttention):
 
         Args:
             hidden_states: (..., hidden) at the computed tokens of `layout`.
-            layout: The layout of the queries.
             memory: (..., memory) states to attend to.
-            memory_layout: The layout of `memory`.
-            mask: Attention pattern; prepare it if several layers share it.
             past_key_values: The cache, whose cross-attention cache has the keys and values of `memory` after the first
                 step.
-            layer_index: Number of this layer in the cache.
             targets_per_source: Number of consecutive rows of a padded `layout` that attend to the same row of
                 `memory_layout`, see `SharedSourceCache`.
 
@@ -189,7 +160,7 @@ class CrossAttention(_MultiHeadAttention):
         query_layout = layout.share_source(targets_per_source)
         context, probabilities = self._attend(query, key, value, query_layout, mask, memory_layout)
         del query, key, value  # as in `SelfAttention`
-        output = self._project_output(context)
+        output = linear(self.out_proj, context.flatten(-2))
         if targets_per_source == 1:
             return output, probabilities
         if probabilities is not None:
@@ -212,3 +183,38 @@ class CrossAttention(_MultiHeadAttention):
             past_key_values.is_updated[layer_index] = True
         length = memory.shape[1]  # a static cache may be longer
         return key[:, :, :length].transpose(1, 2), value[:, :, :length].transpose(1, 2)
+
+
+class BucketedPositionBias(nn.Module):
+    """A learned bias for each head and bucket of distances (Raffel et al. 2020, section 2.1).
+
+    Half of the buckets hold one distance each; the others grow logarithmically up to `max_distance`, and the last
+    bucket holds all larger distances. With `bidirectional`, keys before and after the query have half of the buckets
+    each; otherwise keys after it share the bucket of distance 0 (a causal mask hides them).
+    """
+
+    def __init__(
+        self, num_heads: int, *, num_buckets: int = 32, max_distance: int = 128, bidirectional: bool = True
+    ) -> None:
+        super().__init__()
+        self.num_buckets = num_buckets  # a wrapper of the embedding may not have `num_embeddings`
+        self.max_distance = max_distance
+        self.bidirectional = bidirectional
+        self.buckets = nn.Embedding(num_buckets, num_heads)
+
+    def forward(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """(batch, queries) and (batch, keys) positions -> (batch, heads, queries, keys)."""
+        limit = self.max_distance
+        bias_by_distance = self.buckets(self.bucket(torch.arange(-limit, limit + 1, device=queries.device)))
+        distances = (keys[:, None, :] - queries[:, :, None]).clamp(-limit, limit)
+        return F.embedding(distances + limit, bias_by_distance).permute(0, 3, 1, 2)
+
+    def bucket(self, distances: Tensor) -> Tensor:
+        """(...) position of the key minus position of the query -> (...) bucket."""
+        size = self.num_buckets // 2 if self.bidirectional else self.num_buckets
+        magnitudes = distances.abs() if self.bidirectional else (-distances).clamp(min=0)
+        num_exact = size // 2
+        growth = (size - num_exact) / math.log(self.max_distance / num_exact)
+        logarithmic = num_exact + ((magnitudes.clamp(min=1) / num_exact).log() * growth).long()
+        buckets = torch.where(magnitudes < num_exact, magnitudes, logarithmic.clamp(max=size - 1))
+        return buckets + size * (distances > 0) if self.bidirectional else buckets

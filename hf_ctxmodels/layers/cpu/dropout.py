@@ -42,15 +42,12 @@ def shared_dropout(
     """Dropout with one mask for all rows of a group.
 
     With sequences as groups it is variational dropout (Gal & Ghahramani 2016): the same features of a sequence are
-    dropped at every step. With word ids as groups and `drop_rows` it is embedding dropout (Merity et al. 2017, section
-    4.3): all occurrences of a word are dropped.
+    dropped at every step. With word ids as groups and `drop_rows`, which drops whole rows instead of single features,
+    it is embedding dropout (Merity et al. 2017, section 4.3): all occurrences of a word are dropped.
 
     Args:
         tensor: (..., rows, width).
         groups: (..., rows) group of each row, below `num_groups`; missing leading dimensions are broadcast.
-        num_groups: Number of masks.
-        p, training: As in `dropout`.
-        drop_rows: Drop whole rows instead of single features.
     """
     if not training or p == 0:
         return tensor
@@ -67,14 +64,9 @@ def scaled_dot_product_attention(
     """Scaled dot-product attention by torch's kernels, and on a CPU with dropout by `attention_with_dropout`.
 
     Args:
-        query, key, value: (batch, length, heads, head_dim).
+        query, key, value: (batch, length, heads, head_dim), also the shape of the result.
         mask: Additive, broadcastable to (batch, heads, queries, keys); None for no mask.
         is_causal: Use the causal mask, for equal numbers of queries and keys.
-        scale: Factor on the scores.
-        dropout: Dropout on the probabilities.
-
-    Returns:
-        (batch, queries, heads, head_dim).
     """
     query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
     if mask is not None:
@@ -93,7 +85,7 @@ def scaled_dot_product_attention(
 def attention_with_dropout(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, scale: float, dropout: float
 ) -> Tensor:
-    """Scaled dot-product attention with dropout.
+    """Scaled dot-product attention with dropout, above 0 and below 1, rounded as in the function `dropout`.
 
     Equal to the formula, but saves only one copy of the probabilities for the backward pass, no dropout mask, and no
     copies of queries, keys and values: less than half the memory at short lengths.
@@ -102,15 +94,8 @@ def attention_with_dropout(
         query, key, value: (batch, heads, length, head_dim), of any strides.
         mask: Added to the scores, broadcastable to (batch, heads, queries, keys), -inf at masked keys; or None. It gets
             a gradient if it requires one.
-        scale: Factor on the scores.
-        dropout: Fraction of the probabilities dropped, above 0 and below 1; rounded as in the function `dropout`.
     """
     return _AttentionWithDropout.apply(query, key, value, mask, scale, round(dropout * DROPOUT_LEVELS))
-
-
-def dropout_signs(shape: torch.Size, dropped_levels: int) -> Tensor:
-    """Negative with probability `dropped_levels` / 65536, for dropped elements, otherwise positive."""
-    return _random_int16(shape) + (DROPOUT_LEVELS // 2 - dropped_levels + 0.5)
 
 
 def dropout_mask(shape: torch.Size, dropped_levels: int) -> Tensor:
@@ -155,7 +140,8 @@ class _AttentionWithDropout(torch.autograd.Function):
         scores = (_as_matrices(query, scale) @ _as_matrices(key).mT).float().unflatten(0, query.shape[:2])
         if mask is not None:
             scores.add_(mask)
-        signed = torch.softmax(scores, -1, out=scores).copysign_(dropout_signs(scores.shape, levels))
+        signs = _random_int16(scores.shape) + (DROPOUT_LEVELS // 2 - levels + 0.5)  # negative for dropped elements
+        signed = torch.softmax(scores, -1, out=scores).copysign_(signs)
         context = signed.clamp_min(0).to(value.dtype).flatten(0, 1) @ _as_matrices(value)
         # In the memory layout of the output projection's input, which autograd saves: it is not copied again.
         output = value.new_empty(query.shape[0], query.shape[2], query.shape[1], value.shape[3]).transpose(1, 2)

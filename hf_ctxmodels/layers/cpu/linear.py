@@ -6,7 +6,7 @@ serves eager float32 as well. On other devices, and wherever oneDNN does not app
 torch's own operators.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -30,19 +30,11 @@ _CHUNK_ROWS = 1024
 
 
 def linear(module: nn.Module, input: Tensor, start: int | None = None, stop: int | None = None) -> Tensor:
-    """Call a linear layer, with the fastest product on a CPU.
+    """Call a linear layer, (..., in) -> (..., out), with the fastest product on a CPU.
 
     The weights live in plain `torch.nn.Linear` modules, where quantization, adapters and sharding find them. A module
-    that replaces one (see `is_plain_linear`) is called.
-
-    Args:
-        module: The linear layer, or its replacement.
-        input: (..., in).
-        start, stop: A range of the output features; a plain layer, and one with `accepts_output_range`, computes only
-            this range.
-
-    Returns:
-        (..., out), or (..., stop - start).
+    that replaces one (see `is_plain_linear`) is called. Of the output features [start, stop), a plain layer, and one
+    with `accepts_output_range`, computes only this range.
     """
     if not is_plain_linear(module):
         if start is not None and getattr(module, "accepts_output_range", False):
@@ -51,7 +43,9 @@ def linear(module: nn.Module, input: Tensor, start: int | None = None, stop: int
         return output if start is None else output[..., start:stop]
     weight: Tensor = module.weight
     bias: Tensor | None = module.bias
-    prepacked = _get_prepacked(weight, input, start, stop)
+    prepacked, weights = None, None if torch.compiler.is_compiling() else active_prepacked_weights()
+    if weights is not None and not _requires_grad(input, weight) and can_use_onednn(input, weight, bfloat16=True):
+        prepacked = weights.get(weight, start, stop, input.numel() // input.shape[-1])
     if start is not None:
         weight, bias = weight[start:stop], None if bias is None else bias[start:stop]
     if prepacked is None or _requires_grad(input, bias):
@@ -70,16 +64,7 @@ class LinearLayers(nn.Sequential):
 
 
 def fast_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`torch.nn.functional.linear`, computed by oneDNN for float32 on a CPU.
-
-    Args:
-        input: (..., in).
-        weight: (out, in).
-        bias: (out,) or None.
-
-    Returns:
-        (..., out).
-    """
+    """`torch.nn.functional.linear`, computed by oneDNN for float32 on a CPU."""
     is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
     if is_traced or input.numel() * weight.shape[0] < _MIN_MULTIPLICATIONS or not can_use_onednn(input, weight):
         return F.linear(input, weight, bias)
@@ -104,7 +89,6 @@ def apply_in_chunks(function: Callable[[Tensor], Tensor], input: Tensor, module:
 
     Args:
         function: (rows, width) -> (rows, width), the forward pass of `module`.
-        input: (..., width).
         module: The module whose children compute each row independently.
     """
     if module.training or torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.jit.is_tracing():
@@ -146,23 +130,16 @@ def is_rowwise(module: nn.Module) -> bool:
     return getattr(module, "is_rowwise", has_no_state)
 
 
-def can_use_onednn(*tensors: Tensor) -> bool:
-    """Whether oneDNN applies: ordinary float32 tensors on a CPU, outside of autocast and of anything that records or
-    transforms operators (see `operators_are_intercepted`)."""
-    return HAS_ONEDNN and not torch.is_autocast_enabled("cpu") and _are_cpu_operands(tensors, torch.float32)
-
-
-def can_use_onednn_or_bfloat16(*tensors: Tensor) -> bool:
-    """Whether oneDNN applies as in `can_use_onednn`, or in bfloat16, also under autocast to bfloat16."""
-    if can_use_onednn(*tensors):
-        return True
-    if not HAS_BFLOAT16_PRODUCT or not _are_cpu_operands(tensors, torch.bfloat16):
-        return False
-    return not torch.is_autocast_enabled("cpu") or torch.get_autocast_dtype("cpu") is torch.bfloat16
-
-
-def _are_cpu_operands(tensors: Sequence[Tensor], dtype: torch.dtype) -> bool:
-    if operators_are_intercepted() or not are_plain_tensors(*tensors):
+def can_use_onednn(*tensors: Tensor, bfloat16: bool = False) -> bool:
+    """Whether oneDNN applies: ordinary tensors on a CPU, outside of anything that records or transforms operators (see
+    `operators_are_intercepted`), in float32 without autocast, or with `bfloat16` in bfloat16, also under autocast."""
+    dtype, is_autocast = tensors[0].dtype, torch.is_autocast_enabled("cpu")
+    if dtype is torch.float32:
+        is_supported = HAS_ONEDNN and not is_autocast
+    else:
+        is_supported = bfloat16 and HAS_BFLOAT16_PRODUCT and dtype is torch.bfloat16
+        is_supported = is_supported and not (is_autocast and torch.get_autocast_dtype("cpu") is not dtype)
+    if not is_supported or operators_are_intercepted() or not are_plain_tensors(*tensors):
         return False
     return all(tensor.device.type == "cpu" and tensor.dtype is dtype and tensor.numel() > 0 for tensor in tensors)
 
@@ -184,13 +161,8 @@ def are_plain_tensors(*tensors: Tensor | None) -> bool:
 
 
 def onednn_linear(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
-    """(rows, inner) times the transpose of (columns, inner), plus (columns,), by oneDNN, without autograd.
-
-    Args:
-        left: The input.
-        right: The weight, ordinary or prepacked.
-        bias: None for no bias.
-    """
+    """(rows, inner) times the transpose of (columns, inner), ordinary or prepacked, plus (columns,), by oneDNN, without
+    autograd."""
     return torch.ops.mkldnn._linear_pointwise(left, right, bias, "none", [], "")
 
 
@@ -259,23 +231,17 @@ class _WeightUse:
 
 
 class PrepackedWeights:
-    """Prepacked copies of weights, each made once enough products with the weight have been computed.
-
-    Args:
-        max_bytes: Limit of all copies together.
-    """
+    """Prepacked copies of weights, each made once enough products with the weight have been computed."""
 
     def __init__(self, max_bytes: int) -> None:
         self._free_bytes = max_bytes
         self._uses: dict[tuple[int, int | None, int | None], _WeightUse] = {}
 
     def get(self, weight: Tensor, start: int | None, stop: int | None, rows: int) -> Tensor | None:
-        """The copy for a product; None if there is none (yet).
+        """The copy for a product with `rows` rows of another operand; None if there is none (yet).
 
-        Args:
-            weight: (out, in), a parameter. If it changes, except by `.data`, it is copied again.
-            start, stop: The range of `out` that is computed; None for all.
-            rows: Rows of the other operand.
+        A parameter (out, in) that changes, except by `.data`, is copied again. `start` and `stop` are the range of
+        `out`.
         """
         if rows > _MAX_PREPACKED_ROWS or weight.is_inference():  # inference tensors have no version
             return None
@@ -320,12 +286,3 @@ def prepacked_weights(max_bytes: int = MAX_PREPACKED_BYTES) -> Iterator[None]:
         yield
     finally:
         _active.reset(token)
-
-
-def _get_prepacked(weight: Tensor, input: Tensor, start: int | None, stop: int | None) -> Tensor | None:
-    """The prepacked weight of a plain linear layer, or of a range of its rows; None without one."""
-    if torch.compiler.is_compiling() or (weights := active_prepacked_weights()) is None:
-        return None
-    if _requires_grad(input, weight) or not can_use_onednn_or_bfloat16(input, weight):
-        return None
-    return weights.get(weight, start, stop, input.numel() // input.shape[-1])

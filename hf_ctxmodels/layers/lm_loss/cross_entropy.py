@@ -7,10 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hf_ctxmodels.layers.activations import get_activation
+from hf_ctxmodels.layers.common import HookPoint, get_activation
 from hf_ctxmodels.layers.cpu.dropout import Dropout
 from hf_ctxmodels.layers.cpu.linear import can_use_onednn, fast_linear, is_plain_linear, linear, matmul_transposed
-from hf_ctxmodels.layers.hook_points import HookPoint
 from hf_ctxmodels.layers.lm_loss.sampling import sample_categorical
 
 # Logits in memory at a time; larger chunks were not faster, smaller ones use the matrix units badly.
@@ -18,12 +17,8 @@ CHUNK_ELEMENTS = 1 << 23
 
 
 class DeferredLogits(NamedTuple):
-    """The arguments of a linear layer to the vocabulary, whose logits are not computed yet.
-
-    Attributes:
-        hidden_states: (rows, width), the decoder's input.
-        decoder: The linear layer, or its replacement.
-    """
+    """The (rows, width) input of a linear layer to the vocabulary, or its replacement, whose logits are not computed
+    yet."""
 
     hidden_states: Tensor
     decoder: nn.Module
@@ -44,15 +39,8 @@ class SampledPrediction(NamedTuple):
 
 
 class MaskedLMHead(nn.Module):
-    """The masked-LM head: linear layer, activation, LayerNorm, decoder (Devlin et al. 2019, section 3.1, task 1).
-
-    Args:
-        hidden_size: Width of the encoder.
-        embedding_size: Width of the (possibly tied) decoder.
-        vocab_size: Number of tokens.
-        activation: Activation after the first linear layer.
-        layer_norm_eps: Epsilon of the LayerNorm.
-    """
+    """The masked-LM head: linear layer, activation, LayerNorm, and a decoder of width `embedding_size`, possibly tied
+    (Devlin et al. 2019, section 3.1, task 1)."""
 
     def __init__(
         self, hidden_size: int, embedding_size: int, vocab_size: int, *, activation: str, layer_norm_eps: float
@@ -69,42 +57,37 @@ class MaskedLMHead(nn.Module):
         return linear(self.decoder, self._transform(hidden_states))
 
     def summed_loss(self, hidden_states: Tensor, targets: Tensor) -> Tensor:
-        """Summed cross-entropy in nats.
-
-        Args:
-            hidden_states: (targets, hidden), the encoder's output at the target positions.
-            targets: (targets,) token ids.
-        """
+        """Summed cross-entropy in nats of (targets,) ids, from the encoder's (targets, hidden) output at these
+        positions."""
         return summed_cross_entropy(self.decoder, self._transform(hidden_states), targets)
 
     def deferred_logits(self, hidden_states: Tensor) -> DeferredLogits:
-        """Return the arguments of the decoder for (rows, hidden) states, without computing the logits."""
+        """The arguments of the decoder for (rows, hidden) states, without computing the logits."""
         return DeferredLogits(self._transform(hidden_states), self.decoder)
 
     def summed_loss_and_samples(
         self, hidden_states: Tensor, targets: Tensor, uniform_numbers: Tensor
     ) -> SampledPrediction:
-        """Summed cross-entropy in nats, and a sample of each prediction, from one pass over the vocabulary.
-
-        Args:
-            hidden_states, targets: As in `summed_loss`.
-            uniform_numbers: (targets,) in [0, 1), see `sample_categorical`.
-        """
-        return cross_entropy_and_samples(self.decoder, self._transform(hidden_states), targets, uniform_numbers)
+        """`summed_loss` and a sample of each prediction by (targets,) `uniform_numbers`, from one pass over the
+        vocabulary."""
+        hidden_states, decoder = self._transform(hidden_states), self.decoder
+        if torch.compiler.is_compiling() or not is_plain_linear(decoder):
+            logits = decoder(hidden_states).float()
+            with torch.no_grad():
+                correct = (logits.amax(1) == logits.gather(1, targets[:, None])[:, 0]).sum()
+                samples = sample_categorical(logits.softmax(1), uniform_numbers)
+            return SampledPrediction(F.cross_entropy(logits, targets, reduction="sum"), samples, correct)
+        weights = decoder.weight, decoder.bias
+        return SampledPrediction(
+            *_ChunkedCrossEntropy.apply(hidden_states, *weights, targets, uniform_numbers, torch.is_grad_enabled())
+        )
 
     def _transform(self, hidden_states: Tensor) -> Tensor:
         return self.decoder_input(self.norm(self.activation(linear(self.dense, hidden_states))))
 
 
 class ProjectedHead(nn.Module):
-    """Linear layer, activation, dropout, and a linear layer to scores.
-
-    Args:
-        hidden_size: Width of the input and of the first linear layer.
-        scores: Width of the output.
-        activation: Name of the activation.
-        dropout: Dropout after the activation.
-    """
+    """Linear layer, activation, dropout, and a linear layer to `scores` outputs."""
 
     def __init__(self, hidden_size: int, scores: int, *, activation: str, dropout: float = 0.0) -> None:
         super().__init__()
@@ -116,28 +99,6 @@ class ProjectedHead(nn.Module):
     def forward(self, hidden_states: Tensor) -> Tensor:
         """(..., hidden) -> (..., scores)."""
         return self.out_proj(self.dropout(self.activation(linear(self.dense, hidden_states))))
-
-
-def cross_entropy_and_samples(
-    decoder: nn.Module, hidden_states: Tensor, targets: Tensor, uniform_numbers: Tensor
-) -> SampledPrediction:
-    """Summed cross-entropy as `summed_cross_entropy`, and a sample of each row's distribution.
-
-    Args:
-        decoder, hidden_states, targets: As in `summed_cross_entropy`.
-        uniform_numbers: (rows,) float32 in [0, 1), see `sample_categorical`.
-    """
-    if torch.compiler.is_compiling() or not is_plain_linear(decoder):
-        logits = decoder(hidden_states).float()
-        with torch.no_grad():
-            correct = (logits.amax(1) == logits.gather(1, targets[:, None])[:, 0]).sum()
-            samples = sample_categorical(logits.softmax(1), uniform_numbers)
-        return SampledPrediction(F.cross_entropy(logits, targets, reduction="sum"), samples, correct)
-    return SampledPrediction(
-        *_ChunkedCrossEntropy.apply(
-            hidden_states, decoder.weight, decoder.bias, targets, uniform_numbers, torch.is_grad_enabled()
-        )
-    )
 
 
 def chunked_cross_entropy(
@@ -156,8 +117,7 @@ def chunked_cross_entropy(
 
     Args:
         hidden_states: (rows, width).
-        weight: (vocabulary, width).
-        bias: (vocabulary,) or None.
+        weight, bias: (vocabulary, width), and (vocabulary,) or None.
         targets: (rows,) ids, without ignored ones.
         reduction: "mean" or "sum". The mean of an empty batch is 0.
         weights: (rows,) float32 factor of each row's loss, without a gradient; None for 1.
@@ -181,12 +141,8 @@ def _weighted_cross_entropy(logits: Tensor, targets: Tensor, weights: Tensor | N
 def summed_cross_entropy(
     decoder: nn.Module, hidden_states: Tensor, targets: Tensor, weights: Tensor | None = None
 ) -> Tensor:
-    """Compute `chunked_cross_entropy` of a linear layer with reduction "sum".
-
-    Args:
-        decoder: The linear layer to the vocabulary. Its replacement (an adapter, a quantized layer) is called.
-        hidden_states, targets, weights: As in `chunked_cross_entropy`.
-    """
+    """`chunked_cross_entropy` of a linear layer with reduction "sum"; its replacement (an adapter, a quantized layer)
+    is called."""
     if not is_plain_linear(decoder):
         return _weighted_cross_entropy(decoder(hidden_states), targets, weights)
     return chunked_cross_entropy(hidden_states, decoder.weight, decoder.bias, targets, reduction="sum", weights=weights)
@@ -235,6 +191,12 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         return (*scaled, None, None, None, None)
 
 
+def chunk_size(rows: int, vocab_size: int) -> int:
+    """Number of rows of a chunk: of equal chunks, since a short one uses the matrix units badly."""
+    num_chunks = max(1, math.ceil(rows * vocab_size / CHUNK_ELEMENTS))
+    return max(1, math.ceil(rows / num_chunks))
+
+
 def _loss_and_gradients(
     hidden_states: Tensor,
     weight: Tensor,
@@ -257,8 +219,7 @@ def _loss_and_gradients(
     bias_grad = torch.zeros_like(bias) if bias is not None and bias_needs_grad else None
     weight_grad = None
     total = torch.zeros((), dtype=torch.float32, device=hidden_states.device)
-    num_chunks = max(1, math.ceil(targets.numel() * weight.shape[0] / CHUNK_ELEMENTS))
-    size = max(1, math.ceil(targets.numel() / num_chunks))  # equal sizes: a short chunk uses the matrix units badly
+    size = chunk_size(targets.numel(), weight.shape[0])
     with torch.autocast(hidden_states.device.type, enabled=False):
         cast_weight = weight.to(dtype)
         cast_bias = weight.new_zeros(weight.shape[0], dtype=dtype) if bias is None else bias.to(dtype)
@@ -268,7 +229,12 @@ def _loss_and_gradients(
         for start in range(0, targets.numel(), size):
             chunk = slice(start, start + size)
             chunk_states, chunk_targets = hidden_states[chunk].to(dtype), targets[chunk, None]
-            values = _log_softmax(chunk_states, cast_weight, cast_bias, buffer)
+            if buffer is None:
+                values = fast_linear(chunk_states, cast_weight, cast_bias)
+            else:
+                out = buffer[: len(chunk_states)]
+                values = torch.addmm(cast_bias, chunk_states, cast_weight.T, out=out).float()
+            values = torch.log_softmax(values, -1, out=values)  # in the buffer if its dtype allows
             target_values = values.gather(1, chunk_targets)
             factors = None if weights is None else weights[chunk, None]
             total -= target_values.sum() if factors is None else (target_values * factors).sum()
@@ -288,26 +254,13 @@ def _loss_and_gradients(
             if hidden_grad is not None:
                 hidden_grad[chunk] = matmul_transposed(values, cast_weight.T)
             if weight_needs_grad:
-                weight_grad = _add_product(weight_grad, values, chunk_states, weight.dtype)
+                if weight_grad is None:
+                    weight_grad = matmul_transposed(values.T, chunk_states.T).to(weight.dtype)
+                elif weight_grad.dtype == values.dtype:
+                    weight_grad.addmm_(values.T, chunk_states)
+                else:
+                    weight_grad.add_(values.T @ chunk_states)
             del values  # before the next chunk's allocation
         if weight_needs_grad and weight_grad is None:  # no targets
             weight_grad = torch.zeros_like(weight)
     return total, (hidden_grad, weight_grad, bias_grad)
-
-
-def _log_softmax(hidden_states: Tensor, weight: Tensor, bias: Tensor, buffer: Tensor | None) -> Tensor:
-    """(rows, vocabulary) log-probabilities in float32, in the buffer if its dtype allows."""
-    if buffer is None:
-        values = fast_linear(hidden_states, weight, bias)
-    else:
-        values = torch.addmm(bias, hidden_states, weight.T, out=buffer[: len(hidden_states)]).float()
-    return torch.log_softmax(values, -1, out=values)
-
-
-def _add_product(total: Tensor | None, values: Tensor, hidden_states: Tensor, dtype: torch.dtype) -> Tensor:
-    """Add `values.T @ hidden_states` to the total in place; without a total a new tensor of this dtype."""
-    if total is None:
-        return matmul_transposed(values.T, hidden_states.T).to(dtype)
-    if total.dtype == values.dtype:
-        return total.addmm_(values.T, hidden_states)
-    return total.add_(values.T @ hidden_states)

@@ -1,7 +1,6 @@
 """Kullback-Leibler divergence between two predictions over a vocabulary, a chunk of rows at a time (Hinton et al. 2015,
 arXiv 1503.02531, section 2)."""
 
-import math
 from typing import Any
 
 import torch
@@ -18,10 +17,6 @@ def chunked_kl_divergence(student: DeferredLogits, teacher: DeferredLogits, temp
 
     Equal to `F.kl_div` of whole logits with reduction "sum", but both logits and their gradient are in memory for one
     chunk of rows only. The teacher gets no gradient.
-
-    Args:
-        student, teacher: Logits with the same number of rows and the same vocabulary.
-        temperature: T; the logits are divided by it.
     """
     if torch.compiler.is_compiling() or not (is_plain_linear(student.decoder) and is_plain_linear(teacher.decoder)):
         with torch.no_grad():
@@ -68,20 +63,31 @@ class _ChunkedKLDivergence(torch.autograd.Function):
         weight_grad = torch.zeros_like(weight) if needs_weight else None
         bias_grad = torch.zeros_like(bias) if bias is not None and needs_bias else None
         total = hidden_states.new_zeros((), dtype=torch.float32)
+        size = cross_entropy.chunk_size(len(hidden_states), len(weight))
+
+        def log_softmax(states: Tensor, decoder_weight: Tensor, decoder_bias: Tensor) -> Tensor:
+            logits = fast_linear(states / temperature, decoder_weight, decoder_bias)
+            return torch.log_softmax(logits.float(), -1)
+
         with torch.autocast(device, enabled=False):
-            student = _Decoder(weight, bias, dtype, temperature)
-            teacher = _Decoder(teacher_weight, teacher_bias, dtype, temperature)
-            for chunk in _chunks(len(hidden_states), len(weight)):
+            decoders = (weight, bias), (teacher_weight, teacher_bias)
+            cast_weight, cast_teacher_weight = (decoder_weight.to(dtype) for decoder_weight, _ in decoders)
+            cast_bias, cast_teacher_bias = (
+                (w.new_zeros(len(w)) if b is None else b / temperature).to(dtype) for w, b in decoders
+            )
+            for start in range(0, len(hidden_states), size):
+                chunk = slice(start, start + size)
                 chunk_states = hidden_states[chunk].to(dtype)
-                student_log_probs = student.log_softmax(chunk_states)
-                teacher_log_probs = teacher.log_softmax(teacher_states[chunk].to(dtype))
+                student_log_probs = log_softmax(chunk_states, cast_weight, cast_bias)
+                teacher_chunk = teacher_states[chunk].to(dtype)
+                teacher_log_probs = log_softmax(teacher_chunk, cast_teacher_weight, cast_teacher_bias)
                 total += (teacher_log_probs.exp() * (teacher_log_probs - student_log_probs)).sum()
                 if not (needs_states or needs_weight or needs_bias):
                     continue
                 # the gradient of the logits, times T^2
                 logits_grad = student_log_probs.exp_().sub_(teacher_log_probs.exp_()).mul_(temperature).to(dtype)
                 if states_grad is not None:
-                    states_grad[chunk] = matmul_transposed(logits_grad, student.weight.T).to(states_grad.dtype)
+                    states_grad[chunk] = matmul_transposed(logits_grad, cast_weight.T).to(states_grad.dtype)
                 if weight_grad is not None:
                     weight_grad += matmul_transposed(logits_grad.T, chunk_states.T).to(weight_grad.dtype)
                 if bias_grad is not None:
@@ -96,23 +102,3 @@ class _ChunkedKLDivergence(torch.autograd.Function):
             None if gradient is None else gradient * grad.to(gradient.dtype) for gradient in ctx.gradients
         )
         return states_grad, None, weight_grad, bias_grad, None, None, None, None
-
-
-class _Decoder:
-    """A linear layer to the vocabulary in the dtype of the computation, with logits divided by the temperature."""
-
-    def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype, temperature: float) -> None:
-        self.weight, self.temperature = weight.to(dtype), temperature
-        self.bias = (weight.new_zeros(len(weight)) if bias is None else bias / temperature).to(dtype)
-
-    def log_softmax(self, hidden_states: Tensor) -> Tensor:
-        """(rows, width) -> (rows, vocabulary) in float32."""
-        logits = fast_linear(hidden_states / self.temperature, self.weight, self.bias)
-        return torch.log_softmax(logits.float(), -1)
-
-
-def _chunks(rows: int, vocab_size: int) -> list[slice]:
-    """Chunks of equal size, with `CHUNK_ELEMENTS` logits of each model in memory."""
-    number = max(1, math.ceil(rows * vocab_size / cross_entropy.CHUNK_ELEMENTS))
-    size = max(1, math.ceil(rows / number))
-    return [slice(start, start + size) for start in range(0, rows, size)]

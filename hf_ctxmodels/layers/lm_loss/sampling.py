@@ -1,21 +1,22 @@
-"""Sampling with counter-based random numbers, independent of a generator's state."""
+"""Sampling with counter-based random numbers, independent of a generator's state; sampled softmax."""
+
+import math
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 _BLOCK = 256  # columns of a partial sum
 _STEP, _FIRST, _SECOND = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15  # of SplitMix64, as int64
 
 
 def uniforms(seeds: Tensor, indices: Tensor) -> Tensor:
-    """Uniform numbers in [0, 1) as a function of (seed, index): outputs of SplitMix64 (Steele, Lea & Flood 2014).
+    """Uniform float32 numbers in [0, 1), multiples of 2^-24, as a function of (seed, index): outputs of SplitMix64
+    (Steele, Lea & Flood 2014).
 
     Args:
         seeds: (...) int64.
         indices: (...) int64, 0 or more: position in the seed's sequence.
-
-    Returns:
-        (...) float32, multiples of 2^-24.
     """
     state = _scramble(seeds) + (indices + 1) * _STEP  # scrambled first, since consecutive seeds are common
     return (_logical_shift(_scramble(state), 40)).float() * 2.0**-24
@@ -65,3 +66,39 @@ def _first_above(cumulative: Tensor, level: Tensor) -> Tensor:
     last."""
     maximum = cumulative[:, -1:] * (1 - 2 * torch.finfo(cumulative.dtype).eps)
     return (cumulative <= torch.minimum(level, maximum)).sum(1, keepdim=True)
+
+
+def log_uniform_probability(ids: Tensor, vocab_size: int) -> Tensor:
+    """Probability of each id, `log((id + 2) / (id + 1)) / log(vocabulary + 1)`, in float64: close to word frequencies
+    for ids in the order of frequency."""
+    return (1 / (ids.double() + 1)).log1p() / math.log(vocab_size + 1)
+
+
+def sampled_softmax_loss(
+    hidden_states: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, negatives: Tensor
+) -> Tensor:
+    """Summed cross-entropy in nats of each target against the negatives.
+
+    Repeated negatives count once, and each logit is corrected by the log probability that its word is among the
+    samples; with many negatives the loss approaches the full softmax. A negative equal to a row's target is excluded
+    in this row.
+
+    Args:
+        hidden_states: (rows, width).
+        weight, bias: (vocabulary, width), (vocabulary,).
+        targets: (rows,) ids.
+        negatives: (k,) samples of `log_uniform_probability`, the same for all rows.
+    """
+    vocab_size, num_samples = len(weight), len(negatives)
+
+    def log_inclusion_probability(ids: Tensor) -> Tensor:
+        log_exclusion = num_samples * torch.log1p(-log_uniform_probability(ids, vocab_size))
+        return (-torch.expm1(log_exclusion)).log().float()
+
+    negatives = negatives.unique()
+    target_logits = ((hidden_states * weight[targets]).sum(-1) + bias[targets]).float()
+    target_logits = target_logits - log_inclusion_probability(targets)
+    negative_logits = F.linear(hidden_states, weight[negatives], bias[negatives]).float()
+    negative_logits = negative_logits - log_inclusion_probability(negatives)
+    negative_logits = negative_logits.masked_fill(targets[:, None] == negatives, float("-inf"))
+    return (torch.cat([target_logits[:, None], negative_logits], 1).logsumexp(1) - target_logits).sum()

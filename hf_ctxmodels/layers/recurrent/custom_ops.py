@@ -1,140 +1,88 @@
-"""The recurrences of LSTM and GRU layers as custom operators, for compiled graphs that do not depend on the length.
+"""The recurrences of LSTM and GRU layers as custom operators, for compiled graphs that do not depend on the length."""
 
-Defining an operator takes torch tens of milliseconds, so this module is imported when a graph is compiled.
-"""
-
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hf_ctxmodels.layers.recurrent.recurrence import StepOptions, gru_gradients, lstm_gradients, run_gru, run_lstm
+from hf_ctxmodels.layers.recurrent.packing import StepOptions
+from hf_ctxmodels.layers.recurrent.recurrence import gru_gradients, lstm_gradients, run_gru, run_lstm
+
+_OPTIONS = "Tensor token_mask, Tensor? restarts, float? cell_clip, float? projection_clip"
 
 
-def _full_steps(gates: Tensor, hidden: Tensor) -> tuple[int, ...]:
-    """Return `StepOptions.steps` for steps that each compute all rows."""
-    rows = hidden.shape[1]
-    return (rows,) * (gates.shape[1] // rows)
+def _define_operator(name: str, tensors: str, num_states: int, run: Callable, compute_gradients: Callable) -> Any:
+    """An operator with the arguments of `rnn.run_recurrence` and a backward operator, which repeats the forward pass.
+
+    Args:
+        name: Name of the operator.
+        tensors: Schema of the tensors of `rnn.run_recurrence`, which have gradients.
+        num_states: Number of states among the tensors, after the gates.
+        run, compute_gradients: Forward and backward pass of `recurrence`.
+    """
+    num_tensors, outputs = tensors.count(",") + 1, ", ".join(["Tensor"] * (num_states + 1))
+
+    def run_steps(gates: Tensor, *inputs: Any) -> tuple[StepOptions, tuple, tuple]:
+        rows = inputs[0].shape[1]
+        options = StepOptions((rows,) * (gates.shape[1] // rows), *inputs[num_tensors - 1 :])
+        return options, *run(options, gates.clone(), *inputs[: num_tensors - 1])
+
+    def forward(*inputs: Any) -> tuple[Tensor, ...]:
+        _, values, last_states = run_steps(*inputs)
+        return values[1], *last_states
+
+    def backward(gradients: list[Tensor], *inputs: Any) -> list[Tensor]:
+        options, values, _ = run_steps(*inputs)
+        input_gradients = compute_gradients(options, values, gradients, *inputs[1:num_tensors])
+        return [gradient.contiguous() for gradient in input_gradients if gradient is not None]
+
+    schema = f"{tensors}, {_OPTIONS}"
+    operator = torch.library.custom_op(
+        f"hf_ctxmodels::{name}", forward, mutates_args=(), schema=f"({schema}) -> ({outputs})"
+    )
+    backward_operator = torch.library.custom_op(
+        f"hf_ctxmodels::{name}_backward",
+        backward,
+        mutates_args=(),
+        schema=f"(Tensor[] gradients, {schema}) -> Tensor[]",
+    )
+
+    @operator.register_fake
+    def _output_shapes(gates: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
+        outputs = gates.new_empty(*gates.shape[:2], inputs[0].shape[2])
+        return outputs, *(gates.new_empty(state.shape) for state in inputs[:num_states])
+
+    @backward_operator.register_fake
+    def _gradient_shapes(gradients: list[Tensor], *inputs: Any) -> list[Tensor]:
+        return [tensor.new_empty(tensor.shape) for tensor in inputs[:num_tensors] if tensor is not None]
+
+    def save_inputs(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.save_for_backward(*inputs[:-2])
+        ctx.clips = inputs[-2:]
+
+    def differentiate(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        contiguous = [gradient.contiguous() for gradient in gradients]
+        input_gradients = backward_operator(contiguous, *ctx.saved_tensors, *ctx.clips)
+        return (*input_gradients, *[None] * (num_tensors + 4 - len(input_gradients)))
+
+    operator.register_autograd(differentiate, setup_context=save_inputs)
+    return operator
 
 
-@torch.library.custom_op("hf_ctxmodels::recurrence", mutates_args=())
-def lstm_custom_op(
-    gates: Tensor,
-    hidden: Tensor,
-    cell: Tensor,
-    state_weight: Tensor,
-    projection: Tensor | None,
-    token_mask: Tensor,
-    restarts: Tensor | None,
-    cell_clip: float | None,
-    projection_clip: float | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute `lstm_recurrence` with padding positions."""
-    options = StepOptions(_full_steps(gates, hidden), cell_clip, projection_clip, token_mask, restarts)
-    result = run_lstm(gates.clone(), hidden, cell, state_weight, projection, options)
-    return result.outputs, result.last_hidden, result.last_cell
-
-
-@lstm_custom_op.register_fake
-def _lstm_shapes(
-    gates: Tensor, hidden: Tensor, cell: Tensor, state_weight: Tensor, *_: Any
-) -> tuple[Tensor, Tensor, Tensor]:
-    outputs = gates.new_empty(gates.shape[0], gates.shape[1], state_weight.shape[2])
-    return outputs, gates.new_empty(hidden.shape), gates.new_empty(cell.shape)
-
-
-@torch.library.custom_op("hf_ctxmodels::recurrence_backward", mutates_args=())
-def _lstm_backward(
-    gradients: list[Tensor],
-    gates: Tensor,
-    hidden: Tensor,
-    cell: Tensor,
-    state_weight: Tensor,
-    projection: Tensor | None,
-    token_mask: Tensor,
-    restarts: Tensor | None,
-    cell_clip: float | None,
-    projection_clip: float | None,
-) -> list[Tensor]:
-    """Gradients of the first four arguments of `lstm_custom_op` and the projection, with recomputation."""
-    options = StepOptions(_full_steps(gates, hidden), cell_clip, projection_clip, token_mask, restarts)
-    result = run_lstm(gates.clone(), hidden, cell, state_weight, projection, options)
-    d_outputs, d_last_hidden, d_last_cell = gradients
-    result = result._replace(last_hidden=d_last_hidden, last_cell=d_last_cell)
-    input_gradients = lstm_gradients(result, hidden, cell, state_weight, projection, options, d_outputs)
-    return [gradient.contiguous() for gradient in input_gradients if gradient is not None]
-
-
-@_lstm_backward.register_fake
-def _lstm_gradient_shapes(gradients: list[Tensor], *inputs: Any) -> list[Tensor]:
-    return [tensor.new_empty(tensor.shape) for tensor in inputs[:5] if tensor is not None]
-
-
-def _save_lstm_inputs(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    ctx.save_for_backward(*inputs[:7])
-    ctx.clips = inputs[7:]
-
-
-def _differentiate_lstm(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-    contiguous = [gradient.contiguous() for gradient in gradients]
-    input_gradients = _lstm_backward(contiguous, *ctx.saved_tensors, *ctx.clips)
-    return (*input_gradients, *[None] * (9 - len(input_gradients)))
-
-
-lstm_custom_op.register_autograd(_differentiate_lstm, setup_context=_save_lstm_inputs)
-
-
-@torch.library.custom_op("hf_ctxmodels::gru_recurrence", mutates_args=())
-def gru_custom_op(
-    gates: Tensor,
-    hidden: Tensor,
-    state_weight: Tensor,
-    candidate_bias: Tensor,
-    token_mask: Tensor,
-    restarts: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """Compute `gru_recurrence` with padding positions."""
-    options = StepOptions(_full_steps(gates, hidden), token_mask=token_mask, restarts=restarts)
-    result = run_gru(gates.clone(), hidden, state_weight, candidate_bias, options)
-    return result.outputs, result.last_hidden
-
-
-@gru_custom_op.register_fake
-def _gru_shapes(gates: Tensor, hidden: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return gates.new_empty(*gates.shape[:2], hidden.shape[2]), gates.new_empty(hidden.shape)
-
-
-@torch.library.custom_op("hf_ctxmodels::gru_recurrence_backward", mutates_args=())
-def _gru_backward(
-    gradients: list[Tensor],
-    gates: Tensor,
-    hidden: Tensor,
-    state_weight: Tensor,
-    candidate_bias: Tensor,
-    token_mask: Tensor,
-    restarts: Tensor | None,
-) -> list[Tensor]:
-    """Gradients of the first four arguments of `gru_custom_op`, with recomputation."""
-    options = StepOptions(_full_steps(gates, hidden), token_mask=token_mask, restarts=restarts)
-    result = run_gru(gates.clone(), hidden, state_weight, candidate_bias, options)
-    d_outputs, d_last_hidden = gradients
-    result = result._replace(last_hidden=d_last_hidden)
-    input_gradients = gru_gradients(result, hidden, state_weight, options, d_outputs)
-    return [gradient.contiguous() for gradient in input_gradients]
-
-
-@_gru_backward.register_fake
-def _gru_gradient_shapes(gradients: list[Tensor], *inputs: Any) -> list[Tensor]:
-    return [tensor.new_empty(tensor.shape) for tensor in inputs[:4]]
-
-
-def _save_gru_inputs(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    ctx.save_for_backward(*inputs)
-
-
-def _differentiate_gru(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-    input_gradients = _gru_backward([gradient.contiguous() for gradient in gradients], *ctx.saved_tensors)
-    return (*input_gradients, None, None)
-
-
-gru_custom_op.register_autograd(_differentiate_gru, setup_context=_save_gru_inputs)
+RECURRENCE_OPERATORS = {
+    "lstm": _define_operator(
+        "recurrence",
+        "Tensor gates, Tensor hidden, Tensor cell, Tensor state_weight, Tensor? projection",
+        2,
+        run_lstm,
+        lstm_gradients,
+    ),
+    "gru": _define_operator(
+        "gru_recurrence",
+        "Tensor gates, Tensor hidden, Tensor state_weight, Tensor candidate_bias",
+        1,
+        run_gru,
+        gru_gradients,
+    ),
+}

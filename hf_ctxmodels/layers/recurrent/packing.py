@@ -2,9 +2,26 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+
+
+class StepOptions(NamedTuple):
+    """Options of the steps of a recurrence.
+
+    Attributes:
+        steps: Number of rows of each step; empty in a compiled graph, where all steps have all rows.
+        token_mask, restarts: See `PackedSequences`.
+        cell_clip, projection_clip: Bounds of absolute values in an LSTM; None for no bound.
+    """
+
+    steps: tuple[int, ...]
+    token_mask: Tensor | None = None
+    restarts: Tensor | None = None
+    cell_clip: float | None = None
+    projection_clip: float | None = None
 
 
 @dataclass(frozen=True)
@@ -35,12 +52,9 @@ class PackedSequences:
 
     @classmethod
     def build(cls, tokens: Tensor, sequences: Tensor | None = None, directions: int = 2) -> "PackedSequences":
-        """Pack without padding positions.
+        """Pack the (rows, length) positions where `tokens` is True, which may be anywhere in a row.
 
-        Args:
-            tokens: (rows, length) bool, True at tokens; padding positions may be anywhere.
-            sequences: (rows, length) number of the sequence within its row; None for one sequence per row.
-            directions: 1 or 2.
+        `sequences` are (rows, length) numbers of the sequence within its row; None for one sequence per row.
         """
         rows, length = tokens.shape
         positions = tokens.flatten().nonzero()[:, 0]
@@ -78,6 +92,13 @@ class PackedSequences:
             restarts = restarts.flatten(1)[..., None]
         token_mask = is_token.T.reshape(1, -1, 1).expand(directions, -1, -1)
         return cls(positions, (), order, (rows, length), token_mask, restarts)
+
+    def step_options(self) -> StepOptions:
+        """Options of the steps, without clipping."""
+        steps = self.steps
+        if self.token_mask is not None and not torch.compiler.is_compiling():  # whose length may be symbolic
+            steps = (self.shape[0],) * self.shape[1]
+        return StepOptions(steps, self.token_mask, self.restarts)
 
     def backward_only(self) -> "PackedSequences":
         """Return only the second of two directions."""
@@ -141,17 +162,11 @@ def run_layer(layer: nn.Module, states: Tensor, packing: PackedSequences) -> Ten
 def run_bidirectional(
     layers: Iterable[nn.Module], embeddings: Tensor, packing: PackedSequences, dropout: nn.Module
 ) -> tuple[list[Tensor], list[tuple[Tensor, ...]]]:
-    """A stack of bidirectional layers.
-
-    Args:
-        layers: Bidirectional `LSTM` or `GRU` layers.
-        embeddings: (batch, length, width) the input of the first layer.
-        packing: The tokens of the batch.
-        dropout: Applied to the input of each layer except the first.
+    """A stack of bidirectional `LSTM` or `GRU` layers, with dropout on the input of each layer except the first.
 
     Returns:
-        `embeddings` and each layer's output (batch, length, 2 * width), zero at padding positions; and each layer's
-        state after the last token of each sequence, tensors (batch, 2, width).
+        The (batch, length, width) embeddings and each layer's output (batch, length, 2 * width), zero at padding
+        positions; and each layer's state after the last token of each sequence, tensors (batch, 2, width).
     """
     states, final_states = [embeddings], []
     for depth, layer in enumerate(layers):

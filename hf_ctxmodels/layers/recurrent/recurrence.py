@@ -5,56 +5,33 @@ each weight in one product for all steps. On a CPU a step multiplies few rows by
 prepacked weights is several times faster than torch's BLAS.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch._higher_order_ops.scan import scan  # it has no public name yet
 
 from hf_ctxmodels.layers.cpu.linear import (
-    can_use_onednn_or_bfloat16,
+    can_use_onednn,
     fast_linear,
     linear,
     matmul_transposed,
     onednn_linear,
     prepack_weight,
 )
+from hf_ctxmodels.layers.recurrent.packing import StepOptions
 
 LSTM_GATES, GRU_GATES = 4, 3
 _MIN_PREPACKED_STEPS = 12  # with fewer steps, prepacking a weight costs more than it saves
 
 
-class StepOptions(NamedTuple):
-    """Options of the steps.
-
-    Attributes:
-        steps: Number of rows of each step.
-        cell_clip, projection_clip: Bounds of absolute values; None for no bound.
-        token_mask: (directions, tokens, 1) bool, False at padding, where the state is carried unchanged; None without
-            padding.
-        restarts: (directions, tokens, 1) bool, True where the state is zeroed before the step; None for no restarts.
-    """
-
-    steps: tuple[int, ...]
-    cell_clip: float | None = None
-    projection_clip: float | None = None
-    token_mask: Tensor | None = None
-    restarts: Tensor | None = None
-
-
 def input_gates(layer: Any, packed: Tensor, bias: Tensor) -> Tensor:
-    """The contribution of the input to the gates, for all steps.
+    """The contribution of the input (directions, tokens, input) to the gates, (directions, tokens, gates).
 
-    Args:
-        layer: Has an `input_weight` (directions, gates, input), or instead `input_maps`, a linear layer for each
-            direction.
-        packed: (directions, tokens, input).
-        bias: (directions, gates).
-
-    Returns:
-        (directions, tokens, gates).
+    The layer has an `input_weight` (directions, gates, input), or instead `input_maps`, a linear layer per direction.
     """
     layers = getattr(layer, "input_maps", None)
     if layers is not None:
@@ -79,7 +56,7 @@ class _StepProduct:
 
     def __init__(self, weight: Tensor, num_steps: int) -> None:
         self.weights: Sequence[Tensor] = weight.unbind()
-        self.uses_onednn = can_use_onednn_or_bfloat16(weight)
+        self.uses_onednn = can_use_onednn(weight, bfloat16=True)
         if self.uses_onednn and num_steps >= _MIN_PREPACKED_STEPS:
             self.weights = [prepack_weight(matrix) for matrix in self.weights]
 
@@ -114,78 +91,15 @@ def _previous_states(initial: Tensor, states: Tensor, options: StepOptions) -> T
     return concatenated if options.restarts is None else concatenated * ~options.restarts
 
 
-# LSTM
-
-
-class LSTMResult(NamedTuple):
-    """The results of all steps of an LSTM, (directions, tokens, ...).
-
-    Attributes:
-        gates: The gates after their non-linearities.
-        outputs, cells: Hidden and cell state after every step.
-        last_hidden, last_cell: (directions, rows, ...) the state after each row's last token.
-    """
-
-    gates: Tensor
-    outputs: Tensor
-    cells: Tensor
-    last_hidden: Tensor
-    last_cell: Tensor
-
-
-def lstm_recurrence(
-    gates: Tensor,
-    hidden: Tensor,
-    cell: Tensor,
-    state_weight: Tensor,
-    projection: Tensor | None,
-    options: StepOptions,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Run all steps; returns (directions, tokens, output) outputs, and the last hidden and cell states.
-
-    Args:
-        gates: (directions, tokens, 4 * cell) contribution of the input to the gates, with the bias.
-        hidden, cell: (directions, rows, ...) the state before the first step.
-        state_weight: (directions, 4 * cell, output).
-        projection: (directions, output, cell) or None.
-        options: Options of the steps.
-    """
-    is_grad_enabled = torch.is_grad_enabled()  # within the function gradients are always disabled
-    return _LSTMRecurrence.apply(gates, hidden, cell, state_weight, projection, options, is_grad_enabled)
-
-
-class _LSTMRecurrence(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        gates: Tensor,
-        hidden: Tensor,
-        cell: Tensor,
-        state_weight: Tensor,
-        projection: Tensor | None,
-        options: StepOptions,
-        is_grad_enabled: bool,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        needs_grad = is_grad_enabled and any(ctx.needs_input_grad)
-        result = run_lstm(gates.clone() if needs_grad else gates, hidden, cell, state_weight, projection, options)
-        if needs_grad:
-            ctx.save_for_backward(*result[:3], hidden, cell, state_weight, projection)
-            ctx.options = options
-        return result.outputs, result.last_hidden, result.last_cell
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, d_outputs: Tensor, d_last_hidden: Tensor, d_last_cell: Tensor) -> tuple[Tensor | None, ...]:
-        gates, outputs, cells, hidden, cell, state_weight, projection = ctx.saved_tensors
-        result = LSTMResult(gates, outputs, cells, d_last_hidden, d_last_cell)
-        gradients = lstm_gradients(result, hidden, cell, state_weight, projection, ctx.options, d_outputs)
-        return (*gradients, None, None)
-
-
 def run_lstm(
-    gates: Tensor, hidden: Tensor, cell: Tensor, state_weight: Tensor, projection: Tensor | None, options: StepOptions
-) -> LSTMResult:
-    """The forward pass; arguments as in `lstm_recurrence`. The gates are overwritten in place."""
+    options: StepOptions, gates: Tensor, hidden: Tensor, cell: Tensor, state_weight: Tensor, projection: Tensor | None
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """The forward pass; the gates are overwritten in place.
+
+    Returns:
+        (directions, tokens, ...) gates after their non-linearities, hidden and cell states after each step; and the
+        (directions, rows, ...) hidden and cell state after each row's last token.
+    """
     directions, tokens, width = gates.shape
     size, num_steps = width // LSTM_GATES, len(options.steps)
     multiply_state = _StepProduct(state_weight, num_steps)
@@ -222,57 +136,28 @@ def run_lstm(
             new_cell.copy_(torch.where(is_token, new_cell, cell))
         hidden, cell = new_hidden, new_cell
     last_states.append((hidden, cell))
-    last_hidden, last_cell = (torch.cat(states[::-1], 1) for states in zip(*last_states, strict=True))
-    return LSTMResult(gates, outputs, cells, last_hidden, last_cell)
+    return (gates, outputs, cells), tuple(torch.cat(states[::-1], 1) for states in zip(*last_states, strict=True))
 
 
 def lstm_gradients(
-    result: LSTMResult,
+    options: StepOptions,
+    values: Sequence[Tensor],
+    gradients: Sequence[Tensor],
     hidden: Tensor,
     cell: Tensor,
     state_weight: Tensor,
     projection: Tensor | None,
-    options: StepOptions,
-    d_outputs: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
-    """Gradients of the first five arguments of `lstm_recurrence`.
-
-    Args:
-        result: The result of the forward pass, with the gradients of the last states instead of these.
-        hidden, cell, state_weight, projection, options: Arguments of the forward pass.
-        d_outputs: (directions, tokens, output).
-    """
-    d_gates, d_pre_clip, d_hidden, d_cell = _run_lstm_backward(
-        result, cell, state_weight, projection, options, d_outputs
-    )
-    d_state_weight = _sum_products(d_gates, _previous_states(hidden, result.outputs, options))
-    d_projection = None
-    if projection is not None:
-        unprojected = result.gates[..., 3 * result.cells.shape[2] :] * result.cells.tanh()
-        d_projection = _sum_products(d_pre_clip, unprojected)
-    return d_gates, d_hidden, d_cell, d_state_weight, d_projection
-
-
-def _run_lstm_backward(
-    result: LSTMResult,
-    first_cell: Tensor,
-    state_weight: Tensor,
-    projection: Tensor | None,
-    options: StepOptions,
-    d_outputs: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The backward pass.
-
-    Returns:
-        Gradients of the gates before their non-linearities (directions, tokens, 4 * cell), of the outputs before
-        clipping (directions, tokens, output), and of the state before the first step.
-    """
-    gates, outputs, cells, d_last_hidden, d_last_cell = result
+) -> tuple[Tensor | None, ...]:
+    """Gradients of the tensors that `run_lstm` got, from the values of all steps that it returned, and the gradients of
+    the outputs and of the last states."""
+    gates, outputs, cells = values
+    d_outputs, d_last_hidden, d_last_cell = gradients
     size, num_steps = cells.shape[2], len(options.steps)
     backpropagate_state = _StepProduct(state_weight.transpose(1, 2), num_steps)
     backpropagate_projection = None if projection is None else _StepProduct(projection.transpose(1, 2), num_steps)
-    d_gates, d_pre_clip = torch.empty_like(gates), d_outputs.clone()
-    tanh_cells, previous_cells = cells.tanh(), _previous_states(first_cell, cells, options)
+    d_gates = torch.empty_like(gates)  # before their non-linearities
+    d_pre_clip = d_outputs.clone()  # of the outputs before clipping
+    tanh_cells, previous_cells = cells.tanh(), _previous_states(cell, cells, options)
     d_hidden, d_cell = d_last_hidden[:, :0], d_last_cell[:, :0]
     stop = gates.shape[1]
     for rows in reversed(options.steps):
@@ -304,7 +189,11 @@ def _run_lstm_backward(
             continues = ~options.restarts[:, step]
             d_cell, d_hidden = d_cell * continues, d_hidden * continues
         stop -= rows
-    return d_gates, d_pre_clip, d_hidden, d_cell
+    d_state_weight = _sum_products(d_gates, _previous_states(hidden, outputs, options))
+    d_projection = None
+    if projection is not None:
+        d_projection = _sum_products(d_pre_clip, gates[..., 3 * size :] * tanh_cells)
+    return d_gates, d_hidden, d_cell, d_state_weight, d_projection
 
 
 def _zero_clipped_(gradient: Tensor, values: Tensor, clip: float | None) -> None:
@@ -313,72 +202,15 @@ def _zero_clipped_(gradient: Tensor, values: Tensor, clip: float | None) -> None
         gradient.masked_fill_(values.abs() >= clip, 0)
 
 
-# GRU
-
-
-class GRUResult(NamedTuple):
-    """The results of all steps of a GRU, (directions, tokens, ...).
-
-    Attributes:
-        gates: The gates after their non-linearities.
-        candidate_terms: The contribution of the state to each candidate.
-        outputs: The state after every step.
-        last_hidden: (directions, rows, hidden) the state after each row's last token.
-    """
-
-    gates: Tensor
-    candidate_terms: Tensor
-    outputs: Tensor
-    last_hidden: Tensor
-
-
-def gru_recurrence(
-    gates: Tensor, hidden: Tensor, state_weight: Tensor, candidate_bias: Tensor, options: StepOptions
-) -> tuple[Tensor, Tensor]:
-    """Run all steps; returns (directions, tokens, hidden) states, and the last states (directions, rows, hidden).
-
-    Args:
-        gates: (directions, tokens, 3 * hidden) contribution of the input to reset gate, update gate and candidate, with
-            all biases except the candidate's recurrent bias.
-        hidden: (directions, rows, hidden) the states before the first step.
-        state_weight: (directions, 3 * hidden, hidden).
-        candidate_bias: (directions, hidden) the candidate's recurrent bias, added before the reset gate is applied.
-        options: Options of the steps, without clipping.
-    """
-    is_grad_enabled = torch.is_grad_enabled()  # within the function gradients are always disabled
-    return _GRURecurrence.apply(gates, hidden, state_weight, candidate_bias, options, is_grad_enabled)
-
-
-class _GRURecurrence(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        gates: Tensor,
-        hidden: Tensor,
-        state_weight: Tensor,
-        candidate_bias: Tensor,
-        options: StepOptions,
-        is_grad_enabled: bool,
-    ) -> tuple[Tensor, Tensor]:
-        needs_grad = is_grad_enabled and any(ctx.needs_input_grad)
-        result = run_gru(gates.clone() if needs_grad else gates, hidden, state_weight, candidate_bias, options)
-        if needs_grad:
-            ctx.save_for_backward(*result[:3], hidden, state_weight)
-            ctx.options = options
-        return result.outputs, result.last_hidden
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, d_outputs: Tensor, d_last_hidden: Tensor) -> tuple[Tensor | None, ...]:
-        gates, candidate_terms, outputs, hidden, state_weight = ctx.saved_tensors
-        result = GRUResult(gates, candidate_terms, outputs, d_last_hidden)
-        return (*gru_gradients(result, hidden, state_weight, ctx.options, d_outputs), None, None)
-
-
 def run_gru(
-    gates: Tensor, hidden: Tensor, state_weight: Tensor, candidate_bias: Tensor, options: StepOptions
-) -> GRUResult:
-    """The forward pass; arguments as in `gru_recurrence`. The gates are overwritten in place."""
+    options: StepOptions, gates: Tensor, hidden: Tensor, state_weight: Tensor, candidate_bias: Tensor
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """The forward pass; the gates are overwritten in place.
+
+    Returns:
+        (directions, tokens, ...) gates after their non-linearities, states after each step, and contributions of the
+        state to each candidate; and the (directions, rows, hidden) state after each row's last token.
+    """
     size = hidden.shape[2]
     multiply_state = _StepProduct(state_weight, len(options.steps))
     candidate_terms, outputs = (gates.new_empty(*gates.shape[:2], size) for _ in range(2))
@@ -402,20 +234,20 @@ def run_gru(
             new_hidden.copy_(torch.where(options.token_mask[:, step], new_hidden, hidden))
         hidden = new_hidden
     last_states.append(hidden)
-    return GRUResult(gates, candidate_terms, outputs, torch.cat(last_states[::-1], 1))
+    return (gates, outputs, candidate_terms), (torch.cat(last_states[::-1], 1),)
 
 
 def gru_gradients(
-    result: GRUResult, hidden: Tensor, state_weight: Tensor, options: StepOptions, d_outputs: Tensor
+    options: StepOptions,
+    values: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    hidden: Tensor,
+    state_weight: Tensor,
+    candidate_bias: Tensor,
 ) -> tuple[Tensor, ...]:
-    """Gradients of the first four arguments of `gru_recurrence`.
-
-    Args:
-        result: The result of the forward pass, with the gradient of the last states instead of these.
-        hidden, state_weight, options: Arguments of the forward pass.
-        d_outputs: (directions, tokens, hidden).
-    """
-    gates, candidate_terms, outputs, d_last_hidden = result
+    """Gradients of the tensors that `run_gru` got; arguments as in `lstm_gradients`."""
+    gates, outputs, candidate_terms = values
+    d_outputs, d_last_hidden = gradients
     size = hidden.shape[2]
     previous = _previous_states(hidden, outputs, options)
     backpropagate_state = _StepProduct(state_weight.transpose(1, 2), len(options.steps))
@@ -448,3 +280,73 @@ def gru_gradients(
         stop -= rows
     d_gates = torch.cat([d_state_terms[..., : 2 * size], d_candidates], -1)
     return d_gates, d_hidden, _sum_products(d_state_terms, previous), d_state_terms[..., 2 * size :].sum(1)
+
+
+State = tuple[Tensor, ...]
+
+
+def scan_lstm(
+    options: StepOptions, gates: Tensor, hidden: Tensor, cell: Tensor, state_weight: Tensor, projection: Tensor | None
+) -> tuple[Tensor, ...]:
+    """`rnn.run_recurrence` of an LSTM."""
+    gates, hidden, cell, state_weight = map(_detach_for_onnx, (gates, hidden, cell, state_weight))
+    projection = None if projection is None else _detach_for_onnx(projection)
+
+    def step(state: State, input_terms: Tensor) -> State:
+        hidden, cell = state
+        in_gate, forget, candidate, out_gate = torch.baddbmm(input_terms, hidden, state_weight.mT).chunk(4, -1)
+        cell = _clip(forget.sigmoid() * cell + in_gate.sigmoid() * candidate.tanh(), options.cell_clip)
+        unprojected = out_gate.sigmoid() * cell.tanh()
+        hidden = unprojected if projection is None else unprojected @ projection.mT
+        return _clip(hidden, options.projection_clip), cell
+
+    return _scan_steps(step, (hidden, cell), gates, options)
+
+
+def scan_gru(
+    options: StepOptions, gates: Tensor, hidden: Tensor, state_weight: Tensor, candidate_bias: Tensor
+) -> tuple[Tensor, ...]:
+    """`rnn.run_recurrence` of a GRU."""
+    gates, hidden, state_weight, candidate_bias = map(_detach_for_onnx, (gates, hidden, state_weight, candidate_bias))
+
+    def step(state: State, input_terms: Tensor) -> State:
+        (hidden,) = state
+        reset_input, update_input, candidate_input = input_terms.chunk(3, -1)
+        reset, update, candidate = torch.bmm(hidden, state_weight.mT).chunk(3, -1)
+        reset, update = (reset_input + reset).sigmoid(), (update_input + update).sigmoid()
+        candidate = (candidate_input + reset * (candidate + candidate_bias[:, None])).tanh()
+        return (candidate + update * (hidden - candidate),)
+
+    return _scan_steps(step, (hidden,), gates, options)
+
+
+def _scan_steps(
+    step: Callable[[State, Tensor], State], initial: State, gates: Tensor, options: StepOptions
+) -> tuple[Tensor, ...]:
+    """Run all steps of all rows by torch's `scan`, for exported graphs of any length.
+
+    Unlike with custom operators, an exported program then needs no code of this package, and ONNX has the operator.
+    Rows may have padding positions (see `PackedSequences.with_padding`). `step` computes a state, which begins with the
+    output, from the state before it and the step's (directions, rows, width) gates.
+    """
+
+    def combine(state: State, inputs: tuple[Tensor, ...]) -> tuple[State, Tensor]:
+        step_gates, is_token, *restart = inputs
+        before = tuple(tensor * ~restart[0] for tensor in state) if restart else state
+        after = tuple(torch.where(is_token, new, old) for new, old in zip(step(before, step_gates), before))
+        return after, after[0].clone()  # a scan's outputs must not share memory
+
+    rows = initial[0].shape[1]
+    inputs = [tensor for tensor in (gates, options.token_mask, options.restarts) if tensor is not None]
+    steps = tuple(tensor.unflatten(1, (-1, rows)).transpose(0, 1) for tensor in inputs)
+    last, outputs = scan(combine, initial, steps)
+    return (outputs.transpose(0, 1).flatten(1, 2), *last)
+
+
+def _detach_for_onnx(tensor: Tensor) -> Tensor:
+    """The tensor, without its gradient in ONNX export, which does not support a `scan` with gradients."""
+    return tensor.detach() if torch.onnx.is_in_onnx_export() else tensor
+
+
+def _clip(values: Tensor, bound: float | None) -> Tensor:
+    return values if bound is None else values.clamp(-bound, bound)

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from hf_ctxmodels.core.inputs import sequence_numbers
+from hf_ctxmodels.layers.common import SafeBatchNorm1d
 from hf_ctxmodels.layers.cpu.dropout import Dropout
 from hf_ctxmodels.layers.cpu.linear import linear
-from hf_ctxmodels.layers.norm import SafeBatchNorm1d
-from hf_ctxmodels.layers.recurrent.lstm import LSTM
 from hf_ctxmodels.layers.recurrent.packing import PackedSequences, run_layer
+from hf_ctxmodels.layers.recurrent.rnn import LSTM
 
 
 class Biattention(nn.Module):

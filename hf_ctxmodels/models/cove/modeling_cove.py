@@ -16,15 +16,15 @@ from hf_ctxmodels.architectures.pretrained_word_vectors import (
     PretrainedEmbeddingPreTrainedModel,
 )
 from hf_ctxmodels.architectures.recurrent_inputs import prepare_inputs, zero_padding
+from hf_ctxmodels.core.caches import RecurrentCache
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import is_traced
-from hf_ctxmodels.core.recurrent_cache import RecurrentCache
+from hf_ctxmodels.layers.common import DecoderOutput
 from hf_ctxmodels.layers.cpu.dropout import Dropout
-from hf_ctxmodels.layers.decoder_output import DecoderOutput
 from hf_ctxmodels.layers.pooling import forward_fill_padding, token_mask
-from hf_ctxmodels.layers.recurrent.attentional_decoder import AttentionalDecoder, reset_lstm_cell
-from hf_ctxmodels.layers.recurrent.lstm import LSTM
+from hf_ctxmodels.layers.recurrent.decoders import AttentionalDecoder, reset_lstm_cell
 from hf_ctxmodels.layers.recurrent.packing import run_bidirectional
+from hf_ctxmodels.layers.recurrent.rnn import LSTM
 from hf_ctxmodels.models.cove.biattention import Biattention, MaxoutClassifier
 from hf_ctxmodels.models.cove.configuration_cove import CtxCoveConfig
 

@@ -1,6 +1,6 @@
 """Word tokenizer of CoVe, with separate source and target vocabularies."""
 
-from hf_ctxmodels.tokenizers.translation import CtxTranslationTokenizer
+from hf_ctxmodels.tokenizers.word_level import CtxTranslationTokenizer
 
 
 class CtxCoveTokenizer(CtxTranslationTokenizer):

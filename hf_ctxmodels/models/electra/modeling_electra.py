@@ -14,7 +14,7 @@ from hf_ctxmodels import heads
 from hf_ctxmodels.architectures.transformer_encoder import TransformerEncoder, build_embeddings
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.heads import IGNORE_INDEX, ItemCounts, mean_over_targets
-from hf_ctxmodels.layers.activations import get_activation
+from hf_ctxmodels.layers.common import get_activation
 from hf_ctxmodels.layers.cpu.dropout import Dropout
 from hf_ctxmodels.layers.transformer import TokenPositionTypeEmbeddings
 from hf_ctxmodels.models.electra.configuration_electra import CtxElectraConfig

@@ -13,9 +13,9 @@ from transformers import AutoTokenizer
 from transformers.utils import ModelOutput, logging
 from transformers.utils.generic import can_return_tuple
 
+from hf_ctxmodels.core.adapter_support import untie_adapted_embeddings
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_ids
-from hf_ctxmodels.core.peft_support import untie_adapted_embeddings
 from hf_ctxmodels.heads import IGNORE_INDEX, ItemCounts, build_mlm_head, mean_over_targets, validate_targets
 from hf_ctxmodels.models.electra.configuration_electra import CtxElectraConfig
 from hf_ctxmodels.models.electra.modeling_electra import (
@@ -116,7 +116,7 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
             self.generator.requires_grad_(False)
 
     def untie_adapted_weights(self) -> None:
-        """Untie adapted embeddings of the discriminator and of the generator, see `core.peft_support`.
+        """Untie adapted embeddings of the discriminator and of the generator, see `core.adapter_support`.
 
         Raises:
             CtxError: An adapter is attached to a weight shared by both encoders: merging it would change both.

@@ -18,15 +18,15 @@ from hf_ctxmodels.architectures.character_models import (
     build_character_vectors,
 )
 from hf_ctxmodels.architectures.recurrent_inputs import prepare_inputs
+from hf_ctxmodels.core.caches import RecurrentCache, validate_cache
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_ids
-from hf_ctxmodels.core.recurrent_cache import RecurrentCache, validate_cache
+from hf_ctxmodels.layers.common import ScalarMix
 from hf_ctxmodels.layers.cpu.dropout import Dropout
 from hf_ctxmodels.layers.cpu.linear import is_plain_linear, linear
-from hf_ctxmodels.layers.lm_loss.sampled_softmax import sampled_softmax_loss
+from hf_ctxmodels.layers.lm_loss.sampling import sampled_softmax_loss
 from hf_ctxmodels.layers.pooling import PoolingLayer, token_mask
 from hf_ctxmodels.layers.recurrent.packing import PackedSequences, concat_directions
-from hf_ctxmodels.layers.scalar_mix import ScalarMix
 from hf_ctxmodels.models.elmo.configuration_elmo import CtxElmoConfig
 
 
@@ -246,7 +246,7 @@ class CtxElmoForPreTraining(CtxElmoHeadModel):
         Args:
             labels: (batch, words, 2) vocabulary ids of the next and the previous word; -100 is ignored.
             negatives: (batch, k) samples for a sampled softmax as the training loss, which uses the negatives of the
-                whole batch (see `layers.lm_loss.sampled_softmax`).
+                whole batch (see `layers.lm_loss.sampling`).
             return_logits: See `returns_logits`.
         """
         labels = self.validate_token_targets(labels, "labels", input_ids, inputs_embeds, 2)

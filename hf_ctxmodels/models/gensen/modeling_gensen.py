@@ -12,16 +12,16 @@ from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
 from hf_ctxmodels.architectures.sentence_encoder import RecurrentSentenceEncoder
+from hf_ctxmodels.core.caches import RecurrentCache
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import is_traced
 from hf_ctxmodels.core.model import CtxPreTrainedModel
-from hf_ctxmodels.core.recurrent_cache import RecurrentCache
+from hf_ctxmodels.layers.common import DecoderOutput
 from hf_ctxmodels.layers.cpu.dropout import Dropout
 from hf_ctxmodels.layers.cpu.linear import LinearLayers, linear
-from hf_ctxmodels.layers.decoder_output import DecoderOutput
 from hf_ctxmodels.layers.pooling import pair_features
-from hf_ctxmodels.layers.recurrent.gru import GRU
-from hf_ctxmodels.layers.recurrent.sentence_decoder import ConditionalDecoder
+from hf_ctxmodels.layers.recurrent.decoders import ConditionalDecoder
+from hf_ctxmodels.layers.recurrent.rnn import GRU
 from hf_ctxmodels.models.gensen.configuration_gensen import CtxGenSenConfig
 
 

@@ -1,6 +1,6 @@
 """Tokenizer of GenSen."""
 
-from hf_ctxmodels.tokenizers.joint_bpe import JointBPETokenizer
+from hf_ctxmodels.tokenizers.bpe import JointBPETokenizer
 
 
 class CtxGenSenTokenizer(JointBPETokenizer):

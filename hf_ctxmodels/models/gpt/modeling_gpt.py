@@ -12,7 +12,7 @@ from hf_ctxmodels import heads
 from hf_ctxmodels.architectures.transformer_decoder import DecoderHeadModel, TransformerDecoder
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
-from hf_ctxmodels.core.weights import GPTConversions, decoder_layers
+from hf_ctxmodels.core.weights import decoder_layers, gpt_conversions
 from hf_ctxmodels.layers.cpu.dropout import shared_dropout
 from hf_ctxmodels.models.gpt.configuration_gpt import ACTIVATIONS, CtxGptConfig
 
@@ -22,7 +22,7 @@ GPT_EXPORT: list[WeightTransform] = [
     WeightRenaming(r"positions_embed\.", r"position_embeddings."),
     *decoder_layers(),
 ]
-GPT_SEQUENCE_EXPORT, GPT_CHOICE_EXPORT, GPT_CONVERSION = GPTConversions.from_export(GPT_EXPORT)
+GPT_SEQUENCE_EXPORT, GPT_CHOICE_EXPORT, GPT_CONVERSION = gpt_conversions(GPT_EXPORT)
 
 
 class CtxGptPreTrainedModel(CtxPreTrainedModel):

@@ -2,7 +2,7 @@
 
 from typing import Any, ClassVar
 
-from hf_ctxmodels.tokenizers.word_bpe import WordBPETokenizer
+from hf_ctxmodels.tokenizers.bpe import WordBPETokenizer
 
 # the special tokens _start_, _delimiter_ and _classify_ of the released code
 TASK_TOKENS = {"bos_token": "_start_", "sep_token": "_delimiter_", "cls_token": "_classify_"}

@@ -11,7 +11,7 @@ from transformers.core_model_loading import WeightRenaming, WeightTransform
 from hf_ctxmodels import heads
 from hf_ctxmodels.architectures.transformer_decoder import DecoderHeadModel, TransformerDecoder
 from hf_ctxmodels.core.model import CtxPreTrainedModel
-from hf_ctxmodels.core.weights import GPTConversions, decoder_layers
+from hf_ctxmodels.core.weights import decoder_layers, gpt_conversions
 from hf_ctxmodels.layers.attention.modules import SelfAttention
 from hf_ctxmodels.layers.transformer import FeedForward
 from hf_ctxmodels.models.gpt2.configuration_gpt2 import CtxGpt2Config
@@ -23,7 +23,7 @@ GPT2_EXPORT: list[WeightTransform] = [
     WeightRenaming(r"ln_f\.", r"final_norm."),
     *decoder_layers(),
 ]
-GPT2_SEQUENCE_EXPORT, GPT2_CHOICE_EXPORT, GPT2_CONVERSION = GPTConversions.from_export(GPT2_EXPORT)
+GPT2_SEQUENCE_EXPORT, GPT2_CHOICE_EXPORT, GPT2_CONVERSION = gpt_conversions(GPT2_EXPORT)
 
 
 class CtxGpt2PreTrainedModel(CtxPreTrainedModel):

@@ -2,7 +2,7 @@
 
 from typing import Any, ClassVar
 
-from hf_ctxmodels.tokenizers.byte_bpe import CtxByteBPETokenizer
+from hf_ctxmodels.tokenizers.bpe import CtxByteBPETokenizer
 
 
 class CtxGpt2Tokenizer(CtxByteBPETokenizer):

@@ -7,7 +7,7 @@ from tokenizers import processors
 
 from hf_ctxmodels.core.constants import NEWS_FIELDS
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.tokenizers.byte_bpe import CtxByteBPETokenizer
+from hf_ctxmodels.tokenizers.bpe import CtxByteBPETokenizer
 
 PADDING, RESET = "<|padding|>", "<|resetcontext|>"
 _GPT2_END = "<|endoftext|>"

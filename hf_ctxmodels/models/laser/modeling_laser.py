@@ -6,11 +6,11 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from hf_ctxmodels import heads
 from hf_ctxmodels.architectures.sentence_encoder import RecurrentSentenceEncoder
+from hf_ctxmodels.core.caches import RecurrentCache
 from hf_ctxmodels.core.inputs import is_traced
 from hf_ctxmodels.core.model import CtxPreTrainedModel
-from hf_ctxmodels.core.recurrent_cache import RecurrentCache
-from hf_ctxmodels.layers.decoder_output import DecoderOutput
-from hf_ctxmodels.layers.recurrent.sentence_decoder import SentenceDecoder
+from hf_ctxmodels.layers.common import DecoderOutput
+from hf_ctxmodels.layers.recurrent.decoders import SentenceDecoder
 from hf_ctxmodels.models.laser.configuration_laser import CtxLaserConfig
 
 

@@ -1,6 +1,6 @@
 """Tokenizer of LASER."""
 
-from hf_ctxmodels.tokenizers.joint_bpe import JointBPETokenizer
+from hf_ctxmodels.tokenizers.bpe import JointBPETokenizer
 
 
 class CtxLaserTokenizer(JointBPETokenizer):

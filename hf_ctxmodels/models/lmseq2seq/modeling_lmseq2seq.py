@@ -21,14 +21,14 @@ from hf_ctxmodels.architectures.lstm_language_model import (
     LSTMLanguageModelOutput,
     LSTMLanguageModelPreTrainedModel,
 )
+from hf_ctxmodels.core.caches import RecurrentCache
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.loading import load_pretrained
-from hf_ctxmodels.core.recurrent_cache import RecurrentCache
+from hf_ctxmodels.layers.common import DecoderOutput
 from hf_ctxmodels.layers.cpu.dropout import Dropout, dropout
 from hf_ctxmodels.layers.cpu.linear import linear
-from hf_ctxmodels.layers.decoder_output import DecoderOutput
 from hf_ctxmodels.layers.pooling import mask_until_last_target, token_mask
-from hf_ctxmodels.layers.recurrent.attentional_decoder import global_attention
+from hf_ctxmodels.layers.recurrent.decoders import global_attention
 from hf_ctxmodels.layers.recurrent.packing import PackedSequences
 from hf_ctxmodels.models.lmseq2seq.configuration_lmseq2seq import CtxLmSeq2SeqConfig
 

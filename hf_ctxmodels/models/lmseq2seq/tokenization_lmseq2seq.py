@@ -8,8 +8,7 @@ from transformers import AutoTokenizer
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.loading import load_pretrained
-from hf_ctxmodels.tokenizers.translation import CtxTranslationTokenizer
-from hf_ctxmodels.tokenizers.word_level import CtxReversibleWordTokenizer
+from hf_ctxmodels.tokenizers.word_level import CtxReversibleWordTokenizer, CtxTranslationTokenizer
 
 
 class CtxLmSeq2SeqTokenizer(CtxTranslationTokenizer, CtxReversibleWordTokenizer):

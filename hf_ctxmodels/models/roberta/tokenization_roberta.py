@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 from tokenizers import AddedToken, processors
 
 from hf_ctxmodels.tokenizers.base import make_mask_token
-from hf_ctxmodels.tokenizers.byte_bpe import CtxByteBPETokenizer
+from hf_ctxmodels.tokenizers.bpe import CtxByteBPETokenizer
 
 
 class CtxRobertaTokenizer(CtxByteBPETokenizer):

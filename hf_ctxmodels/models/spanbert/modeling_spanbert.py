@@ -15,9 +15,8 @@ from hf_ctxmodels.architectures.transformer_encoder import TransformerEncoder
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import is_traced, span_boundaries
 from hf_ctxmodels.heads import IGNORE_INDEX, ItemCounts
-from hf_ctxmodels.layers.activations import get_activation
+from hf_ctxmodels.layers.common import HookPoint, get_activation
 from hf_ctxmodels.layers.cpu.linear import linear
-from hf_ctxmodels.layers.hook_points import HookPoint
 from hf_ctxmodels.layers.lm_loss.cross_entropy import summed_cross_entropy
 from hf_ctxmodels.models.bert import modeling_bert as bert
 from hf_ctxmodels.models.spanbert.configuration_spanbert import CtxSpanBertConfig

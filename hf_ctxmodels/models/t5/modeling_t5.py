@@ -26,10 +26,9 @@ from hf_ctxmodels.architectures.encoder_decoder_heads import (
 )
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.attention.masks import MaskSpec
-from hf_ctxmodels.layers.attention.modules import CrossAttention, SelfAttention
-from hf_ctxmodels.layers.attention.position_bias import BucketedPositionBias
+from hf_ctxmodels.layers.attention.modules import BucketedPositionBias, CrossAttention, SelfAttention
+from hf_ctxmodels.layers.common import RMSNorm
 from hf_ctxmodels.layers.cpu.dropout import Dropout
-from hf_ctxmodels.layers.norm import RMSNorm
 from hf_ctxmodels.layers.transformer import (
     FeedForward,
     GatedFeedForward,

@@ -17,11 +17,11 @@ from hf_ctxmodels.architectures.lstm_language_model import (
     LSTMLanguageModel,
     LSTMLanguageModelPreTrainedModel,
 )
+from hf_ctxmodels.layers.common import SafeBatchNorm1d
 from hf_ctxmodels.layers.cpu.dropout import Dropout, shared_dropout
-from hf_ctxmodels.layers.norm import SafeBatchNorm1d
 from hf_ctxmodels.layers.pooling import PoolingLayer, token_mask
-from hf_ctxmodels.layers.recurrent.lstm import LSTM
 from hf_ctxmodels.layers.recurrent.packing import PackedSequences
+from hf_ctxmodels.layers.recurrent.rnn import LSTM
 from hf_ctxmodels.models.ulmfit.configuration_ulmfit import CtxUlmfitConfig
 
 _HIDDEN_DROPOUT = 0.1  # rate after the classifier's hidden layer, as in the released code

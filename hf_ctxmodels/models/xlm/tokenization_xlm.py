@@ -11,11 +11,10 @@ from tokenizers import pre_tokenizers
 from transformers import BatchEncoding
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.languages import split_language_tag
+from hf_ctxmodels.core.generation import split_language_tag
 from hf_ctxmodels.models.xlm.moses import split_words, without_accents
-from hf_ctxmodels.tokenizers.bpe import Merges
-from hf_ctxmodels.tokenizers.translation import TRANSLATION_SEPARATOR
-from hf_ctxmodels.tokenizers.word_bpe import WordBPETokenizer
+from hf_ctxmodels.tokenizers.bpe import Merges, WordBPETokenizer
+from hf_ctxmodels.tokenizers.word_level import TRANSLATION_SEPARATOR
 
 _WORD_SPLITTINGS = ("moses", "punctuation", "whitespace")
 

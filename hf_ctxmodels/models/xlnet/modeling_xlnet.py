@@ -32,10 +32,10 @@ from hf_ctxmodels import heads
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_row_lengths, is_traced, reject_unused_tensors
 from hf_ctxmodels.core.model import CtxPreTrainedModel
+from hf_ctxmodels.layers.common import HookPoint
 from hf_ctxmodels.layers.cpu.dropout import Dropout
 from hf_ctxmodels.layers.cpu.linear import MAX_PREPACKED_BYTES, linear, prepacked_weights
 from hf_ctxmodels.layers.cpu.relative_attention import RelativeBiases
-from hf_ctxmodels.layers.hook_points import HookPoint
 from hf_ctxmodels.layers.pooling import first_token_columns, last_token_columns, states_at, token_mask
 from hf_ctxmodels.layers.transformer import FeedForward, ResidualSum, recorded_layer_numbers
 from hf_ctxmodels.models.xlnet.beam_search_head import ForBeamSearchQuestionAnswering

@@ -36,7 +36,7 @@ class DataCollatorForBidirectionalLM(PaddingCollator):
         attention_mask: (batch, words).
         labels: (batch, words, 2) the next and the previous word; -100 at padding, at the ends of a sequence, and for
             the boundary token of the neighbouring sentence, which the word itself implies.
-        negatives: (batch, negatives) ids for a sampled softmax, see `layers.lm_loss.sampled_softmax`; absent with 0.
+        negatives: (batch, negatives) ids for a sampled softmax, see `layers.lm_loss.sampling`; absent with 0.
 
     Attributes:
         tokenizer: A `CtxCharacterTokenizer`.
@@ -167,7 +167,7 @@ class BidirectionalLM(DataCollatorForBidirectionalLM, Objective):
 
 
 def log_uniform_samples(uniforms: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """Ids with the distribution of `layers.lm_loss.sampled_softmax.log_uniform`, from uniform numbers in [0, 1)."""
+    """Ids with the distribution of `layers.lm_loss.sampling.log_uniform`, from uniform numbers in [0, 1)."""
     ids = (uniforms.double() * math.log(vocab_size + 1)).exp().long() - 1
     return ids.clamp(0, vocab_size - 1)
 

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
-from hf_ctxmodels.core.languages import split_language_tag
+from hf_ctxmodels.core.generation import split_language_tag
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.objectives.autoregressive.causal_lm import DataCollatorForCausalLM
 from hf_ctxmodels.objectives.base import Objective

@@ -1,16 +1,59 @@
-"""Support of PEFT: its default target modules, and the modules that it must save with an adapter.
+"""Support of adapters: names of saved bottleneck adapters, PEFT's default targets, and modules saved with an adapter.
 
 Nothing here imports PEFT, so that either package may be imported first. PEFT's tables are filled when it reads a
 configuration, and PEFT assigns its configurations to `peft_config` of an adapted model.
 """
 
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError
+
+ADAPTERS_FOLDER = "adapters"
+"""Folder in a model's directory with one folder for each adapter."""
+STACK_FILE = "stack.json"
+"""File in `ADAPTERS_FOLDER` with the active adapters."""
+BLOCK_ADAPTERS, INVERTIBLE_ADAPTERS = "adapters", "invertible"
+"""Names of adapters as children of a block and of the embeddings; components of the keys in training checkpoints."""
+ADAPTER_KEYS = rf"(^|\.)({BLOCK_ADAPTERS}|{INVERTIBLE_ADAPTERS})\."
+"""Pattern of the keys that a model without adapters ignores in a training checkpoint."""
+
+_IS_NOTICE_SUPPRESSED = ContextVar("is_adapter_notice_suppressed", default=False)
+
+
+def is_adapter_parameter(name: str) -> bool:
+    """Whether a parameter, module or checkpoint key of this name belongs to an adapter."""
+    return not {BLOCK_ADAPTERS, INVERTIBLE_ADAPTERS}.isdisjoint(name.split("."))
+
+
+@contextmanager
+def suppress_adapter_notice() -> Iterator[None]:
+    """Suppress the notice while the caller loads a model and then adds its saved adapters."""
+    token = _IS_NOTICE_SUPPRESSED.set(True)
+    try:
+        yield
+    finally:
+        _IS_NOTICE_SUPPRESSED.reset(token)
+
+
+def report_unloaded_adapters(source: Any) -> None:
+    """Print which adapters in the directory of a loaded model were not loaded: without them its outputs differ."""
+    if not isinstance(source, str | Path):
+        return
+    folder = Path(source) / ADAPTERS_FOLDER
+    names = sorted(path.parent.name for path in folder.glob("*/adapter_config.json"))
+    if names and not (_IS_NOTICE_SUPPRESSED.get() and (folder / STACK_FILE).is_file()):
+        print_status(
+            f"{source}: loaded without its adapters {', '.join(names)}; adapters.load_saved_adapters adds them"
+        )
+
 
 _TABLES = "TRANSFORMERS_MODELS_TO_"  # prefix of the names of PEFT's tables: model type -> names of modules
 _TASKS_WITH_HEADS = ("SEQ_CLS", "TOKEN_CLS", "QUESTION_ANS")  # PEFT trains and saves the heads of these tasks
@@ -20,12 +63,8 @@ _FEED_FORWARD = "feed_forward.down_proj"
 def register_peft_targets(model_type: str, target_modules: Collection[str]) -> None:
     """Register the default target modules of a model type with PEFT, if PEFT is imported.
 
-    Methods that adapt BERT's query and value by default (LoRA and its relatives) adapt `target_modules`; IA3 also
-    adapts the output of the feed-forward layers.
-
-    Args:
-        model_type: The configuration's model type.
-        target_modules: Names of linear layers; nothing is registered if empty.
+    Methods that adapt BERT's query and value by default (LoRA and its relatives) adapt `target_modules`, names of
+    linear layers; IA3 also adapts the output of the feed-forward layers.
     """
     constants = sys.modules.get("peft.utils.constants")
     if constants is None or not target_modules:
@@ -55,7 +94,20 @@ class PeftConfigAttribute:
     def __set__(self, model: Any, adapters: dict[str, Any]) -> None:
         model.__dict__["peft_config"] = adapters
         if not model._hf_peft_config_loaded:  # transformers' `add_adapter` saves no head
-            save_new_modules_with_adapters(model, adapters, model.newly_initialized_modules)
+            for adapter in adapters.values():
+                saved = getattr(adapter, "modules_to_save", None) or []
+                new_modules = model.newly_initialized_modules
+                unsaved = [name for name in new_modules if not any(name.endswith(module) for module in saved)]
+                if adapter.task_type not in _TASKS_WITH_HEADS or adapter.inference_mode or not unsaved:
+                    continue
+                for name in unsaved:
+                    if any(hasattr(module, "base_layer") for module in model.get_submodule(name).modules()):
+                        raise CtxError(
+                            f"The adapter targets a layer in {name!r}, which is newly initialised: its random weights "
+                            "are not in the checkpoint, and would not be saved.",
+                            hint=f"set modules_to_save={unsaved!r} in the adapter's configuration.",
+                        )
+                adapter.modules_to_save = [*saved, *unsaved]
         if any(getattr(adapter, "ensure_weight_tying", False) for adapter in adapters.values()):
             return
         if hasattr(model, "untie_adapted_weights"):
@@ -68,12 +120,8 @@ class PeftConfigAttribute:
 
 
 def newly_initialized_modules(model: nn.Module, missing: Collection[str]) -> tuple[str, ...]:
-    """Names of the outermost modules that a checkpoint has no parameters of.
-
-    Args:
-        model: The loaded model.
-        missing: Names of the parameters that the checkpoint lacks.
-    """
+    """Names of the outermost modules that a checkpoint has no parameters of, given the names of the missing
+    parameters."""
     names: list[str] = []
     for name, module in model.named_modules():
         is_inner = any(name.startswith(f"{outer}.") for outer in names)
@@ -85,44 +133,11 @@ def newly_initialized_modules(model: nn.Module, missing: Collection[str]) -> tup
     return tuple(names)
 
 
-def save_new_modules_with_adapters(model: nn.Module, adapters: Mapping[str, Any], names: Collection[str]) -> None:
-    """Add newly initialised modules to the adapters' `modules_to_save`: their random weights would be lost otherwise.
-
-    PEFT itself adds only modules named `classifier`, `score` and `qa_outputs`, for the tasks of these heads.
-
-    Args:
-        model: The adapted model.
-        adapters: PEFT's configurations by adapter.
-        names: The newly initialised modules.
-
-    Raises:
-        CtxError: An adapter is inside a newly initialised module.
-    """
-    for adapter in adapters.values():
-        saved = getattr(adapter, "modules_to_save", None) or []
-        unsaved = [name for name in names if not any(name.endswith(module) for module in saved)]
-        if adapter.task_type not in _TASKS_WITH_HEADS or adapter.inference_mode or not unsaved:
-            continue
-        for name in unsaved:
-            if any(hasattr(module, "base_layer") for module in model.get_submodule(name).modules()):
-                raise CtxError(
-                    f"The adapter targets a layer in {name!r}, which is newly initialised: its random weights are not "
-                    "in the checkpoint, and would not be saved.",
-                    hint=f"set modules_to_save={unsaved!r} in the adapter's configuration.",
-                )
-        adapter.modules_to_save = [*saved, *unsaved]
-
-
 def untie_adapted_embeddings(model: Any) -> bool:
-    """Untie output layers from the embeddings if one of them is adapted, or the embeddings are.
+    """Untie output layers from the embeddings if one of them is adapted, or the embeddings are; returns whether there
+    were.
 
     Merging adds to the adapted weight in place, which would change the tied weights too.
-
-    Args:
-        model: A model with embeddings.
-
-    Returns:
-        Whether a layer was tied.
     """
     embeddings = model.get_input_embeddings()
     weight = getattr(getattr(embeddings, "base_layer", embeddings), "weight", None)

@@ -1,0 +1,109 @@
+"""Small modules: activations, norms, hook points, the mix of layers, and the output of decoders."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import initialization as init
+from transformers.activations import ACT2FN
+
+
+def get_activation(name: str) -> nn.Module:
+    """An activation by its name in transformers ("gelu", "relu", ...).
+
+    "gelu_new", the tanh approximation of GELU, is torch's single operation here, eight elementwise operations there.
+    """
+    return nn.GELU(approximate="tanh") if name == "gelu_new" else ACT2FN[name]
+
+
+class SafeBatchNorm1d(nn.BatchNorm1d):
+    """Batch normalisation that uses the running statistics for a single row, which has no variance; for the heads of
+    CoVe and ULMFiT."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(rows, width) -> (rows, width)."""
+        if self.training and len(input) == 1:
+            statistics = (self.running_mean, self.running_var, self.weight, self.bias)
+            return F.batch_norm(input, *statistics, training=False, eps=self.eps)
+        return super().forward(input)
+
+
+class RMSNorm(nn.RMSNorm):
+    """Scaling to a root mean square of 1, without a mean and without a bias (Zhang & Sennrich 2019, arXiv 1910.07467,
+    equation 4).
+
+    The mean square is computed in float32, as in T5: squares of half-precision states would overflow float16.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(..., width) -> (..., width), in the dtype of the weight."""
+        scaled = F.rms_norm(input.float(), self.normalized_shape, None, self.eps)
+        return self.weight * scaled.to(self.weight.dtype)
+
+
+class HookPoint(nn.Identity):
+    """The identity, named for forward hooks: the output of the embeddings, or the input of an output layer."""
+
+
+class ScalarMix(nn.Module):
+    """Weighted sum of layers, `gamma * sum_l softmax(weights)_l * layer_l`; initially their average.
+
+    With `layer_norm`, every layer is first normalised to mean 0 and variance 1, over all values of its tokens.
+    """
+
+    initializes_itself = True
+
+    def __init__(self, layers: int, layer_norm: bool = False) -> None:
+        super().__init__()
+        self.layer_norm = layer_norm
+        self.weights = nn.Parameter(torch.zeros(layers))
+        self.gamma = nn.Parameter(torch.ones(1))
+
+    def reset_parameters(self) -> None:
+        """Initialise the mix to the average of the layers."""
+        init.zeros_(self.weights)
+        init.ones_(self.gamma)
+
+    def distance(self) -> Tensor:
+        """The squared distance of the weights from the average, their squared norm (section 3.4)."""
+        return self.weights.float().square().sum()
+
+    def forward(self, states: Sequence[Tensor], tokens: Tensor | None = None) -> Tensor:
+        """Mix (batch, length, width) states of each layer; `tokens` (batch, length) bool is False at padding."""
+        weights = self.weights.float().softmax(0) * self.gamma
+        if self.layer_norm:
+            states = [_normalise(layer, tokens) for layer in states]
+        mixed = states[0] * weights[0].to(states[0].dtype)
+        for layer, weight in zip(states[1:], weights[1:], strict=True):
+            mixed = mixed + layer * weight.to(layer.dtype)
+        return mixed
+
+
+def _normalise(states: Tensor, tokens: Tensor | None) -> Tensor:
+    """States of a layer with mean 0 and variance 1 over all tokens and dimensions of the batch; 0 at padding."""
+    values = states.float()
+    mask = torch.ones_like(values[..., :1]) if tokens is None else tokens[..., None].to(values.dtype)
+    count = mask.sum() * values.shape[-1]
+    mean = (values * mask).sum() / count
+    centred = (values - mean) * mask
+    return (centred / (centred.square().sum() / count + 1e-12).sqrt()).to(states.dtype)
+
+
+class DecoderOutput(NamedTuple):
+    """Output of a recurrent decoder of an encoder-decoder.
+
+    Attributes:
+        states: (batch, steps, hidden) from which the next tokens are predicted; or (targets, hidden) at target
+            positions.
+        cache: The state after the last token; None if it was not computed.
+        hidden_states: If recorded, layers + 1 tensors (batch, steps, width): the tokens' embeddings, the output of
+            every layer except the last, and the states from which the next tokens are predicted, before dropout.
+        cross_attentions: If recorded, the (batch, 1, steps, length) weights of the source tokens for each attention.
+    """
+
+    states: Tensor
+    cache: Any = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    cross_attentions: tuple[Tensor, ...] | None = None
