@@ -12,6 +12,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from hf_ctxmodels.models.bert.tokenization_bert import CtxBertTokenizer
+
+SUBJECTS = ["The cat", "A dog", "Her brother", "The old sailor", "Nobody", "My neighbour", "The committee"]
+VERBS = ["saw", "carried", "painted", "forgot", "praised", "followed", "counted", "mended"]
+OBJECTS = ["the red boat", "seven letters", "a small garden", "the bridge", "every window", "this story"]
+
 # Property tests have no time limit: the machine may be busy.
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("suite")
@@ -24,6 +30,21 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"needs the real data in {folder}, which is not part of the repository")
     return folder
+
+
+@pytest.fixture(scope="session")
+def documents() -> list[list[str]]:
+    """Forty documents of one to nine sentences."""
+
+    def sentence(number: int) -> str:
+        return f"{SUBJECTS[number % 7]} {VERBS[number // 7 % 8]} {OBJECTS[number // 56 % 6]}."
+
+    return [[sentence(37 * index + 11 * number) for number in range(1 + index % 9)] for index in range(40)]
+
+
+@pytest.fixture(scope="session")
+def tokenizer(documents: list[list[str]]) -> CtxBertTokenizer:
+    return CtxBertTokenizer.train([" ".join(document) for document in documents], vocab_size=150)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -1,4 +1,4 @@
-"""Self-attention against torch's own module and against the written-out formula."""
+"""Self-attention against torch's module and the written-out formula; embeddings of Transformers."""
 
 import pytest
 import torch
@@ -8,13 +8,14 @@ from torch.nn import functional as F
 from hf_ctxmodels.layers.attention.backends import eager_attention_forward
 from hf_ctxmodels.layers.attention.layouts import PackedLayout, PaddedLayout
 from hf_ctxmodels.layers.attention.modules import SelfAttention
-from hf_ctxmodels.layers.transformer import FeedForward, TokenPositionTypeEmbeddings
+from hf_ctxmodels.layers.transformer import TokenPositionTypeEmbeddings
 
 WIDTH, HEADS = 12, 3
 MASK = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [0, 0, 1, 1, 0]])
+STATES = torch.randn(3, 5, WIDTH, generator=torch.Generator().manual_seed(1))
 
 
-def attention(*, bias: bool = True) -> SelfAttention:
+def make_attention(bias: bool = True) -> SelfAttention:
     torch.manual_seed(0)
     module = SelfAttention(WIDTH, HEADS, bias=bias).eval()
     with torch.no_grad():
@@ -23,14 +24,10 @@ def attention(*, bias: bool = True) -> SelfAttention:
     return module
 
 
-def states() -> Tensor:
-    return torch.randn(3, 5, WIDTH, generator=torch.Generator().manual_seed(1))
-
-
-def torch_attention(module: SelfAttention, hidden_states: Tensor) -> Tensor:
+def torch_attention(module: SelfAttention) -> Tensor:
     """`F.multi_head_attention_forward` with the same weights."""
     result, _ = F.multi_head_attention_forward(
-        *[hidden_states.transpose(0, 1)] * 3,
+        *[STATES.transpose(0, 1)] * 3,
         embed_dim_to_check=WIDTH,
         num_heads=HEADS,
         in_proj_weight=module.qkv_proj.weight,
@@ -49,53 +46,37 @@ def torch_attention(module: SelfAttention, hidden_states: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
-def test_padded_equals_torch(implementation: str, bias: bool) -> None:
-    module = attention(bias=bias)
-    layout = PaddedLayout(*MASK.shape, MASK == 1, implementation=implementation)
-    got, probabilities = module(states(), layout)
-    expected = torch_attention(module, states())
-    torch.testing.assert_close(got[MASK == 1], expected[MASK == 1], atol=1e-5, rtol=1e-5)
+@pytest.mark.parametrize("implementation", ["eager", "sdpa", "packed"])
+def test_equal_to_torch(implementation: str, bias: bool) -> None:
+    module = make_attention(bias)
+    if implementation == "packed":
+        layout: PackedLayout | PaddedLayout = PackedLayout.build(*MASK.shape, MASK, None, MASK.device)
+    else:
+        layout = PaddedLayout(*MASK.shape, MASK == 1, implementation=implementation)
+    context, probabilities = module(layout.pack(STATES), layout)
+    expected = torch_attention(module)[MASK == 1]
+    torch.testing.assert_close(layout.unpack(context)[MASK == 1], expected, atol=1e-5, rtol=1e-5)
     assert (probabilities is not None) == (implementation == "eager")
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_packed_equals_torch(bias: bool) -> None:
-    module = attention(bias=bias)
-    layout = PackedLayout.build(*MASK.shape, MASK, None, MASK.device)
-    got, _ = module(layout.pack(states()), layout)
-    torch.testing.assert_close(got, torch_attention(module, states())[MASK == 1], atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("bias", [True, False])
-def test_selected_rows_equal_all_rows(bias: bool) -> None:
-    module = attention(bias=bias)
-    layout = PackedLayout.build(*MASK.shape, MASK, None, MASK.device)
-    packed = layout.pack(states())
-    everything, _ = module(packed, layout)
+def test_selected_tokens_equal_all_tokens(bias: bool) -> None:
+    module, layout = make_attention(bias), PackedLayout.build(*MASK.shape, MASK, None, MASK.device)
+    packed = layout.pack(STATES)
+    outputs, _ = module(packed, layout)
     output_mask = torch.zeros_like(MASK, dtype=torch.bool)
     output_mask[0, [1, 3]] = output_mask[2, 3] = True
     selected = layout.select(output_mask, include_first_tokens=False)
-    some, _ = module(packed, selected)
-    torch.testing.assert_close(some, selected.select_queries(everything), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(module(packed, selected)[0], selected.select_queries(outputs), atol=1e-5, rtol=1e-5)
+    whole = layout.select(MASK == 1, include_first_tokens=False)
+    assert whole.select_queries(packed) is packed, "a selection of all tokens copies nothing"
+    assert torch.equal(whole.select_outputs(module(packed, whole)[0]), outputs)
 
 
-def test_all_rows_are_no_selection() -> None:
-    module = attention()
-    layout = PackedLayout.build(*MASK.shape, MASK, None, MASK.device)
-    packed = layout.pack(states())
-    selected = layout.select(MASK == 1, include_first_tokens=False)
-    assert selected.select_queries(packed) is packed
-    everything, _ = module(packed, layout)
-    some, _ = module(packed, selected)
-    assert torch.equal(selected.select_outputs(some), everything)
-
-
-def test_eager_is_the_formula() -> None:
+def test_eager_attention_is_the_formula() -> None:
     generator = torch.Generator().manual_seed(2)
     query, key, value = (torch.randn(2, HEADS, 4, 5, generator=generator) for _ in range(3))
-    bias = torch.randn(2, 1, 4, 4, generator=generator)
-    mask = torch.zeros(2, 1, 1, 4)
+    bias, mask = torch.randn(2, 1, 4, 4, generator=generator), torch.zeros(2, 1, 1, 4)
     mask[1, ..., 2:] = float("-inf")
     context, probabilities = eager_attention_forward(
         torch.nn.Module().eval(), query, key, value, mask, scaling=0.5, position_bias=bias
@@ -106,15 +87,14 @@ def test_eager_is_the_formula() -> None:
     torch.testing.assert_close(context, torch.einsum("bhqk,bhkd->bqhd", expected, value))
 
 
-def test_eager_dropout_only_in_training() -> None:
-    module = torch.nn.Module()
-    query = torch.randn(1, HEADS, 6, 5, generator=torch.Generator().manual_seed(3))
-    _, kept = eager_attention_forward(module.eval(), query, query, query, None, scaling=1.0, dropout=0.5)
+def test_eager_attention_has_dropout_only_in_training() -> None:
+    module, query = torch.nn.Module(), torch.randn(1, HEADS, 6, 5, generator=torch.Generator().manual_seed(3))
+    _, expected = eager_attention_forward(module.eval(), query, query, query, None, scaling=1.0, dropout=0.5)
     torch.manual_seed(0)
-    _, dropped = eager_attention_forward(module.train(), query, query, query, None, scaling=1.0, dropout=0.5)
-    zero = dropped == 0
-    assert 0.2 < zero.float().mean() < 0.8
-    torch.testing.assert_close(dropped[~zero], 2 * kept[~zero])
+    _, probabilities = eager_attention_forward(module.train(), query, query, query, None, scaling=1.0, dropout=0.5)
+    is_dropped = probabilities == 0
+    assert 0.2 < is_dropped.float().mean() < 0.8
+    torch.testing.assert_close(probabilities[~is_dropped], 2 * expected[~is_dropped])
 
 
 def test_embeddings_are_the_normalised_sum() -> None:
@@ -124,17 +104,9 @@ def test_embeddings_are_the_normalised_sum() -> None:
     total = layer.word_embeddings.weight[words] + layer.position_embeddings.weight[positions]
     total = total + layer.token_type_embeddings.weight[types]
     expected = (total - total.mean(-1, keepdim=True)) / (total.var(-1, keepdim=True, correction=0) + 1e-6).sqrt()
-    got = layer(words, positions, types)
-    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(layer(layer.word_embeddings(words), positions, types), got)
+    embeddings = layer(words, positions, types)
+    torch.testing.assert_close(embeddings, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(layer(layer.word_embeddings(words), positions, types), embeddings)
     assert torch.equal(layer(words, positions, None), layer(words, positions, torch.zeros_like(types)))
-    got.sum().backward()
+    embeddings.sum().backward()
     assert not layer.word_embeddings.weight.grad[0].any()
-
-
-def test_feed_forward_is_two_maps() -> None:
-    torch.manual_seed(0)
-    layer = FeedForward(WIDTH, 7, "relu")
-    up, down = layer.up_proj, layer.down_proj
-    expected = (states() @ up.weight.T + up.bias).clamp(min=0) @ down.weight.T + down.bias
-    torch.testing.assert_close(layer(states()), expected)

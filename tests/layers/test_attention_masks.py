@@ -1,33 +1,14 @@
-"""Masks, biases, cross-attention and caches: every path equals the formula applied to each sequence by itself."""
+"""Masks, biases, cross-attention and caches: all implementations equal a naive reference on each sequence alone."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from typing import Any
 
 import pytest
 import torch
-from masks_by_hand import (
-    BLOCKS,
-    HEAD_DIM,
-    HEADS,
-    LENGTHS,
-    MASKS,
-    MEMORY_LENGTHS,
-    PATHS,
-    SIDES,
-    WIDTH,
-    Toy,
-    assert_same,
-    draw,
-    expected_rows,
-    lengths_for,
-    make_bias,
-    make_blocks,
-    make_config,
-    padding,
-    spread,
-)
-from torch import nn
+from torch import Tensor, nn
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedConfig, StaticCache
 from transformers.models.t5.modeling_t5 import T5Attention, T5Config
 from zoo import assert_close
@@ -36,86 +17,225 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.layers.attention import masks as attention_masks
 from hf_ctxmodels.layers.attention.layouts import Layout, PackedLayout, build_layout
 from hf_ctxmodels.layers.attention.masks import BIDIRECTIONAL, CAUSAL, MaskSpec
-from hf_ctxmodels.layers.attention.modules import BucketedPositionBias, SelfAttention
-from hf_ctxmodels.layers.transformer import Memory, StackOutput, run_stack
+from hf_ctxmodels.layers.attention.modules import BucketedPositionBias, CrossAttention, SelfAttention
+from hf_ctxmodels.layers.transformer import FeedForward, Memory, StackOutput, TransformerBlock, run_stack
+
+WIDTH, HEADS, HEAD_DIM, BLOCKS = 12, 3, 6, 2
+LENGTHS, MEMORY_LENGTHS, PREFIXES = (7, 3, 5, 6), (4, 8, 1, 5), (2, 0, 5, 1)
+PADDING_SIDES = ("left", "right", "none")
+IMPLEMENTATIONS = ("packed", "sdpa", "eager")
+
+
+@dataclass(frozen=True)
+class MaskCase:
+    """A mask by the arguments of `MaskSpec`, and by a predicate of query, key and length of the prefix."""
+
+    options: dict[str, Any]
+    allows: Callable[[int, int, int], bool]
+    has_bias: bool = False
+
+    def spec(self, bias: BucketedPositionBias | None = None) -> MaskSpec:
+        return MaskSpec(**self.options, bias=bias)
+
+
+MASKS = {
+    "bidirectional": MaskCase({}, lambda q, k, p: True),
+    "causal": MaskCase({"causal": True}, lambda q, k, p: k <= q),
+    "prefix": MaskCase({"causal": True, "prefix_lengths": torch.tensor(PREFIXES)}, lambda q, k, p: k <= q or k < p),
+    "band": MaskCase({"causal": True, "window": 3}, lambda q, k, p: q - 3 < k <= q),
+    "window": MaskCase({"window": 2}, lambda q, k, p: abs(q - k) < 2),
+    "causal and bias": MaskCase({"causal": True}, lambda q, k, p: k <= q, has_bias=True),
+    "bias": MaskCase({}, lambda q, k, p: True, has_bias=True),
+}
+
+
+def make_bias() -> BucketedPositionBias:
+    torch.manual_seed(5)
+    return BucketedPositionBias(HEADS, num_buckets=8, max_distance=6)
+
+
+def make_blocks(norm: str = "post", *, cross: bool = False) -> nn.ModuleList:
+    torch.manual_seed(0)
+    blocks = nn.ModuleList(
+        TransformerBlock(
+            WIDTH,
+            SelfAttention(WIDTH, HEADS, head_dim=HEAD_DIM),
+            FeedForward(WIDTH, 20, "gelu"),
+            norm=norm,
+            norm_cls=nn.LayerNorm,
+            dropout=0.0,
+            cross_attention=CrossAttention(WIDTH, HEADS, memory_size=10, head_dim=HEAD_DIM) if cross else None,
+        )
+        for _ in range(BLOCKS)
+    )
+    for parameter in blocks.parameters():
+        nn.init.normal_(parameter, std=0.4)
+    return blocks
+
+
+def make_config(implementation: str) -> PreTrainedConfig:
+    config = PreTrainedConfig(num_hidden_layers=BLOCKS, num_attention_heads=HEADS, hidden_size=WIDTH)
+    config.unpad = implementation == "packed"
+    config._attn_implementation = "sdpa" if implementation == "packed" else implementation
+    return config
+
+
+def padding_mask(side: str, lengths: tuple[int, ...], extra: int = 2) -> Tensor:
+    """(batch, length), with `extra` columns of padding."""
+    columns = torch.arange(max(lengths) + (0 if side == "none" else extra))
+    rows = torch.tensor(lengths)[:, None]
+    return (columns >= len(columns) - rows if side == "left" else columns < rows).long()
+
+
+def lengths_for(side: str, lengths: tuple[int, ...]) -> tuple[int, ...]:
+    return (max(lengths),) * len(lengths) if side == "none" else lengths
+
+
+def pad(tokens: Tensor, mask: Tensor) -> Tensor:
+    """(tokens, ...) -> (batch, length, ...), with noise at padding, which must not matter."""
+    noise = torch.randn(*mask.shape, *tokens.shape[1:], generator=torch.Generator().manual_seed(9))
+    return noise.index_put((mask == 1,), tokens)
+
+
+def random_tokens(lengths: tuple[int, ...], width: int = WIDTH, seed: int = 1) -> Tensor:
+    return torch.randn(sum(lengths), width, generator=torch.Generator().manual_seed(seed)).requires_grad_()
+
+
+def naive_attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
+    """(queries or keys, heads * head_dim), (heads or 1, queries, keys) -> (queries, heads * head_dim)."""
+    query, key, value = (tensor.unflatten(-1, (HEADS, HEAD_DIM)) for tensor in (query, key, value))
+    scores = torch.einsum("qhd,khd->hqk", query, key) / HEAD_DIM**0.5 + bias
+    return torch.einsum("hqk,khd->qhd", scores.softmax(-1), value).flatten(1)
+
+
+def naive_block(block: TransformerBlock, states: Tensor, bias: Tensor, memory: Tensor | None) -> Tensor:
+    """One sequence through one block."""
+
+    def residual(norm: nn.Module, states: Tensor, layer: Callable[[Tensor], Tensor]) -> Tensor:
+        return norm(states + layer(states)) if block.norm == "post" else states + layer(norm(states))
+
+    def self_attention(states: Tensor) -> Tensor:
+        projections = block.attention.qkv_proj(states).chunk(3, -1)
+        return block.attention.out_proj(naive_attention(*projections, bias))
+
+    def cross_attention(states: Tensor) -> Tensor:
+        module = block.cross_attention
+        keys_and_values = module.kv_proj(memory).chunk(2, -1)
+        return module.out_proj(naive_attention(module.q_proj(states), *keys_and_values, torch.zeros(1, 1, 1)))
+
+    states = residual(block.attention_norm, states, self_attention)
+    if memory is not None:
+        states = residual(block.cross_attention_norm, states, cross_attention)
+    return residual(block.feed_forward_norm, states, block.feed_forward)
+
+
+def naive_stack(
+    blocks: nn.ModuleList,
+    tokens: Tensor,
+    lengths: tuple[int, ...],
+    case: MaskCase,
+    bias: BucketedPositionBias | None = None,
+    memories: list[Tensor] | None = None,
+) -> Tensor:
+    """(tokens, hidden) of all sequences, each computed alone."""
+    outputs = []
+    for number, states in enumerate(tokens.split(lengths)):
+        length = len(states)
+        allowed = [[case.allows(q, k, PREFIXES[number]) for k in range(length)] for q in range(length)]
+        total_bias = torch.zeros(length, length).masked_fill(~torch.tensor(allowed), float("-inf"))[None]
+        if bias is not None:
+            distances = torch.arange(length) - torch.arange(length)[:, None]
+            total_bias = total_bias + bias.buckets(bias.bucket(distances)).permute(2, 0, 1)
+        for block in blocks:
+            states = naive_block(block, states, total_bias, None if memories is None else memories[number])
+        outputs.append(states)
+    return torch.cat(outputs)
+
+
+def assert_same(actual: Tensor, expected: Tensor, leaves: list[Tensor], context: str) -> None:
+    """Compare values, and gradients with respect to the leaves."""
+    assert_close(actual, expected, f"values {context}")
+    weights = torch.linspace(-1, 1, actual.numel()).view_as(actual)
+    gradients, expected_gradients = (
+        torch.autograd.grad((tensor * weights).sum(), leaves, retain_graph=True) for tensor in (actual, expected)
+    )
+    for number, (gradient, expected_gradient) in enumerate(zip(gradients, expected_gradients, strict=True)):
+        assert_close(gradient, expected_gradient, f"gradient {number} {context}", tolerance=1e-4)
 
 
 @pytest.fixture(autouse=True)
 def two_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So few tokens would all be one group; with this, three of the four sequences share one."""
+    """Three of the four sequences are one group; by default so few tokens would all be one."""
     monkeypatch.setattr(attention_masks, "_CALL_PAIRS", 60)
 
 
 @pytest.mark.parametrize("name", MASKS)
-def test_every_path_is_the_formula(name: str) -> None:
-    """With the outputs of all tokens, and with those of some, for which the last block computes no others."""
-    toy = MASKS[name]
-    blocks, bias = make_blocks(), make_bias() if toy.biased else None
-    for side in SIDES:
+def test_all_implementations_equal_the_reference(name: str) -> None:
+    """With the outputs of all tokens, and of some, for which the last block computes no others."""
+    case = MASKS[name]
+    blocks, bias = make_blocks(), make_bias() if case.has_bias else None
+    spec = case.spec(bias)
+    for side in PADDING_SIDES:
         lengths = lengths_for(side, LENGTHS)
-        spec = MaskSpec(**toy.spec(len(lengths)), bias=bias)
-        rows, mask = draw(lengths), padding(side, lengths)
-        states, first = spread(rows, mask), torch.tensor(lengths).cumsum(0) - torch.tensor(lengths)
-        leaves = [rows, *blocks.parameters(), *([] if bias is None else bias.parameters())]
-        expected = expected_rows(blocks, rows, lengths, toy, bias)
-        chosen = mask.bool() & (torch.rand(mask.shape, generator=torch.Generator().manual_seed(4)) < 0.4)
-        chosen[1] = False
-        for path in PATHS:
-            where = f"by {path} with padding {side}"
-            layout = build_layout(states, mask, None, make_config(path))
-            assert isinstance(layout, PackedLayout) == (path == "packed")
-            outputs = run_stack(blocks, layout.pack(states), layout, spec, output_hidden_states=True)
-            assert_same(outputs.last_hidden_state[mask == 1], expected, leaves, where)
-            assert torch.equal(outputs.hidden_states[0][mask == 1], rows), where
-            some = run_stack(blocks, layout.pack(states), layout, spec, output_mask=chosen, include_first_tokens=True)
-            assert_same(some.last_hidden_state, expected[chosen[mask == 1]], leaves, f"of some {where}")
-            assert_close(some.layout.first_tokens(some.computed_states), expected[first], f"first {where}")
+        tokens, mask = random_tokens(lengths), padding_mask(side, lengths)
+        states, first = pad(tokens, mask), torch.tensor(lengths).cumsum(0) - torch.tensor(lengths)
+        leaves = [tokens, *blocks.parameters(), *([] if bias is None else bias.parameters())]
+        expected = naive_stack(blocks, tokens, lengths, case, bias)
+        output_mask = mask.bool() & (torch.rand(mask.shape, generator=torch.Generator().manual_seed(4)) < 0.4)
+        output_mask[1] = False
+        for implementation in IMPLEMENTATIONS:
+            context = f"by {implementation} with padding {side}"
+            layout = build_layout(states, mask, None, make_config(implementation))
+            assert isinstance(layout, PackedLayout) == (implementation == "packed")
+            run = partial(run_stack, blocks, layout.pack(states), layout, spec)
+            outputs = run(output_hidden_states=True)
+            assert_same(outputs.last_hidden_state[mask == 1], expected, leaves, context)
+            assert torch.equal(outputs.hidden_states[0][mask == 1], tokens), context
+            selected = run(output_mask=output_mask, include_first_tokens=True)
+            assert_same(selected.last_hidden_state, expected[output_mask[mask == 1]], leaves, f"selected {context}")
+            assert_close(selected.layout.first_tokens(selected.computed_states), expected[first], f"first {context}")
 
 
 @pytest.mark.parametrize("name", ["prefix", "band", "causal and bias"])
 def test_several_sequences_in_a_row(name: str) -> None:
-    """Positions and prefixes are those of each sequence."""
-    toy, ids = MASKS[name], torch.tensor([[1, 1, 1, 1, 1, 1, 1, 2, 2, 2], [0, 1, 1, 1, 1, 1, 0, 2, 2, 2]])
-    lengths = (7, 3, 5, 3)
-    blocks, bias = make_blocks(), make_bias() if toy.biased else None
-    rows, mask = draw(lengths), (ids != 0).long()
-    expected = expected_rows(blocks, rows, lengths, toy, bias)
-    states, spec = spread(rows, mask), MaskSpec(**toy.spec(4), bias=bias)
-    for path in PATHS:
-        layout = build_layout(states, None, ids, make_config(path))
-        got = run_stack(blocks, layout.pack(states), layout, spec).last_hidden_state
-        assert_same(got[mask == 1], expected, [rows, *blocks.parameters()], f"by {path}")
+    """Positions and prefixes belong to a sequence."""
+    case, ids = MASKS[name], torch.tensor([[1, 1, 1, 1, 1, 1, 1, 2, 2, 2], [0, 1, 1, 1, 1, 1, 0, 2, 2, 2]])
+    lengths, mask = (7, 3, 5, 3), (ids != 0).long()
+    blocks, bias, tokens = make_blocks(), make_bias() if case.has_bias else None, random_tokens(lengths)
+    expected, states = naive_stack(blocks, tokens, lengths, case, bias), pad(tokens, mask)
+    for implementation in IMPLEMENTATIONS:
+        layout = build_layout(states, None, ids, make_config(implementation))
+        actual = run_stack(blocks, layout.pack(states), layout, case.spec(bias)).last_hidden_state
+        assert_same(actual[mask == 1], expected, [tokens, *blocks.parameters()], f"by {implementation}")
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
 def test_cross_attention(norm: str) -> None:
-    """A causal decoder over the outputs of an encoder, with other lengths, in packed and padded layouts."""
+    """From a causal decoder to the output of an encoder of other lengths, in packed and padded layouts."""
     blocks = make_blocks(norm, cross=True)
-    for side in SIDES:
+    for side in PADDING_SIDES:
         lengths, memory_lengths = lengths_for(side, LENGTHS), lengths_for(side, MEMORY_LENGTHS)
-        rows, memory_rows = draw(lengths), draw(memory_lengths, 10, seed=2)
-        leaves = [rows, memory_rows, *blocks.parameters()]
-        memories = list(memory_rows.split(memory_lengths))
-        expected = expected_rows(blocks, rows, lengths, MASKS["causal"], None, memories)
-        mask, memory_mask = padding(side, lengths), padding(side, memory_lengths, extra=1)
-        states, memory = spread(rows, mask), spread(memory_rows, memory_mask)
-        chosen = mask.bool() & (torch.arange(mask.shape[1]) % 3 == 0)
-        for path in PATHS:
-            where, config = f"by {path} with padding {side}", make_config(path)
-            layout, memory_layout = (
-                build_layout(each, tokens, None, config) for each, tokens in ((states, mask), (memory, memory_mask))
-            )
-            read = Memory(memory_layout.pack(memory), memory_layout)
-            run = partial(run_stack, blocks, layout.pack(states), layout, CAUSAL, memory=read)
-            assert_same(run().last_hidden_state[mask == 1], expected, leaves, where)
-            some = run(output_mask=chosen).last_hidden_state
-            assert_same(some, expected[chosen[mask == 1]], leaves, f"of some {where}")
+        tokens, memory_tokens = random_tokens(lengths), random_tokens(memory_lengths, 10, seed=2)
+        leaves = [tokens, memory_tokens, *blocks.parameters()]
+        memories = list(memory_tokens.split(memory_lengths))
+        expected = naive_stack(blocks, tokens, lengths, MASKS["causal"], memories=memories)
+        mask, memory_mask = padding_mask(side, lengths), padding_mask(side, memory_lengths, extra=1)
+        states, memory = pad(tokens, mask), pad(memory_tokens, memory_mask)
+        output_mask = mask.bool() & (torch.arange(mask.shape[1]) % 3 == 0)
+        for implementation in IMPLEMENTATIONS:
+            context, config = f"by {implementation} with padding {side}", make_config(implementation)
+            layout = build_layout(states, mask, None, config)
+            memory_layout = build_layout(memory, memory_mask, None, config)
+            encoded = Memory(memory_layout.pack(memory), memory_layout)
+            run = partial(run_stack, blocks, layout.pack(states), layout, CAUSAL, memory=encoded)
+            assert_same(run().last_hidden_state[mask == 1], expected, leaves, context)
+            selected = run(output_mask=output_mask).last_hidden_state
+            assert_same(selected, expected[output_mask[mask == 1]], leaves, f"selected {context}")
 
 
-def test_cross_attention_of_unlike_layouts_is_refused() -> None:
-    blocks, states = make_blocks(cross=True), torch.randn(2, 3, WIDTH)
-    memory = torch.randn(2, 4, 10)
-    padded, packed = (build_layout(memory, None, None, make_config(path)) for path in ("sdpa", "packed"))
+def test_cross_attention_rejects_different_layouts() -> None:
+    blocks, states, memory = make_blocks(cross=True), torch.randn(2, 3, WIDTH), torch.randn(2, 4, 10)
+    padded, packed = (build_layout(memory, None, None, make_config(name)) for name in ("sdpa", "packed"))
     layout = build_layout(states, None, None, make_config("packed"))
     with pytest.raises(CtxError, match="padded and a packed layout"):
         run_stack(blocks, layout.pack(states), layout, memory=Memory(memory, padded))
@@ -124,152 +244,148 @@ def test_cross_attention_of_unlike_layouts_is_refused() -> None:
         run_stack(blocks, short.pack(states[:1]), short, memory=Memory(packed.pack(memory), packed))
 
 
-def make_cache(kind: str, config: PreTrainedConfig, length: int) -> DynamicCache | StaticCache:
-    return DynamicCache() if kind == "dynamic" else StaticCache(config, max_cache_len=length)
+def make_cache(name: str, config: PreTrainedConfig, length: int) -> DynamicCache | StaticCache:
+    return DynamicCache() if name == "dynamic" else StaticCache(config, max_cache_len=length)
 
 
 @pytest.mark.parametrize("name", ["causal", "prefix", "band", "causal and bias"])
-def test_cached_steps_are_one_pass(name: str) -> None:
+def test_cached_steps_equal_one_pass(name: str) -> None:
     """A prompt, padded on either side, then its continuation, by several tokens and by one."""
-    toy = MASKS[name]
-    blocks, bias = make_blocks("pre"), make_bias() if toy.biased else None
-    spec = MaskSpec(**toy.spec(4), bias=bias)
-    for side in SIDES:
+    case, new = MASKS[name], 4
+    blocks, bias = make_blocks("pre"), make_bias() if case.has_bias else None
+    for side in PADDING_SIDES:
         prompts = lengths_for(side, LENGTHS)
-        prompt_mask, new = padding(side, prompts), 4
+        prompt_mask = padding_mask(side, prompts)
         mask = torch.cat([prompt_mask, torch.ones(4, new, dtype=torch.long)], 1)
         lengths = tuple(length + new for length in prompts)
-        rows = draw(lengths).detach()
-        states = spread(rows, mask)
-        expected = expected_rows(blocks, rows, lengths, toy, bias)
-        for path, kind in (("sdpa", "dynamic"), ("sdpa", "static"), ("eager", "static")):
-            config = make_config(path)
-            cache, got, start = make_cache(kind, config, mask.shape[1] + 3), [], 0
+        tokens = random_tokens(lengths).detach()
+        states, expected = pad(tokens, mask), naive_stack(blocks, tokens, lengths, case, bias)
+        for implementation, cache_name in (("sdpa", "dynamic"), ("sdpa", "static"), ("eager", "static")):
+            config = make_config(implementation)
+            cache, outputs, start = make_cache(cache_name, config, mask.shape[1] + 3), [], 0
             for width in (prompt_mask.shape[1], 2, 1, 1):
-                part = states[:, start : start + width]
-                given = None if side == "none" else mask[:, : start + width]
-                layout = build_layout(part, given, None, config, past_key_values=cache)
-                got.append(run_stack(blocks, part, layout, spec, past_key_values=cache).last_hidden_state)
-                start += width
-            where = f"by {path} with padding {side} and a {kind} cache"
-            assert_close(torch.cat(got, 1)[mask == 1], expected, where)
+                stop = start + width
+                step_mask = None if side == "none" else mask[:, :stop]
+                layout = build_layout(states[:, start:stop], step_mask, None, config, past_key_values=cache)
+                output = run_stack(blocks, states[:, start:stop], layout, case.spec(bias), past_key_values=cache)
+                outputs.append(output.last_hidden_state)
+                start = stop
+            context = f"by {implementation} with padding {side} and a {cache_name} cache"
+            assert_close(torch.cat(outputs, 1)[mask == 1], expected, context)
 
 
-@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("side", PADDING_SIDES)
 def test_cached_steps_of_a_decoder(side: str) -> None:
     """The keys and values of the encoder's output are computed once."""
     config, blocks = make_config("sdpa"), make_blocks(cross=True)
     lengths, memory_lengths = (5, 5, 5, 5), lengths_for(side, MEMORY_LENGTHS)
-    memory_mask = padding(side, memory_lengths)
-    rows, memory_rows = draw(lengths).detach(), draw(memory_lengths, 10, seed=2).detach()
-    memories = list(memory_rows.split(memory_lengths))
-    expected = expected_rows(blocks, rows, lengths, MASKS["causal"], None, memories).view(4, 5, WIDTH)
-    states, memory = rows.view(4, 5, WIDTH), spread(memory_rows, memory_mask)
-    memory_layout = build_layout(memory, memory_mask, None, config)
+    memory_mask = padding_mask(side, memory_lengths)
+    tokens, memory_tokens = random_tokens(lengths).detach(), random_tokens(memory_lengths, 10, seed=2).detach()
+    memories = list(memory_tokens.split(memory_lengths))
+    expected = naive_stack(blocks, tokens, lengths, MASKS["causal"], memories=memories).view(4, 5, WIDTH)
+    states, memory = tokens.view(4, 5, WIDTH), pad(memory_tokens, memory_mask)
+    encoded = Memory(memory, build_layout(memory, memory_mask, None, config))
     calls: list[int] = []
     for block in blocks:
         block.cross_attention.kv_proj.register_forward_hook(lambda *args: calls.append(1))
-    for kind in ("dynamic", "static"):
-        cache = EncoderDecoderCache(*(make_cache(kind, config, length) for length in (8, memory.shape[1] + 2)))
+    for name in ("dynamic", "static"):
+        cache = EncoderDecoderCache(*(make_cache(name, config, length) for length in (8, memory.shape[1] + 2)))
         calls.clear()
         for start, stop in ((0, 2), (2, 3), (3, 4), (4, 5)):
             layout = build_layout(states[:, start:stop], None, None, config, past_key_values=cache)
-            read = Memory(memory, memory_layout)
-            part = run_stack(blocks, states[:, start:stop], layout, CAUSAL, memory=read, past_key_values=cache)
-            assert_close(part.last_hidden_state, expected[:, start:stop], f"from {start} on with a {kind} cache")
-        assert len(calls) == BLOCKS, kind
+            output = run_stack(blocks, states[:, start:stop], layout, CAUSAL, memory=encoded, past_key_values=cache)
+            assert_close(output.last_hidden_state, expected[:, start:stop], f"from {start} on with a {name} cache")
+        assert len(calls) == BLOCKS, name
 
 
-def test_mask_narrower_than_the_cache_is_refused() -> None:
-    config, blocks, cache = make_config("sdpa"), make_blocks(), DynamicCache()
+def test_mask_shorter_than_cache_is_rejected() -> None:
+    config, cache = make_config("sdpa"), DynamicCache()
     states, mask = torch.randn(1, 3, WIDTH), torch.ones(1, 3, dtype=torch.long)
     layout = build_layout(states, mask, None, config, past_key_values=cache)
-    run_stack(blocks, states, layout, CAUSAL, past_key_values=cache)
+    run_stack(make_blocks(), states, layout, CAUSAL, past_key_values=cache)
     with pytest.raises(CtxError, match=r"attention_mask is .*\(1, 6\)"):
         build_layout(states, mask, None, config, past_key_values=cache)
 
 
-@pytest.mark.parametrize("side", SIDES)
-def test_blocks_with_masks_of_their_own(side: str) -> None:
-    """Dense and local layers in turn; the outputs of some positions too."""
-    lengths, blocks = lengths_for(side, LENGTHS), make_blocks()
-    specs = [CAUSAL, MaskSpec(causal=True, window=2)]
-    rows, mask = draw(lengths).detach(), padding(side, lengths)
-    chosen = mask.bool() & (torch.arange(mask.shape[1]) % 2 == 0)
-    expected = rows
-    for block, toy in zip(blocks, (MASKS["causal"], Toy(MASKS["band"].spec, lambda q, k, p: q - 2 < k <= q))):
-        expected = expected_rows(nn.ModuleList([block]), expected, lengths, toy, None)
-    states = spread(rows, mask)
-    for path in PATHS:
-        layout = build_layout(states, mask, None, make_config(path))
-        got = run_stack(blocks, layout.pack(states), layout, specs, output_mask=chosen).last_hidden_state
-        torch.testing.assert_close(got, expected[chosen[mask == 1]], atol=1e-5, rtol=1e-4)
-        got = run_stack(blocks, layout.pack(states), layout, specs).last_hidden_state
-        torch.testing.assert_close(got[mask == 1], expected, atol=1e-5, rtol=1e-4)
+@pytest.mark.parametrize("side", PADDING_SIDES)
+def test_blocks_with_different_masks(side: str) -> None:
+    """Dense and local layers alternate; also with the outputs of some positions."""
+    lengths, blocks, specs = lengths_for(side, LENGTHS), make_blocks(), [CAUSAL, MaskSpec(causal=True, window=2)]
+    tokens, mask = random_tokens(lengths).detach(), padding_mask(side, lengths)
+    states, output_mask = pad(tokens, mask), mask.bool() & (torch.arange(mask.shape[1]) % 2 == 0)
+    cases = MASKS["causal"], MaskCase({}, lambda q, k, p: q - 2 < k <= q)
+    expected = naive_stack(blocks[:1], tokens, lengths, cases[0])
+    expected = naive_stack(blocks[1:], expected, lengths, cases[1])
+    for implementation in IMPLEMENTATIONS:
+        layout = build_layout(states, mask, None, make_config(implementation))
+        selected = run_stack(blocks, layout.pack(states), layout, specs, output_mask=output_mask).last_hidden_state
+        torch.testing.assert_close(selected, expected[output_mask[mask == 1]], atol=1e-5, rtol=1e-4)
+        outputs = run_stack(blocks, layout.pack(states), layout, specs).last_hidden_state
+        torch.testing.assert_close(outputs[mask == 1], expected, atol=1e-5, rtol=1e-4)
     with pytest.raises(CtxError, match="1 masks for 2 blocks"):
         run_stack(blocks, layout.pack(states), layout, specs[:1])
 
 
-def test_bias_of_one_layer_replaces_the_shared_one() -> None:
+def test_bias_of_a_layer_replaces_the_shared_bias() -> None:
     module = SelfAttention(WIDTH, HEADS, head_dim=HEAD_DIM, position_bias=make_bias())
-    plain = SelfAttention(WIDTH, HEADS, head_dim=HEAD_DIM)
-    plain.load_state_dict({name: value for name, value in module.state_dict().items() if "bias.buckets" not in name})
+    without_bias = SelfAttention(WIDTH, HEADS, head_dim=HEAD_DIM)
+    without_bias.load_state_dict({k: v for k, v in module.state_dict().items() if "bias.buckets" not in k})
     states = torch.randn(2, 5, WIDTH)
-    for path in PATHS:
-        layout: Layout = build_layout(states, None, None, make_config(path))
-        got, _ = module(layout.pack(states), layout, CAUSAL)
-        expected, _ = plain(layout.pack(states), layout, MaskSpec(causal=True, bias=make_bias()))
-        assert_close(got, expected, path)
+    for implementation in IMPLEMENTATIONS:
+        layout: Layout = build_layout(states, None, None, make_config(implementation))
+        actual, _ = module(layout.pack(states), layout, CAUSAL)
+        expected, _ = without_bias(layout.pack(states), layout, MaskSpec(causal=True, bias=make_bias()))
+        assert_close(actual, expected, implementation)
 
 
-def test_shared_bias_under_checkpointing() -> None:
+def test_shared_bias_with_gradient_checkpointing() -> None:
     blocks, bias = make_blocks(), make_bias()
-    rows, mask = draw(LENGTHS), padding("left", LENGTHS)
-    leaves = [rows, *bias.parameters(), *blocks.parameters()]
-    expected = expected_rows(blocks, rows, LENGTHS, MASKS["causal and bias"], bias)
-    for path, checkpointing in product(("packed", "sdpa"), (False, True)):
+    tokens, mask = random_tokens(LENGTHS), padding_mask("left", LENGTHS)
+    leaves, states = [tokens, *bias.parameters(), *blocks.parameters()], pad(tokens, mask)
+    expected = naive_stack(blocks, tokens, LENGTHS, MASKS["causal and bias"], bias)
+    for implementation, checkpointing in product(("packed", "sdpa"), (False, True)):
         for block in blocks.train():
             block.gradient_checkpointing = checkpointing
             block._gradient_checkpointing_func = partial(torch.utils.checkpoint.checkpoint, use_reentrant=False)
-        layout = build_layout(spread(rows, mask), mask, None, make_config(path))
-        got = run_stack(blocks, layout.pack(spread(rows, mask)), layout, MaskSpec(causal=True, bias=bias))
-        where = f"by {path} with checkpointing={checkpointing}"
-        assert_same(got.last_hidden_state[mask == 1], expected, leaves, where)
+        layout = build_layout(states, mask, None, make_config(implementation))
+        outputs = run_stack(blocks, layout.pack(states), layout, MaskSpec(causal=True, bias=bias))
+        context = f"by {implementation} with checkpointing={checkpointing}"
+        assert_same(outputs.last_hidden_state[mask == 1], expected, leaves, context)
 
 
 def test_bias_with_dropout_has_gradients() -> None:
-    """Attention dropout with a learned bias, in groups: hardly any, so that it is the formula."""
+    """In groups, with a dropout rate near 0, so that the result is close to the reference."""
     blocks, bias = make_blocks(), make_bias()
     for block in blocks.train():
         block.attention.attention_dropout = 1e-5 + 1 / (1 << 17)
-    rows, mask = draw(LENGTHS), padding("right", LENGTHS)
-    layout = build_layout(spread(rows, mask), mask, None, make_config("packed"))
+    tokens, mask = random_tokens(LENGTHS), padding_mask("right", LENGTHS)
+    layout = build_layout(pad(tokens, mask), mask, None, make_config("packed"))
     torch.manual_seed(0)
-    got = run_stack(blocks, layout.pack(spread(rows, mask)), layout, MaskSpec(causal=True, bias=bias))
-    expected = expected_rows(blocks, rows, LENGTHS, MASKS["causal and bias"], bias)
-    torch.testing.assert_close(got.last_hidden_state[mask == 1], expected, atol=1e-3, rtol=1e-3)
-    one, other = (
-        torch.autograd.grad(x.square().sum(), bias.buckets.weight)[0] for x in (got.computed_states, expected)
+    outputs = run_stack(blocks, layout.pack(pad(tokens, mask)), layout, MaskSpec(causal=True, bias=bias))
+    expected = naive_stack(blocks, tokens, LENGTHS, MASKS["causal and bias"], bias)
+    torch.testing.assert_close(outputs.last_hidden_state[mask == 1], expected, atol=1e-3, rtol=1e-3)
+    gradient, expected_gradient = (
+        torch.autograd.grad(x.square().sum(), bias.buckets.weight)[0] for x in (outputs.computed_states, expected)
     )
-    torch.testing.assert_close(one, other, atol=1e-2, rtol=1e-2)
+    torch.testing.assert_close(gradient, expected_gradient, atol=1e-2, rtol=1e-2)
 
 
 @pytest.mark.parametrize("options", [{"prefix_lengths": torch.tensor([1])}, {"window": 0}])
-def test_specs_that_describe_no_mask(options: dict[str, Any]) -> None:
+def test_inconsistent_specs_are_rejected(options: dict[str, Any]) -> None:
     with pytest.raises(CtxError, match=next(iter(options))):
         MaskSpec(**options)
 
 
-def test_flash_attention_refuses_what_it_does_not_know() -> None:
-    config, states = make_config("flash_attention_2"), torch.randn(2, 3, WIDTH)
-    layout = build_layout(states, None, None, config)
+def test_flash_attention_rejects_unsupported_masks() -> None:
+    states = torch.randn(2, 3, WIDTH)
+    layout = build_layout(states, None, None, make_config("flash_attention_2"))
     for spec in (MaskSpec(bias=make_bias()), MaskSpec(causal=True, prefix_lengths=torch.tensor([1, 2]))):
         with pytest.raises(CtxError, match=r"(?s)flash_attention_2 supports no position bias.*sdpa"):
             run_stack(make_blocks(), states, layout, spec)
 
 
 @pytest.mark.parametrize("bidirectional", [True, False])
-def test_bucketed_bias_is_that_of_t5(bidirectional: bool) -> None:
+def test_bucketed_bias_equals_t5(bidirectional: bool) -> None:
     torch.manual_seed(0)
     config = T5Config(num_heads=4, is_decoder=not bidirectional)
     reference = T5Attention(config, has_relative_attention_bias=True)
@@ -280,21 +396,20 @@ def test_bucketed_bias_is_that_of_t5(bidirectional: bool) -> None:
     assert torch.equal(bias(positions[:, 200:203], positions), reference.compute_bias(300, 300)[:, :, 200:203])
 
 
-def test_outputs_of_a_stack() -> None:
-    """Only what was asked for, in the order of the blocks."""
+def test_recorded_outputs_of_a_stack() -> None:
+    """Only the requested states, in the order of the blocks."""
     blocks, states = make_blocks(), torch.randn(2, 4, WIDTH)
     layout = build_layout(states, None, None, make_config("eager"))
 
     def run(**options: Any) -> StackOutput:
         return run_stack(blocks, states, layout, BIDIRECTIONAL, **options)
 
-    everything = run(output_hidden_states=True, output_attentions=True)
-    assert len(everything.attentions) == BLOCKS
-    assert len(everything.hidden_states) == BLOCKS + 1
-    assert everything.cross_attentions == ()
-    for choice, kept in ((1, {1}), ([0, -1], {0, 2}), ([5], set())):
-        states_kept = run(output_hidden_states=choice).hidden_states
-        assert {number for number, each in enumerate(states_kept) if each is not None} == kept
-    nothing = run()
-    assert nothing.hidden_states is None
-    assert nothing.attentions is None
+    outputs = run(output_hidden_states=True, output_attentions=True)
+    assert len(outputs.attentions) == BLOCKS
+    assert len(outputs.hidden_states) == BLOCKS + 1
+    assert outputs.cross_attentions == ()
+    for selection, numbers in ((1, {1}), ([0, -1], {0, 2}), ([5], set())):
+        recorded = run(output_hidden_states=selection).hidden_states
+        assert {number for number, state in enumerate(recorded) if state is not None} == numbers
+    assert run().hidden_states is None
+    assert run().attentions is None

@@ -1,144 +1,125 @@
-"""Chunked cross-entropy equals the plain one, in values and gradients."""
+"""Chunked cross-entropy equals torch's, in values and gradients."""
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hf_ctxmodels.layers.lm_loss import cross_entropy as prediction
+from hf_ctxmodels.layers.lm_loss import cross_entropy
 from hf_ctxmodels.layers.lm_loss.cross_entropy import MaskedLMHead, chunked_cross_entropy
 
-ROWS, WIDTH, WORDS = 11, 8, 20
+ROWS, WIDTH, VOCAB_SIZE = 11, 8, 20
+pytestmark = pytest.mark.usefixtures("chunk_rows")
 
 
-@pytest.fixture(params=[1, 3, 11, 100], ids=lambda rows: f"{rows}-rows-a-chunk")
-def chunk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Chunks of one row, of some, of all, and larger than there are rows."""
-    monkeypatch.setattr(prediction, "CHUNK_ELEMENTS", request.param * WORDS)
-    return request.param
+@pytest.fixture(params=[1, 3, 11, 100], ids=lambda rows: f"{rows} rows")
+def chunk_rows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks of one row, of several, of all, and larger than the input."""
+    monkeypatch.setattr(cross_entropy, "CHUNK_ELEMENTS", request.param * VOCAB_SIZE)
 
 
-def inputs(rows: int = ROWS, dtype: torch.dtype = torch.float32, *, bias: bool = True) -> tuple:
+def make_inputs(rows: int = ROWS, dtype: torch.dtype = torch.float32, *, bias: bool = True) -> tuple[list, Tensor]:
+    """Hidden states, weight and bias; and targets."""
     generator = torch.Generator().manual_seed(0)
-    hidden = torch.randn(rows, WIDTH, generator=generator).to(dtype).requires_grad_()
-    weight = torch.randn(WORDS, WIDTH, generator=generator).to(dtype).requires_grad_()
-    offsets = torch.randn(WORDS, generator=generator).to(dtype).requires_grad_() if bias else None
-    return hidden, weight, offsets, torch.randint(WORDS, (rows,), generator=generator)
+    shapes = [(rows, WIDTH), (VOCAB_SIZE, WIDTH), (VOCAB_SIZE,)]
+    leaves = [torch.randn(shape, generator=generator).to(dtype).requires_grad_() for shape in shapes]
+    return [*leaves[:2], leaves[2] if bias else None], torch.randint(VOCAB_SIZE, (rows,), generator=generator)
 
 
-def plain(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, reduction: str) -> Tensor:
-    return F.cross_entropy(F.linear(hidden, weight, bias), targets, reduction=reduction)
+def naive_cross_entropy(leaves: list, targets: Tensor, reduction: str = "mean") -> Tensor:
+    return F.cross_entropy(F.linear(*leaves), targets, reduction=reduction)
 
 
-@pytest.mark.usefixtures("chunk")
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_values_and_gradients(reduction: str, bias: bool) -> None:
-    *weights, targets = inputs(bias=bias)
-    expected = plain(*weights, targets, reduction)
-    got = chunked_cross_entropy(*weights, targets, reduction=reduction)
-    torch.testing.assert_close(got, expected)
-    leaves = [tensor for tensor in weights if tensor is not None]
-    for one, other in zip(torch.autograd.grad(2.5 * got, leaves), torch.autograd.grad(2.5 * expected, leaves)):
-        torch.testing.assert_close(one, other)
-
-
-@pytest.mark.usefixtures("chunk")
-def test_a_retained_graph_can_be_walked_again() -> None:
-    *weights, targets = inputs()
-    loss = chunked_cross_entropy(*weights, targets)
-    first = [grad.clone() for grad in torch.autograd.grad(3 * loss, weights, retain_graph=True)]
-    for one, other in zip(first, torch.autograd.grad(loss, weights), strict=True):
-        torch.testing.assert_close(one, 3 * other)
-
-
-@pytest.mark.usefixtures("chunk")
-@pytest.mark.parametrize("frozen", [{0}, {1}, {2}, {1, 2}, {0, 1}])
-def test_frozen_parts_get_no_gradient(frozen: set[int]) -> None:
-    *weights, targets = inputs()
-    weights = [tensor.detach() if place in frozen else tensor for place, tensor in enumerate(weights)]
-    chunked_cross_entropy(*weights, targets).backward()
-    got = [tensor.grad for tensor in weights]
-    for tensor in weights:
-        tensor.grad = None
-    plain(*weights, targets, "mean").backward()
-    for place, tensor in enumerate(weights):
-        if place in frozen:
-            assert got[place] is None
-        else:
-            torch.testing.assert_close(got[place], tensor.grad)
-
-
-@pytest.mark.usefixtures("chunk")
-def test_without_gradients() -> None:
-    *weights, targets = inputs()
+@pytest.mark.parametrize("scale", [1, 300], ids=["small logits", "large logits"])
+def test_values_and_gradients(reduction: str, bias: bool, scale: int) -> None:
+    """Large logits do not overflow."""
+    leaves, targets = make_inputs(bias=bias)
+    leaves = [None if tensor is None else (tensor * scale).detach().requires_grad_() for tensor in leaves]
+    expected = naive_cross_entropy(leaves, targets, reduction)
+    actual = chunked_cross_entropy(*leaves, targets, reduction=reduction)
+    torch.testing.assert_close(actual, expected)
+    tensors = [tensor for tensor in leaves if tensor is not None]
+    gradients, expected_gradients = (torch.autograd.grad(2.5 * loss, tensors) for loss in (actual, expected))
+    for gradient, expected_gradient in zip(gradients, expected_gradients, strict=True):
+        tolerance = {} if scale == 1 else {"atol": 1e-3, "rtol": 1e-4}
+        torch.testing.assert_close(gradient, expected_gradient, **tolerance)
     with torch.no_grad():
-        torch.testing.assert_close(chunked_cross_entropy(*weights, targets), plain(*weights, targets, "mean"))
+        torch.testing.assert_close(chunked_cross_entropy(*leaves, targets, reduction=reduction), expected)
 
 
-def test_no_rows() -> None:
-    *weights, targets = inputs(rows=0)
-    for reduction in ("mean", "sum"):
-        loss = chunked_cross_entropy(*weights, targets, reduction=reduction)
-        assert loss == 0
-        assert not any(gradient.any() for gradient in torch.autograd.grad(loss, weights))
+def test_second_backward_pass_of_a_retained_graph() -> None:
+    leaves, targets = make_inputs()
+    loss = chunked_cross_entropy(*leaves, targets)
+    first = [gradient.clone() for gradient in torch.autograd.grad(3 * loss, leaves, retain_graph=True)]
+    for gradient, expected in zip(first, torch.autograd.grad(loss, leaves), strict=True):
+        torch.testing.assert_close(gradient, 3 * expected)
 
 
-@pytest.mark.usefixtures("chunk")
-def test_large_logits_do_not_overflow() -> None:
-    *weights, targets = inputs()
-    weights = [(tensor * 300).detach().requires_grad_() for tensor in weights]
-    got, expected = chunked_cross_entropy(*weights, targets), plain(*weights, targets, "mean")
-    torch.testing.assert_close(got, expected)
-    for one, other in zip(torch.autograd.grad(got, weights), torch.autograd.grad(expected, weights)):
-        assert one.isfinite().all()
-        torch.testing.assert_close(one, other, atol=1e-3, rtol=1e-4)
+@pytest.mark.parametrize("frozen", [{0}, {1}, {2}, {1, 2}, {0, 1}], ids=str)
+def test_frozen_inputs_get_no_gradient(frozen: set[int]) -> None:
+    leaves, targets = make_inputs()
+    leaves = [tensor.detach() if number in frozen else tensor for number, tensor in enumerate(leaves)]
+    chunked_cross_entropy(*leaves, targets).backward()
+    gradients = [tensor.grad for tensor in leaves]
+    for tensor in leaves:
+        tensor.grad = None
+    naive_cross_entropy(leaves, targets).backward()
+    for gradient, tensor in zip(gradients, leaves, strict=True):
+        assert (gradient is None) == (tensor.grad is None)
+        if gradient is not None:
+            torch.testing.assert_close(gradient, tensor.grad)
 
 
-@pytest.mark.usefixtures("chunk")
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_no_rows(reduction: str) -> None:
+    leaves, targets = make_inputs(rows=0)
+    loss = chunked_cross_entropy(*leaves, targets, reduction=reduction)
+    assert loss == 0
+    assert not any(gradient.any() for gradient in torch.autograd.grad(loss, leaves))
+
+
 def test_bfloat16() -> None:
-    """The loss is summed in single precision; gradients keep the type of what they belong to."""
-    *weights, targets = inputs(dtype=torch.bfloat16)
-    exact = [tensor.detach().float().requires_grad_() for tensor in weights]
-    got, expected = chunked_cross_entropy(*weights, targets), plain(*exact, targets, "mean")
-    assert got.dtype is torch.float32
-    torch.testing.assert_close(got, expected, atol=0.02, rtol=0.02)
-    for one, other in zip(torch.autograd.grad(got, weights), torch.autograd.grad(expected, exact)):
-        assert one.dtype is torch.bfloat16
-        assert (one.float() - other).norm() < 0.03 * other.norm()
+    """The loss is summed in float32; gradients have the type of their tensors."""
+    leaves, targets = make_inputs(dtype=torch.bfloat16)
+    exact = [tensor.detach().float().requires_grad_() for tensor in leaves]
+    actual, expected = chunked_cross_entropy(*leaves, targets), naive_cross_entropy(exact, targets)
+    assert actual.dtype is torch.float32
+    torch.testing.assert_close(actual, expected, atol=0.02, rtol=0.02)
+    for gradient, expected_gradient in zip(torch.autograd.grad(actual, leaves), torch.autograd.grad(expected, exact)):
+        assert gradient.dtype is torch.bfloat16
+        assert (gradient.float() - expected_gradient).norm() < 0.03 * expected_gradient.norm()
 
 
-@pytest.mark.usefixtures("chunk")
 def test_autocast() -> None:
-    """Products in bfloat16, everything that is summed in single precision, as autocast has it."""
-    *weights, targets = inputs()
+    """Products are computed in bfloat16, sums in float32, as with torch's operators."""
+    leaves, targets = make_inputs()
     with torch.autocast("cpu", torch.bfloat16):
-        got = chunked_cross_entropy(*weights, targets)
-        logits = F.linear(*weights)
+        actual, logits = chunked_cross_entropy(*leaves, targets), F.linear(*leaves)
     assert logits.dtype is torch.bfloat16
     expected = F.cross_entropy(logits.float(), targets)
-    torch.testing.assert_close(got, expected)
-    for one, other in zip(torch.autograd.grad(got, weights), torch.autograd.grad(expected, weights)):
-        assert one.dtype is torch.float32
-        assert (one - other).norm() < 0.02 * other.norm()
+    torch.testing.assert_close(actual, expected)
+    for gradient, expected_gradient in zip(torch.autograd.grad(actual, leaves), torch.autograd.grad(expected, leaves)):
+        assert gradient.dtype is torch.float32
+        assert (gradient - expected_gradient).norm() < 0.02 * expected_gradient.norm()
 
 
-@pytest.mark.usefixtures("chunk")
 def test_gradients_by_finite_differences() -> None:
-    *weights, targets = inputs(rows=5, dtype=torch.float64)
-    weights = [(tensor / 4).detach().requires_grad_() for tensor in weights]
+    leaves, targets = make_inputs(rows=5, dtype=torch.float64)
+    leaves = [(tensor / 4).detach().requires_grad_() for tensor in leaves]
 
-    def loss(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return chunked_cross_entropy(hidden, weight, bias, targets, reduction="sum")
+    def compute_loss(*leaves: Tensor) -> Tensor:
+        return chunked_cross_entropy(*leaves, targets, reduction="sum")
 
-    # the sum itself is kept in single precision, so the steps are coarse
-    assert torch.autograd.gradcheck(loss, weights, eps=1e-2, atol=2e-3, rtol=1e-2)
+    # the sum is in float32, so the steps are coarse
+    assert torch.autograd.gradcheck(compute_loss, leaves, eps=1e-2, atol=2e-3, rtol=1e-2)
 
 
 def test_head_loss_is_cross_entropy_of_its_logits() -> None:
     torch.manual_seed(0)
-    head = MaskedLMHead(6, WIDTH, WORDS, activation="gelu", layer_norm_eps=1e-5)
-    states, targets = torch.randn(4, 6), torch.randint(WORDS, (4,))
+    head = MaskedLMHead(6, WIDTH, VOCAB_SIZE, activation="gelu", layer_norm_eps=1e-5)
+    states, targets = torch.randn(4, 6), torch.randint(VOCAB_SIZE, (4,))
     expected = F.cross_entropy(head(states), targets, reduction="sum")
     torch.testing.assert_close(head.summed_loss(states, targets), expected)
-    assert head(torch.randn(2, 3, 6)).shape == (2, 3, WORDS)
+    assert head(torch.randn(2, 3, 6)).shape == (2, 3, VOCAB_SIZE)

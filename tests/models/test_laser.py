@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from bpe_texts import trained_in_both_orders
 from torch import Tensor
 from transformers import AutoTokenizer
 from zoo import Case, make_batch, make_targets
@@ -205,11 +204,6 @@ class TestTokenizer:
     def test_merges_are_learned_from_both_languages(self, files: list[str]) -> None:
         tokenizer = train(files)
         assert tokenizer.tokenize("cat katze") == ["cat</w>", "katze</w>"]
-
-    def test_vocabulary_does_not_depend_on_process_and_order(self, tmp_path: Path) -> None:
-        trained, vocabulary = trained_in_both_orders(CtxLaserTokenizer, 120, tmp_path)
-        assert vocabulary == trained.get_vocab()
-        assert len(trained) == 120
 
     def test_training_errors(self) -> None:
         with pytest.raises(CtxError, match="No text"):

@@ -1,32 +1,19 @@
 """BERT's tokenizer: ids, training, saving and errors."""
 
-import gzip
-import json
-import pickle
-import random
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from forked import run_forked
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoTokenizer, BertTokenizer
+from tokenizer_texts import TRICKY, assert_same_encodings, read_lines
+from transformers import BertTokenizer, ElectraTokenizer
 
-from hf_ctxmodels import CtxBertTokenizer
+from hf_ctxmodels import CtxBertTokenizer, CtxElectraTokenizer
 from hf_ctxmodels.core.errors import CtxError
 
-TRICKY = [
-    "",
-    "Don't stop -- it's 3.14% of Café Zoë's naïve résumé!",
-    "中文和English混排，日本語のテキスト。한국어 문장입니다.",
-    "İstanbul ŞEHİR ǅ ﬁne Ⅷ ½ ﷺ",
-    "a\u0301 e\u0300 \u200b zero\u00adwidth \ufeff \x00 null\tTab\nline\u3000wide",
-    "[CLS] [MASK] literal [SEP] specials [mask]",
-    "🙂👩‍👩‍👧 emoji; математика Ελληνικά עִבְרִית हिन्दी",
-    "x" * 250 + " pneumonoultramicroscopicsilicovolcanoconiosis",
-]
+TRICKY = [*TRICKY, "[CLS] [MASK] literal [SEP] specials [mask]", "x" * 250 + " pneumonoultramicroscopic"]
 
 
 @pytest.fixture(scope="module")
@@ -41,13 +28,10 @@ def real_files():
 @pytest.fixture(scope="module")
 def real_texts(shared_data):
     """A few hundred lines in five languages."""
-    files = ["corpus/web_ud_ewt_train.txt.gz", "corpus/wikipedia_articles.txt.gz"]
-    files += [f"multilingual/bible/{language}.tsv.gz" for language in ("de", "fr", "es")]
-    files += ["multilingual/ud/fi_tdt-ud-dev.conllu.gz"]
+    names = ["corpus/web_ud_ewt_train.txt", "corpus/wikipedia_articles.txt", "multilingual/ud/fi_tdt-ud-dev.conllu"]
     texts = []
-    for name in files:
-        with gzip.open(shared_data / name, "rt", encoding="utf-8") as file:
-            lines = [line.rstrip("\n").split("\t")[-1].removeprefix("# text = ") for line in file if len(line) > 20]
+    for name in [*names, *(f"multilingual/bible/{language}.tsv" for language in ("de", "fr", "es"))]:
+        lines = [line.split("\t")[-1].removeprefix("# text = ") for line in read_lines(shared_data / f"{name}.gz")]
         texts += lines[:: max(1, len(lines) // 150)]
     return texts
 
@@ -68,10 +52,7 @@ def test_ids_equal_transformers_on_real_text(real_files, real_texts, options):
         tokenizer_class.from_pretrained(real_files, **options) for tokenizer_class in (CtxBertTokenizer, BertTokenizer)
     )
     for texts in (real_texts, TRICKY):
-        assert tokenizer(texts)["input_ids"] == reference(texts)["input_ids"]
-        pairs = {"text": texts[:-1], "text_pair": texts[1:], "truncation": True, "max_length": 48, "padding": True}
-        assert tokenizer(**pairs).data == reference(**pairs).data
-    assert tokenizer.decode(tokenizer(TRICKY[1]).input_ids) == reference.decode(reference(TRICKY[1]).input_ids)
+        assert_same_encodings(tokenizer, reference, texts, padding=True)
 
 
 @pytest.fixture(scope="module")
@@ -88,23 +69,11 @@ def test_ids_equal_transformers_on_any_text(tokenizer_and_reference, text):
 
 def test_vocab_txt_without_tokenizer_json(real_files, tmp_path):
     shutil.copy(real_files / "vocab.txt", tmp_path)
-    tokenizer, reference = CtxBertTokenizer.from_pretrained(tmp_path), CtxBertTokenizer.from_pretrained(real_files)
-    assert tokenizer.get_vocab() == reference.get_vocab()
-    assert tokenizer(TRICKY).input_ids == reference(TRICKY).input_ids
-
-
-@pytest.mark.parametrize("do_lower_case", [True, False])
-def test_save_and_load(documents, tmp_path, do_lower_case):
-    texts = ["Café ÉCOLE", *(" ".join(document) for document in documents)] * 3
-    trained = CtxBertTokenizer.train(texts, 180, do_lower_case=do_lower_case, model_max_length=77)
-    trained.save_pretrained(tmp_path)
-    loaded = AutoTokenizer.from_pretrained(tmp_path)
-    assert type(loaded) is CtxBertTokenizer
-    assert loaded.get_vocab() == trained.get_vocab()
-    assert (loaded.do_lower_case, loaded.model_max_length) == (do_lower_case, 77)
-    for copy in (loaded, pickle.loads(pickle.dumps(trained))):
-        assert copy([*texts, "A caf\u00e9, [MASK]!"]).data == trained([*texts, "A caf\u00e9, [MASK]!"]).data
-    assert BertTokenizer.from_pretrained(tmp_path)(texts).input_ids == trained(texts).input_ids
+    reference = CtxBertTokenizer.from_pretrained(real_files)
+    for loaded in (CtxBertTokenizer.from_pretrained(tmp_path), CtxElectraTokenizer.from_pretrained(tmp_path)):
+        assert loaded.get_vocab() == reference.get_vocab()
+        assert loaded(TRICKY).input_ids == reference(TRICKY).input_ids
+    assert_same_encodings(loaded, ElectraTokenizer.from_pretrained(tmp_path), TRICKY)
 
 
 def test_token_type_ids_of_pairs(documents):
@@ -130,58 +99,15 @@ def test_training_with_and_without_case(documents):
     assert uncased.unk_token_id not in uncased(texts)["input_ids"][0]
 
 
-def test_vocabulary_does_not_depend_on_the_process(tmp_path):
-    """Ties between merges must not depend on the random seed of the trainer's hash maps."""
-    rng = random.Random(0)
-    texts = [" ".join("".join(rng.choices("abcdefghij", k=rng.randint(1, 7))) for _ in range(200)) for _ in range(20)]
-    program = (
-        "import json, sys; from hf_ctxmodels import CtxBertTokenizer;"
-        "print(json.dumps(CtxBertTokenizer.train(json.load(open(sys.argv[1])), 500).get_vocab()))"
-    )
-    # with several threads; this process has one (see tests/conftest.py)
-    (tmp_path / "texts.json").write_text(json.dumps(texts))
-    process = run_forked("-c", program, tmp_path / "texts.json", TOKENIZERS_PARALLELISM="true")
-    assert process.returncode == 0, process.stderr
-    assert json.loads(process.stdout) == CtxBertTokenizer.train(iter(texts), 500).get_vocab()
-
-
 def test_limit_alphabet():
     tokenizer = CtxBertTokenizer.train(["aaab bbbc"] * 3, 20, limit_alphabet=2)
     assert tokenizer.unk_token_id in tokenizer("c", add_special_tokens=False).input_ids
     assert tokenizer.unk_token_id not in tokenizer("a b", add_special_tokens=False).input_ids
 
 
-def test_train_new_from_iterator(tokenizer):
-    retrained = tokenizer.train_new_from_iterator(["entirely different words"] * 5, 80)
-    assert type(retrained) is CtxBertTokenizer
-    assert retrained.tokenize("different") == ["different"]
-
-
-@pytest.mark.parametrize(
-    ("texts", "size", "message"),
-    [([], 100, "No text to learn"), ([" \n"], 100, "No text to learn"), (["abcdefgh"], 20, "ask for at least 21")],
-)
-def test_training_errors(texts, size, message):
-    with pytest.raises(CtxError, match=message):
-        CtxBertTokenizer.train(texts, size)
-
-
-def save(tokenizer, folder):
-    tokenizer.save_pretrained(folder)
-    return folder / "tokenizer.json"
-
-
-def test_directory_without_tokenizer_files(tokenizer, tmp_path):
-    save(tokenizer, tmp_path).unlink()
-    with pytest.raises(CtxError, match=r"without a vocabulary(.|\n)*" + tmp_path.name):
-        CtxBertTokenizer.from_pretrained(tmp_path)
-
-
-def test_truncated_tokenizer_file(tokenizer, tmp_path):
-    file = save(tokenizer, tmp_path)
-    file.write_bytes(file.read_bytes()[:1000])
-    with pytest.raises(CtxError, match=r"tokenizer.json or tokenizer_config.json is damaged(.|\n)*" + tmp_path.name):
-        AutoTokenizer.from_pretrained(tmp_path)
+def test_vocabulary_size_below_the_alphabet():
+    with pytest.raises(CtxError, match="ask for at least 21"):
+        CtxBertTokenizer.train(["abcdefgh"], 20)
 
 
 def test_vocabulary_without_a_special_token(tmp_path):

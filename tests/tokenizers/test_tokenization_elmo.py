@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import AutoTokenizer
 
 from hf_ctxmodels import CtxElmoConfig, CtxElmoTokenizer, CtxError
 from hf_ctxmodels.tokenizers.character_level import WORD_END, WORD_PADDING, WORD_START
@@ -111,15 +110,6 @@ def test_long_words_are_truncated(tokenizer: CtxElmoTokenizer) -> None:
     assert ids == expected_characters("x" * 48)
 
 
-def test_save_and_load(tokenizer: CtxElmoTokenizer, tmp_path: Path) -> None:
-    tokenizer.save_pretrained(tmp_path)
-    CtxElmoConfig(vocab_size=len(tokenizer)).save_pretrained(tmp_path)
-    loaded = AutoTokenizer.from_pretrained(tmp_path)
-    assert type(loaded) is CtxElmoTokenizer
-    assert loaded(TEXTS).input_ids == tokenizer(TEXTS).input_ids
-    assert (loaded.words, loaded.counts) == (tokenizer.words, tokenizer.counts)
-
-
 class TestLanguages:
     @pytest.fixture
     def polyglot(self, tmp_path: Path) -> CtxElmoTokenizer:
@@ -150,16 +140,10 @@ class TestLanguages:
             CtxElmoTokenizer.from_words([], languages=names)
 
 
-def test_errors(tokenizer: CtxElmoTokenizer, tmp_path: Path) -> None:
-    with pytest.raises(CtxError, match="without a vocabulary"):
-        CtxElmoTokenizer()
+def test_errors() -> None:
     with pytest.raises(CtxError, match=r"lacks \[UNK\]"):
         CtxElmoTokenizer(vocab={"[PAD]": 0, "<S>": 1, "</S>": 2})
     with pytest.raises(CtxError, match="'a' occurs twice"):
         CtxElmoTokenizer.from_words(["a", "a"])
     with pytest.raises(CtxError, match="max_characters=2"):
         CtxElmoTokenizer.from_words([], max_characters=2)
-    tokenizer.save_pretrained(tmp_path)
-    (tmp_path / "tokenizer.json").write_text('{"model": ')
-    with pytest.raises(CtxError, match="damaged"):
-        CtxElmoTokenizer.from_pretrained(tmp_path)

@@ -1,23 +1,15 @@
 """T5's tokenizer: ids, sentinel tokens, training and saving."""
 
-import random
 from pathlib import Path
 
 import pytest
 from sentencepiece import SentencePieceTrainer
+from tokenizer_texts import TEXTS, TRICKY
 from transformers import T5Tokenizer
 
 from hf_ctxmodels.models.t5.tokenization_t5 import CtxT5Tokenizer
 
-TRICKY = [
-    "",
-    "Don't stop -- it's 3.14% of Café Zoë's naïve résumé (2,000 pages, £9,50)!",
-    "``quotes'' and \"quotes\"  two   spaces a(b)c",
-    "中文和English混排。 İstanbul ǅ ﬁne Ⅷ ½ a\u0301 \u200b \u3000wide\ttab\nline 🙂",
-    "A <extra_id_0> boat<extra_id_1>, <extra_id_99> </s> <pad> <unk> <extra_id_100>",
-]
-WORDS = ["boat", "Brücke", "garden", "lettre", "small", "story", "Fenster", "Café", "2,000", "(old)", "red."]
-TEXTS = [" ".join(random.Random(number).choices(WORDS, k=12)) for number in range(200)]
+TRICKY = [*TRICKY, "A <extra_id_0> boat<extra_id_1>, <extra_id_99> </s> <pad> <unk> <extra_id_100>"]
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +37,7 @@ def test_ids_equal_transformers(folders: dict[str, Path], form: str, tmp_path: P
             assert loaded(texts).data == reference(texts).data
             pairs = {"text": texts[:-1], "text_pair": texts[1:], "truncation": True, "max_length": 24, "padding": True}
             assert loaded(**pairs).data == reference(**pairs).data
-    ids = tokenizer(TRICKY[4]).input_ids
+    ids = tokenizer(TRICKY[-1]).input_ids
     assert tokenizer.decode(ids) == reference.decode(ids)
     assert tokenizer.convert_tokens_to_ids("<extra_id_0>") == len(tokenizer) - 1
     assert tokenizer.convert_tokens_to_ids("<extra_id_99>") == len(tokenizer) - 100

@@ -64,17 +64,8 @@ def test_offsets_refer_to_the_original_text(tokenizer: CtxUlmfitTokenizer) -> No
 def test_is_split_into_words(tokenizer: CtxUlmfitTokenizer) -> None:
     """Special tokens belong to the following word."""
     encoding = tokenizer(["The", "good", "CAT!!!!"], is_split_into_words=True)
-    assert tokenizer.convert_ids_to_tokens(encoding.input_ids) == [
-        "xxbos",
-        "xxmaj",
-        "the",
-        "good",
-        "xxup",
-        "cat",
-        "xxrep",
-        "4",
-        "!",
-    ]
+    tokens = tokenizer.convert_ids_to_tokens(encoding.input_ids)
+    assert tokens == ["xxbos", "xxmaj", "the", "good", "xxup", "cat", "xxrep", "4", "!"]
     assert encoding.word_ids() == [None, 0, 0, 1, 2, 2, 2, 2, 2]
 
 

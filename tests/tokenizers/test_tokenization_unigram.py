@@ -1,19 +1,15 @@
 """SentencePiece unigram tokenizers: ids, training, saving and errors."""
 
-import gzip
-import json
-import pickle
-import random
 import sys
 from dataclasses import dataclass
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from forked import run_forked
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sentencepiece import SentencePieceTrainer
+from tokenizer_texts import TEXTS, TRICKY, read_lines
 from transformers import AlbertTokenizer, XLNetTokenizer
 from transformers.convert_slow_tokenizer import AlbertConverter, XLNetConverter
 
@@ -22,18 +18,7 @@ from hf_ctxmodels.models.albert.tokenization_albert import CtxAlbertTokenizer
 from hf_ctxmodels.models.xlnet.tokenization_xlnet import CtxXLNetTokenizer
 from hf_ctxmodels.objectives.components.features import NonSpecialTokens
 
-TRICKY = [
-    "",
-    "Don't stop -- it's 3.14% of Café Zoë's naïve résumé (2,000 pages, £9,50)!",
-    "``quotes'' and \"quotes\"  two   spaces a(b)c",
-    "中文和English混排，日本語のテキスト。한국어 문장입니다.",
-    "İstanbul ŞEHİR ǅ ﬁne Ⅷ ½ ﷺ",
-    "a\u0301 e\u0300 \u200b zero\u00adwidth \ufeff \x00 null\tTab\nline\u3000wide",
-    "[CLS] [MASK] literal [SEP] <mask> specials<mask> <eop> <eod> <sep> <pad>",
-    "🙂👩‍👩‍👧 emoji; математика Ελληνικά עִבְרִית हिन्दी ▁mark",
-]
-WORDS = ["boat", "bridge", "garden", "letter", "sailor", "small", "story", "window", "Café", "2,000", "(old)", "red."]
-TEXTS = [" ".join(random.Random(number).choices(WORDS, k=12)) for number in range(200)]
+TRICKY = [*TRICKY, "[CLS] [MASK] literal [SEP] <mask> specials<mask> <eop> <eod> <sep> <pad>"]
 
 
 @dataclass(frozen=True)
@@ -50,7 +35,7 @@ class TokenizerCase:
         """Train a spiece.model with the options of the release."""
         arguments = {"vocab_size": 120, "hard_vocab_limit": False, "character_coverage": 1.0, "minloglevel": 2}
         with (folder / "spiece.model").open("wb") as file:
-            sentences = iter([*TEXTS, *TRICKY[1:6]])
+            sentences = iter([*TEXTS, *TRICKY[1:7]])
             arguments |= self.released | changes
             SentencePieceTrainer.train(sentence_iterator=sentences, model_writer=file, **arguments)
         return folder
@@ -113,7 +98,7 @@ def folders(case, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def trained(case):
-    return case.tokenizer_class.train(TEXTS, 100, model_max_length=77)
+    return case.tokenizer_class.train(TEXTS, 100)
 
 
 @pytest.mark.parametrize("form", ["spiece.model", "saved by 5.23", "legacy"])
@@ -142,8 +127,7 @@ def test_ids_equal_transformers_on_real_text(case, folders, shared_data):
         tokenizer_class.from_pretrained(folders["legacy"])
         for tokenizer_class in (case.tokenizer_class, case.reference_class)
     )
-    with gzip.open(shared_data / "corpus/wikipedia_articles.txt.gz", "rt", encoding="utf-8") as file:
-        lines = [line for line in file if len(line) > 20][::20]
+    lines = read_lines(shared_data / "corpus/wikipedia_articles.txt.gz")[::20]
     assert tokenizer(lines).input_ids == reference(lines).input_ids
 
 
@@ -189,17 +173,6 @@ def test_xlnet_padding_and_segments():
     assert short.token_type_ids[-1] == 2
 
 
-def test_save_and_load(case, trained, tmp_path):
-    trained.save_pretrained(tmp_path)
-    loaded = case.tokenizer_class.from_pretrained(tmp_path)
-    assert loaded.model_max_length == 77
-    assert loaded.all_special_ids == trained.all_special_ids
-    assert loaded.get_vocab() == trained.get_vocab()
-    for copy in (loaded, pickle.loads(pickle.dumps(trained))):
-        assert copy(TRICKY, padding=True).data == trained(TRICKY, padding=True).data
-    assert case.reference_class.from_pretrained(tmp_path)(TRICKY).input_ids == trained(TRICKY).input_ids
-
-
 def test_ids_of_special_tokens(case, trained, folders):
     released = case.tokenizer_class.from_pretrained(folders["spiece.model"])
     for name in ("pad", "unk", "cls", "sep", "mask", "bos", "eos"):
@@ -221,45 +194,14 @@ def test_training_options(case):
     assert case.tokenizer_class.train(TEXTS, 100, do_lower_case=True).tokenize("Café") == ["▁cafe"]
 
 
-def test_vocabulary_does_not_depend_on_process_and_order(case, tmp_path):
-    rng = random.Random(0)
-    texts = [" ".join("".join(rng.choices("abcdefghij", k=rng.randint(1, 7))) for _ in range(200)) for _ in range(20)]
-    program = (
-        f"import json, sys; from {case.tokenizer_class.__module__} import {case.tokenizer_class.__name__} as Tokenizer;"
-        "print(Tokenizer.train(json.load(open(sys.argv[1])), 300).backend_tokenizer.to_str())"
-    )
-    (tmp_path / "texts.json").write_text(json.dumps(texts))
-    process = run_forked("-c", program, tmp_path / "texts.json")
-    assert process.returncode == 0, process.stderr
-    tokenizer = case.tokenizer_class.train(reversed(texts), 300)
-    assert process.stdout.rstrip("\n") == tokenizer.backend_tokenizer.to_str()
-    assert len(tokenizer) == 300
-
-
 def test_training_on_long_documents(case):
     tokenizer = case.tokenizer_class.train([" ".join(TEXTS), "window " * 10_000], 100)
     assert tokenizer.tokenize("window") == ["▁window"]
 
 
-def test_train_new_from_iterator(case, trained):
-    retrained = trained.train_new_from_iterator(["entirely different words"] * 50, 60)
-    assert type(retrained) is case.tokenizer_class
-    assert retrained.decode(retrained("different words").input_ids, skip_special_tokens=True) == "different words"
-    assert trained.tokenize("different") != retrained.tokenize("different")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (([], 100), "No text to learn"),
-        (([" \n"], 100), "No text to learn"),
-        ((["abcdefgh"], 12), r"cannot learn 12 tokens(.|\n)*required_chars. 12 vs"),
-    ],
-    ids=["empty", "white space", "too small"],
-)
-def test_training_errors(case, arguments, message):
-    with pytest.raises(CtxError, match=message):
-        case.tokenizer_class.train(*arguments)
+def test_vocabulary_size_below_the_alphabet(case):
+    with pytest.raises(CtxError, match=r"cannot learn 12 tokens(.|\n)*required_chars. 12 vs"):
+        case.tokenizer_class.train(["abcdefgh"], 12)
 
 
 def test_invalid_character_coverage(case):
@@ -293,19 +235,4 @@ def test_vocabulary_of_another_family(case, tmp_path):
     other_case = next(candidate for candidate in CASES.values() if candidate is not case)
     other_case.vocabulary(tmp_path)
     with pytest.raises(CtxError, match=r"lacks .*(\[MASK\]|<mask>)"):
-        case.tokenizer_class.from_pretrained(tmp_path)
-
-
-def test_directory_without_tokenizer_files(case, trained, tmp_path):
-    trained.save_pretrained(tmp_path)
-    (tmp_path / "tokenizer.json").unlink()
-    with pytest.raises(CtxError, match=r"without a vocabulary(.|\n)*" + tmp_path.name):
-        case.tokenizer_class.from_pretrained(tmp_path)
-
-
-def test_truncated_tokenizer_file(case, trained, tmp_path):
-    trained.save_pretrained(tmp_path)
-    file = tmp_path / "tokenizer.json"
-    file.write_bytes(file.read_bytes()[:1000])
-    with pytest.raises(CtxError, match=r"tokenizer.json or tokenizer_config.json is damaged(.|\n)*" + tmp_path.name):
         case.tokenizer_class.from_pretrained(tmp_path)

@@ -1,45 +1,19 @@
 """XLM-R's tokenizer: ids in fairseq's order, training, saving and errors."""
 
-import gzip
-import pickle
-import random
 import shutil
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sentencepiece import SentencePieceTrainer
+from tokenizer_texts import TEXTS, TRICKY, assert_same_encodings, read_lines
 from tokenizers import AddedToken
-from transformers import AutoTokenizer, XLMRobertaTokenizer
+from transformers import XLMRobertaTokenizer
 
 from hf_ctxmodels import CtxXLMRobertaTokenizer
 from hf_ctxmodels.core.errors import CtxError
 
-TRICKY = [
-    "",
-    "Don't stop -- it's 3.14% of Café Zoë's naïve résumé (2,000 pages, £9,50)!",
-    "``quotes'' and \"quotes\"  two   spaces a(b)c",
-    "中文和English混排，日本語のテキスト。한국어 문장입니다.",
-    "İstanbul ŞEHİR ǅ ﬁne Ⅷ ½ ﷺ",
-    "a\u0301 e\u0300 \u200b zero\u00adwidth \ufeff \x00 null\tTab\nline\u3000wide",
-    "<s> literal </s> specials </s></s> <pad> <unk>, <mask> a<mask>, b",
-    "🙂👩‍👩‍👧 emoji; математика Ελληνικά עִבְרִית हिन्दी ▁mark",
-]
-WORDS = [
-    "boat",
-    "Brücke",
-    "garden",
-    "lettre",
-    "marinero",
-    "small",
-    "story",
-    "Fenster",
-    "Café",
-    "2,000",
-    "(old)",
-    "red.",
-]
-TEXTS = [" ".join(random.Random(number).choices(WORDS, k=12)) for number in range(200)]
+TRICKY = [*TRICKY, "<s> literal </s> specials </s></s> <pad> <unk>, <mask> a<mask>, b"]
 FIRST = ["<s>", "<pad>", "</s>", "<unk>"]
 
 
@@ -47,7 +21,7 @@ def write_model(folder, **changes):
     """Train a sentencepiece.bpe.model with the options of the release."""
     arguments = {"vocab_size": 160, "hard_vocab_limit": False, "character_coverage": 1.0, "minloglevel": 2} | changes
     with (folder / "sentencepiece.bpe.model").open("wb") as file:
-        SentencePieceTrainer.train(sentence_iterator=iter([*TEXTS, *TRICKY[1:6]]), model_writer=file, **arguments)
+        SentencePieceTrainer.train(sentence_iterator=iter([*TEXTS, *TRICKY[1:7]]), model_writer=file, **arguments)
     return folder
 
 
@@ -72,10 +46,7 @@ def test_ids_equal_transformers(folders, form):
     assert tokenizer.get_vocab() == reference.get_vocab()
     assert tokenizer.convert_ids_to_tokens([0, 1, 2, 3, len(tokenizer) - 1]) == [*FIRST, "<mask>"]
     for texts in (TEXTS[:20], TRICKY):
-        assert tokenizer(texts, return_offsets_mapping=True).data == reference(texts, return_offsets_mapping=True).data
-        pairs = {"text": texts[:-1], "text_pair": texts[1:], "truncation": True, "max_length": 48, "padding": True}
-        assert tokenizer(**pairs).data == reference(**pairs).data
-    assert tokenizer.decode(tokenizer(TRICKY[1]).input_ids) == reference.decode(reference(TRICKY[1]).input_ids)
+        assert_same_encodings(tokenizer, reference, texts, padding=True)
 
 
 @settings(max_examples=100, deadline=None)
@@ -91,8 +62,8 @@ def test_ids_equal_transformers_on_real_text(folders, shared_data):
         load_reference(folders["tokenizer.json"]),
     )
     for language in ("en", "de", "fr", "es"):
-        with gzip.open(shared_data / f"multilingual/bible/{language}.tsv.gz", "rt", encoding="utf-8") as file:
-            lines = [line.rstrip("\n").split("\t")[-1] for line in file][::400]
+        file = shared_data / f"multilingual/bible/{language}.tsv.gz"
+        lines = [line.split("\t")[-1] for line in read_lines(file)[::400]]
         assert tokenizer(lines).input_ids == reference(lines).input_ids
 
 
@@ -104,19 +75,14 @@ def test_user_defined_symbols(tmp_path):
     assert tokenizer.get_added_vocab()["("] == symbol
 
 
-def test_train_save_and_load(tmp_path):
-    trained = CtxXLMRobertaTokenizer.train(TEXTS, 100, model_max_length=77)
+def test_train(tmp_path):
+    trained = CtxXLMRobertaTokenizer.train(TEXTS, 100)
     assert trained.convert_ids_to_tokens([0, 1, 2, 3, len(trained) - 1]) == [*FIRST, "<mask>"]
     assert sorted(trained.get_vocab().values()) == list(range(len(trained)))
     assert len(trained) <= 100
-    assert trained.tokenize("Brücke lettre") == ["▁Brücke", "▁lettre"]
+    assert trained.tokenize("bridge letter") == ["▁bridge", "▁letter"]
     assert trained.tokenize("``") != trained.tokenize('"'), "quotes are not normalised"
     trained.save_pretrained(tmp_path)
-    loaded = AutoTokenizer.from_pretrained(tmp_path)
-    assert type(loaded) is CtxXLMRobertaTokenizer
-    assert loaded.model_max_length == 77
-    for copy in (loaded, pickle.loads(pickle.dumps(trained))):
-        assert copy([*TEXTS, *TRICKY]).data == trained([*TEXTS, *TRICKY]).data
     assert load_reference(tmp_path)(TRICKY).input_ids == trained(TRICKY).input_ids
 
 
@@ -126,9 +92,7 @@ def test_model_of_another_family(tmp_path):
         CtxXLMRobertaTokenizer.from_pretrained(tmp_path)
 
 
-def test_damaged_or_missing_file(folders, tmp_path):
-    with pytest.raises(CtxError, match=r"without a vocabulary(.|\n)*" + tmp_path.name):
-        CtxXLMRobertaTokenizer.from_pretrained(tmp_path)
+def test_damaged_file(folders, tmp_path):
     shutil.copy(folders["sentencepiece.bpe.model"] / "sentencepiece.bpe.model", tmp_path)
     file = tmp_path / "sentencepiece.bpe.model"
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 3])

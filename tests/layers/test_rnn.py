@@ -1,0 +1,286 @@
+"""LSTM and GRU layers over packed sequences equal naive references and torch's layers."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hf_ctxmodels.layers.recurrent.custom_ops import RECURRENCE_OPERATORS
+from hf_ctxmodels.layers.recurrent.packing import PackedSequences
+from hf_ctxmodels.layers.recurrent.recurrence import scan_gru, scan_lstm
+from hf_ctxmodels.layers.recurrent.rnn import GRU, LSTM, LSTMState
+
+Layer = LSTM | GRU
+TOKENS = torch.tensor(
+    [[1, 1, 0, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 1, 0], [0, 0, 1, 1, 1, 1, 1]], dtype=torch.bool
+)
+TORCH_NAMES = {
+    "input_weight": "weight_ih_l0",
+    "state_weight": "weight_hh_l0",
+    "projection": "weight_hr_l0",
+    "bias": "bias_ih_l0",
+    "state_bias": "bias_hh_l0",
+}
+both_packings = pytest.mark.parametrize("build", [PackedSequences.build, PackedSequences.with_padding])
+both_layers = pytest.mark.parametrize("layer_class", [LSTM, GRU])
+
+
+def random(*shape: int) -> Tensor:
+    return torch.randn(shape, dtype=torch.double, requires_grad=True)
+
+
+def naive_lstm(layer: LSTM, direction: int, inputs: Tensor, hidden: Tensor, cell: Tensor) -> tuple[Tensor, ...]:
+    """(steps, input) -> (steps, output) and the last state, by the equations of the class."""
+    outputs = []
+    for step in inputs:
+        gates = layer.input_weight[direction] @ step + layer.state_weight[direction] @ hidden + layer.bias[direction]
+        if layer.state_bias is not None:
+            gates = gates + layer.state_bias[direction]
+        in_gate, forget, candidate, out_gate = gates.chunk(4)
+        cell = forget.sigmoid() * cell + in_gate.sigmoid() * candidate.tanh()
+        if layer.cell_clip is not None:
+            cell = cell.clamp(-layer.cell_clip, layer.cell_clip)
+        hidden = out_gate.sigmoid() * cell.tanh()
+        if layer.projection is not None:
+            hidden = layer.projection[direction] @ hidden
+        if layer.projection_clip is not None:
+            hidden = hidden.clamp(-layer.projection_clip, layer.projection_clip)
+        outputs.append(hidden)
+    return torch.stack(outputs), hidden, cell
+
+
+def naive_gru(layer: GRU, direction: int, inputs: Tensor, hidden: Tensor) -> tuple[Tensor, ...]:
+    outputs = []
+    for step in inputs:
+        reset_x, update_x, candidate_x = (layer.input_weight[direction] @ step + layer.bias[direction]).chunk(3)
+        state_terms = layer.state_weight[direction] @ hidden + layer.state_bias[direction]
+        reset_h, update_h, candidate_h = state_terms.chunk(3)
+        candidate = (candidate_x + (reset_x + reset_h).sigmoid() * candidate_h).tanh()
+        hidden = torch.lerp(candidate, hidden, (update_x + update_h).sigmoid())
+        outputs.append(hidden)
+    return torch.stack(outputs), hidden
+
+
+def run_rows_separately(layer: Layer, inputs: Tensor, state: tuple[Tensor, ...]) -> list[Tensor]:
+    """(2, rows, length, output), and tensors (2, rows, width) of the last state."""
+    run = naive_lstm if isinstance(layer, LSTM) else naive_gru
+    results = [torch.zeros(2, *TOKENS.shape, state[0].shape[-1], dtype=inputs.dtype), *map(torch.zeros_like, state)]
+    for direction in range(2):
+        for row, is_token in enumerate(TOKENS):
+            positions = is_token.nonzero()[:, 0]
+            positions = positions.flip(0) if direction else positions
+            initial = [tensor[direction, row] for tensor in state]
+            results[0][direction, row, positions], *last = run(layer, direction, inputs[row, positions], *initial)
+            for result, tensor in zip(results[1:], last, strict=True):
+                result[direction, row] = tensor
+    return results
+
+
+def run_packed(layer: Layer, inputs: Tensor, packing: PackedSequences, state: tuple[Tensor, ...]) -> list[Tensor]:
+    initial = packing.pack_state(tensor.transpose(0, 1) for tensor in state)
+    outputs, last = layer(packing.pack(inputs), packing, initial)
+    return [packing.unpack(outputs), *(tensor.transpose(0, 1) for tensor in packing.unpack_state(last))]
+
+
+def make_torch_layer(layer: Layer) -> nn.LSTM | nn.GRU:
+    """torch's bidirectional layer with the same weights."""
+    input_size, options = layer.input_weight.shape[2], {"bidirectional": True, "batch_first": True}
+    if isinstance(layer, GRU):
+        torch_layer: nn.LSTM | nn.GRU = nn.GRU(input_size, layer.hidden_size, **options)
+    else:
+        projection_size = 0 if layer.projection is None else layer.output_size
+        torch_layer = nn.LSTM(input_size, layer.cell_size, proj_size=projection_size, **options)
+    with torch.no_grad():
+        for name, weight in layer.named_parameters():
+            for direction, suffix in enumerate(("", "_reverse")):
+                getattr(torch_layer, TORCH_NAMES[name] + suffix).copy_(weight[direction])
+    return torch_layer
+
+
+@both_packings
+@pytest.mark.parametrize(
+    "make_layer",
+    [
+        lambda: LSTM(5, 8, state_bias=True),
+        lambda: LSTM(5, 8, projection_size=6),
+        lambda: LSTM(5, 8, projection_size=6, cell_clip=0.3, projection_clip=0.3),
+        lambda: LSTM(5, 8, cell_clip=0.3, projection_clip=0.3),
+        lambda: GRU(5, 8),
+    ],
+    ids=["lstm", "projection", "projection and clips", "clips", "gru"],
+)
+def test_values_and_gradients_equal_the_reference(build: Callable, make_layer: Callable[[], Layer]) -> None:
+    torch.manual_seed(0)
+    layer = make_layer().double()
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter, std=0.4)
+    inputs = random(4, 7, 5)
+    state = tuple(random(*tensor.shape) for tensor in layer.zero_state(4))
+    values_and_gradients = []
+    for results in (run_rows_separately(layer, inputs, state), run_packed(layer, inputs, build(TOKENS), state)):
+        torch.manual_seed(1)
+        total = sum((tensor * torch.randn_like(tensor)).sum() for tensor in results)
+        gradients = torch.autograd.grad(total, [inputs, *state, *layer.parameters()])
+        values_and_gradients.append([*results, *gradients])
+    for expected, actual in zip(*values_and_gradients, strict=True):
+        torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.parametrize(("layer_class", "options"), [(LSTM, {"state_bias": True, "projection_size": 48}), (GRU, {})])
+def test_equal_to_torch(layer_class: type[Layer], options: dict) -> None:
+    """In float32 without gradients, with steps enough for prepacked weights; one direction is the first of two."""
+    torch.manual_seed(1)
+    layer, inputs, lengths = layer_class(40, 64, **options), torch.randn(5, 30, 40), torch.tensor([30, 4, 17, 30, 1])
+    tokens = torch.arange(30) < lengths[:, None]
+    rows = PackedSequences.build(tokens)
+    with torch.no_grad():
+        outputs = rows.unpack(layer(rows.pack(inputs), rows)[0])
+        expected, _ = make_torch_layer(layer)(nn.utils.rnn.pack_padded_sequence(inputs, lengths, True, False))
+        expected, _ = nn.utils.rnn.pad_packed_sequence(expected, True)
+        torch.testing.assert_close(torch.cat([*outputs], -1), expected, atol=1e-5, rtol=1e-5)
+        forward_layer = layer_class(40, 64, directions=1, **options)
+        for weight, weights in zip(forward_layer.parameters(), layer.parameters(), strict=True):
+            weight.copy_(weights[:1])
+        rows = PackedSequences.build(tokens, directions=1)
+        torch.testing.assert_close(rows.unpack(forward_layer(rows.pack(inputs), rows)[0])[0], outputs[0])
+
+
+@both_layers
+def test_state_is_carried_over(layer_class: type[Layer]) -> None:
+    """Two halves with the state of the first equal one pass, in the forward direction."""
+    layer, inputs = layer_class(5, 8), torch.randn(3, 8, 5)
+    whole_rows, half_rows = (PackedSequences.build(torch.ones(3, length, dtype=torch.bool)) for length in (8, 4))
+    with torch.no_grad():
+        whole, *_ = run_packed(layer, inputs, whole_rows, layer.zero_state(3))
+        first, *state = run_packed(layer, inputs[:, :4], half_rows, layer.zero_state(3))
+        second, *_ = run_packed(layer, inputs[:, 4:], half_rows, state)
+    torch.testing.assert_close(torch.cat([first[0], second[0]], 1), whole[0])
+    assert not torch.allclose(first[1], whole[1, :, :4])
+
+
+@both_packings
+@both_layers
+def test_several_sequences_in_a_row_are_independent(layer_class: type[Layer], build: Callable) -> None:
+    torch.manual_seed(0)
+    layer, inputs = layer_class(5, 8), torch.randn(1, 6, 5)
+    rows = build(torch.tensor([[True, True, True, False, True, True]]), torch.tensor([[1, 1, 2, 3, 2, 2]]))
+    together = rows.unpack(layer(rows.pack(inputs), rows)[0])
+    for positions in ([0, 1], [2, 4, 5]):
+        alone = PackedSequences.build(torch.ones(1, len(positions), dtype=torch.bool))
+        expected = alone.unpack(layer(alone.pack(inputs[:, positions]), alone)[0])
+        torch.testing.assert_close(together[:, :, positions], expected)
+
+
+@both_layers
+def test_gradients_of_a_compiled_graph(layer_class: type[Layer]) -> None:
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    layer, inputs = layer_class(5, 8), torch.randn(4, 7, 5, requires_grad=True)
+
+    def compute_loss(inputs: Tensor) -> Tensor:
+        rows = PackedSequences.with_padding(TOKENS, (TOKENS.cumsum(1) > 2).long())
+        outputs, last_state = layer(rows.pack(inputs), rows)
+        return rows.unpack(outputs).square().sum() + sum(tensor.sin().sum() for tensor in last_state)
+
+    losses_and_gradients = []
+    for compute in (compute_loss, torch.compile(compute_loss, fullgraph=True, backend="aot_eager")):
+        loss = compute(inputs)
+        losses_and_gradients.append([loss, *torch.autograd.grad(loss, [inputs, *layer.parameters()])])
+    for expected, actual in zip(*losses_and_gradients, strict=True):
+        torch.testing.assert_close(actual, expected)
+
+
+def test_scan_of_exported_graphs_equals_custom_operator() -> None:
+    """With an initial state, padding, several sequences in a row, a projection and clipping."""
+    torch.manual_seed(0)
+    rows = PackedSequences.with_padding(TOKENS, (TOKENS.cumsum(1) > 2).long())
+    assert rows.token_mask is not None
+    assert rows.restarts is not None
+    options = rows.step_options()._replace(cell_clip=0.7, projection_clip=0.3)
+    tokens, size, projected = TOKENS.numel(), 5, 4
+    lstm = [random(2, tokens, 4 * size), random(2, 4, projected), random(2, 4, size)]
+    lstm += [random(2, 4 * size, projected), random(2, projected, size)]
+    gru = [random(2, tokens, 3 * size), random(2, 4, size), random(2, 3 * size, size), random(2, size)]
+    for name, scan, inputs in (("lstm", scan_lstm, lstm), ("gru", scan_gru, gru)):
+        values_and_gradients = []
+        for outputs in (scan(options, *inputs), RECURRENCE_OPERATORS[name](*inputs, *options[1:])):
+            torch.manual_seed(1)
+            total = sum((output * torch.randn_like(output)).sum() for output in outputs)
+            values_and_gradients.append([*outputs, *torch.autograd.grad(total, inputs)])
+        for actual, expected in zip(*values_and_gradients, strict=True):
+            torch.testing.assert_close(actual, expected)
+
+
+@both_layers
+@pytest.mark.parametrize("autocast", [True, False])
+def test_half_precision_is_close(layer_class: type[Layer], autocast: bool) -> None:
+    torch.manual_seed(0)
+    layer, inputs, rows = layer_class(16, 32), torch.randn(4, 7, 16), PackedSequences.build(TOKENS)
+    expected, _ = layer(rows.pack(inputs), rows)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        dtype = torch.float32 if autocast else torch.bfloat16
+        actual, _ = layer.to(dtype)(rows.pack(inputs.to(dtype)), rows)
+    assert actual.dtype is torch.bfloat16
+    torch.testing.assert_close(actual.float(), expected, atol=0.03, rtol=0.03)
+
+
+def test_initial_biases() -> None:
+    """The bias of the forget gate is one, all others are zero (Jozefowicz et al. 2015)."""
+    layer = LSTM(3, 4, state_bias=True)
+    gates = torch.tensor([0.0, 1.0, 0.0, 0.0]).repeat_interleave(4)
+    assert torch.equal(layer.bias, gates.expand(2, -1))
+    assert layer.state_bias is not None
+    assert not layer.state_bias.any()
+
+
+def test_weight_dropout_has_one_mask_per_pass() -> None:
+    """Equal to a layer with these weights dropped; the next pass has another mask, evaluation none."""
+    layer, rows = LSTM(5, 8, directions=1, weight_dropout=0.5), PackedSequences.build(TOKENS, directions=1)
+    packed, weight = rows.pack(torch.randn(4, 7, 5)), layer.state_weight.detach().clone()
+    without_dropout = layer.eval()(packed, rows)[0]
+    layer.train()
+    torch.manual_seed(3)
+    first, second = layer(packed, rows)[0], layer(packed, rows)[0]
+    assert not torch.equal(first, second)
+    first.sum().backward()
+    remaining = layer.state_weight.grad != 0
+    assert 0.3 < remaining.float().mean() < 0.7
+    assert torch.equal(layer.eval()(packed, rows)[0], without_dropout)
+    layer.state_weight.data = weight * remaining * 2
+    torch.testing.assert_close(layer(packed, rows)[0], first)
+
+
+@both_packings
+@pytest.mark.parametrize("steps", [1, 2, 3, 7, 20])
+def test_truncated_gradients_equal_detached_segments(build: Callable, steps: int) -> None:
+    """Of every row, from its first token on; the values are the same as without truncation."""
+    torch.manual_seed(0)
+    layer, inputs = LSTM(5, 8, directions=1, state_bias=True), torch.randn(4, 7, 5, requires_grad=True)
+    nn.init.normal_(layer.state_bias)
+    rows, weights = build(TOKENS, directions=1), torch.randn(4, 7, 8) * TOKENS[..., None]
+    whole, last = layer(rows.pack(inputs), rows)
+    outputs, state = layer(rows.pack(inputs), rows, truncation=steps)
+    torch.testing.assert_close(outputs, whole)
+    for actual, expected in zip(state, last, strict=True):
+        torch.testing.assert_close(actual, expected)
+    leaves, total = [inputs, *layer.parameters()], torch.zeros(())
+    for row, is_token in enumerate(TOKENS):
+        state = None
+        segments = zip(inputs[row][is_token].split(steps), weights[row][is_token].split(steps), strict=True)
+        for segment, segment_weights in segments:
+            alone = PackedSequences.build(torch.ones(1, len(segment), dtype=torch.bool), directions=1)
+            segment_outputs, state = layer(segment[None], alone, state)
+            state = LSTMState(*(tensor.detach() for tensor in state))
+            total = total + (segment_outputs[0] * segment_weights).sum()
+    gradients = torch.autograd.grad((rows.unpack(outputs)[0] * weights).sum(), leaves)
+    for actual, expected in zip(gradients, torch.autograd.grad(total, leaves), strict=True):
+        torch.testing.assert_close(actual, expected)
+
+
+@both_packings
+def test_sequence_indices(build: Callable) -> None:
+    """`order` maps the index of a packed token's sequence to its row in the batch."""
+    rows = build(TOKENS)
+    for positions in rows.positions:
+        assert torch.equal(positions // TOKENS.shape[1], rows.order[rows.sequence_indices])

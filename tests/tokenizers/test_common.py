@@ -1,0 +1,78 @@
+"""Training, saving and errors of the tokenizers of all families."""
+
+import json
+import pickle
+import random
+
+import pytest
+from forked import run_forked
+from tokenizer_texts import TEXTS, TRICKY
+from transformers import AutoTokenizer
+
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.registry import FAMILIES
+
+# one family of each tokenizer class
+FAMILY_NAMES = list({family.tokenizer: name for name, family in reversed(FAMILIES.items())}.values())
+
+
+@pytest.fixture(scope="module", params=FAMILY_NAMES)
+def trained(request):
+    return FAMILIES[request.param].tokenizer.train(TEXTS, 400, model_max_length=77)
+
+
+def test_save_load_and_pickle(trained, tmp_path):
+    trained.save_pretrained(tmp_path)
+    for copy in (AutoTokenizer.from_pretrained(tmp_path), pickle.loads(pickle.dumps(trained))):
+        assert type(copy) is type(trained)
+        assert (copy.get_vocab(), copy.all_special_ids) == (trained.get_vocab(), trained.all_special_ids)
+        assert copy.model_max_length == 77
+        assert copy([*TEXTS[:20], *TRICKY]).data == trained([*TEXTS[:20], *TRICKY]).data
+
+
+@pytest.mark.parametrize("texts", [[], [" \n", ""]], ids=["empty", "white space"])
+def test_training_without_text(trained, texts):
+    with pytest.raises(CtxError, match="No text to learn"):
+        type(trained).train(texts, 400)
+
+
+def test_damaged_and_missing_files(trained, tmp_path):
+    trained.save_pretrained(tmp_path)
+    file = tmp_path / "tokenizer.json"
+    file.write_bytes(file.read_bytes()[:1000])
+    with pytest.raises(CtxError, match=r"tokenizer.json or tokenizer_config.json is damaged(.|\n)*" + tmp_path.name):
+        AutoTokenizer.from_pretrained(tmp_path)
+    file.unlink()
+    with pytest.raises(CtxError, match=r"without a vocabulary(.|\n)*" + tmp_path.name):
+        type(trained).from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "gpt", "albert", "xlnet", "word2vec", "laser"])
+def test_train_new_from_iterator(family):
+    trained = FAMILIES[family].tokenizer.train(TEXTS, 400)
+    retrained = trained.train_new_from_iterator(["entirely different words"] * 50, 300)
+    assert type(retrained) is type(trained)
+    assert retrained.decode(retrained("different words").input_ids, skip_special_tokens=True) == "different words"
+    assert retrained.tokenize(" different") != trained.tokenize(" different")
+
+
+@pytest.mark.parametrize(
+    ("family", "size"),
+    [("bert", 500), ("roberta", 600), ("gpt", 300), ("xlm", 300), ("laser", 120), ("albert", 300), ("xlnet", 300)],
+)
+def test_vocabulary_does_not_depend_on_process_and_order(tmp_path, family, size):
+    """Ties between merges must not depend on the seed of the trainer's hash maps; only BERT's depend on the order."""
+    rng = random.Random(0)
+    texts = [" ".join("".join(rng.choices("abcdefghij", k=rng.randint(1, 7))) for _ in range(200)) for _ in range(20)]
+    program = (
+        "import json, sys; from hf_ctxmodels.registry import FAMILIES;"
+        f"tokenizer = FAMILIES[{family!r}].tokenizer.train(json.load(open(sys.argv[1])), {size});"
+        "print(tokenizer.backend_tokenizer.to_str())"
+    )
+    (tmp_path / "texts.json").write_text(json.dumps(texts if family == "bert" else texts[::-1]))
+    # with several threads; this process has one (see tests/conftest.py)
+    process = run_forked("-c", program, tmp_path / "texts.json", TOKENIZERS_PARALLELISM="true")
+    assert process.returncode == 0, process.stderr
+    trained = FAMILIES[family].tokenizer.train(iter(texts), size)
+    assert json.loads(process.stdout)["model"] == json.loads(trained.backend_tokenizer.to_str())["model"]
+    assert len(trained) == size
