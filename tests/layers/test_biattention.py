@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from hf_ctxmodels.layers.recurrent.packing import PackedSequences
 from hf_ctxmodels.layers.recurrent.rnn import LSTM
 from hf_ctxmodels.models.cove.biattention import Biattention, Maxout, MaxoutClassifier
 
@@ -52,19 +51,6 @@ def test_pairs_and_texts_alone(unpad: bool) -> None:
     pairs = [(states[0, :5], states[0, 5:]), (states[1, 2:3], states[1, 3:8]), (states[2, :4], states[2, :4])]
     for row, pair in enumerate(pairs):
         torch.testing.assert_close(got[row], plain(network, *pair), atol=1e-5, rtol=1e-5)
-
-
-def test_second_bias_is_added() -> None:
-    torch.manual_seed(0)
-    layer = LSTM(4, WIDTH, state_bias=True)
-    layer.bias.data.normal_(), layer.state_bias.data.normal_()
-    rows = PackedSequences.build(torch.ones(2, 3, dtype=torch.bool))
-    packed = rows.pack(torch.randn(2, 3, 4))
-    outputs, _ = layer(packed, rows)
-    layer.bias.data += layer.state_bias.data
-    layer.state_bias.data.zero_()
-    torch.testing.assert_close(layer(packed, rows)[0], outputs)
-    assert len(list(LSTM(4, WIDTH).parameters())) == 3
 
 
 def test_maxout_is_the_largest_of_its_maps() -> None:

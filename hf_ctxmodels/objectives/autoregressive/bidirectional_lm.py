@@ -167,7 +167,7 @@ class BidirectionalLM(DataCollatorForBidirectionalLM, Objective):
 
 
 def log_uniform_samples(uniforms: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """Ids with the distribution of `layers.lm_loss.sampling.log_uniform_probability`, from uniform numbers in [0, 1)."""
+    """Ids distributed as `layers.lm_loss.sampling.log_uniform_probability`, from uniform numbers in [0, 1)."""
     ids = (uniforms.double() * math.log(vocab_size + 1)).exp().long() - 1
     return ids.clamp(0, vocab_size - 1)
 
