@@ -29,6 +29,7 @@ def flag(
     help: str,
     *,
     group: str | None = None,
+    choices: Collection[str] = (),
     conflicts: Sequence[str] = (),
     nested: bool = False,
     fixed: bool = False,
@@ -39,6 +40,7 @@ def flag(
         default: Default value: a tuple for a list, `REQUIRED` for a required flag.
         help: One line for `--help`.
         group: Title of the group in `--help`; by default the first line of the dataclass's docstring.
+        choices: Allowed values; not needed for a `Literal` type.
         conflicts: Names of flags that cannot be combined with this one.
         nested: Whether the value is a string `NAME:key=value,...`, which the command parses.
         fixed: Whether the command sets the value, so that it is no flag.
@@ -46,6 +48,7 @@ def flag(
     metadata = {
         "help": help,
         "group": group,
+        "choices": tuple(choices),
         "conflicts": tuple(conflicts),
         "nested": nested,
         "fixed": fixed,
