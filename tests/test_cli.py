@@ -1,4 +1,4 @@
-"""The console command: every command from a wheel and from a clone, with the recipes that come with the package."""
+"""The console command, and the packaged recipes, from a clone and from a wheel."""
 
 import json
 import os
@@ -35,7 +35,7 @@ SUBCOMMANDS = [
 LEAVES = [(name,) for name, command in cli.COMMANDS.items() if isinstance(command, cli.Command)] + SUBCOMMANDS
 
 
-def test_the_command_is_installed_and_every_module_is_a_command():
+def test_commands_and_modules():
     module, _, function = PROJECT["project"]["scripts"]["hf-ctxmodels"].partition(":")
     assert getattr(import_module(module), function) is cli.main
     folder = ROOT / "hf_ctxmodels" / "cli"
@@ -45,7 +45,7 @@ def test_the_command_is_installed_and_every_module_is_a_command():
     assert {command.module for command in commands} == modules
 
 
-def test_help_is_short_complete_and_imports_nothing_heavy(capsys):
+def test_help(capsys):
     assert len(cli.COMMANDS) <= 12
     assert run_command() == 0
     shown = capsys.readouterr().out
@@ -56,12 +56,12 @@ def test_help_is_short_complete_and_imports_nothing_heavy(capsys):
     assert run_command("evaluate") == 0
     assert "  words " in capsys.readouterr().out
     code = "import sys, hf_ctxmodels_cli; print(hf_ctxmodels_cli.help_text(['--help'])); print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert not {"torch", "transformers", "hf_ctxmodels"} & set(done.stdout.splitlines()[-1].split())
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert not {"torch", "transformers", "hf_ctxmodels"} & set(result.stdout.splitlines()[-1].split())
 
 
 @pytest.mark.parametrize("words", LEAVES, ids=" ".join)
-def test_every_command_explains_its_flags(capsys, words):
+def test_help_of_commands(capsys, words):
     assert run_command(*words, "--help") == 0
     shown = capsys.readouterr().out
     assert shown.startswith(f"usage: hf-ctxmodels {' '.join(words)} [--help]")
@@ -75,7 +75,7 @@ def test_every_command_explains_its_flags(capsys, words):
     assert not [text for text in descriptions if text.endswith("(default: None)")]
 
 
-def test_a_misspelt_command_is_one_screen(capsys):
+def test_misspelt_commands(capsys):
     assert run_command("pretain", "--family", "bert") == 2
     assert "did you mean pretrain?" in capsys.readouterr().err
     assert run_command("finetune", "regresion") == 2
@@ -83,7 +83,7 @@ def test_a_misspelt_command_is_one_screen(capsys):
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob("scripts/recipes/*.yaml")), ids=lambda path: path.stem)
-def test_every_recipe_is_parsed_by_the_command_in_its_comment(path, capsys):
+def test_recipes(path, capsys):
     words = re.search(rf"(?:hf-ctxmodels|hf_ctxmodels) ([a-z0-9 -]+?) --recipe {path.stem}\b", path.read_text())
     flags = ["--recipe", str(path), "--max_steps", "1" * 9, "--learning_rate", "fast"]
     assert run_command(*words[1].split(), *flags) == 2
@@ -91,22 +91,22 @@ def test_every_recipe_is_parsed_by_the_command_in_its_comment(path, capsys):
 
 
 @pytest.mark.parametrize("name", ["bert_tiny_demo", "bert_tiny_demo.yaml"])
-def test_a_recipe_is_known_by_its_name(tmp_path, monkeypatch, name):
+def test_recipe_by_name(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
-    given = ["--recipe", name, "--output_dir", "o", "--max_steps", "3"]
-    pretraining, loop = parse_arguments(PretrainingArguments, LoopArguments, argv=given)
+    flags = ["--recipe", name, "--output_dir", "o", "--max_steps", "3"]
+    pretraining, loop = parse_arguments(PretrainingArguments, LoopArguments, argv=flags)
     assert (pretraining.family, pretraining.dataset, loop.max_steps) == ("bert", ["demo"], 3)
     (tmp_path / name).write_text("family: albert\ndataset: x\n")
-    assert parse_arguments(PretrainingArguments, LoopArguments, argv=given)[0].family == "albert", "a file comes first"
+    assert parse_arguments(PretrainingArguments, LoopArguments, argv=flags)[0].family == "albert", "a file comes first"
 
 
-def test_a_recipe_that_does_not_exist_is_explained(tmp_path, monkeypatch):
+def test_missing_recipe(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(CtxError, match=r"--recipe bert_tinydemo\n.*did you mean bert_tiny_demo"):
         parse_arguments(LoopArguments, argv=["--recipe", "bert_tinydemo"])
 
 
-def test_recipes_and_configurations_are_listed(capsys):
+def test_list_of_recipes(capsys):
     assert run_command("recipes") == 0
     shown = capsys.readouterr().out
     assert "  bert_base               BERT-base, phase 1 (Devlin et al. 2019, appendix A.2)\n" in shown
@@ -116,7 +116,7 @@ def test_recipes_and_configurations_are_listed(capsys):
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that holds what the wheel installs."""
+    """A folder with the files that the wheel installs."""
     builder = pytest.importorskip("hatchling.builders.wheel", reason="needs hatchling, which builds the wheel")
     folder = tmp_path_factory.mktemp("wheel")
     (wheel,) = builder.WheelBuilder(str(ROOT)).build(directory=str(folder / "dist"), versions=["standard"])
@@ -125,7 +125,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "site"
 
 
-def test_the_wheel_has_every_recipe_and_configuration(installed: Path):
+def test_files_of_the_wheel(installed: Path):
     for folder in ("recipes", "tasks", "accelerate"):
         expected = {path.name: path.read_bytes() for path in (ROOT / "scripts" / folder).glob("*.yaml")}
         assert expected
@@ -135,15 +135,15 @@ def test_the_wheel_has_every_recipe_and_configuration(installed: Path):
     assert "hf-ctxmodels = hf_ctxmodels_cli:main" in entries
 
 
-def test_a_recipe_runs_by_its_name_from_the_wheel(installed: Path, tmp_path: Path):
+def test_recipe_of_the_wheel(installed: Path, tmp_path: Path):
     (tmp_path / "text.txt").write_text(TEXT)
     get_family("bert").tokenizer.train([TEXT], vocab_size=60).save_pretrained(tmp_path / "tokenizer")
     flags = "--recipe bert_tiny_demo --tokenizer tokenizer --dataset text.txt --validation_fraction 0 --max_length 32"
     flags += " --max_steps 1 --per_device_batch_size 2 --dataloader_workers 0 --output_dir out"
     environment = {**os.environ, "PYTHONPATH": str(installed)}
     command = [sys.executable, "-m", "hf_ctxmodels", "pretrain", *flags.split()]
-    ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
-    assert ran.returncode == 0, ran.stderr
+    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr
     summary = json.loads((tmp_path / "out" / "training_summary.json").read_text())
     assert (summary["model_type"], summary["steps"]) == ("ctx-bert", 1)
     assert summary["command"] == f"hf-ctxmodels pretrain {flags}"
@@ -158,8 +158,8 @@ def test_gpt3_is_trained_by_the_table_of_the_paper():
     table = {"base": (0.5, 6.0e-4), "medium": (0.5, 3.0e-4), "large": (0.5, 2.5e-4), "xl": (1, 2.0e-4)}
     table |= {"2.7b": (1, 1.6e-4), "6.7b": (2, 1.2e-4), "13b": (2, 1.0e-4), "175b": (3.2, 0.6e-4)}
     for size, (millions, rate) in table.items():
-        given = ["--recipe", f"gpt3_{size}", "--output_dir", "o", "--dataset", "x"]
-        pretraining, loop = parse_arguments(PretrainingArguments, LoopArguments, argv=given)
+        flags = ["--recipe", f"gpt3_{size}", "--output_dir", "o", "--dataset", "x"]
+        pretraining, loop = parse_arguments(PretrainingArguments, LoopArguments, argv=flags)
         assert (pretraining.family, pretraining.config, pretraining.objective) == ("gpt3", size, "clm")
         tokens = pretraining.max_length * loop.per_device_batch_size * loop.gradient_accumulation_steps
         assert tokens == pytest.approx(millions * 1e6, rel=0.05), size

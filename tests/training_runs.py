@@ -18,7 +18,7 @@ from hf_ctxmodels.data import build_training_set, load_documents
 from hf_ctxmodels.objectives import MaskedLMWithNextSentence
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.training.arguments import LoopArguments
-from hf_ctxmodels.training.loop import make_accelerator, train
+from hf_ctxmodels.training.loop import TrainingLoop, make_accelerator
 from hf_ctxmodels.training.model_loading import load_tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -151,7 +151,9 @@ def arguments(output_dir: Path, **more: object) -> LoopArguments:
 def run(model, problem, options: LoopArguments, collate=None, **more):
     tokenizer, objective, examples = problem
     accelerator = make_accelerator(options)
-    return train(model, examples, collate or objective.collate, options, accelerator, tokenizer=tokenizer, **more)
+    return TrainingLoop(
+        model, examples, collate or objective.collate, options, accelerator, tokenizer=tokenizer, **more
+    ).run()
 
 
 class CallbackRun:

@@ -1,10 +1,11 @@
 """The training loop for pretraining and fine-tuning, on one or more processes through Accelerate."""
 
+import ctypes
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence, Sized
-from contextlib import nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from contextlib import contextmanager, nullcontext
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,6 @@ from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flat_options
 from hf_ctxmodels.data import ExampleStream
-from hf_ctxmodels.layers.cpu.allocator import retain_freed_memory
 from hf_ctxmodels.tokenizers.base import record_tokenizer_digest
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.batches import Collate, next_batches, training_batches
@@ -50,6 +50,10 @@ from hf_ctxmodels.training.summary import TrainingSummary
 from hf_ctxmodels.training.training_log import StepMetrics, Stopwatch, TrainingLog, require_finite_weights
 from hf_ctxmodels.training.training_state import TrainingState, run_identity
 from hf_ctxmodels.training.training_step import LossFunction, TrainingStep
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # parameters of mallopt(3)
+_NEVER_TRIM, _NEVER_MMAP = -1, 1 << 30
+_ADJUSTED_MMAP = 32 << 20  # the maximum of glibc's dynamic threshold; it trims from twice that
 
 Evaluate = Callable[[nn.Module, Accelerator], dict[str, float]]
 
@@ -120,21 +124,9 @@ def global_batch_size(arguments: LoopArguments, accelerator: Accelerator) -> int
     return arguments.per_device_batch_size * accelerator.num_processes * arguments.gradient_accumulation_steps
 
 
-def train(
-    model: PreTrainedModel,
-    examples: Dataset | ExampleStream,
-    collate: Collate,
-    arguments: LoopArguments,
-    accelerator: Accelerator,
-    *,
-    tokenizer: PreTrainedTokenizerBase | None = None,
-    evaluate: Evaluate | None = None,
-    loss_function: LossFunction | None = None,
-    callbacks: Sequence[TrainerCallback] = (),
-    identity: Mapping[str, Any] | None = None,
-    contiguous: bool = False,
-) -> TrainingResult:
-    """Train a model, evaluate, save checkpoints and the final model.
+@dataclass(eq=False)
+class TrainingLoop:
+    """Trains a model, evaluates, and saves checkpoints and the final model: `TrainingLoop(model, ...).run()`.
 
     A run that was killed at any time and continued with `arguments.resume` has the losses and weights of an
     uninterrupted run, bit for bit (same number of processes, same machine).
@@ -153,59 +145,67 @@ def train(
         identity: JSON values that must be equal when a run is resumed (dataset, objective, ...).
         contiguous: Consecutive examples are contiguous text, which is not shuffled (`data.ContiguousBatchSampler`), and
             the model's state is carried from example to example (`recurrent_state.RecurrentStateCarrier`).
-
-    Raises:
-        InterruptionError: SIGTERM or SIGINT arrived; a checkpoint was saved.
-        NonFiniteError: The loss or gradient norm became NaN or infinite.
-        LostProcessError: Another process of the run was killed.
-        CtxError: The output directory or a checkpoint is unusable or cannot be written, another run is training there,
-            or `contiguous` and the model has no state.
     """
-    with (
-        detect_lost_processes(accelerator.num_processes),
-        locked_output_dir(accelerator, arguments, tokenizer) as checkpoint,
-    ):
-        loop = TrainingLoop(
-            model,
-            examples,
-            collate,
-            arguments,
-            accelerator,
-            checkpoint,
-            tokenizer,
-            evaluate,
-            loss_function,
-            callbacks,
-            {**(identity or {}), **({"contiguous": True} if contiguous else {})},
-            contiguous,
+
+    model: PreTrainedModel
+    examples: Dataset | ExampleStream
+    collate: Collate
+    arguments: LoopArguments
+    accelerator: Accelerator
+    _: KW_ONLY
+    tokenizer: PreTrainedTokenizerBase | None = None
+    evaluate: Evaluate | None = None
+    loss_function: LossFunction | None = None
+    callbacks: Sequence[TrainerCallback] = ()
+    identity: Mapping[str, Any] | None = None
+    contiguous: bool = False
+
+    def run(self) -> TrainingResult:
+        """Set up or restore the run, train to the end, and write the final model.
+
+        Raises:
+            InterruptionError: SIGTERM or SIGINT arrived; a checkpoint was saved.
+            NonFiniteError: The loss or gradient norm became NaN or infinite.
+            LostProcessError: Another process of the run was killed.
+            CtxError: The output directory or a checkpoint is unusable, another run is training there, or `contiguous`
+                and the model has no state.
+        """
+        num_processes = self.accelerator.num_processes
+        with (
+            detect_lost_processes(num_processes),
+            locked_output_dir(self.accelerator, self.arguments, self.tokenizer) as checkpoint,
+        ):
+            self._set_up(checkpoint)
+            try:
+                with SignalWatch(num_processes) as signals, retain_freed_memory():
+                    self._train(signals)
+                    if self.averaging is not None:
+                        self.averaging.swap()
+                    self.state.publish()
+            finally:
+                self.batches.close()
+                self.log.close()
+                if self.arguments.report_to != "none":
+                    self.accelerator.end_training()
+        return TrainingResult(
+            arguments=self.arguments,
+            model_class=self.state.model_class,
+            model_type=self.model.config.model_type,
+            parameters=self.num_parameters,
+            global_batch_size=self.batch_size,
+            steps=self.state.step,
+            tokens=self.state.tokens,
+            tokens_per_second=self.timed_tokens / self.logged_seconds if self.timed_tokens else None,
+            metrics=self.state.metrics,
+            curve=self.log.curve,
         )
-        return loop.run()
 
-
-class TrainingLoop:
-    """The loop of `train`: the constructor builds optimizer, schedule and batches and restores the checkpoint, `run`
-    trains to the end."""
-
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        examples: Dataset | ExampleStream,
-        collate: Collate,
-        arguments: LoopArguments,
-        accelerator: Accelerator,
-        checkpoint: Path | None,
-        tokenizer: PreTrainedTokenizerBase | None,
-        evaluate: Evaluate | None,
-        loss_function: LossFunction | None,
-        callbacks: Sequence[TrainerCallback],
-        identity: Mapping[str, Any],
-        contiguous: bool,
-    ) -> None:
-        self.arguments, self.accelerator = arguments, accelerator
-        self.evaluate_model, self.callbacks = evaluate, list(callbacks)
+    def _set_up(self, checkpoint: Path | None) -> None:
+        """Build optimizer, schedule and batches, and restore the checkpoint, if any."""
+        model, arguments, accelerator = self.model, self.arguments, self.accelerator
         self.control = TrainerControl()
         self.batch_size = global_batch_size(arguments, accelerator)
-        self.examples_per_epoch = len(examples) if isinstance(examples, Sized) else None
+        self.examples_per_epoch = len(self.examples) if isinstance(self.examples, Sized) else None
         if arguments.num_train_epochs is None:
             self.total_steps = arguments.max_steps or 0
         elif self.examples_per_epoch is None:
@@ -216,19 +216,20 @@ class TrainingLoop:
             )
         else:
             self.total_steps = max(round(arguments.num_train_epochs * self.examples_per_epoch / self.batch_size), 1)
-        if tokenizer is not None:
-            record_tokenizer_digest(model.config, tokenizer)
+        if self.tokenizer is not None:
+            record_tokenizer_digest(model.config, self.tokenizer)
 
         # model: the identity of the run is compared before weights are loaded
         identity = {
             "examples": self.examples_per_epoch,
             **run_identity(arguments, accelerator, self.total_steps, model),
-            **identity,
+            **(self.identity or {}),
+            **({"contiguous": True} if self.contiguous else {}),
         }
         for callback in self.callbacks:
             if isinstance(callback, FinetuningCallback):
                 identity |= callback.identity
-        self.state = TrainingState(accelerator, arguments, tokenizer, identity)
+        self.state = TrainingState(accelerator, arguments, self.tokenizer, identity)
         if checkpoint is not None:
             self.state.load_weights(checkpoint, model)
         self.num_parameters = model.num_parameters()
@@ -238,27 +239,30 @@ class TrainingLoop:
         self.trainer_state = TrainerState(
             global_step=self.state.step, max_steps=self.total_steps, num_train_epochs=self._epochs(self.total_steps)
         )
-        self.callback_objects: dict[str, Any] = {"model": model, "optimizer": optimizer, "processing_class": tokenizer}
-        self._call("on_train_begin", has_evaluation=evaluate is not None, checkpoint=checkpoint)
-        self.model, prepared_optimizer = accelerator.prepare(model, optimizer)
+        self.callback_objects: dict[str, Any] = {"model": model, "optimizer": optimizer}
+        self.callback_objects["processing_class"] = self.tokenizer
+        self._call("on_train_begin", has_evaluation=self.evaluate is not None, checkpoint=checkpoint)
+        self.prepared_model, prepared_optimizer = accelerator.prepare(model, optimizer)
         self.scheduler = make_scheduler(optimizer, arguments, self.total_steps)
-        self.averaging = (
-            Averaging(optimizer, arguments, evaluate is not None) if isinstance(optimizer, torch.optim.ASGD) else None
-        )
+        self.averaging: Averaging | None = None
+        if isinstance(optimizer, torch.optim.ASGD):
+            self.averaging = Averaging(optimizer, arguments, self.evaluate is not None)
         micro_batches = arguments.gradient_accumulation_steps
-        recurrent_states = RecurrentStateCarrier(model, micro_batches) if contiguous else None
+        recurrent_states = RecurrentStateCarrier(model, micro_batches) if self.contiguous else None
         self.training_step = TrainingStep(
             accelerator,
-            self.model,
+            self.prepared_model,
             prepared_optimizer,
             arguments.max_grad_norm,
             recurrent_states,
-            loss_function,
+            self.loss_function,
             arguments.lr_reference_targets,
             lambda scale, logs: self._call("on_pre_optimizer_step", gradient_scale=scale, logs=logs),
         )
         self.step_metrics = StepMetrics(accelerator, arguments.output_dir)
-        self.state.attach(self.model, optimizer, self.scheduler, self.step_metrics, recurrent_states, self.averaging)
+        self.state.attach(
+            self.prepared_model, optimizer, self.scheduler, self.step_metrics, recurrent_states, self.averaging
+        )
         set_seed(arguments.seed, device_specific=True)
         if checkpoint is not None:
             self.state.load(checkpoint)
@@ -266,7 +270,9 @@ class TrainingLoop:
 
         # data and log
         start_batch = self.state.step * micro_batches
-        self.batches = training_batches(accelerator, examples, collate, arguments, start_batch, contiguous)
+        self.batches = training_batches(
+            accelerator, self.examples, self.collate, arguments, start_batch, self.contiguous
+        )
         if arguments.report_to != "none":
             config = {name: value for name, value in flat_options(arguments).items() if value is not None}
             accelerator.init_trackers(Path(arguments.output_dir).resolve().name, config=config)
@@ -276,35 +282,9 @@ class TrainingLoop:
         self.resumed_tokens = self.step_metrics.tokens  # of steps before the checkpoint, which are not timed
         self.timed_tokens = self.logged_seconds = 0.0
 
-    def run(self) -> TrainingResult:
-        """Train to the end and write the final model."""
-        try:
-            with SignalWatch(self.accelerator.num_processes) as signals, retain_freed_memory():
-                self._train(signals)
-                if self.averaging is not None:
-                    self.averaging.swap()
-                self.state.publish()
-        finally:
-            self.batches.close()
-            self.log.close()
-            if self.arguments.report_to != "none":
-                self.accelerator.end_training()
-        return TrainingResult(
-            arguments=self.arguments,
-            model_class=self.state.model_class,
-            model_type=self.accelerator.unwrap_model(self.model).config.model_type,
-            parameters=self.num_parameters,
-            global_batch_size=self.batch_size,
-            steps=self.state.step,
-            tokens=self.state.tokens,
-            tokens_per_second=self.timed_tokens / self.logged_seconds if self.timed_tokens else None,
-            metrics=self.state.metrics,
-            curve=self.log.curve,
-        )
-
     def _train(self, signals: SignalWatch) -> None:
         state, arguments, control = self.state, self.arguments, self.control
-        self.model.train()
+        self.prepared_model.train()
         self.stopwatch.start()
         while state.step < self.total_steps and not control.should_training_stop:
             control.should_log = control.should_evaluate = control.should_save = False
@@ -353,25 +333,25 @@ class TrainingLoop:
         self.stopwatch.start()
 
     def _evaluate(self, is_last: bool) -> None:
-        if self.evaluate_model is None:
+        if self.evaluate is None:
             return
         self.stopwatch.pause()
-        self.model.eval()
+        self.prepared_model.eval()
         with nullcontext() if self.averaging is None else self.averaging.applied():
-            self.state.metrics = self.evaluate_model(self.model, self.accelerator)
+            self.state.metrics = self.evaluate(self.prepared_model, self.accelerator)
         self.control.should_evaluate = False
         self._call("on_evaluate", metrics=self.state.metrics)
         if self.control.should_evaluate and is_last:  # a callback changed the weights
-            self.state.metrics = self.evaluate_model(self.model, self.accelerator)
+            self.state.metrics = self.evaluate(self.prepared_model, self.accelerator)
         if self.averaging is not None:
             self.averaging.observe(self.state.step, self.state.metrics)
-        self.model.train()
+        self.prepared_model.train()
         self.log.record(self.state.step, self.state.metrics)
         self.stopwatch.start()
 
     def _save(self) -> None:
         self.step_metrics.settle()  # raises for a non-finite step before it is saved
-        require_finite_weights(self.model, self.state.step)
+        require_finite_weights(self.prepared_model, self.state.step)
         self.stopwatch.pause()
         with self.state.saving() as checkpoint:
             if checkpoint is not None and self.accelerator.is_main_process:
@@ -392,3 +372,29 @@ class TrainingLoop:
 
 def _is_due(step: int, interval: int) -> bool:
     return interval > 0 and step % interval == 0
+
+
+@contextmanager
+def retain_freed_memory() -> Iterator[None]:
+    """Keep freed memory for the next step instead of returning it to the operating system.
+
+    Every step allocates the same activations and gradients. glibc unmaps large freed blocks, so their pages are mapped
+    and zeroed again in the next step. At the end free memory is returned, and glibc's dynamic thresholds are restored.
+    No effect with allocators other than glibc's.
+    """
+    libc: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
+    # blocks below the threshold come from the heap; older versions of glibc have a maximum
+    if (
+        libc is None
+        or not hasattr(libc, "mallopt")
+        or not any(libc.mallopt(_MMAP_THRESHOLD, size) for size in (_NEVER_MMAP, _ADJUSTED_MMAP))
+    ):
+        yield
+        return
+    libc.mallopt(_TRIM_THRESHOLD, _NEVER_TRIM)
+    try:
+        yield
+    finally:
+        libc.mallopt(_MMAP_THRESHOLD, _ADJUSTED_MMAP)
+        libc.mallopt(_TRIM_THRESHOLD, 2 * _ADJUSTED_MMAP)
+        libc.malloc_trim(0)

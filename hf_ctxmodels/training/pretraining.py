@@ -21,7 +21,7 @@ from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.batches import Collate
 from hf_ctxmodels.training.evaluation import Examples, LossEvaluation, frequency_baselines, sample_batches
-from hf_ctxmodels.training.loop import make_accelerator, train
+from hf_ctxmodels.training.loop import TrainingLoop, make_accelerator
 from hf_ctxmodels.training.model_loading import (
     load_config,
     load_model,
@@ -138,7 +138,7 @@ def pretrain(
     evaluate = None if held_out is None else LossEvaluation(held_out, objective.collate, batch_size)
 
     setup = TrainingSetup(model, objective.collate) if make_setup is None else make_setup(model, objective)
-    result = train(
+    result = TrainingLoop(
         setup.model,
         examples,
         setup.collate,
@@ -152,7 +152,7 @@ def pretrain(
             **setup.identity,
         },
         contiguous=objective.sampling.contiguous,
-    )
+    ).run()
 
     # baselines, summary and plot
     if held_out is not None and accelerator.is_main_process:

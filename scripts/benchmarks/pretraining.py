@@ -18,12 +18,11 @@ from benchmarks.encoders import Result
 from benchmarks.measure import Measurement
 from benchmarks.trainer import train_with_trainer
 from hf_ctxmodels.data import load_documents
-from hf_ctxmodels.layers.cpu.allocator import retain_freed_memory
 from hf_ctxmodels.registry import get_family
 from hf_ctxmodels.training import pretraining
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.batches import INDEX_KEY, count_items, next_batches, training_batches
-from hf_ctxmodels.training.loop import make_accelerator
+from hf_ctxmodels.training.loop import make_accelerator, retain_freed_memory
 from hf_ctxmodels.training.optimizers import make_optimizer
 
 STEPS, WARM_UP, DATASET = 16, 4, "demo"

@@ -27,7 +27,7 @@ from hf_ctxmodels.evaluation import (
 from hf_ctxmodels.objectives import Objective
 from hf_ctxmodels.registry import get_family
 from hf_ctxmodels.training.arguments import AdaGradOptions, ConstantOptions, LinearOptions, LoopArguments, SGDOptions
-from hf_ctxmodels.training.loop import make_accelerator, train
+from hf_ctxmodels.training.loop import TrainingLoop, make_accelerator
 
 HIDDEN_SIZE, WINDOW, NEGATIVE, SUBSAMPLING, MIN_COUNT = 100, 5, 5, 1e-3, 5
 MAX_LENGTH, BATCH_SIZE = 1000, 128
@@ -239,7 +239,7 @@ def _train(
         model = AutoModelForPreTraining.from_config(
             get_family(family).config(**sizes, **options, **objective.config_fields)
         )
-        result = train(model, examples, objective.collate, loop, accelerator)
+        result = TrainingLoop(model, examples, objective.collate, loop, accelerator).run()
     return WordVectors.from_model(model, text.tokenizer), result.tokens / (result.tokens_per_second or float("nan"))
 
 

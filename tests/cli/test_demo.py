@@ -30,13 +30,13 @@ def test_bigram_model() -> None:
     model = BigramModel(rows, 6, [0, 1])
     for context in range(6):
         total = sum(count for (before, _), count in pairs.items() if before == context)
-        found = model.probabilities(np.full(6, context), np.arange(6))
-        assert found.sum() == pytest.approx(1)
+        probabilities = model.probabilities(np.full(6, context), np.arange(6))
+        assert probabilities.sum() == pytest.approx(1)
         for target in range(2, 6):
             share = spread[target] / sum(spread.values())
             types = sum(1 for before, _ in pairs if before == context)
             seen = max(pairs[context, target] - discount, 0) + discount * types * share
-            assert found[target] == pytest.approx(seen / total if total else share)
+            assert probabilities[target] == pytest.approx(seen / total if total else share)
     after = BigramModel(rows, 6, [0, 1], left=False)
     turned = BigramModel([row[::-1] for row in rows], 6, [0, 1])
     contexts, targets = np.divmod(np.arange(36), 6)
@@ -44,10 +44,10 @@ def test_bigram_model() -> None:
 
 
 def test_ppmi() -> None:
-    found = ppmi(np.array([[4.0, 0.0], [1.0, 5.0], [0.0, 0.0]]))
-    assert found[0] == pytest.approx([np.log(0.4 / (0.4 * 0.5)), 0])
-    assert found[1] == pytest.approx([0, np.log(0.5 / (0.6 * 0.5))])
-    assert found[2].tolist() == [0, 0]
+    information = ppmi(np.array([[4.0, 0.0], [1.0, 5.0], [0.0, 0.0]]))
+    assert information[0] == pytest.approx([np.log(0.4 / (0.4 * 0.5)), 0])
+    assert information[1] == pytest.approx([0, np.log(0.5 / (0.6 * 0.5))])
+    assert information[2].tolist() == [0, 0]
 
 
 def test_result_text() -> None:

@@ -32,15 +32,15 @@ def information(sentences: list[str], first: str, second: str) -> float:
 def test_phrases() -> None:
     bound = information(SENTENCES, "New", "York")
     assert bound > 2
-    found = find_phrases([SENTENCES], min_count=5, min_information=bound - 1e-9, max_words=2)
-    assert found["New York"] == 11
+    phrases = find_phrases([SENTENCES], min_count=5, min_information=bound - 1e-9, max_words=2)
+    assert phrases["New York"] == 11
     assert "New York" not in find_phrases([SENTENCES], min_count=5, min_information=bound + 1e-9, max_words=2)
     assert "New York" not in find_phrases([SENTENCES], min_count=12, min_information=0.0, max_words=2)
     joined = [sentence.replace("New York", "New_York") for sentence in SENTENCES]
     grown = information(joined, "New_York", "City")
     limits = {"min_count": 5, "min_information": min(grown, bound) - 1e-9}
-    found = find_phrases([SENTENCES], max_words=3, **limits)
-    assert found["New York City"] == 6
+    phrases = find_phrases([SENTENCES], max_words=3, **limits)
+    assert phrases["New York City"] == 6
     assert "New York City" not in find_phrases([SENTENCES], max_words=2, **limits)
     assert not {",", "."} & set("".join(find_phrases([SENTENCES], min_count=1, min_information=0)))
     with pytest.raises(CtxError, match="max_words=1"):
@@ -49,8 +49,8 @@ def test_phrases() -> None:
 
 def test_entities() -> None:
     tags = ["B-LOC", "I-LOC", "O", "B-PER", "B-PER", "I-PER", "I-PER"]
-    found = extract_entities([TaggedSentence(["New", "York", "saw", "Ann", "Bo", "Ek", "Li"], tags, "x:1")] * 2)
-    assert found == {"New York": 2, "Bo Ek Li": 2}
+    entities = extract_entities([TaggedSentence(["New", "York", "saw", "Ann", "Bo", "Ek", "Li"], tags, "x:1")] * 2)
+    assert entities == {"New York": 2, "Bo Ek Li": 2}
     with pytest.raises(CtxError, match="not B-, I- and O"):
         extract_entities([TaggedSentence(["a"], ["NN"], "x:1")])
 

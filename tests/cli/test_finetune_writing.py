@@ -37,7 +37,7 @@ def build_translation_tokenizer(family: FamilySpec) -> PreTrainedTokenizerBase:
     texts = [f"{source}\t{target}" for source, target in WORDS.items()]
     if hasattr(family.tokenizer, "target_start"):
         return family.tokenizer.train(texts * 3, 60, min_count=1, min_target_count=1)
-    if any(each.requires_language_tags for each in [*family.objectives.values()][:1]):
+    if next(iter(family.objectives.values())).requires_language_tags:
         return family.tokenizer.train([f"{source}\t<de> {target}" for source, target in WORDS.items()] * 3, 60)
     return family.tokenizer.train([text.replace("\t", " ") for text in texts] * 3, vocab_size=300)
 
@@ -142,8 +142,8 @@ def test_special_tokens_of_a_new_configuration(subtests):
             if family in OWN:
                 query = {"unilm": "[MASK]", "ernie_gen": "[ATTN]"}[family.name]
                 names = ("query_token_id", "decoder_start_token_id", "eos_token_id")
-                found = tokenizer.convert_ids_to_tokens([numbers[name] for name in names])
-                assert found == [query, "[CLS]", "[SEP]"]
+                tokens = tokenizer.convert_ids_to_tokens([numbers[name] for name in names])
+                assert tokens == [query, "[CLS]", "[SEP]"]
                 tokenizer.mask_token = tokenizer.cls_token = None
                 assert new_config(family, tokenizer, "tiny").vocab_size == len(tokenizer)
     bert = build_translation_tokenizer(FAMILIES["unilm"])  # without bos_token and eos_token
@@ -177,7 +177,7 @@ def test_batches_equal_those_of_pretraining(subtests):
                 task, config, tokenizer = prepare(family, PAIRS, target_options=texts)
                 collate = task.training_collator(config, tokenizer, seed=7)
                 features = EpochIndexed(task.encode(PAIRS, tokenizer).features)
-                found = [collate([features[epoch, index] for index in (1, 0)]) for epoch in (0, 1)]
+                batches = [collate([features[epoch, index] for index in (1, 0)]) for epoch in (0, 1)]
                 pairs = dict(text.split("=") for text in texts)
                 options = {name: value if name == "noise" else json.loads(value) for name, value in pairs.items()}
                 objective = family.seq2seq_finetuning.objective(
@@ -185,11 +185,11 @@ def test_batches_equal_those_of_pretraining(subtests):
                 )
                 documents = [TranslatedText([pair.source, pair.target]) for pair in PAIRS]
                 rows = EpochIndexed(list(objective.examples(documents)))
-                for epoch, batch in enumerate(found):
-                    wanted = objective.collate([rows[epoch, index] for index in (1, 0)])
-                    assert batch.keys() == wanted.keys()
-                    assert all(torch.equal(batch[name], wanted[name]) for name in wanted), (epoch, batch, wanted)
-                same = all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+                for epoch, batch in enumerate(batches):
+                    expected = objective.collate([rows[epoch, index] for index in (1, 0)])
+                    assert batch.keys() == expected.keys()
+                    assert all(torch.equal(batch[name], expected[name]) for name in expected), (epoch, batch, expected)
+                same = all(torch.equal(batches[0][name], batches[1][name]) for name in batches[0])
                 assert same == ("static=true" in texts), "another epoch has other masks"
 
 
@@ -198,14 +198,14 @@ def test_plain_targets_and_invalid_options():
         task, config, tokenizer = prepare(family, PAIRS, plain_targets=True)
         batch = task.training_collator(config, tokenizer, seed=7)(task.encode(PAIRS, tokenizer).features)
         assert batch.keys() == {"input_ids", "attention_mask", "labels"}
-        own = [*tokenizer(PAIRS[1].target).input_ids[1:]]
-        assert batch["labels"][1, : len(own)].tolist() == own
+        labels = [*tokenizer(PAIRS[1].target).input_ids[1:]]
+        assert batch["labels"][1, : len(labels)].tolist() == labels
         assert task.label_smoothing(config) == 0
         for given, expected in ((None, 0.1), (0.0, 0.0), (0.3, 0.3)):
             task, config, tokenizer = prepare(family, PAIRS, label_smoothing=given)
             assert task.label_smoothing(config) == expected
         config.label_smoothing, task.arguments.label_smoothing = 0.2, None
-        assert task.label_smoothing(config) == 0.2, "the configuration's own"
+        assert task.label_smoothing(config) == 0.2, "the value of the configuration"
         model = AutoModelForSeq2SeqLM.from_config(family.config(**family.sizes["tiny"], vocab_size=70))
         TaskLoss(model, ["labels"], 0.3)
         assert model.config.label_smoothing == 0.3, "the head smooths, all its terms"
@@ -239,7 +239,7 @@ def test_missing_special_tokens(subtests):
     """Errors of generating objectives and of fine-tuning; other tokens are not needed."""
     for name, needed in NEEDED.items():
         family = FAMILIES[name]
-        kinds = [each for each in family.objectives.values() if each.auto_class != "AutoModelForMaskedLM"]
+        classes = [kind for kind in family.objectives.values() if kind.auto_class != "AutoModelForMaskedLM"]
         for token in TOKENS:
             with subtests.test(family=name, token=token):
                 tokenizer = build_translation_tokenizer(family)
@@ -247,7 +247,7 @@ def test_missing_special_tokens(subtests):
                     assert token not in needed
                     continue
                 setattr(tokenizer, token, None)
-                for kind in kinds:
+                for kind in classes:
                     pairs = [TranslatedText([pair.source, pair.target]) for pair in PAIRS]
                     say = "padding token|mask token" if token in ("mask_token", "pad_token") else token
                     with pytest.raises(CtxError, match=say) if token in needed else nullcontext():
@@ -303,8 +303,8 @@ def test_start_tokens_of_targets():
         task, config, tokenizer = prepare_plain(FAMILIES[family])
         config.decoder_start_token_id = tokenizer.pad_token_id if family == "t5" else tokenizer.eos_token_id
         task.configure(config, PAIRS, PAIRS)
-        found = task.encode([SourceTarget("red cat", text, "a:1") for text in texts], tokenizer).features
-        for text, feature in zip(texts, found, strict=True):
+        features = task.encode([SourceTarget("red cat", text, "a:1") for text in texts], tokenizer).features
+        for text, feature in zip(texts, features, strict=True):
             plain = tokenizer(text, add_special_tokens=False)["input_ids"]
             assert list(feature["labels"]) == [*plain, tokenizer.eos_token_id], text
             assert (plain[0] == tokenizer.pad_token_id) == text.startswith("<pad>")

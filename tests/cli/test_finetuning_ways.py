@@ -81,9 +81,9 @@ def test_methods(folder: Path, tmp_path: Path, monkeypatch: Any, capsys: Any, su
     distances_from_start = {}
     for name, flags in {"plain": "", **METHODS}.items():
         with subtests.test(name):
-            given = flags.replace("TEXT", str(folder / "text.txt")).split()
+            words = flags.replace("TEXT", str(folder / "text.txt")).split()
             output = tmp_path / name
-            assert run_command("finetune", *flags_of(folder, output), *given) == 0, capsys.readouterr().err
+            assert run_command("finetune", *flags_of(folder, output), *words) == 0, capsys.readouterr().err
             shown = capsys.readouterr().err
             model = AutoModelForSequenceClassification.from_pretrained(output)
             weights = model.state_dict()
@@ -100,13 +100,13 @@ def test_methods(folder: Path, tmp_path: Path, monkeypatch: Any, capsys: Any, su
     assert distances_from_start["l2"] < 0.9 * distances_from_start["plain"]
     assert distances_from_start["ewc"] < 0.99 * distances_from_start["plain"]
     # GPT has three more tokens in tasks; re-initialised layers are not anchored
-    given = METHODS["ewc"].replace("fisher.", "gpt.").replace("TEXT", str(folder / "text.txt")).split()
-    new = [*flags_of(folder, tmp_path / "gpt", "gpt"), *given, "--max_steps", 1, "--reinit_layers", 1]
+    words = METHODS["ewc"].replace("fisher.", "gpt.").replace("TEXT", str(folder / "text.txt")).split()
+    new = [*flags_of(folder, tmp_path / "gpt", "gpt"), *words, "--max_steps", 1, "--reinit_layers", 1]
     assert run_command("finetune", *new) == 0, capsys.readouterr().err
     assert "the embeddings of 3 new tokens are initialised" in capsys.readouterr().err
 
-    given = f"{METHODS['ewc'].replace('TEXT', 'another.txt')} --max_steps 1".split()
-    assert run_command("finetune", *flags_of(folder, tmp_path / "kept"), *given) == 0
+    words = f"{METHODS['ewc'].replace('TEXT', 'another.txt')} --max_steps 1".split()
+    assert run_command("finetune", *flags_of(folder, tmp_path / "same"), *words) == 0
     assert "examples 6, labels sampled" in capsys.readouterr().err
 
     # an earlier task's head of the same shape is loaded with a notice, unless it is re-initialised
@@ -136,8 +136,8 @@ def test_methods(folder: Path, tmp_path: Path, monkeypatch: Any, capsys: Any, su
         assert run_command("finetune", *flags_of(folder, tmp_path / "wrong"), *flags.split()) == 2
         assert text in capsys.readouterr().err, flags
     resumed = flags_of(folder, tmp_path / "l2")
-    other = ["--anchor", "l2:weight=2,head_weight=0.1", "--gradient_accumulation_steps", "2"]
-    assert run_command("finetune", *resumed, *other, "--resume") == 2
+    changes = ["--anchor", "l2:weight=2,head_weight=0.1", "--gradient_accumulation_steps", "2"]
+    assert run_command("finetune", *resumed, *changes, "--resume") == 2
     assert "anchor.weight is 2.0, was 1.0" in capsys.readouterr().err
 
 
@@ -155,29 +155,29 @@ def test_forgetting(folder: Path, tmp_path: Path, capsys: Any) -> None:
         flags = ["--pretrained", source, "--finetuned", tmp_path / name, "--text", folder / "text.txt"]
         file = tmp_path / f"{name}.json"
         assert run_command("evaluate", "forgetting", *flags, "--output_file", file) == 0
-        shown, found = capsys.readouterr().out, json.loads(file.read_text())
-        loss[name] = found["after"]["eval_loss"]
-        assert f"{found['before']['eval_loss']:>12.4f}{loss[name]:>12.4f}" in shown
-        assert (found["before"] == found["after"]) == (name == "same")
+        shown, results = capsys.readouterr().out, json.loads(file.read_text())
+        loss[name] = results["after"]["eval_loss"]
+        assert f"{results['before']['eval_loss']:>12.4f}{loss[name]:>12.4f}" in shown
+        assert (results["before"] == results["after"]) == (name == "same")
     size = other.bert.layers[1].feed_forward.up_proj.weight.shape[0]
-    moved = found["distances"]
+    moved = results["distances"]
     assert moved["encoder"]["distance"] == pytest.approx(0.5 * size**0.5, rel=1e-5)
     assert moved["layers.1"]["distance"] == moved["encoder"]["distance"]
     assert moved["layers.0"] == {"distance": 0.0, "relative": 0.0}
-    norm = sum(float(each.double().square().sum()) for each in same.bert.layers[1].parameters()) ** 0.5
+    norm = sum(float(weight.double().square().sum()) for weight in same.bert.layers[1].parameters()) ** 0.5
     assert moved["layers.1"]["relative"] == pytest.approx(0.5 * size**0.5 / norm, rel=1e-5)
     pair = tiny_config(FAMILIES["t5"])  # the layers of each stack, in the order of application
-    start = {name: each.detach() for name, each in FAMILIES["t5"].models["AutoModel"](pair).named_parameters()}
-    now = {name: each + ("decoder.layers.1" in name) for name, each in start.items()}
+    start = {name: weight.detach() for name, weight in FAMILIES["t5"].models["AutoModel"](pair).named_parameters()}
+    now = {name: weight + ("decoder.layers.1" in name) for name, weight in start.items()}
     parts = distances(start, now)
     layers = [f"{stack}.layers.{number}" for stack in ("encoder", "decoder") for number in range(3)]
     assert list(parts) == ["other", *layers, "encoder"]
-    assert [part for part, each in parts.items() if each["distance"]] == ["decoder.layers.1", "encoder"]
+    assert [name for name, part in parts.items() if part["distance"]] == ["decoder.layers.1", "encoder"]
     whole = AutoModelForMaskedLM.from_pretrained(source)
     whole.bert.load_state_dict(other.bert.state_dict(), strict=False)
-    side = PretrainingEvaluation.open(str(source), str(folder / "text.txt"))
-    side.model = whole.eval()
-    assert side.loss()["eval_loss"] == pytest.approx(loss["other"], rel=1e-6)
+    evaluation = PretrainingEvaluation.open(str(source), str(folder / "text.txt"))
+    evaluation.model = whole.eval()
+    assert evaluation.loss()["eval_loss"] == pytest.approx(loss["other"], rel=1e-6)
 
     with_pooler = AutoModelForPreTraining.from_pretrained(source)
     without = AutoModelForSequenceClassification.from_pretrained(source, classifier_pooling="mean")
@@ -185,26 +185,25 @@ def test_forgetting(folder: Path, tmp_path: Path, capsys: Any) -> None:
         for part in (model, tokenizer):
             part.save_pretrained(tmp_path / name)
     assert without.bert.pooler is None
-    side = PretrainingEvaluation.open(str(tmp_path / "with"), str(folder / "text.txt"))
-    found = measure_forgetting(side, str(tmp_path / "without"))
-    assert found["before"] == found["after"]
-    assert found["distances"]["encoder"]["distance"] == 0
+    evaluation = PretrainingEvaluation.open(str(tmp_path / "with"), str(folder / "text.txt"))
+    results = measure_forgetting(evaluation, str(tmp_path / "without"))
+    assert results["before"] == results["after"]
+    assert results["distances"]["encoder"]["distance"] == 0
 
     adapted = AutoModelForSequenceClassification.from_pretrained(source)
     add_adapter(adapted, "task", "pfeiffer")
     set_active_adapters(adapted, ["task"])
     torch.manual_seed(0)
     with torch.no_grad():
-        for name, each in adapted.named_parameters():
+        for name, weight in adapted.named_parameters():
             if ".adapters." in name:
-                each.normal_()
+                weight.normal_()
     for part in (adapted, tokenizer):
         part.save_pretrained(tmp_path / "adapted")
-    found = measure_forgetting(
-        PretrainingEvaluation.open(str(source), str(folder / "text.txt")), str(tmp_path / "adapted")
-    )
-    assert abs(found["after"]["eval_loss"] - found["before"]["eval_loss"]) > 0.1
-    assert found["distances"]["encoder"]["distance"] == 0
+    evaluation = PretrainingEvaluation.open(str(source), str(folder / "text.txt"))
+    results = measure_forgetting(evaluation, str(tmp_path / "adapted"))
+    assert abs(results["after"]["eval_loss"] - results["before"]["eval_loss"]) > 0.1
+    assert results["distances"]["encoder"]["distance"] == 0
 
     flags = ["--pretrained", tmp_path / "other", "--finetuned", source, "--text", folder / "text.txt"]
     assert run_command("evaluate", "forgetting", *flags) == 2
@@ -241,24 +240,21 @@ def test_comparison(folder: Path, tmp_path: Path, monkeypatch: Any, capsys: Any)
         "--flags",
         "--num_train_epochs 1 --per_device_batch_size 4 --max_length 16",
     ]
-    flags += ["--seeds", 2, "--output_dir", tmp_path, "--methods", "plain", "kept: --freeze encoder"]
+    flags += ["--seeds", 2, "--output_dir", tmp_path, "--methods", "plain", "frozen: --freeze encoder"]
     for _ in range(2):
         assert compare(monkeypatch, *flags) == 0
         assert len(ran) == 8
-    assert compare(monkeypatch, *flags[:-1], "kept: --mixout 0.5") == 2
+    assert compare(monkeypatch, *flags[:-1], "frozen: --mixout 0.5") == 2
     assert "written by another command line" in capsys.readouterr().err
-    found = json.loads((tmp_path / "methods.json").read_text())
-    assert found["methods"] == {"plain": [], "kept": ["--freeze", "encoder"]}
-    assert [each["distance"] for each in found["results"]["kept"]] == [0.0, 0.0]
-    for each in found["results"]["kept"]:
-        assert each["loss after"] == each["loss before"]
-    for each in found["results"]["plain"]:
-        assert each["distance"] > 0
-        assert each["loss after"] != each["loss before"]
+    record = json.loads((tmp_path / "methods.json").read_text())
+    assert record["methods"] == {"plain": [], "frozen": ["--freeze", "encoder"]}
+    frozen, first = record["results"]["frozen"], record["results"]["plain"]
+    assert [run["distance"] for run in frozen] == [0.0, 0.0]
+    assert all(run["loss after"] == run["loss before"] for run in frozen)
+    assert all(run["distance"] > 0 and run["loss after"] != run["loss before"] for run in first)
     rows = (tmp_path / "methods.md").read_text().splitlines()
     assert rows[0] == "| method | accuracy | loss before | loss after | distance |"
-    first = found["results"]["plain"]
-    mean = sum(each["distance"] for each in first) / 2
+    mean = sum(run["distance"] for run in first) / 2
     spread = abs(first[0]["distance"] - first[1]["distance"]) / 2**0.5
     assert rows[2].endswith(f"| {mean:.4f} ± {spread:.4f} |")
     with pytest.raises(CtxError, match="no unique name"):

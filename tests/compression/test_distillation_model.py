@@ -29,7 +29,7 @@ from hf_ctxmodels.compression.distillation.model import PROJECTIONS_FILE
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.batches import EpochIndexed
-from hf_ctxmodels.training.loop import make_accelerator, train
+from hf_ctxmodels.training.loop import TrainingLoop, make_accelerator
 from hf_ctxmodels.training.model_loading import load_family_config
 from hf_ctxmodels.training.trainer import CtxTrainer
 
@@ -62,7 +62,7 @@ def by_loop(model: CtxDistillationModel, folder: Path, steps: int, **more: Any) 
         **{**fixed, **more},
     )
     accelerator = make_accelerator(options)
-    train(model, EpochIndexed(Rows().rows), DistillationCollator(padded), options, accelerator)
+    TrainingLoop(model, EpochIndexed(Rows().rows), DistillationCollator(padded), options, accelerator).run()
     return [json.loads(line) for line in (folder / "training_log.jsonl").read_text().splitlines()]
 
 

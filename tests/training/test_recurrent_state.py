@@ -14,7 +14,7 @@ from hf_ctxmodels import CtxError
 from hf_ctxmodels.data import ExampleSet, ExampleStream
 from hf_ctxmodels.training.checkpoint_files import checkpoint_path
 from hf_ctxmodels.training.evaluation import LossEvaluation
-from hf_ctxmodels.training.loop import make_accelerator, train
+from hf_ctxmodels.training.loop import TrainingLoop, make_accelerator
 from hf_ctxmodels.training.recurrent_state import RecurrentStateCarrier
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
@@ -89,7 +89,7 @@ def run(model, rows, output_dir, streaming=False, evaluate=None, contiguous=True
     options = arguments(output_dir, **{"max_steps": 6, "learning_rate": 1e-2, **more})
     examples = Streamed(rows) if streaming else ExampleSet.build(rows)
     accelerator = make_accelerator(options)
-    return train(model, examples, collate, options, accelerator, evaluate=evaluate, contiguous=contiguous)
+    return TrainingLoop(model, examples, collate, options, accelerator, evaluate=evaluate, contiguous=contiguous).run()
 
 
 def number_of(ids, rows):

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hf_ctxmodels.layers.cpu.allocator import retain_freed_memory
 from hf_ctxmodels.training.batches import default_workers
+from hf_ctxmodels.training.loop import retain_freed_memory
 
 LIBC = ctypes.CDLL(None)
 BLOCK = 128 << 20

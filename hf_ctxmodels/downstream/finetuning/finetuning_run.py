@@ -33,7 +33,7 @@ from hf_ctxmodels.tokenizers.base import (
 )
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.batches import EpochIndexed
-from hf_ctxmodels.training.loop import TrainingResult, make_accelerator, train
+from hf_ctxmodels.training.loop import TrainingLoop, TrainingResult, make_accelerator
 from hf_ctxmodels.training.model_loading import (
     change_config,
     load_config,
@@ -316,7 +316,7 @@ def finetune(
     setup = TrainingSetup(model, train_collate)
     if make_setup is not None:
         setup, examples = make_setup(task, training, encoded, setup, tokenizer)
-    result = train(
+    result = TrainingLoop(
         setup.model,
         examples,
         setup.collate,
@@ -332,7 +332,7 @@ def finetune(
             **asdict(task_arguments),
             **setup.identity,
         },
-    )
+    ).run()
     if methods.low_bits is not None:
         methods.low_bits.save(model, tokenizer, loop_arguments.output_dir, accelerator)
     return FinetuningResult(

@@ -37,7 +37,7 @@ from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.checkpoint_files import list_checkpoints, publish_files, temporary_path
 from hf_ctxmodels.training.freezing import check_layerwise_flags, freeze_encoder
-from hf_ctxmodels.training.loop import TrainingResult, global_batch_size, make_accelerator, train
+from hf_ctxmodels.training.loop import TrainingLoop, TrainingResult, global_batch_size, make_accelerator
 from hf_ctxmodels.training.model_loading import require_trainable
 from hf_ctxmodels.training.recipe import find_packaged
 from hf_ctxmodels.training.training_state import full_state_dict
@@ -286,7 +286,7 @@ def finetune_tasks(
             location="--max_steps",
             hint="pass --num_train_epochs instead, or another sampling.",
         )
-    result = train(
+    result = TrainingLoop(
         model,
         examples,
         collate,
@@ -300,7 +300,7 @@ def finetune_tasks(
             "temperature": listed.temperature,
             "freeze": arguments.freeze is not None,
         },
-    )
+    ).run()
     if best is not None and best.metrics:  # replace the last model by the best one
         if accelerator.is_main_process:
             temporary = temporary_path(Path(loop.output_dir) / "model")

@@ -1,1 +1,1 @@
-"""Fast paths on CPUs: linear layers by oneDNN, dropout kernels, and the memory allocator."""
+"""Fast paths on CPUs: linear layers by oneDNN, and dropout kernels."""

@@ -16,7 +16,7 @@ from hf_ctxmodels.downstream.finetuning import freeze_encoder
 from hf_ctxmodels.downstream.finetuning.feature_cache import FeatureCache, cache_features
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.training.batches import EpochIndexed
-from hf_ctxmodels.training.loop import make_accelerator, train
+from hf_ctxmodels.training.loop import TrainingLoop, make_accelerator
 
 TASKS = ("SequenceClassification", "TokenClassification", "QuestionAnswering", "MultipleChoice")
 TASK_HEADS = [case for case in HEADS if case.auto_name.removeprefix("AutoModelFor") in TASKS and case.has_auto_class]
@@ -142,7 +142,7 @@ def test_losses_with_kept_states_are_those_without_bit_by_bit(tmp_path: Path, mo
         given = arguments(
             tmp_path / name, max_steps=6, per_device_batch_size=size, gradient_accumulation_steps=4 // size
         )
-        result = train(model, EpochIndexed(rows), collate, given, make_accelerator(given))  # type: ignore[arg-type]
+        result = TrainingLoop(model, EpochIndexed(rows), collate, given, make_accelerator(given)).run()  # type: ignore[arg-type]
         curve = [record["loss"] for record in result.curve if "loss" in record]
         return curve, load_file(tmp_path / name / "model.safetensors")
 
