@@ -10,7 +10,7 @@ from transformers import Cache, DynamicCache, EncoderDecoderCache, PreTrainedMod
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions, Seq2SeqModelOutput
 from transformers.utils.generic import can_return_tuple
 
-from hf_ctxmodels.architectures.layer_stack import EncodedSource, LayerStack, mask_of_new_tokens
+from hf_ctxmodels.architectures.transformer_decoder import EncodedSource, LayerStack, mask_of_new_tokens
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import (
     check_aligned,

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from zoo import Batch, Case, LowRank, assert_close, assert_same_gradients, gradients
 
-from hf_ctxmodels.models.xlnet import stream_layouts
+from hf_ctxmodels.models.xlnet import streams
 from hf_ctxmodels.registry import FAMILIES
 
 MODEL = Case(FAMILIES["xlnet"], "AutoModelForPreTraining")
@@ -20,7 +20,7 @@ PATHS = ["eager", "dense", "per sequence"]
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The attention implementation: reference, torch's SDPA with a bias, or per sequence on the CPU."""
     if request.param == "dense":
-        monkeypatch.setattr(stream_layouts, "runs_per_sequence", lambda tensor: False)
+        monkeypatch.setattr(streams, "runs_per_sequence", lambda tensor: False)
     return "eager" if request.param == "eager" else "sdpa"
 
 

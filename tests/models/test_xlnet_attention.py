@@ -14,9 +14,8 @@ from hf_ctxmodels import CtxXLNetConfig
 from hf_ctxmodels.layers.attention.layouts import PaddedLayout
 from hf_ctxmodels.layers.cpu.relative_attention import RelativeBiases, attend_per_sequence
 from hf_ctxmodels.models.xlnet import relative_attention
-from hf_ctxmodels.models.xlnet.encoder_inputs import EncoderInputs
 from hf_ctxmodels.models.xlnet.relative_attention import dense_attention, distance_encodings, eager_attention
-from hf_ctxmodels.models.xlnet.stream_layouts import Streams
+from hf_ctxmodels.models.xlnet.streams import EncoderInputs, Streams
 
 HEADS, HEAD_DIM = 3, 4
 CPU = torch.device("cpu")

@@ -41,14 +41,15 @@ from hf_ctxmodels.layers.transformer import FeedForward, ResidualSum, recorded_l
 from hf_ctxmodels.models.xlnet.beam_search_head import ForBeamSearchQuestionAnswering
 from hf_ctxmodels.models.xlnet.configuration_xlnet import CtxXLNetConfig
 from hf_ctxmodels.models.xlnet.conversion_xlnet import XLNET_EXPORT, XLNET_SUMMARY_EXPORT
-from hf_ctxmodels.models.xlnet.encoder_inputs import (
+from hf_ctxmodels.models.xlnet.relative_attention import distance_encodings
+from hf_ctxmodels.models.xlnet.streams import (
     EncoderInputs,
+    Probabilities,
+    Streams,
     check_memory,
     check_permutation,
     check_target_labels,
 )
-from hf_ctxmodels.models.xlnet.relative_attention import distance_encodings
-from hf_ctxmodels.models.xlnet.stream_layouts import Probabilities, Streams
 
 _RECOMPUTED_TOKENS = 2  # recomputed at each generation step, as in transformers
 
