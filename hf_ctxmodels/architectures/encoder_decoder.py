@@ -198,13 +198,9 @@ class EncoderDecoder(CtxPreTrainedModel):
         output_mask: Tensor | None = None,
         **kwargs: Any,
     ) -> EncoderDecoderOutput:
-        """Encode a batch, and decode.
+        """Encode a batch, and decode. Other arguments as in `TransformerStack.forward`.
 
         Args:
-            input_ids: (batch, length) token ids; or `inputs_embeds` (batch, length, hidden).
-            attention_mask: (batch, length), 1 at tokens and 0 at padding.
-            position_ids: (batch, length) or (1, length); None for the number of tokens before each token.
-            sequence_ids: (batch, length), for several sequences in one row, see `TransformerStack.forward`.
             decoder_input_ids: (batch, steps) token ids, or `decoder_inputs_embeds`; None for the encoder's input,
                 shifted by one token, with its padding.
             decoder_attention_mask, decoder_position_ids, decoder_sequence_ids: As for the encoder; with a cache the
@@ -213,12 +209,9 @@ class EncoderDecoder(CtxPreTrainedModel):
             langs, decoder_langs: (batch, length) and (batch, steps) language ids, for models with language embeddings;
                 `decoder_langs` defaults to `langs`.
             encoder_outputs: The encoder's output, if it has been computed.
-            past_key_values: The cache of the decoder's preceding tokens; it is extended in place.
             use_cache: Return `past_key_values`; None returns them if they are passed. Without a cache the decoder is
                 computed unpadded.
-            output_mask: (batch, steps) bool; `last_hidden_state` then has only these positions of the decoder,
-                (targets, hidden) in row-major order, and the last layer is computed only there.
-            kwargs: As in `TransformerStack.forward`.
+            output_mask: (batch, steps) bool, for the decoder.
 
         Raises:
             CtxError: Inputs do not match each other, the cache or the model.

@@ -123,18 +123,12 @@ class TransformerForConditionalGeneration(Seq2SeqHead, EncoderDecoderHeadModel):
         return_logits: bool | None = None,
         **kwargs: Any,
     ) -> ConditionalGenerationOutput:
-        """Compute logits, or the loss with `labels`. Other arguments as in `EncoderDecoder.forward`.
+        """Compute logits, or the loss with `labels`.
 
-        Args:
-            decoder_input_ids: (batch, steps) target ids, each the token before the one to be predicted; None for
-                `labels` shifted to the right, after `config.decoder_start_token_id`.
-            decoder_inputs_embeds: (batch, steps, hidden), instead of `decoder_input_ids`.
-            labels: (batch, steps) target ids; -100 is ignored.
-            encoder_outputs: The encoder's output, if it has been computed; a tuple holds states, hidden states and
-                attention weights.
-            past_key_values: The cache before `decoder_input_ids`, returned by an earlier forward.
-            use_cache: Return `past_key_values`, and with labels the logits as well.
-            return_logits: See `returns_logits`.
+        `labels`, `encoder_outputs`, `use_cache` and `return_logits` are described in
+        `heads.ForConditionalGeneration.forward`, the other arguments in `EncoderDecoder.forward`. Without
+        `decoder_input_ids` (batch, steps) or `decoder_inputs_embeds` (batch, steps, hidden), the decoder's input is
+        `labels` shifted to the right, after `config.decoder_start_token_id`.
         """
         reject_segments(kwargs)
         labels = None if labels is None else validate_targets(labels, "labels")

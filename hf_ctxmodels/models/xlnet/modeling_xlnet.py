@@ -78,16 +78,8 @@ class RelativeAttention(nn.Module):
     def forward(
         self, hidden_states: Tensor, streams: Streams, memory: Tensor | None = None
     ) -> tuple[Tensor, Probabilities]:
-        """Compute the attention of both streams.
-
-        Args:
-            hidden_states: (..., hidden) in the layout of `streams`.
-            streams: The layout: keys, computed states, and the keys visible to them.
-            memory: (batch, memory, hidden) states of earlier segments.
-
-        Returns:
-            (..., hidden) of the computed states, and the attention probabilities if the implementation returns them.
-        """
+        """(..., hidden) in the layout of `streams` and (batch, memory, hidden) of earlier segments -> (..., hidden) of the
+        computed states, and the attention probabilities if the implementation returns them."""
         width = hidden_states.shape[-1]
         query_states, key_states = streams.select_queries(hidden_states), streams.select_keys(hidden_states)
         if memory is not None:
@@ -480,10 +472,9 @@ class CtxXLNetForPreTraining(CtxXLNetHeadModel, GenerationMixin):
 
         Args:
             labels: (batch, targets) token ids; -100 is ignored. Without targets (batch, length), predicted by the
-                content stream at the same position.
+                content stream at the same position. `shift_labels` in `kwargs` replace them: labels are not shifted.
             logits_to_keep: As in transformers: number of last targets (or positions), 0 for all; or their indices.
             return_logits: See `returns_logits`.
-            kwargs: Other arguments of the encoder, and `shift_labels`, which replace `labels`: labels are not shifted.
         """
         labels = kwargs.pop("shift_labels", labels)
         has_query_stream = target_positions is not None or target_mapping is not None
