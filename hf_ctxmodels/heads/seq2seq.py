@@ -282,7 +282,13 @@ class ForConditionalGeneration(Seq2SeqHead):
             check_source_mask(attention_mask, encoder_outputs.last_hidden_state)
         batch_size = encoder_outputs.last_hidden_state.shape[0]
         decoder_input_ids = self.resolve_decoder_input_ids(batch_size, decoder_input_ids, labels)
-        self._check_target_languages(batch_size, target_languages)
+        if target_languages is not None:
+            if not self.has_target_languages:
+                raise CtxError(f"{type(self).__name__} has one target language.", hint="remove target_languages.")
+            check_tensors(target_languages=target_languages)
+            if tuple(target_languages.shape) != (batch_size,):
+                raise CtxError(f"target_languages is {tuple(target_languages.shape)}, expected ({batch_size},).")
+            check_ids("target_languages", target_languages, self.config.num_languages, "num_languages")
         cache = self.start(encoder_outputs) if past_key_values is None else past_key_values
         hidden_states = output_flags["output_hidden_states"]
         records_states = hidden_states is not None and hidden_states is not False  # 0 selects the embeddings
@@ -323,18 +329,6 @@ class ForConditionalGeneration(Seq2SeqHead):
         else:
             states = self.decode(decoder_input_ids, target_mask, inputs).states
         return language_modeling_loss(self.prediction, self.decoder_input(states), labels, num_items)
-
-    def _check_target_languages(self, batch_size: int, target_languages: Tensor | None) -> None:
-        if target_languages is None:
-            return
-        if not self.has_target_languages:
-            raise CtxError(f"{type(self).__name__} has one target language.", hint="remove target_languages.")
-        check_tensors(target_languages=target_languages)
-        if tuple(target_languages.shape) != (batch_size,):
-            raise CtxError(
-                f"target_languages is {tuple(target_languages.shape)}, expected ({batch_size},): one for each example."
-            )
-        check_ids("target_languages", target_languages, self.config.num_languages, "num_languages")
 
 
 def as_model_output(encoder_outputs: Any) -> Any:

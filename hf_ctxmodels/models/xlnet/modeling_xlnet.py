@@ -78,8 +78,11 @@ class RelativeAttention(nn.Module):
     def forward(
         self, hidden_states: Tensor, streams: Streams, memory: Tensor | None = None
     ) -> tuple[Tensor, Probabilities]:
-        """(..., hidden) in the layout of `streams` and (batch, memory, hidden) of earlier segments -> (..., hidden) of the
-        computed states, and the attention probabilities if the implementation returns them."""
+        """Attend to the content stream and to the memory.
+
+        Takes (..., hidden) in the layout of `streams`, and (batch, memory, hidden) states of earlier segments; returns
+        (..., hidden) of the computed states, and the attention probabilities if the implementation returns them.
+        """
         width = hidden_states.shape[-1]
         query_states, key_states = streams.select_queries(hidden_states), streams.select_keys(hidden_states)
         if memory is not None:
@@ -286,8 +289,10 @@ class CtxXLNetModel(CtxXLNetPreTrainedModel):
             else:
                 recorded.extend(not_recorded)
             if use_mems:
-                content = streams.content_states(hidden_states)
-                mems.append(updated_memory(content, memory, config.mem_len, config.reuse_len))
+                new_memory = streams.content_states(hidden_states)[:, : config.reuse_len or None]
+                if memory is not None:
+                    new_memory = torch.cat([memory, new_memory], 1)
+                mems.append(new_memory[:, -(config.mem_len or 0) :].detach())
             is_last = number + 1 == num_layers
             hidden_states, probabilities = layer(hidden_states, last_streams if is_last else streams, memory)
             if output_attentions:
@@ -323,19 +328,6 @@ class CtxXLNetModel(CtxXLNetPreTrainedModel):
         if self.training:  # DDP expects a gradient of the mask embedding
             content = content + 0 * self.mask_embedding.view(-1)
         return self.dropout(content)
-
-
-def updated_memory(states: Tensor, memory: Tensor | None, mem_len: int | None, reuse_len: int | None) -> Tensor:
-    """The memory of one layer's input for the next segment (section 2.5), detached.
-
-    The first `reuse_len` of the (batch, length, hidden) states are appended to the (batch, memory, hidden) memory, of
-    which the last `mem_len` positions are kept; None or 0 sets no limit.
-    """
-    if reuse_len:
-        states = states[:, :reuse_len]
-    if memory is not None:
-        states = torch.cat([memory, states], 1)
-    return (states[:, -mem_len:] if mem_len else states).detach()
 
 
 class CtxXLNetSummary(nn.Module):
