@@ -228,14 +228,7 @@ class CtxErnieForPreTraining(CtxErnieHeadModel):
         for task, targets in token_targets.items():
             token_targets[task] = self.validate_token_targets(targets, f"{task}_labels", input_ids, inputs_embeds)
         active_tasks = self._active_tasks()
-        for task, targets in (sequence_targets | token_targets).items():
-            if targets is not None:
-                heads.validate_targets(targets, f"{task}_labels")
-            if task not in active_tasks and heads.has_targets(targets):
-                raise CtxError(
-                    f"{task}_labels has targets, but the model has no task {task!r}.",
-                    hint=f"add it to config.pretraining_tasks, which has {', '.join(active_tasks) or 'none'}.",
-                )
+        self._check_targets(sequence_targets | token_targets, active_tasks)
         labels = self.validate_token_targets(labels, "labels", input_ids, inputs_embeds)
         active_token_targets = {task: token_targets[task] for task in TOKEN_TASKS if task in active_tasks}
         output_mask = self.output_mask(return_logits, labels, *active_token_targets.values())
@@ -294,6 +287,16 @@ class CtxErnieForPreTraining(CtxErnieHeadModel):
             **{f"{name}_logits": task_logits for name, task_logits in logits.items()},
             **{f"{name}_loss": heads.detached_loss(loss, targets_by_term[name]) for name, loss in losses.items()},
         )
+
+    def _check_targets(self, targets_by_task: dict[str, Tensor | None], active_tasks: list[str]) -> None:
+        for task, targets in targets_by_task.items():
+            if targets is not None:
+                heads.validate_targets(targets, f"{task}_labels")
+            if task not in active_tasks and heads.has_targets(targets):
+                raise CtxError(
+                    f"{task}_labels has targets, but the model has no task {task!r}.",
+                    hint=f"add it to config.pretraining_tasks, which has {', '.join(active_tasks) or 'none'}.",
+                )
 
     def _active_tasks(self) -> list[str]:
         return [task for task in (*SEQUENCE_TASKS, *TOKEN_TASKS) if task in self.config.tasks]
