@@ -99,13 +99,13 @@ class TestOpening:
         with CaptureLogger(logger) as shown:
             config = base_case.family.config.from_pretrained(exports / str(base_case) / "reference")
         assert (shown.out, config.model_type) == ("", base_case.family.config.model_type)
-        ours = config.to_dict()
-        own = ("model_type", "architectures", "dtype", "transformers_version", *config.non_reference_fields)
-        shared = {name: base_case.config().reference_name(name) for name in ours.keys() - set(own)}
-        shared = {name: other for name, other in shared.items() if other in reference}
-        assert {"vocab_size", "hidden_size", "num_hidden_layers"} <= shared.keys()
-        for name, other in shared.items():
-            assert ours[name] == reference[other], name
+        fields = config.to_dict()
+        differing = {"model_type", "architectures", "dtype", "transformers_version", *config.non_reference_fields}
+        names = {name: config.reference_name(name) for name in fields.keys() - differing}
+        names = {name: reference_name for name, reference_name in names.items() if reference_name in reference}
+        assert {"vocab_size", "hidden_size", "num_hidden_layers"} <= names.keys()
+        for name, reference_name in names.items():
+            assert fields[name] == reference[reference_name], name
         (tmp_path / "config.json").write_text(json.dumps(reference | {"model_type": "xmod"}))
         with CaptureLogger(logger) as shown:
             base_case.family.config.from_pretrained(tmp_path)
@@ -184,29 +184,22 @@ class TestExport:
         """The reference's configuration, and one with changed fields."""
         found = self._found(base_case, exports)["config"]
         expected = base_case.reference_config(architectures=[base_case.reference_class.__name__]).to_dict()
-        own = {
-            "_name_or_path",
-            "dtype",
-            "transformers_version",
-            *base_case.family.config.non_reference_fields,
-        }
-        for name in expected.keys() - own:
+        non_reference_fields = base_case.family.config.non_reference_fields
+        for name in expected.keys() - {"_name_or_path", "dtype", "transformers_version", *non_reference_fields}:
             assert json.loads(json.dumps(found[name])) == json.loads(json.dumps(expected[name])), name
+        labels = {number: f"label {number}" for number in range(base_case.num_labels)}
         changes: dict[str, Any] = {
             "layer_norm_eps": 1e-5,
             "hidden_act": "relu",
             "hidden_dropout_prob": 0.25,
             "pad_token_id": 3,
-            "id2label": {number: f"kind {number}" for number in range(base_case.num_labels)},
-            "label2id": {f"kind {number}": number for number in range(base_case.num_labels)},
+            "id2label": labels,
+            "label2id": {label: number for number, label in labels.items()},
         }
-        changes = {
-            name: value for name, value in changes.items() if name not in base_case.family.config.non_reference_fields
-        }
+        changes = {name: value for name, value in changes.items() if name not in non_reference_fields}
         model = base_case.model(unpad=False, **changes)
         model.export_reference(tmp_path)
-        written = json.loads((tmp_path / "config.json").read_text())
-        assert "unpad" not in written
+        assert "unpad" not in json.loads((tmp_path / "config.json").read_text())
         config = base_case.reference_class.from_pretrained(tmp_path).config
         assert {name: getattr(config, model.config.reference_name(name)) for name in changes} == changes
 
