@@ -18,9 +18,9 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, flag
 from hf_ctxmodels.core.generation import split_language_tag
 from hf_ctxmodels.core.output_files import TOKENIZER_FILES, check_output_directory
-from hf_ctxmodels.data.arguments import DataArguments
+from hf_ctxmodels.data.document_sources import DataArguments
 from hf_ctxmodels.data.documents import Documents, NoDocumentError, TranslatedText, text_of
-from hf_ctxmodels.data.language_sampling import ResampledDocuments
+from hf_ctxmodels.data.training_set import ResampledDocuments
 from hf_ctxmodels.registry import FAMILIES, get_family
 from hf_ctxmodels.training.recipe import parse_arguments
 

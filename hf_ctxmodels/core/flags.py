@@ -294,6 +294,27 @@ def check_choice(choices: Collection[object], **values: object) -> None:
             raise CtxError(f"{name}={value!r} is unknown.", hint=f"use one of: {', '.join(map(str, choices))}.")
 
 
+def check_at_least(minimum: float, **values: float | None) -> None:
+    """Raise CtxError if one of the values is below `minimum`; None is accepted."""
+    for name, value in values.items():
+        if value is not None and value < minimum:
+            raise CtxError(f"{name}={value} is too small.", hint=f"use {minimum} or more.")
+
+
+def check_share(**values: float) -> None:
+    """Raise CtxError if one of the values is outside [0, 1]."""
+    for name, value in values.items():
+        if not 0 <= value <= 1:
+            raise CtxError(f"{name}={value} is out of range.", hint="use 0 to 1.")
+
+
+def check_fraction(**values: float) -> None:
+    """Raise CtxError if one of the values is outside (0, 1)."""
+    for name, value in values.items():
+        if not 0 < value < 1:
+            raise CtxError(f"{name}={value} is out of range.", hint="use more than 0 and less than 1.")
+
+
 def check_range(
     arguments: object,
     *names: str,

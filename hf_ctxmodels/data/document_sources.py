@@ -1,15 +1,18 @@
-"""Sources of documents: the demo text, local files, the Hub."""
+"""Sources of documents, the demo text, local files and the Hub, and the flags that select them."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from glob import glob, has_magic
+from itertools import chain
 from pathlib import Path
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.data.demo_corpus import demo_documents
-from hf_ctxmodels.data.documents import Documents, LabelledPair, TextWithUnits, TranslatedText
-from hf_ctxmodels.data.news_files import open_articles
+from hf_ctxmodels.data.documents import Documents, LabelledPair, Reader, TextWithUnits
+from hf_ctxmodels.data.news_files import EXAMPLE_ARTICLE, read_articles
 from hf_ctxmodels.data.sentence_splitting import split_sentences
 from hf_ctxmodels.data.table_files import read_table
 from hf_ctxmodels.data.text_files import (
@@ -26,6 +29,62 @@ NONE = "-"
 """Value for a dataset without translations or language tag."""
 
 _DIGESTED_BYTES = 1 << 20  # at both ends of a file: identifies large corpora without reading them completely
+
+
+@dataclass
+class DataArguments:
+    """Documents, and the held-out share of them.
+
+    With the same `validation_fraction` all commands hold out the same documents, independent of --seed, so that neither
+    tokenizers nor models are trained on them.
+    """
+
+    dataset: list[str] = field(
+        metadata={
+            "help": "One or more of: `demo`, a local .txt, .jsonl or .parquet file (plain or .gz), a quoted pattern of "
+            "such files, a directory, a Hub id, or FILE=FIRST,SECOND,LABEL (a table of labelled pairs and its columns)."
+        }
+    )
+    dataset_config: str | None = flag(None, "Configuration of a Hub dataset.")
+    dataset_split: str = flag("train", "Split of a Hub dataset or directory.")
+    language_tags: list[str] = flag(
+        (), "Tag for each --dataset, such as `<de>`, prepended to its sentences or translations; `-` for none."
+    )
+    translations: list[str] = flag((), "File for each --dataset with the translations of its lines; `-` for none.")
+    news_articles: bool = flag(
+        False,
+        "Each --dataset is a .jsonl of news articles with the fields domain, date, authors, title, article, summary.",
+    )
+    text_column: str = flag("text", "Column with the text of a document, except in .txt.")
+    units_column: str | None = flag(
+        None,
+        "Column with a list of the phrases in a text that are masked as units; by default the phrases of the "
+        "objective option `units`.",
+    )
+    streaming: bool = flag(False, "Stream the data instead of loading it first.")
+    sampling_alpha: float | None = flag(
+        None,
+        "Sample from several --dataset with n sentences each in proportion to n^alpha, such as 0.3 or 0.5 for "
+        "languages of unequal size; by default all text once per epoch.",
+    )
+    skip_empty_documents: bool = flag(False, "Skip documents without text instead of stopping.")
+    validation_fraction: float = flag(0.05, "Share of held-out documents; 0 for none.")
+
+    def load(self) -> tuple[Documents, Documents | None]:
+        """The training documents, and the held-out documents or None."""
+        documents = load_documents(
+            *self.dataset,
+            split=self.dataset_split,
+            text_column=self.text_column,
+            units_column=self.units_column,
+            config_name=self.dataset_config,
+            streaming=self.streaming,
+            skip_empty=self.skip_empty_documents,
+            language_tags=self.language_tags,
+            translations=self.translations,
+            news_articles=self.news_articles,
+        )
+        return documents.split(self.validation_fraction) if self.validation_fraction else (documents, None)
 
 
 def load_documents(
@@ -62,37 +121,12 @@ def load_documents(
         CtxError: A source does not exist, or the numbers of arguments do not match. Errors in the data are raised while
             iterating.
     """
-    _check_numbers(datasets, language_tags, translations, news_articles)
-    sources, columns = [], TextColumns(text_column, units_column)
-    absent = [NONE] * len(datasets)
-    for dataset, translation, tag in zip(datasets, translations or absent, language_tags or absent, strict=True):
-        if translation != NONE:
-            sources.append(_open_translated(dataset, translation, tag))
-        elif news_articles:
-            sources.append(open_articles(dataset))
-        else:
-            name, read = _open(dataset, split, columns, config_name, streaming)
-            sources.append((name, read if tag == NONE else partial(_tagged, read, tag)))
-    if len(sources) == 1:
-        name, read = sources[0]
-    else:
-        name, read = ", ".join(name for name, _ in sources), partial(_chain, [read for _, read in sources])
-    return Documents(name, read, skip_empty, sources=tuple(sources))
-
-
-def _check_numbers(
-    datasets: Sequence[str], language_tags: Sequence[str], translations: Sequence[str], news_articles: bool
-) -> None:
-    """Raise CtxError unless there is one tag and one file of translations for each dataset, or none."""
-    if translations and (len(translations) != len(datasets) or len(language_tags) not in (0, len(datasets))):
+    numbers = len(translations) or len(datasets), len(language_tags) or len(datasets)
+    if numbers != (len(datasets), len(datasets)):
         raise CtxError(
             f"{len(translations)} files of translations for {len(datasets)} datasets, with {len(language_tags)} "
             "language tags.",
-            hint="set one file of translations for each dataset, and one tag for each or none.",
-        )
-    if len(language_tags) not in (0, len(datasets)):
-        raise CtxError(
-            f"{len(language_tags)} language tags for {len(datasets)} datasets.", hint="set one tag for each, or none."
+            hint="set one file of translations for each dataset or none, and one tag for each or none.",
         )
     if news_articles and (language_tags or translations):
         raise CtxError(
@@ -100,6 +134,27 @@ def _check_numbers(
             location="--news_articles",
             hint="omit --language_tags and --translations.",
         )
+    sources: list[tuple[str, Reader]] = []
+    columns = TextColumns(text_column, units_column)
+    absent = [NONE] * len(datasets)
+    for dataset, translation, tag in zip(datasets, translations or absent, language_tags or absent, strict=True):
+        tag = "" if tag == NONE else f"{tag} "
+        if translation != NONE:
+            paths = Path(dataset).expanduser(), Path(translation).expanduser()
+            for path in paths:
+                check_file(path)
+            sources.append((" with ".join(path.name for path in paths), partial(read_translated, *paths, tag)))
+        elif news_articles:
+            name, files = _match_files(dataset, (".jsonl",), f"write one article per line: {EXAMPLE_ARTICLE}")
+            sources.append((name, partial(_chain, [partial(read_articles, file) for file in files])))
+        else:
+            name, read = _open(dataset, split, columns, config_name, streaming)
+            sources.append((name, partial(_tagged, read, tag) if tag else read))
+    if len(sources) == 1:
+        name, read = sources[0]
+    else:
+        name, read = ", ".join(name for name, _ in sources), partial(_chain, [read for _, read in sources])
+    return Documents(name, read, skip_empty, sources=tuple(sources))
 
 
 def describe_content(source: str) -> str:
@@ -123,96 +178,82 @@ def describe_content(source: str) -> str:
 
 def _open(
     dataset: str, split: str, columns: TextColumns, config_name: str | None, streaming: bool
-) -> tuple[str, Callable[[], Iterator[list[str]]]]:
+) -> tuple[str, Reader]:
     """The name of a source, and its reader."""
     if dataset == "demo":
         return "demo", demo_documents
     path = Path(dataset).expanduser()
-    table, equals, of_pairs = dataset.rpartition("=")
+    table, equals, pair_columns = dataset.rpartition("=")
     if equals and not path.exists():
-        return _open_pairs(table, of_pairs.split(","))
-    if has_magic(dataset) and not path.exists():
-        files = sorted(map(Path, glob(str(path), recursive=True)))
-        for file in files or [path]:
-            _check_document_file(file)
-        return dataset, partial(_chain, [partial(read_file, file, columns) for file in files])
-    if not path.is_dir() and (path.is_file() or file_suffix(path) in FILE_SUFFIXES):
-        _check_document_file(path)
-        return path.name, partial(read_file, path, columns)
-    rows = _load_dataset(dataset, config_name, split, streaming)
-    return dataset, partial(_hub_documents, rows, columns, dataset)
-
-
-def _open_pairs(file: str, columns: Sequence[str]) -> tuple[str, Callable[[], Iterator[list[str]]]]:
-    """The name of a table of pairs, and its reader."""
-    if len(columns) != 3:
-        raise CtxError(
-            f"{len(columns)} columns: {', '.join(columns)}.",
-            location=file,
-            hint="name the columns of two texts and a label: FILE=FIRST,SECOND,LABEL.",
-        )
-    path = Path(file).expanduser()
-    check_file(path)
-    return path.name, partial(_labelled_pairs, str(path), columns)
-
-
-def _open_translated(dataset: str, translation: str, tag: str) -> tuple[str, Callable[[], Iterator[list[str]]]]:
-    """The names of a file and its translations, and their reader."""
-    paths = Path(dataset).expanduser(), Path(translation).expanduser()
-    for path in paths:
-        check_file(path)
-    return " with ".join(path.name for path in paths), partial(_translated, *paths, tag)
-
-
-def _check_document_file(path: Path) -> None:
-    if path.is_dir() or file_suffix(path) not in FILE_SUFFIXES:
-        raise CtxError(
-            f"Cannot read text from a file with the suffix {file_suffix(path)!r}.",
-            location=str(path),
-            hint=f"use one of {', '.join(FILE_SUFFIXES)} (also with .gz), a directory, a Hub id, or `demo`.",
-        )
-    check_file(path)
-
-
-def _chain(sources: list[Callable[[], Iterator[list[str]]]]) -> Iterator[list[str]]:
-    for read in sources:
-        yield from read()
-
-
-def _translated(text: Path, translation: Path, tag: str) -> Iterator[list[str]]:
-    for line, translated in read_translated(text, translation):
-        yield TranslatedText([line, translated if tag == NONE else f"{tag} {translated}"])
-
-
-def _labelled_pairs(file: str, columns: Sequence[str]) -> Iterator[list[str]]:
-    for row in read_table(file, columns):
-        first, second, label = (str(row.values[column]).strip() for column in columns)
-        if first and second:
-            yield LabelledPair([first, second], label)
-
-
-def _tagged(read: Callable[[], Iterator[list[str]]], tag: str) -> Iterator[list[str]]:
-    for paragraphs in read():
-        if isinstance(paragraphs, LabelledPair):
-            yield LabelledPair([f"{tag} {text}" for text in paragraphs], paragraphs.label)
-            continue
-        sentences = [f"{tag} {sentence}" for paragraph in paragraphs for sentence in split_sentences(paragraph)]
-        yield TextWithUnits(sentences, paragraphs.units) if isinstance(paragraphs, TextWithUnits) else sentences
-
-
-def _load_dataset(dataset: str, config_name: str | None, split: str, streaming: bool) -> object:
+        return _open_pairs(Path(table).expanduser(), pair_columns.split(","))
+    is_pattern = has_magic(dataset) and not path.exists()
+    if is_pattern or (not path.is_dir() and (path.is_file() or file_suffix(path) in FILE_SUFFIXES)):
+        name, files = _match_files(dataset, FILE_SUFFIXES, "use such a file, a directory, a Hub id, or `demo`")
+        return name, partial(_chain, [partial(read_file, file, columns) for file in files])
     import datasets
 
     try:
-        return datasets.load_dataset(dataset, config_name, split=split, streaming=streaming)
+        rows = datasets.load_dataset(dataset, config_name, split=split, streaming=streaming)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         raise CtxError(
             f"The dataset cannot be opened: {error}{f' ({error.__cause__})' if error.__cause__ else ''}",
             location=f"{dataset} (configuration {config_name}, split {split})",
             hint="use the path of a text file, `demo`, or the Hub id of an accessible dataset.",
         ) from error
+    return dataset, partial(_hub_documents, rows, columns, dataset)
 
 
-def _hub_documents(rows: object, columns: TextColumns, name: str) -> Iterator[list[str]]:
-    for number, row in enumerate(rows):  # type: ignore[arg-type, var-annotated]
+def _match_files(dataset: str, suffixes: Sequence[str], hint: str) -> tuple[str, list[Path]]:
+    """The name of a file, or of a pattern, and the files; raises CtxError if one does not exist or has another
+    suffix."""
+    path = Path(dataset).expanduser()
+    is_pattern = has_magic(dataset) and not path.exists()
+    files = sorted(map(Path, glob(str(path), recursive=True))) if is_pattern else []
+    for file in files or [path]:
+        if file.is_dir() or file_suffix(file) not in suffixes:
+            raise CtxError(
+                f"Cannot read text from a file with the suffix {file_suffix(file)!r}; expected {', '.join(suffixes)}, "
+                "plain or with .gz.",
+                location=str(file),
+                hint=f"{hint}.",
+            )
+        check_file(file)
+    return dataset if is_pattern else path.name, files or [path]
+
+
+def _open_pairs(path: Path, columns: Sequence[str]) -> tuple[str, Reader]:
+    """The name of a table of pairs, and its reader."""
+    if len(columns) != 3:
+        raise CtxError(
+            f"{len(columns)} columns: {', '.join(columns)}.",
+            location=str(path),
+            hint="name the columns of two texts and a label: FILE=FIRST,SECOND,LABEL.",
+        )
+    check_file(path)
+    return path.name, partial(_labelled_pairs, path, columns)
+
+
+def _labelled_pairs(path: Path, columns: Sequence[str]) -> Iterator[list[str]]:
+    for row in read_table(path, columns):
+        first, second, label = (str(row.values[column]).strip() for column in columns)
+        if first and second:
+            yield LabelledPair([first, second], label)
+
+
+def _chain(readers: list[Reader]) -> Iterator[list[str]]:
+    return chain.from_iterable(read() for read in readers)
+
+
+def _tagged(read: Reader, tag: str) -> Iterator[list[str]]:
+    """Documents whose sentences begin with a tag."""
+    for paragraphs in read():
+        if isinstance(paragraphs, LabelledPair):
+            yield LabelledPair([f"{tag}{text}" for text in paragraphs], paragraphs.label)
+            continue
+        sentences = [f"{tag}{sentence}" for paragraph in paragraphs for sentence in split_sentences(paragraph)]
+        yield TextWithUnits(sentences, paragraphs.units) if isinstance(paragraphs, TextWithUnits) else sentences
+
+
+def _hub_documents(rows: Iterable[dict], columns: TextColumns, name: str) -> Iterator[list[str]]:
+    for number, row in enumerate(rows):
         yield record_to_document(row, columns, f"{name}, row {number}")

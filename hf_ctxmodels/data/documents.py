@@ -8,6 +8,9 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.seeding import Stream, generator
 from hf_ctxmodels.data.sentence_splitting import split_sentences
 
+Reader = Callable[[], Iterator[list[str]]]
+"""Opens a source and yields its documents as lists of paragraphs."""
+
 
 class TranslatedText(list[str]):
     """A text and its translation, joined by `separator` in a single string."""
@@ -66,7 +69,7 @@ class Documents:
 
     Attributes:
         name: Name of the source, for errors and cards.
-        read: Function that opens the source and yields documents as lists of paragraphs.
+        read: Reads the source.
         skip_empty: Skip documents without text instead of raising.
         held_out: The held-out documents; None for none.
         subset: The documents to iterate: "all", "training" or "held-out".
@@ -75,12 +78,12 @@ class Documents:
     """
 
     name: str
-    read: Callable[[], Iterator[list[str]]]
+    read: Reader
     skip_empty: bool = False
     held_out: HeldOut | None = None
     subset: str = "all"
     first: int = 0
-    sources: tuple[tuple[str, Callable[[], Iterator[list[str]]]], ...] = ()
+    sources: tuple[tuple[str, Reader], ...] = ()
 
     def __iter__(self) -> Iterator[list[str]]:
         """Yield documents.
@@ -93,11 +96,9 @@ class Documents:
         for number, paragraphs in enumerate(self.read(), self.first):
             if self.held_out is not None and (number in self.held_out) != (self.subset == "held-out"):
                 continue
-            if isinstance(paragraphs, TranslatedText | LabelledPair | NewsArticle):
-                is_empty = False
-                yield paragraphs
-                continue
-            sentences = [sentence for paragraph in paragraphs for sentence in split_sentences(paragraph)]
+            sentences = paragraphs
+            if not isinstance(paragraphs, TranslatedText | LabelledPair | NewsArticle):
+                sentences = [sentence for paragraph in paragraphs for sentence in split_sentences(paragraph)]
             if isinstance(paragraphs, TextWithUnits):
                 sentences = TextWithUnits(sentences, paragraphs.units)
             if sentences:

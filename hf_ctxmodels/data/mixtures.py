@@ -113,7 +113,7 @@ class SampledMixture(Mixture):
 
     Sampling by step is for tasks with different losses (Subramanian et al. 2018, arXiv 1804.00079): all micro-batches
     of a step belong to the same task. Sampling by example is for languages (Conneau et al. 2020), see
-    `data.language_sampling`. The length of an epoch is the number of examples of all datasets.
+    `data.training_set`. The length of an epoch is the number of examples of all datasets.
 
     Args:
         datasets: See `Mixture`.

@@ -2,16 +2,14 @@
 
 import datetime
 import re
-from collections.abc import Callable, Iterator
-from functools import partial
-from glob import glob, has_magic
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from hf_ctxmodels.core.constants import NEWS_FIELDS
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.documents import NewsArticle
-from hf_ctxmodels.data.text_files import check_file, file_suffix, read_json_lines
+from hf_ctxmodels.data.text_files import read_json_lines
 
 # As in the released code, shorter authors and summaries are treated as noise.
 _MIN_LENGTHS = {"authors": 6, "summary": 51}
@@ -25,35 +23,10 @@ _DATES = (
     re.compile(r"(?P<month>\d{1,2})-(?P<day>\d{1,2})-(?P<year>\d{4})"),
     re.compile(rf"(?P<month>{'|'.join(_MONTHS)}) (?P<day>\d{{1,2}}), (?P<year>\d{{4}})"),
 )
-_EXAMPLE = (
+EXAMPLE_ARTICLE = (
     '{"domain": "example.org", "date": "2019-04-06", "authors": ["A. Writer"], "title": "...", "article": "...", '
     '"summary": null}'
 )
-
-
-def open_articles(dataset: str) -> tuple[str, Callable[[], Iterator[list[str]]]]:
-    """The name of a .jsonl file, or of a pattern of such files, and its reader.
-
-    Raises:
-        CtxError: The file does not exist, or has another suffix.
-    """
-    path = Path(dataset).expanduser()
-    matches = has_magic(dataset) and not path.exists()
-    files = (sorted(map(Path, glob(str(path), recursive=True))) if matches else []) or [path]
-    for file in files:
-        if file_suffix(file) != ".jsonl":
-            raise CtxError(
-                "News articles are read from .jsonl files.",
-                location=str(file),
-                hint=f"write one article per line: {_EXAMPLE}; or omit --news_articles.",
-            )
-        check_file(file)
-    return dataset if matches else path.name, partial(_read_files, files)
-
-
-def _read_files(files: list[Path]) -> Iterator[list[str]]:
-    for file in files:
-        yield from read_articles(file)
 
 
 def read_articles(file: str | Path) -> Iterator[NewsArticle]:
@@ -72,7 +45,7 @@ def read_articles(file: str | Path) -> Iterator[NewsArticle]:
                 raise CtxError(
                     f"The article has no field {field!r}; its fields are {', '.join(map(repr, row))}.",
                     location=location,
-                    hint=f"write every field, null if it is unknown: {_EXAMPLE}.",
+                    hint=f"write every field, null if it is unknown: {EXAMPLE_ARTICLE}.",
                 )
         texts = {field: format_field(field, row[field], location) for field in NEWS_FIELDS}
         if not texts["article"]:
@@ -81,25 +54,18 @@ def read_articles(file: str | Path) -> Iterator[NewsArticle]:
 
 
 def format_field(field: str, value: Any, location: str | None = None) -> str:
-    """The text of a field, empty if it is dropped; see `read_articles`.
-
-    Raises:
-        CtxError: The value has the wrong type, or is not a date.
-    """
-    expected = "list of strings" if field == "authors" else "string"
+    """The text of a field, empty if it is dropped; raises CtxError for a wrong type or an invalid date. See
+    `read_articles`."""
     if value is None:
         return ""
-    if field == "authors":
-        is_valid = isinstance(value, list) and all(isinstance(author, str) for author in value)
-    else:
-        is_valid = isinstance(value, str)
-    if not is_valid:
+    values, expected = ([value], "string") if field != "authors" else (value, "list of strings")
+    if not isinstance(values, list) or not all(isinstance(text, str) for text in values):
         raise CtxError(
             f"Field {field!r} contains a {type(value).__name__}, not a {expected}: {value!r}.",
             location=location,
-            hint=f"write, for example: {_EXAMPLE}.",
+            hint=f"write, for example: {EXAMPLE_ARTICLE}.",
         )
-    text = ", ".join(author.strip() for author in value if author.strip()) if field == "authors" else value.strip()
+    text = ", ".join(text.strip() for text in values if text.strip())
     if field == "date" and text:
         return format_date(text, location)
     return text if len(text) >= _MIN_LENGTHS.get(field, 0) else ""

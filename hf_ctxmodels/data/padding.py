@@ -1,7 +1,7 @@
 """Collators: sequences of different length -> rectangular tensors."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -13,6 +13,18 @@ from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 
 Batch = dict[str, torch.Tensor]
+UNLABELLED = "unlabelled"
+
+
+def required_token(tokenizer: PreTrainedTokenizerBase, name: str, use: str) -> int:
+    """The id of a special token such as "mask_token"; raises CtxError, which explains its use, if there is none."""
+    token_id = getattr(tokenizer, f"{name}_id")
+    if token_id is None:
+        raise CtxError(
+            f"{type(tokenizer).__name__} has no {name}, which {use}.",
+            hint=f"call tokenizer.add_special_tokens({{'{name}': TOKEN}}), and resize the model's embeddings.",
+        )
+    return int(token_id)
 
 
 @dataclass
@@ -29,15 +41,11 @@ class PaddingCollator(ABC):
     tokenizer: PreTrainedTokenizerBase = field(repr=False)
 
     def __post_init__(self) -> None:
-        if self.tokenizer.pad_token_id is None:
-            raise CtxError(
-                f"{type(self.tokenizer).__name__} has no padding token, which sequences of unequal length require.",
-                hint="call tokenizer.add_special_tokens({'pad_token': '[PAD]'}), and resize the model's embeddings.",
-            )
+        required_token(self.tokenizer, "pad_token", "sequences of unequal length require")
 
     @abstractmethod
     def collate(self, features: list[dict[str, Any]]) -> Batch:
-        """A batch: exactly the arguments of the head's `forward`."""
+        """A batch: exactly the arguments of the head's `forward`. The class documents the columns of features."""
 
     def __call__(self, features: list[dict[str, Any]]) -> Batch:
         """See `collate`."""
@@ -115,21 +123,46 @@ class SourceTargetCollator(PaddingCollator):
             "attention_mask": padder.attention_mask(),
             "labels": RowPadder([len(target) for target in targets], "right").pad(targets, IGNORE_INDEX),
         }
-        if "language" in features[0]:
-            return batch | language_columns(features, batch, "language", "target_language")
-        if "target_language" in features[0]:
+        if "language" not in features[0] and "target_language" in features[0]:
             batch["target_languages"] = torch.tensor([int(feature["target_language"]) for feature in features])
-        return batch
+        return batch | language_columns(features, batch)
 
 
-def language_columns(
-    features: Sequence[Mapping[str, Any]], batch: Mapping[str, torch.Tensor], source: str, target: str
-) -> Batch:
-    """`langs` and `decoder_langs` of a batch, by the names of the features' languages; empty if they hold none."""
-    if source not in features[0]:
+def language_columns(features: Sequence[Mapping[str, Any]], batch: Batch) -> Batch:
+    """`langs` and `decoder_langs` of a batch, if the features hold `language` (and `target_language`, if it differs)."""
+    if "language" not in features[0]:
         return {}
-    columns = {"langs": (source, "input_ids"), "decoder_langs": (target, "labels")}
+    sources = [int(feature["language"]) for feature in features]
+    targets = [int(feature.get("target_language", feature["language"])) for feature in features]
     return {
-        column: torch.tensor([[int(feature[name])] * batch[tokens].shape[1] for feature in features])
-        for column, (name, tokens) in columns.items()
+        "langs": torch.tensor(sources)[:, None].repeat(1, batch["input_ids"].shape[1]),
+        "decoder_langs": torch.tensor(targets)[:, None].repeat(1, batch["labels"].shape[1]),
     }
+
+
+def mark_unlabelled(features: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Mark features as unlabelled; their labels only indicate the positions of targets."""
+    return [{**feature, UNLABELLED: True} for feature in features]
+
+
+class UnlabelledCollator:
+    """Collates labelled and unlabelled examples for semi-supervised heads (Clark et al. 2018, section 3); unlabelled
+    ones have `views` instead of labels.
+
+    Args:
+        collate: The task's collator.
+    """
+
+    def __init__(self, collate: Callable[[list[dict[str, Any]]], Mapping[str, torch.Tensor]]) -> None:
+        self._collate = collate
+
+    def __call__(self, features: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        """A batch with `labels` and `views`, -100 for none."""
+        task_features = [{name: value for name, value in feature.items() if name != UNLABELLED} for feature in features]
+        batch = dict(self._collate(task_features))
+        labels = batch["labels"]
+        is_unlabelled = torch.tensor([UNLABELLED in feature for feature in features])
+        is_unlabelled = is_unlabelled.view(-1, *[1] * (labels.dim() - 1)).expand_as(labels)
+        batch["views"] = torch.where(is_unlabelled & (labels != IGNORE_INDEX), 1, IGNORE_INDEX)
+        batch["labels"] = labels.masked_fill(is_unlabelled, IGNORE_INDEX)
+        return batch

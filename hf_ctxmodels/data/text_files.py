@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.loading import parse_json
-from hf_ctxmodels.data.documents import TextWithUnits
+from hf_ctxmodels.data.documents import TextWithUnits, TranslatedText
 
 FILE_SUFFIXES = (".txt", ".jsonl", ".parquet")
 
@@ -130,8 +130,8 @@ def read_file(path: Path, columns: TextColumns) -> Iterator[list[str]]:
     return _parquet_documents(path, columns)
 
 
-def read_translated(path: Path, translation: Path) -> Iterator[list[str]]:
-    """[text, translation] of the lines of two files, without pairs with a blank side.
+def read_translated(path: Path, translation: Path, tag: str = "") -> Iterator[list[str]]:
+    """The lines of two files as translations, which begin with a tag, without pairs with a blank side.
 
     Raises:
         CtxError: As `read_lines`, or one file has more lines than the other.
@@ -145,7 +145,7 @@ def read_translated(path: Path, translation: Path) -> Iterator[list[str]]:
                 hint="use files whose lines are translations of each other.",
             )
         if line.strip() and translated.strip():
-            yield [line.strip(), translated.strip()]
+            yield TranslatedText([line.strip(), f"{tag}{translated.strip()}"])
 
 
 def split_paragraphs(text: str | None) -> list[str]:

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.console import progress_bar
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import check_at_least
 from hf_ctxmodels.core.generation import (
     LanguagePair,
     check_can_generate,
@@ -20,7 +21,6 @@ from hf_ctxmodels.core.generation import (
 from hf_ctxmodels.core.model import evaluation_mode
 from hf_ctxmodels.data.padding import RowPadder
 from hf_ctxmodels.layers.cpu.linear import prepacked_weights
-from hf_ctxmodels.objectives.base import check_at_least
 
 
 def generate_texts(

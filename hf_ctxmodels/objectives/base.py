@@ -11,9 +11,15 @@ import torch
 
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import check_at_least
 from hf_ctxmodels.data.examples import Example, ExampleSet
 from hf_ctxmodels.data.padding import PaddingCollator
 from hf_ctxmodels.data.training_set import SamplingPolicy
+from hf_ctxmodels.objectives.components.tokenized_documents import (
+    TokenizedDocument,
+    document_batches,
+    tokenized_batches,
+)
 
 
 @dataclass(frozen=True)
@@ -87,8 +93,7 @@ class Objective(PaddingCollator):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.seed < 0:
-            raise CtxError(f"seed={self.seed} is negative.", hint="use 0 or a positive integer.")
+        check_at_least(0, seed=self.seed)
         if self.max_length > self.tokenizer.model_max_length:
             raise CtxError(
                 f"max_length={self.max_length} exceeds the tokenizer's limit of {self.tokenizer.model_max_length} "
@@ -123,6 +128,27 @@ class Objective(PaddingCollator):
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
         """Tokenized examples of the documents, deterministic in (seed, pass_index, position of the document)."""
 
+    def tokenized(self, documents: Iterable[list[str]], with_word_ids: bool = False) -> Iterator[TokenizedDocument]:
+        """Tokenize documents sentence by sentence, and count them in `statistics`."""
+        for batch in tokenized_batches(self.tokenizer, documents, with_word_ids):
+            for document in batch:
+                self.statistics.update(documents=1, sentences=len(document), tokens=len(document.ids))
+                yield document
+
+    def joined_batches(self, documents: Iterable[list[str]], size: int | None = None) -> Iterator[list[np.ndarray]]:
+        """(tokens,) ids of documents, each tokenized as one text without special tokens, in batches of `size`."""
+        for batch in document_batches(documents, size):
+            texts = [" ".join(document) for document in batch]
+            encoded = self.tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)
+            ids = [np.asarray(ids, dtype=np.int32) for ids in encoded["input_ids"]]
+            self.statistics.update(
+                documents=len(batch),
+                sentences=sum(map(len, batch)),
+                tokens=sum(map(len, ids)),
+                words=sum(len(text.split()) for text in texts),
+            )
+            yield ids
+
     def check(self, examples: ExampleSet) -> None:  # most objectives accept any
         """Raise CtxError if the examples of all training text do not suit the objective."""
 
@@ -133,20 +159,6 @@ class Objective(PaddingCollator):
     def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
         """Realised rates from the summed counts, for example the share of selected tokens."""
         return target_rates(counts)
-
-
-def check_at_least(minimum: float, **values: float | None) -> None:
-    """Raise CtxError if one of the values is below `minimum`; None is accepted."""
-    for name, value in values.items():
-        if value is not None and value < minimum:
-            raise CtxError(f"{name}={value} is too small.", hint=f"use {minimum} or more.")
-
-
-def check_share(**values: float) -> None:
-    """Raise CtxError if one of the values is outside [0, 1]."""
-    for name, value in values.items():
-        if not 0 <= value <= 1:
-            raise CtxError(f"{name}={value} is out of range.", hint="use 0 to 1.")
 
 
 def count_targets(batch: Mapping[str, torch.Tensor], unknown_id: int) -> dict[str, int]:

@@ -21,8 +21,7 @@ from hf_ctxmodels.data import (
 )
 from hf_ctxmodels.objectives import ContinualTasks
 from hf_ctxmodels.objectives.components.masking import IGNORE_INDEX
-from hf_ctxmodels.objectives.multitask.continual_tasks import TASKS
-from hf_ctxmodels.objectives.multitask.ernie_tasks import parse_schedule
+from hf_ctxmodels.objectives.multitask.continual_tasks import TASKS, parse_schedule
 
 CLS, SEP = 2, 3
 

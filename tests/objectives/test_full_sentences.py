@@ -127,5 +127,5 @@ def test_a_tokenizer_without_a_separator_is_refused(trailing_tokenizer):
     trailing_tokenizer = type(trailing_tokenizer)(vocab=[("<unk>", -1.0), ("<mask>", -1.0), ("▁a", -1.0)])
     trailing_tokenizer.sep_token = None
     trailing_tokenizer.backend_tokenizer.post_processor = None
-    with pytest.raises(CtxError, match="no separator"):
+    with pytest.raises(CtxError, match="no sep_token"):
         list(FullSentences(trailing_tokenizer, max_length=8, seed=0).examples([["a"]]))

@@ -11,6 +11,7 @@ from numbered_text import WORDS, numbered_documents, word
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.objectives import DataCollatorForMaskedLMWithNextSentence, MaskedLMWithNextSentence
+from hf_ctxmodels.objectives.components import tokenized_documents
 from hf_ctxmodels.objectives.pairs import next_sentence as module
 from hf_ctxmodels.objectives.pairs import sentence_pairs as pairs
 
@@ -145,7 +146,7 @@ def test_pairs_depend_on_seed_and_pass_alone(tokenizer):
 
 def test_documents_are_paired_across_the_whole_text_in_batches(tokenizer, monkeypatch):
     """With three documents at a time the seventh, alone at the end, still finds another one."""
-    monkeypatch.setattr(pairs, "DOCUMENTS_PER_BATCH", 3)
+    monkeypatch.setattr(tokenized_documents, "DOCUMENTS_PER_BATCH", 3)
     documents, home = numbered_documents([[4] * 3] * 7)
     objective = MaskedLMWithNextSentence(tokenizer, max_length=24, seed=0)
     seen = {home[int(segments_of(example)[0][0])] for example in objective.examples(documents)}

@@ -16,7 +16,7 @@ from hf_ctxmodels.objectives import (
     PermutationLM,
     expand_permutation,
 )
-from hf_ctxmodels.objectives.autoregressive import permutation_lm
+from hf_ctxmodels.objectives.components import tokenized_documents
 from hf_ctxmodels.objectives.components.masking import IGNORE_INDEX
 
 FIRST_WORD, SEP, CLS, EOD = 9, 4, 3, 7
@@ -294,7 +294,7 @@ def test_rows_on_their_own_hold_all_of_the_text_in_order(trailing_tokenizer, sha
     assert not objective.sampling.contiguous
     assert not objective.config_fields
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(permutation_lm, "DOCUMENTS_PER_BATCH", at_once)
+        patch.setattr(tokenized_documents, "DOCUMENTS_PER_BATCH", at_once)
         rows = list(objective.examples(documents))
     places = {0}  # where this row may begin, by what the rows before it hold
     for row in rows:
@@ -327,7 +327,7 @@ def test_rows_with_a_memory_continue_each_other(trailing_tokenizer, shape, max_l
     assert objective.sampling.contiguous
     assert objective.config_fields == {"mem_len": 20, "reuse_len": reuse_length, "use_mems_train": True}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(permutation_lm, "DOCUMENTS_PER_BATCH", at_once)
+        patch.setattr(tokenized_documents, "DOCUMENTS_PER_BATCH", at_once)
         if len(text) < room:
             with pytest.raises(CtxError, match="with a memory every example has"):
                 list(objective.examples(documents))
@@ -427,7 +427,7 @@ def test_special_tokens_before_the_text_allow_rows_but_no_memory(tokenizer):
 
 
 def test_a_tokenizer_without_mask_or_padding_token_is_refused(tokenizer):
-    for name, message in (("mask_token", "has no mask token"), ("pad_token", "has no padding token")):
+    for name, message in (("mask_token", "has no mask_token"), ("pad_token", "has no pad_token")):
         crippled = type(tokenizer)(vocab=tokenizer.get_vocab(), model_max_length=512)
         setattr(crippled, name, None)
         with pytest.raises(CtxError, match=message):

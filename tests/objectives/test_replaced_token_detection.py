@@ -94,7 +94,7 @@ def test_what_cannot_be(tokenizer):
         ReplacedTokenDetection(tokenizer, max_length=32, seed=0, single_segment_share=1.5)
     unmasked = type(tokenizer)(vocab=tokenizer.get_vocab())
     unmasked.mask_token = None
-    with pytest.raises(CtxError, match="has no mask token"):
+    with pytest.raises(CtxError, match="has no mask_token"):
         ReplacedTokenDetection(unmasked, max_length=32, seed=0)
-    with pytest.raises(CtxError, match="has no mask token"):
+    with pytest.raises(CtxError, match="has no mask_token"):
         DataCollatorForReplacedTokenDetection(unmasked)

@@ -14,8 +14,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.models.t5.tokenization_t5 import CtxT5Tokenizer
 from hf_ctxmodels.objectives import SpanCorruption
 from hf_ctxmodels.objectives.components.features import feature_generator
-from hf_ctxmodels.objectives.components.spans import alternating_spans, noise_counts
-from hf_ctxmodels.objectives.seq2seq.span_corruption import max_text_length
+from hf_ctxmodels.objectives.seq2seq.span_corruption import alternating_spans, max_text_length, noise_counts
 
 WORDS = 2000
 FIRST = 3  # id of w0
@@ -195,7 +194,7 @@ def test_what_is_refused(words: CtxT5Tokenizer, tokenizer) -> None:
 
 def test_there_are_sentinels_for_all_spans(words: CtxT5Tokenizer) -> None:
     """As many as are needed is known before training; single tokens that need more, which is rare, are drawn again."""
-    with pytest.raises(CtxError, match=r"499 tokens have 149 spans, but there are 100 sentinels"):
+    with pytest.raises(CtxError, match=r"499 tokens has 149 spans, but there are 100 sentinels"):
         SpanCorruption(words, max_length=500, seed=0, variant="iid", noise_density=0.5)
     options = {"seed": 0, "noise_density": 0.5, "mean_span_length": 2.0}
     full = next(

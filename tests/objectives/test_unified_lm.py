@@ -174,7 +174,7 @@ def test_noisy_targets(tokenizer):
         NoisySequenceToSequence(tokenizer, max_length=40, seed=1, max_span=-1)
     with pytest.raises(CtxError, match=r"no \[NOISE\]"):
         NoisySequenceToSequence(tokenizer, max_length=40, seed=1, noise="token")
-    with pytest.raises(CtxError, match="no target"):
+    with pytest.raises(CtxError, match="no translation"):
         list(clean.examples([["wa wb"]]))
 
 

@@ -18,7 +18,7 @@ from hf_ctxmodels import (
 from hf_ctxmodels.data.seeding import Stream, row_hashes, uniforms
 from hf_ctxmodels.objectives import ContinuousBagOfWords, SkipGram
 from hf_ctxmodels.objectives.static import window_sampling
-from hf_ctxmodels.objectives.static.word_frequencies import (
+from hf_ctxmodels.objectives.static.window_sampling import (
     HuffmanTree,
     NoiseDistribution,
     sample_noise,

@@ -10,12 +10,12 @@ import torch
 
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.core.flags import check_at_least, flag
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.padding import Batch, PaddingCollator, RowPadder
 from hf_ctxmodels.data.seeding import Stream
 from hf_ctxmodels.data.training_set import SamplingPolicy
-from hf_ctxmodels.objectives.base import Objective, check_at_least
+from hf_ctxmodels.objectives.base import Objective
 from hf_ctxmodels.objectives.components.features import check_token_ids, feature_generator
 from hf_ctxmodels.objectives.components.tokenized_documents import document_batches
 
@@ -37,11 +37,6 @@ class DataCollatorForBidirectionalLM(PaddingCollator):
         labels: (batch, words, 2) the next and the previous word; -100 at padding, at the ends of a sequence, and for
             the boundary token of the neighbouring sentence, which the word itself implies.
         negatives: (batch, negatives) ids for a sampled softmax, see `layers.lm_loss.sampling`; absent with 0.
-
-    Attributes:
-        tokenizer: A `CtxCharacterTokenizer`.
-        negatives: Number of sampled ids for every sequence.
-        seed: Seed of the sampling.
     """
 
     negatives: int = flag(0, "Negatives of a sampled softmax for every sequence; 0: the full softmax.")
@@ -71,30 +66,22 @@ class DataCollatorForBidirectionalLM(PaddingCollator):
         table = self.tokenizer.apply_language_tags(ids, table)
         characters = np.zeros((*padder.filled.shape, table.shape[1]), dtype=np.int64)
         characters[padder.filled] = table
-        batch = {
-            "input_ids": torch.from_numpy(characters),
-            "attention_mask": padder.attention_mask(),
-            "labels": torch.stack([padder.pad(targets, IGNORE_INDEX) for targets in self._neighbours(rows)], -1),
-        }
-        if self.negatives:
-            batch["negatives"] = self._sample_negatives(features)
-        return batch
-
-    def _neighbours(self, rows: list[np.ndarray]) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """The next and the previous words of each sequence."""
         bos, eos = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
         following, previous = [], []
         for row in rows:
-            ids = row.astype(np.int64)
-            following.append(np.append(np.where(ids[1:] == bos, IGNORE_INDEX, ids[1:]), IGNORE_INDEX))
-            previous.append(np.append(IGNORE_INDEX, np.where(ids[:-1] == eos, IGNORE_INDEX, ids[:-1])))
-        return following, previous
-
-    def _sample_negatives(self, features: list[dict[str, Any]]) -> torch.Tensor:
-        uniforms = [
-            feature_generator(feature, self.seed, False, Stream.SAMPLING).random(self.negatives) for feature in features
-        ]
-        return log_uniform_samples(torch.from_numpy(np.stack(uniforms)), len(self.characters))
+            targets = row.astype(np.int64)
+            following.append(np.append(np.where(targets == bos, IGNORE_INDEX, targets)[1:], IGNORE_INDEX))
+            previous.append(np.append(IGNORE_INDEX, np.where(targets == eos, IGNORE_INDEX, targets)[:-1]))
+        batch = {
+            "input_ids": torch.from_numpy(characters),
+            "attention_mask": padder.attention_mask(),
+            "labels": torch.stack([padder.pad(targets, IGNORE_INDEX) for targets in (following, previous)], -1),
+        }
+        if self.negatives:
+            generators = [feature_generator(feature, self.seed, False, Stream.SAMPLING) for feature in features]
+            uniforms = np.stack([rng.random(self.negatives) for rng in generators])
+            batch["negatives"] = log_uniform_samples(torch.from_numpy(uniforms), len(self.characters))
+        return batch
 
 
 @dataclass
@@ -121,11 +108,7 @@ class BidirectionalLM(DataCollatorForBidirectionalLM, Objective):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.max_length < 3:
-            raise CtxError(
-                f"max_length={self.max_length} leaves no room for a word between boundary tokens.",
-                hint="use 3 or more.",
-            )
+        check_at_least(3, max_length=self.max_length)
         # <unk> and <S> may be targets
         self.baseline = replace(self.baseline, excluded_ids=[int(self.tokenizer.pad_token_id)])
         self.sampling = SamplingPolicy(contiguous=self.carry)
@@ -156,10 +139,8 @@ class BidirectionalLM(DataCollatorForBidirectionalLM, Objective):
                 while len(ids) > room:
                     cut = int((ids[:room] == unknown_id).sum())
                     yield {"input_ids": ids[:room], "unknown_words": encode_words(unknown_words[:cut])}
-                    ids, unknown_words = (
-                        np.append(self.tokenizer.first_language_tag(ids), ids[room:]),
-                        unknown_words[cut:],
-                    )
+                    ids = np.append(self.tokenizer.first_language_tag(ids), ids[room:])
+                    unknown_words = unknown_words[cut:]
                 sentences.append(ids)
                 words += unknown_words
         if sentences:

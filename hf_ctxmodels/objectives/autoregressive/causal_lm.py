@@ -1,8 +1,7 @@
 """Causal language modelling on running text, left to right or right to left (Merity et al. 2017, section 5)."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
 from typing import Any
 
 import numpy as np
@@ -10,12 +9,12 @@ import torch
 
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.core.flags import check_at_least, flag
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.padding import Batch, PaddingCollator, RowPadder
 from hf_ctxmodels.data.seeding import Stream, generator
 from hf_ctxmodels.data.training_set import SamplingPolicy
-from hf_ctxmodels.objectives.base import Objective, check_at_least, target_rates
+from hf_ctxmodels.objectives.base import Objective, target_rates
 from hf_ctxmodels.objectives.components.features import padded_columns
 from hf_ctxmodels.objectives.components.tokenized_documents import document_batches
 
@@ -38,10 +37,6 @@ class DataCollatorForCausalLM(PaddingCollator):
         sequence_ids, langs: (batch, words), if the features hold them.
         labels: (batch, words + 1) the words and the following one, which is on the left for a backward model; -100 for
             the first word in reading order and for a missing following word.
-
-    Attributes:
-        tokenizer: Defines the padding token and side.
-        backward: Read from right to left.
     """
 
     backward: bool = False
@@ -68,6 +63,31 @@ class DataCollatorForCausalLM(PaddingCollator):
             ends = np.flatnonzero(np.diff(np.asarray(sequences)))
             targets[ends + 1 if self.backward else ends] = IGNORE_INDEX
         return targets
+
+
+class TokenStream:
+    """Running text that is cut into sequences, each with the token that follows it.
+
+    Args:
+        length: Tokens of a sequence.
+        start: The first tokens.
+
+    Attributes:
+        remaining: (tokens,) int32, not yet part of a sequence.
+    """
+
+    def __init__(self, length: int, start: Sequence[int] = ()) -> None:
+        self.length, self.remaining = length, np.array(start, dtype=np.int32)
+
+    def add(self, ids: Sequence[int] | np.ndarray) -> Iterator[tuple[np.ndarray, int]]:
+        """Append tokens; yields the full sequences and the following token of each."""
+        text, start = np.concatenate([self.remaining, ids], dtype=np.int32), 0
+        self.remaining = text
+        while start + self.length < len(text):
+            stop = start + self.length
+            self.remaining = text[stop:]
+            yield text[start:stop], int(text[stop])
+            start = stop
 
 
 @dataclass
@@ -123,26 +143,18 @@ class CausalLM(DataCollatorForCausalLM, Objective):
 
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
         """Examples with input_ids and following."""
-        numbers = count()
-        length = self._length(pass_index, next(numbers))
-        remaining = np.empty(0, dtype=np.int32)
-        for text in self._texts(documents):
-            text = text[::-1] if self.backward else text
-            remaining, start = np.concatenate([remaining, text]), 0
-            while start + length < len(remaining):  # with the following word
-                yield self._example(remaining, start, start + length)
-                start, length = start + length, self._length(pass_index, next(numbers))
-            remaining = remaining[start:]
-        if len(remaining):
-            yield self._example(remaining, 0, len(remaining))
-
-    def _texts(self, documents: Iterable[list[str]]) -> Iterator[np.ndarray]:
-        """(words,) ids of several documents, concatenated with the special tokens of each."""
+        number = 0
+        stream = TokenStream(self._length(pass_index, number))
         for batch in document_batches(documents):
             encodings = self.tokenizer([" ".join(document) for document in batch], verbose=False).encodings or []
             text = np.concatenate([np.array(encoding.ids, dtype=np.int32) for encoding in encodings])
             self.statistics.update(documents=len(batch), sentences=sum(map(len, batch)), tokens=len(text))
-            yield text
+            for words, following in stream.add(text[::-1] if self.backward else text):
+                number += 1
+                stream.length = self._length(pass_index, number)
+                yield self._example(words, following)
+        if len(stream.remaining):
+            yield self._example(stream.remaining, IGNORE_INDEX)
 
     def _length(self, pass_index: int, number: int) -> int:
         """Number of words of an example, without the following one."""
@@ -153,10 +165,8 @@ class CausalLM(DataCollatorForCausalLM, Objective):
         length = round(rng.normal(mean, self.bptt_deviation))
         return int(np.clip(length, min(_MIN_LENGTH, self.max_length), self.max_length))
 
-    def _example(self, text: np.ndarray, start: int, stop: int) -> Example:
-        """An example from a text in reading order; its words are in the order of the text."""
-        words = text[start:stop]
-        following = int(text[stop]) if stop < len(text) else IGNORE_INDEX
+    def _example(self, words: np.ndarray, following: int) -> Example:
+        """An example from words in reading order; its words are in the order of the text."""
         return {"input_ids": words[::-1].copy() if self.backward else words, "following": following}
 
     def rates(self, counts: Mapping[str, int]) -> dict[str, float]:

@@ -5,13 +5,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.core.flags import check_at_least, flag
 from hf_ctxmodels.data.examples import Example
-from hf_ctxmodels.objectives.autoregressive.causal_lm import DataCollatorForCausalLM
+from hf_ctxmodels.data.padding import required_token
+from hf_ctxmodels.objectives.autoregressive.causal_lm import DataCollatorForCausalLM, TokenStream
 from hf_ctxmodels.objectives.base import Objective
-from hf_ctxmodels.objectives.components.packing import pack_sequences
-from hf_ctxmodels.objectives.components.tokenized_documents import document_batches
+from hf_ctxmodels.objectives.components.tokenized_documents import pack_sequences
 
 
 @dataclass
@@ -44,51 +43,26 @@ class DocumentLM(DataCollatorForCausalLM, Objective):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.tokenizer.eos_token_id is None:
-            raise CtxError(
-                f"{type(self.tokenizer).__name__} has no eos_token, which separates documents.",
-                hint="call tokenizer.add_special_tokens({'eos_token': '<|endoftext|>'}), and resize the model's "
-                "embeddings.",
-            )
-        if self.max_length < 2:
-            raise CtxError(f"max_length={self.max_length} leaves no token to predict.", hint="use 2 or more.")
-        self.separator = int(self.tokenizer.eos_token_id)
+        check_at_least(2, max_length=self.max_length)
+        self.separator = required_token(self.tokenizer, "eos_token", "separates documents")
         excluded = sorted({int(self.tokenizer.pad_token_id)} - {self.separator})
         self.baseline = replace(self.baseline, excluded_ids=excluded)
 
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
         """Examples with input_ids and following, or with sequence_ids when packed."""
-        texts = self._texts(documents)
+        texts = (text for batch in self.joined_batches(documents) for text in batch if len(text))
         return pack_sequences(self._windows(texts), self.max_length) if self.packing else self._joined(texts)
-
-    def _texts(self, documents: Iterable[list[str]]) -> Iterator[np.ndarray]:
-        """(tokens,) ids of each non-empty document, without special tokens."""
-        for batch in document_batches(documents):
-            texts = [" ".join(document) for document in batch]
-            encoded = self.tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)
-            tokenized = [np.asarray(ids, dtype=np.int32) for ids in encoded["input_ids"]]
-            self.statistics.update(
-                documents=len(batch),
-                sentences=sum(map(len, batch)),
-                tokens=sum(map(len, tokenized)),
-                words=sum(len(text.split()) for text in texts),
-            )
-            yield from filter(len, tokenized)
 
     def _joined(self, texts: Iterable[np.ndarray]) -> Iterator[Example]:
         """Examples of `max_length` tokens, the last one shorter, each with the following token."""
-        remaining = np.array([self.separator], dtype=np.int32)
+        stream = TokenStream(self.max_length, [self.separator])
         for text in texts:
-            remaining, start = np.concatenate([remaining, text, [self.separator]], dtype=np.int32), 0
-            while start + self.max_length < len(remaining):
-                stop = start + self.max_length
-                yield {"input_ids": remaining[start:stop], "following": int(remaining[stop])}
-                start = stop
-            remaining = remaining[start:]
-        if len(remaining) > 1:
-            yield {"input_ids": remaining[:-1], "following": int(remaining[-1])}
+            for ids, following in stream.add(np.append(text, self.separator)):
+                yield {"input_ids": ids, "following": following}
+        if len(stream.remaining) > 1:
+            yield {"input_ids": stream.remaining[:-1], "following": int(stream.remaining[-1])}
 
-    def _windows(self, texts: Iterable[np.ndarray]) -> Iterator[dict[str, np.ndarray | int]]:
+    def _windows(self, texts: Iterable[np.ndarray]) -> Iterator[Example]:
         """The sequences of each document."""
         for text in texts:
             tokens = np.concatenate([[self.separator], text, [self.separator]], dtype=np.int32)

@@ -2,18 +2,18 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from hf_ctxmodels.core.constants import IGNORE_INDEX, NEWS_FIELDS
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.core.flags import check_at_least, check_share, flag
 from hf_ctxmodels.data.documents import NewsArticle
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.seeding import Stream, generator
 from hf_ctxmodels.objectives.autoregressive.causal_lm import DataCollatorForCausalLM
-from hf_ctxmodels.objectives.base import Objective, check_share
+from hf_ctxmodels.objectives.base import Objective
 from hf_ctxmodels.objectives.components.tokenized_documents import document_batches
 
 _NEVER_DROPPED = ("title", "article")
@@ -28,13 +28,6 @@ class DataCollatorForNewsFieldsLM(DataCollatorForCausalLM):
         targets = super().targets(ids, feature)
         targets[targets == self.tokenizer.pad_token_id] = IGNORE_INDEX
         return targets
-
-
-class Arrangement(NamedTuple):
-    """The fields of the first part of an example, and of the second."""
-
-    first: list[str]
-    second: list[str]
 
 
 @dataclass
@@ -75,12 +68,9 @@ class NewsFieldsLM(DataCollatorForNewsFieldsLM, Objective):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_share(
-            article_first=self.article_first,
-            canonical=self.canonical,
-            metadata_dropout=self.metadata_dropout,
-            cut=self.cut,
-        )
+        check_share(article_first=self.article_first, canonical=self.canonical)
+        check_share(metadata_dropout=self.metadata_dropout, cut=self.cut)
+        check_at_least(2, max_length=self.max_length)
         if self.article_first + self.canonical > 1:
             raise CtxError(
                 f"article_first={self.article_first} and canonical={self.canonical} have a sum over 1.",
@@ -91,8 +81,6 @@ class NewsFieldsLM(DataCollatorForNewsFieldsLM, Objective):
                 f"{type(self.tokenizer).__name__} has no tokens that begin and end the fields of an article.",
                 hint="use the tokenizer of Grover.",
             )
-        if self.max_length < 2:
-            raise CtxError(f"max_length={self.max_length} leaves no token to predict.", hint="use 2 or more.")
         self.window_size = self.max_length + 1
         self.field_tokens = {field: self.tokenizer.field_ids(field) for field in NEWS_FIELDS}
         self.baseline = replace(self.baseline, excluded_ids=[int(self.tokenizer.pad_token_id)])
@@ -131,44 +119,43 @@ class NewsFieldsLM(DataCollatorForNewsFieldsLM, Objective):
                 tokens=sum(map(len, encoded)),
                 words=len(" ".join(field_texts).split()),
             )
-            ids_iterator = iter(encoded)
+            remaining_ids = iter(encoded)
             for texts in fields:
-                field_ids = {field: np.asarray(next(ids_iterator), dtype=np.int32) for field in texts}
-                if len(field_ids["article"]):
+                field_ids = {field: next(remaining_ids) for field in texts}
+                if field_ids["article"]:
                     yield {field: self._enclose(field, ids) for field, ids in field_ids.items()}
 
-    def _enclose(self, field: str, ids: np.ndarray) -> np.ndarray:
+    def _enclose(self, field: str, ids: list[int]) -> np.ndarray:
         begin, end = self.field_tokens[field]
-        return np.concatenate([[begin], ids, [end]], dtype=np.int32)
+        return np.array([begin, *ids, end], dtype=np.int32)
 
-    def arrange(self, rng: np.random.Generator) -> Arrangement:
-        """The fields of an example, whether the article has them or not, as in the released code."""
+    def arrange(self, rng: np.random.Generator) -> tuple[list[str], list[str]]:
+        """The fields of both parts of an example, whether the article has them or not, as in the released code."""
         uniform = rng.random()
         if uniform < self.article_first:
             metadata = [field for field in NEWS_FIELDS if field != "article"]
-            return Arrangement(["article"], [field for field in metadata if rng.random() >= self.metadata_dropout])
+            return ["article"], [field for field in metadata if rng.random() >= self.metadata_dropout]
         if uniform < self.article_first + self.canonical:
-            return Arrangement(list(NEWS_FIELDS), [])
-        arrangement = Arrangement([], [])
+            return list(NEWS_FIELDS), []
+        first, second = [], []
         for field in NEWS_FIELDS:
             if rng.random() < self.metadata_dropout and field not in _NEVER_DROPPED:
                 continue
             if rng.random() >= 0.5:
-                arrangement.second.append(field)
+                second.append(field)
             elif field != "summary":
-                arrangement.first.append(field)
-        return arrangement
+                first.append(field)
+        return first, second
 
     def _sequence(self, field_ids: Mapping[str, np.ndarray], rng: np.random.Generator) -> np.ndarray:
         """(tokens,) of both parts, cut or not."""
-        arrangement = self.arrange(rng)
+        parts = self.arrange(rng)
         empty = np.zeros(0, dtype=np.int32)
         first, second = (
-            np.concatenate([empty, *(field_ids[field] for field in fields if field in field_ids)])
-            for fields in arrangement
+            np.concatenate([empty, *(field_ids[field] for field in fields if field in field_ids)]) for fields in parts
         )
         is_long = len(first) + len(second) > self.window_size
-        if not (is_long and "article" in arrangement.first and len(second) and rng.random() < self.cut):
+        if not (is_long and "article" in parts[0] and len(second) and rng.random() < self.cut):
             return np.concatenate([first, second])
         if len(first) >= self.window_size or len(second) >= self.window_size:
             return first  # as in the released code: the second part is lost

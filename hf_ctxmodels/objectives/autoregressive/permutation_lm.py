@@ -1,7 +1,7 @@
 """Permutation language modelling (Yang et al. 2019, "XLNet", sections 2.2 to 2.5)."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -10,12 +10,12 @@ import torch
 
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.core.flags import check_at_least, flag
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.padding import Batch, PaddingCollator, RowPadder
+from hf_ctxmodels.data.seeding import Stream, generator
 from hf_ctxmodels.data.training_set import SamplingPolicy
-from hf_ctxmodels.objectives.autoregressive.contiguous_text import ContiguousText
-from hf_ctxmodels.objectives.base import Objective, check_at_least
+from hf_ctxmodels.objectives.base import Objective
 from hf_ctxmodels.objectives.components.features import (
     NonSpecialTokens,
     feature_generator,
@@ -24,11 +24,14 @@ from hf_ctxmodels.objectives.components.features import (
 )
 from hf_ctxmodels.objectives.components.spans import Units, harmonic, sample_spans, trim_to_budget
 from hf_ctxmodels.objectives.components.tokenized_documents import (
-    DOCUMENTS_PER_BATCH,
+    NO_WORD,
     SpecialTokensTemplate,
+    TokenizedDocument,
+    concatenate_words,
     tokenized_batches,
 )
 
+RANDOM_SEGMENT_SHARE = 0.5  # share of examples with a random segment B, as in the released data preparation
 UNPREDICTED_RANK = -1
 """Rank of a token that is not predicted (in the first block of an example)."""
 NO_TARGET = -1
@@ -76,9 +79,6 @@ class DataCollatorForPermutationLM(PaddingCollator):
         num_predictions: Exact number of targets per example (at most its non-special tokens), instead of about 1/K.
         whole_word: Spans consist of whole words.
         reuse_length: Length of the first block; None if examples share no text.
-        static: The same targets and order in every epoch.
-        seed: Seed of targets and order.
-        pad_to_multiple_of: Round the width of the batch up.
 
     Raises:
         CtxError: A feature lacks a column, or contains ids outside the tokenizer's vocabulary.
@@ -103,12 +103,8 @@ class DataCollatorForPermutationLM(PaddingCollator):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.partial_prediction < 1:
-            raise CtxError(
-                f"partial_prediction={self.partial_prediction} is out of range.",
-                hint="use 1 (predict all tokens) or more; the paper uses 6 or 7.",
-            )
-        check_at_least(1, max_span=self.max_span, num_predictions=self.num_predictions, reuse_length=self.reuse_length)
+        check_at_least(1, partial_prediction=self.partial_prediction, max_span=self.max_span)
+        check_at_least(1, num_predictions=self.num_predictions, reuse_length=self.reuse_length)
         self.first_block = self.reuse_length
         self.non_special = NonSpecialTokens(self.tokenizer)
         self.span_lengths = harmonic(self.max_span)
@@ -202,14 +198,20 @@ class DataCollatorForPermutationLM(PaddingCollator):
 class PermutationLM(DataCollatorForPermutationLM, Objective):
     """XLNet's objective: predict one token in six, in a random order, from the preceding tokens in that order.
 
-    `ContiguousText` cuts the examples from the text. With `memory_length` the first `reuse_length` tokens of an example
-    are the memory of the next one, and the sampling is contiguous.
+    `reused text, segment A <sep> segment B <sep> <cls>` is cut from the concatenated documents. In one half of the
+    examples B continues A; in the other it is text from a random position. A ends at a sentence end, if there is one.
+
+    Without memory an example begins where the text of the previous one ended, and the last ones are shorter. With
+    `memory_length` the sampling is contiguous, and example i + 1 begins `reuse_length` tokens after example i: the
+    reused parts, which are the memory of the next example, form the text without gaps, and the remainder of an example
+    occurs again in the next one. All examples then have the full length; the remaining text is counted as truncated.
 
     | document | example | targets |
     |---|---|---|
     | running text | `A <sep> B <sep> <cls>` | about 1/6 of the tokens, in spans of 1 to 5 words |
 
-    References: Yang et al. 2019, sections 2.3 (partial prediction), 2.4 (memory), 2.5 (segments), 3.1 (spans).
+    References: Yang et al. 2019, sections 2.3 (partial prediction), 2.4 (memory), 2.5 (segments), 3.1 (spans), and the
+    released data preparation.
     Related: `MaskedLM` predicts all targets at once and puts mask tokens into the input; `CausalLM` has one fixed
     order.
 
@@ -224,12 +226,33 @@ class PermutationLM(DataCollatorForPermutationLM, Objective):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_at_least(0, memory_length=self.memory_length)
         self.template = SpecialTokensTemplate(self.tokenizer, segments=2)
-        self.first_block = self._first_block(self.template.room(self.max_length))
+        self.room = self.template.room(self.max_length)
+        self.first_block = self._first_block() if self.memory_length else None
+        if self.reuse_length is not None and not self.memory_length:
+            raise CtxError(f"reuse_length={self.reuse_length} needs a memory.", hint="set memory_length as well.")
         self.sampling = SamplingPolicy(contiguous=self.first_block is not None)
-        self.text = ContiguousText(
-            self.template, self.max_length, self.first_block or 0, self._document_end_id(), self.seed
-        )
+        if self.document_end not in ("none", *self.tokenizer.get_vocab()):
+            raise CtxError(
+                f"{type(self.tokenizer).__name__} has no token {self.document_end!r} for the end of a document.",
+                hint="name another special token, or use document_end=none.",
+            )
+
+    def _first_block(self) -> int:
+        """Number of tokens that an example shares with the next one."""
+        if self.template.leading:
+            raise CtxError(
+                f"{type(self.tokenizer).__name__} begins examples with special tokens, so they cannot be continued.",
+                hint="use a tokenizer that puts them at the end (A <sep> B <sep> <cls>), or memory_length=0.",
+            )
+        reuse_length = self.max_length // 2 if self.reuse_length is None else self.reuse_length
+        if not 0 < reuse_length <= self.room - 2:
+            raise CtxError(
+                f"reuse_length={reuse_length} is out of range for examples of {self.max_length} tokens.",
+                hint=f"use 1 to {self.room - 2}, so that two segments fit after it.",
+            )
+        return reuse_length
 
     @property
     def config_fields(self) -> dict[str, Any]:
@@ -244,50 +267,85 @@ class PermutationLM(DataCollatorForPermutationLM, Objective):
         Raises:
             CtxError: With a memory, the text is shorter than an example.
         """
-        batches = tokenized_batches(self.tokenizer, documents, DOCUMENTS_PER_BATCH, self.whole_word)
-        is_empty = True
-        for example in self.text.cut(batches, pass_index, self.statistics):
-            is_empty = False
-            yield example
-        if is_empty and self.first_block is not None and self.statistics["tokens"]:
+        text, start, number = concatenate([]), 0, 0
+        for batch in tokenized_batches(self.tokenizer, documents, self.whole_word):
+            for document in batch:
+                self.statistics.update(documents=1, sentences=len(document), tokens=len(document.ids))
+            ended = [self._with_end(document) for document in batch if len(document)]
+            text = concatenate([*([_from(text, start)] if len(text.ids) else []), *ended])
+            start = 0
+            while start + self.room <= len(text.ids):
+                example, start = self._example(text, start, generator(self.seed, pass_index, number, Stream.PAIRING))
+                yield example
+                number += 1
+        if self.first_block is None:
+            while start < len(text.ids):
+                example, start = self._example(text, start, generator(self.seed, pass_index, number, Stream.PAIRING))
+                yield example
+                number += 1
+        elif not number and len(text.ids):
             raise CtxError(
                 f"The text has {self.statistics['tokens']} tokens, but with a memory every example has "
                 f"{self.max_length}.",
                 hint="use more text, a smaller max_length, or memory_length=0.",
             )
+        else:
+            self.statistics["truncated_tokens"] += len(text.ids) - start
 
-    def _first_block(self, room: int) -> int | None:
-        """Number of tokens that an example shares with the next one; None without memory."""
-        memory_length, reuse_length = self.memory_length, self.reuse_length
-        if memory_length < 0:
-            raise CtxError(f"memory_length={memory_length} is negative.", hint="use 0 for no memory.")
-        if not memory_length:
-            if reuse_length is not None:
-                raise CtxError(f"reuse_length={reuse_length} needs a memory.", hint="set memory_length as well.")
-            return None
-        if self.template.leading:
-            raise CtxError(
-                f"{type(self.tokenizer).__name__} begins examples with special tokens, so they cannot be continued.",
-                hint="use a tokenizer that puts them at the end (A <sep> B <sep> <cls>), or memory_length=0.",
-            )
-        reuse_length = self.max_length // 2 if reuse_length is None else reuse_length
-        if not 0 < reuse_length <= room - 2:
-            raise CtxError(
-                f"reuse_length={reuse_length} is out of range for examples of {self.max_length} tokens.",
-                hint=f"use 1 to {room - 2}, so that two segments fit after it.",
-            )
-        return reuse_length
+    def _with_end(self, document: TokenizedDocument) -> TokenizedDocument:
+        """The document with its end token."""
+        if self.document_end == "none":
+            return document
+        words, end = document.word_ids, self.tokenizer.convert_tokens_to_ids(self.document_end)
+        return TokenizedDocument(
+            np.append(document.ids, np.int32(end)),
+            None if words is None else np.append(words, np.int32(NO_WORD)),
+            np.append(document.bounds[:-1], document.bounds[-1] + 1),
+        )
 
-    def _document_end_id(self) -> int | None:
-        token = self.document_end
-        if token == "none":
-            return None
-        if token not in self.tokenizer.get_vocab():
-            raise CtxError(
-                f"{type(self.tokenizer).__name__} has no token {token!r} for the end of a document.",
-                hint="name another special token, or use document_end=none.",
-            )
-        return self.tokenizer.convert_tokens_to_ids(token)
+    def _example(self, text: TokenizedDocument, start: int, rng: np.random.Generator) -> tuple[Example, int]:
+        """The example that begins at token `start`, and the start of the next one."""
+        begin = start + (self.first_block or 0)
+        stop = min(start + self.room, len(text.ids))
+        ends = text.bounds[np.searchsorted(text.bounds, begin, "right") : np.searchsorted(text.bounds, stop, "left")]
+        if stop - begin < 2:
+            middle = stop  # a single token remains
+        elif len(ends):
+            middle = int(rng.choice(ends))
+        else:
+            middle = int(rng.integers(begin + 1, stop))
+        first, last, following = middle, stop, stop
+        if middle == stop or rng.random() < RANDOM_SEGMENT_SHARE:  # at most `length` tokens from a random sentence on
+            length = self.room - (middle - start)
+            sentence = int(text.bounds[rng.integers(len(text))])
+            first = max(0, min(sentence, len(text.ids) - length))
+            last, following = min(first + length, len(text.ids)), middle
+        example = self.template.example(text, (start, middle), (first, last), with_token_types=True)
+        return example, begin if self.first_block else following
+
+
+def concatenate(documents: list[TokenizedDocument]) -> TokenizedDocument:
+    """Concatenate documents, and renumber their words."""
+    starts = np.cumsum([0, *(len(document.ids) for document in documents)])
+    bounds = [document.bounds[:-1] + start for document, start in zip(documents, starts)]
+    words = [document.word_ids for document in documents if document.word_ids is not None]
+    return TokenizedDocument(
+        np.concatenate([np.empty(0, dtype=np.int32), *(document.ids for document in documents)]),
+        concatenate_words(words) if len(words) == len(documents) else None,
+        np.concatenate([*bounds, starts[-1:]]).astype(np.int64),
+    )
+
+
+def _from(text: TokenizedDocument, start: int) -> TokenizedDocument:
+    """The text from token `start` on, its words numbered from zero."""
+    bounds = text.bounds[np.searchsorted(text.bounds, start, "right") :] - start
+    remaining = TokenizedDocument(text.ids[start:], None, np.concatenate([[0], bounds]))
+    if text.word_ids is None:
+        return remaining
+    words = text.word_ids[start:]
+    is_word = words != NO_WORD
+    lowest = int(words[is_word].min()) if is_word.any() else 0
+    return replace(remaining, word_ids=np.where(is_word, words - lowest, NO_WORD).astype(np.int32))
 
 
 def expand_permutation(

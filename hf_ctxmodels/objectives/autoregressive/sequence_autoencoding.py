@@ -8,10 +8,9 @@ import numpy as np
 import torch
 
 from hf_ctxmodels.core.constants import IGNORE_INDEX
-from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.core.flags import check_at_least, flag
 from hf_ctxmodels.data.examples import Example
-from hf_ctxmodels.data.padding import Batch, PaddingCollator, RowPadder
+from hf_ctxmodels.data.padding import Batch, PaddingCollator, RowPadder, required_token
 from hf_ctxmodels.objectives.base import Objective, target_rates
 from hf_ctxmodels.objectives.components.tokenized_documents import document_batches
 
@@ -65,24 +64,19 @@ class SequenceAutoencoding(DataCollatorForSequenceAutoencoding, Objective):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_at_least(3, max_length=self.max_length)
         self.max_words = (self.max_length - 1) // 2
-        if self.max_words < 1:
-            raise CtxError(f"max_length={self.max_length} has no room for two copies of a text.", hint="use 3 or more.")
-        if self.tokenizer.eos_token_id is None:
-            raise CtxError(
-                f"{type(self.tokenizer).__name__} has no eos_token.", hint="use a tokenizer with an eos_token."
-            )
+        self.end = required_token(self.tokenizer, "eos_token", "ends both copies of a text")
         # <unk> and <eos> may be targets
         self.baseline = replace(self.baseline, excluded_ids=[int(self.tokenizer.pad_token_id)])
 
     @property
     def config_fields(self) -> dict[str, Any]:
         """No carried state, and the id of the end token."""
-        return {"stateful": False, "eos_token_id": int(self.tokenizer.eos_token_id)}
+        return {"stateful": False, "eos_token_id": self.end}
 
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
         """Examples with input_ids, including the end token."""
-        end = np.int32(self.tokenizer.eos_token_id)
         for batch in document_batches(documents):
             texts = [sentence for document in batch for sentence in document]
             if not self.by_sentence:
@@ -92,7 +86,7 @@ class SequenceAutoencoding(DataCollatorForSequenceAutoencoding, Objective):
                 words = np.array(encoding.ids, dtype=np.int32)
                 self.statistics.update(tokens=len(words), cut=max(0, -(-len(words) // self.max_words) - 1))
                 for start in range(0, len(words), self.max_words):
-                    yield {"input_ids": np.append(words[start : start + self.max_words], end)}
+                    yield {"input_ids": np.append(words[start : start + self.max_words], np.int32(self.end))}
 
     def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
         """Rates of `target_rates`, and targets per example."""

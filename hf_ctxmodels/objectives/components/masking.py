@@ -2,8 +2,9 @@
 al. 2019, section 4.1; spans: Joshi et al. 2020, section 3.1; skip-grams: Dong et al. 2019, section 2.4)."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from math import ceil
+from typing import Self
 
 import numpy as np
 import torch
@@ -11,8 +12,12 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import check_at_least, check_fraction, check_share
+from hf_ctxmodels.data.padding import required_token
 from hf_ctxmodels.objectives.components.features import NonSpecialTokens
 from hf_ctxmodels.objectives.components.spans import Units, anchored_spans, geometric, harmonic, place_spans
+
+_OPTIONS = {"probability": "mlm_probability", "smoothing": "mlm_smoothing"}  # other fields have their options' names
 
 
 @dataclass(frozen=True)
@@ -39,8 +44,7 @@ class MaskingRule:
     smoothing: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.ngram < 1:
-            raise CtxError(f"ngram={self.ngram} selects no word.", hint="use 1 (single words) or more.")
+        check_at_least(1, ngram=self.ngram, max_predictions=self.max_predictions)
         if not 0 < self.probability <= 1:
             raise CtxError(
                 f"A masking probability of {self.probability} is out of range.", hint="use more than 0 and at most 1."
@@ -50,15 +54,17 @@ class MaskingRule:
                 f"mask_share={self.mask_share} and random_share={self.random_share} are not shares of a whole.",
                 hint="use non-negative numbers with a sum of at most 1; the remaining tokens are unchanged.",
             )
-        if self.max_predictions is not None and self.max_predictions < 1:
-            raise CtxError(
-                f"max_predictions={self.max_predictions} selects no token.", hint="use 1 or more, or None for no limit."
-            )
         if self.smoothing < 0 or (self.smoothing and self.needs_words):
             raise CtxError(
                 f"mlm_smoothing={self.smoothing} is negative, or combined with whole words.",
                 hint="use 0 or more, without whole_word and ngram: only single tokens have counts.",
             )
+
+    @classmethod
+    def of(cls, collator: object) -> Self:
+        """The rule of a collator's options."""
+        options = {entry.name: _OPTIONS.get(entry.name, entry.name) for entry in fields(cls) if entry.init}
+        return cls(**{name: getattr(collator, option) for name, option in options.items() if hasattr(collator, option)})
 
     @property
     def needs_words(self) -> bool:
@@ -92,13 +98,7 @@ class MaskingRule:
 
     def select_weighted(self, candidates: np.ndarray, weights: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Positions to predict, sampled one after the other without replacement, with probabilities proportional to
-        the weights of the remaining ones.
-
-        Args:
-            candidates: (tokens,) bool.
-            weights: (tokens,) positive at candidates.
-            rng: The sequence's generator.
-        """
+        the (tokens,) weights of the remaining ones, which are positive at candidates."""
         positions = np.flatnonzero(candidates)
         shares = weights[positions] / weights[positions].sum()
         return positions[rng.choice(len(positions), self.budget(len(positions)), replace=False, p=shares)]
@@ -130,10 +130,8 @@ class SpanMaskingRule(MaskingRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.geometric_p < 1:
-            raise CtxError(f"geometric_p={self.geometric_p} is out of range.", hint="use more than 0 and less than 1.")
-        if self.max_span < 1:
-            raise CtxError(f"max_span={self.max_span} selects no word.", hint="use 1 or more.")
+        check_fraction(geometric_p=self.geometric_p)
+        check_at_least(1, max_span=self.max_span)
 
     def budget(self, candidates: int) -> int:
         """Number of candidates to select: the share, rounded up, at most `max_predictions`."""
@@ -170,33 +168,26 @@ class SkipgramRule(MaskingRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.skipgram_probability <= 1:
-            raise CtxError(
-                f"skipgram_probability={self.skipgram_probability} is not a probability.", hint="use 0 to 1."
-            )
-        if self.skipgram_size < 1:
-            raise CtxError(f"skipgram_size={self.skipgram_size} selects no token.", hint="use 1 or more.")
+        check_share(skipgram_probability=self.skipgram_probability)
+        check_at_least(1, skipgram_size=self.skipgram_size)
 
     def select(self, candidates: np.ndarray, word_ids: np.ndarray | None, rng: np.random.Generator) -> np.ndarray:
         """Positions to predict, ascending; see `MaskingRule.select`."""
         words = _require_word_ids(word_ids) if self.whole_word else None
         order = rng.permutation(np.flatnonzero(candidates))
         budget = self.budget(len(order))
-        ends = order + self._run_lengths(len(order), rng)
+        lengths = np.ones(len(order), dtype=np.int64)
+        if self.skipgram_size > 1:
+            is_run = rng.random(len(order)) < self.skipgram_probability
+            lengths = np.where(is_run, rng.integers(2, self.skipgram_size, size=len(order), endpoint=True), 1)
         selected: set[int] = set()
-        for start, end in zip(order.tolist(), ends.tolist()):
+        for start, end in zip(order.tolist(), (order + lengths).tolist()):
             if len(selected) >= budget:
                 break
             if start not in selected:
                 selected.update(self._run(start, end, candidates, words))
         positions = np.sort(np.fromiter(selected, dtype=np.int64))
         return positions if len(positions) <= budget else np.sort(rng.choice(positions, budget, replace=False))
-
-    def _run_lengths(self, count: int, rng: np.random.Generator) -> np.ndarray:
-        if self.skipgram_size < 2:
-            return np.ones(count, dtype=np.int64)
-        is_run = rng.random(count) < self.skipgram_probability
-        return np.where(is_run, rng.integers(2, self.skipgram_size, size=count, endpoint=True), 1)
 
     def _run(self, start: int, end: int, candidates: np.ndarray, word_ids: np.ndarray | None) -> range:
         """Tokens [start, end), extended to whole words if `word_ids` are given, up to the first non-candidate."""
@@ -208,6 +199,39 @@ class SkipgramRule(MaskingRule):
                 end += 1
         stops = np.flatnonzero(~candidates[start:end])
         return range(start, start + int(stops[0]) if len(stops) else end)
+
+
+@dataclass(frozen=True)
+class UnitMaskingRule(MaskingRule):
+    """Select a share of a sequence's units, at least one, and predict all tokens of each.
+
+    Attributes:
+        probability: Share of the units, not of the tokens.
+        unit_rows: Probability that the units of a sequence are the words of `word_ids` instead of single tokens.
+        max_predictions: Units that would exceed it are not selected, except the first.
+    """
+
+    unit_rows: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_share(unit_rows=self.unit_rows)
+
+    @property
+    def needs_words(self) -> bool:
+        """Whether the rule requires word ids."""
+        return self.unit_rows > 0
+
+    def select(self, candidates: np.ndarray, word_ids: np.ndarray | None, rng: np.random.Generator) -> np.ndarray:
+        """Positions to predict; neighbours with the same word id form a unit. See `MaskingRule.select`."""
+        uses_units = rng.random() < self.unit_rows
+        units = Units.of(candidates, word_ids if uses_units else None)
+        count = max(1, round(len(units) * self.probability)) if len(units) else 0
+        selected = rng.choice(len(units), count, replace=False) if count else np.zeros(0, dtype=np.int64)
+        if self.max_predictions is not None:
+            sizes = np.cumsum(units.lengths[selected])
+            selected = selected[: max(1, int(np.searchsorted(sizes, self.max_predictions, side="right")))]
+        return units.tokens(selected)
 
 
 def _require_word_ids(word_ids: np.ndarray | None) -> np.ndarray:
@@ -228,22 +252,13 @@ class TokenMasker:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, rule: MaskingRule) -> None:
-        if tokenizer.mask_token_id is None:
-            raise CtxError(
-                f"{type(tokenizer).__name__} has no mask token, which masked language modelling requires.",
-                hint="call tokenizer.add_special_tokens({'mask_token': '[MASK]'}), and resize the model's embeddings.",
-            )
         self.rule = rule
-        self.mask_token_id = tokenizer.mask_token_id
+        self.mask_token_id = required_token(tokenizer, "mask_token", "masked language modelling requires")
         self.non_special = NonSpecialTokens(tokenizer)
         self.weights: np.ndarray | None = None
 
     def set_token_counts(self, ids: np.ndarray) -> None:
-        """Count the tokens of the training text, for a rule with `smoothing`; a missing token counts as one.
-
-        Args:
-            ids: (tokens,) of all training text.
-        """
+        """Count the (tokens,) ids of all training text, for a rule with `smoothing`; a missing token counts as one."""
         counts = np.bincount(ids, minlength=len(self.non_special.table))
         self.weights = np.maximum(counts, 1.0) ** -self.rule.smoothing
 
@@ -258,21 +273,19 @@ class TokenMasker:
 
         Random tokens are sampled from `replacements`, by default from the non-special vocabulary.
         """
-        selected = self._select(ids, word_ids, rng)
-        replacements = self.non_special.ids if replacements is None else replacements
-        return corrupt(ids, selected, self.rule, self.mask_token_id, replacements, rng)
-
-    def _select(self, ids: np.ndarray, word_ids: np.ndarray | None, rng: np.random.Generator) -> np.ndarray:
         candidates = self.non_special.candidates(ids)
         if not self.rule.smoothing or not candidates.any():
-            return self.rule.select(candidates, word_ids, rng)
-        if self.weights is None:
+            selected = self.rule.select(candidates, word_ids, rng)
+        elif self.weights is None:
             raise CtxError(
                 "mlm_smoothing requires the token counts of all training text.",
                 location="mlm_smoothing",
                 hint="omit --streaming and --sampling_alpha, or call collator.masker.set_token_counts(ids).",
             )
-        return self.rule.select_weighted(candidates, self.weights[ids], rng)
+        else:
+            selected = self.rule.select_weighted(candidates, self.weights[ids], rng)
+        replacements = self.non_special.ids if replacements is None else replacements
+        return corrupt(ids, selected, self.rule, self.mask_token_id, replacements, rng)
 
     def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
         """`count_selected` of a collated batch; non-special tokens are maskable."""

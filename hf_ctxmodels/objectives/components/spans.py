@@ -4,7 +4,6 @@ A sequence's candidate tokens are grouped into `Units`; a sampler returns spans 
 first unit and the one after the last; `Units.in_spans` converts them to token positions. `sample_spans` spaces spans
 evenly (XLNet); `place_spans` places them anywhere within a budget of tokens (ALBERT's n-grams). `anchored_spans` spends
 a budget of tokens exactly, on spans that may overlap (SpanBERT), and returns token positions itself.
-`alternating_spans` covers a sequence with alternating text and noise spans (T5).
 """
 
 from dataclasses import dataclass
@@ -27,12 +26,8 @@ class Units:
 
     @classmethod
     def of(cls, candidates: np.ndarray, word_ids: np.ndarray | None = None) -> Self:
-        """Units of a sequence.
-
-        Args:
-            candidates: (tokens,) bool, True where a token may be selected.
-            word_ids: (tokens,) neighbours with the same id form a word; None makes every token a unit.
-        """
+        """Units of the (tokens,) bool candidates; neighbours with the same word id form a word, and without word ids
+        every token is a unit."""
         positions = np.flatnonzero(candidates)
         if word_ids is None:
             return cls(positions, np.arange(len(positions) + 1))
@@ -82,7 +77,6 @@ def sample_spans(units: int, length_probabilities: np.ndarray, context: float, r
         units: Number of units in the sequence.
         length_probabilities: Probabilities of the span lengths 1, 2, ... in units.
         context: Units of text for each unit in a span, at least 1.
-        rng: The sequence's generator.
 
     Returns:
         (spans, 2) first unit and the one after the last, ascending; possibly none.
@@ -103,10 +97,8 @@ def place_spans(units: Units, lengths: np.ndarray, budget: int, rng: np.random.G
     that the sequence has a span.
 
     Args:
-        units: The sequence's units.
         lengths: (units,) length in units of the span that begins at each.
         budget: Number of tokens.
-        rng: The sequence's generator.
 
     Returns:
         (spans, 2) in the order of placement; none for a sequence without candidates.
@@ -141,9 +133,7 @@ def trim_to_budget(spans: np.ndarray, units: Units, budget: int, rng: np.random.
 
     Args:
         spans: (spans, 2) units, from `sample_spans`.
-        units: The sequence's units.
         budget: Number of tokens, at most the tokens of all units.
-        rng: The sequence's generator.
 
     Returns:
         (budget,) positions of the tokens, ascending.
@@ -174,10 +164,8 @@ def anchored_spans(units: Units, length_probabilities: np.ndarray, budget: int, 
     candidates (a special token). The last one ends with the budget, possibly within a unit.
 
     Args:
-        units: The sequence's units.
         length_probabilities: Probabilities of the span lengths 1, 2, ... in units.
         budget: Number of tokens, at most the tokens of all units.
-        rng: The sequence's generator.
 
     Returns:
         (budget,) positions of the tokens, ascending; overlapping or adjacent spans are one run.
@@ -201,44 +189,3 @@ def anchored_spans(units: Units, length_probabilities: np.ndarray, budget: int, 
             if not remaining:
                 break
     return units.positions[selected]
-
-
-def random_composition(total: int, count: int, rng: np.random.Generator) -> np.ndarray:
-    """(count,) positive integers with the sum `total`, all compositions equally likely; 1 <= count <= total."""
-    inner = np.sort(rng.choice(total - 1, count - 1, replace=False)) + 1 if count > 1 else np.empty(0, dtype=np.int64)
-    return np.diff(inner, prepend=0, append=total)
-
-
-def noise_counts(length: int, density: float, mean_span: float) -> tuple[int, int]:
-    """Noise tokens and noise spans of a sequence, in the arithmetic of T5's release: float32, rounded to even.
-
-    Args:
-        length: Tokens of the sequence, 2 or more.
-        density: Share of noise tokens; at least one token is noise, and one is not.
-        mean_span: Mean length of the noise spans; there is at least one span and, unlike in the release, at most one
-            for each token of text, since a text span precedes each.
-    """
-    noise = int(np.rint(np.float32(length) * np.float32(density)))
-    noise = min(max(noise, 1), length - 1)
-    spans = int(np.rint(np.float32(noise) / np.float32(mean_span)))
-    return noise, min(max(spans, 1), noise, length - noise)
-
-
-def alternating_spans(length: int, density: float, mean_span: float, rng: np.random.Generator) -> np.ndarray:
-    """(length,) bool, True at noise: alternating text and noise spans, starting with text (Raffel et al. 2020, section
-    3.3.4; `random_spans_noise_mask` of the release).
-
-    The numbers of `noise_counts` are met exactly. The lengths of the noise spans and of the text spans are two random
-    compositions, so that all masks with these numbers are equally likely. The last token is always noise, except in a
-    sequence of one token.
-
-    Args:
-        length: Tokens of the sequence.
-        density, mean_span: As in `noise_counts`.
-        rng: The sequence's generator.
-    """
-    if length < 2:
-        return np.zeros(length, dtype=bool)
-    noise, spans = noise_counts(length, density, mean_span)
-    lengths = np.stack([random_composition(length - noise, spans, rng), random_composition(noise, spans, rng)], axis=1)
-    return np.repeat(np.tile([False, True], spans), lengths.ravel())

@@ -9,12 +9,15 @@ import numpy as np
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.data.documents import TextWithUnits
+from hf_ctxmodels.data.documents import TextWithUnits, TranslatedText
+from hf_ctxmodels.data.examples import Example
+from hf_ctxmodels.data.padding import required_token
 
 DOCUMENTS_PER_BATCH = 1000  # tokenized together; random segments are sampled from the same batch
 SENTENCES_PER_CALL = 4096  # limits the memory of a tokenizer call
+MAX_OPEN_BINS = 64  # of packing; beyond that number the fullest bin is closed
 NO_WORD = -1
-Document = TypeVar("Document", bound=list[str])
+Document = TypeVar("Document")
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ def tokenize_documents(
         tokenized.append(
             TokenizedDocument(
                 np.concatenate(ids_by_sentence[first:last]),
-                _renumber_words(words_by_sentence[first:last]) if with_word_ids else None,
+                concatenate_words(words_by_sentence[first:last]) if with_word_ids else None,
                 np.concatenate([[0], np.cumsum(lengths)]),
                 np.concatenate(capitals_by_sentence[first:last]) if with_capitals else None,
                 document.units if isinstance(document, TextWithUnits) else (),
@@ -98,28 +101,28 @@ def capitalization_labels(sentence: str, encoded: BatchEncoding, index: int) -> 
     return labels[first_tokens]
 
 
-def _renumber_words(words_by_sentence: list[np.ndarray]) -> np.ndarray:
-    """Number the words of a document's sentences consecutively; each sentence's are numbered from zero."""
+def concatenate_words(words_by_text: Iterable[np.ndarray]) -> np.ndarray:
+    """Word ids of consecutive texts, each numbered from zero, as consecutive numbers; `NO_WORD` is preserved."""
     renumbered, offset = [np.empty(0, dtype=np.int32)], 0
-    for words in words_by_sentence:
+    for words in words_by_text:
         if len(words):
-            renumbered.append(words + offset)
-            offset += int(words[-1]) + 1
+            renumbered.append(np.where(words == NO_WORD, NO_WORD, words + offset).astype(np.int32))
+            offset += int(words.max()) + 1
     return np.concatenate(renumbered)
 
 
-def document_batches(documents: Iterable[Document], size: int = DOCUMENTS_PER_BATCH) -> Iterator[list[Document]]:
-    """Documents in lists of `size`, the last one shorter."""
+def document_batches(documents: Iterable[Document], size: int | None = None) -> Iterator[list[Document]]:
+    """Documents in lists of `size` (by default `DOCUMENTS_PER_BATCH`), the last one shorter."""
     iterator = iter(documents)
-    while batch := list(islice(iterator, size)):
+    while batch := list(islice(iterator, size or DOCUMENTS_PER_BATCH)):
         yield batch
 
 
 def tokenized_batches(
-    tokenizer: PreTrainedTokenizerBase, documents: Iterable[list[str]], size: int, with_word_ids: bool
+    tokenizer: PreTrainedTokenizerBase, documents: Iterable[list[str]], with_word_ids: bool
 ) -> Iterator[list[TokenizedDocument]]:
-    """Tokenize `size` documents at a time. A single document at the end joins the previous batch."""
-    batches = document_batches(documents, size)
+    """Tokenize documents in batches. A single document at the end joins the previous batch."""
+    batches = document_batches(documents)
     current = next(batches, [])
     while current:
         following = next(batches, [])
@@ -127,6 +130,23 @@ def tokenized_batches(
             current, following = current + following, []
         yield tokenize_documents(tokenizer, current, with_word_ids)
         current = following
+
+
+def translation_batches(documents: Iterable[list[str]]) -> Iterator[list[TranslatedText]]:
+    """Texts and their translations in batches; raises CtxError for another document."""
+    for batch in document_batches(documents):
+        yield [require_translation(document) for document in batch]
+
+
+def require_translation(document: list[str]) -> TranslatedText:
+    """The document, if it is a `TranslatedText`; otherwise raises CtxError."""
+    if not isinstance(document, TranslatedText):
+        raise CtxError(
+            "A document has no translation.",
+            hint="set --translations FILE, which contains line by line the translations (or targets) of --dataset; or "
+            "use an objective for text without translations.",
+        )
+    return document
 
 
 def sequence_bounds(document: TokenizedDocument, room: int) -> Iterator[tuple[int, int]]:
@@ -162,6 +182,44 @@ def sentence_chunks(bounds: np.ndarray, target: int, from_end: bool) -> list[tup
     return chunks
 
 
+def pack_sequences(sequences: Iterable[Example], max_length: int) -> Iterator[Example]:
+    """Join sequences into bins of at most `max_length` tokens: each goes into the fullest open bin that has room
+    (Krell et al. 2021).
+
+    Adds `sequence_ids`, 1, 2, 3, ... for the sequences of a bin; attention stays within a sequence, whose positions
+    start at zero. Deterministic, in one pass, with at most `MAX_OPEN_BINS` bins in memory.
+
+    Args:
+        sequences: Token-wise columns of equal length, including `input_ids`.
+        max_length: Size of a bin, and maximum length of a sequence.
+    """
+    bins: list[list[dict]] = []
+    sizes: list[int] = []
+    for sequence in sequences:
+        length = len(sequence["input_ids"])  # type: ignore[arg-type]
+        if fitting := [index for index, size in enumerate(sizes) if size + length <= max_length]:
+            target = max(fitting, key=sizes.__getitem__)
+        else:
+            bins.append([])
+            sizes.append(0)
+            target = len(bins) - 1
+        bins[target].append(sequence)
+        sizes[target] += length
+        if sizes[target] == max_length or len(bins) > MAX_OPEN_BINS:
+            fullest = max(range(len(sizes)), key=sizes.__getitem__)
+            sizes.pop(fullest)
+            yield _join(bins.pop(fullest))
+    yield from map(_join, bins)
+
+
+def _join(sequences: list[dict]) -> Example:
+    lengths = [len(sequence["input_ids"]) for sequence in sequences]
+    return {
+        **{name: np.concatenate([sequence[name] for sequence in sequences]) for name in sequences[0]},
+        "sequence_ids": np.repeat(np.arange(1, len(sequences) + 1, dtype=np.int32), lengths),
+    }
+
+
 class SpecialTokensTemplate:
     """The special tokens of a tokenizer around one segment, or around a pair.
 
@@ -174,18 +232,16 @@ class SpecialTokensTemplate:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, segments: int) -> None:
-        if tokenizer.mask_token is None:
-            raise CtxError(
-                f"{type(tokenizer).__name__} has no mask token, which is required to find its input format.",
-                hint="call tokenizer.add_special_tokens({'mask_token': '[MASK]'}), and resize the model's embeddings.",
-            )
+        mask_id = required_token(tokenizer, "mask_token", "is required to find its input format")
         encoded = tokenizer(*[tokenizer.mask_token] * segments, return_token_type_ids=True)
         ids = np.asarray(encoded["input_ids"], dtype=np.int32)
-        slots = np.flatnonzero(ids == tokenizer.mask_token_id)
+        slots = np.flatnonzero(ids == mask_id)
         cuts = np.sort(np.concatenate([slots, slots + 1]))
         self.special_tokens = len(ids) - segments
         self._fixed_ids = np.split(ids, cuts)[::2]
         self._token_types = np.split(np.asarray(encoded["token_type_ids"], dtype=np.uint8), cuts)
+        self.leading = len(self._fixed_ids[0])
+        """Number of special tokens before the first segment."""
 
     def room(self, max_length: int) -> int:
         """Number of text tokens in a sequence of `max_length`; raises CtxError for less than one per segment."""
@@ -197,11 +253,6 @@ class SpecialTokensTemplate:
                 hint=f"use at least {self.special_tokens + segments}.",
             )
         return room
-
-    @property
-    def leading(self) -> int:
-        """Number of special tokens before the first segment."""
-        return len(self._fixed_ids[0])
 
     def fill(self, *segments: np.ndarray) -> np.ndarray:
         """Token ids of the whole sequence."""
@@ -224,3 +275,12 @@ class SpecialTokensTemplate:
         for slot, length in enumerate(lengths):
             arrays += [np.repeat(self._token_types[2 * slot + 1], length), self._token_types[2 * slot + 2]]
         return np.concatenate(arrays)
+
+    def example(self, text: TokenizedDocument, *ranges: tuple[int, int], with_token_types: bool = False) -> Example:
+        """The example of token ranges [start, stop) of a text, with word_ids if the text has them."""
+        example: Example = {"input_ids": self.fill(*(text.ids[start:stop] for start, stop in ranges))}
+        if with_token_types:
+            example["token_type_ids"] = self.token_types(*(stop - start for start, stop in ranges))
+        if text.word_ids is not None:
+            example["word_ids"] = self.fill_words(*(text.word_ids[start:stop] for start, stop in ranges))
+        return example

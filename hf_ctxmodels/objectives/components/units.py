@@ -1,8 +1,7 @@
-"""Units of knowledge: words, and the phrases and entities of a list, masked as a whole (Sun et al. 2019, section
-3.2)."""
+"""Phrases and entities of a list, which are masked as units (Sun et al. 2019, section 3.2)."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -11,46 +10,10 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.text_files import read_lines
-from hf_ctxmodels.objectives.components.masking import MaskingRule
-from hf_ctxmodels.objectives.components.spans import Units
 from hf_ctxmodels.objectives.components.tokenized_documents import NO_WORD, TokenizedDocument
 
 _END = None  # key of a trie node at which a phrase ends
 Word = tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class UnitMaskingRule(MaskingRule):
-    """Select a share of a sequence's units, at least one, and predict all tokens of each.
-
-    Attributes:
-        probability: Share of the units, not of the tokens.
-        unit_rows: Probability that the units of a sequence are the words of `word_ids` instead of single tokens.
-        max_predictions: Units that would exceed it are not selected, except the first.
-    """
-
-    unit_rows: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.unit_rows <= 1:
-            raise CtxError(f"unit_rows={self.unit_rows} is not a probability.", hint="use 0 to 1.")
-
-    @property
-    def needs_words(self) -> bool:
-        """Whether the rule requires word ids."""
-        return self.unit_rows > 0
-
-    def select(self, candidates: np.ndarray, word_ids: np.ndarray | None, rng: np.random.Generator) -> np.ndarray:
-        """Positions to predict; neighbours with the same word id form a unit. See `MaskingRule.select`."""
-        uses_units = rng.random() < self.unit_rows
-        units = Units.of(candidates, word_ids if uses_units else None)
-        count = max(1, round(len(units) * self.probability)) if len(units) else 0
-        selected = rng.choice(len(units), count, replace=False) if count else np.zeros(0, dtype=np.int64)
-        if self.max_predictions is not None:
-            sizes = np.cumsum(units.lengths[selected])
-            selected = selected[: max(1, int(np.searchsorted(sizes, self.max_predictions, side="right")))]
-        return units.tokens(selected)
 
 
 class Phrases:
@@ -80,11 +43,10 @@ class Phrases:
 
     @classmethod
     def from_file(cls, tokenizer: PreTrainedTokenizerBase, file: str | Path) -> Self:
-        """Read phrases from a file, one per line; blank lines are skipped.
-
-        Raises:
-            CtxError: The file has no phrase of known words.
-        """
+        """Read phrases from a file, one per line, or none for an empty name; raises CtxError if the file has none of
+        known words."""
+        if not file:
+            return cls(tokenizer, ())
         phrases = cls(tokenizer, filter(None, (line.strip() for line in read_lines(Path(file)))))
         if not phrases._root:
             raise CtxError(
@@ -108,21 +70,16 @@ class Phrases:
         for first in np.flatnonzero(np.isin(ids[starts], self._first_tokens)).tolist():
             if first < end:  # inside the previous phrase
                 continue
-            end = max(first + 1, self._phrase_end(words, first))
+            node, end = self._root, first + 1
+            for number in range(first, len(words)):
+                if (child := node.get(words[number])) is None:
+                    break
+                node = child
+                if _END in node:
+                    end = number + 1
             units[first:end] = first
         joined = np.repeat(units, np.diff(np.append(starts, len(ids)))).astype(np.int32)
         return np.where(word_ids == NO_WORD, NO_WORD, joined).astype(np.int32)
-
-    def _phrase_end(self, words: list[Word], first: int) -> int:
-        """The word after the longest phrase that begins at `first`; `first` if there is none."""
-        node, end = self._root, first
-        for number in range(first, len(words)):
-            if (child := node.get(words[number])) is None:
-                break
-            node = child
-            if _END in node:
-                end = number + 1
-        return end
 
     def join_document(self, document: TokenizedDocument) -> TokenizedDocument:
         """The document with units as words: its `units` if it has any, else these phrases."""

@@ -10,15 +10,16 @@ import torch
 
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.core.flags import check_at_least, flag
 from hf_ctxmodels.data.documents import TranslatedText
 from hf_ctxmodels.data.examples import Example, ExampleSet
-from hf_ctxmodels.data.padding import Batch, PaddingCollator, RowPadder
+from hf_ctxmodels.data.padding import Batch, PaddingCollator, RowPadder, required_token
 from hf_ctxmodels.data.training_set import SamplingPolicy
-from hf_ctxmodels.objectives.base import check_at_least
+from hf_ctxmodels.objectives.autoregressive.causal_lm import TokenStream
 from hf_ctxmodels.objectives.components.features import check_token_ids, feature_generator, padded_columns
 from hf_ctxmodels.objectives.components.masking import MaskingRule, corrupt, count_selected, masking_rates
-from hf_ctxmodels.objectives.cross_lingual.language_streams import LanguageStreams, Sentence, StreamObjective
+from hf_ctxmodels.objectives.components.tokenized_documents import require_translation
+from hf_ctxmodels.objectives.cross_lingual.language_streams import Sentence, StreamObjective
 
 STREAM, TRANSLATION = 0, 1
 """Values of `task`."""
@@ -46,9 +47,6 @@ class DataCollatorForStreamMaskedLM(PaddingCollator):
 
     Args:
         tokenizer: With a mask token and a padding token; for `sample_alpha` with `token_counts`.
-        mlm_probability, mask_share, random_share, sample_alpha: See above.
-        static: The same mask in every epoch.
-        seed: Seed of the masks.
 
     Raises:
         CtxError: A value is out of range, or the tokenizer or a feature lacks something.
@@ -68,50 +66,44 @@ class DataCollatorForStreamMaskedLM(PaddingCollator):
         super().__post_init__()
         self.rule = MaskingRule(self.mlm_probability, self.mask_share, self.random_share)
         check_at_least(0, sample_alpha=self.sample_alpha)
-        if self.tokenizer.mask_token_id is None:
-            raise CtxError(f"{type(self.tokenizer).__name__} has no mask token.", hint="use a tokenizer that has one.")
+        self.mask_id = required_token(self.tokenizer, "mask_token", "masked language modelling requires")
         self.vocabulary = np.arange(len(self.tokenizer))
-        self.weights = self._selection_weights() if self.sample_alpha else None
-
-    def _selection_weights(self) -> np.ndarray:
+        self.weights: np.ndarray | None = None
         """(vocabulary,) frequency ** -sample_alpha, 0 for tokens that do not occur and for padding."""
-        token_counts = getattr(self.tokenizer, "token_counts", None)
-        if token_counts is None:
-            raise CtxError(
-                f"sample_alpha={self.sample_alpha} requires token frequencies, which this tokenizer does not have.",
-                hint="train it with `hf-ctxmodels train-tokenizer --family xlm`, or set its token_counts.",
-            )
-        counts = np.zeros(len(self.vocabulary))
-        counts[: len(token_counts)] = token_counts
-        counts[self.tokenizer.pad_token_id] = 0
-        weights = np.zeros(len(self.vocabulary))
-        weights[counts > 0] = counts[counts > 0] ** -self.sample_alpha
-        return weights
+        if self.sample_alpha:
+            token_counts = getattr(self.tokenizer, "token_counts", None)
+            if token_counts is None:
+                raise CtxError(
+                    f"sample_alpha={self.sample_alpha} requires token frequencies, which this tokenizer does not have.",
+                    hint="train it with `hf-ctxmodels train-tokenizer --family xlm`, or set its token_counts.",
+                )
+            counts = np.zeros(len(self.vocabulary))
+            counts[: len(token_counts)] = token_counts
+            counts[self.tokenizer.pad_token_id] = 0
+            self.weights = np.zeros(len(self.vocabulary))
+            self.weights[counts > 0] = counts[counts > 0] ** -self.sample_alpha
 
     def collate(self, features: list[dict[str, Any]]) -> Batch:
         """Mask and pad features; see the class for their columns and the returned ones."""
-        rows = [np.asarray(feature["input_ids"]).astype(np.int64) for feature in features]
-        padder = RowPadder([len(ids) for ids in rows], self.tokenizer.padding_side)
-        masked = [
-            self._mask(ids, feature_generator(feature, self.seed, self.static))
-            for ids, feature in zip(rows, features, strict=True)
-        ]
-        positions = [
-            _positions(len(ids), int(feature.get("second", 0))) for ids, feature in zip(rows, features, strict=True)
-        ]
+        originals = [np.asarray(feature["input_ids"]).astype(np.int64) for feature in features]
+        corrupted, labels, positions = [], [], []
+        for feature, ids in zip(features, originals, strict=True):
+            check_token_ids(ids, len(self.vocabulary))
+            rng = feature_generator(feature, self.seed, self.static)
+            selected = self._select(ids, rng)
+            corrupted_ids, targets = corrupt(ids, selected, self.rule, self.mask_id, self.vocabulary, rng)
+            corrupted.append(corrupted_ids)
+            labels.append(targets)
+            columns, second = np.arange(len(ids)), int(feature.get("second", 0))
+            positions.append(np.where(columns < second, columns, columns - second))
+        padder = RowPadder([len(ids) for ids in originals], self.tokenizer.padding_side)
         return {
-            "input_ids": padder.pad([ids for ids, _ in masked], int(self.tokenizer.pad_token_id)),
+            "input_ids": padder.pad(corrupted, int(self.tokenizer.pad_token_id)),
             "attention_mask": padder.attention_mask(),
             "position_ids": padder.pad(positions, 0),
-            "labels": padder.pad([labels for _, labels in masked], IGNORE_INDEX),
+            "labels": padder.pad(labels, IGNORE_INDEX),
             **padded_columns(features, ("langs",), padder, self.tokenizer),
         }
-
-    def _mask(self, ids: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Corrupt a sequence. Returns its new ids and its labels, both (tokens,)."""
-        check_token_ids(ids, len(self.vocabulary))
-        selected = self._select(ids, rng)
-        return corrupt(ids, selected, self.rule, int(self.tokenizer.mask_token_id), self.vocabulary, rng)
 
     def _select(self, ids: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Positions of the selected tokens, ascending; never the first."""
@@ -127,7 +119,7 @@ class DataCollatorForStreamMaskedLM(PaddingCollator):
     def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
         """Counts of the masking, and examples with a translation."""
         ids, labels, tokens = batch["input_ids"], batch["labels"], batch["attention_mask"] != 0
-        counts = count_selected(ids, labels, tokens, int(self.tokenizer.mask_token_id))
+        counts = count_selected(ids, labels, tokens, self.mask_id)
         counts["maskable_tokens"] -= len(ids)  # the first token is never selected
         restarts = (batch["position_ids"] == 0) & tokens
         return counts | {"translation_rows": int((restarts.sum(1) > 1).sum())}
@@ -135,12 +127,6 @@ class DataCollatorForStreamMaskedLM(PaddingCollator):
     def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
         """Shares of the masking, and of examples with a translation."""
         return {**masking_rates(counts), "translation_rows": counts["translation_rows"] / max(1, counts["rows"])}
-
-
-def _positions(length: int, second: int) -> np.ndarray:
-    """(length,) positions, which restart at 0 in column `second`, unless that is 0."""
-    columns = np.arange(length)
-    return np.where(columns < second, columns, columns - second) if second else columns
 
 
 @dataclass
@@ -206,16 +192,11 @@ class TranslationLM(StreamMaskedLM):
     requires_language_tags = True
 
     def document_examples(
-        self, document: list[str], sentences: list[Sentence], streams: LanguageStreams
+        self, document: list[str], sentences: list[Sentence], streams: dict[int, TokenStream]
     ) -> Iterator[Example]:
         """The example of a pair; raises CtxError for a document that is not a `TranslatedText`."""
-        if not isinstance(document, TranslatedText):
-            raise CtxError(
-                "A document has no translation.",
-                hint="set --translations FILE, which contains line by line the translations of --dataset; to include "
-                "text without translations, use --objective mlm+tlm.",
-            )
-        yield from self.translation_examples(sentences)
+        require_translation(document)
+        return self.translation_examples(sentences)
 
 
 @dataclass
@@ -252,26 +233,17 @@ class CrossLingualLM(StreamMaskedLM):
         if len(tasks := set(examples.columns["task"].values.tolist())) > 1:
             return
         if TRANSLATION in tasks:
-            raise CtxError(
-                "Every text has a translation, so there are no streams for MLM.",
-                location="--translations",
-                hint="add text with `-` as its translation, or use --objective tlm.",
-            )
-        if skipped := self.statistics["left_out"]:
-            raise CtxError(
-                f"No pair fits into an example: {skipped:,} are longer than max_length={self.max_length}, or empty on "
-                "one side.",
-                location="--max_length",
-                hint="raise it.",
-            )
+            problem, hint = "Every text has a translation", "add text with `-` as its translation, or use tlm"
+        elif skipped := self.statistics["left_out"]:
+            problem, hint = f"{skipped:,} pairs are longer than max_length, or empty on one side", "raise --max_length"
+        else:
+            problem, hint = "No text has a translation", "set a file of translations, line by line, or use mlm"
         raise CtxError(
-            "No text has a translation, so there is nothing for TLM.",
-            location="--translations",
-            hint="set a file of translations, line by line, or use --objective mlm.",
+            f"{problem}, so that MLM or TLM has no example.", location="--translations, --max_length", hint=f"{hint}."
         )
 
     def document_examples(
-        self, document: list[str], sentences: list[Sentence], streams: LanguageStreams
+        self, document: list[str], sentences: list[Sentence], streams: dict[int, TokenStream]
     ) -> Iterator[Example]:
         """The example of a pair, or the examples that a text completes."""
         if isinstance(document, TranslatedText):

@@ -9,10 +9,12 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.core.flags import check_at_least, flag
 from hf_ctxmodels.core.generation import split_language_tag
+from hf_ctxmodels.data.documents import TranslatedText
 from hf_ctxmodels.data.examples import Example
-from hf_ctxmodels.objectives.autoregressive.causal_lm import DataCollatorForCausalLM
+from hf_ctxmodels.data.padding import required_token
+from hf_ctxmodels.objectives.autoregressive.causal_lm import DataCollatorForCausalLM, TokenStream
 from hf_ctxmodels.objectives.base import Objective
 from hf_ctxmodels.objectives.components.tokenized_documents import SENTENCES_PER_CALL, document_batches
 
@@ -34,20 +36,13 @@ class LanguageReader:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, language: str) -> None:
         self.tokenizer, self.language = tokenizer, language
         self.names: list[str] = list(getattr(tokenizer, "languages", ()))
+        self.is_multilingual = len(self.names) > 1
         if language and self.names:
             tokenizer.language_id(language)  # raises for an unknown name
 
-    @property
-    def is_multilingual(self) -> bool:
-        """Whether there are several languages."""
-        return len(self.names) > 1
-
     def read(self, documents: list[list[str]]) -> list[list[Sentence]]:
-        """The sentences of each document, tokenized by the rules of their language.
-
-        Raises:
-            CtxError: A text has no tag, or an unknown one.
-        """
+        """The sentences of each document, tokenized by the rules of their language; raises CtxError for a text with no
+        tag or an unknown one."""
         tagged_documents = [list(self._with_languages(document)) for document in documents]
         texts: dict[int, list[str]] = {}
         for language, text in (sentence for document in tagged_documents for sentence in document):
@@ -70,7 +65,7 @@ class LanguageReader:
                 yield 0, sentence
                 continue
             tag, text = split_language_tag(sentence)
-            inherited = None if hasattr(document, "separator") else previous  # not from a text to its translation
+            inherited = None if isinstance(document, TranslatedText) else previous
             name = tag or inherited or self.language
             if not name:
                 raise CtxError(
@@ -82,46 +77,14 @@ class LanguageReader:
             yield self.tokenizer.language_id(name), text
 
 
-class LanguageStreams:
-    """Concatenates the sentences of each language, with one end token between them, and cuts sequences.
-
-    A stream begins with the end token, so that it both begins and ends every sentence; a sequence begins where the
-    previous one ended.
-
-    Args:
-        end: Id of the end token.
-        length: Tokens of a sequence.
-    """
-
-    def __init__(self, end: int, length: int) -> None:
-        self.end, self.length = end, length
-        self._remaining: dict[int, np.ndarray] = {}
-
-    def add(self, language: int, ids: np.ndarray) -> Iterator[tuple[int, np.ndarray, int]]:
-        """Append a sentence; yields the full sequences: the language, (length,) ids and the following token."""
-        stream = self._remaining.get(language, np.array([self.end], dtype=np.int32))
-        stream, start = np.concatenate([stream, ids, [self.end]], dtype=np.int32), 0
-        while start + self.length < len(stream):
-            stop = start + self.length
-            yield language, stream[start:stop], int(stream[stop])
-            start = stop
-        self._remaining[language] = stream[start:]
-
-    def remainders(self) -> Iterator[tuple[int, np.ndarray, int]]:
-        """The last sequence of each language, which may be shorter; no token follows."""
-        for language, stream in sorted(self._remaining.items()):
-            if len(stream) > 1:
-                yield language, stream, IGNORE_INDEX
-        self._remaining = {}
-
-
 @dataclass
 class StreamObjective(Objective):
     """Base class of objectives on streams of one language each.
 
-    Documents are texts whose sentences begin with a language tag (`--language_tags`); both sides of a text with its
-    translation are sentences. A tokenizer with fewer than two languages requires no tags, and examples then have no
-    `langs`.
+    A stream is the sentences of a language with one end token before, between and after them; a sequence begins where
+    the previous one ended. Documents are texts whose sentences begin with a language tag (`--language_tags`); both
+    sides of a text with its translation are sentences. A tokenizer with fewer than two languages requires no tags, and
+    examples then have no `langs`.
     """
 
     immutable_config_fields = ("n_langs", "lang2id")
@@ -129,14 +92,8 @@ class StreamObjective(Objective):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.tokenizer.eos_token_id is None:
-            raise CtxError(
-                f"{type(self.tokenizer).__name__} has no eos_token, which separates sentences.",
-                hint="call tokenizer.add_special_tokens({'eos_token': '</s>'}), and resize the model's embeddings.",
-            )
-        if self.max_length < 2:
-            raise CtxError(f"max_length={self.max_length} leaves no room for text.", hint="use 2 or more.")
-        self.end = int(self.tokenizer.eos_token_id)
+        check_at_least(2, max_length=self.max_length)
+        self.end = required_token(self.tokenizer, "eos_token", "separates sentences")
         self.reader = LanguageReader(self.tokenizer, self.language)
         self.baseline = replace(self.baseline, excluded_ids=[int(self.tokenizer.pad_token_id)])
 
@@ -144,33 +101,33 @@ class StreamObjective(Objective):
     def config_fields(self) -> dict[str, Any]:
         """The languages, and whether the model is causal."""
         names = self.reader.names
-        language_ids = {name: number for number, name in enumerate(names)} or None
         return {
             "n_langs": max(1, len(names)),
-            "lang2id": language_ids,
+            "lang2id": {name: number for number, name in enumerate(names)} or None,
             "causal": self.auto_class == "AutoModelForCausalLM",
         }
 
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
         """Examples of the streams, see `example`; raises CtxError for a text without language."""
-        streams = LanguageStreams(self.end, self.max_length)
+        streams: dict[int, TokenStream] = {}
         for batch in document_batches(documents):
             for document, sentences in zip(batch, self.reader.read(batch), strict=True):
-                self.statistics.update(
-                    documents=1, sentences=len(sentences), tokens=sum(len(ids) for _, ids in sentences)
-                )
+                tokens = sum(len(ids) for _, ids in sentences)
+                self.statistics.update(documents=1, sentences=len(sentences), tokens=tokens)
                 yield from self.document_examples(document, sentences, streams)
-        for language, ids, following in streams.remainders():
-            yield self.example(language, ids, following)
+        for language, stream in sorted(streams.items()):
+            if len(stream.remaining) > 1:
+                yield self.example(language, stream.remaining, IGNORE_INDEX)
 
     def document_examples(
-        self, document: list[str], sentences: list[Sentence], streams: LanguageStreams
+        self, document: list[str], sentences: list[Sentence], streams: dict[int, TokenStream]
     ) -> Iterator[Example]:
         """The examples that a document completes."""
         for language, ids in sentences:
             if len(ids):
-                for sequence in streams.add(language, ids):
-                    yield self.example(*sequence)
+                stream = streams.setdefault(language, TokenStream(self.max_length, [self.end]))
+                for sequence, following in stream.add(np.append(ids, self.end)):
+                    yield self.example(language, sequence, following)
 
     def example(self, language: int, ids: np.ndarray, following: int) -> Example:
         """The example of a sequence of a stream: input_ids, langs with several languages, and following."""

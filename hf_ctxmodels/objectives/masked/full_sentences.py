@@ -5,17 +5,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.data.examples import Example
+from hf_ctxmodels.data.padding import required_token
 from hf_ctxmodels.objectives.base import Objective
-from hf_ctxmodels.objectives.components.tokenized_documents import (
-    DOCUMENTS_PER_BATCH,
-    NO_WORD,
-    SpecialTokensTemplate,
-    TokenizedDocument,
-    tokenized_batches,
-)
+from hf_ctxmodels.objectives.components.tokenized_documents import NO_WORD, SpecialTokensTemplate
 from hf_ctxmodels.objectives.masked.masked_lm import DataCollatorForMaskedLM
 
 
@@ -49,49 +43,36 @@ class FullSentences(DataCollatorForMaskedLM, Objective):
         super().__post_init__()
         self.template = SpecialTokensTemplate(self.tokenizer, segments=1)
         self.room = self.template.room(self.max_length)
-        if self.tokenizer.sep_token_id is None:
-            raise CtxError(
-                f"{type(self.tokenizer).__name__} has no separator token, which is inserted between two documents.",
-                hint="call tokenizer.add_special_tokens({'sep_token': '</s>'}), and resize the model's embeddings.",
-            )
+        self.separator = required_token(self.tokenizer, "sep_token", "is inserted between two documents")
 
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
         """Examples with input_ids, and word_ids if whole words are masked."""
         ids: list[np.ndarray] = []
         words: list[np.ndarray] = []
         size = 0
-        separator, no_word = np.array([self.tokenizer.sep_token_id], np.int32), np.array([NO_WORD], np.int32)
-        for batch in tokenized_batches(self.tokenizer, documents, DOCUMENTS_PER_BATCH, self.masker.rule.needs_words):
-            for document in batch:
-                self.statistics.update(documents=1, sentences=len(document), tokens=len(document.ids))
-                start = 0
-                while start < len(document.ids):
-                    stop = self._stop(document, start, size)
-                    if stop > start:
-                        if size:
-                            ids.append(separator)
-                            words.append(no_word)
-                        ids.append(document.ids[start:stop])
-                        if document.word_ids is not None:
-                            words.append(document.word_ids[start:stop])
-                        size += stop - start + (size > 0)
-                        start = stop
-                    if start < len(document.ids) or not self.cross_documents:
-                        yield self._example(ids, words)
-                        ids, words, size = [], [], 0
+        separator, no_word = np.array([self.separator], np.int32), np.array([NO_WORD], np.int32)
+        for document in self.tokenized(documents, self.masker.rule.needs_words):
+            start = 0
+            while start < len(document.ids):
+                # the end of the sentences that fit; one that does not fit into an empty example is cut
+                limit = start + self.room - size - (size > 0)
+                stop = int(document.bounds[max(0, int(np.searchsorted(document.bounds, limit, side="right")) - 1)])
+                if stop <= start:
+                    stop = start if size else start + self.room
+                if stop > start:
+                    if size:
+                        ids.append(separator)
+                        words.append(no_word)
+                    ids.append(document.ids[start:stop])
+                    if document.word_ids is not None:
+                        words.append(document.word_ids[start:stop])
+                    size += stop - start + (size > 0)
+                    start = stop
+                if start < len(document.ids) or not self.cross_documents:
+                    yield self._example(ids, words)
+                    ids, words, size = [], [], 0
         if size:
             yield self._example(ids, words)
-
-    def _stop(self, document: TokenizedDocument, start: int, size: int) -> int:
-        """The end of the sentences from token `start` on that fit into an example of `size` tokens.
-
-        A sentence that does not fit into an empty example is cut.
-        """
-        limit = start + self.room - size - (size > 0)
-        stop = 0 if limit <= 0 else int(document.bounds[np.searchsorted(document.bounds, limit, side="right") - 1])
-        if stop <= start:
-            return start if size else start + self.room
-        return stop
 
     def _example(self, ids: list[np.ndarray], words: list[np.ndarray]) -> Example:
         example: Example = {"input_ids": self.template.fill(np.concatenate(ids))}

@@ -1,9 +1,8 @@
 """Masked language modelling (Devlin et al. 2019, section 3.1, task 1; dynamic masks: Liu et al. 2019, section 4.1)."""
 
-from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -15,19 +14,20 @@ from hf_ctxmodels.data.padding import Batch, PaddingCollator, RowPadder
 from hf_ctxmodels.objectives.base import Objective
 from hf_ctxmodels.objectives.components.features import feature_generator, feature_word_ids, padded_columns
 from hf_ctxmodels.objectives.components.masking import MaskingRule, TokenMasker, masking_rates
-from hf_ctxmodels.objectives.components.packing import pack_sequences
 from hf_ctxmodels.objectives.components.tokenized_documents import (
-    DOCUMENTS_PER_BATCH,
     SpecialTokensTemplate,
     TokenizedDocument,
+    pack_sequences,
     sequence_bounds,
-    tokenized_batches,
 )
 
 
 @dataclass
 class MaskingCollator(PaddingCollator):
-    """Base class of collators that pad a batch and mask it by a `MaskingRule`, which subclasses define."""
+    """Base class of collators that pad a batch and mask it by a `MaskingRule`."""
+
+    rule_class: ClassVar[type[MaskingRule]] = MaskingRule
+    """The rule, whose fields are options of the collator."""
 
     mlm_probability: float = flag(0.15, "Share of the tokens of a sequence to predict.")
     mask_share: float = flag(0.8, "Share of the predicted tokens replaced by the mask token.")
@@ -39,11 +39,7 @@ class MaskingCollator(PaddingCollator):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.masker = TokenMasker(self.tokenizer, self.masking_rule())
-
-    @abstractmethod
-    def masking_rule(self) -> MaskingRule:
-        """The rule of these arguments."""
+        self.masker = TokenMasker(self.tokenizer, self.rule_class.of(self))
 
     def replacements(self, feature: Mapping[str, Any]) -> np.ndarray | None:
         """The ids from which a sequence's random tokens are sampled; None for the non-special vocabulary."""
@@ -95,11 +91,8 @@ class DataCollatorForMaskedLM(MaskingCollator):
 
     Args:
         tokenizer: With a mask token and a padding token.
-        mlm_probability, mask_share, random_share, whole_word, ngram, max_predictions: See `MaskingRule`.
-        mlm_smoothing: `MaskingRule.smoothing`; requires token counts, see `TokenMasker.set_token_counts`.
-        static: The same mask in every epoch.
-        seed: Seed of the masks.
-        pad_to_multiple_of: Round the width of the batch up.
+        mlm_smoothing: Requires token counts, see `TokenMasker.set_token_counts`. For the other arguments see
+            `MaskingRule`.
 
     Raises:
         CtxError: A feature lacks a column, or contains ids outside the tokenizer's vocabulary.
@@ -118,18 +111,6 @@ class DataCollatorForMaskedLM(MaskingCollator):
         "Predict rare tokens more often: with a probability proportional to their count in the training text to the "
         "power of minus this (DistilBERT: 0.7).",
     )
-
-    def masking_rule(self) -> MaskingRule:
-        """The rule of these arguments."""
-        return MaskingRule(
-            probability=self.mlm_probability,
-            mask_share=self.mask_share,
-            random_share=self.random_share,
-            whole_word=self.whole_word,
-            ngram=self.ngram,
-            max_predictions=self.max_predictions,
-            smoothing=self.mlm_smoothing,
-        )
 
     def check(self, examples: ExampleSet) -> None:
         """Count the tokens of all training text for `mlm_smoothing`."""
@@ -160,20 +141,14 @@ class SingleSegmentObjective(MaskingCollator, Objective):
     def sequences(self, documents: Iterable[list[str]], pass_index: int) -> Iterator[Example]:
         """The examples before packing."""
         number = 0
-        with_words = self.masker.rule.needs_words
-        for batch in tokenized_batches(self.tokenizer, documents, DOCUMENTS_PER_BATCH, with_words):
-            for document in batch:
-                self.statistics.update(documents=1, sentences=len(document), tokens=len(document.ids))
-                for start, stop in sequence_bounds(document, self.room):
-                    yield self.sequence(document, start, stop, pass_index, number)
-                    number += 1
+        for document in self.tokenized(documents, self.masker.rule.needs_words):
+            for start, stop in sequence_bounds(document, self.room):
+                yield self.sequence(document, start, stop, pass_index, number)
+                number += 1
 
     def sequence(self, document: TokenizedDocument, start: int, stop: int, pass_index: int, number: int) -> Example:
         """Tokens [start, stop) of a document as the `number`-th example of a pass."""
-        example: Example = {"input_ids": self.template.fill(document.ids[start:stop])}
-        if document.word_ids is not None:
-            example["word_ids"] = self.template.fill_words(document.word_ids[start:stop])
-        return example
+        return self.template.example(document, (start, stop))
 
 
 @dataclass

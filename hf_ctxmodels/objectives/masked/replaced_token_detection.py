@@ -7,11 +7,10 @@ import numpy as np
 import torch
 
 from hf_ctxmodels.core.constants import IGNORE_INDEX
-from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.core.flags import check_share, flag
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.padding import Batch
 from hf_ctxmodels.data.seeding import Stream, generator
-from hf_ctxmodels.objectives.base import check_share
 from hf_ctxmodels.objectives.components.features import feature_generator
 from hf_ctxmodels.objectives.components.tokenized_documents import SpecialTokensTemplate, TokenizedDocument
 from hf_ctxmodels.objectives.masked.masked_lm import DataCollatorForMaskedLM, SingleSegmentObjective
@@ -80,15 +79,6 @@ class ReplacedTokenDetection(DataCollatorForReplacedTokenDetection, SingleSegmen
         cuts = document.bounds[(document.bounds > start) & (document.bounds < stop)]
         rng = generator(self.seed, pass_index, number, Stream.PAIRING)
         if not len(cuts) or rng.random() < self.single_segment_share:
-            example = super().sequence(document, start, stop, pass_index, number)
-            example["token_type_ids"] = self.template.token_types(stop - start)
-            return example
+            return self.template.example(document, (start, stop), with_token_types=True)
         cut = int(cuts[np.abs(cuts - (start + stop) / 2).argmin()])
-        example = {
-            "input_ids": self.pair_template.fill(document.ids[start:cut], document.ids[cut:stop]),
-            "token_type_ids": self.pair_template.token_types(cut - start, stop - cut),
-        }
-        if document.word_ids is not None:
-            words = document.word_ids
-            example["word_ids"] = self.pair_template.fill_words(words[start:cut], words[cut:stop])
-        return example
+        return self.pair_template.example(document, (start, cut), (cut, stop), with_token_types=True)

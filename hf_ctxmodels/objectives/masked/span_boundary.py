@@ -10,13 +10,12 @@ from torch import Tensor
 
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.core.flags import check_at_least, flag
 from hf_ctxmodels.core.inputs import span_boundaries
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.padding import Batch
 from hf_ctxmodels.data.seeding import Stream, generator
-from hf_ctxmodels.objectives.base import check_at_least
-from hf_ctxmodels.objectives.components.masking import MaskingRule, SpanMaskingRule
+from hf_ctxmodels.objectives.components.masking import SpanMaskingRule
 from hf_ctxmodels.objectives.components.tokenized_documents import document_batches
 from hf_ctxmodels.objectives.masked.masked_lm import MaskingCollator, SingleSegmentObjective
 
@@ -43,13 +42,12 @@ class DataCollatorForSpanBoundary(MaskingCollator):
     targets of the span boundary objective, -100 elsewhere.
 
     Args:
-        mlm_probability, mask_share, random_share, max_predictions: See `MaskingRule`.
-        geometric_p, max_span: See `SpanMaskingRule`.
-        boundary: Whether to return boundary_labels.
         max_pair_targets: Maximum number of boundary targets of a span.
-        corpus_replacements: Random tokens have the frequencies of the text; otherwise they are uniform.
-        static, seed, pad_to_multiple_of: As in `DataCollatorForMaskedLM`.
+        corpus_replacements: Random tokens have the frequencies of the text; otherwise they are uniform. For the other
+            arguments see `SpanMaskingRule`.
     """
+
+    rule_class = SpanMaskingRule
 
     geometric_p: float = flag(0.2, "Parameter of the geometric distribution of span lengths in words.")
     max_span: int = flag(10, "Maximum span length in words.")
@@ -60,17 +58,6 @@ class DataCollatorForSpanBoundary(MaskingCollator):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_at_least(1, max_pair_targets=self.max_pair_targets)
-
-    def masking_rule(self) -> MaskingRule:
-        """The rule of these arguments."""
-        return SpanMaskingRule(
-            probability=self.mlm_probability,
-            mask_share=self.mask_share,
-            random_share=self.random_share,
-            max_predictions=self.max_predictions,
-            geometric_p=self.geometric_p,
-            max_span=self.max_span,
-        )
 
     def replacements(self, feature: Mapping[str, Any]) -> np.ndarray | None:
         """The ids from which a sequence's random tokens are sampled; None for the non-special vocabulary."""
@@ -86,19 +73,17 @@ class DataCollatorForSpanBoundary(MaskingCollator):
     def collate(self, features: list[dict[str, Any]]) -> Batch:
         """Mask features; see the class for their columns and the returned ones."""
         batch = super().collate(features)
-        if self.boundary:
-            batch["boundary_labels"] = self.boundary_targets(batch["input_ids"], batch["labels"])
-        return batch
-
-    def boundary_targets(self, input_ids: Tensor, labels: Tensor) -> Tensor:
-        """(batch, width) the labels at the first tokens of spans between two tokens of the text, -100 elsewhere."""
-        is_text = torch.from_numpy(self.masker.non_special.table)[input_ids]
-        is_text |= input_ids == self.tokenizer.unk_token_id
+        if not self.boundary:
+            return batch
+        is_text = torch.from_numpy(self.masker.non_special.table)[batch["input_ids"]]
+        is_text |= batch["input_ids"] == self.tokenizer.unk_token_id
         is_text = torch.nn.functional.pad(is_text, (1, 1))  # no token before the first and after the last
-        before, after = span_boundaries(labels != IGNORE_INDEX)
+        before, after = span_boundaries(batch["labels"] != IGNORE_INDEX)
         is_inner = is_text.gather(1, before + 1) & is_text.gather(1, after + 1)
-        number = torch.arange(labels.shape[1]) - before  # 1 at the first token of a span
-        return labels.where(is_inner & (number <= self.max_pair_targets), IGNORE_INDEX)
+        number = torch.arange(is_inner.shape[1]) - before  # 1 at the first token of a span
+        is_target = is_inner & (number <= self.max_pair_targets)
+        batch["boundary_labels"] = batch["labels"].where(is_target, IGNORE_INDEX)
+        return batch
 
     def count(self, batch: Mapping[str, Tensor]) -> dict[str, int]:
         """Selected tokens, their replacements, and boundary targets of a batch."""
@@ -158,13 +143,13 @@ class SpanBoundary(DataCollatorForSpanBoundary, SingleSegmentObjective):
             yield from sequences
             return
         number = 0
-        for examples in document_batches(sequences, EXAMPLES_PER_SAMPLE):  # type: ignore[type-var]
-            ids = np.concatenate([example["input_ids"] for example in examples])  # type: ignore[call-overload]
+        for examples in document_batches(sequences, EXAMPLES_PER_SAMPLE):
+            ids = np.concatenate([np.asarray(example["input_ids"]) for example in examples])
             text = ids[self.masker.non_special.candidates(ids)]
             text = text if len(text) else self.masker.non_special.ids.astype(ids.dtype)
             for example in examples:
                 rng = generator(self.seed, pass_index, number, Stream.PAIRING)
-                budget = self.masker.rule.budget(len(example["input_ids"]))  # type: ignore[call-overload, index, arg-type]
-                example["replacement_ids"] = rng.choice(text, max(1, budget))  # type: ignore[call-overload]
-                yield example  # type: ignore[misc]
+                budget = self.masker.rule.budget(len(np.asarray(example["input_ids"])))
+                example["replacement_ids"] = rng.choice(text, max(1, budget))
+                yield example
                 number += 1

@@ -10,12 +10,12 @@ import torch
 
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.core.flags import check_at_least, flag
 from hf_ctxmodels.data.documents import LabelledPair, TranslatedText
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.padding import Batch, PaddingCollator, RowPadder
 from hf_ctxmodels.data.training_set import SamplingPolicy
-from hf_ctxmodels.objectives.base import BaselinePolicy, Objective, check_at_least, count_targets, target_rates
+from hf_ctxmodels.objectives.base import BaselinePolicy, Objective, count_targets, target_rates
 from hf_ctxmodels.objectives.components.tokenized_documents import document_batches
 
 SKIP_THOUGHT, RELATIONS = "skip-thought", "relations"
@@ -136,7 +136,7 @@ class SentenceTasks(DataCollatorForSentenceTasks, Objective):
         Raises:
             CtxError: A translation without a tag, an unknown label, or no example of a task in the option `tasks`.
         """
-        examples_by_task = Counter[int]()
+        examples_by_task = Counter[str]()
         for batch in document_batches(documents):
             self.statistics["documents"] += len(batch)
             translated = [document for document in batch if isinstance(document, TranslatedText)]
@@ -148,16 +148,10 @@ class SentenceTasks(DataCollatorForSentenceTasks, Objective):
                     if max(lengths) > self.max_length:
                         self.statistics["left_out"] += 1
                         continue
-                    examples_by_task[int(example["task"])] += 1
+                    examples_by_task[self.task_names[int(example["task"])]] += 1
                     yield example
-        required = self.task_names if self.tasks != "all" else []
-        if missing := [task for number, task in enumerate(required) if not examples_by_task[number]]:
-            raise CtxError(
-                f"The documents have no example of the task {missing[0]!r}.",
-                location=f"tasks={self.tasks}",
-                hint="use running text for skip-thought, --translations with --language_tags for a tag, "
-                "FILE=FIRST,SECOND,LABEL for relations; or remove the task.",
-            )
+        if self.tasks != "all":
+            require_examples(self.task_names, examples_by_task, f"tasks={self.tasks}")
 
     def _skip_thoughts(self, documents: Sequence[list[str]]) -> Iterator[Example]:
         if SKIP_THOUGHT not in self.task_names:
@@ -250,6 +244,17 @@ class SentenceTasks(DataCollatorForSentenceTasks, Objective):
             **{f"share_{name}": counts[f"written_{name}"] / examples for name in self.decoder_tasks},
             f"share_{RELATIONS}": counts["related"] / examples,
         }
+
+
+def require_examples(tasks: Iterable[str], examples_by_task: Mapping[str, int], location: str) -> None:
+    """Raise CtxError if a task has no example."""
+    if missing := [name for name in tasks if not examples_by_task[name]]:
+        raise CtxError(
+            f"The documents have no example of the task {missing[0]!r}.",
+            location=location,
+            hint="use running text of several sentences, --translations with --language_tags for a tag, "
+            "FILE=FIRST,SECOND,LABEL for labelled pairs; or remove the task.",
+        )
 
 
 def _parse_names(text: str) -> list[str]:

@@ -1,6 +1,6 @@
 """Masked language modelling with next-sentence prediction (Devlin et al. 2019, section 3.1 and appendix A.2)."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,6 +9,7 @@ import torch
 from hf_ctxmodels.objectives.components.tokenized_documents import TokenizedDocument
 from hf_ctxmodels.objectives.pairs.sentence_pairs import (
     LabelledSegments,
+    RandomSegment,
     Segment,
     SentencePairCollator,
     SentencePairs,
@@ -26,9 +27,7 @@ class DataCollatorForMaskedLMWithNextSentence(SentencePairCollator):
 
     Each feature holds, in addition to the columns of `DataCollatorForMaskedLM`:
         token_type_ids: (tokens,), 0 for the first segment and 1 for the second.
-        next_sentence_label: 0 when the second segment continues the first, 1 when it is random.
-
-    Returns: what `DataCollatorForMaskedLM` returns, and next_sentence_label (batch,) int64.
+        next_sentence_label: 0 when the second segment continues the first, 1 when it is random; returned as (batch,).
     """
 
     label = "next_sentence_label"
@@ -53,19 +52,10 @@ class MaskedLMWithNextSentence(DataCollatorForMaskedLMWithNextSentence, Sentence
         >>> MaskedLMWithNextSentence(tokenizer, max_length=128, seed=0, max_predictions=20)
     """
 
-    @property
-    def samples_other_documents(self) -> bool:
-        """True: half of the second segments are of another document."""
-        return True
-
     def segment_pairs(
-        self,
-        document: TokenizedDocument,
-        target: int,
-        random_segment: Callable[[int], Segment],
-        rng: np.random.Generator,
+        self, document: TokenizedDocument, target: int, random_segment: RandomSegment, rng: np.random.Generator
     ) -> Iterator[LabelledSegments]:
-        """The examples of a document, see `SentencePairs.segment_pairs`."""
+        """See `next_sentence_pairs`."""
         return next_sentence_pairs(document, target, random_segment, rng)
 
     def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
@@ -78,7 +68,7 @@ class MaskedLMWithNextSentence(DataCollatorForMaskedLMWithNextSentence, Sentence
 
 
 def next_sentence_pairs(
-    document: TokenizedDocument, target: int, random_segment: Callable[[int], Segment], rng: np.random.Generator
+    document: TokenizedDocument, target: int, random_segment: RandomSegment, rng: np.random.Generator
 ) -> Iterator[LabelledSegments]:
     """Pairs of segments of which the second continues the first or is random; see `MaskedLMWithNextSentence`."""
     start = 0

@@ -1,6 +1,6 @@
 """Masked language modelling with sentence-order prediction (Lan et al. 2019, section 3.1)."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -12,6 +12,7 @@ from hf_ctxmodels.core.flags import check_choice, flag
 from hf_ctxmodels.objectives.components.tokenized_documents import TokenizedDocument, sentence_chunks
 from hf_ctxmodels.objectives.pairs.sentence_pairs import (
     LabelledSegments,
+    RandomSegment,
     Segment,
     SentencePairCollator,
     SentencePairs,
@@ -31,9 +32,7 @@ class DataCollatorForMaskedLMWithSentenceOrder(SentencePairCollator):
     Each feature holds, in addition to the columns of `DataCollatorForMaskedLM`:
         token_type_ids: (tokens,), 0 for the first segment and 1 for the second.
         sentence_order_label: 0 when the segments are in order, 1 when they are swapped, -100 for an example of one
-            segment, which has no order.
-
-    Returns: what `DataCollatorForMaskedLM` returns, and sentence_order_label (batch,) int64.
+            segment, which has no order; returned as (batch,).
     """
 
     label = "sentence_order_label"
@@ -86,11 +85,7 @@ class MaskedLMWithSentenceOrder(DataCollatorForMaskedLMWithSentenceOrder, Senten
         return self.one_segment == "random"
 
     def segment_pairs(
-        self,
-        document: TokenizedDocument,
-        target: int,
-        random_segment: Callable[[int], Segment],
-        rng: np.random.Generator,
+        self, document: TokenizedDocument, target: int, random_segment: RandomSegment, rng: np.random.Generator
     ) -> Iterator[LabelledSegments]:
         """The examples of a document, see `SentencePairs.segment_pairs`."""
         for start, stop in sentence_chunks(document.bounds, target, from_end=rng.random() < 0.5):
@@ -98,11 +93,7 @@ class MaskedLMWithSentenceOrder(DataCollatorForMaskedLMWithSentenceOrder, Senten
             first, second = Segment.of(document, start, split), Segment.of(document, split, stop)
             if len(second):
                 is_swapped = rng.random() < 0.5
-                yield (
-                    LabelledSegments((second, first), SWAPPED)
-                    if is_swapped
-                    else LabelledSegments((first, second), IN_ORDER)
-                )
+                yield LabelledSegments((second, first) if is_swapped else (first, second), int(is_swapped))
                 continue
             self.statistics["one_segment_chunks"] += 1
             if self.one_segment == "random":

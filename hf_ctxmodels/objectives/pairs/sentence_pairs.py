@@ -3,20 +3,19 @@
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.core.flags import check_share, flag
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.padding import Batch
 from hf_ctxmodels.data.seeding import Stream, generator
-from hf_ctxmodels.objectives.base import Objective, check_share
-from hf_ctxmodels.objectives.components.masking import MaskingRule
+from hf_ctxmodels.objectives.base import Objective
 from hf_ctxmodels.objectives.components.tokenized_documents import (
-    DOCUMENTS_PER_BATCH,
     SpecialTokensTemplate,
     TokenizedDocument,
     tokenized_batches,
@@ -33,17 +32,6 @@ class SentencePairCollator(MaskingCollator):
 
     whole_word: bool = flag(False, "Mask all tokens of a word or none.")
     ngram: int = flag(1, "Mask runs of 1 to this many whole words, n of them with probability proportional to 1/n.")
-
-    def masking_rule(self) -> MaskingRule:
-        """The rule of these arguments."""
-        return MaskingRule(
-            probability=self.mlm_probability,
-            mask_share=self.mask_share,
-            random_share=self.random_share,
-            whole_word=self.whole_word,
-            ngram=self.ngram,
-            max_predictions=self.max_predictions,
-        )
 
     def collate(self, features: list[dict[str, Any]]) -> Batch:
         """Mask features; see the class for their columns and the returned ones."""
@@ -90,6 +78,10 @@ class Segment:
         return None if self.document.word_ids is None else self.document.word_ids[self.start : self.stop]
 
 
+RandomSegment = Callable[[int], Segment]
+"""Samples about this number of tokens from another document."""
+
+
 class LabelledSegments(NamedTuple):
     """One or two segments of an example, and their label."""
 
@@ -120,9 +112,9 @@ class SentencePairs(SentencePairCollator, Objective):
         self.room = self.templates[2].room(self.max_length)
 
     @property
-    @abstractmethod
     def samples_other_documents(self) -> bool:
         """Whether `segment_pairs` may sample a segment of another document, which requires two documents."""
+        return True
 
     def prepare(self, document: TokenizedDocument) -> TokenizedDocument:
         """The document from which examples are made; a subclass may group its words."""
@@ -130,54 +122,32 @@ class SentencePairs(SentencePairCollator, Objective):
 
     @abstractmethod
     def segment_pairs(
-        self,
-        document: TokenizedDocument,
-        target: int,
-        random_segment: Callable[[int], Segment],
-        rng: np.random.Generator,
+        self, document: TokenizedDocument, target: int, random_segment: RandomSegment, rng: np.random.Generator
     ) -> Iterator[LabelledSegments]:
-        """The examples of a document.
-
-        Args:
-            document: A document with at least one sentence.
-            target: Desired number of tokens of an example.
-            random_segment: Samples about this number of tokens from another document.
-            rng: The document's generator.
-        """
+        """The examples, of about `target` tokens, of a document with at least one sentence."""
 
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
         """Examples with input_ids, token_type_ids, the label of the pair, and word_ids if whole words are masked."""
-        number, with_words = 0, self.masker.rule.needs_words
-        for batch in tokenized_batches(self.tokenizer, documents, DOCUMENTS_PER_BATCH, with_words):
-            batch = [self.prepare(document) for document in batch]
-            usable = [index for index, document in enumerate(batch) if len(document)]
+        number = 0
+        for batch in tokenized_batches(self.tokenizer, documents, self.masker.rule.needs_words):
+            usable = [(index, self.prepare(document)) for index, document in enumerate(batch) if len(document)]
             if self.samples_other_documents and len(usable) < 2:
                 raise CtxError(
                     f"{type(self).__name__} samples second segments from other documents, but there is only one "
                     "document with text.",
                     hint="separate the documents (in a text file: by a blank line), or use the objective `mlm`.",
                 )
-            for position, index in enumerate(usable):
+            texts = [document for _, document in usable]
+            for position, (index, document) in enumerate(usable):
                 rng = generator(self.seed, pass_index, number + index, Stream.PAIRING)
-                yield from self._document_examples(batch, usable, position, rng)
+                self.statistics.update(documents=1, sentences=len(document), tokens=len(document.ids))
+                target = self.room
+                if rng.random() < self.short_seq_probability:
+                    target = int(rng.integers(2, self.room, endpoint=True))
+                random_segment = partial(_random_segment, texts, position, rng)
+                for pair in self.segment_pairs(document, target, random_segment, rng):
+                    yield self.example(pair, rng)
             number += len(batch)
-
-    def _document_examples(
-        self, batch: list[TokenizedDocument], usable: list[int], position: int, rng: np.random.Generator
-    ) -> Iterator[Example]:
-        """All examples of one document, `batch[usable[position]]`."""
-        document = batch[usable[position]]
-        self.statistics.update(documents=1, sentences=len(document), tokens=len(document.ids))
-        target = self.room
-        if rng.random() < self.short_seq_probability:
-            target = int(rng.integers(2, self.room, endpoint=True))
-
-        def random_segment(tokens: int) -> Segment:
-            index = int(rng.integers(len(usable) - 1))
-            return _random_segment(batch[usable[index + (index >= position)]], tokens, rng)
-
-        for pair in self.segment_pairs(document, target, random_segment, rng):
-            yield self.example(pair, rng)
 
     def example(self, pair: LabelledSegments, rng: np.random.Generator) -> Example:
         """The example of a pair, truncated to `max_length`."""
@@ -208,8 +178,11 @@ def random_split(first: int, last: int, rng: np.random.Generator) -> int:
     return first + int(rng.integers(1, last - first)) if last - first > 1 else last
 
 
-def _random_segment(document: TokenizedDocument, target: int, rng: np.random.Generator) -> Segment:
-    """Sentences from a random one on, until `target` tokens are reached or the document ends; at least one."""
+def _random_segment(texts: list[TokenizedDocument], position: int, rng: np.random.Generator, target: int) -> Segment:
+    """Sentences of another text than the one at `position`, from a random one on, until `target` tokens are reached or
+    the text ends; at least one."""
+    index = int(rng.integers(len(texts) - 1))
+    document = texts[index + (index >= position)]
     start = int(rng.integers(len(document)))
     return Segment.of(document, start, max(start + 1, end_of_target(document, start, target)))
 

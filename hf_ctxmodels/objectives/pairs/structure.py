@@ -1,6 +1,6 @@
 """Masked language modelling with the word and sentence structural objectives (Wang et al. 2019, "StructBERT")."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -8,14 +8,14 @@ import numpy as np
 import torch
 
 from hf_ctxmodels.core.constants import IGNORE_INDEX
-from hf_ctxmodels.core.flags import check_choice, flag
+from hf_ctxmodels.core.flags import check_at_least, check_choice, check_share, flag
 from hf_ctxmodels.data.padding import Batch
 from hf_ctxmodels.data.seeding import Stream
-from hf_ctxmodels.objectives.base import check_at_least, check_share
 from hf_ctxmodels.objectives.components.features import feature_generator
 from hf_ctxmodels.objectives.components.tokenized_documents import TokenizedDocument
 from hf_ctxmodels.objectives.pairs.sentence_pairs import (
     LabelledSegments,
+    RandomSegment,
     Segment,
     SentencePairCollator,
     SentencePairs,
@@ -47,16 +47,12 @@ class DataCollatorForMaskedLMWithStructure(SentencePairCollator):
 
     Returns: what `DataCollatorForMaskedLM` returns, sentence_label (batch,) int64, and shuffle_labels (batch, width)
     int64, the original tokens of the sampled n-grams, -100 elsewhere.
-
-    Args:
-        shuffle_probability: Share of the n-grams to shuffle; 0 for none.
-        shuffled_length: Tokens of an n-gram (the paper's K).
     """
 
     label = "sentence_label"
 
     shuffle_probability: float = flag(0.05, "Share of the n-grams without masked tokens to shuffle; 0: none.")
-    shuffled_length: int = flag(3, "Tokens of a shuffled n-gram.")
+    shuffled_length: int = flag(3, "Tokens of a shuffled n-gram (the paper's K).")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -79,12 +75,7 @@ class DataCollatorForMaskedLMWithStructure(SentencePairCollator):
         return batch
 
     def sample_ngrams(self, shufflable: np.ndarray, rng: np.random.Generator) -> list[int]:
-        """Starts of the n-grams to shuffle in a sequence.
-
-        Args:
-            shufflable: (tokens,) bool, True where a token may be shuffled.
-            rng: The sequence's generator.
-        """
+        """Starts of the n-grams to shuffle in a sequence; `shufflable` is (tokens,) bool."""
         candidates = self.ngrams(shufflable)
         count = round(self.shuffle_probability * len(candidates))
         starts: list[int] = []
@@ -172,11 +163,7 @@ class MaskedLMWithStructure(DataCollatorForMaskedLMWithStructure, SentencePairs)
         return self.sentence_task != "none"
 
     def segment_pairs(
-        self,
-        document: TokenizedDocument,
-        target: int,
-        random_segment: Callable[[int], Segment],
-        rng: np.random.Generator,
+        self, document: TokenizedDocument, target: int, random_segment: RandomSegment, rng: np.random.Generator
     ) -> Iterator[LabelledSegments]:
         """The examples of a document, see `SentencePairs.segment_pairs`."""
         start = 0

@@ -1,6 +1,6 @@
 """Masked tokens of sequences with four attention patterns (Dong et al. 2019, "UniLM")."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,11 +12,13 @@ from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.data.examples import Example
+from hf_ctxmodels.data.padding import required_token
 from hf_ctxmodels.objectives.components.masking import SkipgramRule
 from hf_ctxmodels.objectives.components.tokenized_documents import TokenizedDocument
 from hf_ctxmodels.objectives.pairs.next_sentence import CONTINUATION, RANDOM
 from hf_ctxmodels.objectives.pairs.sentence_pairs import (
     LabelledSegments,
+    RandomSegment,
     Segment,
     SentencePairCollator,
     SentencePairs,
@@ -38,31 +40,15 @@ class DataCollatorForUnifiedLM(SentencePairCollator):
 
     Each feature holds, in addition to the columns of `DataCollatorForMaskedLM`:
         token_type_ids: (tokens,), which determine the attention pattern.
-        next_sentence_label: Of a bidirectional pair; -100 of other sequences.
-
-    Returns: what `DataCollatorForMaskedLM` returns, and next_sentence_label (batch,) int64.
-
-    Args:
-        skipgram_probability, skipgram_size: See `SkipgramRule`.
+        next_sentence_label: Of a bidirectional pair; -100 of other sequences; returned as (batch,).
     """
 
     label = "next_sentence_label"
+    rule_class = SkipgramRule
 
     ngram: int = field(default=1, init=False)
     skipgram_probability: float = flag(0.2, "Probability of a run of several tokens instead of a single one.")
     skipgram_size: int = flag(3, "Maximum length of a run in tokens.")
-
-    def masking_rule(self) -> SkipgramRule:
-        """The rule of these arguments."""
-        return SkipgramRule(
-            probability=self.mlm_probability,
-            mask_share=self.mask_share,
-            random_share=self.random_share,
-            whole_word=self.whole_word,
-            max_predictions=self.max_predictions,
-            skipgram_probability=self.skipgram_probability,
-            skipgram_size=self.skipgram_size,
-        )
 
 
 @dataclass
@@ -116,11 +102,7 @@ class UnifiedLM(DataCollatorForUnifiedLM, SentencePairs):
         return bool(self.shares[0] > 0)
 
     def segment_pairs(
-        self,
-        document: TokenizedDocument,
-        target: int,
-        random_segment: Callable[[int], Segment],
-        rng: np.random.Generator,
+        self, document: TokenizedDocument, target: int, random_segment: RandomSegment, rng: np.random.Generator
     ) -> Iterator[LabelledSegments]:
         """The examples of a document; the label is the attention pattern, or the label of a bidirectional pair."""
         start = 0
@@ -136,8 +118,10 @@ class UnifiedLM(DataCollatorForUnifiedLM, SentencePairs):
             elif pattern == "bidirectional":
                 yield LabelledSegments((first, second), CONTINUATION)
             elif pattern == "sequence_to_sequence" and len(text) > 1:
-                halves = (first, second) if len(second) else split_segment(text, rng)
-                yield LabelledSegments(halves, SEQUENCE_TO_SEQUENCE)
+                if not len(second):
+                    middle = text.start + int(rng.integers(1, len(text)))
+                    first, second = Segment(document, text.start, middle), Segment(document, middle, text.stop)
+                yield LabelledSegments((first, second), SEQUENCE_TO_SEQUENCE)
             else:
                 yield LabelledSegments((text,), RIGHT_TO_LEFT if pattern == "right_to_left" else LEFT_TO_RIGHT)
             start = stop
@@ -173,32 +157,16 @@ class UnifiedLM(DataCollatorForUnifiedLM, SentencePairs):
         }
 
 
-def split_segment(segment: Segment, rng: np.random.Generator) -> tuple[Segment, Segment]:
-    """A segment of two tokens or more, split at a random one."""
-    middle = segment.start + int(rng.integers(1, len(segment)))
-    return Segment(segment.document, segment.start, middle), Segment(segment.document, middle, segment.stop)
-
-
 def generation_config_fields(tokenizer: PreTrainedTokenizerBase, query_id: int | None) -> dict[str, Any]:
-    """Configuration fields of an encoder that generates.
+    """Configuration fields of an encoder that generates; raises CtxError if the tokenizer lacks a token.
 
     Args:
         tokenizer: Its separator ends a target, its first token is the first of `decoder_input_ids`.
-        query_id: Id of the token whose output predicts a target.
-
-    Raises:
-        CtxError: One of these tokens is None.
+        query_id: Id of the token whose output predicts a target; None for the mask token.
     """
-    required = {"mask_token": query_id, "cls_token": tokenizer.cls_token_id, "sep_token": tokenizer.sep_token_id}
-    for name, token_id in required.items():
-        if token_id is None:
-            raise CtxError(
-                f"{type(tokenizer).__name__} has no {name}: each token of a target is predicted by a mask token, after "
-                "a first token ([CLS]) and up to a separator ([SEP]).",
-                hint=f"use the family's tokenizer; or set tokenizer.{name} to a token of the vocabulary.",
-            )
+    use = "the generation of targets requires"
     return {
-        "query_token_id": query_id,
-        "decoder_start_token_id": tokenizer.cls_token_id,
-        "eos_token_id": tokenizer.sep_token_id,
+        "query_token_id": required_token(tokenizer, "mask_token", use) if query_id is None else query_id,
+        "decoder_start_token_id": required_token(tokenizer, "cls_token", use),
+        "eos_token_id": required_token(tokenizer, "sep_token", use),
     }

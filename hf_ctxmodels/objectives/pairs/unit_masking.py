@@ -1,6 +1,6 @@
 """Masking of words, phrases and entities as units, with pairs of segments (Sun et al. 2019, section 3.2)."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -9,11 +9,13 @@ import torch
 
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.flags import check_choice, flag
+from hf_ctxmodels.objectives.components.masking import UnitMaskingRule
 from hf_ctxmodels.objectives.components.tokenized_documents import TokenizedDocument, sentence_chunks
-from hf_ctxmodels.objectives.components.units import Phrases, UnitMaskingRule
+from hf_ctxmodels.objectives.components.units import Phrases
 from hf_ctxmodels.objectives.pairs.next_sentence import CONTINUATION, RANDOM, next_sentence_pairs
 from hf_ctxmodels.objectives.pairs.sentence_pairs import (
     LabelledSegments,
+    RandomSegment,
     Segment,
     SentencePairCollator,
     SentencePairs,
@@ -30,30 +32,17 @@ class DataCollatorForUnitMaskingWithPairs(SentencePairCollator):
     Each feature holds, in addition to the columns of `DataCollatorForMaskedLM`:
         word_ids: (tokens,) numbers of units; -1 for special tokens.
         token_type_ids: (tokens,), 0 for the first segment and 1 for the second.
-        next_sentence_labels: 0 when the second segment follows the first, 1 when not, -100 for one segment.
-
-    Returns: what `DataCollatorForMaskedLM` returns, and next_sentence_labels (batch,) int64.
-
-    Args:
-        mlm_probability, mask_share, random_share, max_predictions, unit_rows: See `UnitMaskingRule`.
+        next_sentence_labels: 0 when the second segment follows the first, 1 when not, -100 for one segment;
+            returned as (batch,).
     """
 
     label = "next_sentence_labels"
+    rule_class = UnitMaskingRule
 
     whole_word: bool = field(default=True, init=False)
     ngram: int = field(default=1, init=False)
     unit_rows: float = flag(1.0, "Probability that units are masked in an example instead of single tokens.")
     mlm_probability: float = flag(0.15, "Share of the units of an example to predict.")
-
-    def masking_rule(self) -> UnitMaskingRule:
-        """The rule of these arguments."""
-        return UnitMaskingRule(
-            probability=self.mlm_probability,
-            mask_share=self.mask_share,
-            random_share=self.random_share,
-            max_predictions=self.max_predictions,
-            unit_rows=self.unit_rows,
-        )
 
 
 @dataclass
@@ -95,7 +84,7 @@ class UnitMaskingWithPairs(DataCollatorForUnitMaskingWithPairs, SentencePairs):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice(get_args(Pairs), pairs=self.pairs)
-        self.phrases = Phrases.from_file(self.tokenizer, self.units) if self.units else Phrases(self.tokenizer, ())
+        self.phrases = Phrases.from_file(self.tokenizer, self.units)
 
     @property
     def config_fields(self) -> dict[str, Any]:
@@ -112,11 +101,7 @@ class UnitMaskingWithPairs(DataCollatorForUnitMaskingWithPairs, SentencePairs):
         return self.phrases.join_document(document)
 
     def segment_pairs(
-        self,
-        document: TokenizedDocument,
-        target: int,
-        random_segment: Callable[[int], Segment],
-        rng: np.random.Generator,
+        self, document: TokenizedDocument, target: int, random_segment: RandomSegment, rng: np.random.Generator
     ) -> Iterator[LabelledSegments]:
         """The examples of a document, see `SentencePairs.segment_pairs`."""
         if self.pairs == "random":
@@ -127,7 +112,10 @@ class UnitMaskingWithPairs(DataCollatorForUnitMaskingWithPairs, SentencePairs):
             if len(text) < 2:
                 yield LabelledSegments((text,), IGNORE_INDEX)
                 continue
-            middle = _middle(document.bounds[first : last + 1])
+            bounds = document.bounds[first : last + 1]
+            middle = (text.start + text.stop) // 2
+            if len(bounds) > 2:  # the sentence end nearest to the middle, the earlier of two
+                middle = int(min(bounds[1:-1], key=lambda bound: abs(2 * bound - text.start - text.stop)))
             halves = (Segment(document, text.start, middle), Segment(document, middle, text.stop))
             is_swapped = rng.random() < 0.5
             yield LabelledSegments(halves[::-1], RANDOM) if is_swapped else LabelledSegments(halves, CONTINUATION)
@@ -139,13 +127,3 @@ class UnitMaskingWithPairs(DataCollatorForUnitMaskingWithPairs, SentencePairs):
     def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
         """Shares of the masking, and of negative pairs."""
         return {**super().rates(counts), "random_next_share": counts["random_next"] / max(1, counts["rows"])}
-
-
-def _middle(bounds: np.ndarray) -> int:
-    """The inner bound nearest to the middle of a text, the earlier of two; its middle token if there is none.
-
-    Args:
-        bounds: (sentences + 1,) first tokens of the sentences, and the end.
-    """
-    middle = (int(bounds[0]) + int(bounds[-1])) / 2
-    return int(min(bounds[1:-1], key=lambda bound: abs(bound - middle))) if len(bounds) > 2 else int(middle)

@@ -11,19 +11,14 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import check_choice, flag
+from hf_ctxmodels.core.flags import check_at_least, check_choice, check_fraction, check_share, flag
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.padding import Batch, RowPadder
 from hf_ctxmodels.data.seeding import Stream
-from hf_ctxmodels.objectives.base import Objective, check_at_least, check_share, count_targets, target_rates
+from hf_ctxmodels.objectives.base import Objective, count_targets, target_rates
 from hf_ctxmodels.objectives.components.features import feature_generator, feature_word_ids
 from hf_ctxmodels.objectives.components.spans import Units, place_spans
-from hf_ctxmodels.objectives.components.tokenized_documents import (
-    DOCUMENTS_PER_BATCH,
-    SpecialTokensTemplate,
-    sequence_bounds,
-    tokenized_batches,
-)
+from hf_ctxmodels.objectives.components.tokenized_documents import SpecialTokensTemplate, sequence_bounds
 from hf_ctxmodels.objectives.pairs.unified_lm import generation_config_fields
 from hf_ctxmodels.objectives.seq2seq.source_target import SourceTarget, SourceTargetCorruption
 
@@ -42,7 +37,6 @@ class DataCollatorForNoisySequenceToSequence(SourceTargetCorruption):
     (batch, steps), numbers of the target's spans: 1 to `max_span` words each, the end token alone.
 
     Args:
-        noise_probability: Probability of replacing a token of the target.
         noise: `random` replaces by a uniformly random id of the vocabulary, `token` by `[NOISE]`.
         max_span: Maximum number of words of a span, which requires `target_word_ids`; 0 for no spans.
     """
@@ -140,7 +134,7 @@ class NoisySequenceToSequence(DataCollatorForNoisySequenceToSequence, SourceTarg
 
     @staticmethod
     def query_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
-        """Id of [ATTN], or of the mask token if the vocabulary has no [ATTN]."""
+        """See `attention_token`."""
         return attention_token(tokenizer)
 
 
@@ -158,7 +152,6 @@ class DataCollatorForInfilling(DataCollatorForNoisySequenceToSequence):
 
     Args:
         target_share: Share of a text's tokens in the target, less if no further fragment fits.
-        max_span: Maximum number of words of a span.
     """
 
     noise_probability: float = flag(0.05, "Probability of replacing a target token that the decoder reads.")
@@ -167,8 +160,7 @@ class DataCollatorForInfilling(DataCollatorForNoisySequenceToSequence):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.target_share < 1:
-            raise CtxError(f"target_share={self.target_share} is out of range.", hint="use more than 0, less than 1.")
+        check_fraction(target_share=self.target_share)
         check_at_least(1, max_span=self.max_span)
         self.template = SpecialTokensTemplate(self.tokenizer, segments=1)
 
@@ -244,14 +236,12 @@ class Infilling(DataCollatorForInfilling, Objective):
 
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
         """Examples with text_ids and word_ids."""
-        for batch in tokenized_batches(self.tokenizer, documents, DOCUMENTS_PER_BATCH, True):
-            for document in batch:
-                self.statistics.update(documents=1, sentences=len(document), tokens=len(document.ids))
-                for start, stop in sequence_bounds(document, self.room):
-                    if stop - start < 2:
-                        self.statistics["left_out"] += 1
-                        continue
-                    assert document.word_ids is not None
+        for document in self.tokenized(documents, with_word_ids=True):
+            assert document.word_ids is not None
+            for start, stop in sequence_bounds(document, self.room):
+                if stop - start < 2:
+                    self.statistics["left_out"] += 1
+                else:
                     yield {"text_ids": document.ids[start:stop], "word_ids": document.word_ids[start:stop]}
 
 

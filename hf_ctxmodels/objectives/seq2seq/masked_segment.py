@@ -9,10 +9,10 @@ import torch
 
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import check_choice, flag
+from hf_ctxmodels.core.flags import check_at_least, check_choice, flag
 from hf_ctxmodels.data.examples import Example
-from hf_ctxmodels.data.padding import Batch, PaddingCollator, RowPadder, language_columns
-from hf_ctxmodels.objectives.base import Objective, check_at_least
+from hf_ctxmodels.data.padding import Batch, PaddingCollator, RowPadder, language_columns, required_token
+from hf_ctxmodels.objectives.base import Objective
 from hf_ctxmodels.objectives.components.features import NonSpecialTokens, check_token_ids, feature_generator
 from hf_ctxmodels.objectives.components.masking import MaskingRule, corrupt
 from hf_ctxmodels.objectives.components.tokenized_documents import SpecialTokensTemplate, document_batches
@@ -63,14 +63,8 @@ class DataCollatorForMaskedSegment(PaddingCollator):
 
     Args:
         tokenizer: With a mask token and a padding token.
-        share: Share of a sequence or block in its segment.
-        mask_share, random_share: Shares of a segment's tokens; the rest is unchanged.
-        block: Tokens of a block; None for one segment in a sequence.
-        lambda_span: Tokens of a piece of a segment; None for one piece.
         hidden: Positions that cross-attention ignores: mask tokens, as in the released translation model; the whole
             segment, including its unchanged and random tokens; or none.
-        static: The same masks in every epoch.
-        seed: Seed of the masks.
 
     Raises:
         CtxError: A value is out of range, the tokenizer lacks a token, or a feature a column.
@@ -96,9 +90,7 @@ class DataCollatorForMaskedSegment(PaddingCollator):
                 f"block={self.block} and lambda_span={self.lambda_span} exclude each other.",
                 hint="set only one of them: a block has one segment of one piece.",
             )
-        if self.tokenizer.mask_token_id is None:
-            raise CtxError(f"{type(self.tokenizer).__name__} has no mask token.", hint="use a tokenizer that has one.")
-        self.mask_id = int(self.tokenizer.mask_token_id)
+        self.mask_id = required_token(self.tokenizer, "mask_token", "replaces the segment")
         self.non_special = NonSpecialTokens(self.tokenizer)
 
     def segments(self, length: int, rng: np.random.Generator) -> np.ndarray:
@@ -153,13 +145,14 @@ class DataCollatorForMaskedSegment(PaddingCollator):
             "input_ids": padder.pad([sequence.corrupted for sequence in sequences], int(self.tokenizer.pad_token_id)),
             "attention_mask": padder.attention_mask(),
         }
-        if self.hidden == "masks":
-            visible = [sequence.corrupted != self.mask_id for sequence in sequences]
-        elif self.hidden == "segment":
-            visible = [~np.isin(np.arange(len(sequence.ids)), sequence.positions) for sequence in sequences]
-        else:
-            return batch
-        batch["cross_attention_mask"] = padder.pad([is_visible.astype(np.int64) for is_visible in visible], 0)
+        if self.hidden != "nothing":
+            visible = [
+                sequence.corrupted != self.mask_id
+                if self.hidden == "masks"
+                else ~np.isin(np.arange(len(sequence.ids)), sequence.positions)
+                for sequence in sequences
+            ]
+            batch["cross_attention_mask"] = padder.pad([is_visible.astype(np.int64) for is_visible in visible], 0)
         return batch
 
     def collate(self, features: list[dict[str, Any]]) -> Batch:
@@ -173,7 +166,7 @@ class DataCollatorForMaskedSegment(PaddingCollator):
             "decoder_input_ids": steps.pad(decoder_ids, int(self.tokenizer.pad_token_id)),
             "decoder_position_ids": steps.pad(previous, 0),
         }
-        return batch | language_columns(features, batch, "language", "language")
+        return batch | language_columns(features, batch)
 
     def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
         """Counts of tokens, targets and mask tokens."""
@@ -228,10 +221,13 @@ class MaskingWithLanguages(Objective):
     @property
     def config_fields(self) -> dict[str, Any]:
         """The languages, and the first token of a text, from which the decoder starts."""
-        names = self.reader.names if self.reader.is_multilingual else []
-        start = int(self.template.fill(np.zeros(0, dtype=np.int32))[0])
-        languages = {"lang2id": {name: number for number, name in enumerate(names)}} if names else {}
-        return {"n_langs": max(1, len(names)), "decoder_start_token_id": start, **languages}
+        config_fields: dict[str, Any] = {
+            "n_langs": max(1, len(self.reader.names)),
+            "decoder_start_token_id": int(self.template.fill(np.zeros(0, dtype=np.int32))[0]),
+        }
+        if self.reader.is_multilingual:
+            config_fields["lang2id"] = {name: number for number, name in enumerate(self.reader.names)}
+        return config_fields
 
     def no_examples_error(self) -> CtxError:
         """The error for text of which no example is left."""
@@ -268,9 +264,8 @@ class MaskedSegment(DataCollatorForMaskedSegment, MaskingWithLanguages):
         is_empty = True
         for batch in document_batches(documents):
             for document in self.reader.read(batch):
-                self.statistics.update(
-                    documents=1, sentences=len(document), tokens=sum(len(ids) for _, ids in document)
-                )
+                tokens = sum(len(ids) for _, ids in document)
+                self.statistics.update(documents=1, sentences=len(document), tokens=tokens)
                 for language, ids in self._texts(document):
                     if len(ids) + self.template.special_tokens < self.min_length:
                         self.statistics["left_out"] += 1

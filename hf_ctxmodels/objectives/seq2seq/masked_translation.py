@@ -8,16 +8,13 @@ import numpy as np
 import torch
 
 from hf_ctxmodels.core.constants import IGNORE_INDEX
-from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import flag
-from hf_ctxmodels.data.documents import TranslatedText
+from hf_ctxmodels.core.flags import check_share, flag
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.padding import Batch, RowPadder, language_columns
 from hf_ctxmodels.data.seeding import Stream
-from hf_ctxmodels.objectives.base import check_share
 from hf_ctxmodels.objectives.components.features import feature_generator
 from hf_ctxmodels.objectives.components.masking import MaskingRule, corrupt
-from hf_ctxmodels.objectives.components.tokenized_documents import document_batches
+from hf_ctxmodels.objectives.components.tokenized_documents import translation_batches
 from hf_ctxmodels.objectives.seq2seq.masked_segment import DataCollatorForMaskedSegment, Hidden, MaskingWithLanguages
 
 
@@ -39,10 +36,6 @@ class DataCollatorForMaskedTranslation(DataCollatorForMaskedSegment):
 
     Returns: input_ids, attention_mask, cross_attention_mask and langs as there; labels, decoder_input_ids (batch,
         steps), the target without its first token, and without its last one, partly masked; decoder_langs.
-
-    Args:
-        target_share: Share of the tokens of the decoder's input; 0 for none. For the other arguments see
-            `DataCollatorForMaskedSegment`.
     """
 
     share: float = flag(0.25, "Probability of masking a token of the source.")
@@ -81,7 +74,7 @@ class DataCollatorForMaskedTranslation(DataCollatorForMaskedSegment):
             "labels": steps.pad(labels, IGNORE_INDEX),
             "decoder_input_ids": steps.pad(decoder_ids, int(self.tokenizer.pad_token_id)),
         }
-        return batch | language_columns(features, batch, "language", "target_language")
+        return batch | language_columns(features, batch)
 
     def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
         """Counts of the sources, and of the tokens of the decoder's input: all, changed and masked ones."""
@@ -138,20 +131,11 @@ class MaskedTranslation(DataCollatorForMaskedTranslation, MaskingWithLanguages):
         self.baseline = replace(self.baseline, column="target_ids")
 
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
-        """Examples with input_ids and target_ids, and language and target_language with several languages.
-
-        Raises:
-            CtxError: A document is not a `TranslatedText`, a side has no language, or all pairs are skipped.
-        """
+        """Examples with input_ids and target_ids, and language and target_language with several languages; raises
+        CtxError if a document is not a `TranslatedText`, a side has no language, or all pairs are skipped."""
         is_empty = True
-        for batch in document_batches(documents):
-            if not all(isinstance(document, TranslatedText) for document in batch):
-                raise CtxError(
-                    "A document has no translation.",
-                    hint="set --translations FILE, which contains line by line the translations of --dataset, or use "
-                    "--objective masked-segment.",
-                )
-            for (language, ids), (target_language, target_ids) in self.reader.read(batch):
+        for batch in translation_batches(documents):
+            for (language, ids), (target_language, target_ids) in self.reader.read([*batch]):
                 sides = [self.template.fill(ids), self.template.fill(target_ids)]
                 lengths = [len(side) for side in sides]
                 has_empty_side = not len(ids) or not len(target_ids)

@@ -11,11 +11,10 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import flag
-from hf_ctxmodels.data.documents import TranslatedText
+from hf_ctxmodels.core.flags import check_at_least, flag
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.padding import Batch, PaddingCollator, RowPadder
-from hf_ctxmodels.objectives.base import Objective, check_at_least, count_targets
+from hf_ctxmodels.objectives.base import Objective, count_targets
 from hf_ctxmodels.objectives.components.features import feature_generator, feature_word_ids
 from hf_ctxmodels.objectives.components.masking import (
     SkipgramRule,
@@ -27,8 +26,8 @@ from hf_ctxmodels.objectives.components.masking import (
 from hf_ctxmodels.objectives.components.tokenized_documents import (
     NO_WORD,
     SpecialTokensTemplate,
-    document_batches,
     tokenize_documents,
+    translation_batches,
 )
 from hf_ctxmodels.objectives.pairs.unified_lm import generation_config_fields
 
@@ -42,11 +41,6 @@ class SourceTargetCorruption(PaddingCollator):
         target_ids: (tokens,) of the target, including its end token.
         example_index, epoch: Integers that seed the corruption.
         target_word_ids: (tokens,), required for whole words.
-
-    Args:
-        seed: Seed of the corruption.
-        static: The same corruption in every epoch.
-        pad_to_multiple_of: Round the widths of the batch up.
     """
 
     decoder_column: ClassVar[str]
@@ -123,11 +117,7 @@ class SourceTarget(Objective):
 
     @classmethod
     def head_fields(cls, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-        """`config_fields` for a tokenizer.
-
-        Raises:
-            CtxError: The tokenizer has no token that the head requires.
-        """
+        """`config_fields` for a tokenizer; raises CtxError if it lacks a token that the head requires."""
         return generation_config_fields(tokenizer, cls.query_token(tokenizer))
 
     @staticmethod
@@ -145,12 +135,7 @@ class SourceTarget(Objective):
         is_empty = True
         end = np.array([self.tokenizer.sep_token_id], dtype=np.int32)
         reserved_ids = np.array([self.tokenizer.sep_token_id, self.query_token(self.tokenizer)])
-        for batch in document_batches(documents):
-            if not all(isinstance(document, TranslatedText) for document in batch):
-                raise CtxError(
-                    "A document has no target.",
-                    hint="set --translations FILE, which contains line by line the targets of --dataset.",
-                )
+        for batch in translation_batches(documents):
             source_texts, target_texts = ([[document[side]] for document in batch] for side in range(2))
             sources = tokenize_documents(self.tokenizer, source_texts, False)
             targets = tokenize_documents(self.tokenizer, target_texts, self.needs_target_words)
@@ -200,10 +185,6 @@ class DataCollatorForMaskedSequenceToSequence(SourceTargetCorruption):
 
     Features have the columns of `SourceTargetCorruption`. Returns: input_ids, attention_mask (batch, width);
     masked_target_ids, labels (batch, steps), labels -100 where nothing is predicted.
-
-    Args:
-        mlm_probability, mask_share, random_share, whole_word, max_predictions, skipgram_probability, skipgram_size: See
-            `SkipgramRule`.
     """
 
     decoder_column = "masked_target_ids"
@@ -219,16 +200,7 @@ class DataCollatorForMaskedSequenceToSequence(SourceTargetCorruption):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        rule = TargetRule(
-            probability=self.mlm_probability,
-            mask_share=self.mask_share,
-            random_share=self.random_share,
-            whole_word=self.whole_word,
-            max_predictions=self.max_predictions,
-            skipgram_probability=self.skipgram_probability,
-            skipgram_size=self.skipgram_size,
-        )
-        self.masker = TokenMasker(self.tokenizer, rule)
+        self.masker = TokenMasker(self.tokenizer, TargetRule.of(self))
 
     def corrupt(
         self, ids: np.ndarray, feature: Mapping[str, Any], rng: np.random.Generator

@@ -8,15 +8,13 @@ from typing import Any, Literal, get_args
 import numpy as np
 import torch
 
+from hf_ctxmodels.core.constants import SENTINEL_TOKEN
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import check_choice, flag
+from hf_ctxmodels.core.flags import check_at_least, check_choice, check_fraction, flag
 from hf_ctxmodels.data.examples import Example
-from hf_ctxmodels.data.padding import Batch, SourceTargetCollator
-from hf_ctxmodels.objectives.base import BaselinePolicy, Objective, check_at_least, count_targets, target_rates
-from hf_ctxmodels.objectives.components.features import feature_generator
-from hf_ctxmodels.objectives.components.sentinels import Sentinels
-from hf_ctxmodels.objectives.components.spans import alternating_spans, noise_counts
-from hf_ctxmodels.objectives.components.tokenized_documents import document_batches
+from hf_ctxmodels.data.padding import Batch, SourceTargetCollator, required_token
+from hf_ctxmodels.objectives.base import BaselinePolicy, Objective, count_targets, target_rates
+from hf_ctxmodels.objectives.components.features import check_token_ids, feature_generator
 
 DOCUMENTS_PER_TEXT = 128  # documents that are joined, as in the released `reduce_concat_tokens`
 MAX_TRIES = 20  # of sampling noise with few enough spans for the sentinels
@@ -26,7 +24,7 @@ Variant = Literal["spans", "iid", "denoise", "prefix-lm"]
 
 @dataclass
 class DataCollatorForSpanCorruption(SourceTargetCollator):
-    """Splits every text into an input with sentinels and a target, according to `variant`.
+    """Splits every text into an input with sentinels, <extra_id_0>, <extra_id_1>, ..., and a target.
 
     Each feature holds:
         input_ids: (tokens,) of text, without special tokens.
@@ -36,7 +34,6 @@ class DataCollatorForSpanCorruption(SourceTargetCollator):
         the end of a target. The end token follows every input and every target.
 
     Args:
-        seed: Seed of the noise.
         variant: See `SpanCorruption`.
         noise_density: Share of noise tokens.
         mean_span_length: Mean length of the noise spans; for "spans" only.
@@ -60,33 +57,47 @@ class DataCollatorForSpanCorruption(SourceTargetCollator):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.tokenizer.eos_token_id is None:
-            raise CtxError(
-                f"{type(self.tokenizer).__name__} has no eos_token, which ends inputs and targets.",
-                hint="use a tokenizer with an eos_token.",
-            )
+        self.end = required_token(self.tokenizer, "eos_token", "ends inputs and targets")
         check_choice(get_args(Variant), variant=self.variant)
-        if not 0 < self.noise_density < 1:
-            raise CtxError(
-                f"noise_density={self.noise_density} is out of range.", hint="use more than 0 and less than 1."
-            )
+        check_fraction(noise_density=self.noise_density)
         check_at_least(1, mean_span_length=self.mean_span_length)
-        self.sentinels = Sentinels(self.tokenizer)
+        vocab = self.tokenizer.get_vocab()
+        sentinels: list[int] = []
+        while (token := SENTINEL_TOKEN.format(len(sentinels))) in vocab:
+            sentinels.append(vocab[token])
+        if not sentinels:
+            raise CtxError(
+                f"{type(self.tokenizer).__name__} has no sentinel {SENTINEL_TOKEN.format(0)} to replace a span.",
+                hint="use a tokenizer of the family t5, or call add_tokens(['<extra_id_99>', ..., '<extra_id_0>']), "
+                "and resize the model's embeddings.",
+            )
+        self.sentinels = np.array(sentinels)
+        """(sentinels,) ids of the first, second, ... sentinel."""
+        self.is_sentinel = np.isin(np.arange(max(vocab.values()) + 1), self.sentinels)
+        """(largest id + 1,) bool."""
 
     def collate(self, features: list[dict[str, Any]]) -> Batch:
         """Corrupt and pad features; see the class for their columns and the returned ones."""
-        pairs = [self._split(feature) for feature in features]
-        return super().collate([{"input_ids": inputs, "labels": targets} for inputs, targets in pairs])
+        pairs = []
+        for feature in features:
+            ids = np.asarray(feature["input_ids"]).astype(np.int64)
+            if not len(ids):
+                raise CtxError("An example has no token to predict.", hint="drop empty texts.")
+            self.check_text(ids)
+            inputs, targets = self.corrupt(ids, feature_generator(feature, self.seed, static=False))
+            pairs.append({"input_ids": np.append(inputs, self.end), "labels": np.append(targets, self.end)})
+        return super().collate(pairs)
 
-    def _split(self, feature: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
-        """The input and the target of a text, with their end tokens."""
-        ids = np.asarray(feature["input_ids"]).astype(np.int64)
-        if not len(ids):
-            raise CtxError("An example has no token to predict.", hint="drop empty texts.")
-        self.sentinels.check_text(ids)
-        inputs, targets = self.corrupt(ids, feature_generator(feature, self.seed, static=False))
-        end = int(self.tokenizer.eos_token_id)
-        return np.append(inputs, end), np.append(targets, end)
+    def check_text(self, ids: np.ndarray) -> None:
+        """Raise CtxError if a text contains a sentinel, or an id outside the vocabulary."""
+        check_token_ids(ids, len(self.is_sentinel))
+        if (is_sentinel := self.is_sentinel[ids]).any():
+            position = int(is_sentinel.argmax())
+            sentinel = SENTINEL_TOKEN.format(int((self.sentinels == ids[position]).argmax()))
+            raise CtxError(
+                f"The text contains the sentinel {sentinel}, at token {position} of a sequence.",
+                hint="remove such strings from the text; a sentinel represents a span to be predicted.",
+            )
 
     def corrupt(self, ids: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """The input and the target of a text, without their end tokens."""
@@ -95,24 +106,43 @@ class DataCollatorForSpanCorruption(SourceTargetCollator):
             return ids[:cut], ids[cut:]
         noise = self.noise(len(ids), rng)
         if self.variant == "denoise":
-            return np.where(noise, self.sentinels.ids[0], ids), ids
-        return self.sentinels.replace(ids, noise), self.sentinels.replace(ids, ~noise)
+            return np.where(noise, self.sentinels[0], ids), ids
+        return self.replace_spans(ids, noise), self.replace_spans(ids, ~noise)
+
+    def replace_spans(self, ids: np.ndarray, spans: np.ndarray) -> np.ndarray:
+        """The sequence with its first span replaced by the first sentinel, the second one by the second, ...
+
+        Args:
+            ids: (tokens,).
+            spans: (tokens,) bool; each run of True is a span.
+
+        Raises:
+            CtxError: There are more spans than sentinels.
+        """
+        starts = spans & ~np.append(False, spans[:-1])
+        count = int(starts.sum())
+        self.check_spans(len(ids), count)
+        replaced = ids.copy()
+        replaced[starts] = self.sentinels[:count]
+        return replaced[starts | ~spans]
+
+    def check_spans(self, length: int, spans: int) -> None:
+        """Raise CtxError if there are more spans than sentinels."""
+        if spans > len(self.sentinels):
+            raise CtxError(
+                f"A text of {length} tokens has {spans} spans, but there are {len(self.sentinels)} sentinels.",
+                hint="use a smaller max_length, less noise, longer spans, or a tokenizer with more sentinels.",
+            )
 
     def noise(self, length: int, rng: np.random.Generator) -> np.ndarray:
         """(length,) bool, True at noise."""
-        if self.variant == "iid":
-            return self._single_token_noise(length, rng)
-        if self.variant != "spans":
-            return rng.random(length) < self.noise_density
-        mask = alternating_spans(length, self.noise_density, self.mean_span_length, rng)
-        return np.roll(mask, rng.integers(max(2, length))) if self.random_roll else mask
-
-    def _single_token_noise(self, length: int, rng: np.random.Generator) -> np.ndarray:
-        """Noise of "iid", resampled while its spans, or the spans between them, are more than the sentinels."""
-        for _ in range(MAX_TRIES):
+        if self.variant == "spans":
+            mask = alternating_spans(length, self.noise_density, self.mean_span_length, rng)
+            return np.roll(mask, rng.integers(max(2, length))) if self.random_roll else mask
+        for _ in range(MAX_TRIES if self.variant == "iid" else 1):
             noise = rng.random(length) < self.noise_density
             changes = np.count_nonzero(noise[1:] != noise[:-1])
-            if (changes + 2) // 2 <= len(self.sentinels.ids):
+            if (changes + 2) // 2 <= len(self.sentinels):  # of the noise spans, and of the spans between them
                 break
         return noise
 
@@ -152,19 +182,7 @@ class SpanCorruption(DataCollatorForSpanCorruption, Objective):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.text_length = self._text_length()
-        """Tokens of a text before its corruption."""
-        self.baseline = BaselinePolicy(
-            len(self.tokenizer), [int(self.tokenizer.pad_token_id)], token_classes=("labels",)
-        )
-
-    def _text_length(self) -> int:
-        if self.max_length < 3:
-            raise CtxError(
-                f"max_length={self.max_length} leaves no room for a token, a sentinel and the end.",
-                hint="use 3 or more.",
-            )
-        sentinels = len(self.sentinels.ids)
+        check_at_least(3, max_length=self.max_length)
         if self.variant == "spans":
             length = max_text_length(self.max_length, self.noise_density, self.mean_span_length)
             # random_roll may split a span
@@ -172,45 +190,29 @@ class SpanCorruption(DataCollatorForSpanCorruption, Objective):
         else:
             length = self.max_length - (self.variant != "prefix-lm")
             spans = max_single_token_spans(length, self.noise_density) if self.variant == "iid" else 0
-        if spans > sentinels:
-            raise CtxError(
-                f"Texts of {length} tokens have {spans} spans, but there are {sentinels} sentinels.",
-                hint="use shorter texts (max_length), less noise, longer spans, or a tokenizer with more sentinels.",
-            )
-        return length
+        self.check_spans(length, spans)
+        self.text_length = length
+        """Tokens of a text before its corruption."""
+        self.baseline = BaselinePolicy(
+            len(self.tokenizer), [int(self.tokenizer.pad_token_id)], token_classes=("labels",)
+        )
 
     @property
     def config_fields(self) -> dict[str, Any]:
         """The end token of generation, and its start token, the padding token."""
-        return {
-            "eos_token_id": int(self.tokenizer.eos_token_id),
-            "decoder_start_token_id": int(self.tokenizer.pad_token_id),
-        }
+        return {"eos_token_id": self.end, "decoder_start_token_id": int(self.tokenizer.pad_token_id)}
 
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
         """Examples with input_ids; raises CtxError for a text that contains a sentinel."""
-        for text in self._texts(documents):
-            self.sentinels.check_text(text)
-            for start in range(0, len(text), self.text_length):
-                yield {"input_ids": text[start : start + self.text_length]}
-
-    def _texts(self, documents: Iterable[list[str]]) -> Iterator[np.ndarray]:
-        """(tokens,) ids of joined documents, or, for a prefix LM, of one."""
-        for batch in document_batches(documents, DOCUMENTS_PER_TEXT):
-            texts = [" ".join(document) for document in batch]
-            encoded = self.tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)
-            tokenized = [np.asarray(ids, dtype=np.int32) for ids in encoded["input_ids"]]
-            self.statistics.update(
-                documents=len(batch),
-                sentences=sum(map(len, batch)),
-                tokens=sum(map(len, tokenized)),
-                words=sum(len(text.split()) for text in texts),
-            )
-            yield from tokenized if self.variant == "prefix-lm" else [np.concatenate(tokenized)]
+        for batch in self.joined_batches(documents, DOCUMENTS_PER_TEXT):
+            for text in batch if self.variant == "prefix-lm" else [np.concatenate(batch)]:
+                self.check_text(text)
+                for start in range(0, len(text), self.text_length):
+                    yield {"input_ids": text[start : start + self.text_length]}
 
     def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
         """Counts of `count_targets`, and sentinels of inputs and targets."""
-        sentinels = torch.from_numpy(self.sentinels.ids)
+        sentinels = torch.from_numpy(self.sentinels)
         return {
             **count_targets(batch, self.tokenizer.unk_token_id),
             "input_sentinels": int(torch.isin(batch["input_ids"].cpu(), sentinels).sum()),
@@ -233,6 +235,42 @@ class SpanCorruption(DataCollatorForSpanCorruption, Objective):
             "span_length": noise / max(1, spans),
             "spans_per_row": spans / max(1, counts["rows"]),
         }
+
+
+def random_composition(total: int, count: int, rng: np.random.Generator) -> np.ndarray:
+    """(count,) positive integers with the sum `total`, all compositions equally likely; 1 <= count <= total."""
+    inner = np.sort(rng.choice(total - 1, count - 1, replace=False)) + 1 if count > 1 else np.empty(0, dtype=np.int64)
+    return np.diff(inner, prepend=0, append=total)
+
+
+def noise_counts(length: int, density: float, mean_span: float) -> tuple[int, int]:
+    """Noise tokens and noise spans of a sequence, in the arithmetic of T5's release: float32, rounded to even.
+
+    Args:
+        length: Tokens of the sequence, 2 or more.
+        density: Share of noise tokens; at least one token is noise, and one is not.
+        mean_span: Mean length of the noise spans; there is at least one span and, unlike in the release, at most one
+            for each token of text, since a text span precedes each.
+    """
+    noise = int(np.rint(np.float32(length) * np.float32(density)))
+    noise = min(max(noise, 1), length - 1)
+    spans = int(np.rint(np.float32(noise) / np.float32(mean_span)))
+    return noise, min(max(spans, 1), noise, length - noise)
+
+
+def alternating_spans(length: int, density: float, mean_span: float, rng: np.random.Generator) -> np.ndarray:
+    """(length,) bool, True at noise: alternating text and noise spans, starting with text (Raffel et al. 2020, section
+    3.3.4; `random_spans_noise_mask` of the release).
+
+    The numbers of `noise_counts` are met exactly. The lengths of the noise spans and of the text spans are two random
+    compositions, so that all masks with these numbers are equally likely. The last token is always noise, except in a
+    sequence of one token.
+    """
+    if length < 2:
+        return np.zeros(length, dtype=bool)
+    noise, spans = noise_counts(length, density, mean_span)
+    lengths = np.stack([random_composition(length - noise, spans, rng), random_composition(noise, spans, rng)], axis=1)
+    return np.repeat(np.tile([False, True], spans), lengths.ravel())
 
 
 def max_single_token_spans(length: int, density: float) -> int:

@@ -11,11 +11,10 @@ from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.core.generation import target_vocabulary_config
-from hf_ctxmodels.data.documents import TranslatedText
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.padding import Batch, RowPadder, SourceTargetCollator
 from hf_ctxmodels.objectives.base import BaselinePolicy, Objective, count_targets, target_rates
-from hf_ctxmodels.objectives.components.tokenized_documents import document_batches
+from hf_ctxmodels.objectives.components.tokenized_documents import translation_batches
 
 
 @dataclass
@@ -70,12 +69,7 @@ class Translation(DataCollatorForTranslation, Objective):
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
         """Examples with input_ids and labels; raises CtxError for a document that is not a `TranslatedText`."""
         special_tokens = self.tokenizer.num_special_tokens_to_add()
-        for batch in document_batches(documents):
-            if not all(isinstance(document, TranslatedText) for document in batch):
-                raise CtxError(
-                    "A document has no translation.",
-                    hint="set --translations FILE, which contains line by line the translations of --dataset.",
-                )
+        for batch in translation_batches(documents):
             texts, translations = ([document[side] for document in batch] for side in range(2))
             encoded = self.tokenizer(texts, text_target=translations, verbose=False)
             self.statistics["documents"] += len(batch)
@@ -151,11 +145,8 @@ class DataCollatorForTranslationWithLanguageModels(DataCollatorForTranslation):
     """As `DataCollatorForTranslation`, with the next word of each language as additional targets.
 
     Returns, in addition:
-        source_labels: (batch, width) the word after each word of a text; -100 for none.
-        target_labels: (batch, steps) the labels again, for the decoder's language model.
-
-    Attributes:
-        source_lm, target_lm: Whether these targets are set; otherwise they are -100.
+        source_labels: (batch, width) the word after each word of a text, -100 for none; all -100 without `source_lm`.
+        target_labels: (batch, steps) the labels again, for the decoder's language model; all -100 without `target_lm`.
     """
 
     source_lm: bool = flag(True, "Keep training the encoder's language model on the text.")

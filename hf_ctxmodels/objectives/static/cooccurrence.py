@@ -10,13 +10,13 @@ import numpy as np
 import torch
 
 from hf_ctxmodels.core.constants import IGNORE_INDEX
-from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.core.flags import check_at_least, flag
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.padding import Batch, PaddingCollator, RowPadder
 from hf_ctxmodels.data.seeding import Stream, generator
-from hf_ctxmodels.objectives.base import Objective, check_at_least
-from hf_ctxmodels.objectives.components.tokenized_documents import DOCUMENTS_PER_BATCH, tokenized_batches
+from hf_ctxmodels.objectives.base import Objective
 
+_COLUMNS = ("input_ids", "context_ids", "cooccurrences")
 _PAIRS_PER_SORT = 4_000_000
 _FILES_BITS = 4  # 16 files for every spill
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # Fibonacci hashing distributes neighbouring cells over the files
@@ -85,15 +85,10 @@ class Cooccurrence(DataCollatorForCooccurrence, Objective):
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
         """Examples with input_ids, context_ids and cooccurrences."""
         counter = CooccurrenceCounter(
-            len(self.tokenizer),
-            window=self.window,
-            symmetric=self.symmetric,
-            weighted=self.distance_weighting,
-            memory_cells=self.memory_cells,
+            len(self.tokenizer), self.window, self.symmetric, self.distance_weighting, self.memory_cells
         )
-        for batch in tokenized_batches(self.tokenizer, documents, DOCUMENTS_PER_BATCH, False):
-            counter.add(document.ids[document.ids != self.tokenizer.unk_token_id] for document in batch)
-            self.statistics.update(documents=len(batch), tokens=sum(len(document.ids) for document in batch))
+        for document in self.tokenized(documents):
+            counter.add(document.ids[document.ids != self.tokenizer.unk_token_id])
         rng = generator(self.seed, pass_index, 0, Stream.ORDER)
         remaining: list[np.ndarray] = []
         for block in counter.cells(rng):
@@ -101,10 +96,10 @@ class Cooccurrence(DataCollatorForCooccurrence, Objective):
             columns = [np.concatenate(arrays) for arrays in zip(remaining, block)] if remaining else list(block)
             full = len(columns[0]) // self.max_length * self.max_length
             for start in range(0, full, self.max_length):
-                yield _example([column[start : start + self.max_length] for column in columns])
+                yield dict(zip(_COLUMNS, (column[start : start + self.max_length] for column in columns)))
             remaining = [column[full:] for column in columns]
         if remaining and len(remaining[0]):
-            yield _example(remaining)
+            yield dict(zip(_COLUMNS, remaining))
 
     def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
         """Cells, and cells with a sum of at most 1."""
@@ -114,10 +109,6 @@ class Cooccurrence(DataCollatorForCooccurrence, Objective):
     def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
         """Share of the cells with a sum of at most 1."""
         return {"single_cell_share": counts["single_cells"] / max(1, counts["cells"])}
-
-
-def _example(columns: list[np.ndarray]) -> Example:
-    return dict(zip(("input_ids", "context_ids", "cooccurrences"), columns, strict=True))
 
 
 class CooccurrenceCounter:
@@ -138,14 +129,12 @@ class CooccurrenceCounter:
     def __init__(
         self,
         vocab_size: int,
-        *,
         window: int = 10,
         symmetric: bool = True,
         weighted: bool = True,
         memory_cells: int = 50_000_000,
         directory: str | Path | None = None,
     ) -> None:
-        check_at_least(1, vocab_size=vocab_size, window=window, memory_cells=memory_cells)
         self._vocab_size = np.int64(vocab_size)
         self._window, self._symmetric, self._weighted = window, symmetric, weighted
         self._memory_cells, self._directory = memory_cells, directory
@@ -155,19 +144,18 @@ class CooccurrenceCounter:
         self._spilled: TemporaryDirectory[str] | None = None
         self.spills = 0
 
-    def add(self, documents: Iterable[np.ndarray]) -> None:
-        """Count documents, each the (words,) ids of a running text; pairs do not cross documents."""
-        for ids in documents:
-            for distance in range(1, min(self._window, len(ids) - 1) + 1):
-                words, contexts = ids[distance:].astype(np.int64), ids[:-distance].astype(np.int64)
-                if self._symmetric:  # one of the two symmetric cells; `cells` yields both
-                    words, contexts = np.maximum(words, contexts), np.minimum(words, contexts)
-                keys = words * self._vocab_size + contexts
-                weight = 1 / distance if self._weighted else 1.0
-                self._uncounted.append((keys, np.full(len(keys), weight, dtype=np.float32)))
-                self._num_uncounted += len(keys)
-            if self._num_uncounted >= _PAIRS_PER_SORT:
-                self._sum_uncounted()
+    def add(self, ids: np.ndarray) -> None:
+        """Count the pairs of a document, the (words,) ids of a running text."""
+        for distance in range(1, min(self._window, len(ids) - 1) + 1):
+            words, contexts = ids[distance:].astype(np.int64), ids[:-distance].astype(np.int64)
+            if self._symmetric:  # one of the two symmetric cells; `cells` yields both
+                words, contexts = np.maximum(words, contexts), np.minimum(words, contexts)
+            keys = words * self._vocab_size + contexts
+            weight = 1 / distance if self._weighted else 1.0
+            self._uncounted.append((keys, np.full(len(keys), weight, dtype=np.float32)))
+            self._num_uncounted += len(keys)
+        if self._num_uncounted >= _PAIRS_PER_SORT:
+            self._sum_uncounted()
 
     def cells(self, rng: np.random.Generator) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """Blocks of cells in random order: (cells,) words, contexts, and float32 sums. Empties the counter."""
@@ -219,10 +207,7 @@ class CooccurrenceCounter:
             mirrored = np.flatnonzero(words != contexts)
             values = np.concatenate([values, values[mirrored]])
             values[: len(keys)][words == contexts] *= 2  # each occurrence is a context of the other
-            words, contexts = (
-                np.concatenate([words, contexts[mirrored]]),
-                np.concatenate([contexts, words[mirrored]]),
-            )
+            words, contexts = np.append(words, contexts[mirrored]), np.append(contexts, words[mirrored])
         order = rng.permutation(len(values))
         yield words[order].astype(np.int32), contexts[order].astype(np.int32), values[order]
 

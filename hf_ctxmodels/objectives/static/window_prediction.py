@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from enum import IntEnum
 from functools import cached_property
 from importlib import import_module
 from importlib.util import find_spec
@@ -14,14 +13,13 @@ import torch
 
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.core.flags import check_at_least, flag
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.padding import Batch, PaddingCollator
-from hf_ctxmodels.objectives.base import Objective, check_at_least
+from hf_ctxmodels.objectives.base import Objective
 from hf_ctxmodels.objectives.components.features import check_token_ids, feature_keys
-from hf_ctxmodels.objectives.components.tokenized_documents import DOCUMENTS_PER_BATCH, tokenized_batches
 from hf_ctxmodels.objectives.static import window_sampling
-from hf_ctxmodels.objectives.static.word_frequencies import (
+from hf_ctxmodels.objectives.static.window_sampling import (
     HuffmanTree,
     NoiseDistribution,
     subsampling_probabilities,
@@ -30,14 +28,6 @@ from hf_ctxmodels.objectives.static.word_frequencies import (
 
 _COMPILED = "hf_ctxmodels.objectives.static.window_kernels"
 Output = Literal["negative-sampling", "hierarchical-softmax"]
-
-
-class _RandomUse(IntEnum):
-    """The uses of random numbers for an example."""
-
-    SUBSAMPLING = 0
-    WINDOW = 1
-    NEGATIVES = 2
 
 
 @dataclass
@@ -61,12 +51,8 @@ class DataCollatorForWindowPrediction(PaddingCollator):
 
     Args:
         tokenizer: With `counts` (see `CtxWordTokenizer`) and a padding token.
-        output: Loss of the model.
-        window: Maximum window size.
         subsampling: Threshold of `subsampling_probabilities`.
         noise_power: Power of `NoiseDistribution`.
-        block, shared_negatives: Size of a block of words that share their negatives, and number of these.
-        seed: Seed of all sampling.
 
     Raises:
         CtxError: The tokenizer has no word counts.
@@ -111,39 +97,29 @@ class DataCollatorForWindowPrediction(PaddingCollator):
         if not lengths.all():
             raise CtxError("An example has no word.", hint="remove examples without words.")
         check_token_ids(ids, len(self.word_counts))
-        keys = feature_keys(features, self.seed, len(_RandomUse))
-        probabilities = self.subsampling_probabilities
+        subsampling_keys, window_keys, negative_keys = feature_keys(features, self.seed, uses=3)
         ids, lengths = self.sampler.subsample(
-            ids, lengths, keys[_RandomUse.SUBSAMPLING], probabilities, self.word_counts
+            ids, lengths, subsampling_keys, self.subsampling_probabilities, self.word_counts
         )
         first, (rows, width) = self._layout(lengths)
         columns = self.sampler.place_words(
-            ids, lengths, first, keys[_RandomUse.WINDOW], self.window, rows * width, self.tokenizer.pad_token_id
+            ids, lengths, first, window_keys, self.window, rows * width, self.tokenizer.pad_token_id
         )
         names = ("input_ids", "attention_mask", "labels", "windows")
         batch = {name: column.reshape(rows, width) for name, column in zip(names, columns, strict=True)}
+        blocks = width // self.block
         if self.tree is not None:
-            batch |= self._paths(self.tree, batch)
+            paths = np.where(batch["attention_mask"][..., None], self.tree.paths[batch["input_ids"]], -1)
+            depth = int((paths >= 0).any((0, 1)).sum())
+            for name, table in (("paths", paths), ("codes", self.tree.codes[batch["input_ids"]])):
+                batch[name] = table[..., :depth].reshape(rows, blocks, self.block, depth)
         else:
-            blocks = width // self.block
+            block_lengths, first_blocks = -(-lengths // self.block), first // self.block
             negatives = self.sampler.sample_negatives(
-                -(-lengths // self.block),
-                first // self.block,
-                keys[_RandomUse.NEGATIVES],
-                self.noise.table,
-                self.shared_negatives,
-                rows * blocks,
+                block_lengths, first_blocks, negative_keys, self.noise.table, self.shared_negatives, rows * blocks
             )
             batch["negatives"] = negatives.reshape(rows, blocks, self.shared_negatives)
         return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in batch.items()}
-
-    def _paths(self, tree: HuffmanTree, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        ids, mask = batch["input_ids"], batch["attention_mask"]
-        paths = np.where(mask[..., None], tree.paths[ids], -1)
-        depth = int((paths >= 0).any((0, 1)).sum())
-        shape = (len(ids), ids.shape[1] // self.block, self.block, depth)
-        tables = {"paths": paths, "codes": tree.codes[ids]}
-        return {name: table[..., :depth].reshape(shape) for name, table in tables.items()}
 
     def _layout(self, lengths: np.ndarray) -> tuple[np.ndarray, tuple[int, int]]:
         """(examples,) start of each example in the flattened batch, and the batch's shape.
@@ -197,22 +173,16 @@ class WindowPrediction(DataCollatorForWindowPrediction, Objective):
     @property
     def config_fields(self) -> dict[str, Any]:
         """The model's architecture, loss, maximum window and number of negatives."""
-        return {
-            "architecture": self.architecture,
-            "output": self.output,
-            "window": self.window,
-            "negative": self.negative,
-        }
+        names = ("architecture", "output", "window", "negative")
+        return {name: getattr(self, name) for name in names}
 
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
         """Examples with input_ids. A single remaining word, which has no context, is skipped."""
-        for batch in tokenized_batches(self.tokenizer, documents, DOCUMENTS_PER_BATCH, False):
-            for document in batch:
-                words = document.ids[document.ids != self.tokenizer.unk_token_id]
-                self.statistics.update(documents=1, sentences=len(document), tokens=len(document.ids))
-                self.statistics["unknown_tokens"] += len(document.ids) - len(words)
-                for start in range(0, len(words) - 1, self.max_length):
-                    yield {"input_ids": words[start : start + self.max_length]}
+        for document in self.tokenized(documents):
+            words = document.ids[document.ids != self.tokenizer.unk_token_id]
+            self.statistics["unknown_tokens"] += len(document.ids) - len(words)
+            for start in range(0, len(words) - 1, self.max_length):
+                yield {"input_ids": words[start : start + self.max_length]}
 
     def _frequency_scores(self, counts: np.ndarray) -> np.ndarray:
         """See `BaselinePolicy.scores`: the logits of minimum loss that do not depend on the input."""

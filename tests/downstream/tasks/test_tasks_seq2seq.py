@@ -164,7 +164,7 @@ def test_models_and_tokenizers_that_cannot_write_are_refused(tmp_path, words, to
         with pytest.raises(CtxError, match=rf"(?s)The {side} has no tokens: '\\x01'.*a:1"):
             task.encode([SourceTarget(*pair, "a:1")], tokenizer)
     words.pad_token = None
-    with pytest.raises(CtxError, match="no padding token"):
+    with pytest.raises(CtxError, match="no pad_token"):
         task.collator(words)
 
 
