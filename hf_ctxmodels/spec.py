@@ -11,7 +11,7 @@ from transformers.core_model_loading import WeightTransform
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.core.remote_code import RemoteCodeStub
 from hf_ctxmodels.objectives import Objective
-from hf_ctxmodels.objectives.seq2seq.source_target import SourceTarget
+from hf_ctxmodels.objectives.source_target import SourceTarget
 
 
 class PublishedCount(NamedTuple):

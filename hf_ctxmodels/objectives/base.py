@@ -15,11 +15,7 @@ from hf_ctxmodels.core.flags import check_at_least
 from hf_ctxmodels.data.examples import Example, ExampleSet
 from hf_ctxmodels.data.padding import PaddingCollator
 from hf_ctxmodels.data.training_set import SamplingPolicy
-from hf_ctxmodels.objectives.components.tokenized_documents import (
-    TokenizedDocument,
-    document_batches,
-    tokenized_batches,
-)
+from hf_ctxmodels.objectives.tokenized_documents import TokenizedDocument, document_batches, tokenized_batches
 
 
 @dataclass(frozen=True)

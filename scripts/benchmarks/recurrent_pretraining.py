@@ -16,7 +16,7 @@ from benchmarks.recurrent_cases import Case, ForwardPair
 from benchmarks.recurrent_references import demo_lengths, pack, random_sequences, torch_layers, unpack
 from hf_ctxmodels.heads import IGNORE_INDEX
 from hf_ctxmodels.objectives import DataCollatorForTranslationWithLanguageModels
-from hf_ctxmodels.objectives.autoregressive.sequence_autoencoding import DataCollatorForSequenceAutoencoding
+from hf_ctxmodels.objectives.sequence_autoencoding import DataCollatorForSequenceAutoencoding
 from hf_ctxmodels.registry import get_family
 
 

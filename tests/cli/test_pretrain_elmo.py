@@ -13,7 +13,7 @@ from transformers import AutoModelForPreTraining, AutoTokenizer
 from zoo import TINY
 
 from hf_ctxmodels import CtxElmoConfig, CtxElmoTokenizer
-from hf_ctxmodels.objectives.autoregressive.bidirectional_lm import BidirectionalLM
+from hf_ctxmodels.objectives.bidirectional_lm import BidirectionalLM
 
 
 def pretrain(folder: Path, **flags: object) -> None:

@@ -10,7 +10,7 @@ from zoo import Case, assert_close, assert_same_outputs, make_batch, make_target
 
 from hf_ctxmodels import CtxErnieConfig, CtxErnieForMaskedLMWithPair, CtxErnieForPreTraining, CtxError
 from hf_ctxmodels.models.ernie.configuration_ernie import SEQUENCE_TASKS, TOKEN_TASKS
-from hf_ctxmodels.objectives.multitask.continual_tasks import TASKS
+from hf_ctxmodels.objectives.continual_tasks import TASKS
 from hf_ctxmodels.registry import FAMILIES
 
 ERNIE = FAMILIES["ernie"]

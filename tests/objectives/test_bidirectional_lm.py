@@ -6,7 +6,7 @@ import torch
 
 from hf_ctxmodels import CtxBertTokenizer, CtxElmoTokenizer, CtxError
 from hf_ctxmodels.objectives import BidirectionalLM
-from hf_ctxmodels.objectives.autoregressive.bidirectional_lm import decode_words, encode_words
+from hf_ctxmodels.objectives.bidirectional_lm import decode_words, encode_words
 
 DOCUMENTS = [
     ["The cat sat on the mat .", "", "A cat !"],

@@ -20,8 +20,8 @@ from hf_ctxmodels.data import (
     load_documents,
 )
 from hf_ctxmodels.objectives import ContinualTasks
-from hf_ctxmodels.objectives.components.masking import IGNORE_INDEX
-from hf_ctxmodels.objectives.multitask.continual_tasks import TASKS, parse_schedule
+from hf_ctxmodels.objectives.continual_tasks import TASKS, parse_schedule
+from hf_ctxmodels.objectives.masking import IGNORE_INDEX
 
 CLS, SEP = 2, 3
 

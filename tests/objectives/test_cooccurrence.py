@@ -8,7 +8,7 @@ import pytest
 
 from hf_ctxmodels import CtxGloveTokenizer, DataCollatorForCooccurrence
 from hf_ctxmodels.objectives import Cooccurrence
-from hf_ctxmodels.objectives.static.cooccurrence import CooccurrenceCounter
+from hf_ctxmodels.objectives.cooccurrence import CooccurrenceCounter
 
 DOCUMENTS = [np.random.default_rng(seed).integers(0, 12, size=size) for seed, size in enumerate([200, 1, 2, 57, 130])]
 
@@ -40,7 +40,7 @@ def count(counter: CooccurrenceCounter, seed: int = 0) -> dict[tuple[int, int], 
 def test_counts(
     window: int, symmetric: bool, weighted: bool, memory_cells: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hf_ctxmodels.objectives.static.cooccurrence._PAIRS_PER_SORT", 100)
+    monkeypatch.setattr("hf_ctxmodels.objectives.cooccurrence._PAIRS_PER_SORT", 100)
     counter = CooccurrenceCounter(
         12, window=window, symmetric=symmetric, weighted=weighted, memory_cells=memory_cells, directory=tmp_path
     )

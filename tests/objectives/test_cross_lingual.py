@@ -14,8 +14,7 @@ from hf_ctxmodels.data.documents import TranslatedText
 from hf_ctxmodels.data.seeding import generator
 from hf_ctxmodels.downstream.tasks.languages import set_language
 from hf_ctxmodels.objectives import CrossLingualLM, StreamCausalLM, StreamMaskedLM, TranslationLM
-from hf_ctxmodels.objectives.cross_lingual.cross_lingual_masking import DataCollatorForStreamMaskedLM
-from hf_ctxmodels.objectives.cross_lingual.language_streams import LanguageReader
+from hf_ctxmodels.objectives.cross_lingual import DataCollatorForStreamMaskedLM, LanguageReader
 
 WORDS = {
     "de": ["der", "kleine", "hund", "sah", "eine", "alte", "katze", "am", "haus"],

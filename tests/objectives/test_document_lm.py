@@ -9,7 +9,7 @@ from numbered_text import numbered_documents
 
 from hf_ctxmodels import CtxBertTokenizer, CtxGpt2Config, CtxGpt2ForCausalLM, CtxGpt2Tokenizer
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.objectives.autoregressive.document_lm import DocumentLM
+from hf_ctxmodels.objectives.causal_lm import DocumentLM
 
 FIRST_WORD = 5
 shapes = st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=4), min_size=1, max_size=6)

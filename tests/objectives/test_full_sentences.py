@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from numbered_text import numbered_documents, word
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.objectives.masked.full_sentences import FullSentences
-from hf_ctxmodels.objectives.masked.masked_lm import MaskedLM
+from hf_ctxmodels.objectives.masked_lm import FullSentences, MaskedLM
 
 FIRST_WORD = 5
 shapes = st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=8), min_size=1, max_size=6)

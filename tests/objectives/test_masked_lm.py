@@ -11,7 +11,7 @@ from numbered_text import numbered_documents, word
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.objectives import MaskedLM
-from hf_ctxmodels.objectives.components.tokenized_documents import pack_sequences
+from hf_ctxmodels.objectives.tokenized_documents import pack_sequences
 
 shapes = st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=8), min_size=1, max_size=6)
 

@@ -15,7 +15,7 @@ from hf_ctxmodels.data.seeding import Stream, generator
 from hf_ctxmodels.data.training_set import build_training_set
 from hf_ctxmodels.models.bert.tokenization_bert import CtxBertTokenizer
 from hf_ctxmodels.objectives import DataCollatorForMaskedLM, MaskedLM, MaskingRule, TokenMasker
-from hf_ctxmodels.objectives.components.masking import IGNORE_INDEX, masking_rates
+from hf_ctxmodels.objectives.masking import IGNORE_INDEX, masking_rates
 
 FIRST_WORD = 5  # the special tokens come first
 

@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 from numbered_text import WORDS, numbered_documents, word
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.objectives import DataCollatorForMaskedLMWithNextSentence, MaskedLMWithNextSentence
-from hf_ctxmodels.objectives.components import tokenized_documents
-from hf_ctxmodels.objectives.pairs import next_sentence as module
-from hf_ctxmodels.objectives.pairs import sentence_pairs as pairs
+from hf_ctxmodels.objectives import (
+    DataCollatorForMaskedLMWithNextSentence,
+    MaskedLMWithNextSentence,
+    tokenized_documents,
+)
+from hf_ctxmodels.objectives import sentence_pairs as pairs
 
 CLS, SEP = 2, 3
 
@@ -46,14 +48,14 @@ def test_pairs_are_runs_of_their_documents(tokenizer, shape, max_length, seed, s
             assert (np.diff(segment) == 1).all(), "a segment is a run of one text"
             assert len({home[number] for number in segment.tolist()}) == 1
         used.update(a.tolist())
-        if example["next_sentence_label"] == module.CONTINUATION:
+        if example["next_sentence_label"] == pairs.CONTINUATION:
             assert home[int(a[0])] == home[int(b[0])]
             assert a[-1] < b[0], "B follows A"
             used.update(b.tolist())
             if len(example["input_ids"]) < max_length:
                 assert b[0] == a[-1] + 1, "nothing was cut, so B begins where A ends"
         else:
-            assert example["next_sentence_label"] == module.RANDOM
+            assert example["next_sentence_label"] == pairs.RANDOM
             assert home[int(a[0])] != home[int(b[0])], "a random segment of the same document"
     if not objective.statistics["truncated_tokens"]:
         assert used == Counter(home.keys()), "sentences are used once each; those behind a random B are put back"
@@ -122,7 +124,7 @@ def test_short_rows_come_with_the_probability_asked_for(tokenizer):
         for pass_index in range(10):
             for example in objective.examples(documents, pass_index):
                 a, b = segments_of(example)
-                if example["next_sentence_label"] == module.CONTINUATION and b[-1] % 40 != 39:
+                if example["next_sentence_label"] == pairs.CONTINUATION and b[-1] % 40 != 39:
                     first[pass_index, int(a[0]) // 40] = len(a) + len(b)
         return np.mean([length < 20 for length in first.values()])
 

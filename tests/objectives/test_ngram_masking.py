@@ -11,7 +11,7 @@ from hf_ctxmodels.data.seeding import generator
 from hf_ctxmodels.models.albert.tokenization_albert import CtxAlbertTokenizer
 from hf_ctxmodels.models.xlnet.tokenization_xlnet import CtxXLNetTokenizer
 from hf_ctxmodels.objectives import DataCollatorForMaskedLM, MaskedLM, MaskingRule, TokenMasker
-from hf_ctxmodels.objectives.components.masking import IGNORE_INDEX, masking_rates
+from hf_ctxmodels.objectives.masking import IGNORE_INDEX, masking_rates
 
 SHARES = np.array([6, 3, 2]) / 11
 

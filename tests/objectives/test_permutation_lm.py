@@ -11,13 +11,8 @@ from numbered_text import numbered_documents, word
 from transformers import XLNetConfig, XLNetLMHeadModel
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.objectives import (
-    DataCollatorForPermutationLM,
-    PermutationLM,
-    expand_permutation,
-)
-from hf_ctxmodels.objectives.components import tokenized_documents
-from hf_ctxmodels.objectives.components.masking import IGNORE_INDEX
+from hf_ctxmodels.objectives import DataCollatorForPermutationLM, PermutationLM, expand_permutation, tokenized_documents
+from hf_ctxmodels.objectives.masking import IGNORE_INDEX
 
 FIRST_WORD, SEP, CLS, EOD = 9, 4, 3, 7
 lengths_of_rows = st.lists(st.integers(1, 60), min_size=1, max_size=5)

@@ -6,7 +6,7 @@ from numbered_text import numbered_documents
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.objectives import DataCollatorForReplacedTokenDetection, ReplacedTokenDetection
-from hf_ctxmodels.objectives.masked.replaced_token_detection import IGNORE_INDEX
+from hf_ctxmodels.objectives.replaced_token_detection import IGNORE_INDEX
 
 
 def rows_of(tokenizer, shape, max_length=32, **options):

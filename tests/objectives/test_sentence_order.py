@@ -13,9 +13,9 @@ from transformers import AlbertConfig, AlbertForPreTraining
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.objectives import DataCollatorForMaskedLMWithSentenceOrder, MaskedLMWithSentenceOrder
-from hf_ctxmodels.objectives.components.masking import IGNORE_INDEX
-from hf_ctxmodels.objectives.components.tokenized_documents import sentence_chunks
-from hf_ctxmodels.objectives.pairs.sentence_order import IN_ORDER, SWAPPED, OneSegment
+from hf_ctxmodels.objectives.masking import IGNORE_INDEX
+from hf_ctxmodels.objectives.sentence_order import IN_ORDER, SWAPPED, OneSegment
+from hf_ctxmodels.objectives.tokenized_documents import sentence_chunks
 
 CLS, SEP = 2, 3
 

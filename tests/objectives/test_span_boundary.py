@@ -13,8 +13,8 @@ from numbered_text import numbered_documents
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.seeding import generator
 from hf_ctxmodels.objectives import DataCollatorForSpanBoundary, SpanBoundary
-from hf_ctxmodels.objectives.components.masking import IGNORE_INDEX, SpanMaskingRule, TokenMasker
-from hf_ctxmodels.objectives.components.spans import Units, anchored_spans, geometric
+from hf_ctxmodels.objectives.masking import IGNORE_INDEX, SpanMaskingRule, TokenMasker
+from hf_ctxmodels.objectives.spans import Units, anchored_spans, geometric
 
 SEP, MASK, FIRST = 3, 4, 5
 

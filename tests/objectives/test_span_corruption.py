@@ -13,8 +13,8 @@ from numbered_text import word
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.models.t5.tokenization_t5 import CtxT5Tokenizer
 from hf_ctxmodels.objectives import SpanCorruption
-from hf_ctxmodels.objectives.components.features import feature_generator
-from hf_ctxmodels.objectives.seq2seq.span_corruption import alternating_spans, max_text_length, noise_counts
+from hf_ctxmodels.objectives.features import feature_generator
+from hf_ctxmodels.objectives.span_corruption import alternating_spans, max_text_length, noise_counts
 
 WORDS = 2000
 FIRST = 3  # id of w0

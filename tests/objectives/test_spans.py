@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_ctxmodels.objectives.components.spans import Units, harmonic, place_spans, sample_spans, trim_to_budget
+from hf_ctxmodels.objectives.spans import Units, harmonic, place_spans, sample_spans, trim_to_budget
 
 SEEDS = st.integers(0, 10**6)
 

@@ -12,8 +12,8 @@ from numbered_text import numbered_documents
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.seeding import generator
 from hf_ctxmodels.objectives import DataCollatorForMaskedLMWithStructure, MaskedLMWithStructure
-from hf_ctxmodels.objectives.components.masking import IGNORE_INDEX
-from hf_ctxmodels.objectives.pairs.structure import NEXT, PREVIOUS, RANDOM
+from hf_ctxmodels.objectives.masking import IGNORE_INDEX
+from hf_ctxmodels.objectives.structure import NEXT, PREVIOUS, RANDOM
 
 CLS, SEP, FIRST = 2, 3, 5
 

@@ -13,8 +13,8 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.documents import TranslatedText
 from hf_ctxmodels.data.seeding import generator
 from hf_ctxmodels.objectives import Infilling, MaskedSequenceToSequence, NoisySequenceToSequence, UnifiedLM
-from hf_ctxmodels.objectives.components.masking import IGNORE_INDEX, SkipgramRule
-from hf_ctxmodels.objectives.pairs.unified_lm import ATTENTION_PATTERNS
+from hf_ctxmodels.objectives.masking import IGNORE_INDEX, SkipgramRule
+from hf_ctxmodels.objectives.unified_lm import ATTENTION_PATTERNS
 
 CLS, SEP, MASK, FIRST = 2, 3, 4, 5
 

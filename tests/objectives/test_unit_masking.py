@@ -14,8 +14,8 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data import load_documents
 from hf_ctxmodels.data.seeding import generator
 from hf_ctxmodels.objectives import TokenMasker, UnitMaskingWithPairs
-from hf_ctxmodels.objectives.components.masking import IGNORE_INDEX, UnitMaskingRule
-from hf_ctxmodels.objectives.components.units import Phrases
+from hf_ctxmodels.objectives.masking import IGNORE_INDEX, UnitMaskingRule
+from hf_ctxmodels.objectives.phrases import Phrases
 
 CLS, SEP, MASK = 2, 3, 4
 WORDS = ["wa", "wb", "wc", "waxa", "wbxaxb"]  # of one, two and three tokens

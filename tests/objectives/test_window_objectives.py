@@ -16,9 +16,8 @@ from hf_ctxmodels import (
     DataCollatorForWindowPrediction,
 )
 from hf_ctxmodels.data.seeding import Stream, row_hashes, uniforms
-from hf_ctxmodels.objectives import ContinuousBagOfWords, SkipGram
-from hf_ctxmodels.objectives.static import window_sampling
-from hf_ctxmodels.objectives.static.window_sampling import (
+from hf_ctxmodels.objectives import ContinuousBagOfWords, SkipGram, window_sampling
+from hf_ctxmodels.objectives.window_sampling import (
     HuffmanTree,
     NoiseDistribution,
     sample_noise,
@@ -119,7 +118,7 @@ class TestCollator:
     @pytest.mark.parametrize("block", [1, 4])
     @pytest.mark.parametrize("subsampling", [0, 1e-3, 1e-9])
     def test_compiled_draws_are_the_plain_ones(self, tokenizer, output: str, block: int, subsampling: float) -> None:
-        compiled = pytest.importorskip("hf_ctxmodels.objectives.static.window_kernels", reason="needs numba")
+        compiled = pytest.importorskip("hf_ctxmodels.objectives.window_kernels", reason="needs numba")
         rows = [next(features(rows=1, length=n)) | {"example_index": n, "epoch": n % 3} for n in (1, 40, 7, 3, 900)]
         batches = []
         for sampler in (compiled, window_sampling):

@@ -16,7 +16,7 @@ from transformers.convert_slow_tokenizer import AlbertConverter, XLNetConverter
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.models.albert.tokenization_albert import CtxAlbertTokenizer
 from hf_ctxmodels.models.xlnet.tokenization_xlnet import CtxXLNetTokenizer
-from hf_ctxmodels.objectives.components.features import NonSpecialTokens
+from hf_ctxmodels.objectives.features import NonSpecialTokens
 
 TRICKY = [*TRICKY, "[CLS] [MASK] literal [SEP] <mask> specials<mask> <eop> <eod> <sep> <pad>"]
 

@@ -1,1 +1,0 @@
-"""Objectives that predict tokens one after another: causal, bidirectional, permuted and auto-encoding."""

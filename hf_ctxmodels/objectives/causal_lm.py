@@ -1,0 +1,231 @@
+"""Causal language modelling on running text, left to right or right to left (Merity et al. 2017, section 5)."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from hf_ctxmodels.core.constants import IGNORE_INDEX
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import check_at_least, flag
+from hf_ctxmodels.data.examples import Example
+from hf_ctxmodels.data.padding import Batch, PaddingCollator, RowPadder, required_token
+from hf_ctxmodels.data.seeding import Stream, generator
+from hf_ctxmodels.data.training_set import SamplingPolicy
+from hf_ctxmodels.objectives.base import Objective, target_rates
+from hf_ctxmodels.objectives.features import padded_columns
+from hf_ctxmodels.objectives.tokenized_documents import document_batches, pack_sequences
+
+_HALF_LENGTH_SHARE = 0.05  # of the sequences
+_MIN_LENGTH = 5
+
+
+@dataclass
+class DataCollatorForCausalLM(PaddingCollator):
+    """Pads sequences of running text and adds the word after each sequence as the last target.
+
+    Each feature holds:
+        input_ids: (words,).
+        following: Optional, the id of the next word in reading order; -100 for none.
+        sequence_ids: (words,), optional: a run of equal numbers is one sequence, whose last word has no target.
+        langs: (words,), optional: language ids.
+
+    Returns, padded on the tokenizer's side:
+        input_ids, attention_mask: (batch, words).
+        sequence_ids, langs: (batch, words), if the features hold them.
+        labels: (batch, words + 1) the words and the following one, which is on the left for a backward model; -100 for
+            the first word in reading order and for a missing following word.
+    """
+
+    backward: bool = False
+
+    def collate(self, features: list[dict[str, Any]]) -> Batch:
+        """Pad features; see the class for their columns and the returned ones."""
+        rows = [np.asarray(feature["input_ids"]) for feature in features]
+        padder = RowPadder([len(row) for row in rows], self.tokenizer.padding_side)
+        targets = [self.targets(row.astype(np.int64), feature) for row, feature in zip(rows, features, strict=True)]
+        # the first word in reading order has no target
+        first_column = (0, 1) if self.backward else (1, 0)
+        return {
+            "input_ids": padder.pad(rows, int(self.tokenizer.pad_token_id)),
+            "attention_mask": padder.attention_mask(),
+            "labels": torch.nn.functional.pad(padder.pad(targets, IGNORE_INDEX), first_column, value=IGNORE_INDEX),
+            **padded_columns(features, ("sequence_ids", "langs"), padder, self.tokenizer),
+        }
+
+    def targets(self, ids: np.ndarray, feature: Mapping[str, Any]) -> np.ndarray:
+        """(words,) ids -> (words,) the next word of each in reading order."""
+        following = int(feature.get("following", IGNORE_INDEX))
+        targets = np.append(following, ids[:-1]) if self.backward else np.append(ids[1:], following)
+        if (sequences := feature.get("sequence_ids")) is not None:
+            ends = np.flatnonzero(np.diff(np.asarray(sequences)))
+            targets[ends + 1 if self.backward else ends] = IGNORE_INDEX
+        return targets
+
+
+class TokenStream:
+    """Running text that is cut into sequences, each with the token that follows it.
+
+    Args:
+        length: Tokens of a sequence.
+        start: The first tokens.
+
+    Attributes:
+        remaining: (tokens,) int32, not yet part of a sequence.
+    """
+
+    def __init__(self, length: int, start: Sequence[int] = ()) -> None:
+        self.length, self.remaining = length, np.array(start, dtype=np.int32)
+
+    def add(self, ids: Sequence[int] | np.ndarray) -> Iterator[tuple[np.ndarray, int]]:
+        """Append tokens; yields the full sequences and the following token of each."""
+        text, start = np.concatenate([self.remaining, ids], dtype=np.int32), 0
+        self.remaining = text
+        while start + self.length < len(text):
+            stop = start + self.length
+            self.remaining = text[stop:]
+            yield text[start:stop], int(text[stop])
+            start = stop
+
+
+@dataclass
+class CausalLM(DataCollatorForCausalLM, Objective):
+    """Predict each word from its predecessors, in sequences of random length cut from the concatenated documents.
+
+    Lengths are sampled from a normal distribution around `bptt`, one in twenty around half of it, so that gradients are
+    not always truncated at the same words. The text is cut before batches are made, so the sequences of a batch differ
+    in length; the loop's `lr_reference_targets` scales the learning rate by the number of targets. With `backward` the
+    text is cut from its end, and each word is predicted from its successors.
+
+    | document | example | targets |
+    |---|---|---|
+    | running text | about `bptt` words, continued by the next example | every word |
+
+    References: Merity et al. 2017 (arXiv 1708.02182), sections 5 and 4.1; Howard & Ruder 2018, sections 3.1 and 3.3.
+    Related: `BidirectionalLM` trains a model of each direction jointly; `SequenceAutoencoding` predicts a text from
+    itself; `DocumentLM` is for transformers.
+
+    Example:
+        >>> CausalLM(tokenizer, max_length=80, seed=0, bptt=70, backward=True)
+    """
+
+    auto_class = "AutoModelForCausalLM"
+    backward: bool = flag(False, "Read from right to left: predict each word from its successors.")
+    bptt: int = flag(0, "Mean length of a sequence; 0: max_length minus two standard deviations.")
+    bptt_deviation: float = flag(5.0, "Standard deviation of the lengths; 0: sequences of equal length.")
+    carry: bool = flag(True, "Carry the model's state between examples, which are then contiguous, not shuffled.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least(0, bptt=self.bptt, bptt_deviation=self.bptt_deviation)
+        if self.max_length < 2 or self.bptt > self.max_length:
+            raise CtxError(
+                f"max_length={self.max_length} and bptt={self.bptt} are incompatible.",
+                hint="use a max_length of 2 or more, and a bptt of at most that, or 0.",
+            )
+        # <unk> and <eos> may be targets
+        self.baseline = replace(self.baseline, excluded_ids=[int(self.tokenizer.pad_token_id)])
+        self.sampling = SamplingPolicy(contiguous=self.carry)
+        default_length = max(-(-self.max_length // 2), round(self.max_length - 2 * self.bptt_deviation))
+        self.mean_length = self.bptt or default_length
+
+    @property
+    def config_fields(self) -> dict[str, Any]:
+        """Whether the model returns its state, and its direction."""
+        return {"stateful": self.carry, "backward": self.backward}
+
+    @property
+    def immutable_config_fields(self) -> tuple[str, ...]:
+        """The direction."""
+        return ("backward",)
+
+    def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
+        """Examples with input_ids and following."""
+        number = 0
+        stream = TokenStream(self._length(pass_index, number))
+        for batch in document_batches(documents):
+            encodings = self.tokenizer([" ".join(document) for document in batch], verbose=False).encodings or []
+            text = np.concatenate([np.array(encoding.ids, dtype=np.int32) for encoding in encodings])
+            self.statistics.update(documents=len(batch), sentences=sum(map(len, batch)), tokens=len(text))
+            for words, following in stream.add(text[::-1] if self.backward else text):
+                number += 1
+                stream.length = self._length(pass_index, number)
+                yield self._example(words, following)
+        if len(stream.remaining):
+            yield self._example(stream.remaining, IGNORE_INDEX)
+
+    def _length(self, pass_index: int, number: int) -> int:
+        """Number of words of an example, without the following one."""
+        if not self.bptt_deviation:
+            return self.mean_length
+        rng = generator(self.seed, pass_index, number, Stream.CORRUPTION)
+        mean = self.mean_length / 2 if rng.random() < _HALF_LENGTH_SHARE else self.mean_length
+        length = round(rng.normal(mean, self.bptt_deviation))
+        return int(np.clip(length, min(_MIN_LENGTH, self.max_length), self.max_length))
+
+    def _example(self, words: np.ndarray, following: int) -> Example:
+        """An example from words in reading order; its words are in the order of the text."""
+        return {"input_ids": words[::-1].copy() if self.backward else words, "following": following}
+
+    def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
+        """Rates of `target_rates`, and words per example."""
+        return {**target_rates(counts), "words_per_row": counts["tokens"] / max(1, counts["rows"])}
+
+
+@dataclass
+class DocumentLM(DataCollatorForCausalLM, Objective):
+    """Predict each token from its predecessors, in full sequences of documents.
+
+    The separator, the tokenizer's `eos_token`, precedes and follows every document, so that a document's first token
+    and its end are targets as well. Documents are joined and cut into sequences of `max_length` tokens: the last token
+    predicts the first one of the next sequence, and every token is a target once. With `packing` an example consists of
+    several documents that do not attend to each other (`sequence_ids`); a document longer than an example becomes
+    several sequences, each beginning with the last token of the previous one.
+
+    | document | example | targets |
+    |---|---|---|
+    | text | `max_length` tokens of joined documents | every token |
+    | text, `packing` | `sep A sep` `sep B sep` ... as sequences | every token but the first of a sequence |
+
+    References: Radford et al. 2018, section 3.1; Radford et al. 2019, section 2; Brown et al. 2020, appendix B: joined
+    documents with a special token between them.
+    Related: `CausalLM` cuts sequences for recurrent models, which carry their state between examples.
+
+    Example:
+        >>> DocumentLM(tokenizer, max_length=1024, seed=0, packing=True)
+    """
+
+    auto_class = "AutoModelForCausalLM"
+    packing: bool = flag(
+        False, "Whole documents in a sequence, without attention between them; False: documents are joined and cut."
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least(2, max_length=self.max_length)
+        self.separator = required_token(self.tokenizer, "eos_token", "separates documents")
+        excluded = sorted({int(self.tokenizer.pad_token_id)} - {self.separator})
+        self.baseline = replace(self.baseline, excluded_ids=excluded)
+
+    def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
+        """Examples with input_ids and following, or with sequence_ids when packed."""
+        texts = (text for batch in self.joined_batches(documents) for text in batch if len(text))
+        return pack_sequences(self._windows(texts), self.max_length) if self.packing else self._joined(texts)
+
+    def _joined(self, texts: Iterable[np.ndarray]) -> Iterator[Example]:
+        """Examples of `max_length` tokens, the last one shorter, each with the following token."""
+        stream = TokenStream(self.max_length, [self.separator])
+        for text in texts:
+            for ids, following in stream.add(np.append(text, self.separator)):
+                yield {"input_ids": ids, "following": following}
+        if len(stream.remaining) > 1:
+            yield {"input_ids": stream.remaining[:-1], "following": int(stream.remaining[-1])}
+
+    def _windows(self, texts: Iterable[np.ndarray]) -> Iterator[Example]:
+        """The sequences of each document."""
+        for text in texts:
+            tokens = np.concatenate([[self.separator], text, [self.separator]], dtype=np.int32)
+            for start in range(0, len(tokens) - 1, self.max_length - 1):
+                yield {"input_ids": tokens[start : start + self.max_length]}

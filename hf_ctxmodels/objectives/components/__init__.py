@@ -1,1 +1,0 @@
-"""Building blocks that several objectives share: tokenized documents, masking, spans, noising, packing."""

@@ -1,1 +1,0 @@
-"""XLM's objectives on text of several languages."""

@@ -1,1 +1,0 @@
-"""Objectives that train several tasks in turn."""

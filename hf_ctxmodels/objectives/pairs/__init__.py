@@ -1,1 +1,0 @@
-"""Masked language modelling on pairs of segments, with a label for the pair."""

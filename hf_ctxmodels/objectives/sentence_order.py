@@ -1,0 +1,119 @@
+"""Masked language modelling with sentence-order prediction (Lan et al. 2019, section 3.1)."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+import torch
+
+from hf_ctxmodels.core.constants import IGNORE_INDEX
+from hf_ctxmodels.core.flags import check_choice, flag
+from hf_ctxmodels.objectives.sentence_pairs import (
+    LabelledSegments,
+    RandomSegment,
+    Segment,
+    SentencePairCollator,
+    SentencePairs,
+    random_split,
+)
+from hf_ctxmodels.objectives.tokenized_documents import TokenizedDocument, sentence_chunks
+
+IN_ORDER, SWAPPED = 0, 1
+"""Values of `sentence_order_label`, as in `transformers.AlbertForPreTraining`."""
+
+OneSegment = Literal["unlabelled", "random", "drop"]
+
+
+@dataclass
+class DataCollatorForMaskedLMWithSentenceOrder(SentencePairCollator):
+    """Masks pairs as `DataCollatorForMaskedLM` does and adds `sentence_order_label`.
+
+    Each feature holds, in addition to the columns of `DataCollatorForMaskedLM`:
+        token_type_ids: (tokens,), 0 for the first segment and 1 for the second.
+        sentence_order_label: 0 when the segments are in order, 1 when they are swapped, -100 for an example of one
+            segment, which has no order; returned as (batch,).
+    """
+
+    label = "sentence_order_label"
+
+
+@dataclass
+class MaskedLMWithSentenceOrder(DataCollatorForMaskedLMWithSentenceOrder, SentencePairs):
+    """ALBERT's objective: predict masked tokens, and whether two neighbouring segments are in order or swapped.
+
+    An example takes the sentences that fit, at least two, and splits them at random; in half of the pairs the segments
+    are swapped. See `SentencePairs` for the rest. ALBERT masks runs of up to three words: `ngram=3`.
+
+    | document | example | targets |
+    |---|---|---|
+    | sentences | `[CLS] A [SEP] B [SEP]` | 15% of the tokens; one class: in order (0) or swapped (1) |
+    | one sentence | `[CLS] A [SEP]` | 15% of the tokens |
+
+    The released data preparation differs in two points:
+
+    - It also takes the first sentence that does not fit, and cuts it. Such a sentence is longer than others, so the
+      longer segment reveals the order, and at 128 tokens a seventh of the text is lost. Here an example ends before
+      that sentence, and half of the documents are processed from their end, so that neither segment is longer on
+      average.
+    - A single sentence (a short document, or the end of a long one) has no order. The release takes a second segment
+      from another document with the label 1: `one_segment="random"`. That is next-sentence prediction, which section
+      3.1 finds to be solved by the topic, and more than half of the labels become 1. By default such text has masked
+      tokens and the label -100; `"drop"` skips it. `statistics` counts it (`one_segment_chunks`, `dropped_tokens`), and
+      `rates` gives the share of labelled examples.
+
+    References: Lan et al. 2019, section 3.1.
+    Related: `MaskedLMWithNextSentence`, whose second segment is often of another document; `MaskedLM`, without pairs.
+
+    Example:
+        >>> MaskedLMWithSentenceOrder(tokenizer, max_length=512, seed=0, ngram=3)
+    """
+
+    one_segment: OneSegment = flag(
+        "unlabelled",
+        "Treatment of text with only one segment: `unlabelled` masks it without an order label, `random` adds a "
+        "segment of another document with the label swapped, `drop` skips it.",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice(get_args(OneSegment), one_segment=self.one_segment)
+
+    @property
+    def samples_other_documents(self) -> bool:
+        """Whether text with only one segment gets a segment of another document."""
+        return self.one_segment == "random"
+
+    def segment_pairs(
+        self, document: TokenizedDocument, target: int, random_segment: RandomSegment, rng: np.random.Generator
+    ) -> Iterator[LabelledSegments]:
+        """The examples of a document, see `SentencePairs.segment_pairs`."""
+        for start, stop in sentence_chunks(document.bounds, target, from_end=rng.random() < 0.5):
+            split = random_split(start, stop, rng)
+            first, second = Segment.of(document, start, split), Segment.of(document, split, stop)
+            if len(second):
+                is_swapped = rng.random() < 0.5
+                yield LabelledSegments((second, first) if is_swapped else (first, second), int(is_swapped))
+                continue
+            self.statistics["one_segment_chunks"] += 1
+            if self.one_segment == "random":
+                yield LabelledSegments((first, random_segment(target - len(first))), SWAPPED)
+            elif self.one_segment == "unlabelled":
+                yield LabelledSegments((first,), IGNORE_INDEX)
+            else:
+                self.statistics["dropped_tokens"] += len(first)
+
+    def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
+        """Counts of the masking, and swapped and labelled examples."""
+        labels = batch[self.label]
+        swapped, ordered = int((labels == SWAPPED).sum()), int((labels == IN_ORDER).sum())
+        return {**super().count(batch), "swapped_rows": swapped, "labelled_rows": swapped + ordered}
+
+    def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
+        """Shares of the masking, of swapped examples among labelled ones, and of labelled examples."""
+        labelled = counts["labelled_rows"]
+        return {
+            **super().rates(counts),
+            "swapped_share": counts["swapped_rows"] / max(1, labelled),
+            "labelled_share": labelled / max(1, counts["rows"]),
+        }

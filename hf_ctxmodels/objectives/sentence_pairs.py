@@ -1,0 +1,265 @@
+"""Masked language modelling on labelled pairs of segments: the base of next-sentence and sentence-order prediction."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import check_share, flag
+from hf_ctxmodels.data.examples import Example
+from hf_ctxmodels.data.padding import Batch
+from hf_ctxmodels.data.seeding import Stream, generator
+from hf_ctxmodels.objectives.base import Objective
+from hf_ctxmodels.objectives.masked_lm import MaskingCollator
+from hf_ctxmodels.objectives.tokenized_documents import SpecialTokensTemplate, TokenizedDocument, tokenized_batches
+
+
+@dataclass
+class SentencePairCollator(MaskingCollator):
+    """Base class of collators that mask pairs as `DataCollatorForMaskedLM` does and add the label of the pair."""
+
+    label: ClassVar[str]
+    """Name of the pair's label, as a feature and as an argument of the head."""
+
+    whole_word: bool = flag(False, "Mask all tokens of a word or none.")
+    ngram: int = flag(1, "Mask runs of 1 to this many whole words, n of them with probability proportional to 1/n.")
+
+    def collate(self, features: list[dict[str, Any]]) -> Batch:
+        """Mask features; see the class for their columns and the returned ones."""
+        for name in ("token_type_ids", self.label):
+            if any(name not in feature for feature in features):
+                raise CtxError(
+                    f"{type(self).__name__} requires `{name}` in every feature.",
+                    hint="make the pairs with the objective's `examples(documents)`.",
+                )
+        batch = super().collate(features)
+        batch[self.label] = torch.tensor([int(feature[self.label]) for feature in features], dtype=torch.int64)
+        return batch
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Tokens [start, stop) of a document."""
+
+    document: TokenizedDocument
+    start: int
+    stop: int
+
+    @classmethod
+    def of(cls, document: TokenizedDocument, first: int, last: int) -> "Segment":
+        """Sentences [first, last)."""
+        return cls(document, int(document.bounds[first]), int(document.bounds[last]))
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def truncate(self, count: int, rng: np.random.Generator) -> "Segment":
+        """Remove `count` tokens, each from the front or the end with equal probability."""
+        front = int(rng.binomial(count, 0.5))
+        return Segment(self.document, self.start + front, self.stop - (count - front))
+
+    @property
+    def ids(self) -> np.ndarray:
+        """(tokens,) token ids."""
+        return self.document.ids[self.start : self.stop]
+
+    @property
+    def word_ids(self) -> np.ndarray | None:
+        """(tokens,) as in the document, or None."""
+        return None if self.document.word_ids is None else self.document.word_ids[self.start : self.stop]
+
+
+RandomSegment = Callable[[int], Segment]
+"""Samples about this number of tokens from another document."""
+
+
+class LabelledSegments(NamedTuple):
+    """One or two segments of an example, and their label."""
+
+    segments: tuple[Segment, ...]
+    label: int
+
+
+@dataclass
+class SentencePairs(SentencePairCollator, Objective):
+    """Base class of objectives with masked tokens and a label for two segments, made by `segment_pairs` of subclasses.
+
+    As in the released data preparation of BERT and ALBERT, an example takes whole sentences of a document, and a random
+    number of them, at least one and not all, is the first segment. Pairs that are too long lose tokens of the longer
+    segment, each from a random end. One document in ten (`short_seq_probability`) makes shorter examples, of a length
+    sampled uniformly from 2 tokens up.
+
+    A segment of another document is sampled from the thousand documents that are tokenized together, so a stream and a
+    dataset in memory give the same pairs.
+    """
+
+    auto_class = "AutoModelForPreTraining"
+    short_seq_probability: float = flag(0.1, "Share of the documents whose pairs get a random shorter length.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_share(short_seq_probability=self.short_seq_probability)
+        self.templates = {segments: SpecialTokensTemplate(self.tokenizer, segments) for segments in (1, 2)}
+        self.room = self.templates[2].room(self.max_length)
+
+    @property
+    def samples_other_documents(self) -> bool:
+        """Whether `segment_pairs` may sample a segment of another document, which requires two documents."""
+        return True
+
+    def prepare(self, document: TokenizedDocument) -> TokenizedDocument:
+        """The document from which examples are made; a subclass may group its words."""
+        return document
+
+    @abstractmethod
+    def segment_pairs(
+        self, document: TokenizedDocument, target: int, random_segment: RandomSegment, rng: np.random.Generator
+    ) -> Iterator[LabelledSegments]:
+        """The examples, of about `target` tokens, of a document with at least one sentence."""
+
+    def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
+        """Examples with input_ids, token_type_ids, the label of the pair, and word_ids if whole words are masked."""
+        number = 0
+        for batch in tokenized_batches(self.tokenizer, documents, self.masker.rule.needs_words):
+            usable = [(index, self.prepare(document)) for index, document in enumerate(batch) if len(document)]
+            if self.samples_other_documents and len(usable) < 2:
+                raise CtxError(
+                    f"{type(self).__name__} samples second segments from other documents, but there is only one "
+                    "document with text.",
+                    hint="separate the documents (in a text file: by a blank line), or use the objective `mlm`.",
+                )
+            texts = [document for _, document in usable]
+            for position, (index, document) in enumerate(usable):
+                rng = generator(self.seed, pass_index, number + index, Stream.PAIRING)
+                self.statistics.update(documents=1, sentences=len(document), tokens=len(document.ids))
+                target = self.room
+                if rng.random() < self.short_seq_probability:
+                    target = int(rng.integers(2, self.room, endpoint=True))
+                random_segment = partial(_random_segment, texts, position, rng)
+                for pair in self.segment_pairs(document, target, random_segment, rng):
+                    yield self.example(pair, rng)
+            number += len(batch)
+
+    def example(self, pair: LabelledSegments, rng: np.random.Generator) -> Example:
+        """The example of a pair, truncated to `max_length`."""
+        segments = pair.segments
+        template = self.templates[len(segments)]
+        excess = sum(map(len, segments)) - template.room(self.max_length)
+        if excess > 0:
+            self.statistics["truncated_tokens"] += excess
+            segments = _truncate(segments, excess, rng)
+        example: Example = {
+            "input_ids": template.fill(*(segment.ids for segment in segments)),
+            "token_type_ids": template.token_types(*map(len, segments)),
+            self.label: pair.label,
+        }
+        if self.masker.rule.needs_words:
+            words = [segment.word_ids for segment in segments]
+            example["word_ids"] = template.fill_words(*words)  # type: ignore[arg-type]
+        return example
+
+
+def end_of_target(document: TokenizedDocument, first: int, target: int) -> int:
+    """The end of the sentences, from `first` on, that reach `target` tokens, or the document's end."""
+    return min(int(np.searchsorted(document.bounds, document.bounds[first] + target)), len(document))
+
+
+def random_split(first: int, last: int, rng: np.random.Generator) -> int:
+    """Where the sentences [first, last) are split: at least one on either side; `last` if there is only one."""
+    return first + int(rng.integers(1, last - first)) if last - first > 1 else last
+
+
+def _random_segment(texts: list[TokenizedDocument], position: int, rng: np.random.Generator, target: int) -> Segment:
+    """Sentences of another text than the one at `position`, from a random one on, until `target` tokens are reached or
+    the text ends; at least one."""
+    index = int(rng.integers(len(texts) - 1))
+    document = texts[index + (index >= position)]
+    start = int(rng.integers(len(document)))
+    return Segment.of(document, start, max(start + 1, end_of_target(document, start, target)))
+
+
+def _truncate(segments: tuple[Segment, ...], excess: int, rng: np.random.Generator) -> tuple[Segment, ...]:
+    """Remove `excess` tokens one by one, each from the currently longer segment (B when they are equal)."""
+    if len(segments) == 1:
+        return (segments[0].truncate(excess, rng),)
+    a, b = segments
+    difference = min(excess, abs(len(a) - len(b)))  # from the longer one until both are equal
+    shared = excess - difference
+    from_longer, from_shorter = difference + shared // 2, shared // 2
+    if len(a) > len(b):
+        from_a, from_b = from_longer, from_shorter + shared % 2
+    else:
+        from_a, from_b = from_shorter, from_longer + shared % 2
+    return a.truncate(from_a, rng), b.truncate(from_b, rng)
+
+
+CONTINUATION, RANDOM = 0, 1
+"""Values of `next_sentence_label`, as in `transformers.BertForPreTraining`."""
+
+
+@dataclass
+class DataCollatorForMaskedLMWithNextSentence(SentencePairCollator):
+    """Masks pairs as `DataCollatorForMaskedLM` does and adds `next_sentence_label`.
+
+    Each feature holds, in addition to the columns of `DataCollatorForMaskedLM`:
+        token_type_ids: (tokens,), 0 for the first segment and 1 for the second.
+        next_sentence_label: 0 when the second segment continues the first, 1 when it is random; returned as (batch,).
+    """
+
+    label = "next_sentence_label"
+
+
+@dataclass
+class MaskedLMWithNextSentence(DataCollatorForMaskedLMWithNextSentence, SentencePairs):
+    """BERT's objective: predict masked tokens, and whether segment B follows segment A.
+
+    Pairs are made as in the paper's released data preparation, see `SentencePairs`. Sentences are collected until they
+    fill an example. With probability 1/2, or if there is only one sentence, B comes from a random position of another
+    document and the unused sentences are returned; otherwise B is the rest. Requires at least two documents.
+
+    | document | example | targets |
+    |---|---|---|
+    | sentences | `[CLS] A [SEP] B [SEP]` | 15% of the tokens; one class: B follows A (0) or is random (1) |
+
+    References: Devlin et al. 2019, section 3.1 and appendix A.2; `create_pretraining_data.py` of its release.
+    Related: `MaskedLM` is the first task alone; `MaskedLMWithSentenceOrder` predicts the order of two neighbours.
+
+    Example:
+        >>> MaskedLMWithNextSentence(tokenizer, max_length=128, seed=0, max_predictions=20)
+    """
+
+    def segment_pairs(
+        self, document: TokenizedDocument, target: int, random_segment: RandomSegment, rng: np.random.Generator
+    ) -> Iterator[LabelledSegments]:
+        """See `next_sentence_pairs`."""
+        return next_sentence_pairs(document, target, random_segment, rng)
+
+    def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
+        """Counts of the masking, and random second segments."""
+        return {**super().count(batch), "random_next": int((batch[self.label] == RANDOM).sum())}
+
+    def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
+        """Shares of the masking, and of random second segments."""
+        return {**super().rates(counts), "random_next_share": counts["random_next"] / max(1, counts["rows"])}
+
+
+def next_sentence_pairs(
+    document: TokenizedDocument, target: int, random_segment: RandomSegment, rng: np.random.Generator
+) -> Iterator[LabelledSegments]:
+    """Pairs of segments of which the second continues the first or is random; see `MaskedLMWithNextSentence`."""
+    start = 0
+    while start < len(document):
+        stop = end_of_target(document, start, target)
+        split = random_split(start, stop, rng)
+        first = Segment.of(document, start, split)
+        if split == stop or rng.random() < 0.5:
+            yield LabelledSegments((first, random_segment(target - len(first))), RANDOM)
+            start = split
+        else:
+            yield LabelledSegments((first, Segment.of(document, split, stop)), CONTINUATION)
+            start = stop

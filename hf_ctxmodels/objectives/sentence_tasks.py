@@ -1,0 +1,264 @@
+"""Multi-task learning of sentence encoders, one task per step (Subramanian et al. 2018, arXiv 1804.00079)."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from hf_ctxmodels.core.constants import IGNORE_INDEX
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import check_at_least, flag
+from hf_ctxmodels.data.documents import LabelledPair, TranslatedText
+from hf_ctxmodels.data.examples import Example
+from hf_ctxmodels.data.padding import Batch, PaddingCollator, RowPadder
+from hf_ctxmodels.data.training_set import SamplingPolicy
+from hf_ctxmodels.objectives.base import BaselinePolicy, Objective, count_targets, target_rates
+from hf_ctxmodels.objectives.tokenized_documents import document_batches
+
+SKIP_THOUGHT, RELATIONS = "skip-thought", "relations"
+NEXT, PREVIOUS = "next", "previous"
+_EMPTY = np.zeros(0, dtype=np.int32)
+
+
+@dataclass
+class DataCollatorForSentenceTasks(PaddingCollator):
+    """Pads sentences, target texts, and pairs of sentences.
+
+    Each feature holds:
+        input_ids: (tokens,) of a sentence.
+        second_ids: (tokens,) of the second sentence of a pair; else empty.
+        labels: (tokens,) of the target text, including its end; else empty.
+        target_language: The number of the target's decoder.
+        relation: The class of a pair; else -100.
+
+    Returns: input_ids, attention_mask (batch, width), padded on the tokenizer's side; token_type_ids (batch, width), 1
+        at the second sentences; labels (batch, steps), -100 after the end of a text and in examples without one;
+        target_languages (batch,); relation_labels (batch,), -100 for none.
+    """
+
+    def collate(self, features: list[dict[str, Any]]) -> Batch:
+        """Pad features; see the class for their columns and the returned ones."""
+        names = ("input_ids", "second_ids", "labels")
+        firsts, seconds, targets = ([np.asarray(feature[name]) for feature in features] for name in names)
+        rows = [np.concatenate(pair) for pair in zip(firsts, seconds, strict=True)]
+        padder = RowPadder([len(row) for row in rows], self.tokenizer.padding_side)
+        token_types = [
+            np.repeat([0, 1], [len(first), len(second)]) for first, second in zip(firsts, seconds, strict=True)
+        ]
+        return {
+            "input_ids": padder.pad(rows, int(self.tokenizer.pad_token_id)),
+            "attention_mask": padder.attention_mask(),
+            "token_type_ids": padder.pad(token_types, 0),
+            "labels": RowPadder([len(target) for target in targets], "right").pad(targets, IGNORE_INDEX),
+            "target_languages": torch.tensor([int(feature["target_language"]) for feature in features]),
+            "relation_labels": torch.tensor([int(feature["relation"]) for feature in features]),
+        }
+
+
+@dataclass
+class SentenceTasks(DataCollatorForSentenceTasks, Objective):
+    """GenSen's objective: one sentence encoder learns several tasks, a random one in every step.
+
+    All tasks are equally likely, except relations, which have one step in ten. The type of a document determines its
+    task. Examples with a sentence or target longer than `max_length` are skipped and counted.
+
+    | document | input | targets |
+    |---|---|---|
+    | running text | a sentence | the next or the previous sentence, each by a separate decoder (skip-thought) |
+    | a text and its tagged translation | the text | the translation, or parse, by the tag's decoder |
+    | a labelled pair | two sentences | their relation |
+
+    References: Subramanian et al. 2018 (arXiv 1804.00079); the released code, where one step predicts both neighbours
+        of a sentence, which are separate examples here; Kiros et al. 2015 (skip-thought, arXiv 1506.06726); Vinyals et
+        al. 2015 (parses as sequences, arXiv 1412.7449).
+    Related: `TranslationToLanguages` has one decoder for all languages.
+
+    Example:
+        >>> SentenceTasks(tokenizer, max_length=60, seed=0, tasks="skip-thought,<de>,relations")
+    """
+
+    auto_class = "AutoModelForPreTraining"
+    tasks: str = flag(
+        "all",
+        "Comma-separated tasks: skip-thought, relations, and the tags of translations; other documents are skipped.",
+    )
+    relations: str = flag("contradiction,entailment,neutral", "Comma-separated labels of pairs.")
+    relations_every: int = flag(
+        10, "Period of relations in steps, if there are other tasks; 0 samples relations like the others."
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        tokenizer = self.tokenizer
+        tags = getattr(tokenizer, "languages", None)
+        if tags is None:
+            raise CtxError(
+                f"{type(tokenizer).__name__} has no joint vocabulary of sources and targets.",
+                hint="use the tokenizer of a family with this objective.",
+            )
+        all_tasks = [SKIP_THOUGHT, *tags, RELATIONS]
+        self.task_names = all_tasks if self.tasks == "all" else _parse_names(self.tasks)
+        if unknown := [task for task in self.task_names if task not in all_tasks]:
+            raise CtxError(
+                f"There is no task {unknown[0]!r}.",
+                location=f"tasks={self.tasks}",
+                hint=f"use some of: {', '.join(all_tasks)}. Tags are those that the tokenizer was trained with.",
+            )
+        has_relations = RELATIONS in self.task_names
+        self.relation_labels = _parse_names(self.relations) if has_relations else []
+        neighbours = [NEXT, PREVIOUS] if SKIP_THOUGHT in self.task_names else []
+        self.decoder_tasks = [*neighbours, *(task for task in self.task_names if task in tags)]
+        check_at_least(0, relations_every=self.relations_every)
+        periods = {}
+        if self.relations_every and has_relations:
+            periods = {self.task_names.index(RELATIONS): self.relations_every}
+        self.sampling = SamplingPolicy(task_column="task", task_periods=periods)
+        excluded = {tokenizer.pad_token_id, tokenizer.bos_token_id, *tokenizer.convert_tokens_to_ids(tags)}
+        self.baseline = BaselinePolicy(len(tokenizer), sorted(excluded), column="labels")
+
+    @property
+    def config_fields(self) -> dict[str, Any]:
+        """The vocabulary and tasks of the decoders, and the classes of pairs."""
+        return {
+            "target_vocab_size": self.baseline.num_tokens,
+            "decoder_start_token_id": int(self.tokenizer.bos_token_id),
+            "eos_token_id": int(self.tokenizer.eos_token_id),
+            "decoder_tasks": self.decoder_tasks,
+            "relations": self.relation_labels,
+        }
+
+    def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
+        """Examples with the columns of the collator, and the number of the task.
+
+        Raises:
+            CtxError: A translation without a tag, an unknown label, or no example of a task in the option `tasks`.
+        """
+        examples_by_task = Counter[str]()
+        for batch in document_batches(documents):
+            self.statistics["documents"] += len(batch)
+            translated = [document for document in batch if isinstance(document, TranslatedText)]
+            pairs = [document for document in batch if isinstance(document, LabelledPair)]
+            texts = [document for document in batch if not isinstance(document, TranslatedText | LabelledPair)]
+            for examples in (self._skip_thoughts(texts), self._translations(translated), self._relations(pairs)):
+                for example in examples:
+                    lengths = [len(example[name]) for name in ("input_ids", "second_ids", "labels")]  # type: ignore[arg-type]
+                    if max(lengths) > self.max_length:
+                        self.statistics["left_out"] += 1
+                        continue
+                    examples_by_task[self.task_names[int(example["task"])]] += 1
+                    yield example
+        if self.tasks != "all":
+            require_examples(self.task_names, examples_by_task, f"tasks={self.tasks}")
+
+    def _skip_thoughts(self, documents: Sequence[list[str]]) -> Iterator[Example]:
+        if SKIP_THOUGHT not in self.task_names:
+            return
+        encoded = self._encode([sentence for document in documents for sentence in document])
+        start = 0
+        for document in documents:
+            sentences = encoded[start : start + len(document)]
+            start += len(document)
+            for number, sentence in enumerate(sentences):
+                for name, neighbour in ((NEXT, number + 1), (PREVIOUS, number - 1)):
+                    if 0 <= neighbour < len(sentences):
+                        yield self._example(SKIP_THOUGHT, sentence, labels=sentences[neighbour], decoder=name)
+
+    def _translations(self, documents: Sequence[TranslatedText]) -> Iterator[Example]:
+        tags = self.tokenizer.languages
+        translations = []
+        for text, translation in documents:
+            tag, _, target = translation.partition(" ")
+            if tag not in tags:
+                expected = ", ".join(tags) or "the tokenizer's tags, of which there is none"
+                raise CtxError(
+                    f"A translation does not begin with one of {expected}: {translation[:60]!r}.",
+                    hint="set the tag of each file of translations, as for the tokenizer: --language_tags '<de>' ...",
+                )
+            if tag in self.task_names:
+                translations.append((tag, text, target))
+        sources = self._encode([text for _, text, _ in translations])
+        targets = self._encode([target for _, _, target in translations])
+        for (tag, _, _), source, labels in zip(translations, sources, targets, strict=True):
+            yield self._example(tag, source, labels=labels, decoder=tag)
+
+    def _relations(self, documents: Sequence[LabelledPair]) -> Iterator[Example]:
+        if RELATIONS not in self.task_names:
+            return
+        firsts, seconds = (self._encode([document[side] for document in documents]) for side in range(2))
+        for document, first, second in zip(documents, firsts, seconds, strict=True):
+            label = document.label.lower()
+            if label not in self.relation_labels:
+                raise CtxError(
+                    f"The label {document.label!r} is not among {', '.join(self.relation_labels)}.",
+                    hint="list all labels: --objective sentence-tasks:relations=...",
+                )
+            yield self._example(RELATIONS, first, second=second, relation=self.relation_labels.index(label))
+
+    def _encode(self, texts: list[str]) -> list[np.ndarray]:
+        """(tokens,) ids of each text, including its end."""
+        if not texts:
+            return []
+        encodings = self.tokenizer(texts, verbose=False).encodings or []
+        encoded = [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
+        self.statistics.update(sentences=len(encoded), tokens=sum(map(len, encoded)))
+        return encoded
+
+    def _example(
+        self,
+        task: str,
+        first: np.ndarray,
+        *,
+        second: np.ndarray = _EMPTY,
+        labels: np.ndarray = _EMPTY,
+        decoder: str | None = None,
+        relation: int = IGNORE_INDEX,
+    ) -> Example:
+        return {
+            "task": self.task_names.index(task),
+            "input_ids": first,
+            "second_ids": second,
+            "labels": labels,
+            "target_language": 0 if decoder is None else self.decoder_tasks.index(decoder),
+            "relation": relation,
+        }
+
+    def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
+        """Counts of `count_targets`, examples of each decoder, and labelled pairs."""
+        has_target = (batch["labels"] != IGNORE_INDEX).any(1)
+        by_decoder = {
+            f"written_{name}": int((has_target & (batch["target_languages"] == number)).sum())
+            for number, name in enumerate(self.decoder_tasks)
+        }
+        related = int((batch["relation_labels"] != IGNORE_INDEX).sum())
+        return {**count_targets(batch, self.tokenizer.unk_token_id), "related": related, **by_decoder}
+
+    def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
+        """Rates of `target_rates`, and the share of each task in the examples, not in the steps."""
+        examples = max(1, counts["rows"])
+        return {
+            **target_rates(counts),
+            "target_fill": counts["targets"] / max(1, counts["target_positions"]),
+            **{f"share_{name}": counts[f"written_{name}"] / examples for name in self.decoder_tasks},
+            f"share_{RELATIONS}": counts["related"] / examples,
+        }
+
+
+def require_examples(tasks: Iterable[str], examples_by_task: Mapping[str, int], location: str) -> None:
+    """Raise CtxError if a task has no example."""
+    if missing := [name for name in tasks if not examples_by_task[name]]:
+        raise CtxError(
+            f"The documents have no example of the task {missing[0]!r}.",
+            location=location,
+            hint="use running text of several sentences, --translations with --language_tags for a tag, "
+            "FILE=FIRST,SECOND,LABEL for labelled pairs; or remove the task.",
+        )
+
+
+def _parse_names(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",")]
+    if not all(names) or len(set(names)) < len(names):
+        raise CtxError(f"{text!r} is not a list of different names.", hint="separate them by commas: a,b.")
+    return names

@@ -1,1 +1,0 @@
-"""Objectives of encoder-decoders: denoising, masked segments, translation and generation."""

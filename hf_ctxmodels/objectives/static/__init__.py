@@ -1,1 +1,0 @@
-"""Objectives of static word vectors: windows and co-occurrences."""
