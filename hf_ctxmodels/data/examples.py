@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain, count
+from itertools import chain, count, islice
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -24,12 +24,13 @@ class ExampleBuilder(Protocol):
     statistics: Counter[str]
 
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
-        """Tokenized examples of documents, see `Objective.examples`."""
+        """See `Objective.examples`."""
 
     def check(self, examples: "ExampleSet") -> None:
-        """Raise CtxError for unsuitable examples, see `Objective.check`."""
+        """See `Objective.check`."""
 
 
+@dataclass(frozen=True, eq=False)
 class Column:
     """One column of a table of examples, stored flat.
 
@@ -38,8 +39,8 @@ class Column:
         offsets: (examples + 1,) example i is `values[offsets[i]:offsets[i + 1]]`; None for one number per example.
     """
 
-    def __init__(self, values: np.ndarray, offsets: np.ndarray | None) -> None:
-        self.values, self.offsets = values, offsets
+    values: np.ndarray
+    offsets: np.ndarray | None
 
     def __getitem__(self, index: int) -> np.ndarray | int:
         if self.offsets is None:
@@ -53,11 +54,6 @@ class ExampleSet(torch.utils.data.Dataset):
     `examples[i]` and `examples[epoch, i]` are dictionaries with the columns of example i, and `example_index` and
     `epoch`, which seed the collators' masks. The epoch of `examples[i]` is set by `set_epoch` (0 at first), which
     `transformers.Trainer` calls for training but not for evaluation.
-
-    Args:
-        columns: Columns of `length` examples.
-        length: Number of examples.
-        statistics: The objective's statistics.
     """
 
     def __init__(self, columns: dict[str, Column], length: int, statistics: Mapping[str, int]) -> None:
@@ -67,17 +63,11 @@ class ExampleSet(torch.utils.data.Dataset):
     @classmethod
     def build(cls, examples: Iterable[Example], statistics: Mapping[str, int] | None = None) -> Self:
         """Store examples with the same columns; raises CtxError if there is none."""
-        block: list[Example] = []
+        remaining, length = iter(examples), 0
         blocks: list[dict[str, Column]] = []
-        length = 0
-        for example in examples:
-            block.append(example)
-            length += 1
-            if len(block) == EXAMPLES_PER_BLOCK:
-                blocks.append(_to_columns(block))
-                block = []
-        if block:
+        while block := list(islice(remaining, EXAMPLES_PER_BLOCK)):
             blocks.append(_to_columns(block))
+            length += len(block)
         if not blocks:
             raise no_examples_error()
         columns = {
@@ -142,23 +132,15 @@ class ExampleStream(ABC):
 class DocumentStream(ExampleStream):
     """The examples of an objective.
 
-    The first pass has the same examples in the same order as the `ExampleSet` of the documents; later passes
-    sample new pairs. Only documents that are tokenized together are in memory.
-
-    Attributes:
-        documents: Read again in every pass.
-        objective: Makes the examples.
+    The first pass has the same examples in the same order as the `ExampleSet` of the documents; later passes read the
+    documents again and sample new pairs. Only documents that are tokenized together are in memory.
     """
 
     documents: Iterable[list[str]]
     objective: ExampleBuilder
 
     def one_pass(self, epoch: int) -> Iterator[dict[str, Any]]:
-        """The examples of one pass over the documents.
-
-        Raises:
-            CtxError: The documents have no example.
-        """
+        """The examples of one pass; raises CtxError if there is none."""
         index = -1
         for index, example in enumerate(self.objective.examples(self.documents, epoch)):
             yield {**example, "example_index": index, "epoch": epoch}

@@ -153,13 +153,8 @@ class MixtureBatchSampler(EndlessBatchSampler):
 class EndlessStream(IterableDataset, ABC):
     """Endless examples of an `ExampleStream`, independent of the number of workers; subclasses define their order.
 
-    Every worker reads the whole stream and yields every n-th batch, in the order of `DataLoader`. To start at a later
-    batch, earlier batches are made and discarded.
-
-    Args:
-        stream: The examples.
-        batch_size: Examples of a micro-batch over all processes, the `batch_size` of the `DataLoader`.
-        start_batch: Number of the first batch.
+    Every worker reads the whole stream and yields every n-th batch, of the `batch_size` of the `DataLoader` and in its
+    order. To start at a later batch, earlier batches are made and discarded.
     """
 
     def __init__(self, stream: ExampleStream, batch_size: int, start_batch: int) -> None:

@@ -16,13 +16,8 @@ _CHUNK = 1 << 16  # choices computed together
 
 
 def sample_choices(numbers: np.ndarray, probabilities: np.ndarray, seed: int) -> np.ndarray:
-    """(n,) independent random choices among datasets with (datasets,) `probabilities`.
-
-    Args:
-        numbers: (n,) numbers of the choices, which determine the random numbers.
-        probabilities: (datasets,).
-        seed: Seed of the choices.
-    """
+    """(n,) random choices among datasets with (datasets,) `probabilities`; (n,) `numbers` of the choices determine the
+    random numbers."""
     keys = np.repeat(row_hashes(seed, [0], [0], Stream.MIXTURE), len(numbers))
     return np.searchsorted(np.cumsum(probabilities)[:-1], uniforms(keys, numbers), side="right")
 
@@ -33,15 +28,10 @@ class Mixture(Dataset, ABC):
     A choice depends only on the seed and its number, so training resumes at any batch. Each dataset is shuffled and
     repeated independently of the others.
 
-    Args:
-        datasets: Data sets, each a sequence of features.
-
     Attributes:
+        datasets: Datasets, each a sequence of features; raises CtxError if one is empty.
         starts: Index of each dataset's first example in the mixture.
         is_per_example: Whether a choice is for an example, so that batches mix datasets, or for a batch.
-
-    Raises:
-        CtxError: A dataset is empty.
     """
 
     is_per_example: bool = False
@@ -52,19 +42,12 @@ class Mixture(Dataset, ABC):
         sizes = [len(dataset) for dataset in datasets]
         self.datasets, self.starts = datasets, [sum(sizes[:number]) for number in range(len(datasets))]
 
-    @abstractmethod
     def __len__(self) -> int:
-        """Number of examples of an epoch."""
+        return sum(map(len, self.datasets))
 
     @abstractmethod
     def choose(self, numbers: np.ndarray, seed: int, batches_per_step: int = 1) -> np.ndarray:
-        """(n,) the index of the dataset of each choice.
-
-        Args:
-            numbers: (n,) numbers of the choices.
-            seed: Seed of random choices.
-            batches_per_step: Micro-batches per optimizer step.
-        """
+        """(n,) the index of the dataset of each choice, from its number and the micro-batches per optimizer step."""
 
     def __getitem__(self, key: tuple[int, int]) -> dict[str, Any]:
         epoch, index = key
@@ -89,9 +72,6 @@ class RoundRobinMixture(Mixture):
     Args:
         datasets: See `Mixture`.
         order: The cycle, as indices of datasets; by default each once.
-
-    Raises:
-        CtxError: A dataset is empty, or not in the cycle.
     """
 
     def __init__(self, datasets: Sequence[Any], order: Sequence[int] | None = None) -> None:
@@ -104,16 +84,16 @@ class RoundRobinMixture(Mixture):
         return len(self.datasets[0]) * len(self.order) // self.order.count(0)
 
     def choose(self, numbers: np.ndarray, seed: int, batches_per_step: int = 1) -> np.ndarray:
-        """(n,) the index of the dataset of each choice, see `Mixture.choose`."""
+        """See `Mixture.choose`."""
         return np.asarray(self.order)[numbers % len(self.order)]
 
 
 class SampledMixture(Mixture):
-    """Data sets sampled with fixed probabilities, for every optimizer step or for every example.
+    """Datasets sampled with fixed probabilities, for every optimizer step or for every example.
 
     Sampling by step is for tasks with different losses (Subramanian et al. 2018, arXiv 1804.00079): all micro-batches
     of a step belong to the same task. Sampling by example is for languages (Conneau et al. 2020), see
-    `data.training_set`. The length of an epoch is the number of examples of all datasets.
+    `data.training_set`.
 
     Args:
         datasets: See `Mixture`.
@@ -121,9 +101,6 @@ class SampledMixture(Mixture):
             natural language inference in Subramanian et al. Ignored if all datasets have one.
         probabilities: (datasets,) unnormalised probabilities; by default equal.
         is_per_example: Sample for every example, not for every step.
-
-    Raises:
-        CtxError: A dataset is empty, or a period is below 1.
 
     Example:
         >>> tasks = SampledMixture([[{"a": 1}], [{"a": 2}], [{"a": 3}]], {2: 10})
@@ -155,11 +132,8 @@ class SampledMixture(Mixture):
         values, datasets = split_by_column(examples, column)
         return cls(datasets, {values.index(value): period for value, period in periods.items() if value in values})
 
-    def __len__(self) -> int:
-        return sum(map(len, self.datasets))
-
     def choose(self, numbers: np.ndarray, seed: int, batches_per_step: int = 1) -> np.ndarray:
-        """(n,) the index of the dataset of each choice, see `Mixture.choose`."""
+        """See `Mixture.choose`."""
         steps = numbers if self.is_per_example else numbers // batches_per_step
         choices = sample_choices(steps, self.probabilities, seed)
         for dataset, period in self.periods.items():
@@ -184,9 +158,6 @@ class ScheduledMixture(Mixture):
         datasets: See `Mixture`.
         stages: For each stage index of a dataset -> number of its steps.
 
-    Raises:
-        CtxError: A dataset is empty, or a stage has no step.
-
     Example:
         >>> mixture = ScheduledMixture([[{"a": 1}], [{"a": 2}]], [{0: 2}, {0: 2, 1: 4}])
         >>> mixture.choose(np.arange(8), seed=0).tolist()
@@ -197,8 +168,14 @@ class ScheduledMixture(Mixture):
         super().__init__(datasets)
         if not stages or not all(stage and min(stage.values()) > 0 for stage in stages):
             raise CtxError(f"stages={list(stages)} has a dataset without a step.", hint="use 1 step or more for each.")
-        self.orders = [_spread_evenly(stage) for stage in stages]
-        self.ends = np.cumsum([len(order) for order in self.orders])
+        orders = []
+        for stage in stages:  # step k of a dataset with n steps is at (k + 1/2) / n of the stage
+            steps_of_datasets = np.repeat(list(stage), list(stage.values()))
+            positions = np.concatenate([(np.arange(steps) + 0.5) / steps for steps in stage.values()])
+            orders.append(steps_of_datasets[np.argsort(positions, kind="stable")])
+        self.order = np.concatenate(orders)
+        """(steps,) the dataset of each step of all stages."""
+        self.last_stage_steps = len(orders[-1])
 
     @classmethod
     def by_column(cls, examples: ExampleSet, column: str, stages: Sequence[Mapping[int, int]]) -> Self:
@@ -206,23 +183,12 @@ class ScheduledMixture(Mixture):
         values, datasets = split_by_column(examples, column)
         return cls(datasets, [{values.index(value): steps for value, steps in stage.items()} for stage in stages])
 
-    def __len__(self) -> int:
-        return sum(map(len, self.datasets))
-
     def choose(self, numbers: np.ndarray, seed: int, batches_per_step: int = 1) -> np.ndarray:
-        """(n,) the index of the dataset of each choice, see `Mixture.choose`."""
+        """See `Mixture.choose`."""
         steps = numbers // batches_per_step
-        last_stage = len(self.orders[-1])
-        earlier_stages = self.ends[-1] - last_stage
-        repeated = earlier_stages + (steps - earlier_stages) % last_stage
-        return np.concatenate(self.orders)[np.where(steps < earlier_stages, steps, repeated)]
-
-
-def _spread_evenly(stage: Mapping[int, int]) -> np.ndarray:
-    """(steps,) the dataset of each step of a stage: step k of a dataset with n steps is at (k + 1/2) / n of it."""
-    datasets = np.repeat(list(stage), list(stage.values()))
-    positions = np.concatenate([(np.arange(steps) + 0.5) / steps for steps in stage.values()])
-    return datasets[np.argsort(positions, kind="stable")]
+        earlier_stages = len(self.order) - self.last_stage_steps
+        repeated = earlier_stages + (steps - earlier_stages) % self.last_stage_steps
+        return self.order[np.where(steps < earlier_stages, steps, repeated)]
 
 
 class EpochMixture(Mixture):
@@ -236,16 +202,13 @@ class EpochMixture(Mixture):
 
     Attributes:
         steps: (datasets,) number of steps of a pass over each dataset.
-
-    Raises:
-        CtxError: A dataset is empty.
     """
 
     def __init__(self, datasets: Sequence[Any], step_size: int) -> None:
         super().__init__(datasets)
         self.step_size = step_size
         self.steps = np.array([-(-len(dataset) // step_size) for dataset in datasets])
-        self._cached_order: tuple[tuple[int, int], np.ndarray] | None = None
+        self._cached_order = ((-1, -1), np.empty(0, dtype=np.int64))
 
     def __len__(self) -> int:
         return int(self.steps.sum()) * self.step_size
@@ -255,19 +218,15 @@ class EpochMixture(Mixture):
         """(steps of an epoch,) the index of the dataset of each step."""
 
     def choose(self, numbers: np.ndarray, seed: int, batches_per_step: int = 1) -> np.ndarray:
-        """(n,) the index of the dataset of each choice, see `Mixture.choose`."""
+        """See `Mixture.choose`."""
         epochs, steps = np.divmod(numbers // batches_per_step, self.steps.sum())
         choices = np.empty(len(numbers), dtype=np.int64)
         for epoch in np.unique(epochs).tolist():
+            if self._cached_order[0] != (epoch, seed):  # computed once for all batches of an epoch
+                self._cached_order = ((epoch, seed), self.order(epoch, seed))
             in_epoch = epochs == epoch
-            choices[in_epoch] = self._order(epoch, seed)[steps[in_epoch]]
+            choices[in_epoch] = self._cached_order[1][steps[in_epoch]]
         return choices
-
-    def _order(self, epoch: int, seed: int) -> np.ndarray:
-        """`order`, computed once for all batches of an epoch."""
-        if self._cached_order is None or self._cached_order[0] != (epoch, seed):
-            self._cached_order = ((epoch, seed), self.order(epoch, seed))
-        return self._cached_order[1]
 
 
 class ShuffledMixture(EpochMixture):
@@ -281,7 +240,7 @@ class ShuffledMixture(EpochMixture):
     """
 
     def order(self, epoch: int, seed: int) -> np.ndarray:
-        """(steps of an epoch,) the index of the dataset of each step."""
+        """See `EpochMixture.order`."""
         datasets = np.repeat(np.arange(len(self.steps)), self.steps)
         return generator(seed, epoch, 0, Stream.MIXTURE).permutation(datasets)
 
@@ -290,7 +249,6 @@ class ReweightedMixture(EpochMixture):
     """Every step sampled with probabilities proportional to n^alpha, n the number of steps of a dataset.
 
     Args:
-        datasets, step_size: See `EpochMixture`.
         alphas: The exponent of each epoch; later epochs have the last one. 1 is proportional to the sizes, 0 equal.
 
     Example:
@@ -318,20 +276,15 @@ class ReweightedMixture(EpochMixture):
         return weights / weights.sum()
 
     def order(self, epoch: int, seed: int) -> np.ndarray:
-        """(steps of an epoch,) the index of the dataset of each step."""
+        """See `EpochMixture.order`."""
         steps = int(self.steps.sum())
         return sample_choices(np.arange(epoch * steps, (epoch + 1) * steps), self.probabilities(epoch), seed)
 
 
 class SampledStream(ExampleStream):
-    """Examples of several streams, sampled with fixed probabilities for every example.
+    """Examples of several streams, sampled with (streams,) probabilities for every example.
 
     Each stream is repeated, so the mixture is endless; the epoch of an example is the number of passes over its stream.
-
-    Args:
-        streams: Streams of examples.
-        probabilities: (streams,) probabilities.
-        seed: Seed of the sampling.
     """
 
     def __init__(self, streams: Sequence[ExampleStream], probabilities: np.ndarray, seed: int) -> None:

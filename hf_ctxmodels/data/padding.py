@@ -51,6 +51,13 @@ class PaddingCollator(ABC):
         """See `collate`."""
         return self.collate(features)
 
+    def pad_inputs(self, rows: Sequence[np.ndarray], multiple: int | None = None) -> tuple["RowPadder", Batch]:
+        """Pad (tokens,) ids on the tokenizer's side. Returns the padder of further columns, and `input_ids` and
+        `attention_mask`, both (batch, width)."""
+        padder = RowPadder([len(row) for row in rows], self.tokenizer.padding_side, multiple)
+        input_ids = padder.pad(rows, int(self.tokenizer.pad_token_id))
+        return padder, {"input_ids": input_ids, "attention_mask": padder.attention_mask()}
+
 
 class RowPadder:
     """Pads sequences to the rows of a batch, with one array assignment per column.
@@ -82,6 +89,11 @@ class RowPadder:
     def attention_mask(self) -> torch.Tensor:
         """(rows, width) int64: 1 for tokens, 0 for padding."""
         return torch.from_numpy(self.filled.astype(np.int64))
+
+
+def pad_targets(rows: Sequence[np.ndarray], value: int = IGNORE_INDEX, multiple: int | None = None) -> torch.Tensor:
+    """(rows, steps) int64 tensor of target sequences, padded on the right."""
+    return RowPadder([len(row) for row in rows], "right", multiple).pad(rows, value)
 
 
 _Ids = TypeVar("_Ids", list[int], np.ndarray)
@@ -117,12 +129,8 @@ class SourceTargetCollator(PaddingCollator):
         """Pad features; see the class for their columns and the returned ones."""
         sources, targets = ([np.asarray(feature[name]) for feature in features] for name in ("input_ids", "labels"))
         targets = [strip_decoder_start(target, self.decoder_start_token_id) for target in targets]
-        padder = RowPadder([len(source) for source in sources], self.tokenizer.padding_side)
-        batch = {
-            "input_ids": padder.pad(sources, self.tokenizer.pad_token_id),
-            "attention_mask": padder.attention_mask(),
-            "labels": RowPadder([len(target) for target in targets], "right").pad(targets, IGNORE_INDEX),
-        }
+        _, batch = self.pad_inputs(sources)
+        batch["labels"] = pad_targets(targets)
         if "language" not in features[0] and "target_language" in features[0]:
             batch["target_languages"] = torch.tensor([int(feature["target_language"]) for feature in features])
         return batch | language_columns(features, batch)

@@ -39,11 +39,6 @@ class TaggedSentence:
     location: str
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Tables
-# ----------------------------------------------------------------------------------------------------------------------
-
-
 def read_table(file: str | Path, columns: Sequence[str]) -> list[Row]:
     """The selected columns of a CSV, TSV or JSONL file, as rows in file order.
 
@@ -52,11 +47,15 @@ def read_table(file: str | Path, columns: Sequence[str]) -> list[Row]:
 
     Raises CtxError for an unknown format, a missing column, a line with a different number of columns, or invalid JSON.
     """
+    rows = []
     suffix = file_suffix(Path(file))
     if suffix == ".jsonl":
-        rows = list(_read_jsonl(file, columns))
+        for record, location in read_json_lines(file):
+            for column in columns:
+                _column_index(column, list(record), location)
+            rows.append(Row({column: record[column] for column in columns}, location))
     elif suffix in _DELIMITERS:
-        rows = list(_read_delimited(file, columns, _DELIMITERS[suffix]))
+        rows += _read_delimited(file, columns, _DELIMITERS[suffix])
     else:
         raise CtxError(
             f"Not a table: the suffix is {suffix!r}, expected {', '.join((*_DELIMITERS, '.jsonl'))} (or with .gz).",
@@ -105,18 +104,6 @@ def _column_index(column: str, names: Sequence[str], file: str | Path) -> int:
             hint="set --text_columns and --label_column; for a file without a header use numbers (1 = first).",
         )
     return list(names).index(column)
-
-
-def _read_jsonl(file: str | Path, columns: Sequence[str]) -> Iterator[Row]:
-    for record, location in read_json_lines(file):
-        for column in columns:
-            _column_index(column, list(record), location)
-        yield Row({column: record[column] for column in columns}, location)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Tagged sentences
-# ----------------------------------------------------------------------------------------------------------------------
 
 
 def _blocks(file: str | Path) -> Iterator[list[tuple[int, str]]]:
@@ -171,14 +158,12 @@ def read_conll(file: str | Path, word_column: int = 1, tag_column: int = -1) -> 
         return word, tag, f"{file}:{number}"
 
     sentences = _sentences(([parse(*line) for line in block] for block in blocks), file)
-    return to_bio(_without_language_code(sentences))
-
-
-def _without_language_code(sentences: list[TaggedSentence]) -> list[TaggedSentence]:
     code = re.match(r"[a-z]{2,3}:", sentences[0].words[0])
-    if code is None or not all(word.startswith(code[0]) for sentence in sentences for word in sentence.words):
-        return sentences
-    return [replace(sentence, words=[word.removeprefix(code[0]) for word in sentence.words]) for sentence in sentences]
+    if code is not None and all(word.startswith(code[0]) for sentence in sentences for word in sentence.words):
+        sentences = [
+            replace(sentence, words=[word.removeprefix(code[0]) for word in sentence.words]) for sentence in sentences
+        ]
+    return to_bio(sentences)
 
 
 def read_conllu(file: str | Path, word_column: str = "FORM", tag_column: str = "UPOS") -> list[TaggedSentence]:

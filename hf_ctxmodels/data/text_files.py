@@ -20,13 +20,8 @@ FILE_SUFFIXES = (".txt", ".jsonl", ".parquet")
 
 
 class TextColumns(NamedTuple):
-    """Columns of a record.
-
-    Attributes:
-        text: Column of the document's text; null is a document without text.
-        units: Column with a list of the phrases in it that are units of knowledge, possibly null. None without such a
-            column.
-    """
+    """Columns of a record: the document's text, where null is a document without text; and the list of the phrases in
+    it that are units of knowledge, possibly null, or None without such a column."""
 
     text: str = "text"
     units: str | None = None

@@ -11,7 +11,7 @@ from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import check_at_least, flag
 from hf_ctxmodels.data.examples import Example
-from hf_ctxmodels.data.padding import Batch, PaddingCollator, RowPadder, required_token
+from hf_ctxmodels.data.padding import Batch, PaddingCollator, required_token
 from hf_ctxmodels.data.seeding import Stream, generator
 from hf_ctxmodels.data.training_set import SamplingPolicy
 from hf_ctxmodels.objectives.base import Objective, target_rates
@@ -44,13 +44,12 @@ class DataCollatorForCausalLM(PaddingCollator):
     def collate(self, features: list[dict[str, Any]]) -> Batch:
         """Pad features; see the class for their columns and the returned ones."""
         rows = [np.asarray(feature["input_ids"]) for feature in features]
-        padder = RowPadder([len(row) for row in rows], self.tokenizer.padding_side)
+        padder, inputs = self.pad_inputs(rows)
         targets = [self.targets(row.astype(np.int64), feature) for row, feature in zip(rows, features, strict=True)]
         # the first word in reading order has no target
         first_column = (0, 1) if self.backward else (1, 0)
         return {
-            "input_ids": padder.pad(rows, int(self.tokenizer.pad_token_id)),
-            "attention_mask": padder.attention_mask(),
+            **inputs,
             "labels": torch.nn.functional.pad(padder.pad(targets, IGNORE_INDEX), first_column, value=IGNORE_INDEX),
             **padded_columns(features, ("sequence_ids", "langs"), padder, self.tokenizer),
         }

@@ -1,12 +1,11 @@
 """Continual multi-task pretraining (Sun et al. 2020, "ERNIE 2.0", arXiv 1907.12412): tasks, schedule and objective."""
 
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 from math import factorial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,7 +15,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import check_at_least, flag
 from hf_ctxmodels.data.documents import LabelledPair
 from hf_ctxmodels.data.examples import Example
-from hf_ctxmodels.data.padding import Batch, RowPadder
+from hf_ctxmodels.data.padding import Batch
 from hf_ctxmodels.data.seeding import Stream, generator
 from hf_ctxmodels.data.training_set import SamplingPolicy
 from hf_ctxmodels.objectives.base import BaselinePolicy, Objective
@@ -39,9 +38,35 @@ WORD, STRUCTURE, SEMANTIC = 0, 1, 2
 """Values of `task_type`: the three types of tasks in the paper, and the three rows of the released task embeddings."""
 
 NEIGHBOURS, SAME_DOCUMENT, OTHER_DOCUMENT = 0, 1, 2
-"""Classes of `SentenceDistance`."""
+"""Classes of the task sentence_distance."""
 
-Documents = Sequence[TokenizedDocument]
+
+class Task(NamedTuple):
+    """A pretraining task, whose targets in a batch are `<task>_labels`.
+
+    Attributes:
+        task_type: The row of the task embeddings.
+        classifies_tokens: Whether the target is a class of each token, not of the example.
+        has_pairs: Whether examples are labelled pairs instead of running text.
+    """
+
+    task_type: int
+    classifies_tokens: bool = False
+    has_pairs: bool = False
+
+
+MASKING = "knowledge_masking"
+TASKS = {
+    MASKING: Task(WORD),
+    "capitalization": Task(WORD, classifies_tokens=True),
+    "token_document": Task(WORD, classifies_tokens=True),
+    "sentence_reordering": Task(STRUCTURE),
+    "sentence_distance": Task(STRUCTURE),
+    "discourse_relation": Task(SEMANTIC, has_pairs=True),
+    "query_title": Task(SEMANTIC, has_pairs=True),
+}
+"""All tasks in the order of the paper, which is the number `task` of an example."""
+_NUMBERS = {name: number for number, name in enumerate(TASKS)}
 
 
 class TaskExample(NamedTuple):
@@ -49,206 +74,15 @@ class TaskExample(NamedTuple):
 
     Attributes:
         segments: One or two segments, (tokens,) each.
-        token_targets: (tokens,) class of each token for each segment; None without such targets.
+        token_targets: (tokens,) class of each token; None without such targets.
         target: The class of the example, or -100.
-        words: (tokens,) units for each segment; None without masking.
+        words: (tokens,) units; None without masking.
     """
 
     segments: tuple[np.ndarray, ...]
-    token_targets: tuple[np.ndarray, ...] | None = None
+    token_targets: np.ndarray | None = None
     target: int = IGNORE_INDEX
-    words: tuple[np.ndarray, ...] | None = None
-
-
-class DocumentTask(ABC):
-    """A task with examples from running text.
-
-    Attributes:
-        name: Its name in the schedule; its targets in a batch are `<name>_labels`.
-        task_type: The row of the task embeddings.
-        classifies_tokens: Whether the target is a class of each token, not of the example.
-        classes: Number of classes.
-
-    Args:
-        room: Tokens of text in an example of one segment.
-        pair_room: Tokens of text in an example of two segments.
-        max_segments: Maximum number of segments of a text whose order is predicted.
-    """
-
-    name: ClassVar[str]
-    task_type: ClassVar[int]
-    classifies_tokens: ClassVar[bool] = False
-    classes: int = 2
-
-    def __init__(self, room: int, pair_room: int, max_segments: int) -> None:
-        self.room, self.pair_room, self.max_segments = room, pair_room, max_segments
-
-    @abstractmethod
-    def examples(self, documents: Documents, position: int, rng: np.random.Generator) -> Iterator[TaskExample]:
-        """The examples of `documents[position]`, which has at least one sentence; segments may be sampled from the
-        other documents."""
-
-
-class KnowledgeMasking(DocumentTask):
-    """Predict words, phrases and entities, which the collator masks. An example is whole sentences of a document."""
-
-    name = "knowledge_masking"
-    task_type = WORD
-
-    def examples(self, documents: Documents, position: int, rng: np.random.Generator) -> Iterator[TaskExample]:
-        """See `DocumentTask.examples`."""
-        document = documents[position]
-        for start, stop in sequence_bounds(document, self.room):
-            words = None if document.word_ids is None else (document.word_ids[start:stop],)
-            yield TaskExample((document.ids[start:stop],), words=words)
-
-
-class Capitalization(DocumentTask):
-    """Predict for each token whether the first letter of its word is a capital. Numbers, punctuation and letters
-    without case have no target. The tokenizer must lower-case, otherwise the input contains the answer."""
-
-    name = "capitalization"
-    task_type = WORD
-    classifies_tokens = True
-
-    def examples(self, documents: Documents, position: int, rng: np.random.Generator) -> Iterator[TaskExample]:
-        """See `DocumentTask.examples`."""
-        document = documents[position]
-        assert document.capitals is not None
-        targets = np.where(document.capitals < 0, IGNORE_INDEX, document.capitals.astype(np.int64))
-        for start, stop in sequence_bounds(document, self.room):
-            yield TaskExample((document.ids[start:stop],), (targets[start:stop],))
-
-
-class TokenDocumentRelation(DocumentTask):
-    """Predict for each token of a segment whether it also occurs in another segment of the document.
-
-    Segments are at most half a document, so that there are at least two. A document of one token has none.
-    """
-
-    name = "token_document"
-    task_type = WORD
-    classifies_tokens = True
-
-    def examples(self, documents: Documents, position: int, rng: np.random.Generator) -> Iterator[TaskExample]:
-        """See `DocumentTask.examples`."""
-        document = documents[position]
-        ids = document.ids
-        if len(ids) < 2:
-            return
-        for start, stop in sequence_bounds(document, min(self.room, len(ids) // 2)):
-            other_ids = np.concatenate([ids[:start], ids[stop:]])
-            yield TaskExample((ids[start:stop],), (np.isin(ids[start:stop], other_ids).astype(np.int64),))
-
-
-class SentenceReordering(DocumentTask):
-    """Predict the permutation by which the segments of a text were reordered.
-
-    The text is as many sentences as fit. It is split at random into n segments of whole sentences, n uniform in 1 to
-    m = `max_segments`, but at most the number of sentences, and they are shuffled. The classes are the 1! + 2! + ... + m! permutations:
-    first of one segment, then of two, and so on, in lexicographic order. A permutation lists the numbers of the
-    segments in the order of the example.
-    """
-
-    name = "sentence_reordering"
-    task_type = STRUCTURE
-
-    def __init__(self, room: int, pair_room: int, max_segments: int) -> None:
-        super().__init__(room, pair_room, max_segments)
-        self.orders = [order for number in range(1, max_segments + 1) for order in permutations(range(number))]
-        self.classes = len(self.orders)
-
-    def examples(self, documents: Documents, position: int, rng: np.random.Generator) -> Iterator[TaskExample]:
-        """See `DocumentTask.examples`."""
-        document = documents[position]
-        for first, last in sentence_chunks(document.bounds, self.room, from_end=rng.random() < 0.5):
-            segments = int(rng.integers(1, min(self.max_segments, last - first), endpoint=True))
-            cuts = np.sort(first + 1 + rng.choice(last - first - 1, segments - 1, replace=False))
-            bounds = document.bounds[[first, *cuts, last]]
-            smaller_permutations = sum(factorial(count) for count in range(1, segments))
-            target = smaller_permutations + int(rng.integers(factorial(segments)))
-            reordered = [document.ids[bounds[segment] : bounds[segment + 1]] for segment in self.orders[target]]
-            yield TaskExample((np.concatenate(reordered),), target=target)
-
-
-class SentenceDistance(DocumentTask):
-    """Predict whether two sentences are neighbours (0), others of the same document (1), or of two documents (2).
-
-    Every sentence is the first of a pair, with a class sampled uniformly among the possible ones. Neighbours are in the
-    order of the text. Sentences that do not fit are truncated.
-    """
-
-    name = "sentence_distance"
-    task_type = STRUCTURE
-    classes = 3
-
-    def examples(self, documents: Documents, position: int, rng: np.random.Generator) -> Iterator[TaskExample]:
-        """See `DocumentTask.examples`."""
-        document = documents[position]
-        count = len(document)
-        for number in range(count):
-            before, after = max(0, number - 1), max(0, count - number - 2)  # sentences that are not neighbours
-            possible = [number + 1 < count, before + after > 0, len(documents) > 1]
-            if not any(possible):
-                continue
-            target = int(rng.choice(np.flatnonzero(possible)))
-            if target == NEIGHBOURS:
-                second = _sentence(document, number + 1)
-            elif target == SAME_DOCUMENT:
-                index = int(rng.integers(before + after))
-                second = _sentence(document, index if index < before else index - before + number + 2)
-            else:
-                index = int(rng.integers(len(documents) - 1))
-                other_document = documents[index + (index >= position)]
-                second = _sentence(other_document, int(rng.integers(len(other_document))))
-            first, half = _sentence(document, number), self.pair_room // 2  # the longer one is truncated first
-            truncated_first = first[: max(half, self.pair_room - len(second))]
-            truncated_second = second[: max(self.pair_room - half, self.pair_room - len(first))]
-            yield TaskExample((truncated_first, truncated_second), target=target)
-
-
-def _sentence(document: TokenizedDocument, number: int) -> np.ndarray:
-    return document.ids[document.bounds[number] : document.bounds[number + 1]]
-
-
-class PairTask:
-    """A task on labelled pairs of texts; `labels`, in lower case, are the classes 0, 1, ... See `DocumentTask`."""
-
-    name: ClassVar[str]
-    task_type: ClassVar[int] = SEMANTIC
-    classifies_tokens: ClassVar[bool] = False
-
-    def __init__(self, labels: Sequence[str]) -> None:
-        self.labels, self.classes = labels, len(labels)
-
-
-class DiscourseRelation(PairTask):
-    """Predict the relation of two sentences, such as the connective between them."""
-
-    name = "discourse_relation"
-
-
-class QueryTitleRelevance(PairTask):
-    """Predict the relevance of a title for a query: clicked by the user, shown but not clicked, or neither."""
-
-    name = "query_title"
-
-
-TASKS: dict[str, type[DocumentTask] | type[PairTask]] = {
-    task.name: task
-    for task in (
-        KnowledgeMasking,
-        Capitalization,
-        TokenDocumentRelation,
-        SentenceReordering,
-        SentenceDistance,
-        DiscourseRelation,
-        QueryTitleRelevance,
-    )
-}
-"""All tasks in the order of the paper, which is the number `task` of an example."""
-_NUMBERS = {name: number for number, name in enumerate(TASKS)}
-_DOCUMENT_TASKS = ",".join(name for name, task in TASKS.items() if issubclass(task, DocumentTask))
+    words: np.ndarray | None = None
 
 
 def parse_schedule(text: str, task_names: Collection[str]) -> list[dict[str, int]]:
@@ -297,7 +131,6 @@ class DataCollatorForContinualTasks(MaskingCollator):
         and for each task `<task>_labels`, (batch, width) or (batch,), -100 in the examples of other tasks.
 
     Args:
-        tokenizer: With a mask token and a padding token.
         classification_tasks: Names of the tasks with `<task>_labels`; None for all except knowledge masking. For the
             other arguments see `UnitMaskingRule`.
     """
@@ -311,7 +144,7 @@ class DataCollatorForContinualTasks(MaskingCollator):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.classification_tasks is None:
-            self.classification_tasks = [name for name in TASKS if name != KnowledgeMasking.name]
+            self.classification_tasks = [name for name in TASKS if name != MASKING]
 
     def collate(self, features: list[dict[str, Any]]) -> Batch:
         """Mask and pad features; see the class for their columns and the returned ones."""
@@ -319,21 +152,20 @@ class DataCollatorForContinualTasks(MaskingCollator):
         for feature in features:
             ids = np.asarray(feature["input_ids"])
             targets = np.full(len(ids), IGNORE_INDEX)
-            if int(feature["task"]) == _NUMBERS[KnowledgeMasking.name]:
+            if int(feature["task"]) == _NUMBERS[MASKING]:
                 rng = feature_generator(feature, self.seed, self.static)
                 ids, targets = self.masker.mask(ids, np.asarray(feature["word_ids"]), rng)
             rows.append(ids)
             labels.append(targets)
-        lengths = [len(ids) for ids in rows]
-        padder = RowPadder(lengths, self.tokenizer.padding_side, self.pad_to_multiple_of)
+        padder, inputs = self.pad_inputs(rows, self.pad_to_multiple_of)
         tasks = np.array([int(feature["task"]) for feature in features])
-        task_types = np.array([task.task_type for task in TASKS.values()])[tasks]
+        types_by_number = np.array([task.task_type for task in TASKS.values()])
+        task_types = [np.full(len(ids), types_by_number[task]) for ids, task in zip(rows, tasks, strict=True)]
         token_types = [np.asarray(feature["token_type_ids"]) for feature in features]
         batch = {
-            "input_ids": padder.pad(rows, int(self.tokenizer.pad_token_id)),
-            "attention_mask": padder.attention_mask(),
+            **inputs,
             "token_type_ids": padder.pad(token_types, self.tokenizer.pad_token_type_id),
-            "task_type_ids": padder.pad([np.repeat(*pair) for pair in zip(task_types, lengths, strict=True)], 0),
+            "task_type_ids": padder.pad(task_types, 0),
             "labels": padder.pad(labels, IGNORE_INDEX),
         }
         example_targets = torch.tensor([int(feature["target"]) for feature in features])
@@ -352,14 +184,15 @@ class ContinualTasks(DataCollatorForContinualTasks, Objective):
     """ERNIE 2.0's objective: tasks that are added one after the other; each step has examples of one task.
 
     A task is trained together with all earlier ones, for the numbers of steps in the schedule (`ScheduledMixture`). The
-    type of a document determines its tasks; a labelled pair belongs to the task that has its label.
+    type of a document determines its tasks; a labelled pair belongs to the task that has its label. The tokenizer must
+    lower-case for capitalization, otherwise the input contains the answer.
 
     | task | document | example | target |
     |---|---|---|---|
     | knowledge_masking | sentences | `[CLS] sentences [SEP]` | all tokens of 15% of the units |
     | capitalization | sentences | the same, unmasked | each token: its word begins with a capital |
     | token_document | sentences | the same, at most half a document | each token: it also occurs in another segment |
-    | sentence_reordering | sentences | the same, 1 to m segments in a random order | the permutation |
+    | sentence_reordering | sentences | the same, 1 to m segments in a random order | one of 1! + ... + m! orders |
     | sentence_distance | sentences | `[CLS] A [SEP] B [SEP]` | neighbours, same document, two documents |
     | discourse_relation | a labelled pair | `[CLS] A [SEP] B [SEP]` | the label |
     | query_title | a labelled pair | `[CLS] query [SEP] title [SEP]` | the label |
@@ -379,7 +212,7 @@ class ContinualTasks(DataCollatorForContinualTasks, Objective):
     auto_class = "AutoModelForPreTraining"
     units: str = flag("", "File of phrases, one per line, that are units; empty: only words are units.")
     schedule: str = flag(
-        _DOCUMENT_TASKS,
+        ",".join(name for name, task in TASKS.items() if not task.has_pairs),
         "Stages, separated by semicolons, each of `task:steps`, separated by commas; without steps equal shares. A "
         "stage has the tasks of the previous one; the last one is repeated.",
     )
@@ -392,31 +225,32 @@ class ContinualTasks(DataCollatorForContinualTasks, Objective):
         stages = parse_schedule(self.schedule, TASKS)
         check_at_least(2, reordering_segments=self.reordering_segments)
         self.templates = {segments: SpecialTokensTemplate(self.tokenizer, segments) for segments in (1, 2)}
-        room, pair_room = (template.room(self.max_length) for template in self.templates.values())
-        self.document_tasks = {
-            name: task(room, pair_room, self.reordering_segments)
-            for name, task in TASKS.items()
-            if name in stages[-1] and issubclass(task, DocumentTask)
+        self.room, self.pair_room = (template.room(self.max_length) for template in self.templates.values())
+        self.orders = [
+            order for number in range(1, self.reordering_segments + 1) for order in permutations(range(number))
+        ]
+        """The classes of sentence_reordering: the order of the segments of a text in the example."""
+        self.tasks = [name for name in TASKS if name in stages[-1]]
+        label_lists = {"discourse_relation": self.discourse_relations, "query_title": self.relevance_labels}
+        self.labels = {
+            name: [label.strip().lower() for label in text.split(",") if label.strip()]
+            for name, text in label_lists.items()
+            if name in self.tasks
         }
-        label_lists = {
-            DiscourseRelation.name: self.discourse_relations,
-            QueryTitleRelevance.name: self.relevance_labels,
-        }
-        self.pair_tasks = {
-            name: task([label.strip().lower() for label in label_lists[name].split(",") if label.strip()])
-            for name, task in TASKS.items()
-            if name in stages[-1] and issubclass(task, PairTask)
-        }
-        self.tasks: dict[str, DocumentTask | PairTask] = {**self.document_tasks, **self.pair_tasks}
-        labels = [label for task in self.pair_tasks.values() for label in task.labels]
-        if len(set(labels)) < len(labels) or any(task.classes < 2 for task in self.pair_tasks.values()):
+        """Task on labelled pairs -> labels of its classes."""
+        labels = [label for task_labels in self.labels.values() for label in task_labels]
+        if len(set(labels)) < len(labels) or any(len(task_labels) < 2 for task_labels in self.labels.values()):
             raise CtxError(
-                f"The labels of {' and '.join(self.pair_tasks)} are {', '.join(labels) or 'none'}; each task requires "
-                "two or more, different from other tasks', since the label of a pair determines its task.",
+                f"The labels of {' and '.join(self.labels)} are {', '.join(labels) or 'none'}; each task requires two "
+                "or more, different from other tasks', since the label of a pair determines its task.",
                 hint="list them: --objective continual-tasks:discourse_relations=...,relevance_labels=...",
             )
+        sizes = {"sentence_reordering": len(self.orders), "sentence_distance": 3}
+        sizes |= {name: len(task_labels) for name, task_labels in self.labels.items()}
+        self.classes = {name: sizes.get(name, 2) for name in self.tasks if name != MASKING}
+        """Task -> number of its classes."""
         lowercases = self.tokenizer("A").input_ids == self.tokenizer("a").input_ids
-        if Capitalization.name in self.tasks and not lowercases:
+        if "capitalization" in self.tasks and not lowercases:
             raise CtxError(
                 "The tokenizer preserves capitals, so the input contains the answer of the task capitalization.",
                 location=f"schedule={self.schedule}",
@@ -425,22 +259,17 @@ class ContinualTasks(DataCollatorForContinualTasks, Objective):
         self.phrases = Phrases.from_file(self.tokenizer, self.units)
         numbered_stages = tuple({_NUMBERS[name]: steps for name, steps in stage.items()} for stage in stages)
         self.sampling = SamplingPolicy(task_column="task", task_stages=numbered_stages)
-        self.classification_tasks = [name for name in self.tasks if name != KnowledgeMasking.name]
-        token_classes = tuple(f"{name}_labels" for name, task in self.tasks.items() if task.classifies_tokens)
+        self.classification_tasks = list(self.classes)
+        token_classes = tuple(f"{name}_labels" for name in self.tasks if TASKS[name].classifies_tokens)
         self.baseline = BaselinePolicy(len(self.tokenizer), self.tokenizer.all_special_ids, token_classes=token_classes)
 
     @property
     def config_fields(self) -> dict[str, Any]:
         """The tasks in addition to masked units, with their numbers of classes, and their embeddings."""
-        classes = {name: task.classes for name, task in self.tasks.items() if name != KnowledgeMasking.name}
-        return {"pretraining_tasks": classes, "use_task_id": True}
+        return {"pretraining_tasks": self.classes, "use_task_id": True}
 
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
-        """Examples with the columns of the collator.
-
-        Raises:
-            CtxError: A label is unknown, or a task has no example.
-        """
+        """Examples with the columns of the collator; raises CtxError if a label is unknown, or a task has no example."""
         examples_by_task, first = Counter[str](), 0
         for batch in document_batches(documents):
             pairs = [document for document in batch if isinstance(document, LabelledPair)]
@@ -457,10 +286,11 @@ class ContinualTasks(DataCollatorForContinualTasks, Objective):
 
     def _text_examples(self, texts: list[list[str]], pass_index: int, first: int) -> Iterator[tuple[str, TaskExample]]:
         """Names of tasks and examples of running text."""
-        if not texts or not self.document_tasks:
+        document_tasks = [name for name in self.tasks if not TASKS[name].has_pairs]
+        if not texts or not document_tasks:
             return
-        with_words = KnowledgeMasking.name in self.tasks and self.masker.rule.needs_words
-        tokenized = tokenize_documents(self.tokenizer, texts, with_words, Capitalization.name in self.tasks)
+        with_words = MASKING in self.tasks and self.masker.rule.needs_words
+        tokenized = tokenize_documents(self.tokenizer, texts, with_words, "capitalization" in self.tasks)
         numbered = [
             (first + number, self.phrases.join_document(document))
             for number, document in enumerate(tokenized)
@@ -469,15 +299,82 @@ class ContinualTasks(DataCollatorForContinualTasks, Objective):
         documents = [document for _, document in numbered]
         for position, (number, document) in enumerate(numbered):
             self.statistics.update(documents=1, sentences=len(document), tokens=len(document.ids))
-            for name, task in self.document_tasks.items():
+            for name in document_tasks:
                 rng = generator(self.seed, pass_index, number * len(TASKS) + _NUMBERS[name], Stream.PAIRING)
-                for example in task.examples(documents, position, rng):
+                for example in self.task_examples(name, documents, position, rng):
                     yield name, example
+
+    def task_examples(
+        self, task: str, documents: Sequence[TokenizedDocument], position: int, rng: np.random.Generator
+    ) -> Iterator[TaskExample]:
+        """The examples of `documents[position]` for a task on running text."""
+        document = documents[position]
+        if task == "sentence_reordering":
+            yield from self._reordered_sentences(document, rng)
+        elif task == "sentence_distance":
+            yield from self._sentence_pairs(documents, position, rng)
+        elif task == "token_document" and len(document.ids) > 1:
+            # segments are at most half a document, so that there are at least two
+            for start, stop in sequence_bounds(document, min(self.room, len(document.ids) // 2)):
+                segment = document.ids[start:stop]
+                is_repeated = np.isin(segment, np.concatenate([document.ids[:start], document.ids[stop:]]))
+                yield TaskExample((segment,), is_repeated.astype(np.int64))
+        elif task == "capitalization":
+            assert document.capitals is not None
+            # numbers, punctuation and letters without case have no target
+            targets = np.where(document.capitals < 0, IGNORE_INDEX, document.capitals.astype(np.int64))
+            for start, stop in sequence_bounds(document, self.room):
+                yield TaskExample((document.ids[start:stop],), targets[start:stop])
+        elif task == MASKING:
+            for start, stop in sequence_bounds(document, self.room):
+                words = None if document.word_ids is None else document.word_ids[start:stop]
+                yield TaskExample((document.ids[start:stop],), words=words)
+
+    def _reordered_sentences(self, document: TokenizedDocument, rng: np.random.Generator) -> Iterator[TaskExample]:
+        """Texts of as many sentences as fit, split at random into n segments of whole sentences, which are shuffled.
+
+        n is uniform in 1 to `reordering_segments`, but at most the number of sentences.
+        """
+        for first, last in sentence_chunks(document.bounds, self.room, from_end=rng.random() < 0.5):
+            segments = int(rng.integers(1, min(self.reordering_segments, last - first), endpoint=True))
+            cuts = np.sort(first + 1 + rng.choice(last - first - 1, segments - 1, replace=False))
+            bounds = document.bounds[[first, *cuts, last]]
+            smaller_permutations = sum(factorial(count) for count in range(1, segments))
+            target = smaller_permutations + int(rng.integers(factorial(segments)))
+            reordered = [document.ids[bounds[segment] : bounds[segment + 1]] for segment in self.orders[target]]
+            yield TaskExample((np.concatenate(reordered),), target=target)
+
+    def _sentence_pairs(
+        self, documents: Sequence[TokenizedDocument], position: int, rng: np.random.Generator
+    ) -> Iterator[TaskExample]:
+        """Pairs of sentences, each sentence of a document once the first, of a class sampled uniformly among the
+        possible ones; neighbours are in the order of the text, and sentences that do not fit are truncated."""
+        document = documents[position]
+        count = len(document)
+        for number in range(count):
+            before, after = max(0, number - 1), max(0, count - number - 2)  # sentences that are not neighbours
+            possible = [number + 1 < count, before + after > 0, len(documents) > 1]
+            if not any(possible):
+                continue
+            target = int(rng.choice(np.flatnonzero(possible)))
+            other_document, other_number = document, number + 1
+            if target == SAME_DOCUMENT:
+                index = int(rng.integers(before + after))
+                other_number = index if index < before else index - before + number + 2
+            elif target == OTHER_DOCUMENT:
+                index = int(rng.integers(len(documents) - 1))
+                other_document = documents[index + (index >= position)]
+                other_number = int(rng.integers(len(other_document)))
+            first, second = document.sentence(number), other_document.sentence(other_number)
+            half = self.pair_room // 2  # the longer one is truncated first
+            truncated_first = first[: max(half, self.pair_room - len(second))]
+            truncated_second = second[: max(self.pair_room - half, self.pair_room - len(first))]
+            yield TaskExample((truncated_first, truncated_second), target=target)
 
     def _pair_examples(self, pairs: list[LabelledPair]) -> Iterator[tuple[str, TaskExample]]:
         """Names of tasks and examples of labelled pairs."""
-        tasks = {label: task for task in self.pair_tasks.values() for label in task.labels}
-        if not pairs or not tasks:
+        targets = {label: (name, labels.index(label)) for name, labels in self.labels.items() for label in labels}
+        if not pairs or not targets:
             return
         self.statistics["documents"] += len(pairs)
         firsts, seconds = (
@@ -485,24 +382,23 @@ class ContinualTasks(DataCollatorForContinualTasks, Objective):
             for side in (0, 1)
         )
         for pair, first, second in zip(pairs, firsts, seconds, strict=True):
-            task = tasks.get(pair.label.lower())
-            if task is None:
+            if (label := pair.label.lower()) not in targets:
                 raise CtxError(
-                    f"The label {pair.label!r} is not among {', '.join(tasks)}.",
+                    f"The label {pair.label!r} is not among {', '.join(targets)}.",
                     hint="list all labels: --objective continual-tasks:discourse_relations=...,relevance_labels=...",
                 )
-            segments = np.array(first, dtype=np.int32), np.array(second, dtype=np.int32)
-            yield task.name, TaskExample(segments, target=task.labels.index(pair.label.lower()))
+            name, target = targets[label]
+            yield name, TaskExample((np.array(first, np.int32), np.array(second, np.int32)), target=target)
 
     def _with_special_tokens(self, name: str, example: TaskExample, template: SpecialTokensTemplate) -> Example:
         ids = template.fill(*example.segments)
         no_words = np.full(len(ids), NO_WORD, dtype=np.int32)
-        targets = no_words if example.token_targets is None else template.fill_words(*example.token_targets)
+        targets = no_words if example.token_targets is None else template.fill_words(example.token_targets)
         return {
             "task": _NUMBERS[name],
             "input_ids": ids,
             "token_type_ids": template.token_types(*map(len, example.segments)),
-            "word_ids": no_words if example.words is None else template.fill_words(*example.words),
+            "word_ids": no_words if example.words is None else template.fill_words(example.words),
             "token_targets": np.where(targets == NO_WORD, IGNORE_INDEX, targets).astype(np.int16),
             "target": example.target,
         }
@@ -512,21 +408,20 @@ class ContinualTasks(DataCollatorForContinualTasks, Objective):
         is_masked = (batch["labels"] != IGNORE_INDEX).any(1)
         masked = {name: batch[name][is_masked] for name in ("input_ids", "labels")}
         counts = {**self.masker.count(masked), "masked_rows": int(is_masked.sum()), "all_rows": len(is_masked)}
-        for name in self.classification_tasks or ():
+        for name, number_of_classes in self.classes.items():
             targets = batch[f"{name}_labels"]
             has_target = targets != IGNORE_INDEX if targets.dim() == 1 else (targets != IGNORE_INDEX).any(1)
             counts[f"{name}_rows"] = int(has_target.sum())
-            classes = torch.bincount(targets[targets != IGNORE_INDEX], minlength=self.tasks[name].classes)
+            classes = torch.bincount(targets[targets != IGNORE_INDEX], minlength=number_of_classes)
             counts |= {f"{name}_{number}": count for number, count in enumerate(classes.tolist())}
         return counts
 
     def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
         """Shares of the masking, of the examples of each task, and of each of its classes."""
         rates = masking_rates(counts)
-        task_names = self.classification_tasks or ()
-        for name in ("masked", *task_names):
+        for name in ("masked", *self.classes):
             rates[f"share_{name}"] = counts[f"{name}_rows"] / max(1, counts["all_rows"])
-        for name in task_names:
-            classes = [counts[f"{name}_{number}"] for number in range(self.tasks[name].classes)]
+        for name, number_of_classes in self.classes.items():
+            classes = [counts[f"{name}_{number}"] for number in range(number_of_classes)]
             rates |= {f"{name}_{number}": count / max(1, sum(classes)) for number, count in enumerate(classes)}
         return rates

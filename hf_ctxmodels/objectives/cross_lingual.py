@@ -15,7 +15,7 @@ from hf_ctxmodels.core.flags import check_at_least, flag
 from hf_ctxmodels.core.generation import split_language_tag
 from hf_ctxmodels.data.documents import TranslatedText
 from hf_ctxmodels.data.examples import Example, ExampleSet
-from hf_ctxmodels.data.padding import Batch, PaddingCollator, RowPadder, required_token
+from hf_ctxmodels.data.padding import Batch, PaddingCollator, required_token
 from hf_ctxmodels.data.training_set import SamplingPolicy
 from hf_ctxmodels.objectives.base import Objective
 from hf_ctxmodels.objectives.causal_lm import DataCollatorForCausalLM, TokenStream
@@ -191,9 +191,6 @@ class DataCollatorForStreamMaskedLM(PaddingCollator):
 
     Args:
         tokenizer: With a mask token and a padding token; for `sample_alpha` with `token_counts`.
-
-    Raises:
-        CtxError: A value is out of range, or the tokenizer or a feature lacks something.
     """
 
     mlm_probability: float = flag(0.15, "Probability of each token to be predicted.")
@@ -240,10 +237,9 @@ class DataCollatorForStreamMaskedLM(PaddingCollator):
             labels.append(targets)
             columns, second = np.arange(len(ids)), int(feature.get("second", 0))
             positions.append(np.where(columns < second, columns, columns - second))
-        padder = RowPadder([len(ids) for ids in originals], self.tokenizer.padding_side)
+        padder, inputs = self.pad_inputs(corrupted)
         return {
-            "input_ids": padder.pad(corrupted, int(self.tokenizer.pad_token_id)),
-            "attention_mask": padder.attention_mask(),
+            **inputs,
             "position_ids": padder.pad(positions, 0),
             "labels": padder.pad(labels, IGNORE_INDEX),
             **padded_columns(features, ("langs",), padder, self.tokenizer),

@@ -8,11 +8,10 @@ from typing import Any, Literal, get_args
 import numpy as np
 import torch
 
-from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import check_choice, check_share, flag
 from hf_ctxmodels.data.examples import Example
-from hf_ctxmodels.data.padding import Batch, PaddingCollator, RowPadder
+from hf_ctxmodels.data.padding import Batch, PaddingCollator, pad_targets, required_token
 from hf_ctxmodels.objectives.base import Objective, count_targets, target_rates
 from hf_ctxmodels.objectives.features import NonSpecialTokens, check_token_ids, feature_generator, feature_word_ids
 from hf_ctxmodels.objectives.tokenized_documents import NO_WORD, SpecialTokensTemplate, sequence_bounds
@@ -42,18 +41,8 @@ class DataCollatorForDenoising(PaddingCollator):
         sentence_starts: (tokens,), not 0 at the first token of a sentence; not required with `full_stops`, nor without
             `permute_sentences`.
 
-    Returns, padded on the tokenizer's side and on the right:
-        input_ids, attention_mask: (batch, width) the corrupted sequences.
-        labels: (batch, steps) the original sequences, -100 after their ends. The decoder prepends its start token.
-
-    Args:
-        tokenizer: With a mask token and a padding token.
-        mask_length: Unit of masking: spans of words with lengths from a Poisson distribution, words, or tokens.
-        full_stops: Sentences end at a token ".", if none precedes it, as in the released code for GPT-2's vocabulary;
-            otherwise at the sentence ends of the text.
-
-    Raises:
-        CtxError: A value is out of range, a feature lacks a column, or the tokenizer a token.
+    Returns: input_ids, attention_mask (batch, width), the corrupted sequences; labels (batch, steps), the original
+    sequences, -100 after their ends. The decoder prepends its start token.
 
     Example:
         >>> collate = DataCollatorForDenoising(tokenizer, full_stops=True, mask_length="subword", seed=1)
@@ -108,12 +97,7 @@ class DataCollatorForDenoising(PaddingCollator):
         """Corrupt and pad features; see the class for their columns and the returned ones."""
         rows = [np.asarray(feature["input_ids"]) for feature in features]
         corrupted = [self.corrupt(feature, ids) for feature, ids in zip(features, rows, strict=True)]
-        padder = RowPadder([len(ids) for ids in corrupted], self.tokenizer.padding_side)
-        return {
-            "input_ids": padder.pad(corrupted, self.tokenizer.pad_token_id),
-            "attention_mask": padder.attention_mask(),
-            "labels": RowPadder([len(ids) for ids in rows], "right").pad(rows, IGNORE_INDEX),
-        }
+        return self.pad_inputs(corrupted)[1] | {"labels": pad_targets(rows)}
 
     def corrupt(self, feature: Mapping[str, Any], ids: np.ndarray) -> np.ndarray:
         """(tokens after noising,) ids of a sequence."""
@@ -157,10 +141,8 @@ class DataCollatorForDenoising(PaddingCollator):
         """(tokens after noising,) ids of a text without special tokens.
 
         Args:
-            ids: (tokens,).
             word_starts: (tokens,) bool, True at the first token of a word.
             sentence_bounds: (sentences + 1,); not used without `permute_sentences`.
-            rng: The sequence's generator.
         """
         if self.permute_sentences:
             order = np.arange(len(sentence_bounds) - 1)
@@ -259,12 +241,7 @@ class Denoising(DataCollatorForDenoising, Objective):
     def __post_init__(self) -> None:
         super().__post_init__()
         end = self.tokenizer.sep_token_id if self.tokenizer.eos_token_id is None else self.tokenizer.eos_token_id
-        if end is None:
-            raise CtxError(
-                f"{type(self.tokenizer).__name__} has no eos_token, from which the decoder starts.",
-                hint="use a tokenizer with an eos_token.",
-            )
-        self._end = int(end)
+        self._end = required_token(self.tokenizer, "eos_token", "starts the decoder") if end is None else int(end)
         # <s> and </s> are targets
         self.baseline = replace(self.baseline, excluded_ids=[int(self.tokenizer.pad_token_id)])
         self.room = self.template.room(self.max_length)

@@ -18,9 +18,6 @@ class NonSpecialTokens:
     Attributes:
         table: (largest id + 1,) bool, True for non-special ids.
         ids: The non-special ids, ascending.
-
-    Raises:
-        CtxError: There is none.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -13,7 +13,7 @@ from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import check_at_least, check_choice, check_fraction, check_share, flag
 from hf_ctxmodels.data.examples import Example
-from hf_ctxmodels.data.padding import Batch, RowPadder
+from hf_ctxmodels.data.padding import Batch, pad_targets
 from hf_ctxmodels.data.seeding import Stream
 from hf_ctxmodels.objectives.base import Objective, count_targets, target_rates
 from hf_ctxmodels.objectives.features import feature_generator, feature_word_ids
@@ -61,7 +61,7 @@ class DataCollatorForNoisySequenceToSequence(SourceTargetCorruption):
         batch = super().collate(features)
         if self.max_span:
             spans = [self.target_spans(feature) for feature in features]
-            batch["span_ids"] = RowPadder([len(numbers) for numbers in spans], "right").pad(spans, -1)
+            batch["span_ids"] = pad_targets(spans, -1)
         return batch
 
     def target_spans(self, feature: Mapping[str, Any]) -> np.ndarray:

@@ -10,7 +10,7 @@ import torch
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.data.examples import Example, ExampleSet
-from hf_ctxmodels.data.padding import Batch, PaddingCollator, RowPadder, required_token
+from hf_ctxmodels.data.padding import Batch, PaddingCollator, required_token
 from hf_ctxmodels.objectives.base import Objective
 from hf_ctxmodels.objectives.features import feature_generator, feature_word_ids, padded_columns
 from hf_ctxmodels.objectives.masking import MaskingRule, TokenMasker, masking_rates
@@ -56,10 +56,9 @@ class MaskingCollator(PaddingCollator):
             corrupted_ids, targets = self.masker.mask(ids, words, rng, self.replacements(feature))
             corrupted.append(corrupted_ids)
             labels.append(targets)
-        padder = RowPadder([len(ids) for ids in original], self.tokenizer.padding_side, self.pad_to_multiple_of)
+        padder, inputs = self.pad_inputs(corrupted, self.pad_to_multiple_of)
         return {
-            "input_ids": padder.pad(corrupted, self.tokenizer.pad_token_id),
-            "attention_mask": padder.attention_mask(),
+            **inputs,
             "labels": padder.pad(labels, IGNORE_INDEX),
             **padded_columns(features, ("attention_mask", "token_type_ids", "sequence_ids"), padder, self.tokenizer),
         }
@@ -91,12 +90,8 @@ class DataCollatorForMaskedLM(MaskingCollator):
     token_type_ids and sequence_ids if the features hold them.
 
     Args:
-        tokenizer: With a mask token and a padding token.
         mlm_smoothing: Requires token counts, see `TokenMasker.set_token_counts`. For the other arguments see
             `MaskingRule`.
-
-    Raises:
-        CtxError: A feature lacks a column, or contains ids outside the tokenizer's vocabulary.
 
     Example:
         >>> collate = DataCollatorForMaskedLM(tokenizer, seed=1)

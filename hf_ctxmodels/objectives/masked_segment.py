@@ -11,7 +11,7 @@ from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import check_at_least, check_choice, check_share, flag
 from hf_ctxmodels.data.examples import Example
-from hf_ctxmodels.data.padding import Batch, PaddingCollator, RowPadder, language_columns, required_token
+from hf_ctxmodels.data.padding import Batch, PaddingCollator, language_columns, pad_targets, required_token
 from hf_ctxmodels.data.seeding import Stream
 from hf_ctxmodels.objectives.base import Objective
 from hf_ctxmodels.objectives.cross_lingual import LanguageReader, Sentence
@@ -54,21 +54,14 @@ class DataCollatorForMaskedSegment(PaddingCollator):
         example_index, epoch: Integers that seed the masks.
         language: Optional, the language id.
 
-    Returns:
-        input_ids, attention_mask: (batch, width), padded on the tokenizer's side.
-        labels: (batch, steps) the tokens of the segments, -100 after them.
-        decoder_input_ids, decoder_position_ids: (batch, steps) the unmasked token before each of them, and its
-            position.
-        cross_attention_mask: (batch, width) 0 at the positions that cross-attention ignores.
-        langs, decoder_langs: (batch, width) and (batch, steps), if the features hold languages.
+    Returns: input_ids, attention_mask (batch, width); labels (batch, steps), the tokens of the segments, -100 after
+    them; decoder_input_ids, decoder_position_ids (batch, steps), the unmasked token before each of them, and its
+    position; cross_attention_mask (batch, width), 0 at the positions that cross-attention ignores; and if the features
+    hold languages, langs (batch, width) and decoder_langs (batch, steps).
 
     Args:
-        tokenizer: With a mask token and a padding token.
         hidden: Positions that cross-attention ignores: mask tokens, as in the released translation model; the whole
             segment, including its unchanged and random tokens; or none.
-
-    Raises:
-        CtxError: A value is out of range, the tokenizer lacks a token, or a feature a column.
     """
 
     share: float = flag(0.5, "Share of a sequence, or of a block, in the masked segment.")
@@ -141,11 +134,7 @@ class DataCollatorForMaskedSegment(PaddingCollator):
 
     def encoder_inputs(self, sequences: Sequence[MaskedSequence]) -> Batch:
         """The inputs of the encoder, and the mask of cross-attention."""
-        padder = RowPadder([len(sequence.ids) for sequence in sequences], self.tokenizer.padding_side)
-        batch = {
-            "input_ids": padder.pad([sequence.corrupted for sequence in sequences], int(self.tokenizer.pad_token_id)),
-            "attention_mask": padder.attention_mask(),
-        }
+        padder, batch = self.pad_inputs([sequence.corrupted for sequence in sequences])
         if self.hidden != "nothing":
             visible = [
                 sequence.corrupted != self.mask_id
@@ -159,13 +148,12 @@ class DataCollatorForMaskedSegment(PaddingCollator):
     def collate(self, features: list[dict[str, Any]]) -> Batch:
         """Mask and pad features; see the class for their columns and the returned ones."""
         sequences = [self.mask(feature) for feature in features]
-        steps = RowPadder([len(sequence.positions) for sequence in sequences], "right")
         previous = [sequence.positions - 1 for sequence in sequences]
         decoder_ids = [sequence.ids[positions] for sequence, positions in zip(sequences, previous, strict=True)]
         batch = self.encoder_inputs(sequences) | {
-            "labels": steps.pad([sequence.ids[sequence.positions] for sequence in sequences], IGNORE_INDEX),
-            "decoder_input_ids": steps.pad(decoder_ids, int(self.tokenizer.pad_token_id)),
-            "decoder_position_ids": steps.pad(previous, 0),
+            "labels": pad_targets([sequence.ids[sequence.positions] for sequence in sequences]),
+            "decoder_input_ids": pad_targets(decoder_ids, int(self.tokenizer.pad_token_id)),
+            "decoder_position_ids": pad_targets(previous, 0),
         }
         return batch | language_columns(features, batch)
 
@@ -344,11 +332,10 @@ class DataCollatorForMaskedTranslation(DataCollatorForMaskedSegment):
     def collate(self, features: list[dict[str, Any]]) -> Batch:
         """Mask and pad features; see the class for their columns and the returned ones."""
         labels = [np.asarray(feature["target_ids"]).astype(np.int64)[1:] for feature in features]
-        steps = RowPadder([len(targets) for targets in labels], "right")
         decoder_ids = [self.decoder_input(feature) for feature in features]
         batch = self.encoder_inputs([self.mask(feature) for feature in features]) | {
-            "labels": steps.pad(labels, IGNORE_INDEX),
-            "decoder_input_ids": steps.pad(decoder_ids, int(self.tokenizer.pad_token_id)),
+            "labels": pad_targets(labels),
+            "decoder_input_ids": pad_targets(decoder_ids, int(self.tokenizer.pad_token_id)),
         }
         return batch | language_columns(features, batch)
 

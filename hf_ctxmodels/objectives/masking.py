@@ -79,15 +79,12 @@ class MaskingRule:
         return count if self.max_predictions is None else min(count, self.max_predictions)
 
     def select(self, candidates: np.ndarray, word_ids: np.ndarray | None, rng: np.random.Generator) -> np.ndarray:
-        """Positions to predict, sampled without replacement.
+        """Positions to predict, sampled without replacement; raises CtxError if words are needed without word ids.
 
         Args:
             candidates: (tokens,) bool, True where a token may be selected.
             word_ids: (tokens,) for whole words; neighbours with the same id form a word.
             rng: The sequence's generator.
-
-        Raises:
-            CtxError: Words are needed and `word_ids` is None.
         """
         if not self.needs_words:
             positions = np.flatnonzero(candidates)
@@ -302,16 +299,8 @@ def corrupt(
     replacements: np.ndarray,
     rng: np.random.Generator,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Replace the selected tokens of a sequence. Returns its new ids and its labels, both (tokens,) int64.
-
-    Args:
-        ids: (tokens,).
-        selected: Positions of the selected tokens.
-        rule: Its shares decide between mask token, random token, and no replacement.
-        mask_token_id: The mask token.
-        replacements: Ids from which random tokens are sampled.
-        rng: The sequence's generator.
-    """
+    """Replace the tokens of a sequence at the `selected` positions by the mask token, or by random ones among the
+    `replacements`. Returns its new ids and its labels, both (tokens,) int64."""
     corrupted = ids.astype(np.int64)
     labels = np.full(len(ids), IGNORE_INDEX, dtype=np.int64)
     labels[selected] = ids[selected]
@@ -328,10 +317,7 @@ def count_selected(
     """Counts of a collated batch: maskable and selected tokens, and their replacements. A random replacement that
     equals the original counts as unchanged.
 
-    Args:
-        ids, labels: (batch, width) of a masking collator.
-        maskable: (batch, width) bool, True at the tokens that could be selected.
-        mask_token_id: The mask token.
+    `maskable` is (batch, width) bool, True at the tokens that could be selected.
     """
     selected = labels != IGNORE_INDEX
     masked = selected & (ids == mask_token_id)

@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import check_at_least, flag
 from hf_ctxmodels.data.examples import Example
-from hf_ctxmodels.data.padding import Batch, PaddingCollator, RowPadder
+from hf_ctxmodels.data.padding import Batch, PaddingCollator, pad_targets
 from hf_ctxmodels.data.seeding import Stream, generator
 from hf_ctxmodels.data.training_set import SamplingPolicy
 from hf_ctxmodels.objectives.base import Objective
@@ -68,15 +67,9 @@ class DataCollatorForPermutationLM(PaddingCollator):
         labels: (batch, targets) their tokens; -100 after the last target of an example.
 
     Args:
-        tokenizer: With a padding token.
-        partial_prediction: One in this many tokens is predicted (K).
-        max_span: Maximum span length, in words or tokens.
         num_predictions: Exact number of targets per example (at most its non-special tokens), instead of about 1/K.
         whole_word: Spans consist of whole words.
         reuse_length: Length of the first block; None if examples share no text.
-
-    Raises:
-        CtxError: A feature lacks a column, or contains ids outside the tokenizer's vocabulary.
 
     Example:
         >>> collate = DataCollatorForPermutationLM(tokenizer, seed=1)
@@ -107,7 +100,7 @@ class DataCollatorForPermutationLM(PaddingCollator):
     def collate(self, features: list[dict[str, Any]]) -> Batch:
         """Collate features; see the class for their columns and the returned ones."""
         rows = [np.asarray(feature["input_ids"]) for feature in features]
-        padder = RowPadder([len(ids) for ids in rows], self.tokenizer.padding_side, self.pad_to_multiple_of)
+        padder, inputs = self.pad_inputs(rows, self.pad_to_multiple_of)
         orders, targets, labels = [], [], []
         for feature, ids, offset in zip(features, rows, padder.offsets.tolist()):
             words = feature_word_ids(feature) if self.whole_word else None
@@ -115,13 +108,11 @@ class DataCollatorForPermutationLM(PaddingCollator):
             orders.append(order)
             targets.append(positions + offset)
             labels.append(ids[positions])
-        target_padder = RowPadder([len(positions) for positions in targets], "right")
         return {
-            "input_ids": padder.pad(rows, self.tokenizer.pad_token_id),
-            "attention_mask": padder.attention_mask(),
+            **inputs,
             "permutation_order": padder.pad(orders, UNPREDICTED_RANK),
-            "target_positions": target_padder.pad(targets, NO_TARGET),
-            "labels": target_padder.pad(labels, IGNORE_INDEX),
+            "target_positions": pad_targets(targets, NO_TARGET),
+            "labels": pad_targets(labels),
             **padded_columns(features, ("attention_mask", "token_type_ids"), padder, self.tokenizer),
         }
 
@@ -257,11 +248,8 @@ class PermutationLM(DataCollatorForPermutationLM, Objective):
         return {"mem_len": self.memory_length, "reuse_len": self.first_block, "use_mems_train": True}
 
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
-        """Examples with input_ids, token_type_ids and, with `whole_word`, word_ids.
-
-        Raises:
-            CtxError: With a memory, the text is shorter than an example.
-        """
+        """Examples with input_ids, token_type_ids and, with `whole_word`, word_ids; raises CtxError if, with a memory,
+        the text is shorter than an example."""
         text, start, number = concatenate([]), 0, 0
         for batch in tokenized_batches(self.tokenizer, documents, self.whole_word):
             for document in batch:
@@ -347,10 +335,6 @@ def expand_permutation(
     permutation_order: torch.Tensor, target_positions: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The masks of `transformers.XLNetLMHeadModel`, from the compact form of the collator.
-
-    Args:
-        permutation_order: (batch, width) int64.
-        target_positions: (batch, targets) int64, -1 for none.
 
     Returns:
         perm_mask: (batch, width, width) float, 1 where position i may not see position j. A target does not see itself;

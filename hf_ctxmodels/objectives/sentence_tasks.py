@@ -13,7 +13,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import check_at_least, flag
 from hf_ctxmodels.data.documents import LabelledPair, TranslatedText
 from hf_ctxmodels.data.examples import Example
-from hf_ctxmodels.data.padding import Batch, PaddingCollator, RowPadder
+from hf_ctxmodels.data.padding import Batch, PaddingCollator, pad_targets
 from hf_ctxmodels.data.training_set import SamplingPolicy
 from hf_ctxmodels.objectives.base import BaselinePolicy, Objective, count_targets, target_rates
 from hf_ctxmodels.objectives.tokenized_documents import document_batches
@@ -44,15 +44,14 @@ class DataCollatorForSentenceTasks(PaddingCollator):
         names = ("input_ids", "second_ids", "labels")
         firsts, seconds, targets = ([np.asarray(feature[name]) for feature in features] for name in names)
         rows = [np.concatenate(pair) for pair in zip(firsts, seconds, strict=True)]
-        padder = RowPadder([len(row) for row in rows], self.tokenizer.padding_side)
+        padder, inputs = self.pad_inputs(rows)
         token_types = [
             np.repeat([0, 1], [len(first), len(second)]) for first, second in zip(firsts, seconds, strict=True)
         ]
         return {
-            "input_ids": padder.pad(rows, int(self.tokenizer.pad_token_id)),
-            "attention_mask": padder.attention_mask(),
+            **inputs,
             "token_type_ids": padder.pad(token_types, 0),
-            "labels": RowPadder([len(target) for target in targets], "right").pad(targets, IGNORE_INDEX),
+            "labels": pad_targets(targets),
             "target_languages": torch.tensor([int(feature["target_language"]) for feature in features]),
             "relation_labels": torch.tensor([int(feature["relation"]) for feature in features]),
         }
@@ -131,11 +130,8 @@ class SentenceTasks(DataCollatorForSentenceTasks, Objective):
         }
 
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
-        """Examples with the columns of the collator, and the number of the task.
-
-        Raises:
-            CtxError: A translation without a tag, an unknown label, or no example of a task in the option `tasks`.
-        """
+        """Examples with the columns of the collator, and the number of the task; raises CtxError for a translation
+        without a tag, an unknown label, or a task of the option `tasks` without example."""
         examples_by_task = Counter[str]()
         for batch in document_batches(documents):
             self.statistics["documents"] += len(batch)

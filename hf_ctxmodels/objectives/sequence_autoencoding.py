@@ -10,7 +10,7 @@ import torch
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.flags import check_at_least, flag
 from hf_ctxmodels.data.examples import Example
-from hf_ctxmodels.data.padding import Batch, PaddingCollator, RowPadder, required_token
+from hf_ctxmodels.data.padding import Batch, PaddingCollator, required_token
 from hf_ctxmodels.objectives.base import Objective, target_rates
 from hf_ctxmodels.objectives.tokenized_documents import document_batches
 
@@ -33,12 +33,9 @@ class DataCollatorForSequenceAutoencoding(PaddingCollator):
         texts = [np.asarray(feature["input_ids"]).astype(np.int64) for feature in features]
         rows = [np.append(text, text[:-1]) for text in texts]
         targets = [np.append(np.full(len(text) - 1, IGNORE_INDEX), text) for text in texts]
-        padder = RowPadder([len(row) for row in rows], self.tokenizer.padding_side)
-        return {
-            "input_ids": padder.pad(rows, int(self.tokenizer.pad_token_id)),
-            "attention_mask": padder.attention_mask(),
-            "labels": torch.nn.functional.pad(padder.pad(targets, IGNORE_INDEX), (1, 0), value=IGNORE_INDEX),
-        }
+        padder, batch = self.pad_inputs(rows)
+        batch["labels"] = torch.nn.functional.pad(padder.pad(targets, IGNORE_INDEX), (1, 0), value=IGNORE_INDEX)
+        return batch
 
 
 @dataclass

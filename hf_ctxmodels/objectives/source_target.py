@@ -13,7 +13,7 @@ from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import check_at_least, flag
 from hf_ctxmodels.data.examples import Example
-from hf_ctxmodels.data.padding import Batch, PaddingCollator, RowPadder
+from hf_ctxmodels.data.padding import Batch, PaddingCollator, pad_targets
 from hf_ctxmodels.objectives.base import Objective, count_targets
 from hf_ctxmodels.objectives.features import feature_generator, feature_word_ids
 from hf_ctxmodels.objectives.masking import SkipgramRule, TokenMasker, corrupt, count_selected, masking_rates
@@ -60,13 +60,9 @@ class SourceTargetCorruption(PaddingCollator):
             corrupted.append(corrupted_ids)
             labels.append(targets)
         multiple = self.pad_to_multiple_of
-        padder = RowPadder([len(source) for source in sources], self.tokenizer.padding_side, multiple)
-        steps = RowPadder([len(targets) for targets in labels], "right", multiple)
-        return {
-            "input_ids": padder.pad(sources, self.tokenizer.pad_token_id),
-            "attention_mask": padder.attention_mask(),
-            self.decoder_column: steps.pad(corrupted, self.tokenizer.pad_token_id),
-            "labels": steps.pad(labels, IGNORE_INDEX),
+        return self.pad_inputs(sources, multiple)[1] | {
+            self.decoder_column: pad_targets(corrupted, self.tokenizer.pad_token_id, multiple),
+            "labels": pad_targets(labels, multiple=multiple),
         }
 
 
@@ -120,12 +116,9 @@ class SourceTarget(Objective):
         return tokenizer.mask_token_id
 
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
-        """Examples with input_ids, target_ids and, if whole words are selected, target_word_ids.
-
-        Raises:
-            CtxError: A document is not a `TranslatedText`, a target contains a token that ends or predicts targets, or
-                all pairs have an empty side.
-        """
+        """Examples with input_ids, target_ids and, if whole words are selected, target_word_ids; raises CtxError if a
+        document is not a `TranslatedText`, a target contains a token that ends or predicts targets, or all pairs have
+        an empty side."""
         is_empty = True
         end = np.array([self.tokenizer.sep_token_id], dtype=np.int32)
         reserved_ids = np.array([self.tokenizer.sep_token_id, self.query_token(self.tokenizer)])

@@ -35,14 +35,8 @@ class DataCollatorForSpanCorruption(SourceTargetCollator):
 
     Args:
         variant: See `SpanCorruption`.
-        noise_density: Share of noise tokens.
-        mean_span_length: Mean length of the noise spans; for "spans" only.
         random_roll: Rotate the masks of "spans" by a random offset; a sequence may then start with noise, and its first
             noise span has no sentinel before it among the targets, as in the released code.
-
-    Raises:
-        CtxError: The tokenizer has no end token or sentinels; a text contains a sentinel, or is empty; there are more
-            spans than sentinels; a rate is out of range.
     """
 
     seed: int = 0
@@ -52,7 +46,7 @@ class DataCollatorForSpanCorruption(SourceTargetCollator):
         "is the whole text; prefix-lm: predict the rest of a text.",
     )
     noise_density: float = flag(0.15, "Share of the tokens that are noise; not for prefix-lm.")
-    mean_span_length: float = flag(3.0, "Mean length of the noise spans in tokens.")
+    mean_span_length: float = flag(3.0, "Mean length of the noise spans in tokens; for spans only.")
     random_roll: bool = flag(False, "Rotate each mask by a random offset, so that a text may start with noise.")
 
     def __post_init__(self) -> None:
@@ -110,15 +104,7 @@ class DataCollatorForSpanCorruption(SourceTargetCollator):
         return self.replace_spans(ids, noise), self.replace_spans(ids, ~noise)
 
     def replace_spans(self, ids: np.ndarray, spans: np.ndarray) -> np.ndarray:
-        """The sequence with its first span replaced by the first sentinel, the second one by the second, ...
-
-        Args:
-            ids: (tokens,).
-            spans: (tokens,) bool; each run of True is a span.
-
-        Raises:
-            CtxError: There are more spans than sentinels.
-        """
+        """The sequence with its first span, a run of True in `spans`, replaced by the first sentinel, and so on."""
         starts = spans & ~np.append(False, spans[:-1])
         count = int(starts.sum())
         self.check_spans(len(ids), count)
@@ -246,11 +232,8 @@ def random_composition(total: int, count: int, rng: np.random.Generator) -> np.n
 def noise_counts(length: int, density: float, mean_span: float) -> tuple[int, int]:
     """Noise tokens and noise spans of a sequence, in the arithmetic of T5's release: float32, rounded to even.
 
-    Args:
-        length: Tokens of the sequence, 2 or more.
-        density: Share of noise tokens; at least one token is noise, and one is not.
-        mean_span: Mean length of the noise spans; there is at least one span and, unlike in the release, at most one
-            for each token of text, since a text span precedes each.
+    Of the 2 or more tokens at least one is noise, and one is not. There is at least one span and, unlike in the
+    release, at most one for each token of text, since a text span precedes each.
     """
     noise = int(np.rint(np.float32(length) * np.float32(density)))
     noise = min(max(noise, 1), length - 1)

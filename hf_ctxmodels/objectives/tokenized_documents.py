@@ -41,6 +41,10 @@ class TokenizedDocument:
     def __len__(self) -> int:
         return len(self.bounds) - 1
 
+    def sentence(self, number: int) -> np.ndarray:
+        """(tokens,) ids of a sentence."""
+        return self.ids[self.bounds[number] : self.bounds[number + 1]]
+
 
 def tokenize_documents(
     tokenizer: PreTrainedTokenizerBase, documents: list[list[str]], with_word_ids: bool, with_capitals: bool = False

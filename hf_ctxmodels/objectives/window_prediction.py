@@ -54,9 +54,6 @@ class DataCollatorForWindowPrediction(PaddingCollator):
         subsampling: Threshold of `subsampling_probabilities`.
         noise_power: Power of `NoiseDistribution`.
 
-    Raises:
-        CtxError: The tokenizer has no word counts.
-
     Example:
         >>> collate = DataCollatorForWindowPrediction(tokenizer, seed=1)
         >>> batch = collate([{"input_ids": tokenizer("a cat sat").input_ids, "example_index": 0, "epoch": 0}])
