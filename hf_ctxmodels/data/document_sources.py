@@ -99,27 +99,10 @@ def load_documents(
     translations: Sequence[str] = (),
     news_articles: bool = False,
 ) -> Documents:
-    """Open sources of documents; each iteration reads them again.
+    """Open sources of documents; each iteration reads them again. `DataArguments` documents the arguments.
 
-    Args:
-        datasets: Sources, read one after the other: `demo`, a local `.txt`, `.jsonl` or `.parquet` file (plain or
-            `.gz`), a pattern of such files as in `"corpus/*.txt.gz"`, a Hub id or directory for
-            `datasets.load_dataset`, or FILE=FIRST,SECOND,LABEL: a table (see `data.table_files`) of labelled pairs and
-            its columns.
-        split: Split of a Hub dataset or directory.
-        text_column: Column with the text of a record, except in text files.
-        units_column: Column with a list of the phrases of a text that are masked as units; None for none.
-        config_name: Configuration of a Hub dataset.
-        streaming: Stream a Hub dataset instead of downloading it first. Local files are always streamed.
-        skip_empty: Skip documents without text instead of raising.
-        language_tags: Tag for each source, prepended to its sentences; `-` for none.
-        translations: File for each source with the translations of its lines. A document is a line with its
-            translation; pairs with an empty side are skipped. `-` for none.
-        news_articles: The sources are .jsonl files of news articles, see `data.news_files.read_articles`.
-
-    Raises:
-        CtxError: A source does not exist, or the numbers of arguments do not match. Errors in the data are raised while
-            iterating.
+    Local files are always streamed; `-` is no language tag, or no translations. Raises CtxError if a source does not
+    exist, or the numbers of arguments do not match; errors in the data are raised while iterating.
     """
     numbers = len(translations) or len(datasets), len(language_tags) or len(datasets)
     if numbers != (len(datasets), len(datasets)):

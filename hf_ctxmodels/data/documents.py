@@ -69,9 +69,7 @@ class Documents:
 
     Attributes:
         name: Name of the source, for errors and cards.
-        read: Reads the source.
         skip_empty: Skip documents without text instead of raising.
-        held_out: The held-out documents; None for none.
         subset: The documents to iterate: "all", "training" or "held-out".
         first: Number of the source's first document, for `held_out`.
         sources: Name and reader of each of several sources, which `read` concatenates.
@@ -86,12 +84,8 @@ class Documents:
     sources: tuple[tuple[str, Reader], ...] = ()
 
     def __iter__(self) -> Iterator[list[str]]:
-        """Yield documents.
-
-        Raises:
-            NoDocumentError: There is none.
-            CtxError: The source cannot be read, or a document has no text (unless `skip_empty`).
-        """
+        """Yield documents; raises NoDocumentError if there is none, and CtxError if the source cannot be read, or a
+        document has no text (unless `skip_empty`)."""
         is_empty = True
         for number, paragraphs in enumerate(self.read(), self.first):
             if self.held_out is not None and (number in self.held_out) != (self.subset == "held-out"):

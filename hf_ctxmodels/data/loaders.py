@@ -30,9 +30,7 @@ class EpochBatchSampler(EndlessBatchSampler):
     A batch may contain the end of one epoch and the start of the next. Batch b does not depend on the preceding ones.
 
     Attributes:
-        num_examples: Number of examples of the dataset.
         batch_size: Examples of a micro-batch over all processes; `accelerate` splits it (`split_batches=True`).
-        seed: Seed of the permutations.
         start_batch: Number of the first batch.
     """
 
@@ -76,10 +74,7 @@ class ContiguousBatchSampler(EndlessBatchSampler):
     (m + 1) * batch_size.
 
     Attributes:
-        num_examples: Number of consecutive examples.
-        batch_size, start_batch: See `EpochBatchSampler`.
-        contiguous_rows: Rows of a step, a multiple of `batch_size`.
-        seed: Seed of the first example of each epoch.
+        contiguous_rows: Rows of a step, a multiple of `batch_size`. For the others see `EpochBatchSampler`.
     """
 
     num_examples: int
@@ -115,11 +110,6 @@ class MixtureBatchSampler(EndlessBatchSampler):
     """Endless batches of a `Mixture`, with each dataset in the order of an `EpochBatchSampler`.
 
     The epoch of an example is the number of passes over its dataset.
-
-    Attributes:
-        mixture: The mixture.
-        batch_size, seed, start_batch: See `EpochBatchSampler`.
-        batches_per_step: Micro-batches per optimizer step.
     """
 
     mixture: Mixture
@@ -234,8 +224,6 @@ def training_loader(
     """Endless training batches from `start_batch` on, independent of the number of workers.
 
     Args:
-        examples: A set, a stream, or a mixture of sets.
-        collate: The objective's collator.
         batch_size: Examples of a micro-batch over all processes. With several, prepare the loader with an `Accelerator`
             with `DataLoaderConfiguration(split_batches=True, dispatch_batches=False)`.
         workers: Background processes; 0 for none.

@@ -70,7 +70,6 @@ class RoundRobinMixture(Mixture):
     part.
 
     Args:
-        datasets: See `Mixture`.
         order: The cycle, as indices of datasets; by default each once.
     """
 
@@ -96,7 +95,6 @@ class SampledMixture(Mixture):
     `data.training_set`.
 
     Args:
-        datasets: See `Mixture`.
         periods: Index of a dataset -> period in steps, starting at the first step, instead of random choices; 10 for
             natural language inference in Subramanian et al. Ignored if all datasets have one.
         probabilities: (datasets,) unnormalised probabilities; by default equal.
@@ -155,7 +153,6 @@ class ScheduledMixture(Mixture):
     The steps of a dataset are spread evenly over a stage, and their number is exact. The last stage is repeated.
 
     Args:
-        datasets: See `Mixture`.
         stages: For each stage index of a dataset -> number of its steps.
 
     Example:
@@ -196,11 +193,8 @@ class EpochMixture(Mixture):
 
     A dataset fills `steps` optimizer steps: the batches of one pass, the last one completed by the next pass.
 
-    Args:
-        datasets: See `Mixture`.
-        step_size: Examples of an optimizer step, over all micro-batches and processes.
-
     Attributes:
+        step_size: Examples of an optimizer step, over all micro-batches and processes.
         steps: (datasets,) number of steps of a pass over each dataset.
     """
 

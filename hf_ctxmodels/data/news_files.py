@@ -35,9 +35,6 @@ def read_articles(file: str | Path) -> Iterator[NewsArticle]:
     Every line has all `NEWS_FIELDS`: `authors` is a list of strings, the others are strings. Any but `article` may be
     null or empty and is then dropped, as are authors of up to 5 characters in total and summaries of up to 50. A date
     is "2019-04-06", "04-06-2019" or "April 6, 2019"; its text is the last of these.
-
-    Raises:
-        CtxError: As `read_json_lines`, or a field is missing or has the wrong type.
     """
     for row, location in read_json_lines(file):
         for field in NEWS_FIELDS:

@@ -29,14 +29,8 @@ def required_token(tokenizer: PreTrainedTokenizerBase, name: str, use: str) -> i
 
 @dataclass
 class PaddingCollator(ABC):
-    """Base class of all collators; an instance is a `data_collator` of `transformers.Trainer`.
-
-    Attributes:
-        tokenizer: Defines the padding token and side.
-
-    Raises:
-        CtxError: The tokenizer has no padding token.
-    """
+    """Base class of all collators; an instance is a `data_collator` of `transformers.Trainer`. The tokenizer defines the
+    padding token and side."""
 
     tokenizer: PreTrainedTokenizerBase = field(repr=False)
 
@@ -63,7 +57,6 @@ class RowPadder:
     """Pads sequences to the rows of a batch, with one array assignment per column.
 
     Args:
-        lengths: Lengths of the sequences.
         side: Side of the padding, "right" or "left".
         multiple: The width is rounded up to a multiple of it (8 suits tensor cores); None for no rounding.
 
@@ -156,9 +149,6 @@ def mark_unlabelled(features: Sequence[Mapping[str, Any]]) -> list[dict[str, Any
 class UnlabelledCollator:
     """Collates labelled and unlabelled examples for semi-supervised heads (Clark et al. 2018, section 3); unlabelled
     ones have `views` instead of labels.
-
-    Args:
-        collate: The task's collator.
     """
 
     def __init__(self, collate: Callable[[list[dict[str, Any]]], Mapping[str, torch.Tensor]]) -> None:

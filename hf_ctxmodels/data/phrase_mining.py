@@ -7,6 +7,7 @@ from itertools import pairwise
 from math import log
 
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import check_at_least
 from hf_ctxmodels.data.table_files import TaggedSentence, is_bio
 
 _WORD = re.compile(r"\w+|[^\w\s]")
@@ -21,20 +22,9 @@ def find_phrases(
     Two neighbours are joined if they occur together at least `min_count` times and their pointwise mutual information
     ln p(a b) / (p(a) p(b)) is at least `min_information` (Mikolov et al. 2013b, section 4, with another score). The
     joined text is counted again, so that phrases grow, until none does or `max_words` is reached.
-
-    Args:
-        documents: Lists of sentences, read once.
-        min_count: Minimum number of occurrences.
-        min_information: Minimum mutual information in nats.
-        max_words: Maximum number of words of a phrase, 2 or more.
-
-    Raises:
-        CtxError: A limit is out of range.
     """
-    if min_count < 1 or max_words < 2:
-        raise CtxError(
-            f"min_count={min_count} and max_words={max_words} are out of range.", hint="use at least 1 and 2."
-        )
+    check_at_least(1, min_count=min_count)
+    check_at_least(2, max_words=max_words)
     sentences = [_WORD.findall(sentence) for document in documents for sentence in document]
     while True:
         accepted = _pairs(sentences, min_count, min_information, max_words)
@@ -76,11 +66,7 @@ def _join(sentence: Sequence[str], accepted: dict[tuple[str, str], float]) -> It
 
 
 def extract_entities(sentences: Iterable[TaggedSentence]) -> Counter[str]:
-    """Entities of two or more words in sentences with BIO tags, and how often each occurs.
-
-    Raises:
-        CtxError: The tags are not BIO tags.
-    """
+    """Entities of two or more words in sentences with BIO tags, and how often each occurs."""
     entities = Counter[str]()
     for sentence in sentences:
         if not is_bio(sentence.tags):

@@ -34,12 +34,7 @@ _CHUNK = 8192  # numbers that fit into the L1 cache
 def row_hashes(
     seed: int, epochs: Sequence[int], indices: Sequence[int], stream: Stream = Stream.CORRUPTION, use: int = 0
 ) -> np.ndarray:
-    """(rows,) keys of `uniforms`: the counterpart of `generator` for all examples of a batch.
-
-    Args:
-        seed, epochs, indices: As in `generator`, for each example.
-        stream, use: The use of the numbers.
-    """
+    """(rows,) keys of `uniforms`: the counterpart of `generator` for all examples of a batch."""
     keys = np.zeros(len(indices), dtype=np.uint64)
     for value in (seed, epochs, indices, int(stream), use):
         keys = _mix((keys + STEP) ^ np.asarray(value, dtype=np.uint64))
@@ -47,12 +42,8 @@ def row_hashes(
 
 
 def uniforms(keys: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-    """(n,) numbers in [0, 1), by SplitMix64 (Steele, Lea & Flood 2014), which has random access; a generator per
-    example would cost more than the numbers of a short example.
-
-    Args:
-        keys: (n,) keys of the sequences, see `row_hashes`.
-        numbers: (n,) indices in the sequences.
+    """(n,) numbers in [0, 1) for the (n,) keys of sequences (`row_hashes`) and indices in them, by SplitMix64 (Steele,
+    Lea & Flood 2014), which has random access; a generator per example would cost more than a short example's numbers.
     """
     result = np.empty(len(numbers))
     for start in range(0, len(numbers), _CHUNK):

@@ -81,11 +81,8 @@ def read_text(file: str | Path) -> str:
 
 
 def read_json_lines(file: str | Path) -> Iterator[tuple[dict[str, Any], str]]:
-    """The objects of a file with one JSON object per line, and their locations (`file:line`).
-
-    Raises:
-        CtxError: As `read_lines`, or a line is not a JSON object.
-    """
+    """The objects of a file with one JSON object per line, and their locations (`file:line`); raises CtxError as
+    `read_lines`, or if a line is not a JSON object."""
     for number, line in enumerate(read_lines(Path(file)), start=1):
         if not line.strip():
             continue
@@ -101,15 +98,11 @@ def read_json_lines(file: str | Path) -> Iterator[tuple[dict[str, Any], str]]:
 
 
 def read_file(path: Path, columns: TextColumns) -> Iterator[list[str]]:
-    """Documents of a file with one of the `FILE_SUFFIXES`, plain or gzipped.
+    """Documents of a file with one of the `FILE_SUFFIXES`, plain or gzipped; raises CtxError if it is missing or
+    damaged, not UTF-8, or has no such columns.
 
-    Args:
-        path: In `.txt` each line is a paragraph and a blank line ends a document; in `.jsonl` each line, and in
-            `.parquet` each row, is a document.
-        columns: Columns of `.jsonl` and `.parquet`.
-
-    Raises:
-        CtxError: The file is missing or damaged, not UTF-8, or has no such columns.
+    In `.txt` each line is a paragraph and a blank line ends a document; in `.jsonl` each line, and in `.parquet` each
+    row, is a document.
     """
     suffix = file_suffix(path)
     if suffix == ".txt":
@@ -126,11 +119,8 @@ def read_file(path: Path, columns: TextColumns) -> Iterator[list[str]]:
 
 
 def read_translated(path: Path, translation: Path, tag: str = "") -> Iterator[list[str]]:
-    """The lines of two files as translations, which begin with a tag, without pairs with a blank side.
-
-    Raises:
-        CtxError: As `read_lines`, or one file has more lines than the other.
-    """
+    """The lines of two files as translations, which begin with a tag, without pairs with a blank side; raises CtxError
+    as `read_lines`, or if one file has more lines than the other."""
     for number, (line, translated) in enumerate(zip_longest(read_lines(path), read_lines(translation)), start=1):
         if line is None or translated is None:
             short, long = (path, translation) if line is None else (translation, path)
@@ -161,11 +151,8 @@ def _text_documents(path: Path) -> Iterator[list[str]]:
 
 
 def record_to_document(row: dict[str, Any], columns: TextColumns, location: str) -> list[str]:
-    """The document of a record: its paragraphs, with its units.
-
-    Raises:
-        CtxError: A column is missing, or has the wrong type.
-    """
+    """The document of a record, its paragraphs with its units; raises CtxError if a column is missing, or has the wrong
+    type."""
     text = _column(row, columns.text, "text_column", location)
     if text is not None and not isinstance(text, str):
         raise CtxError(

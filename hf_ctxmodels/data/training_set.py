@@ -49,15 +49,11 @@ def build_training_set(
 
     Args:
         documents: Read once, or once per epoch when streaming.
-        objective: The objective.
         policy: The objective's policy; several tasks cannot be streamed.
         streaming: Make the examples during training, for text that exceeds memory.
         alpha: Exponent of sampling the sources of the documents (see the module); None for all text once
             per epoch.
         seed: Seed of sampling a stream by `alpha`.
-
-    Raises:
-        CtxError: There is no example, or the policy does not allow the other arguments.
     """
     if alpha is not None:
         if policy != SamplingPolicy():
@@ -126,14 +122,7 @@ class ResampledDocuments:
     """Text for training a vocabulary: several sources in shares by `alpha`, with the same total number of sentences.
 
     Documents are repeated or skipped at a constant rate per source, without randomness, and sources are read one after
-    the other.
-
-    Attributes:
-        documents: Documents of several sources.
-        alpha: See the module.
-
-    Raises:
-        CtxError: While iterating, there is one source, or alpha is out of range.
+    the other. Iterating raises CtxError if there is one source, or alpha is out of range.
     """
 
     documents: Documents

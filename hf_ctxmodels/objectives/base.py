@@ -53,7 +53,6 @@ class Objective(PaddingCollator):
     `--objective NAME:OPTION=VALUE`, `objective.options`, and an entry of the documentation.
 
     Args:
-        tokenizer: Defines ids, special tokens, the padding side and, if an objective needs them, word ids.
         max_length: Maximum length of an example in tokens, including special tokens.
         seed: Seed of all sampling.
 

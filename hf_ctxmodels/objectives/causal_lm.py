@@ -65,15 +65,8 @@ class DataCollatorForCausalLM(PaddingCollator):
 
 
 class TokenStream:
-    """Running text that is cut into sequences, each with the token that follows it.
-
-    Args:
-        length: Tokens of a sequence.
-        start: The first tokens.
-
-    Attributes:
-        remaining: (tokens,) int32, not yet part of a sequence.
-    """
+    """Running text that is cut into sequences of `length` tokens, each with the token that follows it; `remaining` are
+    the (tokens,) int32 that are not yet part of a sequence."""
 
     def __init__(self, length: int, start: Sequence[int] = ()) -> None:
         self.length, self.remaining = length, np.array(start, dtype=np.int32)

@@ -86,12 +86,8 @@ class TaskExample(NamedTuple):
 
 
 def parse_schedule(text: str, task_names: Collection[str]) -> list[dict[str, int]]:
-    """For each stage task -> number of its steps, by default 1.
-
-    Raises:
-        CtxError: The text is malformed, a task is unknown or repeated in a stage, or a stage lacks a task of the
-            previous one: the paper trains a new task together with all earlier ones.
-    """
+    """For each stage task -> number of its steps, by default 1; raises CtxError if the text is malformed, or a stage
+    lacks a task of the previous one: the paper trains a new task together with all earlier ones."""
     location = f"schedule={text}"
     hint = (
         "write task:steps, ...; task:steps, ...: a semicolon between stages, each with the tasks of the previous one."

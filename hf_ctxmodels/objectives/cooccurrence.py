@@ -118,11 +118,7 @@ class CooccurrenceCounter:
     and counting starts again; at the end the files are summed one by one.
 
     Args:
-        vocab_size: Size of the vocabulary.
-        window: Largest distance in words.
-        symmetric: Each of two words is a context of the other; otherwise only the left word of the right one.
-        weighted: Count 1 / distance; otherwise 1.
-        memory_cells: Cells to hold in memory, 12 bytes each.
+        window, symmetric, weighted, memory_cells: See `Cooccurrence`.
         directory: Parent of the temporary directory of the files; None for the system's.
     """
 

@@ -186,11 +186,8 @@ class DataCollatorForStreamMaskedLM(PaddingCollator):
         langs: (tokens,), optional.
         second: Optional, the column at which positions restart at 0; 0 for none.
 
-    Returns: input_ids, attention_mask, position_ids, labels (batch, width) int64, labels -100 where nothing is
-        predicted; and langs if the features hold them.
-
-    Args:
-        tokenizer: With a mask token and a padding token; for `sample_alpha` with `token_counts`.
+    Returns: input_ids, attention_mask, position_ids, labels (batch, width); and langs if the features hold them.
+    For `sample_alpha` the tokenizer has `token_counts`.
     """
 
     mlm_probability: float = flag(0.15, "Probability of each token to be predicted.")

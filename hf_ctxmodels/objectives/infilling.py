@@ -50,6 +50,7 @@ class DataCollatorForNoisySequenceToSequence(SourceTargetCorruption):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_at_least(0, max_span=self.max_span)
+        self.needs_target_words = self.max_span > 0  # spans consist of whole words
         check_share(noise_probability=self.noise_probability)
         check_choice(get_args(Noise), noise=self.noise)
         self.noise_id = self.tokenizer.get_vocab().get("[NOISE]")
@@ -127,11 +128,6 @@ class NoisySequenceToSequence(DataCollatorForNoisySequenceToSequence, SourceTarg
         >>> NoisySequenceToSequence(tokenizer, max_length=512, seed=0, noise_probability=0.7)
     """
 
-    @property
-    def needs_target_words(self) -> bool:
-        """Whether there are spans, which consist of whole words."""
-        return self.max_span > 0
-
     @staticmethod
     def query_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
         """See `attention_token`."""
@@ -149,14 +145,11 @@ class DataCollatorForInfilling(DataCollatorForNoisySequenceToSequence):
 
     Returns: what `DataCollatorForNoisySequenceToSequence` returns; the source is the remaining text. Spans end at the
     end of a fragment.
-
-    Args:
-        target_share: Share of a text's tokens in the target, less if no further fragment fits.
     """
 
     noise_probability: float = flag(0.05, "Probability of replacing a target token that the decoder reads.")
     max_span: int = flag(3, "Maximum number of words of a span.")
-    target_share: float = flag(0.25, "Share of the tokens of a text in the target.")
+    target_share: float = flag(0.25, "Share of the tokens of a text in the target, less if no fragment fits.")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -89,9 +89,7 @@ class DataCollatorForMaskedLM(MaskingCollator):
     Returns: input_ids, attention_mask, labels (batch, width) int64, labels -100 where nothing is predicted; and
     token_type_ids and sequence_ids if the features hold them.
 
-    Args:
-        mlm_smoothing: Requires token counts, see `TokenMasker.set_token_counts`. For the other arguments see
-            `MaskingRule`.
+    See `MaskingRule` for the arguments; `mlm_smoothing` requires token counts, see `TokenMasker.set_token_counts`.
 
     Example:
         >>> collate = DataCollatorForMaskedLM(tokenizer, seed=1)

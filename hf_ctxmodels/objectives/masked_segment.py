@@ -1,5 +1,6 @@
 """Masked sequence-to-sequence pretraining (Song et al. 2019, "MASS", section 3.1): generate the masked segment."""
 
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
@@ -25,13 +26,8 @@ Hidden = Literal["masks", "segment", "nothing"]
 
 
 class MaskedSequence(NamedTuple):
-    """A sequence and its masked segments.
-
-    Attributes:
-        ids: (tokens,) original ids.
-        positions: Positions of the segments' tokens, ascending.
-        corrupted: (tokens,) ids with masked segments.
-    """
+    """The (tokens,) original ids of a sequence, the positions of its segments' tokens, ascending, and the (tokens,) ids
+    with masked segments."""
 
     ids: np.ndarray
     positions: np.ndarray
@@ -218,12 +214,23 @@ class MaskingWithLanguages(Objective):
             config_fields["lang2id"] = {name: number for number, name in enumerate(self.reader.names)}
         return config_fields
 
-    def no_examples_error(self) -> CtxError:
-        """The error for text of which no example is left."""
-        return CtxError(
-            f"No example is left: all {self.statistics['left_out']:,} {self.skip_reason}.",
-            hint=f"raise max_length={self.max_length}, lower min_length={self.min_length}, or use other text.",
-        )
+    def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
+        """Examples with input_ids, and language with several languages; raises CtxError if all texts are skipped."""
+        is_empty = True
+        for example in self.tagged_examples(documents):
+            if not self.reader.is_multilingual:
+                example = {name: column for name, column in example.items() if isinstance(column, np.ndarray)}
+            is_empty = False
+            yield example
+        if is_empty:
+            raise CtxError(
+                f"No example is left: all {self.statistics['left_out']:,} {self.skip_reason}.",
+                hint=f"raise max_length={self.max_length}, lower min_length={self.min_length}, or use other text.",
+            )
+
+    @abstractmethod
+    def tagged_examples(self, documents: Iterable[list[str]]) -> Iterator[Example]:
+        """Examples with the ids of their languages."""
 
 
 @dataclass
@@ -248,9 +255,8 @@ class MaskedSegment(DataCollatorForMaskedSegment, MaskingWithLanguages):
     skip_reason = "texts are too short"
     by_sentence: bool = flag(True, "Each sentence is an example; False: as many sentences of a document as fit.")
 
-    def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
-        """Examples with input_ids, and language with several languages; raises CtxError if all texts are skipped."""
-        is_empty = True
+    def tagged_examples(self, documents: Iterable[list[str]]) -> Iterator[Example]:
+        """Examples with input_ids and language."""
         for batch in document_batches(documents):
             for document in self.reader.read(batch):
                 tokens = sum(len(ids) for _, ids in document)
@@ -258,12 +264,8 @@ class MaskedSegment(DataCollatorForMaskedSegment, MaskingWithLanguages):
                 for language, ids in self._texts(document):
                     if len(ids) + self.template.special_tokens < self.min_length:
                         self.statistics["left_out"] += 1
-                        continue
-                    is_empty = False
-                    example: Example = {"input_ids": self.template.fill(ids)}
-                    yield example | ({"language": language} if self.reader.is_multilingual else {})
-        if is_empty:
-            raise self.no_examples_error()
+                    else:
+                        yield {"input_ids": self.template.fill(ids), "language": language}
 
     def _texts(self, document: list[Sentence]) -> Iterator[Sentence]:
         """The language and (tokens,) ids of each example's text."""
@@ -393,23 +395,17 @@ class MaskedTranslation(DataCollatorForMaskedTranslation, MaskingWithLanguages):
         super().__post_init__()
         self.baseline = replace(self.baseline, column="target_ids")
 
-    def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
-        """Examples with input_ids and target_ids, and language and target_language with several languages; raises
-        CtxError if a document is not a `TranslatedText`, a side has no language, or all pairs are skipped."""
-        is_empty = True
+    def tagged_examples(self, documents: Iterable[list[str]]) -> Iterator[Example]:
+        """Examples with input_ids, target_ids, language and target_language; raises CtxError if a document is not a
+        `TranslatedText`, or a side has no language."""
         for batch in translation_batches(documents):
             for (language, ids), (target_language, target_ids) in self.reader.read([*batch]):
-                sides = [self.template.fill(ids), self.template.fill(target_ids)]
-                lengths = [len(side) for side in sides]
-                has_empty_side = not len(ids) or not len(target_ids)
+                source, target = self.template.fill(ids), self.template.fill(target_ids)
+                lengths, has_empty_side = (len(source), len(target)), not len(ids) or not len(target_ids)
                 self.statistics["documents"] += 1
                 if has_empty_side or min(lengths) < self.min_length or max(lengths) > self.max_length:
                     self.statistics["left_out"] += 1
                     continue
                 self.statistics.update(sentences=1, tokens=len(ids), target_tokens=len(target_ids))
-                is_empty = False
-                example: Example = {"input_ids": sides[0], "target_ids": sides[1]}
                 languages: Example = {"language": language, "target_language": target_language}
-                yield example | (languages if self.reader.is_multilingual else {})
-        if is_empty:
-            raise self.no_examples_error()
+                yield {"input_ids": source, "target_ids": target, **languages}

@@ -81,10 +81,7 @@ class MaskingRule:
     def select(self, candidates: np.ndarray, word_ids: np.ndarray | None, rng: np.random.Generator) -> np.ndarray:
         """Positions to predict, sampled without replacement; raises CtxError if words are needed without word ids.
 
-        Args:
-            candidates: (tokens,) bool, True where a token may be selected.
-            word_ids: (tokens,) for whole words; neighbours with the same id form a word.
-            rng: The sequence's generator.
+        `candidates` is (tokens,) bool, True where a token may be selected; neighbours with the same word id form a word.
         """
         if not self.needs_words:
             positions = np.flatnonzero(candidates)
@@ -115,9 +112,7 @@ class MaskingRule:
 class SpanMaskingRule(MaskingRule):
     """Whole spans of words, with the same kind of replacement for all tokens of a span; see `anchored_spans`.
 
-    Attributes:
-        geometric_p: Parameter of the geometric distribution of span lengths in words.
-        max_span: Maximum span length; the distribution is truncated there.
+    Lengths in words have a geometric distribution with the parameter `geometric_p`, truncated at `max_span`.
     """
 
     whole_word: bool = field(default=True, init=False)
@@ -152,11 +147,8 @@ class SkipgramRule(MaskingRule):
     released data preparation of Dong et al. 2019).
 
     A run ends at a token that may not be selected. It may exceed the budget; then as many tokens as the budget has are
-    sampled among all selected ones.
-
-    Attributes:
-        skipgram_probability: Probability of a run of several tokens.
-        skipgram_size: Maximum length of a run; lengths are uniform from 2 on. 1 for single tokens only.
+    sampled among all selected ones. With `skipgram_probability` a run has several tokens, uniformly 2 to
+    `skipgram_size`.
     """
 
     ngram: int = field(default=1, init=False)
@@ -239,10 +231,6 @@ def _require_word_ids(word_ids: np.ndarray | None) -> np.ndarray:
 
 class TokenMasker:
     """Applies a `MaskingRule` to sequences of token ids. Special tokens are neither selected nor used as replacements.
-
-    Args:
-        tokenizer: Defines the mask token, the special tokens and the vocabulary of random replacements.
-        rule: The rule.
 
     Attributes:
         weights: (largest id + 1,) sampling weights, see `set_token_counts`; None before.

@@ -60,8 +60,7 @@ class DataCollatorForPermutationLM(PaddingCollator):
         word_ids: (tokens,), required with `whole_word`; None or -1 for special tokens.
         attention_mask, token_type_ids: (tokens,), optional, padded and returned.
 
-    Returns, all int64:
-        input_ids, attention_mask (batch, width), and token_type_ids if the features hold them.
+    Returns, in addition to input_ids and attention_mask (batch, width), all int64:
         permutation_order: (batch, width) ranks; see above. -1 at padding.
         target_positions: (batch, targets) positions of the targets, ascending; -1 after the last target of an example.
         labels: (batch, targets) their tokens; -100 after the last target of an example.

@@ -21,9 +21,7 @@ class Phrases:
 
     A phrase is a sequence of words, and a word the sequence of its tokens, so the tokenizer decides what is equal.
 
-    Args:
-        tokenizer: Splits the phrases.
-        phrases: Phrases of several words. Single words are units anyway; phrases with an unknown token are skipped.
+    Single words are units anyway, and are skipped, as are phrases with an unknown token.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, phrases: Iterable[str]) -> None:
@@ -57,12 +55,8 @@ class Phrases:
         return phrases
 
     def join(self, ids: np.ndarray, word_ids: np.ndarray) -> np.ndarray:
-        """(tokens,) numbers of the units: a phrase is one unit, and so is any other word.
-
-        Args:
-            ids: (tokens,) of a text.
-            word_ids: (tokens,) neighbours with the same number form a word; `NO_WORD` is preserved.
-        """
+        """(tokens,) numbers of the units of a text: a phrase is one unit, and so is any other word; `NO_WORD` is
+        preserved."""
         words = list(_split_words(ids, word_ids))
         starts = np.flatnonzero(np.diff(word_ids, prepend=NO_WORD - 1) != 0)
         units = np.arange(len(words))

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -40,6 +40,9 @@ class SourceTargetCorruption(PaddingCollator):
     decoder_column: ClassVar[str]
     """The returned column with the corrupted targets."""
 
+    needs_target_words: bool = field(default=False, init=False)
+    """Whether whole words of targets are selected."""
+
     seed: int = 0
     static: bool = flag(False, "The same corruption in every epoch instead of a new one.")
     pad_to_multiple_of: int | None = None
@@ -67,7 +70,7 @@ class SourceTargetCorruption(PaddingCollator):
 
 
 @dataclass
-class SourceTarget(Objective):
+class SourceTarget(SourceTargetCorruption, Objective):
     """Base class of objectives on pairs of source and target, together at most `max_length` tokens.
 
     A longer target is truncated, then the source to the remaining length; both keep their first tokens. The truncated
@@ -94,11 +97,6 @@ class SourceTarget(Objective):
             )
         excluded = {*self.tokenizer.all_special_ids} - {self.tokenizer.sep_token_id, self.tokenizer.unk_token_id}
         self.baseline = replace(self.baseline, excluded_ids=sorted(excluded), column="target_ids")
-
-    @property
-    def needs_target_words(self) -> bool:
-        """Whether whole words of targets are selected."""
-        return False
 
     @property
     def config_fields(self) -> dict[str, Any]:
@@ -188,6 +186,7 @@ class DataCollatorForMaskedSequenceToSequence(SourceTargetCorruption):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.masker = TokenMasker(self.tokenizer, TargetRule.of(self))
+        self.needs_target_words = self.whole_word
 
     def corrupt(
         self, ids: np.ndarray, feature: Mapping[str, Any], rng: np.random.Generator
@@ -195,7 +194,7 @@ class DataCollatorForMaskedSequenceToSequence(SourceTargetCorruption):
         """The masked target and its labels, both (tokens,)."""
         masker = self.masker
         masker.non_special.candidates(ids)  # validates the ids; every token of a target may be selected
-        words = feature_word_ids(feature, "target_word_ids") if masker.rule.whole_word else None
+        words = feature_word_ids(feature, "target_word_ids") if self.needs_target_words else None
         selected = masker.rule.select(np.ones(len(ids), dtype=bool), words, rng)
         return corrupt(ids, selected, masker.rule, masker.mask_token_id, masker.non_special.ids, rng)
 
@@ -233,8 +232,3 @@ class MaskedSequenceToSequence(DataCollatorForMaskedSequenceToSequence, SourceTa
     Example:
         >>> MaskedSequenceToSequence(tokenizer, max_length=512, seed=0, max_target_length=48)
     """
-
-    @property
-    def needs_target_words(self) -> bool:
-        """Whether whole words are selected."""
-        return self.whole_word

@@ -41,10 +41,7 @@ class DataCollatorForSpanBoundary(MaskingCollator):
     Returns: what `DataCollatorForMaskedLM` returns and, with `boundary`, boundary_labels (batch, width) int64: the
     targets of the span boundary objective, -100 elsewhere.
 
-    Args:
-        max_pair_targets: Maximum number of boundary targets of a span.
-        corpus_replacements: Random tokens have the frequencies of the text; otherwise they are uniform. For the other
-            arguments see `SpanMaskingRule`.
+    See `SpanMaskingRule` for the other arguments.
     """
 
     rule_class = SpanMaskingRule

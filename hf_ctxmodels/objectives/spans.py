@@ -73,11 +73,6 @@ def sample_spans(units: int, length_probabilities: np.ndarray, context: float, r
     A span of n units has a context of `context * n` units, so that about one unit in `context` is in a span for any
     lengths (Yang et al. 2019, section 3.1). The end of the sequence truncates the last context and possibly its span.
 
-    Args:
-        units: Number of units in the sequence.
-        length_probabilities: Probabilities of the span lengths 1, 2, ... in units.
-        context: Units of text for each unit in a span, at least 1.
-
     Returns:
         (spans, 2) first unit and the one after the last, ascending; possibly none.
     """
@@ -98,7 +93,6 @@ def place_spans(units: Units, lengths: np.ndarray, budget: int, rng: np.random.G
 
     Args:
         lengths: (units,) length in units of the span that begins at each.
-        budget: Number of tokens.
 
     Returns:
         (spans, 2) in the order of placement; none for a sequence without candidates.
@@ -129,15 +123,8 @@ def place_spans(units: Units, lengths: np.ndarray, budget: int, rng: np.random.G
 
 
 def trim_to_budget(spans: np.ndarray, units: Units, budget: int, rng: np.random.Generator) -> np.ndarray:
-    """Exactly `budget` tokens: the units of spans in random order that fit, then other units, then single tokens.
-
-    Args:
-        spans: (spans, 2) units, from `sample_spans`.
-        budget: Number of tokens, at most the tokens of all units.
-
-    Returns:
-        (budget,) positions of the tokens, ascending.
-    """
+    """(budget,) positions of tokens, ascending: the units of spans in random order that fit, then other units, then
+    single tokens; the budget is at most the tokens of all units."""
     in_spans = [np.arange(start, stop) for start, stop in rng.permutation(spans).tolist()]
     order = np.concatenate([*in_spans, rng.permutation(len(units))]).astype(np.int64)
     selected: set[int] = set()
@@ -162,10 +149,6 @@ def anchored_spans(units: Units, length_probabilities: np.ndarray, budget: int, 
     A span's length in units and its anchor, uniform over the tokens, are sampled together, and resampled if the anchor
     is already selected. A span may overlap earlier ones, whose tokens cost nothing, and ends at a gap between the
     candidates (a special token). The last one ends with the budget, possibly within a unit.
-
-    Args:
-        length_probabilities: Probabilities of the span lengths 1, 2, ... in units.
-        budget: Number of tokens, at most the tokens of all units.
 
     Returns:
         (budget,) positions of the tokens, ascending; overlapping or adjacent spans are one run.

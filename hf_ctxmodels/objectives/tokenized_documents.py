@@ -168,10 +168,7 @@ def sequence_bounds(document: TokenizedDocument, room: int) -> Iterator[tuple[in
 def sentence_chunks(bounds: np.ndarray, target: int, from_end: bool) -> list[tuple[int, int]]:
     """Sentences [first, last) of each chunk: as many as fit into `target` tokens, but at least two if possible.
 
-    Args:
-        bounds: Bounds of the document's sentences, as in `TokenizedDocument`.
-        target: Number of tokens.
-        from_end: Collect backwards, so that the first chunk may be short instead of the last.
+    With `from_end` they are collected backwards, so that the first chunk may be short instead of the last.
     """
     sentences = len(bounds) - 1
     if from_end:
@@ -192,10 +189,6 @@ def pack_sequences(sequences: Iterable[Example], max_length: int) -> Iterator[Ex
 
     Adds `sequence_ids`, 1, 2, 3, ... for the sequences of a bin; attention stays within a sequence, whose positions
     start at zero. Deterministic, in one pass, with at most `MAX_OPEN_BINS` bins in memory.
-
-    Args:
-        sequences: Token-wise columns of equal length, including `input_ids`.
-        max_length: Size of a bin, and maximum length of a sequence.
     """
     bins: list[list[dict]] = []
     sizes: list[int] = []
@@ -229,10 +222,6 @@ class SpecialTokensTemplate:
 
     The constructor encodes the mask token once to locate them, so any format works ([CLS] A [SEP] B [SEP],
     <s> A </s></s> B </s>, ...), and a sequence costs one array copy.
-
-    Args:
-        tokenizer: With a mask token.
-        segments: 1 or 2.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, segments: int) -> None:

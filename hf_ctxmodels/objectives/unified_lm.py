@@ -161,9 +161,7 @@ class UnifiedLM(DataCollatorForUnifiedLM, SentencePairs):
 def generation_config_fields(tokenizer: PreTrainedTokenizerBase, query_id: int | None) -> dict[str, Any]:
     """Configuration fields of an encoder that generates; raises CtxError if the tokenizer lacks a token.
 
-    Args:
-        tokenizer: Its separator ends a target, its first token is the first of `decoder_input_ids`.
-        query_id: Id of the token whose output predicts a target; None for the mask token.
+    `query_id` is the id of the token whose output predicts a target; None for the mask token.
     """
     use = "the generation of targets requires"
     return {

@@ -49,10 +49,7 @@ class DataCollatorForWindowPrediction(PaddingCollator):
         negatives: (rows, width / block, shared_negatives), 0 at padding; or for hierarchical softmax
         paths, codes: (rows, width / block, block, depth), see `HuffmanTree`.
 
-    Args:
-        tokenizer: With `counts` (see `CtxWordTokenizer`) and a padding token.
-        subsampling: Threshold of `subsampling_probabilities`.
-        noise_power: Power of `NoiseDistribution`.
+    The tokenizer has `counts` (see `CtxWordTokenizer`); see `subsampling_probabilities` and `NoiseDistribution`.
 
     Example:
         >>> collate = DataCollatorForWindowPrediction(tokenizer, seed=1)

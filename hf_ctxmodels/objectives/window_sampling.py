@@ -41,9 +41,7 @@ def subsampling_probabilities(counts: np.ndarray, threshold: float) -> np.ndarra
 class NoiseDistribution:
     """Words in proportion to a power of their counts, for the alias method (Walker 1977; Vose 1991).
 
-    Args:
-        counts: (vocabulary,); a word with count 0 is never sampled.
-        power: The exponent, 0.75 in the paper.
+    A word with count 0 is never sampled. The power is 0.75 in the paper.
 
     Attributes:
         probabilities: (vocabulary,).
@@ -69,12 +67,8 @@ class NoiseDistribution:
 
 
 def sample_noise(uniform: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """(n,) ids for uniform numbers: scaled by the table's length, the integer part is the slot, the fraction selects.
-
-    Args:
-        uniform: (n,) in [0, 1); overwritten.
-        table: See `NoiseDistribution`.
-    """
+    """(n,) ids for (n,) uniform numbers, which are overwritten: scaled by the length of the table of a
+    `NoiseDistribution`, the integer part is the slot, and the fraction selects."""
     uniform *= len(table)
     slots = uniform.astype(np.int64)
     uniform -= slots
@@ -156,10 +150,8 @@ def subsample(
 
     Args:
         ids: (n,) words.
-        lengths: (rows,) none 0.
-        keys: (rows,) see `seeding.row_hashes`.
-        shares: (vocabulary,) probability of keeping each word.
-        counts: (vocabulary,).
+        lengths, keys: (rows,) none 0; see `seeding.row_hashes`.
+        shares, counts: (vocabulary,) probability of keeping each word, and its frequency.
     """
     rows, positions = _positions(lengths)
     is_kept = uniforms(keys[rows], positions) < shares[ids]
@@ -176,10 +168,7 @@ def place_words(
 
     Args:
         ids, lengths: The results of `subsample`.
-        first: (rows,) start of each row.
-        keys: (rows,).
-        window: Largest window.
-        size: Length of the results.
+        first, keys: (rows,) start of each row, and its key.
         padding: Id at padding positions.
     """
     rows, positions = _positions(lengths)
@@ -197,11 +186,8 @@ def sample_negatives(
     """(size, per_block) words of the noise distribution, 0 at padding.
 
     Args:
-        blocks, first: (rows,) number of blocks of a row, and its first block.
-        keys: (rows,).
+        blocks, first, keys: (rows,) number of blocks of a row, its first block, and its key.
         table: See `NoiseDistribution`.
-        per_block: Negatives of a block.
-        size: Number of blocks.
     """
     rows, positions = _positions(blocks)
     numbers = positions[:, None] * per_block + np.arange(per_block)
