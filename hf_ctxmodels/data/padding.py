@@ -29,8 +29,10 @@ def required_token(tokenizer: PreTrainedTokenizerBase, name: str, use: str) -> i
 
 @dataclass
 class PaddingCollator(ABC):
-    """Base class of all collators; an instance is a `data_collator` of `transformers.Trainer`. The tokenizer defines the
-    padding token and side."""
+    """Base class of all collators; an instance is a `data_collator` of `transformers.Trainer`.
+
+    The tokenizer defines the padding token and side; raises CtxError if it has no padding token.
+    """
 
     tokenizer: PreTrainedTokenizerBase = field(repr=False)
 
@@ -130,7 +132,7 @@ class SourceTargetCollator(PaddingCollator):
 
 
 def language_columns(features: Sequence[Mapping[str, Any]], batch: Batch) -> Batch:
-    """`langs` and `decoder_langs` of a batch, if the features hold `language` (and `target_language`, if it differs)."""
+    """`langs` and `decoder_langs` of a batch, if the features hold `language` (and another `target_language`)."""
     if "language" not in features[0]:
         return {}
     sources = [int(feature["language"]) for feature in features]

@@ -190,9 +190,7 @@ class DocumentLM(DataCollatorForCausalLM, Objective):
     """
 
     auto_class = "AutoModelForCausalLM"
-    packing: bool = flag(
-        False, "Whole documents in a sequence, without attention between them; False: documents are joined and cut."
-    )
+    packing: bool = flag(False, "Whole documents in a sequence, without attention between them; False: joined and cut.")
 
     def __post_init__(self) -> None:
         super().__post_init__()

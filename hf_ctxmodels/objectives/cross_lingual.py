@@ -193,10 +193,7 @@ class DataCollatorForStreamMaskedLM(PaddingCollator):
     mlm_probability: float = flag(0.15, "Probability of each token to be predicted.")
     mask_share: float = flag(0.8, "Share of the predicted tokens replaced by the mask token.")
     random_share: float = flag(0.1, "Share of the predicted tokens replaced by a random one; the rest is unchanged.")
-    sample_alpha: float = flag(
-        0.0,
-        "Predict rare tokens more often, by frequency to the power of minus this, and exactly the share; 0: uniform.",
-    )
+    sample_alpha: float = flag(0.0, "Predict exactly the share, by frequency to the power of minus this; 0: uniform.")
     static: bool = flag(False, "The same mask in every epoch instead of a new one.")
     seed: int = 0
 
@@ -356,9 +353,7 @@ class CrossLingualLM(StreamMaskedLM):
         >>> CrossLingualLM(tokenizer, max_length=256, seed=0, language="en", alternate=False)
     """
 
-    alternate: bool = flag(
-        True, "Each step has either streams or translations, with equal probability; False shuffles all examples."
-    )
+    alternate: bool = flag(True, "Each step has either streams or translations, equally likely; False: shuffled.")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -59,9 +59,7 @@ class DataCollatorForDenoising(PaddingCollator):
     permute_sentences: float = flag(1.0, "Share of the sentences that are permuted.")
     insert: float = flag(0.0, "Tokens to insert, as a share of the sequence.")
     rotate: float = flag(0.0, "Share of the sequences that begin at a random token.")
-    full_stops: bool = flag(
-        False, 'Sentences end at a token ".", as in the release; False: at the sentence ends of the text.'
-    )
+    full_stops: bool = flag(False, 'Sentences end at a token ".", as in the release; False: as in the text.')
     static: bool = flag(False, "The same corruption in every epoch instead of a new one.")
     seed: int = 0
 

@@ -100,11 +100,7 @@ class DataCollatorForMaskedLM(MaskingCollator):
 
     whole_word: bool = flag(False, "Mask all tokens of a word or none.")
     ngram: int = flag(1, "Mask runs of 1 to this many whole words, n of them with probability proportional to 1/n.")
-    mlm_smoothing: float = flag(
-        0.0,
-        "Predict rare tokens more often: with a probability proportional to their count in the training text to the "
-        "power of minus this (DistilBERT: 0.7).",
-    )
+    mlm_smoothing: float = flag(0.0, "Predict rare tokens more often, by count to the power of minus this.")
 
     def check(self, examples: ExampleSet) -> None:
         """Count the tokens of all training text for `mlm_smoothing`."""
@@ -186,9 +182,7 @@ class FullSentences(DataCollatorForMaskedLM, Objective):
 
     auto_class = "AutoModelForMaskedLM"
     mlm_smoothing: float = field(default=0.0, init=False)  # RoBERTa samples uniformly
-    cross_documents: bool = flag(
-        True, "Continue an example with the next document after a separator; False: end it (DOC-SENTENCES)."
-    )
+    cross_documents: bool = flag(True, "Continue an example with the next document; False: end it (DOC-SENTENCES).")
 
     def __post_init__(self) -> None:
         super().__post_init__()

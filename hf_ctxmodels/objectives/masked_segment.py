@@ -185,9 +185,7 @@ class MaskingWithLanguages(Objective):
     skip_reason: ClassVar[str]
     """Why examples are skipped, for the error if none is left."""
 
-    min_length: int = flag(
-        5, "Minimum length of an example in tokens, including special ones; shorter ones are skipped."
-    )
+    min_length: int = flag(5, "Minimum tokens of an example, including special ones; shorter ones are skipped.")
     language: str = flag("", "Name of the language of texts without a tag.")
 
     def __post_init__(self) -> None:
@@ -387,9 +385,7 @@ class MaskedTranslation(DataCollatorForMaskedTranslation, MaskingWithLanguages):
     requires_translations = True
     requires_language_tags = True
     skip_reason = "pairs have a side that is empty, too short or too long"
-    min_length: int = flag(
-        3, "Minimum length of each side in tokens, including special ones; shorter ones are skipped."
-    )
+    min_length: int = flag(3, "Minimum tokens of each side, including special ones; shorter ones are skipped.")
 
     def __post_init__(self) -> None:
         super().__post_init__()

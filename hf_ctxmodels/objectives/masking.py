@@ -81,7 +81,7 @@ class MaskingRule:
     def select(self, candidates: np.ndarray, word_ids: np.ndarray | None, rng: np.random.Generator) -> np.ndarray:
         """Positions to predict, sampled without replacement; raises CtxError if words are needed without word ids.
 
-        `candidates` is (tokens,) bool, True where a token may be selected; neighbours with the same word id form a word.
+        `candidates` is (tokens,) bool, True where a token may be selected; neighbours with one word id form a word.
         """
         if not self.needs_words:
             positions = np.flatnonzero(candidates)

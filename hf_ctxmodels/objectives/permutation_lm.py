@@ -81,9 +81,7 @@ class DataCollatorForPermutationLM(PaddingCollator):
     max_span: int = flag(5, "Maximum span length in words.")
     num_predictions: int | None = flag(None, "Exact number of predictions in an example instead of one token in K.")
     whole_word: bool = False
-    reuse_length: int | None = flag(
-        None, "Tokens of an example in the memory of the next one; by default half of the example."
-    )
+    reuse_length: int | None = flag(None, "Tokens of an example in the memory of the next; by default half of it.")
     static: bool = flag(False, "The same targets and order in every epoch instead of new ones.")
     seed: int = 0
     pad_to_multiple_of: int | None = flag(None, "Round the width of a batch up to a multiple of this.")

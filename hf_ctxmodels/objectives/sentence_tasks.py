@@ -80,14 +80,9 @@ class SentenceTasks(DataCollatorForSentenceTasks, Objective):
     """
 
     auto_class = "AutoModelForPreTraining"
-    tasks: str = flag(
-        "all",
-        "Comma-separated tasks: skip-thought, relations, and the tags of translations; other documents are skipped.",
-    )
+    tasks: str = flag("all", "Comma-separated tasks: skip-thought, relations, and the tags of translations.")
     relations: str = flag("contradiction,entailment,neutral", "Comma-separated labels of pairs.")
-    relations_every: int = flag(
-        10, "Period of relations in steps, if there are other tasks; 0 samples relations like the others."
-    )
+    relations_every: int = flag(10, "Period of relations in steps, with other tasks; 0: sampled like the others.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -140,8 +135,8 @@ class SentenceTasks(DataCollatorForSentenceTasks, Objective):
             texts = [document for document in batch if not isinstance(document, TranslatedText | LabelledPair)]
             for examples in (self._skip_thoughts(texts), self._translations(translated), self._relations(pairs)):
                 for example in examples:
-                    lengths = [len(example[name]) for name in ("input_ids", "second_ids", "labels")]  # type: ignore[arg-type]
-                    if max(lengths) > self.max_length:
+                    columns = (np.asarray(example[name]) for name in ("input_ids", "second_ids", "labels"))
+                    if max(map(len, columns)) > self.max_length:
                         self.statistics["left_out"] += 1
                         continue
                     examples_by_task[self.task_names[int(example["task"])]] += 1

@@ -79,9 +79,7 @@ class SourceTarget(SourceTargetCorruption, Objective):
 
     auto_class = "AutoModelForSeq2SeqLM"
     requires_translations = True
-    max_target_length: int | None = flag(
-        None, "Maximum length of a target in tokens, including its end; by default half of max_length."
-    )
+    max_target_length: int | None = flag(None, "Maximum tokens of a target, with its end; default: half of max_length.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
