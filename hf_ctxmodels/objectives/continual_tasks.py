@@ -265,7 +265,7 @@ class ContinualTasks(DataCollatorForContinualTasks, Objective):
         return {"pretraining_tasks": self.classes, "use_task_id": True}
 
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
-        """Examples with the columns of the collator; raises CtxError for an unknown label, or a task without example."""
+        """Examples with the columns of the collator; raises CtxError if a label is unknown or a task has none."""
         examples_by_task, first = Counter[str](), 0
         for batch in document_batches(documents):
             pairs = [document for document in batch if isinstance(document, LabelledPair)]

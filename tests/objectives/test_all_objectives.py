@@ -1,11 +1,16 @@
-"""What holds for every objective: its options, its collator, and the size of its class hierarchy."""
+"""What holds for every objective: its options, its collator, the size of its class hierarchy, seeds, and errors."""
 
 from dataclasses import fields
 from inspect import getdoc
+from typing import Any
 
 import pytest
+import torch
+from numbered_text import numbered_documents
 
-from hf_ctxmodels import objectives
+from hf_ctxmodels import CtxError, objectives
+from hf_ctxmodels.data import ExampleSet
+from hf_ctxmodels.data.documents import TranslatedText
 from hf_ctxmodels.objectives import Objective
 from hf_ctxmodels.registry import FAMILIES
 
@@ -34,3 +39,200 @@ def test_an_objective_documents_its_options_references_relations_and_use(objecti
     undocumented = arguments - objective.option_help().keys()
     internal = {"decoder_start_token_id", "classification_tasks", "backward", "pad_to_multiple_of"}
     assert undocumented <= internal, "options need a help text: declare them with `flag`"
+
+
+DOCUMENTS, _ = numbered_documents([[5, 9, 3], [30, 2, 2], [40] * 3, [4] * 12])
+TRANSLATIONS = [TranslatedText(document) for document in numbered_documents([[8, 5]] * 12)[0]]
+# Name -> options; all work with the BERT tokenizer of these tests, except PermutationLM with a memory.
+SEEDED = [
+    ("MaskedLM", {}),
+    ("MaskedLM", {"whole_word": True}),
+    ("MaskedLM", {"ngram": 3}),
+    ("FullSentences", {}),
+    ("ReplacedTokenDetection", {}),
+    ("SpanBoundary", {}),
+    ("MaskedLMWithNextSentence", {}),
+    ("MaskedLMWithSentenceOrder", {"ngram": 3}),
+    ("MaskedLMWithStructure", {"shuffle_probability": 0.5}),
+    ("UnifiedLM", {}),
+    ("UnitMaskingWithPairs", {}),
+    ("ContinualTasks", {}),
+    ("Denoising", {}),
+    ("Infilling", {}),
+    ("MaskedSegment", {}),
+    ("MaskedTranslation", {"target_share": 0.5}),
+    ("MaskedSequenceToSequence", {}),
+    ("NoisySequenceToSequence", {"max_span": 2}),
+    ("PermutationLM", {}),
+    ("PermutationLM", {"memory_length": 8}),
+]
+SAMPLED_PER_PASS = ("WithNextSentence", "WithSentenceOrder", "WithStructure", "UnifiedLM", "WithPairs", "PermutationLM")
+
+
+def build(request: pytest.FixtureRequest, name: str, **options: Any) -> Objective:
+    """An objective with the tokenizer that suits it."""
+    fixture = "trailing_tokenizer" if name == "PermutationLM" else "tokenizer"
+    options = {"max_length": 24, "seed": 0, **options}
+    if name == "ContinualTasks":
+        options.setdefault("schedule", "knowledge_masking, sentence_distance")
+    return getattr(objectives, name)(request.getfixturevalue(fixture), **options)
+
+
+def documents_of(objective: Objective) -> list[list[str]]:
+    return TRANSLATIONS if objective.requires_translations else DOCUMENTS
+
+
+def differ(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
+    return any(not torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize(("name", "options"), SEEDED)
+def test_a_batch_depends_on_seed_epoch_and_example_alone(
+    request: pytest.FixtureRequest, name: str, options: dict[str, Any]
+) -> None:
+    objective = build(request, name, **options)
+    rows = ExampleSet.build(objective.examples(documents_of(objective)))
+    together = objective.collate([rows[1, index] for index in range(len(rows))])
+    state = torch.get_rng_state()
+    for index in reversed(range(len(rows))):
+        alone = objective.collate([rows[1, index]])
+        for column, values in alone.items():
+            if values.dim() == 1:
+                assert values[0] == together[column][index], column
+                continue
+            if column == "target_positions":  # from the end of the row, where padding moves it
+                values, whole = (batch["input_ids"].shape[1] - batch[column] for batch in (alone, together))
+                assert values[0].tolist() == whole[index, : values.shape[1]].tolist()
+                continue
+            is_left_padded = together[column].shape == together["input_ids"].shape and name == "PermutationLM"
+            width = values.shape[1]
+            expected = together[column][index, -width:] if is_left_padded else together[column][index, :width]
+            assert torch.equal(values[0], expected), column
+    assert torch.equal(torch.get_rng_state(), state)
+    assert differ(together, objective.collate([rows[2, index] for index in range(len(rows))]))
+    other_seed = build(request, name, **options, seed=1)
+    assert differ(together, other_seed.collate([rows[1, index] for index in range(len(rows))]))
+    static = build(request, name, **options, static=True)
+    batches = []
+    for epoch in (0, 3):
+        features = [rows[epoch, index] for index in range(len(rows))]
+        batches.append(static.collate([{**feature, "epoch": epoch} for feature in features]))
+    assert not differ(*batches)
+
+
+@pytest.mark.parametrize(("name", "options"), SEEDED)
+def test_examples_depend_on_seed_and_pass_alone(
+    request: pytest.FixtureRequest, name: str, options: dict[str, Any]
+) -> None:
+    def ids(seed: int, pass_index: int) -> list[list[int]]:
+        objective = build(request, name, **options, seed=seed)
+        column = "text_ids" if name == "Infilling" else "input_ids"
+        examples = objective.examples(iter(documents_of(objective)), pass_index)
+        return [example[column].tolist() for example in examples]
+
+    assert ids(1, 0) == ids(1, 0)
+    if name.endswith(SAMPLED_PER_PASS):
+        assert ids(1, 0) != ids(1, 1)
+        assert ids(1, 0) != ids(2, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "columns"),
+    [
+        ("MaskedLM", {"ngram": 3}, ("example_index", "epoch", "word_ids")),
+        ("MaskedLMWithNextSentence", {}, ("token_type_ids", "next_sentence_label")),
+        ("MaskedLMWithSentenceOrder", {}, ("token_type_ids", "sentence_order_label")),
+        ("PermutationLM", {}, ("example_index", "epoch", "word_ids")),
+        ("SpanBoundary", {}, ("replacement_ids",)),
+        ("Denoising", {}, ("word_ids", "sentence_starts")),
+    ],
+)
+def test_a_missing_column_is_named(
+    request: pytest.FixtureRequest, name: str, options: dict[str, Any], columns: tuple[str, ...]
+) -> None:
+    objective = build(request, name, **options)
+    feature = ExampleSet.build(objective.examples(DOCUMENTS))[0]
+    for column in columns:
+        with pytest.raises(CtxError, match=f"`{column}`"):
+            objective.collate([{key: value for key, value in feature.items() if key != column}])
+
+
+@pytest.mark.parametrize("name", ["MaskedLM", "ReplacedTokenDetection", "PermutationLM", "MaskedSegment"])
+@pytest.mark.parametrize("token", ["mask_token", "pad_token"])
+def test_a_missing_special_token_is_named(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, name: str, token: str
+) -> None:
+    tokenizer = build(request, name).tokenizer
+    monkeypatch.setitem(tokenizer._special_tokens_map, token, None)
+    with pytest.raises(CtxError, match=f"has no {token}"):
+        build(request, name)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("MaskedLM", {"mlm_probability": 0.0}, "probability of 0.0"),
+        ("MaskedLM", {"mlm_probability": 1.5}, "probability of 1.5"),
+        ("MaskedLM", {"mask_share": -0.1}, "mask_share=-0.1"),
+        ("MaskedLM", {"mask_share": 0.8, "random_share": 0.3}, "not shares of a whole"),
+        ("MaskedLM", {"max_predictions": 0}, "max_predictions=0"),
+        ("MaskedLM", {"ngram": 0}, "ngram=0"),
+        ("MaskedLM", {"max_length": 513}, "max_length=513.*limit of 512"),
+        ("MaskedLM", {"seed": -1}, "seed=-1"),
+        ("ReplacedTokenDetection", {"single_segment_share": 1.5}, "single_segment_share=1.5"),
+        ("SpanBoundary", {"geometric_p": 0.0}, "geometric_p=0.0"),
+        ("SpanBoundary", {"max_span": 0}, "max_span=0"),
+        ("SpanBoundary", {"max_pair_targets": 0}, "max_pair_targets=0"),
+        ("MaskedLMWithNextSentence", {"packing": True}, "'packing'"),
+        ("MaskedLMWithNextSentence", {"short_seq_probability": 1.5}, "short_seq_probability=1.5"),
+        ("MaskedLMWithNextSentence", {"max_length": 4}, "leaves no room"),
+        ("MaskedLMWithSentenceOrder", {"one_segment": "skip"}, "one_segment='skip'(.|\n)*unlabelled, random, drop"),
+        ("MaskedLMWithStructure", {"sentence_task": "two"}, "is unknown"),
+        ("MaskedLMWithStructure", {"shuffle_probability": 1.5}, "shuffle_probability=1.5"),
+        ("MaskedLMWithStructure", {"shuffled_length": 1}, "shuffled_length=1"),
+        ("UnifiedLM", {"bidirectional": 0.5}, "not shares of a whole"),
+        ("UnifiedLM", {"skipgram_probability": 1.5}, "skipgram_probability=1.5"),
+        ("UnitMaskingWithPairs", {"pairs": "other"}, "pairs='other'(.|\n)*random, swapped"),
+        ("UnitMaskingWithPairs", {"unit_rows": 1.5}, "unit_rows=1.5"),
+        ("UnitMaskingWithPairs", {"units": "/nowhere/units.txt"}, "No such file"),
+        ("UnitMaskingWithPairs", {"whole_word": True}, "'whole_word'"),
+        ("ContinualTasks", {"reordering_segments": 1}, "reordering_segments=1"),
+        ("Denoising", {"mask": 1.5}, "mask=1.5"),
+        ("Denoising", {"mask_length": "letters"}, "mask_length='letters' is unknown"),
+        ("Denoising", {"replace_length": 2}, "replace_length=2 is unknown"),
+        ("Denoising", {"poisson_lambda": 0.0}, "poisson_lambda=0.0"),
+        ("Denoising", {"full_stops": True}, 'no token "."'),
+        ("Infilling", {"target_share": 1.0}, "target_share=1.0"),
+        ("NoisySequenceToSequence", {"noise": "some"}, "is unknown"),
+        ("NoisySequenceToSequence", {"noise": "token"}, r"no \[NOISE\]"),
+        ("NoisySequenceToSequence", {"max_span": -1}, "max_span=-1"),
+        ("MaskedSequenceToSequence", {"max_target_length": 1}, "max_target_length=1"),
+        (
+            "MaskedSequenceToSequence",
+            {"max_target_length": 22},
+            "(?s)max_target_length=22 .* no room for a source.*=24",
+        ),
+        ("MaskedSegment", {"share": 0.0}, "out of range"),
+        ("MaskedSegment", {"block": 1}, "block=1"),
+        ("MaskedSegment", {"lambda_span": 0}, "lambda_span=0"),
+        ("MaskedSegment", {"lambda_span": 3, "block": 64}, "exclude each other"),
+        ("MaskedSegment", {"hidden": "mask"}, "hidden='mask' is unknown"),
+        ("MaskedSegment", {"min_length": 2}, "min_length=2"),
+        ("MaskedTranslation", {"target_share": 1.5}, "target_share=1.5"),
+        ("PermutationLM", {"max_length": 4}, "leaves no room"),
+        ("PermutationLM", {"partial_prediction": 0.5}, "partial_prediction=0.5"),
+        ("PermutationLM", {"max_span": 0}, "max_span=0"),
+        ("PermutationLM", {"num_predictions": 0}, "num_predictions=0"),
+        ("PermutationLM", {"memory_length": -1}, "memory_length=-1"),
+        ("PermutationLM", {"reuse_length": 8}, "needs a memory"),
+        ("PermutationLM", {"memory_length": 8, "reuse_length": 0}, "reuse_length=0"),
+        ("PermutationLM", {"memory_length": 8, "reuse_length": 20}, "use 1 to 19"),
+        ("PermutationLM", {"document_end": "[END]"}, r"has no token '\[END\]' for the end of a document"),
+        ("PermutationLM", {"mlm_probability": 0.1}, "'mlm_probability'"),
+    ],
+)
+def test_impossible_options_are_refused(
+    request: pytest.FixtureRequest, name: str, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises((CtxError, TypeError), match=message):
+        build(request, name, **options)

@@ -281,19 +281,3 @@ def test_the_decoder_sees_no_masked_state_and_no_later_token(tokenizer: CtxBertT
     loss = model(**batch, labels=labels).loss
     moved = batch | {"decoder_position_ids": batch["decoder_position_ids"] + 1}
     assert loss != model(**moved, labels=labels).loss
-
-
-def test_what_cannot_be_right(tokenizer: CtxBertTokenizer) -> None:
-    for options, message in (
-        ({"share": 0.0}, "out of range"),
-        ({"block": 1}, "block=1 is too small"),
-        ({"lambda_span": 0}, "lambda_span=0 is too small"),
-        ({"lambda_span": 3, "block": 64}, "exclude each other"),
-        ({"hidden": "mask"}, "hidden=.mask. is unknown"),
-    ):
-        with pytest.raises(CtxError, match=message):
-            DataCollatorForMaskedSegment(tokenizer, **options)
-    with pytest.raises(CtxError, match="min_length=2 is too small"):
-        MaskedSegment(tokenizer, max_length=9, seed=0, min_length=2)
-    with pytest.raises(CtxError, match=r"target_share=1.5"):
-        MaskedTranslation(tokenizer, max_length=9, seed=0, target_share=1.5)

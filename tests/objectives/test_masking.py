@@ -1,13 +1,12 @@
 """Which tokens are masked, how, and what the draw depends on."""
 
 from collections import Counter
-from dataclasses import replace
 from itertools import permutations
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_ctxmodels.core.errors import CtxError
@@ -123,46 +122,6 @@ def test_words_of_two_segments_with_one_number_stay_two_words(tokenizer):
     assert (labels != IGNORE_INDEX).sum() == 1
 
 
-@settings(max_examples=40)
-@given(
-    lengths=st.lists(st.integers(1, 40), min_size=2, max_size=8),
-    order=st.randoms(use_true_random=False),
-    epoch=st.integers(0, 1000),
-    whole_word=st.booleans(),
-    ngram=st.sampled_from([1, 3]),
-)
-def test_a_mask_depends_on_seed_epoch_and_example_alone(tokenizer, lengths, order, epoch, whole_word, ngram):
-    collate = DataCollatorForMaskedLM(tokenizer, seed=7, whole_word=whole_word, ngram=ngram)
-    features = features_of(lengths, epoch)
-    for feature in features:
-        feature["word_ids"] = [None, *range(len(feature["input_ids"]) - 2), None]
-    together = collate(features)
-    torch.manual_seed(0)  # neither global state nor company matters
-    np.random.seed(0)
-    shuffled = list(features)
-    order.shuffle(shuffled)
-    for feature in shuffled:
-        alone = collate([feature])
-        row, length = feature["example_index"], len(feature["input_ids"])
-        for name in ("input_ids", "labels"):
-            assert torch.equal(alone[name][0], together[name][row, :length])
-
-
-def test_epochs_seeds_and_examples_draw_different_masks(tokenizer):
-    feature = features_of([100])[0]
-
-    def labels(seed=1, static=False, **changes):
-        collate = DataCollatorForMaskedLM(tokenizer, seed=seed, static=static)
-        return collate([{**feature, **changes}])["labels"].tolist()
-
-    assert labels() == labels()
-    assert labels() != labels(epoch=1)
-    assert labels() != labels(example_index=1)
-    assert labels() != labels(seed=2)
-    assert labels(static=True) == labels(static=True, epoch=1) == labels()
-    assert labels(static=True) != labels(static=True, example_index=1)
-
-
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("multiple", [None, 8])
 def test_rows_are_padded_on_the_tokenizers_side(tokenizer, side, multiple):
@@ -192,57 +151,12 @@ def test_features_that_are_padded_already_keep_their_attention_mask(tokenizer):
     assert batch["labels"].tolist() == [[IGNORE_INDEX, 9, IGNORE_INDEX, IGNORE_INDEX, IGNORE_INDEX]]
 
 
-@pytest.mark.parametrize("missing", ["example_index", "epoch"])
-def test_a_feature_without_its_numbers_is_refused(tokenizer, missing):
-    feature = features_of([5])[0]
-    del feature[missing]
-    with pytest.raises(CtxError, match=f"no `{missing}`"):
-        DataCollatorForMaskedLM(tokenizer)([feature])
-
-
-def test_a_static_mask_needs_no_epoch(tokenizer):
-    feature = features_of([5])[0]
-    expected = DataCollatorForMaskedLM(tokenizer, static=True)([feature])
-    del feature["epoch"]
-    assert torch.equal(DataCollatorForMaskedLM(tokenizer, static=True)([feature])["labels"], expected["labels"])
-
-
-@pytest.mark.parametrize("words", [{}, {"word_ids": None}])
-def test_whole_words_without_word_ids_are_an_error(tokenizer, words):
-    collate = DataCollatorForMaskedLM(tokenizer, whole_word=True)
-    with pytest.raises(CtxError, match="`word_ids`"):
-        collate(features_of([5], **words))
-
-
 @pytest.mark.parametrize("wrong", [-1, 10**6])
 def test_an_id_outside_the_vocabulary_is_named(tokenizer, wrong):
     feature = features_of([5])[0]
     feature["input_ids"][2] = wrong
     with pytest.raises(CtxError, match=f"Token id {wrong} is outside"):
         DataCollatorForMaskedLM(tokenizer)([feature])
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"probability": 0.0}, "probability of 0.0"),
-        ({"probability": 1.5}, "probability of 1.5"),
-        ({"mask_share": -0.1}, "mask_share=-0.1"),
-        ({"mask_share": 0.8, "random_share": 0.3}, "not shares of a whole"),
-        ({"max_predictions": 0}, "max_predictions=0"),
-    ],
-)
-def test_values_out_of_range_are_refused(changes, message):
-    with pytest.raises(CtxError, match=message):
-        replace(MaskingRule(), **changes)
-
-
-def test_a_tokenizer_without_mask_or_padding_token_is_refused(tokenizer):
-    for name in ("mask_token", "pad_token"):
-        crippled = CtxBertTokenizer(vocab=tokenizer.get_vocab())
-        setattr(crippled, name, None)
-        with pytest.raises(CtxError, match=f"has no {name}"):
-            DataCollatorForMaskedLM(crippled)
 
 
 @given(

@@ -11,7 +11,6 @@ from numbered_text import WORDS, numbered_documents, word
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.objectives import (
-    DataCollatorForMaskedLMWithNextSentence,
     MaskedLMWithNextSentence,
     tokenized_documents,
 )
@@ -134,18 +133,6 @@ def test_short_rows_come_with_the_probability_asked_for(tokenizer):
     assert always > 0.7
 
 
-def test_pairs_depend_on_seed_and_pass_alone(tokenizer):
-    documents, _ = numbered_documents([[4] * 20] * 5)
-
-    def ids(seed, pass_index):
-        objective = MaskedLMWithNextSentence(tokenizer, max_length=24, seed=seed)
-        return [example["input_ids"].tolist() for example in objective.examples(iter(documents), pass_index)]
-
-    assert ids(1, 0) == ids(1, 0)
-    assert ids(1, 0) != ids(1, 1)
-    assert ids(1, 0) != ids(2, 0)
-
-
 def test_documents_are_paired_across_the_whole_text_in_batches(tokenizer, monkeypatch):
     """With three documents at a time the seventh, alone at the end, still finds another one."""
     monkeypatch.setattr(tokenized_documents, "DOCUMENTS_PER_BATCH", 3)
@@ -185,28 +172,3 @@ def test_batches_name_what_the_head_takes(tokenizer):
     counts = objective.count(batch)
     assert counts["rows"] == len(rows)
     assert objective.rates(counts)["random_next_share"] == batch["next_sentence_label"].double().mean()
-
-
-@pytest.mark.parametrize("missing", ["token_type_ids", "next_sentence_label"])
-def test_a_feature_that_is_no_pair_is_refused(tokenizer, missing):
-    feature = {"input_ids": [2, 7, 3, 8, 3], "token_type_ids": [0, 0, 0, 1, 1], "next_sentence_label": 0}
-    feature |= {"example_index": 0, "epoch": 0}
-    DataCollatorForMaskedLMWithNextSentence(tokenizer)([feature])
-    del feature[missing]
-    with pytest.raises(CtxError, match=f"`{missing}`"):
-        DataCollatorForMaskedLMWithNextSentence(tokenizer)([feature])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"packing": True}, "'packing'"),
-        ({"short_seq_probability": 1.5}, "short_seq_probability=1.5"),
-        ({"max_length": 4}, "leaves no room"),
-        ({"max_length": 513}, "max_length=513.*limit of 512"),
-        ({"seed": -1}, "seed=-1"),
-    ],
-)
-def test_impossible_arguments_are_refused(tokenizer, arguments, message):
-    with pytest.raises((CtxError, TypeError), match=message):
-        MaskedLMWithNextSentence(tokenizer, **{"max_length": 24, "seed": 0, **arguments})

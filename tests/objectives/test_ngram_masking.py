@@ -10,7 +10,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.seeding import generator
 from hf_ctxmodels.models.albert.tokenization_albert import CtxAlbertTokenizer
 from hf_ctxmodels.models.xlnet.tokenization_xlnet import CtxXLNetTokenizer
-from hf_ctxmodels.objectives import DataCollatorForMaskedLM, MaskedLM, MaskingRule, TokenMasker
+from hf_ctxmodels.objectives import MaskedLM, MaskingRule, TokenMasker
 from hf_ctxmodels.objectives.masking import IGNORE_INDEX, masking_rates
 
 SHARES = np.array([6, 3, 2]) / 11
@@ -114,10 +114,5 @@ def test_words_of_a_sentencepiece_tokenizer_are_masked_whole(family):
 
 
 def test_words_that_are_not_known_are_an_error(tokenizer):
-    feature = {"input_ids": [2, 9, 3], "example_index": 0, "epoch": 0}
-    with pytest.raises(CtxError, match="`word_ids`"):
-        DataCollatorForMaskedLM(tokenizer, ngram=3)([feature])
     with pytest.raises(CtxError, match="requires word ids"):
         TokenMasker(tokenizer, MaskingRule(ngram=2)).mask(np.array([2, 9, 3]), None, generator(0, 0, 0))
-    with pytest.raises(CtxError, match="ngram=0"):
-        MaskingRule(ngram=0)

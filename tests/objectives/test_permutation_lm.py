@@ -185,41 +185,6 @@ def test_spans_are_of_whole_words(trailing_tokenizer):
     assert (selected[:, 1:] == selected[:, :-1])[:, inside[1:]].all(), "a piece is selected with the one before it"
 
 
-@settings(max_examples=40, deadline=None)
-@given(
-    lengths=st.lists(st.integers(1, 40), min_size=2, max_size=6),
-    order=st.randoms(use_true_random=False),
-    epoch=st.integers(0, 1000),
-    reuse_length=st.none() | st.integers(1, 20),
-)
-def test_a_draw_depends_on_seed_epoch_and_example_alone(trailing_tokenizer, lengths, order, epoch, reuse_length):
-    collate = DataCollatorForPermutationLM(trailing_tokenizer, seed=7, reuse_length=reuse_length)
-    features = features_of(lengths, epoch)
-    together = list(unpadded(collate(features)))
-    torch.manual_seed(0)  # neither global state nor company matters
-    np.random.seed(0)
-    shuffled = list(features)
-    order.shuffle(shuffled)
-    for feature in shuffled:
-        (alone,) = unpadded(collate([feature]))
-        for one, other in zip(alone, together[feature["example_index"]], strict=True):
-            assert one.tolist() == other.tolist()
-
-
-def test_epochs_seeds_and_examples_draw_differently(trailing_tokenizer):
-    feature = features_of([100])[0]
-
-    def drawn(seed=1, static=False, **changes):
-        collate = DataCollatorForPermutationLM(trailing_tokenizer, seed=seed, static=static)
-        return collate([{**feature, **changes}])["permutation_order"].tolist()
-
-    assert drawn() == drawn()
-    assert drawn() != drawn(epoch=1)
-    assert drawn() != drawn(example_index=1)
-    assert drawn() != drawn(seed=2)
-    assert drawn(static=True) == drawn(static=True, epoch=1) == drawn()
-
-
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padding_goes_to_the_tokenizers_side_and_targets_move_with_their_tokens(tokenizer, side):
     padded = type(tokenizer)(vocab=tokenizer.get_vocab(), padding_side=side)
@@ -355,18 +320,6 @@ def test_segment_b_continues_a_in_half_of_the_rows(trailing_tokenizer):
     assert continuing / len(rows) == pytest.approx(0.5, abs=0.08)
 
 
-def test_rows_depend_on_seed_and_pass_alone(trailing_tokenizer):
-    documents, _ = numbered_documents([[4] * 20] * 5)
-
-    def ids(seed, pass_index):
-        objective = PermutationLM(trailing_tokenizer, max_length=24, seed=seed)
-        return [example["input_ids"].tolist() for example in objective.examples(iter(documents), pass_index)]
-
-    assert ids(1, 0) == ids(1, 0)
-    assert ids(1, 0) != ids(1, 1)
-    assert ids(1, 0) != ids(2, 0)
-
-
 @pytest.mark.parametrize("document_end", ["<eod>", "none"])
 def test_a_text_of_one_token_is_a_target_in_every_row(trailing_tokenizer, document_end):
     objective = PermutationLM(trailing_tokenizer, max_length=12, seed=0, document_end=document_end)
@@ -392,46 +345,9 @@ def test_words_of_two_documents_stay_two_words(trailing_tokenizer):
     assert all(left != right for left, right in pairwise(words.tolist()))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"max_length": 4}, "leaves no room"),
-        ({"seed": -1}, "seed=-1"),
-        ({"partial_prediction": 0.5}, "partial_prediction=0.5"),
-        ({"max_span": 0}, "max_span=0"),
-        ({"num_predictions": 0}, "num_predictions=0"),
-        ({"memory_length": -1}, "memory_length=-1 is negative"),
-        ({"reuse_length": 8}, "needs a memory"),
-        ({"memory_length": 8, "reuse_length": 0}, "reuse_length=0"),
-        ({"memory_length": 8, "reuse_length": 20}, "use 1 to 19"),
-        ({"document_end": "[END]"}, "has no token '\\[END\\]' for the end of a document"),
-        ({"mlm_probability": 0.1}, "'mlm_probability'"),
-    ],
-)
-def test_impossible_arguments_are_refused(trailing_tokenizer, arguments, message):
-    with pytest.raises((CtxError, TypeError), match=message):
-        PermutationLM(trailing_tokenizer, **{"max_length": 24, "seed": 0, **arguments})
-
-
 def test_special_tokens_before_the_text_allow_rows_but_no_memory(tokenizer):
     documents, _ = numbered_documents([[10] * 5])
     objective = PermutationLM(tokenizer, max_length=24, seed=0, document_end="none")
     assert all(row["input_ids"][0] == tokenizer.cls_token_id for row in objective.examples(documents))
     with pytest.raises(CtxError, match="begins examples with special tokens"):
         PermutationLM(tokenizer, max_length=24, seed=0, document_end="none", memory_length=8)
-
-
-def test_a_tokenizer_without_mask_or_padding_token_is_refused(tokenizer):
-    for name, message in (("mask_token", "has no mask_token"), ("pad_token", "has no pad_token")):
-        crippled = type(tokenizer)(vocab=tokenizer.get_vocab(), model_max_length=512)
-        setattr(crippled, name, None)
-        with pytest.raises(CtxError, match=message):
-            PermutationLM(crippled, max_length=24, seed=0, document_end="none")
-
-
-@pytest.mark.parametrize("missing", ["epoch", "example_index", "word_ids"])
-def test_what_a_feature_lacks_is_named(trailing_tokenizer, missing):
-    feature = features_of([9])[0]
-    del feature[missing]
-    with pytest.raises(CtxError, match=f"`{missing}`"):
-        DataCollatorForPermutationLM(trailing_tokenizer, whole_word=True)([feature])

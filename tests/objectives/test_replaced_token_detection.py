@@ -4,7 +4,6 @@ import pytest
 import torch
 from numbered_text import numbered_documents
 
-from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.objectives import DataCollatorForReplacedTokenDetection, ReplacedTokenDetection
 from hf_ctxmodels.objectives.replaced_token_detection import IGNORE_INDEX
 
@@ -84,17 +83,3 @@ def test_seeds_belong_to_example_and_epoch(tokenizer):
     later = objective.collate([{**row, "epoch": 1} for row in rows])["sampling_seed"]
     other = DataCollatorForReplacedTokenDetection(tokenizer, seed=5)(rows)["sampling_seed"]
     assert len({*seeds.tolist(), *later.tolist(), *other.tolist()}) == 9
-    state = torch.get_rng_state()
-    objective.collate(rows)
-    assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_what_cannot_be(tokenizer):
-    with pytest.raises(CtxError, match=r"single_segment_share=1.5"):
-        ReplacedTokenDetection(tokenizer, max_length=32, seed=0, single_segment_share=1.5)
-    unmasked = type(tokenizer)(vocab=tokenizer.get_vocab())
-    unmasked.mask_token = None
-    with pytest.raises(CtxError, match="has no mask_token"):
-        ReplacedTokenDetection(unmasked, max_length=32, seed=0)
-    with pytest.raises(CtxError, match="has no mask_token"):
-        DataCollatorForReplacedTokenDetection(unmasked)

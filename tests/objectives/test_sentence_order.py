@@ -12,7 +12,7 @@ from numbered_text import WORDS, numbered_documents
 from transformers import AlbertConfig, AlbertForPreTraining
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.objectives import DataCollatorForMaskedLMWithSentenceOrder, MaskedLMWithSentenceOrder
+from hf_ctxmodels.objectives import MaskedLMWithSentenceOrder
 from hf_ctxmodels.objectives.masking import IGNORE_INDEX
 from hf_ctxmodels.objectives.sentence_order import IN_ORDER, SWAPPED, OneSegment
 from hf_ctxmodels.objectives.tokenized_documents import sentence_chunks
@@ -152,21 +152,6 @@ def test_only_random_segments_need_a_second_document(tokenizer):
         pairs(tokenizer, [[5, 6, 7]], one_segment="random")
 
 
-def test_pairs_depend_on_seed_and_pass_alone(tokenizer):
-    documents, _ = numbered_documents([[4] * 20] * 5)
-
-    def rows(seed, pass_index):
-        objective = MaskedLMWithSentenceOrder(tokenizer, max_length=24, seed=seed, ngram=3)
-        return [
-            (row["input_ids"].tolist(), row["sentence_order_label"])
-            for row in objective.examples(iter(documents), pass_index)
-        ]
-
-    assert rows(1, 0) == rows(1, 0)
-    assert rows(1, 0) != rows(1, 1)
-    assert rows(1, 0) != rows(2, 0)
-
-
 @pytest.mark.parametrize("ngram", [1, 3])
 def test_batches_name_what_the_head_takes(tokenizer, ngram):
     shape = [[4] * 6, [3], [5, 5, 9]]
@@ -189,27 +174,3 @@ def test_rows_carry_the_words_that_runs_are_made_of(tokenizer):
     for row in examples:
         special = np.isin(row["input_ids"], [CLS, SEP])
         assert ((row["word_ids"] == -1) == special).all()
-
-
-@pytest.mark.parametrize("missing", ["token_type_ids", "sentence_order_label"])
-def test_a_feature_that_is_no_pair_is_refused(tokenizer, missing):
-    feature = {"input_ids": [2, 7, 3, 8, 3], "token_type_ids": [0, 0, 0, 1, 1], "sentence_order_label": 0}
-    feature |= {"example_index": 0, "epoch": 0}
-    DataCollatorForMaskedLMWithSentenceOrder(tokenizer)([feature])
-    del feature[missing]
-    with pytest.raises(CtxError, match=rf"MaskedLMWithSentenceOrder.*`{missing}`"):
-        DataCollatorForMaskedLMWithSentenceOrder(tokenizer)([feature])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"one_segment": "skip"}, "one_segment='skip'(.|\n)*unlabelled, random, drop"),
-        ({"short_seq_probability": 1.5}, "short_seq_probability=1.5"),
-        ({"max_length": 4}, "leaves no room"),
-        ({"ngram": 0}, "ngram=0"),
-    ],
-)
-def test_impossible_arguments_are_refused(tokenizer, arguments, message):
-    with pytest.raises(CtxError, match=message):
-        MaskedLMWithSentenceOrder(tokenizer, **{"max_length": 24, "seed": 0, **arguments})

@@ -181,7 +181,7 @@ def test_what_is_refused(words: CtxT5Tokenizer, tokenizer) -> None:
     with pytest.raises(CtxError, match=r"example_index"):
         objective.collate([{"input_ids": [5, 6, 7]}])
     for options, reason in (
-        ({"max_length": 2}, "leaves no room"),
+        ({"max_length": 2}, "max_length=2"),
         ({"noise_density": 1.0}, "noise_density=1.0"),
         ({"mean_span_length": 0.5}, "too small"),
         ({"variant": "span"}, r"(?s)variant='span' is unknown.*spans, iid, denoise, prefix-lm"),

@@ -200,18 +200,3 @@ def test_a_document_has_units_of_its_own_in_place_of_those_of_the_file(tokenizer
             list(read)
     with pytest.raises(CtxError, match="has no column 'units'"):
         list(load_documents(str(tmp_path / "units.txt"), units_column="units"))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"pairs": "other"}, "pairs='other'(.|\n)*random, swapped"),
-        ({"unit_rows": 1.5}, "unit_rows=1.5"),
-        ({"mlm_probability": 0.0}, "probability of 0.0"),
-        ({"units": "/nowhere/units.txt"}, "No such file"),
-        ({"whole_word": True}, "'whole_word'"),
-    ],
-)
-def test_impossible_options_are_refused(tokenizer, options, message):
-    with pytest.raises((CtxError, TypeError), match=message):
-        UnitMaskingWithPairs(tokenizer, max_length=24, seed=0, **options)
