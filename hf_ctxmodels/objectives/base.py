@@ -83,6 +83,12 @@ class Objective(PaddingCollator):
     sampling: SamplingPolicy = field(init=False, repr=False)
     """The order of the examples in training; by default shuffled."""
 
+    config_fields: dict[str, Any] = field(init=False, repr=False)
+    """Required fields of the model's configuration; False is also satisfied by a missing field."""
+
+    immutable_config_fields: tuple[str, ...] = field(default=(), init=False, repr=False)
+    """Names of `config_fields` that cannot be changed in a trained model."""
+
     statistics: Counter[str] = field(default_factory=Counter, init=False, repr=False)
     """Counts of `examples` in this process: documents, sentences, tokens, truncated_tokens."""
 
@@ -97,6 +103,7 @@ class Objective(PaddingCollator):
             )
         self.baseline = BaselinePolicy(len(self.tokenizer), self.tokenizer.all_special_ids)
         self.sampling = SamplingPolicy()
+        self.config_fields = {}
 
     @classmethod
     def option_help(cls) -> dict[str, str]:
@@ -108,16 +115,6 @@ class Objective(PaddingCollator):
     def options(self) -> dict[str, Any]:
         """Option name -> value."""
         return {name: getattr(self, name) for name in self.option_help()}
-
-    @property
-    def config_fields(self) -> dict[str, Any]:
-        """Required fields of the model's configuration; False is also satisfied by a missing field."""
-        return {}
-
-    @property
-    def immutable_config_fields(self) -> tuple[str, ...]:
-        """Names of `config_fields` that cannot be changed in a trained model."""
-        return ()
 
     @abstractmethod
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:

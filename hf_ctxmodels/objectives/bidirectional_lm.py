@@ -112,14 +112,9 @@ class BidirectionalLM(DataCollatorForBidirectionalLM, Objective):
         # <unk> and <S> may be targets
         self.baseline = replace(self.baseline, excluded_ids=[int(self.tokenizer.pad_token_id)])
         self.sampling = SamplingPolicy(contiguous=self.carry)
-
-    @property
-    def config_fields(self) -> dict[str, Any]:
-        """Whether the model returns its state; the number of languages that tag words, if any."""
-        fields: dict[str, Any] = {"stateful": self.carry}
+        self.config_fields = {"stateful": self.carry}
         if languages := self.tokenizer.languages:
-            fields |= {"num_characters": self.tokenizer.num_characters, "num_languages": len(languages)}
-        return fields
+            self.config_fields |= {"num_characters": self.tokenizer.num_characters, "num_languages": len(languages)}
 
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
         """Examples with input_ids and unknown_words."""

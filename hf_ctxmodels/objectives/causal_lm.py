@@ -122,16 +122,8 @@ class CausalLM(DataCollatorForCausalLM, Objective):
         self.sampling = SamplingPolicy(contiguous=self.carry)
         default_length = max(-(-self.max_length // 2), round(self.max_length - 2 * self.bptt_deviation))
         self.mean_length = self.bptt or default_length
-
-    @property
-    def config_fields(self) -> dict[str, Any]:
-        """Whether the model returns its state, and its direction."""
-        return {"stateful": self.carry, "backward": self.backward}
-
-    @property
-    def immutable_config_fields(self) -> tuple[str, ...]:
-        """The direction."""
-        return ("backward",)
+        self.config_fields = {"stateful": self.carry, "backward": self.backward}
+        self.immutable_config_fields = ("backward",)
 
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
         """Examples with input_ids and following."""

@@ -258,11 +258,7 @@ class ContinualTasks(DataCollatorForContinualTasks, Objective):
         self.classification_tasks = list(self.classes)
         token_classes = tuple(f"{name}_labels" for name in self.tasks if TASKS[name].classifies_tokens)
         self.baseline = BaselinePolicy(len(self.tokenizer), self.tokenizer.all_special_ids, token_classes=token_classes)
-
-    @property
-    def config_fields(self) -> dict[str, Any]:
-        """The tasks in addition to masked units, with their numbers of classes, and their embeddings."""
-        return {"pretraining_tasks": self.classes, "use_task_id": True}
+        self.config_fields = {"pretraining_tasks": self.classes, "use_task_id": True}
 
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
         """Examples with the columns of the collator; raises CtxError if a label is unknown or a task has none."""

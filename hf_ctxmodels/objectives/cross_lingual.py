@@ -92,7 +92,6 @@ class StreamObjective(Objective):
     examples then have no `langs`.
     """
 
-    immutable_config_fields = ("n_langs", "lang2id")
     language: str = flag("", "Name of the language of texts without a tag, such as texts with a translation.")
 
     def __post_init__(self) -> None:
@@ -100,17 +99,13 @@ class StreamObjective(Objective):
         check_at_least(2, max_length=self.max_length)
         self.end = required_token(self.tokenizer, "eos_token", "separates sentences")
         self.reader = LanguageReader(self.tokenizer, self.language)
-        self.baseline = replace(self.baseline, excluded_ids=[int(self.tokenizer.pad_token_id)])
-
-    @property
-    def config_fields(self) -> dict[str, Any]:
-        """The languages, and whether the model is causal."""
-        names = self.reader.names
-        return {
-            "n_langs": max(1, len(names)),
-            "lang2id": {name: number for number, name in enumerate(names)} or None,
+        self.config_fields = {
+            "n_langs": max(1, len(self.reader.names)),
+            "lang2id": {name: number for number, name in enumerate(self.reader.names)} or None,
             "causal": self.auto_class == "AutoModelForCausalLM",
         }
+        self.immutable_config_fields = ("n_langs", "lang2id")
+        self.baseline = replace(self.baseline, excluded_ids=[int(self.tokenizer.pad_token_id)])
 
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
         """Examples of the streams, see `example`; raises CtxError for a text without language."""

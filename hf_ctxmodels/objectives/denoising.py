@@ -243,11 +243,7 @@ class Denoising(DataCollatorForDenoising, Objective):
         # <s> and </s> are targets
         self.baseline = replace(self.baseline, excluded_ids=[int(self.tokenizer.pad_token_id)])
         self.room = self.template.room(self.max_length)
-
-    @property
-    def config_fields(self) -> dict[str, Any]:
-        """The decoder starts from the end token (the released code moves it to the front)."""
-        return {"decoder_start_token_id": self._end}
+        self.config_fields = {"decoder_start_token_id": self._end}
 
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
         """Examples with input_ids, sentence_starts, and word_ids if words are masked."""

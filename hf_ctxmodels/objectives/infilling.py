@@ -221,11 +221,7 @@ class Infilling(DataCollatorForInfilling, Objective):
             raise CtxError(f"max_length={self.max_length} leaves no room for text.", hint=f"use at least {added + 2}.")
         excluded = {*self.tokenizer.all_special_ids} - {self.tokenizer.sep_token_id, self.tokenizer.unk_token_id}
         self.baseline = replace(self.baseline, excluded_ids=sorted(excluded), column="text_ids")
-
-    @property
-    def config_fields(self) -> dict[str, Any]:
-        """The special tokens of the head."""
-        return generation_config_fields(self.tokenizer, attention_token(self.tokenizer))
+        self.config_fields = generation_config_fields(self.tokenizer, attention_token(self.tokenizer))
 
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
         """Examples with text_ids and word_ids."""

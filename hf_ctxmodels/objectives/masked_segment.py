@@ -199,18 +199,11 @@ class MaskingWithLanguages(Objective):
         self.template = SpecialTokensTemplate(self.tokenizer, segments=1)
         self.room = self.template.room(self.max_length)
         self.reader = LanguageReader(self.tokenizer, self.language)
-        self.baseline = replace(self.baseline, excluded_ids=[int(self.tokenizer.pad_token_id)])
-
-    @property
-    def config_fields(self) -> dict[str, Any]:
-        """The languages, and the first token of a text, from which the decoder starts."""
-        config_fields: dict[str, Any] = {
-            "n_langs": max(1, len(self.reader.names)),
-            "decoder_start_token_id": int(self.template.fill(np.zeros(0, dtype=np.int32))[0]),
-        }
+        first_token = int(self.template.fill(np.zeros(0, dtype=np.int32))[0])
+        self.config_fields = {"n_langs": max(1, len(self.reader.names)), "decoder_start_token_id": first_token}
         if self.reader.is_multilingual:
-            config_fields["lang2id"] = {name: number for number, name in enumerate(self.reader.names)}
-        return config_fields
+            self.config_fields["lang2id"] = {name: number for number, name in enumerate(self.reader.names)}
+        self.baseline = replace(self.baseline, excluded_ids=[int(self.tokenizer.pad_token_id)])
 
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
         """Examples with input_ids, and language with several languages; raises CtxError if all texts are skipped."""

@@ -84,12 +84,8 @@ class NewsFieldsLM(DataCollatorForNewsFieldsLM, Objective):
         self.window_size = self.max_length + 1
         self.field_tokens = {field: self.tokenizer.field_ids(field) for field in NEWS_FIELDS}
         self.baseline = replace(self.baseline, excluded_ids=[int(self.tokenizer.pad_token_id)])
-
-    @property
-    def config_fields(self) -> dict[str, Any]:
-        """Ids of the special tokens of the model's heads."""
-        begin, end = self.field_tokens["article"]
-        return {"bos_token_id": begin, "eos_token_id": end, "classifier_token_id": self.field_tokens["summary"][0]}
+        (begin, end), (classifier, _) = self.field_tokens["article"], self.field_tokens["summary"]
+        self.config_fields = {"bos_token_id": begin, "eos_token_id": end, "classifier_token_id": classifier}
 
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
         """Examples with input_ids and following."""

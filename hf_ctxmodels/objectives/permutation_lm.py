@@ -216,6 +216,8 @@ class PermutationLM(DataCollatorForPermutationLM, Objective):
         if self.reuse_length is not None and not self.memory_length:
             raise CtxError(f"reuse_length={self.reuse_length} needs a memory.", hint="set memory_length as well.")
         self.sampling = SamplingPolicy(contiguous=self.first_block is not None)
+        if self.first_block is not None:
+            self.config_fields = {"mem_len": self.memory_length, "reuse_len": self.first_block, "use_mems_train": True}
         if self.document_end not in ("none", *self.tokenizer.get_vocab()):
             raise CtxError(
                 f"{type(self.tokenizer).__name__} has no token {self.document_end!r} for the end of a document.",
@@ -236,13 +238,6 @@ class PermutationLM(DataCollatorForPermutationLM, Objective):
                 hint=f"use 1 to {self.room - 2}, so that two segments fit after it.",
             )
         return reuse_length
-
-    @property
-    def config_fields(self) -> dict[str, Any]:
-        """The lengths of the memory and of the reused part of an example."""
-        if self.first_block is None:
-            return {}
-        return {"mem_len": self.memory_length, "reuse_len": self.first_block, "use_mems_train": True}
 
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
         """Examples with input_ids, token_type_ids and, with `whole_word`, word_ids; raises CtxError if, with a memory,

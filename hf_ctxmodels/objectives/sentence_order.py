@@ -78,11 +78,7 @@ class MaskedLMWithSentenceOrder(DataCollatorForMaskedLMWithSentenceOrder, Senten
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice(get_args(OneSegment), one_segment=self.one_segment)
-
-    @property
-    def samples_other_documents(self) -> bool:
-        """Whether text with only one segment gets a segment of another document."""
-        return self.one_segment == "random"
+        self.samples_other_documents = self.one_segment == "random"
 
     def segment_pairs(
         self, document: TokenizedDocument, target: int, random_segment: RandomSegment, rng: np.random.Generator

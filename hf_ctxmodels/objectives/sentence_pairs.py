@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
@@ -100,17 +100,14 @@ class SentencePairs(SentencePairCollator, Objective):
 
     auto_class = "AutoModelForPreTraining"
     short_seq_probability: float = flag(0.1, "Share of the documents whose pairs get a random shorter length.")
+    samples_other_documents: bool = field(default=True, init=False, repr=False)
+    """Whether `segment_pairs` may sample a segment of another document, which requires two documents."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_share(short_seq_probability=self.short_seq_probability)
         self.templates = {segments: SpecialTokensTemplate(self.tokenizer, segments) for segments in (1, 2)}
         self.room = self.templates[2].room(self.max_length)
-
-    @property
-    def samples_other_documents(self) -> bool:
-        """Whether `segment_pairs` may sample a segment of another document, which requires two documents."""
-        return True
 
     def prepare(self, document: TokenizedDocument) -> TokenizedDocument:
         """The document from which examples are made; a subclass may group its words."""

@@ -112,11 +112,7 @@ class SentenceTasks(DataCollatorForSentenceTasks, Objective):
         self.sampling = SamplingPolicy(task_column="task", task_periods=periods)
         excluded = {tokenizer.pad_token_id, tokenizer.bos_token_id, *tokenizer.convert_tokens_to_ids(tags)}
         self.baseline = BaselinePolicy(len(tokenizer), sorted(excluded), column="labels")
-
-    @property
-    def config_fields(self) -> dict[str, Any]:
-        """The vocabulary and tasks of the decoders, and the classes of pairs."""
-        return {
+        self.config_fields = {
             "target_vocab_size": self.baseline.num_tokens,
             "decoder_start_token_id": int(self.tokenizer.bos_token_id),
             "eos_token_id": int(self.tokenizer.eos_token_id),

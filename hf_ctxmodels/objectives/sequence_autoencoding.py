@@ -66,11 +66,7 @@ class SequenceAutoencoding(DataCollatorForSequenceAutoencoding, Objective):
         self.end = required_token(self.tokenizer, "eos_token", "ends both copies of a text")
         # <unk> and <eos> may be targets
         self.baseline = replace(self.baseline, excluded_ids=[int(self.tokenizer.pad_token_id)])
-
-    @property
-    def config_fields(self) -> dict[str, Any]:
-        """No carried state, and the id of the end token."""
-        return {"stateful": False, "eos_token_id": self.end}
+        self.config_fields = {"stateful": False, "eos_token_id": self.end}
 
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
         """Examples with input_ids, including the end token."""

@@ -83,7 +83,7 @@ class SourceTarget(SourceTargetCorruption, Objective):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.head_fields(self.tokenizer)  # raises if a token is missing
+        self.config_fields = self.head_fields(self.tokenizer)
         self.template = SpecialTokensTemplate(self.tokenizer, segments=1)
         self.target_length = self.max_length // 2 if self.max_target_length is None else self.max_target_length
         check_at_least(2, max_target_length=self.target_length)
@@ -95,11 +95,6 @@ class SourceTarget(SourceTargetCorruption, Objective):
             )
         excluded = {*self.tokenizer.all_special_ids} - {self.tokenizer.sep_token_id, self.tokenizer.unk_token_id}
         self.baseline = replace(self.baseline, excluded_ids=sorted(excluded), column="target_ids")
-
-    @property
-    def config_fields(self) -> dict[str, Any]:
-        """The special tokens of the head."""
-        return self.head_fields(self.tokenizer)
 
     @classmethod
     def head_fields(cls, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:

@@ -123,15 +123,11 @@ class SpanBoundary(DataCollatorForSpanBoundary, SingleSegmentObjective):
 
     auto_class = "AutoModelForPreTraining"
 
-    @property
-    def config_fields(self) -> dict[str, Any]:
-        """The size of the boundary head's position embeddings."""
-        return {"max_pair_targets": self.max_pair_targets} if self.boundary else {}
-
-    @property
-    def immutable_config_fields(self) -> tuple[str, ...]:
-        """The size of the boundary head's position embeddings."""
-        return tuple(self.config_fields)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # the size of the boundary head's position embeddings
+        self.config_fields = {"max_pair_targets": self.max_pair_targets} if self.boundary else {}
+        self.immutable_config_fields = tuple(self.config_fields)
 
     def sequences(self, documents: Iterable[list[str]], pass_index: int) -> Iterator[Example]:
         """The examples before packing, with replacement_ids for `corpus_replacements`."""

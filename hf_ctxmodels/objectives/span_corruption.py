@@ -182,11 +182,7 @@ class SpanCorruption(DataCollatorForSpanCorruption, Objective):
         self.baseline = BaselinePolicy(
             len(self.tokenizer), [int(self.tokenizer.pad_token_id)], token_classes=("labels",)
         )
-
-    @property
-    def config_fields(self) -> dict[str, Any]:
-        """The end token of generation, and its start token, the padding token."""
-        return {"eos_token_id": self.end, "decoder_start_token_id": int(self.tokenizer.pad_token_id)}
+        self.config_fields = {"eos_token_id": self.end, "decoder_start_token_id": int(self.tokenizer.pad_token_id)}
 
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
         """Examples with input_ids; raises CtxError for a text that contains a sentinel."""

@@ -156,11 +156,7 @@ class MaskedLMWithStructure(DataCollatorForMaskedLMWithStructure, SentencePairs)
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice(SENTENCE_TASKS, sentence_task=self.sentence_task)
-
-    @property
-    def samples_other_documents(self) -> bool:
-        """Whether there is a sentence task."""
-        return self.sentence_task != "none"
+        self.samples_other_documents = self.sentence_task != "none"
 
     def segment_pairs(
         self, document: TokenizedDocument, target: int, random_segment: RandomSegment, rng: np.random.Generator

@@ -60,11 +60,7 @@ class Translation(DataCollatorForTranslation, Objective):
             )
         excluded = {tokenizer.target_pad_token_id, tokenizer.target_start_id} - {tokenizer.target_end_id}
         self.baseline = BaselinePolicy(len(tokenizer.target_words), sorted(excluded), column="labels")
-
-    @property
-    def config_fields(self) -> dict[str, Any]:
-        """The size, special tokens and languages of the target vocabulary."""
-        return target_vocabulary_config(self.tokenizer)
+        self.config_fields = target_vocabulary_config(self.tokenizer)
 
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
         """Examples with input_ids and labels; raises CtxError for a document that is not a `TranslatedText`."""

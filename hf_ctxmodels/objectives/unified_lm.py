@@ -91,16 +91,8 @@ class UnifiedLM(DataCollatorForUnifiedLM, SentencePairs):
         if self.shares.min() < 0 or abs(self.shares.sum() - 1) > 1e-6:
             shares = ", ".join(f"{pattern}={share:g}" for pattern, share in zip(ATTENTION_PATTERNS, self.shares))
             raise CtxError(f"{shares} are not shares of a whole.", hint="use non-negative numbers with a sum of 1.")
-
-    @property
-    def config_fields(self) -> dict[str, Any]:
-        """The special tokens of the sequence-to-sequence head."""
-        return generation_config_fields(self.tokenizer, self.tokenizer.mask_token_id)
-
-    @property
-    def samples_other_documents(self) -> bool:
-        """Whether there are bidirectional pairs."""
-        return bool(self.shares[0] > 0)
+        self.samples_other_documents = bool(self.shares[0] > 0)
+        self.config_fields = generation_config_fields(self.tokenizer, self.tokenizer.mask_token_id)
 
     def segment_pairs(
         self, document: TokenizedDocument, target: int, random_segment: RandomSegment, rng: np.random.Generator

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -87,16 +87,8 @@ class UnitMaskingWithPairs(DataCollatorForUnitMaskingWithPairs, SentencePairs):
         super().__post_init__()
         check_choice(get_args(Pairs), pairs=self.pairs)
         self.phrases = Phrases.from_file(self.tokenizer, self.units)
-
-    @property
-    def config_fields(self) -> dict[str, Any]:
-        """The task in addition to masked units."""
-        return {"pretraining_tasks": {"next_sentence": 2}}
-
-    @property
-    def samples_other_documents(self) -> bool:
-        """Whether negative pairs have a segment of another document."""
-        return self.pairs == "random"
+        self.samples_other_documents = self.pairs == "random"
+        self.config_fields = {"pretraining_tasks": {"next_sentence": 2}}
 
     def prepare(self, document: TokenizedDocument) -> TokenizedDocument:
         """The document with phrases as units."""

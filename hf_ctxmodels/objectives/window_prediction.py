@@ -163,12 +163,8 @@ class WindowPrediction(DataCollatorForWindowPrediction, Objective):
         super().__post_init__()
         check_at_least(1, negative=self.negative)
         self.baseline = replace(self.baseline, scores=self._frequency_scores)
-
-    @property
-    def config_fields(self) -> dict[str, Any]:
-        """The model's architecture, loss, maximum window and number of negatives."""
         names = ("architecture", "output", "window", "negative")
-        return {name: getattr(self, name) for name in names}
+        self.config_fields = {name: getattr(self, name) for name in names}
 
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
         """Examples with input_ids. A single remaining word, which has no context, is skipped."""
