@@ -1,4 +1,7 @@
-"""The demo corpus: test data of the package gensim, so that a first run needs no network."""
+"""The demo corpus: test data of the package gensim, so that a first run needs no network.
+
+All functions raise CtxError if gensim is not installed.
+"""
 
 import bz2
 import html
@@ -34,10 +37,8 @@ def demo_file(name: str) -> Path:
 
 
 def demo_documents() -> Iterator[list[str]]:
-    """Documents as lists of paragraphs: 299 news stories, then the articles of a shortened Wikipedia dump.
-
-    About 60,000 and 380,000 words. Raises CtxError if gensim is not installed.
-    """
+    """Documents as lists of paragraphs: 299 news stories (60,000 words), then the articles of a shortened Wikipedia
+    dump (380,000 words)."""
     for line in demo_file(NEWS).read_text(encoding="utf-8").splitlines():
         yield [line]
     for _, paragraphs in demo_articles():
@@ -45,10 +46,7 @@ def demo_documents() -> Iterator[list[str]]:
 
 
 def demo_articles() -> Iterator[tuple[str, list[str]]]:
-    """Title and paragraphs of the 102 Wikipedia articles with running text.
-
-    Raises CtxError if gensim is not installed.
-    """
+    """Title and paragraphs of the 102 Wikipedia articles with running text."""
     path = demo_file(WIKIPEDIA)
     from gensim.corpora.wikicorpus import extract_pages, filter_wiki
 
@@ -65,7 +63,7 @@ def rated_stories() -> tuple[list[str], np.ndarray]:
     """50 news stories, and human similarity ratings of all pairs: (50, 50) means from 0 to 1.
 
     From Lee, Pincombe & Welsh 2005, "An empirical evaluation of models of text document similarity". The matrix is
-    symmetric, with ones on the diagonal. Raises CtxError if gensim is not installed.
+    symmetric, with ones on the diagonal.
     """
     stories = demo_file(RATED_NEWS).read_text(encoding="windows-1252").splitlines()
     upper = np.triu(np.loadtxt(demo_file(RATINGS)), 1)
@@ -73,10 +71,7 @@ def rated_stories() -> tuple[list[str], np.ndarray]:
 
 
 def rated_words() -> list[tuple[str, str, float]]:
-    """Pairs of words with human similarity ratings from 0 to 10: WordSim-353 (Finkelstein et al. 2002).
-
-    Raises CtxError if gensim is not installed.
-    """
+    """Pairs of words with human similarity ratings from 0 to 10: WordSim-353 (Finkelstein et al. 2002)."""
     lines = demo_file(WORD_PAIRS).read_text(encoding="utf-8").splitlines()
     rows = [line.split("\t") for line in lines if not line.startswith("#")]
     return [(first, second, float(rating)) for first, second, rating in rows]

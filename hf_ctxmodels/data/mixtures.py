@@ -226,11 +226,6 @@ class EpochMixture(Mixture):
 class ShuffledMixture(EpochMixture):
     """All steps of all datasets, shuffled: an epoch is a pass over every dataset (Liu et al. 2019, arXiv 1901.11504,
     algorithm 1).
-
-    Example:
-        >>> mixture = ShuffledMixture([[{"a": 1}] * 6, [{"a": 2}] * 2], step_size=2)
-        >>> sorted(mixture.order(epoch=0, seed=0).tolist())
-        [0, 0, 0, 1]
     """
 
     def order(self, epoch: int, seed: int) -> np.ndarray:
@@ -244,10 +239,6 @@ class ReweightedMixture(EpochMixture):
 
     Args:
         alphas: The exponent of each epoch; later epochs have the last one. 1 is proportional to the sizes, 0 equal.
-
-    Example:
-        >>> ReweightedMixture.annealed([[{"a": 1}] * 4, [{"a": 2}]], step_size=1, epochs=3).alphas
-        [1.0, 0.6, 0.2]
     """
 
     def __init__(self, datasets: Sequence[Any], step_size: int, alphas: Sequence[float]) -> None:

@@ -31,7 +31,8 @@ def required_token(tokenizer: PreTrainedTokenizerBase, name: str, use: str) -> i
 class PaddingCollator(ABC):
     """Base class of all collators; an instance is a `data_collator` of `transformers.Trainer`.
 
-    The tokenizer defines the padding token and side; raises CtxError if it has no padding token.
+    The tokenizer defines the padding token and side; raises CtxError if it has no padding token. Collators that sample
+    require the columns `example_index` and `epoch`, integers that seed the random numbers of a feature.
     """
 
     tokenizer: PreTrainedTokenizerBase = field(repr=False)

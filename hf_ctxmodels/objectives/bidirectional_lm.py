@@ -29,7 +29,6 @@ class DataCollatorForBidirectionalLM(PaddingCollator):
     Each feature holds:
         input_ids: (words,) vocabulary ids, including sentence boundaries.
         unknown_words: The words outside the vocabulary, see `encode_words`.
-        example_index, epoch: Integers that seed the sampling of `negatives`.
 
     Returns, padded on the tokenizer's side:
         input_ids: (batch, words, characters).

@@ -121,7 +121,6 @@ class DataCollatorForContinualTasks(MaskingCollator):
         input_ids, token_type_ids, word_ids: (tokens,); word_ids are the numbers of units, -1 for none.
         token_targets: (tokens,) class of each token, -100 for none.
         target: Class of the example, -100 for none.
-        example_index, epoch: Integers that seed the mask.
 
     Returns: input_ids, attention_mask, token_type_ids, task_type_ids, the type of the task, and labels (batch, width);
         and for each task `<task>_labels`, (batch, width) or (batch,), -100 in the examples of other tasks.

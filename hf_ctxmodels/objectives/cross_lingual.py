@@ -177,7 +177,6 @@ class DataCollatorForStreamMaskedLM(PaddingCollator):
 
     Each feature holds:
         input_ids: (tokens,).
-        example_index, epoch: Integers that seed the mask.
         langs: (tokens,), optional.
         second: Optional, the column at which positions restart at 0; 0 for none.
 

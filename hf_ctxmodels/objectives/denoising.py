@@ -36,7 +36,6 @@ class DataCollatorForDenoising(PaddingCollator):
 
     Each feature holds:
         input_ids: (tokens,) with special tokens.
-        example_index, epoch: Integers that seed the corruption.
         word_ids: (tokens,), for words and spans of words; None or -1 for special tokens.
         sentence_starts: (tokens,), not 0 at the first token of a sentence; not required with `full_stops`, nor without
             `permute_sentences`.
@@ -260,8 +259,7 @@ class Denoising(DataCollatorForDenoising, Objective):
         return {**count_targets(batch, self.tokenizer.unk_token_id), "masks": masks}
 
     def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
-        """Rates of `target_rates`, the share of mask tokens in the sources, and the length of sources relative to
-        targets."""
+        """Rates of `target_rates`, the share of mask tokens in the sources, and their length relative to targets."""
         return {
             **target_rates(counts),
             "target_fill": counts["targets"] / max(1, counts["target_positions"]),

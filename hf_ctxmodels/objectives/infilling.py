@@ -103,8 +103,7 @@ class DataCollatorForNoisySequenceToSequence(SourceTargetCorruption):
         return {**counts, "read_targets": int(is_read.sum()), "changed_targets": changed}
 
     def rates(self, counts: Mapping[str, int]) -> dict[str, float]:
-        """Rates of `target_rates`; `changed_share` is the share of replaced tokens among those that the decoder
-        reads."""
+        """Rates of `target_rates`, and the share of replaced tokens among those that the decoder reads."""
         return {**target_rates(counts), "changed_share": counts["changed_targets"] / max(1, counts["read_targets"])}
 
 
@@ -141,7 +140,6 @@ class DataCollatorForInfilling(DataCollatorForNoisySequenceToSequence):
     Each feature holds:
         text_ids: (tokens,) without special tokens.
         word_ids: (tokens,) numbers of the words.
-        example_index, epoch: Integers that seed fragments, spans and noise.
 
     Returns: what `DataCollatorForNoisySequenceToSequence` returns; the source is the remaining text. Spans end at the
     end of a fragment.

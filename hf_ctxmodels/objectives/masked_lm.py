@@ -82,7 +82,6 @@ class DataCollatorForMaskedLM(MaskingCollator):
 
     Each feature holds:
         input_ids: (tokens,) with special tokens.
-        example_index, epoch: Integers that seed the mask.
         word_ids: (tokens,), required with `whole_word` or `ngram`; None or -1 for special tokens.
         attention_mask, token_type_ids, sequence_ids: (tokens,), optional, padded and returned.
 

@@ -47,7 +47,6 @@ class DataCollatorForMaskedSegment(PaddingCollator):
 
     Each feature holds:
         input_ids: (tokens,) with special tokens.
-        example_index, epoch: Integers that seed the masks.
         language: Optional, the language id.
 
     Returns: input_ids, attention_mask (batch, width); labels (batch, steps), the tokens of the segments, -100 after
@@ -288,7 +287,6 @@ class DataCollatorForMaskedTranslation(DataCollatorForMaskedSegment):
     Each feature holds:
         input_ids: (tokens,) of the source, with special tokens.
         target_ids: (tokens,) of the target, with special tokens, one of them at its beginning.
-        example_index, epoch: Integers that seed the masks.
         language, target_language: Optional, the ids of both languages.
 
     Returns: input_ids, attention_mask, cross_attention_mask and langs as there; labels, decoder_input_ids (batch,

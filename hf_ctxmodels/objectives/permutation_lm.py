@@ -56,7 +56,6 @@ class DataCollatorForPermutationLM(PaddingCollator):
 
     Each feature holds:
         input_ids: (tokens,) with special tokens; any length.
-        example_index, epoch: Integers that seed targets and order.
         word_ids: (tokens,), required with `whole_word`; None or -1 for special tokens.
         attention_mask, token_type_ids: (tokens,), optional, padded and returned.
 

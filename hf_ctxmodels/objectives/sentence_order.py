@@ -29,8 +29,7 @@ OneSegment = Literal["unlabelled", "random", "drop"]
 class DataCollatorForMaskedLMWithSentenceOrder(SentencePairCollator):
     """Masks pairs as `DataCollatorForMaskedLM` does and adds `sentence_order_label`.
 
-    Each feature holds, in addition to the columns of `DataCollatorForMaskedLM`:
-        token_type_ids: (tokens,), 0 for the first segment and 1 for the second.
+    Each feature holds, in addition to the columns of `SentencePairCollator`:
         sentence_order_label: 0 when the segments are in order, 1 when they are swapped, -100 for an example of one
             segment, which has no order; returned as (batch,).
     """

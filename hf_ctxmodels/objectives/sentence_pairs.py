@@ -21,7 +21,10 @@ from hf_ctxmodels.objectives.tokenized_documents import SpecialTokensTemplate, T
 
 @dataclass
 class SentencePairCollator(MaskingCollator):
-    """Base class of collators that mask pairs as `DataCollatorForMaskedLM` does and add the label of the pair."""
+    """Base class of collators that mask pairs as `DataCollatorForMaskedLM` does and add the label of the pair.
+
+    Features hold the columns of `DataCollatorForMaskedLM`, token_type_ids (tokens,) and the label.
+    """
 
     label: ClassVar[str]
     """Name of the pair's label, as a feature and as an argument of the head."""
@@ -203,8 +206,7 @@ CONTINUATION, RANDOM = 0, 1
 class DataCollatorForMaskedLMWithNextSentence(SentencePairCollator):
     """Masks pairs as `DataCollatorForMaskedLM` does and adds `next_sentence_label`.
 
-    Each feature holds, in addition to the columns of `DataCollatorForMaskedLM`:
-        token_type_ids: (tokens,), 0 for the first segment and 1 for the second.
+    Each feature holds, in addition to the columns of `SentencePairCollator`:
         next_sentence_label: 0 when the second segment continues the first, 1 when it is random; returned as (batch,).
     """
 

@@ -33,7 +33,6 @@ class SourceTargetCorruption(PaddingCollator):
     Each feature holds:
         input_ids: (tokens,) of the source, with special tokens.
         target_ids: (tokens,) of the target, including its end token.
-        example_index, epoch: Integers that seed the corruption.
         target_word_ids: (tokens,), required for whole words.
     """
 

@@ -33,7 +33,7 @@ class DataCollatorForSpanBoundary(MaskingCollator):
     [SEP]) has none: both boundaries, the tokens before and after the span, must be tokens of the text.
 
     Each feature holds:
-        input_ids, example_index, epoch: As in `DataCollatorForMaskedLM`.
+        input_ids: As in `DataCollatorForMaskedLM`.
         word_ids: (tokens,); None or -1 for special tokens.
         replacement_ids: With `corpus_replacements`, ids sampled from the text, from which random tokens are sampled.
         attention_mask, token_type_ids, sequence_ids: (tokens,), optional, padded and returned.

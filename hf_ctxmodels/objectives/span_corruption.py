@@ -28,7 +28,6 @@ class DataCollatorForSpanCorruption(SourceTargetCollator):
 
     Each feature holds:
         input_ids: (tokens,) of text, without special tokens.
-        example_index, epoch: Integers that seed the noise.
 
     Returns: input_ids, attention_mask (batch, width), padded on the tokenizer's side; labels (batch, steps), -100 after
         the end of a target. The end token follows every input and every target.

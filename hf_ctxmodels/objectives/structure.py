@@ -40,8 +40,7 @@ class DataCollatorForMaskedLMWithStructure(SentencePairCollator):
     all permutations, including the identity, are equally likely. All tokens of a sampled n-gram are targets: the
     original token at each position, even if the permutation does not move it.
 
-    Each feature holds, in addition to the columns of `DataCollatorForMaskedLM`:
-        token_type_ids: (tokens,), 0 for the first segment and 1 for the second.
+    Each feature holds, in addition to the columns of `SentencePairCollator`:
         sentence_label: 0 when the second segment follows the first, 1 when it precedes it, 2 when it is of another
             document, -100 without a sentence task.
 

@@ -33,7 +33,6 @@ class DataCollatorForUnitMaskingWithPairs(SentencePairCollator):
 
     Each feature holds, in addition to the columns of `DataCollatorForMaskedLM`:
         word_ids: (tokens,) numbers of units; -1 for special tokens.
-        token_type_ids: (tokens,), 0 for the first segment and 1 for the second.
         next_sentence_labels: 0 when the second segment follows the first, 1 when not, -100 for one segment;
             returned as (batch,).
     """

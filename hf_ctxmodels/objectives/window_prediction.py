@@ -40,7 +40,6 @@ class DataCollatorForWindowPrediction(PaddingCollator):
 
     Each feature holds:
         input_ids: (words,) without special tokens.
-        example_index, epoch: Integers that seed the sampling.
 
     Returns, with a width that is a multiple of `block`:
         input_ids, attention_mask: (rows, width).
