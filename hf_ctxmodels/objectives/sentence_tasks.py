@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,6 @@ from hf_ctxmodels.objectives.tokenized_documents import document_batches
 
 SKIP_THOUGHT, RELATIONS = "skip-thought", "relations"
 NEXT, PREVIOUS = "next", "previous"
-_EMPTY = np.zeros(0, dtype=np.int32)
 
 
 @dataclass
@@ -143,15 +143,16 @@ class SentenceTasks(DataCollatorForSentenceTasks, Objective):
     def _skip_thoughts(self, documents: Sequence[list[str]]) -> Iterator[Example]:
         if SKIP_THOUGHT not in self.task_names:
             return
-        encoded = self._encode([sentence for document in documents for sentence in document])
-        start = 0
+        encoded = iter(self._encode([sentence for document in documents for sentence in document]))
         for document in documents:
-            sentences = encoded[start : start + len(document)]
-            start += len(document)
+            sentences = list(islice(encoded, len(document)))
             for number, sentence in enumerate(sentences):
                 for name, neighbour in ((NEXT, number + 1), (PREVIOUS, number - 1)):
                     if 0 <= neighbour < len(sentences):
-                        yield self._example(SKIP_THOUGHT, sentence, labels=sentences[neighbour], decoder=name)
+                        decoder = self.decoder_tasks.index(name)
+                        yield self._example(
+                            SKIP_THOUGHT, sentence, labels=sentences[neighbour], target_language=decoder
+                        )
 
     def _translations(self, documents: Sequence[TranslatedText]) -> Iterator[Example]:
         tags = self.tokenizer.languages
@@ -169,7 +170,7 @@ class SentenceTasks(DataCollatorForSentenceTasks, Objective):
         sources = self._encode([text for _, text, _ in translations])
         targets = self._encode([target for _, _, target in translations])
         for (tag, _, _), source, labels in zip(translations, sources, targets, strict=True):
-            yield self._example(tag, source, labels=labels, decoder=tag)
+            yield self._example(tag, source, labels=labels, target_language=self.decoder_tasks.index(tag))
 
     def _relations(self, documents: Sequence[LabelledPair]) -> Iterator[Example]:
         if RELATIONS not in self.task_names:
@@ -182,7 +183,7 @@ class SentenceTasks(DataCollatorForSentenceTasks, Objective):
                     f"The label {document.label!r} is not among {', '.join(self.relation_labels)}.",
                     hint="list all labels: --objective sentence-tasks:relations=...",
                 )
-            yield self._example(RELATIONS, first, second=second, relation=self.relation_labels.index(label))
+            yield self._example(RELATIONS, first, second_ids=second, relation=self.relation_labels.index(label))
 
     def _encode(self, texts: list[str]) -> list[np.ndarray]:
         """(tokens,) ids of each text, including its end."""
@@ -193,24 +194,10 @@ class SentenceTasks(DataCollatorForSentenceTasks, Objective):
         self.statistics.update(sentences=len(encoded), tokens=sum(map(len, encoded)))
         return encoded
 
-    def _example(
-        self,
-        task: str,
-        first: np.ndarray,
-        *,
-        second: np.ndarray = _EMPTY,
-        labels: np.ndarray = _EMPTY,
-        decoder: str | None = None,
-        relation: int = IGNORE_INDEX,
-    ) -> Example:
-        return {
-            "task": self.task_names.index(task),
-            "input_ids": first,
-            "second_ids": second,
-            "labels": labels,
-            "target_language": 0 if decoder is None else self.decoder_tasks.index(decoder),
-            "relation": relation,
-        }
+    def _example(self, task: str, ids: np.ndarray, **columns: np.ndarray | int) -> Example:
+        absent: Example = {"target_language": 0, "relation": IGNORE_INDEX}
+        absent |= {name: np.zeros(0, dtype=np.int32) for name in ("second_ids", "labels")}
+        return {"task": self.task_names.index(task), "input_ids": ids, **absent, **columns}
 
     def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, int]:
         """Counts of `count_targets`, examples of each decoder, and labelled pairs."""
