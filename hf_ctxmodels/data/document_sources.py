@@ -168,7 +168,15 @@ def _open(
     path = Path(dataset).expanduser()
     table, equals, pair_columns = dataset.rpartition("=")
     if equals and not path.exists():
-        return _open_pairs(Path(table).expanduser(), pair_columns.split(","))
+        path, names = Path(table).expanduser(), pair_columns.split(",")
+        if len(names) != 3:
+            raise CtxError(
+                f"{len(names)} columns: {', '.join(names)}.",
+                location=str(path),
+                hint="name the columns of two texts and a label: FILE=FIRST,SECOND,LABEL.",
+            )
+        check_file(path)
+        return path.name, partial(_labelled_pairs, path, names)
     is_pattern = has_magic(dataset) and not path.exists()
     if is_pattern or (not path.is_dir() and (path.is_file() or file_suffix(path) in FILE_SUFFIXES)):
         name, files = _match_files(dataset, FILE_SUFFIXES, "use such a file, a directory, a Hub id, or `demo`")
@@ -202,18 +210,6 @@ def _match_files(dataset: str, suffixes: Sequence[str], hint: str) -> tuple[str,
             )
         check_file(file)
     return dataset if is_pattern else path.name, files or [path]
-
-
-def _open_pairs(path: Path, columns: Sequence[str]) -> tuple[str, Reader]:
-    """The name of a table of pairs, and its reader."""
-    if len(columns) != 3:
-        raise CtxError(
-            f"{len(columns)} columns: {', '.join(columns)}.",
-            location=str(path),
-            hint="name the columns of two texts and a label: FILE=FIRST,SECOND,LABEL.",
-        )
-    check_file(path)
-    return path.name, partial(_labelled_pairs, path, columns)
 
 
 def _labelled_pairs(path: Path, columns: Sequence[str]) -> Iterator[list[str]]:

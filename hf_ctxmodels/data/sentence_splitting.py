@@ -45,17 +45,13 @@ def split_sentences(paragraph: str) -> list[str]:
     for match in _END.finditer(paragraph):
         following = match["next"]
         if following:
-            continued = following.islower() if has_capitals else _is_ellipsis(match[0])
+            continued = following.islower() if has_capitals else match[0].startswith(("..", "…"))
             if continued or _ends_in_abbreviation(paragraph[start : match.end()]):
                 continue
         sentences.append(paragraph[start : match.end()].strip())
         start = match.end()
     sentences.append(paragraph[start:].strip())
     return [sentence for sentence in sentences if sentence]
-
-
-def _is_ellipsis(marks: str) -> bool:
-    return marks.startswith(("..", "…"))
 
 
 def _ends_in_abbreviation(text: str) -> bool:

@@ -51,8 +51,8 @@ def build_training_set(
         documents: Read once, or once per epoch when streaming.
         policy: The objective's policy; several tasks cannot be streamed.
         streaming: Make the examples during training, for text that exceeds memory.
-        alpha: Exponent of sampling the sources of the documents (see the module); None for all text once
-            per epoch.
+        alpha: Exponent of sampling the sources of the documents, one per language (see the module): examples of a small
+            language are repeated, in a new order and with new masks in every pass. None for all text once per epoch.
         seed: Seed of sampling a stream by `alpha`.
     """
     if alpha is not None:
@@ -63,7 +63,15 @@ def build_training_set(
                 location="--sampling_alpha",
                 hint="omit it, or disable the memory of the model (memory_length=0, carry=false).",
             )
-        return _multilingual_training_set(documents, objective, alpha, seed, streaming)
+        sources = _split_sources(documents)
+        if streaming:
+            probabilities = sampling_probabilities([_count_sentences(source) for source in sources], alpha)
+            return SampledStream([DocumentStream(source, objective) for source in sources], probabilities, seed)
+        datasets, sizes = [], []
+        for source in sources:
+            sizes.append(0)
+            datasets.append(ExampleSet.build(objective.examples(_counted(source, sizes))))
+        return SampledMixture(datasets, probabilities=sampling_probabilities(sizes, alpha), is_per_example=True)
     if policy.task_column is not None and streaming:
         raise CtxError(
             "The objective samples a task for each step, which requires all examples in memory.",
@@ -89,25 +97,6 @@ def sampling_probabilities(sizes: Sequence[float] | np.ndarray, alpha: float) ->
         raise CtxError(f"sampling_alpha={alpha} is out of range.", hint="use 0 (equal shares) to 1 (as in the text).")
     weights = (np.asarray(sizes, dtype=np.float64) / np.sum(sizes)) ** alpha
     return weights / weights.sum()
-
-
-def _multilingual_training_set(
-    documents: Iterable[list[str]], objective: ExampleBuilder, alpha: float, seed: int, streaming: bool
-) -> SampledMixture | SampledStream:
-    """Examples of several sources, one per language, sampled by `alpha`.
-
-    Examples of a small language are repeated, in a new order and with new masks in every pass; the examples of a large
-    one are used over several epochs. When streaming, documents are read once to count sentences.
-    """
-    sources = _split_sources(documents)
-    if streaming:
-        probabilities = sampling_probabilities([_count_sentences(source) for source in sources], alpha)
-        return SampledStream([DocumentStream(source, objective) for source in sources], probabilities, seed)
-    datasets, sizes = [], []
-    for source in sources:
-        sizes.append(0)
-        datasets.append(ExampleSet.build(objective.examples(_counted(source, sizes))))
-    return SampledMixture(datasets, probabilities=sampling_probabilities(sizes, alpha), is_per_example=True)
 
 
 def _counted(documents: Iterable[list[str]], sizes: list[int]) -> Iterator[list[str]]:

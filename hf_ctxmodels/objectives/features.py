@@ -56,8 +56,7 @@ def feature_generator(
 
 def feature_keys(features: Sequence[Mapping[str, Any]], seed: int, uses: int) -> list[np.ndarray]:
     """(features,) keys of `seeding.uniforms` for each of several uses, from `example_index` and `epoch`."""
-    epochs = [_integer(feature, "epoch") for feature in features]
-    indices = [_integer(feature, "example_index") for feature in features]
+    epochs, indices = ([_integer(feature, name) for feature in features] for name in ("epoch", "example_index"))
     return [row_hashes(seed, epochs, indices, use=use) for use in range(uses)]
 
 

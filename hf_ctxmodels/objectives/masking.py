@@ -90,13 +90,6 @@ class MaskingRule:
         spans = place_spans(units, self.ngram_lengths(len(units), rng), self.budget(len(units.positions)), rng)
         return units.in_spans(spans)[: self.max_predictions]
 
-    def select_weighted(self, candidates: np.ndarray, weights: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Positions to predict, sampled one after the other without replacement, with probabilities proportional to
-        the (tokens,) weights of the remaining ones, which are positive at candidates."""
-        positions = np.flatnonzero(candidates)
-        shares = weights[positions] / weights[positions].sum()
-        return positions[rng.choice(len(positions), self.budget(len(positions)), replace=False, p=shares)]
-
     def ngram_lengths(self, count: int, rng: np.random.Generator) -> np.ndarray:
         """(count,) random lengths of runs in words."""
         if self.ngram == 1:
@@ -267,8 +260,11 @@ class TokenMasker:
                 location="mlm_smoothing",
                 hint="omit --streaming and --sampling_alpha, or call collator.masker.set_token_counts(ids).",
             )
-        else:
-            selected = self.rule.select_weighted(candidates, self.weights[ids], rng)
+        else:  # one after the other, with probabilities proportional to the weights of the remaining ones
+            positions = np.flatnonzero(candidates)
+            weights = self.weights[ids[positions]]
+            count = self.rule.budget(len(positions))
+            selected = positions[rng.choice(len(positions), count, replace=False, p=weights / weights.sum())]
         replacements = self.non_special.ids if replacements is None else replacements
         return corrupt(ids, selected, self.rule, self.mask_token_id, replacements, rng)
 

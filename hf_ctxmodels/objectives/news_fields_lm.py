@@ -119,11 +119,11 @@ class NewsFieldsLM(DataCollatorForNewsFieldsLM, Objective):
             for texts in fields:
                 field_ids = {field: next(remaining_ids) for field in texts}
                 if field_ids["article"]:
-                    yield {field: self._enclose(field, ids) for field, ids in field_ids.items()}
-
-    def _enclose(self, field: str, ids: list[int]) -> np.ndarray:
-        begin, end = self.field_tokens[field]
-        return np.array([begin, *ids, end], dtype=np.int32)
+                    tokens = self.field_tokens
+                    yield {
+                        field: np.array([tokens[field][0], *ids, tokens[field][1]], dtype=np.int32)
+                        for field, ids in field_ids.items()
+                    }
 
     def arrange(self, rng: np.random.Generator) -> tuple[list[str], list[str]]:
         """The fields of both parts of an example, whether the article has them or not, as in the released code."""
