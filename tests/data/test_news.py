@@ -69,7 +69,7 @@ def test_what_else_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(CtxError, match=r"Expected a JSON object, got list(.|\n)*news.jsonl:1"):
         read(tmp_path, ["no", "article"])
     (tmp_path / "news.txt").write_text("text")
-    for source, said in ((tmp_path / "news.txt", r"from \.jsonl files"), (tmp_path / "no.jsonl", "No such file")):
+    for source, said in ((tmp_path / "news.txt", r"expected .jsonl"), (tmp_path / "no.jsonl", "No such file")):
         with pytest.raises(CtxError, match=said):
             load_documents(str(source), news_articles=True)
     with pytest.raises(CtxError, match="neither language tags nor translations"):
