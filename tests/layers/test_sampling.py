@@ -11,7 +11,7 @@ from hf_ctxmodels.layers.lm_loss.sampling import (
     sampled_softmax_loss,
     uniforms,
 )
-from hf_ctxmodels.objectives.autoregressive.bidirectional_lm import log_uniform_samples
+from hf_ctxmodels.objectives.bidirectional_lm import log_uniform_samples
 
 COUNT = 1 << 16
 
