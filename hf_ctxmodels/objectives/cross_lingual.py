@@ -1,4 +1,5 @@
-"""Text of several languages as XLM reads it: a stream for each language, cut into sequences (Lample & Conneau 2019)."""
+"""XLM's objectives (Lample & Conneau 2019, section 3): causal and masked language modelling on a stream of text for
+each language, and translation language modelling."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping

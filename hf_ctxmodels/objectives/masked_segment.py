@@ -1,4 +1,4 @@
-"""Masked sequence-to-sequence pretraining (Song et al. 2019, "MASS", section 3.1): generate the masked segment."""
+"""MASS (Song et al. 2019, section 3.1): generate the masked segment of a text, or translate a masked source."""
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,4 +1,5 @@
-"""Masked language modelling on labelled pairs of segments: the base of next-sentence and sentence-order prediction."""
+"""Masked language modelling on labelled pairs of segments, and next-sentence prediction (Devlin et al. 2019, section
+3.1 and appendix A.2)."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
