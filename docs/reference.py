@@ -22,7 +22,7 @@ PACKAGE = hf_ctxmodels.__name__
 # Packages without an API: commands are documented by their flags.
 _NOT_API = ("cli", "__main__")
 # Modules with compiled loops, whose import requires the extra `words`.
-_COMPILED = ("window_kernels", "sgd_kernel", "prefetch", "adagrad_kernel")
+_COMPILED = ("window_kernels", "sgd_kernel", "adagrad_kernel")
 
 
 def objectives() -> dict[type[Objective], list[tuple[str, FamilySpec]]]:

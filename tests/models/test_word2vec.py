@@ -7,8 +7,14 @@ import torch
 from torch import Tensor
 
 from hf_ctxmodels import CtxError
-from hf_ctxmodels.models.word2vec import window_prediction
-from hf_ctxmodels.models.word2vec.window_prediction import Blocks
+from hf_ctxmodels.models.word2vec.window_prediction import (
+    Blocks,
+    TextBatch,
+    build_blocks,
+    sgd_step,
+    sgd_step_by_words,
+    summed_loss,
+)
 
 VOCABULARY, WIDTH, WINDOW, NEGATIVE, DEPTH = 23, 6, 3, 5, 4
 LENGTHS = (12, 7, 1)
@@ -44,21 +50,14 @@ def tables() -> tuple[Tensor, Tensor]:
     return words, outputs
 
 
-def output_arguments(batch: dict[str, Tensor], output: str) -> list[Tensor]:
-    return [batch["negatives"]] if output == "negatives" else [batch["paths"], batch["codes"]]
+def text_batch(batch: dict[str, Tensor], output: str) -> TextBatch:
+    ids, mask, labels, windows = (batch[name] for name in ("input_ids", "attention_mask", "labels", "windows"))
+    arguments = [batch["negatives"]] if output == "negatives" else [batch["paths"], batch["codes"]]
+    return TextBatch(ids, mask == 1, labels, windows, arguments)
 
 
 def grid(batch: dict[str, Tensor], output: str, average: bool) -> Blocks:
-    text = (batch[name] for name in ("input_ids", "attention_mask", "labels", "windows"))
-    centers = window_prediction.split_into_blocks(*text, WINDOW, output_arguments(batch, output), torch.float64)
-    if output == "negatives":
-        return window_prediction.negative_sampling_grid(centers, NEGATIVE, average)
-    return window_prediction.hierarchical_grid(centers, average)
-
-
-def text_batch(batch: dict[str, Tensor], output: str) -> window_prediction.TextBatch:
-    text = (batch[name] for name in ("input_ids", "attention_mask", "labels", "windows"))
-    return window_prediction.TextBatch(*text, output_arguments(batch, output))
+    return build_blocks(text_batch(batch, output), WINDOW, NEGATIVE, average, torch.float64)
 
 
 def log_sigmoid(score: Tensor) -> float:
@@ -99,7 +98,7 @@ def reference_loss(batch: dict[str, Tensor], words: Tensor, outputs: Tensor, out
 @AVERAGE
 @pytest.mark.parametrize("output", ["negatives", "tree"])
 def test_loss_equals_the_sum_over_pairs(batch, tables, output: str, average: bool) -> None:
-    loss = window_prediction.summed_loss(grid(batch, output, average), *tables)
+    loss = summed_loss(grid(batch, output, average), *tables)
     assert float(loss) == pytest.approx(reference_loss(batch, *tables, output, average), rel=1e-6)
 
 
@@ -108,10 +107,10 @@ def test_loss_equals_the_sum_over_pairs(batch, tables, output: str, average: boo
 def test_sgd_step_equals_autograd(batch, tables, output: str, average: bool) -> None:
     blocks = grid(batch, output, average)
     words, outputs = (table.clone().requires_grad_() for table in tables)
-    loss = window_prediction.summed_loss(blocks, words, outputs)
+    loss = summed_loss(blocks, words, outputs)
     loss.backward()
     updated = [table.clone() for table in tables]
-    step_loss = window_prediction.sgd_step(blocks, *updated, rate=0.1)
+    step_loss = sgd_step(blocks, *updated, rate=0.1)
     assert float(step_loss) == pytest.approx(float(loss), rel=1e-5)
     for updated_table, table in zip(updated, (words, outputs), strict=True):
         assert not torch.equal(updated_table, table)
@@ -122,10 +121,10 @@ def test_each_word_of_a_mean_gets_its_whole_gradient(tables) -> None:
     """As in the released code."""
     ids = torch.tensor([[3, 7, 4]])
     labels = torch.tensor([[-100, 7, -100]])
-    centers = window_prediction.split_into_blocks(ids, None, labels, None, 1, [torch.tensor([[[5]]])], torch.float64)
-    blocks = window_prediction.negative_sampling_grid(centers, 1, True)
+    text = TextBatch(ids, ids > 0, labels, torch.ones_like(ids), [torch.tensor([[[5]]])])
+    blocks = build_blocks(text, 1, 1, True, torch.float64)
     words = tables[0].clone().requires_grad_()
-    window_prediction.summed_loss(blocks, words, tables[1]).backward()
+    summed_loss(blocks, words, tables[1]).backward()
     mean = tables[0][[3, 4]].mean(0)
     target, negative = tables[1][7], tables[1][5]
     expected = (torch.sigmoid(mean @ target) - 1) * target + torch.sigmoid(mean @ negative) * negative
@@ -145,7 +144,7 @@ def test_blocks_must_divide_the_length(batch) -> None:
 
 def test_large_scores_have_a_finite_loss(batch, tables) -> None:
     huge = [table * 1e4 for table in tables]
-    assert torch.isfinite(window_prediction.sgd_step(grid(batch, "negatives", False), *huge, rate=0.0))
+    assert torch.isfinite(sgd_step(grid(batch, "negatives", False), *huge, rate=0.0))
 
 
 def reference_updates(batch: dict[str, Tensor], words: Tensor, outputs: Tensor, output: str, average: bool) -> float:
@@ -161,7 +160,7 @@ def reference_updates(batch: dict[str, Tensor], words: Tensor, outputs: Tensor, 
             for mask in masks:
                 blocks = grid({**text, "attention_mask": mask}, output, average)
                 if len(blocks):
-                    loss += float(window_prediction.sgd_step(blocks, words, outputs, rate=0.1))
+                    loss += float(sgd_step(blocks, words, outputs, rate=0.1))
     return loss
 
 
@@ -184,7 +183,7 @@ def test_compiled_updates_equal_sgd_steps(batch, tables, output: str, average: b
     expected_loss = reference_updates(batch, *expected, output, average)
     updated = [table.float() for table in tables]
     text = text_batch(batch, output)
-    loss = window_prediction.sgd_step_by_words(text, *updated, 0.1, WINDOW, NEGATIVE, average)
+    loss = sgd_step_by_words(text, *updated, 0.1, NEGATIVE, average)
     assert loss == pytest.approx(expected_loss, rel=1e-4)
     for updated_table, expected_table in zip(updated, expected, strict=True):
         torch.testing.assert_close(updated_table.double(), expected_table, rtol=1e-3, atol=1e-4)
@@ -196,14 +195,12 @@ def test_compiled_updates_with_many_negatives(batch, tables, average: bool) -> N
     batch["negatives"] = random_ids(VOCABULARY, (3, 3, 3000), seed=2)
     text = text_batch(batch, "negatives")
     updated = [table.float() for table in tables]
-    expected = window_prediction.sgd_step(grid(batch, "negatives", average), *tables, rate=0.0)
-    assert window_prediction.sgd_step_by_words(text, *updated, 0.0, WINDOW, NEGATIVE, average) == pytest.approx(
-        float(expected), rel=1e-4
-    )
+    expected = sgd_step(grid(batch, "negatives", average), *tables, rate=0.0)
+    assert sgd_step_by_words(text, *updated, 0.0, NEGATIVE, average) == pytest.approx(float(expected), rel=1e-4)
 
 
 def test_compiled_updates_have_a_finite_loss(batch, tables) -> None:
     pytest.importorskip("numba")
     huge = [(table * 1e4).float() for table in tables]
-    text = window_prediction.TextBatch(batch["input_ids"], None, batch["labels"], None, [batch["negatives"]])
-    assert math.isfinite(window_prediction.sgd_step_by_words(text, *huge, 0.0, WINDOW, NEGATIVE, False))
+    text = text_batch(batch, "negatives")
+    assert math.isfinite(sgd_step_by_words(text, *huge, 0.0, NEGATIVE, False))

@@ -12,14 +12,6 @@ from hf_ctxmodels.models.glove.tokenization_glove import CtxGloveTokenizer
 from hf_ctxmodels.objectives import Cooccurrence
 from hf_ctxmodels.spec import FamilySpec, PublishedCount, ShortTraining, Traits
 
-# 400,000 words; only the sum of both tables is published.
-PUBLISHED = {
-    f"6B, {width}": PublishedCount(
-        {"vocab_size": 400_000, "hidden_size": width, "context_vectors": False}, {"AutoModel": 400_000 * width}
-    )
-    for width in (50, 100, 200, 300)
-}
-
 SPEC = FamilySpec(
     name="glove",
     paper="Pennington, Socher, Manning 2014, GloVe: Global Vectors for Word Representation (EMNLP)",
@@ -33,7 +25,13 @@ SPEC = FamilySpec(
     },
     objectives={"cooccurrence": Cooccurrence},
     sizes=WORD_VECTOR_SIZES,
-    published=PUBLISHED,
+    # 400,000 words; only the sum of both tables is published.
+    published={
+        f"6B, {width}": PublishedCount(
+            {"vocab_size": 400_000, "hidden_size": width, "context_vectors": False}, {"AutoModel": 400_000 * width}
+        )
+        for width in (50, 100, 200, 300)
+    },
     traits=Traits(short_training=ShortTraining(steps=1000)),
 )
 

@@ -33,14 +33,9 @@ def glove_adagrad_kernel(
 ) -> float:
     """Update the tables cell by cell; returns the summed loss, where each cell's loss precedes its update.
 
-    Args:
-        words, contexts: (vocabulary, dim) float32 tables; these and the following six arrays are updated.
-        word_bias, context_bias: (vocabulary, 1).
-        word_squares, context_squares, word_bias_squares, context_bias_squares: AdaGrad's sums of squared gradients.
-        rows, columns: (cells,) ids of word and context.
-        values: (cells,) float32 counts, above 0.
-        x_max, alpha: Parameters of the weighting function.
-        rate: Learning rate.
+    The first eight arrays are updated: (vocabulary, dim) float32 tables, (vocabulary, 1) biases, and AdaGrad's sums of
+    their squared gradients. `rows` and `columns` are the (cells,) ids of words and contexts, `values` their float32
+    counts, above 0.
     """
     loss = 0.0
     for cell in range(len(rows)):

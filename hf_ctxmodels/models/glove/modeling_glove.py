@@ -2,13 +2,12 @@
 
 import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers.utils import ModelOutput
+from transformers.modeling_outputs import MaskedLMOutput
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
@@ -52,22 +51,6 @@ class CtxGloveHeadModel(heads.HeadModel, CtxGlovePreTrainedModel):
     encoder_class = CtxGloveModel
 
 
-@dataclass
-class CtxGloveForPreTrainingOutput(ModelOutput):
-    """Output of `CtxGloveForPreTraining`.
-
-    Attributes:
-        loss: Weighted squared error of the logarithms (equation 8), halved as in the released code; mean over the
-            cells.
-        logits: (batch, length, vocabulary) predicted logarithms of co-occurrence counts; None with `labels`.
-        hidden_states: With `output_hidden_states`; None with `labels`.
-    """
-
-    loss: Tensor | None = None
-    logits: Tensor | None = None
-    hidden_states: tuple[Tensor, ...] | None = None
-
-
 class CtxGloveForPreTraining(CtxGloveHeadModel):
     """Predicts the logarithms of co-occurrence counts (section 3).
 
@@ -103,7 +86,7 @@ class CtxGloveForPreTraining(CtxGloveHeadModel):
         squares: Mapping[str, Tensor] | None = None,
         num_items_in_batch: ItemCounts = None,
         **kwargs: Any,
-    ) -> CtxGloveForPreTrainingOutput:
+    ) -> MaskedLMOutput:
         """Compute the loss with `labels`, otherwise logits.
 
         Args:
@@ -112,6 +95,10 @@ class CtxGloveForPreTraining(CtxGloveHeadModel):
             cooccurrences: (batch, length) counts of the cells, above 0; None for ones.
             learning_rate: Update the vectors in place, and return a loss without gradient.
             squares: With `learning_rate`, AdaGrad's sums of squared gradients by parameter name; updated.
+
+        Returns:
+            The loss is the weighted squared error of the logarithms (equation 8), halved as in the released code, mean
+            over the cells. Logits, (batch, length, vocabulary), are logarithms of co-occurrence counts.
         """
         model: Any = self.base_model
         if input_ids is None:
@@ -122,7 +109,7 @@ class CtxGloveForPreTraining(CtxGloveHeadModel):
             encoded = self.encode(input_ids=input_ids, attention_mask=attention_mask, **kwargs)
             logits = model.word_embeddings(input_ids) @ model.context_embeddings.weight.T
             logits = logits + self.word_bias(input_ids) + self.context_bias.weight[:, 0]
-            return CtxGloveForPreTrainingOutput(logits=logits, hidden_states=encoded.hidden_states)
+            return MaskedLMOutput(logits=logits, hidden_states=encoded.hidden_states)
         output_mask = labels != IGNORE_INDEX
         model.check_encoder_input(input_ids, None, attention_mask, None, output_mask=output_mask)
         check_ids("labels", labels.masked_fill(~output_mask, 0), self.config.vocab_size, "vocab_size")
@@ -136,8 +123,7 @@ class CtxGloveForPreTraining(CtxGloveHeadModel):
             raise CtxError("AdaGrad requires its sums of squared gradients.", hint="pass `squares`.")
         else:
             loss = self._adagrad_step(learning_rate, squares, *cells)
-        loss = mean_over_targets(loss, labels, "labels", num_items_in_batch)
-        return CtxGloveForPreTrainingOutput(loss=loss)
+        return MaskedLMOutput(loss=mean_over_targets(loss, labels, "labels", num_items_in_batch))
 
     def _weighted_squares(self, words: Tensor, contexts: Tensor, values: Tensor) -> Tensor:
         """Half the sum of equation 8, from (cells,) words, contexts and counts."""
@@ -152,24 +138,13 @@ class CtxGloveForPreTraining(CtxGloveHeadModel):
         """AdaGrad on single cells (words, contexts, values); returns the summed loss."""
         kernels = importlib.import_module("hf_ctxmodels.models.glove.adagrad_kernel")  # numba takes a second to import
         tables = dict(self.named_parameters())
-        names = [
-            f"{self.base_model_prefix}.word_embeddings.weight",
-            f"{self.base_model_prefix}.context_embeddings.weight",
-            "word_bias.weight",
-            "context_bias.weight",
-        ]
+        names = [f"glove.{table}_embeddings.weight" for table in ("word", "context")]
+        names += ["word_bias.weight", "context_bias.weight"]
         arrays = [tensors[name].detach().numpy() for tensors in (tables, squares) for name in names]
 
         def update(words: Tensor, contexts: Tensor, values: Tensor) -> Tensor:
-            loss = kernels.glove_adagrad_kernel(
-                *arrays,
-                words.numpy(),
-                contexts.numpy(),
-                values.numpy(),
-                float(self.config.x_max),
-                float(self.config.alpha),
-                np.float32(learning_rate),
-            )
+            parameters = float(self.config.x_max), float(self.config.alpha), np.float32(learning_rate)
+            loss = kernels.glove_adagrad_kernel(*arrays, words.numpy(), contexts.numpy(), values.numpy(), *parameters)
             return torch.tensor(loss, dtype=torch.float32)
 
         return run_in_threads(self.config.update_threads, update, *cells)

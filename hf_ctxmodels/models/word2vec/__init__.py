@@ -12,9 +12,6 @@ from hf_ctxmodels.models.word2vec.tokenization_word2vec import CtxWord2VecTokeni
 from hf_ctxmodels.objectives import ContinuousBagOfWords, SkipGram
 from hf_ctxmodels.spec import FamilySpec, PublishedCount, ShortTraining, Traits
 
-# 3 million words and phrases of news articles; only the input vectors are published.
-PUBLISHED = {"news": PublishedCount({"vocab_size": 3_000_000, "hidden_size": 300}, {"AutoModel": 900_000_000})}
-
 SPEC = FamilySpec(
     name="word2vec",
     paper="Mikolov et al. 2013, Distributed Representations of Words and Phrases and their Compositionality "
@@ -29,7 +26,8 @@ SPEC = FamilySpec(
     },
     objectives={"skip-gram": SkipGram, "cbow": ContinuousBagOfWords},
     sizes=WORD_VECTOR_SIZES,
-    published=PUBLISHED,
+    # 3 million words and phrases of news articles; only the input vectors are published.
+    published={"news": PublishedCount({"vocab_size": 3_000_000, "hidden_size": 300}, {"AutoModel": 900_000_000})},
     traits=Traits(short_training=ShortTraining(steps=2500)),
 )
 

@@ -1,11 +1,10 @@
 """word2vec (Mikolov et al. 2013a, arXiv 1301.3781; 2013b, arXiv 1310.4546): words predicted from their contexts."""
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from transformers.utils import ModelOutput
+from transformers.modeling_outputs import MaskedLMOutput
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
@@ -19,9 +18,16 @@ from hf_ctxmodels.architectures.static_embeddings import (
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_ids, check_tensors
 from hf_ctxmodels.heads import IGNORE_INDEX, ItemCounts, mean_over_targets
-from hf_ctxmodels.models.word2vec import window_prediction
+from hf_ctxmodels.layers.pooling import token_mask
 from hf_ctxmodels.models.word2vec.configuration_word2vec import CtxWord2VecConfig
-from hf_ctxmodels.models.word2vec.window_prediction import Blocks
+from hf_ctxmodels.models.word2vec.window_prediction import (
+    Blocks,
+    TextBatch,
+    build_blocks,
+    sgd_step,
+    sgd_step_by_words,
+    summed_loss,
+)
 
 
 class CtxWord2VecPreTrainedModel(StaticPreTrainedModel):
@@ -40,23 +46,6 @@ class CtxWord2VecHeadModel(heads.HeadModel, CtxWord2VecPreTrainedModel):
     """Base class of the heads on word vectors."""
 
     encoder_class = CtxWord2VecModel
-
-
-@dataclass
-class CtxWord2VecForPreTrainingOutput(ModelOutput):
-    """Output of `CtxWord2VecForPreTraining`.
-
-    Attributes:
-        loss: Cross-entropy in nats, summed over the predictions of a target, mean over the targets. Skip-gram predicts
-            a target once from each context word.
-        logits: (batch, length, vocabulary) scores of each word given the context; None with `labels`, and with
-            hierarchical softmax.
-        hidden_states: With `output_hidden_states`.
-    """
-
-    loss: Tensor | None = None
-    logits: Tensor | None = None
-    hidden_states: tuple[Tensor, ...] | None = None
 
 
 class CtxWord2VecForPreTraining(CtxWord2VecHeadModel):
@@ -90,11 +79,10 @@ class CtxWord2VecForPreTraining(CtxWord2VecHeadModel):
         learning_rate: float | None = None,
         num_items_in_batch: ItemCounts = None,
         **kwargs: Any,
-    ) -> CtxWord2VecForPreTrainingOutput:
+    ) -> MaskedLMOutput:
         """Compute the loss with `labels`, otherwise logits.
 
         Args:
-            input_ids: (batch, length).
             labels: (batch, length) target of each position, predicted from its context in `input_ids`; -100 is
                 ignored.
             windows: (batch, length) number of context words on either side, 1 to `config.window`; None for
@@ -105,32 +93,37 @@ class CtxWord2VecForPreTraining(CtxWord2VecHeadModel):
                 -1 after its end, and the branch at each, 0 or 1.
             learning_rate: Update the vectors in place with this learning rate per prediction, and return a loss without
                 gradient.
+
+        Returns:
+            The loss is the cross-entropy in nats, summed over the predictions of a target, mean over the targets.
+            Skip-gram predicts a target once from each context word. Logits, (batch, length, vocabulary), are scores of
+            each word given the context; None with hierarchical softmax.
         """
         labels = self.validate_token_targets(labels, "labels", input_ids, inputs_embeds)
         check_tensors(windows=windows, negatives=negatives, paths=paths, codes=codes)
         output_mask = None if labels is None else labels != IGNORE_INDEX
-        if labels is not None and learning_rate is not None:
-            self.base_model.check_encoder_input(input_ids, inputs_embeds, attention_mask, None, output_mask=output_mask)
-            if input_ids is None:
-                raise CtxError("Vectors cannot be updated from inputs_embeds.", hint="pass input_ids.")
-            loss = self._sgd_step(learning_rate, input_ids, attention_mask, labels, windows, negatives, paths, codes)
-            return CtxWord2VecForPreTrainingOutput(loss=mean_over_targets(loss, labels, "labels", num_items_in_batch))
         words = self.base_model.check_encoder_input(
             input_ids, inputs_embeds, attention_mask, None, output_mask=output_mask
         )
+        if labels is not None and learning_rate is not None:
+            if input_ids is None:
+                raise CtxError("Vectors cannot be updated from inputs_embeds.", hint="pass input_ids.")
+            text = self.text_batch(input_ids, attention_mask, labels, windows, negatives, paths, codes)
+            loss = mean_over_targets(self._sgd_step(learning_rate, text), labels, "labels", num_items_in_batch)
+            return MaskedLMOutput(loss=loss)
         encoded = self.encode(input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs)
         states = encoded.last_hidden_state
         if labels is None:
             logits = self._logits(states, attention_mask)
-            return CtxWord2VecForPreTrainingOutput(logits=logits, hidden_states=encoded.hidden_states)
+            return MaskedLMOutput(logits=logits, hidden_states=encoded.hidden_states)
         batch, length = words.shape[:2]
         indices = torch.arange(batch * length, device=words.device).view(batch, length)  # of the flattened states
-        blocks = self.blocks(indices, attention_mask, labels, windows, negatives, paths, codes)
-        loss = window_prediction.summed_loss(blocks, states.flatten(0, 1), self.outputs.weight)
+        text = self.text_batch(indices, attention_mask, labels, windows, negatives, paths, codes)
+        loss = summed_loss(self._blocks(text), states.flatten(0, 1), self.outputs.weight)
         loss = mean_over_targets(loss, labels, "labels", num_items_in_batch)
-        return CtxWord2VecForPreTrainingOutput(loss=loss, hidden_states=encoded.hidden_states)
+        return MaskedLMOutput(loss=loss, hidden_states=encoded.hidden_states)
 
-    def blocks(
+    def text_batch(
         self,
         words: Tensor,
         attention_mask: Tensor | None,
@@ -139,90 +132,70 @@ class CtxWord2VecForPreTraining(CtxWord2VecHeadModel):
         negatives: Tensor | None = None,
         paths: Tensor | None = None,
         codes: Tensor | None = None,
-    ) -> Blocks:
-        """Grids of `window_prediction`, from arguments of `forward`."""
-        config, average = self.config, self.config.architecture == "cbow"
-        output_arguments = self.check_prediction(words, labels, windows, negatives, paths, codes)
-        centers = window_prediction.split_into_blocks(
-            words, attention_mask, labels, windows, config.window, output_arguments, self.outputs.weight.dtype
-        )
-        if config.output == "hierarchical-softmax":
-            return window_prediction.hierarchical_grid(centers, average)
-        return window_prediction.negative_sampling_grid(centers, config.negative, average)
-
-    def check_prediction(
-        self,
-        words: Tensor,
-        labels: Tensor,
-        windows: Tensor | None,
-        negatives: Tensor | None,
-        paths: Tensor | None,
-        codes: Tensor | None,
-    ) -> list[Tensor]:
-        """Check arguments of `forward`; returns [negatives] or [paths, codes]. Raises CtxError."""
+    ) -> TextBatch:
+        """Check the arguments of `forward`; `words` are ids, or indices of embeddings. Raises CtxError."""
         config = self.config
         check_ids("labels", labels.masked_fill(labels == IGNORE_INDEX, 0), config.vocab_size, "vocab_size")
-        if windows is not None and windows.shape != words.shape:
+        if windows is None:
+            windows = torch.full_like(words, config.window)
+        elif windows.shape != words.shape:
             raise CtxError(f"windows is {tuple(windows.shape)}, but the input is {tuple(words.shape)}.")
         if config.output == "hierarchical-softmax":
             if paths is None or codes is None or paths.shape != codes.shape or paths.dim() != 4:
                 raise CtxError("Hierarchical softmax needs `paths` and `codes`.", hint="use the objective's collator.")
             check_ids("paths", paths.clamp(min=0).flatten(1), config.vocab_size, "vocab_size")
-            return [paths, codes]
-        if negatives is None:
-            negatives = torch.arange(config.vocab_size, device=words.device).expand(len(words), 1, -1)
-        elif negatives.dim() != 3 or len(negatives) != len(words):
-            raise CtxError(f"negatives is {tuple(negatives.shape)}, expected ({len(words)}, blocks, k).")
-        check_ids("negatives", negatives.flatten(1), config.vocab_size, "vocab_size")
-        return [negatives]
+            output_arguments = [paths, codes]
+        else:
+            if negatives is None:
+                negatives = torch.arange(config.vocab_size, device=words.device).expand(len(words), 1, -1)
+            elif negatives.dim() != 3 or len(negatives) != len(words):
+                raise CtxError(f"negatives is {tuple(negatives.shape)}, expected ({len(words)}, blocks, k).")
+            check_ids("negatives", negatives.flatten(1), config.vocab_size, "vocab_size")
+            output_arguments = [negatives]
+        return TextBatch(words, token_mask(words, attention_mask), labels, windows, output_arguments)
 
     def loss_by_scores(self, scores: Tensor, **batch: Tensor) -> Tensor:
         """Summed loss of a model that always predicts the logits `scores`, (vocabulary,)."""
-        blocks = self.blocks(batch.pop("input_ids"), batch.pop("attention_mask", None), batch.pop("labels"), **batch)
+        text = self.text_batch(batch.pop("input_ids"), batch.pop("attention_mask", None), **batch)
         ones = torch.ones(self.config.vocab_size, 1, device=scores.device)
-        return window_prediction.summed_loss(blocks, ones, scores[:, None])
+        return summed_loss(self._blocks(text), ones, scores[:, None])
+
+    def _blocks(self, text: TextBatch) -> Blocks:
+        config = self.config
+        average = config.architecture == "cbow"
+        return build_blocks(text, config.window, config.negative, average, self.outputs.weight.dtype)
 
     @torch.no_grad()
-    def _sgd_step(self, learning_rate: float, *batch: Tensor | None) -> Tensor:
-        """SGD in small steps on a batch of arguments of `blocks`; returns the summed loss.
+    def _sgd_step(self, rate: float, text: TextBatch) -> Tensor:
+        """SGD in small steps on a batch; returns the summed loss.
 
         Each thread processes some of the rows, word by word with numba, otherwise a few blocks at a time.
         """
         words, outputs, config = self.get_input_embeddings().weight, self.outputs.weight, self.config
+        is_compiled = supports_compiled_updates(words)
 
-        def by_blocks(*rows: Tensor | None) -> Tensor:
-            blocks = self.blocks(*rows)  # type: ignore[arg-type]
-            size = config.update_blocks
+        def update(ids: Tensor, is_token: Tensor, labels: Tensor, windows: Tensor, *output_arguments: Tensor) -> Tensor:
+            chunk = TextBatch(ids, is_token, labels, windows, [*output_arguments])
+            if is_compiled:
+                average = config.architecture == "cbow"
+                loss = sgd_step_by_words(chunk, words.data, outputs.data, rate, config.negative, average)
+                return torch.tensor(loss, dtype=torch.float32)
+            blocks, size = self._blocks(chunk), config.update_blocks
             losses = [
-                window_prediction.sgd_step(blocks.select(start, start + size), words.data, outputs.data, learning_rate)
+                sgd_step(blocks.select(start, start + size), words.data, outputs.data, rate)
                 for start in range(0, len(blocks), size)
             ]
             return torch.stack([words.new_zeros((), dtype=torch.float32), *losses]).sum()
 
-        def by_words(
-            ids: Tensor, mask: Tensor | None, labels: Tensor, windows: Tensor | None, *arguments: Any
-        ) -> Tensor:
-            output_arguments = self.check_prediction(ids, labels, windows, *arguments)
-            text = window_prediction.TextBatch(ids, mask, labels, windows, output_arguments)
-            average = config.architecture == "cbow"
-            loss = window_prediction.sgd_step_by_words(
-                text, words.data, outputs.data, learning_rate, config.window, config.negative, average
-            )
-            return torch.tensor(loss, dtype=torch.float32)
-
-        if words.device.type != "cpu":
-            return by_blocks(*batch)
-        update = by_words if supports_compiled_updates(words) else by_blocks
-        return run_in_threads(config.update_threads, update, *batch)
+        rows = (text.ids, text.is_token, text.labels, text.windows, *text.output_arguments)
+        return update(*rows) if words.device.type != "cpu" else run_in_threads(config.update_threads, update, *rows)
 
     def _logits(self, states: Tensor, attention_mask: Tensor | None) -> Tensor | None:
         if self.config.output == "hierarchical-softmax":
             return None
         positions = torch.arange(states.shape[1], device=states.device)
         distance = (positions[:, None] - positions).abs()
-        context = ((distance > 0) & (distance <= self.config.window)).expand(len(states), -1, -1)
-        if attention_mask is not None:
-            context = context & (attention_mask != 0)[:, None]
+        context = (distance > 0) & (distance <= self.config.window) & token_mask(states, attention_mask)[:, None]
         context = context.to(states.dtype)
         if self.config.architecture == "cbow":
             context = context / context.sum(-1, keepdim=True).clamp(min=1)

@@ -3,20 +3,43 @@
 A word takes so few operations that gathering and scattering its vectors for dense products would cost as much as the
 products. The kernel updates the tables in place instead, and the negatives of a block stay in the cache. Each word uses
 the updates of the previous word, as in the released code (Mikolov et al. 2013b).
-
-Only `window_prediction.sgd_step_by_words` calls it; the tests compare it with `window_prediction.sgd_step`.
 """
 
 import math
+from typing import Any
 
 import numpy as np
-from numba import njit
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
 
 from hf_ctxmodels.architectures.static_embeddings import FASTMATH
 from hf_ctxmodels.core.constants import IGNORE_INDEX
-from hf_ctxmodels.models.word2vec.prefetch import prefetch_row
 
 _MIN_PROBABILITY = 2.0**-24  # lower bound in the reported loss
+_CACHE_LINE = 16  # float32 numbers
+_FOR_WRITING, _KEEP_IN_CACHE, _DATA = 1, 3, 1  # arguments of LLVM's prefetch instruction
+
+
+@intrinsic
+def _prefetch(context: Any, table: Any, row: Any, column: Any) -> Any:
+    def generate(target: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array = target.make_array(signature.args[0])(target, builder, arguments[0])
+        pointer = cgutils.get_item_pointer(target, builder, signature.args[0], array, arguments[1:], wraparound=False)
+        address, number = builder.bitcast(pointer, ir.IntType(8).as_pointer()), ir.IntType(32)
+        function_type = ir.FunctionType(ir.VoidType(), [address.type, number, number, number])
+        function = cgutils.get_or_insert_function(builder.module, function_type, "llvm.prefetch.p0")
+        builder.call(function, [address, *(number(value) for value in (_FOR_WRITING, _KEEP_IN_CACHE, _DATA))])
+        return target.get_dummy_value()
+
+    return types.void(table, row, column), generate
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _prefetch_row(table: np.ndarray, row: int) -> None:
+    for column in range(0, table.shape[1], _CACHE_LINE):
+        _prefetch(table, row, column)
 
 
 @njit(nogil=True, cache=True, inline="always")
@@ -39,12 +62,7 @@ def _fit(
 ) -> float:
     """SGD step of one logistic regression: updates `output` and adds the predictor's update to `error`.
 
-    Args:
-        score: Dot product of `predictor` and `output`.
-        sign: 1.0 for a positive pair, -1.0 for a negative one.
-
-    Returns:
-        Probability of the correct class.
+    `sign` is 1.0 for a positive pair and -1.0 for a negative one. Returns the probability of the correct class.
     """
     error_probability = np.float32(1.0) / (np.float32(1.0) + np.exp(sign * score))
     step = rate * sign * error_probability
@@ -113,11 +131,7 @@ def _sgd_step(
     negative_weight: float,
     rate: float,
 ) -> float:
-    """Predict `label` from one predictor: updates `outputs`, and sets `error` to the predictor's update.
-
-    Args:
-        position: Row, block, and column within the block.
-    """
+    """Predict `label`, at a (row, block, column), from one predictor; sets `error` to the predictor's update."""
     row, block, column = position
     for d in range(len(error)):
         error[d] = 0.0
@@ -128,38 +142,6 @@ def _sgd_step(
     return _negative_sampling_step(
         predictor, error, outputs, label, negatives[row, block], scores, negative_weight, rate
     )
-
-
-@njit(nogil=True, cache=True, inline="always")
-def _prefetch_outputs(outputs: np.ndarray, label: int, negatives: np.ndarray) -> None:
-    """Prefetch the output rows of the next word while the current word is processed."""
-    if label != IGNORE_INDEX:
-        prefetch_row(outputs, label)
-        for k in range(len(negatives)):
-            prefetch_row(outputs, negatives[k])
-
-
-@njit(nogil=True, cache=True, inline="always")
-def _gather_context(context: np.ndarray, ids: np.ndarray, is_token: np.ndarray, position: int, window: int) -> int:
-    """Copy the ids in a window, without the center word, to `context`; returns their number."""
-    size = 0
-    for neighbor in range(max(0, position - window), min(len(ids), position + window + 1)):
-        if neighbor != position and is_token[neighbor]:
-            context[size] = ids[neighbor]
-            size += 1
-    return size
-
-
-@njit(nogil=True, cache=True, inline="always")
-def _average(mean: np.ndarray, words: np.ndarray, context: np.ndarray, size: int) -> None:
-    """Set `mean` to the mean vector of the first `size` > 0 words of `context`."""
-    for d in range(len(mean)):
-        mean[d] = 0.0
-    for k in range(size):
-        _add(mean, words[context[k]])
-    scale = np.float32(1.0) / np.float32(size)
-    for d in range(len(mean)):
-        mean[d] *= scale
 
 
 @njit(fastmath=FASTMATH, nogil=True, cache=True)
@@ -173,42 +155,44 @@ def word2vec_sgd_kernel(
     negatives: np.ndarray,
     paths: np.ndarray,
     codes: np.ndarray,
+    block_size: int,
     negative_weight: float,
     rate: float,
     average: bool,
 ) -> float:
-    """Update the tables word by word; returns the summed loss, where each word's loss precedes its update.
+    """Update the float32 tables word by word; returns the summed loss, where each word's loss precedes its update.
 
-    Args:
-        words, outputs: (vocabulary, dim) and (outputs, dim) float32 tables; updated.
-        ids: (rows, length) int64.
-        is_token: (rows, length) bool, False at padding.
-        labels: (rows, length) target ids; -100 is ignored.
-        windows: (rows, length) number of context words on either side.
-        negatives: (rows, blocks, k); 0 rows for hierarchical softmax.
-        paths, codes: (rows, blocks, size, depth) inner nodes, -1 after the path's end, and branches; 0 rows for
-            negative sampling.
-        negative_weight: Weight of a negative sample.
-        rate: Learning rate.
-        average: Continuous bag of words instead of skip-gram.
+    Arguments as in `window_prediction.TextBatch`; `negatives` has 0 rows for hierarchical softmax, `paths` and `codes`
+    have 0 rows for negative sampling.
     """
     rows, length = ids.shape
-    is_hierarchical = len(paths) > 0
-    block_size = length // (paths.shape[1] if is_hierarchical else negatives.shape[1])
     mean, error = np.zeros(words.shape[1], np.float32), np.zeros(words.shape[1], np.float32)
-    scores, context = np.zeros(0 if is_hierarchical else negatives.shape[2], np.float32), np.zeros(length, np.int64)
+    scores, context = np.zeros(negatives.shape[2], np.float32), np.zeros(length, np.int64)
     loss = 0.0
     for row in range(rows):
         for position in range(length):
             label = labels[row, position]
             if label == IGNORE_INDEX:
                 continue
-            index = row, position // block_size, position % block_size
-            if not is_hierarchical and position + 1 < length:
-                _prefetch_outputs(outputs, labels[row, position + 1], negatives[row, (position + 1) // block_size])
-            size = _gather_context(context, ids[row], is_token[row], position, windows[row, position])
+            following = position + 1
+            if len(negatives) > 0 and following < length and labels[row, following] != IGNORE_INDEX:
+                _prefetch_row(outputs, labels[row, following])
+                for k in range(negatives.shape[2]):
+                    _prefetch_row(outputs, negatives[row, following // block_size, k])
+            index, window = (row, position // block_size, position % block_size), windows[row, position]
+            size = 0
+            for neighbor in range(max(0, position - window), min(length, following + window)):
+                if neighbor != position and is_token[row, neighbor]:
+                    context[size] = ids[row, neighbor]
+                    size += 1
             if average and size > 0:
-                _average(mean, words, context, size)
+                for d in range(len(mean)):
+                    mean[d] = 0.0
+                for k in range(size):
+                    _add(mean, words[context[k]])
+                scale = np.float32(1.0) / np.float32(size)
+                for d in range(len(mean)):
+                    mean[d] *= scale
                 loss += _sgd_step(
                     mean, error, outputs, label, negatives, paths, codes, index, scores, negative_weight, rate
                 )
