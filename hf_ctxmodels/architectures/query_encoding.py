@@ -7,7 +7,7 @@ query tokens of a batch are columns of one input, so that one call of the attent
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from hf_ctxmodels.core.inputs import check_ids, is_traced, reject_unused_tensors
 from hf_ctxmodels.heads.base import HeadModel
 from hf_ctxmodels.layers.attention.layouts import build_layout
 from hf_ctxmodels.layers.attention.masks import MaskSpec
+from hf_ctxmodels.layers.pooling import token_mask
 from hf_ctxmodels.layers.transformer import StackOutput, run_stack
 
 
@@ -29,11 +30,12 @@ class TokenColumns:
     """Tokens of a batch with their positions, segments and the tokens they attend to.
 
     Attributes:
-        ids: (batch, columns) token ids; None if the source consists of embeddings.
+        ids: (batch, columns) token ids; None if there are `embeddings`.
         is_token: (batch, columns) bool, False at padding.
         positions: (batch, columns) positions for the position embeddings.
         segments: (batch, columns) segment ids.
         ranges: (batch, columns, 3) attended ranges of tokens, see `MaskSpec`. Tokens are numbered within their row.
+        embeddings: (batch, columns, hidden) word embeddings, if the source consists of embeddings.
     """
 
     ids: Tensor | None
@@ -41,44 +43,19 @@ class TokenColumns:
     positions: Tensor
     segments: Tensor
     ranges: Tensor
+    embeddings: Tensor | None = None
 
     @property
     def width(self) -> int:
         """The number of columns."""
         return self.is_token.shape[1]
 
-    def append(self, new_columns: Self) -> "TokenColumns":
-        """Concatenate with further columns of the same batch."""
-        return TokenColumns(
-            ids=None if self.ids is None or new_columns.ids is None else torch.cat([self.ids, new_columns.ids], 1),
-            is_token=torch.cat([self.is_token, new_columns.is_token], 1),
-            positions=torch.cat([self.positions, new_columns.positions], 1),
-            segments=torch.cat([self.segments, new_columns.segments], 1),
-            ranges=torch.cat([self.ranges, new_columns.ranges], 1),
-        )
-
-
-def source_columns(ids: Tensor | None, is_token: Tensor, segments: Tensor) -> TokenColumns:
-    """The source tokens, each of which attends to the whole source.
-
-    Args:
-        ids: (batch, length) token ids, or None.
-        is_token: (batch, length) bool, False at padding.
-        segments: (batch, length) segment ids.
-    """
-    positions = (is_token.cumsum(1) - 1).clamp(min=0)
-    lengths = is_token.sum(1, keepdim=True).expand_as(positions)
-    return TokenColumns(ids, is_token, positions, segments, torch.stack([lengths, positions, positions + 1], -1))
-
 
 def target_columns(ids: Tensor, is_token: Tensor, num_previous: Tensor, segment: int) -> TokenColumns:
-    """Target tokens, each of which attends to the source and to the target up to itself.
+    """(batch, steps) target tokens, each of which attends to the source and to the target up to itself.
 
-    Args:
-        ids: (batch, steps) token ids.
-        is_token: (batch, steps) bool, False at trailing tokens that are not needed.
-        num_previous: (batch, 1) number of source and target tokens before the first of these.
-        segment: The segment id of all of them.
+    `is_token` is False at trailing tokens that are not needed; `num_previous` is the (batch, 1) number of source and
+    target tokens before the first of these.
     """
     positions = num_previous + torch.arange(ids.shape[1], device=ids.device)
     ranges = torch.stack([positions + 1, positions, positions + 1], -1)
@@ -87,11 +64,9 @@ def target_columns(ids: Tensor, is_token: Tensor, num_previous: Tensor, segment:
 
 @dataclass(frozen=True)
 class QueryTokens:
-    """The query tokens of a batch.
+    """The query tokens of a batch, with one id and one segment.
 
     Attributes:
-        token_id: The id of all query tokens.
-        segment: The segment id of all query tokens.
         steps: (batch, queries) index of the target token that each query predicts.
         is_selected: (batch, queries) bool, False at queries that are not computed.
         first_position: (batch, 1) position of the first target token that can be predicted.
@@ -107,15 +82,13 @@ class QueryTokens:
 
     def attending_to_prefix(self) -> TokenColumns:
         """Queries that attend to the tokens before their target token, and to themselves."""
-        positions = self.first_position + self.steps
         query_index = self.num_previous + (self.is_selected.cumsum(1) - 1).clamp(min=0)
-        return self._columns(positions, torch.stack([positions, query_index, query_index + 1], -1))
+        return self._columns(self.first_position + self.steps, query_index, query_index + 1)
 
     def attending_to_span(self, span_ids: Tensor) -> TokenColumns:
         """Queries that attend to the tokens before the span of their target token, and to all queries of the span.
 
-        Args:
-            span_ids: (batch, queries) span ids; a run of equal ids is a span.
+        A run of equal (batch, queries) `span_ids` is a span.
         """
         is_first = F.pad(span_ids[:, 1:] != span_ids[:, :-1], (1, 0), value=True)
         columns = torch.arange(span_ids.shape[1], device=span_ids.device).expand_as(span_ids)
@@ -125,36 +98,26 @@ class QueryTokens:
         ranks = self.is_selected.cumsum(1)
         start = self.num_previous + (ranks - self.is_selected.long()).gather(1, first_column)
         stop = self.num_previous + ranks.gather(1, last_column)
-        prefix_lengths = self.first_position + self.steps.gather(1, first_column)
-        return self._columns(self.first_position + self.steps, torch.stack([prefix_lengths, start, stop], -1))
+        return self._columns(self.first_position + self.steps.gather(1, first_column), start, stop)
 
-    def _columns(self, positions: Tensor, ranges: Tensor) -> TokenColumns:
-        ids = torch.full_like(self.steps, self.token_id)
-        segments = torch.full_like(self.steps, self.segment)
-        return TokenColumns(ids, self.is_selected, positions, segments, ranges)
+    def _columns(self, prefix_lengths: Tensor, start: Tensor, stop: Tensor) -> TokenColumns:
+        return TokenColumns(
+            ids=torch.full_like(self.steps, self.token_id),
+            is_token=self.is_selected,
+            positions=self.first_position + self.steps,
+            segments=torch.full_like(self.steps, self.segment),
+            ranges=torch.stack([prefix_lengths, start, stop], -1),
+        )
 
 
 def required_target_tokens(is_predicted: Tensor, num_tokens: int, first_step_tokens: int) -> Tensor:
-    """Mark the target tokens on which a predicted step depends.
+    """(batch, num_tokens) bool, the target tokens on which the (batch, steps) predicted steps depend.
 
-    Args:
-        is_predicted: (batch, steps) bool.
-        num_tokens: The number of target tokens.
-        first_step_tokens: The number of target tokens on which the first step depends.
-
-    Returns:
-        (batch, num_tokens) bool.
+    The first step depends on `first_step_tokens` of them.
     """
     steps = torch.arange(is_predicted.shape[1], device=is_predicted.device)
     num_required = torch.where(is_predicted, steps + first_step_tokens, 0).amax(1, keepdim=True)
     return torch.arange(num_tokens, device=is_predicted.device) < num_required
-
-
-class EncoderInput(NamedTuple):
-    """The columns of an encoder input, and their (batch, columns, hidden) embeddings if the source has no ids."""
-
-    columns: TokenColumns
-    embeddings: Tensor | None = None
 
 
 def prepare_source(
@@ -164,17 +127,8 @@ def prepare_source(
     attention_mask: Tensor | None,
     token_type_ids: Tensor | None,
     segment: int | None,
-) -> EncoderInput:
-    """Validate a source and determine its positions and segments.
-
-    Args:
-        model: The head.
-        input_ids, inputs_embeds, attention_mask, token_type_ids: As in the forward of the encoder.
-        segment: The segment id of all source tokens, which overrides `token_type_ids`; or None.
-
-    Raises:
-        CtxError: An argument is invalid.
-    """
+) -> TokenColumns:
+    """Validate a source, each token of which attends to the whole source; `segment` overrides `token_type_ids`."""
     config = model.config
     words = model.check_encoder_input(
         input_ids,
@@ -185,34 +139,35 @@ def prepare_source(
         token_type_ids=token_type_ids,
     )
     check_ids("token_type_ids", token_type_ids, config.type_vocab_size, "type_vocab_size")
-    if attention_mask is None:
-        is_token = torch.ones(words.shape[:2], dtype=torch.bool, device=words.device)
-    else:
-        is_token = attention_mask != 0
-    if segment is not None:
-        segments = torch.full_like(is_token, segment, dtype=torch.long)
-    elif token_type_ids is not None:
-        segments = token_type_ids
-    else:
-        segments = torch.zeros_like(is_token, dtype=torch.long)
-    return EncoderInput(source_columns(input_ids, is_token, segments), words if input_ids is None else None)
+    is_token = token_mask(words, attention_mask)
+    positions = (is_token.cumsum(1) - 1).clamp(min=0)
+    lengths = is_token.sum(1, keepdim=True).expand_as(positions)
+    ranges = torch.stack([lengths, positions, positions + 1], -1)
+    if segment is not None or token_type_ids is None:
+        token_type_ids = torch.full_like(positions, segment or 0)
+    return TokenColumns(input_ids, is_token, positions, token_type_ids, ranges, words if input_ids is None else None)
 
 
-def append_columns(model: HeadModel, source: EncoderInput, token_groups: Sequence[TokenColumns]) -> EncoderInput:
-    """Append target and query tokens to a source; they are embedded if the source consists of embeddings."""
-    columns = source.columns
-    for group in token_groups:
-        columns = columns.append(group)
-    if source.embeddings is None:
-        return EncoderInput(columns)
-    ids = torch.cat([group.ids for group in token_groups if group.ids is not None], 1)
-    embeddings = model.get_input_embeddings()(ids).to(source.embeddings.dtype)
-    return EncoderInput(columns, torch.cat([source.embeddings, embeddings], 1))
+def append_columns(model: HeadModel, columns: TokenColumns, groups: Sequence[TokenColumns]) -> TokenColumns:
+    """Append target and query tokens of the same batch; they are embedded if the source consists of embeddings."""
+
+    def concatenate(name: str) -> Tensor:
+        return torch.cat([getattr(group, name) for group in (columns, *groups)], 1)
+
+    ids = embeddings = None
+    if columns.embeddings is None:
+        ids = concatenate("ids")
+    else:
+        new_ids = torch.cat([group.ids for group in groups if group.ids is not None], 1)
+        new_embeddings = model.get_input_embeddings()(new_ids).to(columns.embeddings.dtype)
+        embeddings = torch.cat([columns.embeddings, new_embeddings], 1)
+    fields = {name: concatenate(name) for name in ("is_token", "positions", "segments", "ranges")}
+    return TokenColumns(ids=ids, embeddings=embeddings, **fields)
 
 
 def encode_columns(
     model: HeadModel,
-    inputs: EncoderInput,
+    columns: TokenColumns,
     output_mask: Tensor | None = None,
     *,
     needs_position: Tensor | None = None,
@@ -223,24 +178,28 @@ def encode_columns(
     """Run the encoder's layers on source, target and query tokens.
 
     Args:
-        model: The head.
-        inputs: The columns.
         output_mask: (batch, columns) bool, the columns whose outputs are used; None for all.
         needs_position: (batch, columns) bool, the columns whose positions must be valid; None for all tokens. The
             outputs of the other columns, for example at padded labels, are not used.
-        cache: Cache that the columns extend and attend to; or None.
+        cache: Cache that the columns extend and attend to.
         key_mask: (batch, keys) bool, False at padding, for the keys of the cache and the columns; None for the mask of
             the columns.
-        output_flags: As in `run_stack`.
 
     Raises:
         CtxError: Source and target together exceed the maximum length.
     """
-    columns, encoder, config = inputs.columns, model.base_model, model.config
-    embedded = inputs.embeddings if columns.ids is None else columns.ids
+    encoder, config, limit = model.base_model, model.config, model.config.max_position_embeddings
+    embedded = columns.embeddings if columns.ids is None else columns.ids
     assert embedded is not None
-    limit = config.max_position_embeddings
-    _check_positions(columns.positions, columns.is_token if needs_position is None else needs_position, limit)
+    if not is_traced(columns.positions):
+        is_checked = columns.is_token if needs_position is None else needs_position
+        length = int(columns.positions.masked_fill(~is_checked, 0).max()) + 1
+        if length > limit:
+            raise CtxError(
+                f"Source and target have {length} tokens, above the model's max_sequence_length={limit} (see "
+                "max_position_embeddings).",
+                hint="truncate the source or the target, or generate fewer new tokens.",
+            )
     key_mask = columns.is_token if key_mask is None else key_mask
     layout = build_layout(embedded, key_mask.long(), None, config, past_key_values=cache, **output_flags)
     positions = columns.positions.clamp(max=limit - 1)  # columns without a valid position are embedded, too
@@ -251,27 +210,12 @@ def encode_columns(
     )
 
 
-def _check_positions(positions: Tensor, is_token: Tensor, limit: int) -> None:
-    if is_traced(positions):
-        return
-    length = int(positions.masked_fill(~is_token, 0).max()) + 1
-    if length > limit:
-        raise CtxError(
-            f"Source and target have {length} tokens, above the model's max_sequence_length={limit} (see "
-            "max_position_embeddings).",
-            hint="truncate the source or the target, or generate fewer new tokens.",
-        )
-
-
 @dataclass
 class SourceOutput(ModelOutput):
     """An encoded source, which all steps of `generate` use.
 
     Attributes:
-        last_hidden_state: (batch, length, hidden) states of the last layer.
         keys_and_values: (batch, layers, 2, heads, length, head_dim) keys and values of all layers.
-        hidden_states: The states of all layers; None unless requested.
-        attentions: The attention weights of all layers; None unless requested.
     """
 
     last_hidden_state: Tensor | None = None
@@ -280,42 +224,8 @@ class SourceOutput(ModelOutput):
     attentions: tuple[Tensor, ...] | None = None
 
 
-def source_keys_and_values(encoder_outputs: Any) -> Tensor:
-    """Return the keys and values of a `SourceOutput`.
-
-    Raises:
-        CtxError: The output has no keys and values.
-    """
-    keys_and_values = getattr(encoder_outputs, "keys_and_values", None)
-    if keys_and_values is None:
-        raise CtxError("encoder_outputs has no keys_and_values.", hint="pass the output of model.get_encoder().")
-    return keys_and_values
-
-
-def cache_from_source(encoder_outputs: Any, config: Any) -> PreallocatedCache:
-    """Create a cache with the keys and values of an encoded source.
-
-    Args:
-        encoder_outputs: A `SourceOutput`.
-        config: The model's configuration.
-
-    Raises:
-        CtxError: See `source_keys_and_values`.
-    """
-    keys_and_values = source_keys_and_values(encoder_outputs)
-    cache = PreallocatedCache(config=config)
-    for layer in range(keys_and_values.shape[1]):
-        cache.update(keys_and_values[:, layer, 0], keys_and_values[:, layer, 1], layer)
-    return cache
-
-
 class SourceEncoder(nn.Module):
-    """The encoder that `generate` calls: encodes sources and returns the keys and values for the decoding steps.
-
-    Args:
-        model: The head.
-        segment: See `prepare_source`.
-    """
+    """The encoder that `generate` calls: encodes sources and returns the keys and values for the decoding steps."""
 
     main_input_name = "input_ids"
 
@@ -332,14 +242,7 @@ class SourceEncoder(nn.Module):
         inputs_embeds: Tensor | None = None,
         **kwargs: Any,
     ) -> SourceOutput:
-        """Encode (batch, length) sources.
-
-        Args:
-            input_ids, attention_mask, token_type_ids, inputs_embeds: As in the forward of the encoder.
-
-        Raises:
-            CtxError: An argument is invalid or unknown.
-        """
+        """Encode (batch, length) sources; raises CtxError for an invalid or unknown argument."""
         reject_unused_tensors(**kwargs)
         config = self.model.config
         source = prepare_source(self.model, input_ids, inputs_embeds, attention_mask, token_type_ids, self.segment)

@@ -5,8 +5,8 @@ Training encodes the source, the target and the query tokens in one pass. `gener
 then two tokens per step, the last target token and a query token; the query's keys and values are not kept.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -17,18 +17,17 @@ from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
 from hf_ctxmodels.architectures.query_encoding import (
-    EncoderInput,
     QueryTokens,
     SourceEncoder,
+    TokenColumns,
     append_columns,
-    cache_from_source,
     encode_columns,
     prepare_source,
     required_target_tokens,
-    source_keys_and_values,
     target_columns,
 )
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.generation_cache import PreallocatedCache
 from hf_ctxmodels.core.inputs import (
     check_ids,
     check_padding_mask,
@@ -42,65 +41,9 @@ from hf_ctxmodels.heads.masked_lm import build_mlm_head
 from hf_ctxmodels.heads.seq2seq import ConditionalGenerationOutput
 from hf_ctxmodels.layers.transformer import StackOutput
 
-
-@dataclass(frozen=True)
-class TargetSide:
-    """The target side of a batch, and the outputs that are requested for it.
-
-    Attributes:
-        input_ids: (batch, steps) token before each predicted token; or the masked target.
-        labels: (batch, steps) target ids, or None.
-        num_items: As in `mean_over_targets`.
-        computes_logits: Whether the logits of all steps are computed, not only the loss at the labels.
-        logits_to_keep: The number of last steps whose logits are returned; 0 for all.
-        output_flags: The outputs to record, as in `run_stack`.
-    """
-
-    input_ids: Tensor
-    labels: Tensor | None
-    num_items: ItemCounts
-    computes_logits: bool
-    logits_to_keep: int
-    output_flags: dict[str, Any]
-
-    @property
-    def is_predicted(self) -> Tensor:
-        """(batch, steps) bool, the steps whose tokens are predicted."""
-        return torch.ones_like(self.input_ids, dtype=torch.bool) if self.computes_logits else self.has_label
-
-    @property
-    def has_label(self) -> Tensor:
-        """(batch, steps) bool, the steps with a label; all steps without labels."""
-        if self.labels is None:
-            return torch.ones_like(self.input_ids, dtype=torch.bool)
-        return self.labels != IGNORE_INDEX
-
-
-def _check_arguments(
-    attention_mask: Tensor | None,
-    kwargs: dict[str, Any],
-    decoder_input_ids: Tensor | None,
-    masked_target_ids: Tensor | None,
-    span_ids: Tensor | None,
-    decoding_state: dict[str, Any],
-) -> None:
-    """Raise CtxError for an invalid mask, unknown tensors, and arguments that exclude each other."""
-    check_tensors(attention_mask=attention_mask)
-    check_padding_mask(attention_mask)
-    reject_unused_tensors(**kwargs)
-    if masked_target_ids is not None:
-        excluded = {"decoder_input_ids": decoder_input_ids, "span_ids": span_ids, **decoding_state}
-        reason = "masked_target_ids is the whole target, without spans, encoded in one pass with the source."
-        _reject_arguments(excluded, reason, unless="masked_target_ids")
-    if span_ids is not None:
-        reason = "span_ids belong to a target that is encoded in one pass with the source."
-        _reject_arguments(decoding_state, reason, unless="span_ids")
-
-
-def _reject_arguments(excluded: dict[str, Any], reason: str, unless: str) -> None:
-    for name, value in excluded.items():
-        if value is not None:
-            raise CtxError(reason, location=name, hint=f"omit it, or omit {unless}.")
+Prediction = tuple[list[Tensor], dict[str, Any]]
+"""(batch, steps, hidden) states of the token queries, and of the span queries if there are any, (labels, hidden) if no
+logits are computed; and other fields of the output."""
 
 
 class QueryForConditionalGeneration(heads.Seq2SeqHead):
@@ -169,42 +112,83 @@ class QueryForConditionalGeneration(heads.Seq2SeqHead):
             num_items_in_batch: Number of labels in all batches of the step, by which the summed loss is divided.
             return_logits: See `returns_logits`.
         """
+        check_tensors(attention_mask=attention_mask)
+        check_padding_mask(attention_mask)
+        reject_unused_tensors(**kwargs)
         decoding_state = {"encoder_outputs": encoder_outputs, "past_key_values": past_key_values}
-        _check_arguments(attention_mask, kwargs, decoder_input_ids, masked_target_ids, span_ids, decoding_state)
+        if masked_target_ids is not None:
+            excluded = {"decoder_input_ids": decoder_input_ids, "span_ids": span_ids, **decoding_state}
+            reason = "is the whole target, without spans, encoded in one pass with the source."
+            _reject_arguments(excluded, "masked_target_ids", reason)
+        elif span_ids is not None:
+            reason = "belong to a target that is encoded in one pass with the source."
+            _reject_arguments(decoding_state, "span_ids", reason)
         labels = None if labels is None else validate_targets(labels, "labels")
-        output_flags = self.config.resolve_output_flags(kwargs)
-        computes_logits = labels is None or self.returns_logits(return_logits) or any(output_flags.values())
-
-        def target_side(ids: Tensor, computes_logits: bool = computes_logits) -> TargetSide:
-            return TargetSide(ids, labels, num_items_in_batch, computes_logits, logits_to_keep, output_flags)
-
+        flags = self.config.resolve_output_flags(kwargs)
+        computes_logits = labels is None or self.returns_logits(return_logits) or any(flags.values())
         is_source_encoded = encoder_outputs is not None or past_key_values is not None
         if masked_target_ids is None and (is_source_encoded or (use_cache and labels is None)):
             if not is_source_encoded:
-                encoder_outputs = self.get_encoder()(
-                    input_ids, attention_mask, token_type_ids, inputs_embeds, **output_flags
-                )
-            batch_size = None if encoder_outputs is None else len(source_keys_and_values(encoder_outputs))
+                encoder_outputs = self.get_encoder()(input_ids, attention_mask, token_type_ids, inputs_embeds, **flags)
+            keys_and_values = getattr(encoder_outputs, "keys_and_values", None)
+            if encoder_outputs is not None and keys_and_values is None:
+                hint = "pass the output of model.get_encoder()."
+                raise CtxError("encoder_outputs has no keys_and_values.", hint=hint)
+            batch_size = None if keys_and_values is None else len(keys_and_values)
             ids = self.resolve_decoder_input_ids(batch_size, decoder_input_ids, labels)
-            target = target_side(ids, computes_logits=True)
-            return self._predict_with_cache(encoder_outputs, attention_mask, past_key_values, target, use_cache)
-        shape = self.input_shape(input_ids, inputs_embeds)
-        if shape is not None and masked_target_ids is None:
-            decoder_input_ids = self.resolve_decoder_input_ids(shape[0], decoder_input_ids, labels)
-        source = prepare_source(self, input_ids, inputs_embeds, attention_mask, token_type_ids, self.source_segment)
-        if masked_target_ids is not None:
-            return self._predict_masked_tokens(source, target_side(masked_target_ids))
-        assert decoder_input_ids is not None
-        return self._predict_all_steps(source, target_side(decoder_input_ids), span_ids)
+            computes_logits = True
+            states_by_set, recorded = self._predict_with_cache(
+                encoder_outputs, attention_mask, past_key_values, ids, logits_to_keep, flags
+            )
+            if not use_cache:
+                del recorded["past_key_values"]
+        else:
+            shape = self.input_shape(input_ids, inputs_embeds)
+            if shape is not None and masked_target_ids is None:
+                decoder_input_ids = self.resolve_decoder_input_ids(shape[0], decoder_input_ids, labels)
+            source = prepare_source(self, input_ids, inputs_embeds, attention_mask, token_type_ids, self.source_segment)
+            if masked_target_ids is not None:
+                states_by_set, recorded = self._predict_masked_tokens(
+                    source, masked_target_ids, labels, computes_logits, flags
+                )
+            else:
+                assert decoder_input_ids is not None
+                states_by_set, recorded = self._predict_all_steps(
+                    source, decoder_input_ids, labels, span_ids, computes_logits, flags
+                )
+        loss = logits = None
+        if labels is not None:
+            losses = [
+                language_modeling_loss(
+                    self.mlm_head.decoder,
+                    states[labels != IGNORE_INDEX] if computes_logits else states,
+                    labels,
+                    num_items_in_batch,
+                    summed_loss=self._summed_loss,
+                )
+                for states in states_by_set
+            ]
+            weight = self.config.span_loss_weight
+            loss = losses[0] if len(losses) == 1 else (1 - weight) * losses[0] + weight * losses[1]
+        if computes_logits:
+            logits = self.mlm_head(states_by_set[0][:, -logits_to_keep:])
+        return ConditionalGenerationOutput(loss=loss, logits=logits, **recorded)
 
     def _predict_all_steps(
-        self, source: EncoderInput, target: TargetSide, span_ids: Tensor | None
-    ) -> ConditionalGenerationOutput:
-        """Predict all target tokens in one pass over source, target and query tokens."""
-        is_predicted, has_label = target.is_predicted, target.has_label
+        self,
+        source: TokenColumns,
+        target_ids: Tensor,
+        labels: Tensor | None,
+        span_ids: Tensor | None,
+        computes_logits: bool,
+        output_flags: Mapping[str, Any],
+    ) -> Prediction:
+        """Predict all target tokens in one pass over source, target and query tokens; arguments as in `forward`."""
+        has_label = torch.ones_like(target_ids, dtype=torch.bool) if labels is None else labels != IGNORE_INDEX
+        is_predicted = torch.ones_like(has_label) if computes_logits else has_label
         num_steps, device = is_predicted.shape[1], is_predicted.device
-        source_lengths = source.columns.is_token.sum(1, keepdim=True)
-        ids, first_step_tokens = self._target_tokens(target.input_ids)
+        source_lengths = source.is_token.sum(1, keepdim=True)
+        ids, first_step_tokens = self._target_tokens(target_ids)
         is_required = required_target_tokens(is_predicted, ids.shape[1], first_step_tokens)
         queries = self._query_tokens(
             steps=torch.arange(num_steps, device=device).expand_as(is_predicted),
@@ -214,71 +198,80 @@ class QueryForConditionalGeneration(heads.Seq2SeqHead):
         )
         query_sets = [queries.attending_to_prefix()]
         if span_ids is not None:
-            span_ids = validate_targets(span_ids, "span_ids", target.input_ids.shape)
+            span_ids = validate_targets(span_ids, "span_ids", target_ids.shape)
             num_previous = queries.num_previous + is_predicted.sum(1, keepdim=True)
             span_queries = replace(queries, is_selected=has_label, num_previous=num_previous)
             query_sets.append(span_queries.attending_to_span(span_ids))
         num_sets = len(query_sets)
         target_tokens = target_columns(ids, is_required, source_lengths, self.target_segment)
-        inputs = append_columns(self, source, [target_tokens, *query_sets])
+        columns = append_columns(self, source, [target_tokens, *query_sets])
         is_selected = torch.cat([is_predicted] * num_sets, 1)
-        first_query = inputs.columns.width - is_selected.shape[1]
-        output_mask = None if target.computes_logits else F.pad(is_selected, (first_query, 0), value=False)
+        first_query = columns.width - is_selected.shape[1]
+        output_mask = None if computes_logits else F.pad(is_selected, (first_query, 0), value=False)
         is_labelled_token = required_target_tokens(has_label, ids.shape[1], first_step_tokens)
-        needs_position = torch.cat([source.columns.is_token, is_labelled_token, *[has_label] * num_sets], 1)
-        outputs = encode_columns(self, inputs, output_mask, needs_position=needs_position, **target.output_flags)
+        needs_position = torch.cat([source.is_token, is_labelled_token, *[has_label] * num_sets], 1)
+        outputs = encode_columns(self, columns, output_mask, needs_position=needs_position, **output_flags)
         states = outputs.last_hidden_state
-        if target.computes_logits:
+        if computes_logits:
             states_by_set = [*states[:, first_query:].chunk(num_sets, 1)]
         else:
             set_index = torch.arange(num_sets, device=device).repeat_interleave(num_steps)
             set_of_state = set_index.expand_as(is_selected)[is_selected]
             states_by_set = [states[set_of_state == index] for index in range(num_sets)]
-        query_columns = slice(first_query, first_query + num_steps)
-        recorded = self._recorded_outputs(outputs, source.columns.width, query_columns)
-        return self._output(target, states_by_set, recorded)
+        steps = slice(first_query, first_query + num_steps)
+        return states_by_set, _recorded_outputs(outputs, source.width, steps)
 
-    def _predict_masked_tokens(self, source: EncoderInput, target: TargetSide) -> ConditionalGenerationOutput:
-        """Predict the masked tokens of the target, without query tokens."""
-        ids, batch_size, source_width = target.input_ids, source.columns.is_token.shape[0], source.columns.width
+    def _predict_masked_tokens(
+        self,
+        source: TokenColumns,
+        ids: Tensor,
+        labels: Tensor | None,
+        computes_logits: bool,
+        output_flags: Mapping[str, Any],
+    ) -> Prediction:
+        """Predict the masked tokens of the target `ids`, without query tokens; arguments as in `forward`."""
+        batch_size = source.is_token.shape[0]
         check_ids("masked_target_ids", ids, self.config.vocab_size, "vocab_size")
         if ids.dim() != 2 or ids.shape[0] != batch_size or not ids.shape[1]:
             raise CtxError(f"masked_target_ids is {tuple(ids.shape)}, expected ({batch_size}, steps).")
-        is_token = torch.ones_like(ids, dtype=torch.bool)
-        if (padding_id := self.config.pad_token_id) is not None:
+        is_token, padding_id = torch.ones_like(ids, dtype=torch.bool), self.config.pad_token_id
+        if padding_id is not None:
             is_token = ids != padding_id
-        if target.labels is not None:
-            is_token = is_token | (validate_targets(target.labels, "labels", ids.shape) != IGNORE_INDEX)
+        output_mask = None
+        if labels is not None:
+            has_label = validate_targets(labels, "labels", ids.shape) != IGNORE_INDEX
+            is_token = is_token | has_label
+            output_mask = None if computes_logits else F.pad(has_label, (source.width, 0), value=False)
         is_token = is_token.flip(1).cummax(1).values.flip(1)  # all up to the last one
-        source_lengths = source.columns.is_token.sum(1, keepdim=True)
-        inputs = append_columns(self, source, [target_columns(ids, is_token, source_lengths, self.target_segment)])
-        output_mask = None if target.computes_logits else F.pad(target.is_predicted, (source_width, 0), value=False)
-        outputs = encode_columns(self, inputs, output_mask, **target.output_flags)
-        states = outputs.last_hidden_state
-        if target.computes_logits:
-            states = states[:, source_width:]
-        target_slice = slice(source_width, inputs.columns.width)
-        return self._output(target, [states], self._recorded_outputs(outputs, source_width, target_slice))
+        source_lengths = source.is_token.sum(1, keepdim=True)
+        target = target_columns(ids, is_token, source_lengths, self.target_segment)
+        columns = append_columns(self, source, [target])
+        outputs = encode_columns(self, columns, output_mask, **output_flags)
+        states = outputs.last_hidden_state[:, source.width :] if computes_logits else outputs.last_hidden_state
+        return [states], _recorded_outputs(outputs, source.width, slice(source.width, columns.width))
 
     def _predict_with_cache(
         self,
         encoder_outputs: Any,
         attention_mask: Tensor | None,
         cache: Cache | None,
-        target: TargetSide,
-        use_cache: bool,
-    ) -> ConditionalGenerationOutput:
+        ids: Tensor,
+        logits_to_keep: int,
+        output_flags: Mapping[str, Any],
+    ) -> Prediction:
         """Predict the last steps after the tokens in the cache; arguments as in `forward`."""
         if encoder_outputs is not None:
             check_source_mask(attention_mask, encoder_outputs.last_hidden_state)
-        cache = cache_from_source(encoder_outputs, self.config) if cache is None else cache
-        ids, batch_size = target.input_ids, target.input_ids.shape[0]
+        if cache is None:
+            cache = PreallocatedCache(config=self.config)
+            for layer, states in enumerate(encoder_outputs.keys_and_values.unbind(1)):
+                cache.update(states[:, 0], states[:, 1], layer)
         if attention_mask is not None:
             is_source_token = attention_mask != 0
         else:
             from_cache = encoder_outputs is None
             width = cache.get_seq_length() if from_cache else encoder_outputs.last_hidden_state.shape[1]
-            is_source_token = torch.ones(batch_size, width, dtype=torch.bool, device=ids.device)
+            is_source_token = torch.ones(ids.shape[0], width, dtype=torch.bool, device=ids.device)
         source_width, source_lengths = is_source_token.shape[1], is_source_token.sum(1, keepdim=True)
         target_ids, first_step_tokens = self._target_tokens(ids)
         num_cached = cache.get_seq_length() - source_width
@@ -290,21 +283,19 @@ class QueryForConditionalGeneration(heads.Seq2SeqHead):
         new_ids = target_ids[:, num_cached:]
         is_new_token = torch.ones_like(new_ids, dtype=torch.bool)
         new_tokens = target_columns(new_ids, is_new_token, source_lengths + num_cached, self.target_segment)
-        steps = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)[:, -target.logits_to_keep :]
+        steps = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)[:, -logits_to_keep:]
         queries = self._query_tokens(
             steps=steps,
             is_selected=torch.ones_like(steps, dtype=torch.bool),
             first_position=source_lengths + first_step_tokens,
             num_previous=source_lengths + target_ids.shape[1],
         )
-        columns = new_tokens.append(queries.attending_to_prefix())
+        columns = append_columns(self, new_tokens, [queries.attending_to_prefix()])
         key_mask = F.pad(is_source_token, (0, num_cached + columns.width), value=True)
-        inputs = EncoderInput(columns)
-        outputs = encode_columns(self, inputs, cache=cache, key_mask=key_mask, **target.output_flags)
+        outputs = encode_columns(self, columns, cache=cache, key_mask=key_mask, **output_flags)
         cache.crop(-steps.shape[1])  # remove the keys and values of the queries
-        recorded = self._recorded_outputs(outputs, source_width, slice(new_tokens.width, None), encoder_outputs)
-        recorded["past_key_values"] = cache if use_cache else None
-        return self._output(target, [outputs.last_hidden_state[:, new_tokens.width :]], recorded)
+        recorded = _recorded_outputs(outputs, source_width, slice(new_tokens.width, None), encoder_outputs)
+        return [outputs.last_hidden_state[:, new_tokens.width :]], {**recorded, "past_key_values": cache}
 
     def prepare_inputs_for_generation(  # type: ignore[override]
         self, input_ids: Tensor, next_sequence_length: int | None = None, **kwargs: Any
@@ -319,72 +310,42 @@ class QueryForConditionalGeneration(heads.Seq2SeqHead):
         logits = self.mlm_head(states).float()
         return F.cross_entropy(logits, targets, reduction="sum", label_smoothing=self.config.label_smoothing)
 
-    def _output(
-        self, target: TargetSide, states_by_set: Sequence[Tensor], recorded: dict[str, Any]
-    ) -> ConditionalGenerationOutput:
-        """Compute loss and logits.
-
-        Args:
-            target: The target side.
-            states_by_set: (batch, steps, hidden) states of the token queries, and of the span queries if there are any;
-                (labels, hidden) if no logits are computed.
-            recorded: Other fields of the output.
-        """
-        loss, logits, labels = None, None, target.labels
-        if labels is not None:
-            losses = [
-                language_modeling_loss(
-                    self.mlm_head.decoder,
-                    states[labels != IGNORE_INDEX] if target.computes_logits else states,
-                    labels,
-                    target.num_items,
-                    summed_loss=self._summed_loss,
-                )
-                for states in states_by_set
-            ]
-            loss = losses[0]
-            if len(losses) > 1:
-                weight = self.config.span_loss_weight
-                loss = (1 - weight) * losses[0] + weight * losses[1]
-        if target.computes_logits:
-            logits = self.mlm_head(states_by_set[0][:, -target.logits_to_keep :])
-        return ConditionalGenerationOutput(loss=loss, logits=logits, **recorded)
-
-    def _recorded_outputs(
-        self, outputs: StackOutput, source_width: int, steps: slice, encoder_outputs: Any = None
-    ) -> dict[str, Any]:
-        """Split recorded states and attention weights between the steps and the source.
-
-        Args:
-            outputs: The output of the stack.
-            source_width: The number of source columns.
-            steps: The columns of the predicted steps.
-            encoder_outputs: The output for the source; None if its columns are the first in `outputs`.
-        """
-        states, weights = outputs.hidden_states, outputs.attentions
-        if encoder_outputs is not None:
-            source_states, source_weights = encoder_outputs.hidden_states, encoder_outputs.attentions
-        else:
-            source_states = None if states is None else tuple(s[:, :source_width] for s in states if s is not None)
-            source_weights = None if weights is None else tuple(w[:, :, :source_width, :source_width] for w in weights)
-        return {
-            "decoder_hidden_states": None if states is None else tuple(s[:, steps] for s in states if s is not None),
-            "cross_attentions": None if weights is None else tuple(w[:, :, steps, :source_width] for w in weights),
-            "encoder_hidden_states": source_states,
-            "encoder_attentions": source_weights,
-        }
-
-    def _query_tokens(
-        self, steps: Tensor, is_selected: Tensor, first_position: Tensor, num_previous: Tensor
-    ) -> QueryTokens:
+    def _query_tokens(self, **fields: Tensor) -> QueryTokens:
         token_id = self.config.query_token_id
         if token_id is None or not 0 <= token_id < self.config.vocab_size:
             raise CtxError(
                 f"config.query_token_id={token_id} is no token of the vocabulary of {self.config.vocab_size}.",
                 hint="set it to the id of the query token: tokenizer.mask_token_id, or the id of [ATTN].",
             )
-        return QueryTokens(token_id, self.target_segment, steps, is_selected, first_position, num_previous)
+        return QueryTokens(token_id, self.target_segment, **fields)
 
     def _target_tokens(self, ids: Tensor) -> tuple[Tensor, int]:
         """Return the encoded target tokens, and the number of them on which the first step depends."""
         return (ids, 1) if self.config.feeds_start_token else (ids[:, 1:], 0)
+
+
+def _reject_arguments(excluded: Mapping[str, Any], argument: str, reason: str) -> None:
+    for name, value in excluded.items():
+        if value is not None:
+            raise CtxError(f"{argument} {reason}", location=name, hint=f"omit it, or omit {argument}.")
+
+
+def _recorded_outputs(
+    outputs: StackOutput, source_width: int, steps: slice, encoder_outputs: Any = None
+) -> dict[str, Any]:
+    """Split recorded states and attention weights between the columns of the predicted steps and the source.
+
+    The first `source_width` columns are the source, unless it has been encoded separately, to `encoder_outputs`.
+    """
+    states, weights = outputs.hidden_states, outputs.attentions
+    if encoder_outputs is not None:
+        source_states, source_weights = encoder_outputs.hidden_states, encoder_outputs.attentions
+    else:
+        source_states = None if states is None else tuple(s[:, :source_width] for s in states if s is not None)
+        source_weights = None if weights is None else tuple(w[:, :, :source_width, :source_width] for w in weights)
+    return {
+        "decoder_hidden_states": None if states is None else tuple(s[:, steps] for s in states if s is not None),
+        "cross_attentions": None if weights is None else tuple(w[:, :, steps, :source_width] for w in weights),
+        "encoder_hidden_states": source_states,
+        "encoder_attentions": source_weights,
+    }

@@ -1,4 +1,4 @@
-"""UniLM and ERNIE-GEN as writers: one pass over source, target and queries equals a pass for every token, and
+"""Generation with UniLM and ERNIE-GEN: one pass over source, target and queries equals a pass for every token, and
 `generate` equals a plain loop."""
 
 from pathlib import Path
@@ -19,14 +19,14 @@ from hf_ctxmodels.registry import FAMILIES
 CASES = [Case(FAMILIES[name], "AutoModelForSeq2SeqLM") for name in ("unilm", "ernie_gen")]
 LENGTHS, STEPS, START, QUERY = (7, 3, 5), (4, 6, 1), 1, 3
 OPTIONS = {"max_new_tokens": 7, "do_sample": False, "eos_token_id": None}
-each = pytest.mark.parametrize("case", CASES, ids=str)
+all_cases = pytest.mark.parametrize("case", CASES, ids=str)
 
 
 def sources(side: str = "right") -> dict[str, Tensor]:
     ids, generator = torch.zeros(3, 8, dtype=torch.long), torch.Generator().manual_seed(0)
     for row, length in enumerate(LENGTHS):
-        place = slice(8 - length, None) if side == "left" else slice(length)
-        ids[row, place] = torch.randint(5, 61, (length,), generator=generator)
+        columns = slice(8 - length, None) if side == "left" else slice(length)
+        ids[row, columns] = torch.randint(5, 61, (length,), generator=generator)
     return {"input_ids": ids, "attention_mask": (ids != 0).long()}
 
 
@@ -40,115 +40,90 @@ def targets() -> Tensor:
     return labels
 
 
-def prediction(
-    case: Case, model: PreTrainedModel, source: Tensor, read: list[int], queries: int, group: list[int]
-) -> Tensor:
-    """(queries, vocabulary) log-probabilities of the tokens after `read`: a forward of the masked-LM model over one
-    sequence with an explicit mask. `read` begins with the start token; queries of a `group` see each other."""
-    own = read if case.family.name == "ernie_gen" else read[1:]
+def prediction(case: Case, model: PreTrainedModel, source: Tensor, previous: list[int], spans: list[int]) -> Tensor:
+    """(queries, vocabulary) log-probabilities of the tokens after `previous`: a forward of the masked-LM model over one
+    sequence with an explicit mask. `previous` begins with the start token; queries of one span attend to each other."""
+    target = previous if case.family.name == "ernie_gen" else previous[1:]
     segments = (0, 3) if case.family.name == "ernie_gen" else (4, 5)
-    n, t = len(source), len(own)
-    ids = torch.tensor([*source.tolist(), *own, *[QUERY] * queries])
-    seen = torch.zeros(len(ids), len(ids), dtype=torch.bool)
-    for query in range(len(ids)):
-        for key in range(len(ids)):
-            if query < n:
-                seen[query, key] = key < n
-            elif query < n + t:
-                seen[query, key] = key <= query
-            else:
-                seen[query, key] = key < n + t or (key >= n + t and group[key - n - t] == group[query - n - t])
-    words = model.get_input_embeddings()(ids)[None]
-    types = torch.tensor([[segments[0]] * n + [segments[1]] * (t + queries)])
-    positions = torch.arange(len(ids))[None]
-    states = model.bert.embeddings(words, positions, types)
-    mask = torch.zeros(1, 1, *seen.shape).masked_fill(~seen, float("-inf"))
+    n, m, num_queries = len(source), len(source) + len(target), len(spans)
+    ids = torch.tensor([*source.tolist(), *target, *[QUERY] * num_queries])
+    is_attended = torch.ones(len(ids), len(ids), dtype=torch.bool).tril()
+    is_attended[:n, :n] = True
+    is_attended[m:, m:] = torch.tensor(spans)[:, None] == torch.tensor(spans)
+    types = torch.tensor([[segments[0]] * n + [segments[1]] * (len(target) + num_queries)])
+    states = model.bert.embeddings(model.get_input_embeddings()(ids)[None], torch.arange(len(ids))[None], types)
+    mask = torch.zeros(1, 1, *is_attended.shape).masked_fill(~is_attended, float("-inf"))
     for layer in model.bert.layers:
         attention = layer.attention
         query, key, value = (
-            part.unflatten(-1, (attention.num_heads, -1)).transpose(1, 2)
-            for part in attention.qkv_proj(states).chunk(3, -1)
+            tensor.unflatten(-1, (attention.num_heads, -1)).transpose(1, 2)
+            for tensor in attention.qkv_proj(states).chunk(3, -1)
         )
         scores = query @ key.transpose(2, 3) * attention.scale + mask
         context = (scores.softmax(-1) @ value).transpose(1, 2).flatten(2)
         states = layer.attention_norm(states + attention.out_proj(context))
         states = layer.feed_forward_norm(states + layer.feed_forward(states))
-    return model.mlm_head(states[0, n + t :]).log_softmax(-1)
+    return model.mlm_head(states[0, m:]).log_softmax(-1)
 
 
 def rows_of(batch: dict[str, Tensor]) -> list[Tensor]:
     return [ids[mask == 1] for ids, mask in zip(batch["input_ids"], batch["attention_mask"])]
 
 
-@each
-def test_one_pass_is_a_pass_for_every_token(case: Case) -> None:
-    """The loss, its gradients and all logits, with inputs that are not the labels (noise); padding on either side."""
-    for side in ("right", "left"):
-        assert_one_pass_is_a_pass_for_every_token(case, sources(side))
-
-
-def assert_one_pass_is_a_pass_for_every_token(case: Case, batch: dict[str, Tensor]) -> None:
-    labels = targets()
-    given = torch.randint(5, 61, labels.shape, generator=torch.Generator().manual_seed(3))
-    given[:, 0] = START
-    slow, terms = case.model(), []
-    logs = [
-        [prediction(case, slow, source, given[row, : step + 1].tolist(), 1, [0])[0] for step in range(labels.shape[1])]
-        for row, source in enumerate(rows_of(batch))
-    ]
-    for row, step in (labels != -100).nonzero().tolist():
-        terms.append(-logs[row][step][labels[row, step]])
-    expected = sum(terms) / len(terms)
-    wanted = gradients(slow, expected)
+@all_cases
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_one_pass_equals_a_pass_for_every_token(case: Case, side: str) -> None:
+    """The loss, its gradients and all logits, with inputs that are not the labels (noise)."""
+    batch, labels, slow = sources(side), targets(), case.model()
+    inputs = torch.randint(5, 61, labels.shape, generator=torch.Generator().manual_seed(3))
+    inputs[:, 0] = START
+    logs = torch.stack(
+        [
+            torch.cat([prediction(case, slow, source, inputs[row, : step + 1].tolist(), [0]) for step in range(6)])
+            for row, source in enumerate(rows_of(batch))
+        ]
+    )
+    expected = F.nll_loss(logs.flatten(0, 1), labels.flatten(), ignore_index=-100)
+    expected_gradients = gradients(slow, expected)
     for path, options in PATHS.items():
         model = case.model(**options)
-        found = model(**batch, decoder_input_ids=given, labels=labels)
-        assert found.logits is None
-        assert_close(found.loss, expected, path)
-        assert_same_gradients(gradients(model, found.loss), wanted, 1e-4, path)
+        outputs = model(**batch, decoder_input_ids=inputs, labels=labels)
+        assert outputs.logits is None
+        assert_close(outputs.loss, expected, path)
+        assert_same_gradients(gradients(model, outputs.loss), expected_gradients, 1e-4, path)
         with torch.no_grad():
-            logits = model(**batch, decoder_input_ids=given).logits
-            cached = model(**batch, decoder_input_ids=given, use_cache=True)
-        every = torch.stack([torch.stack(row) for row in logs]).detach()
-        assert_close(logits.log_softmax(-1), every, path)
+            logits = model(**batch, decoder_input_ids=inputs).logits
+            cached = model(**batch, decoder_input_ids=inputs, use_cache=True)
+        assert_close(logits.log_softmax(-1), logs.detach(), path)
         assert_close(cached.logits, logits, f"with a cache, {path}")
-        assert cached.past_key_values.get_seq_length() == 8 + given.shape[1] - (case.family.name == "unilm")
+        assert cached.past_key_values.get_seq_length() == 8 + inputs.shape[1] - (case.family.name == "unilm")
 
 
-@each
-def test_spans_are_predicted_from_what_is_before_them(case: Case) -> None:
+@all_cases
+def test_spans_are_predicted_from_the_tokens_before_them(case: Case) -> None:
+    """Ignored steps have no query, and the others keep their positions."""
     batch, labels = sources(), targets()
     spans = torch.tensor([[4, 4, 4, 9, 9, 9], [0, 0, 1, 2, 2, 2], [7, 8, 8, 8, 8, 8]])
-    slow, terms = case.model(), []
+    slow, losses = case.model(), []
     for row, source in enumerate(rows_of(batch)):
-        read = [START, *labels[row, :-1].clamp(min=0).tolist()]
-        for number in dict.fromkeys(spans[row].tolist()):
-            steps = (spans[row] == number).nonzero().flatten().tolist()
-            wanted = [step for step in steps if labels[row, step] != -100]
-            if wanted:
-                places = steps  # ignored steps have no query, and the others keep their positions
-                kept = [place in wanted for place in places]
-                logs = span_prediction(case, slow, source, read[: steps[0] + 1], kept)
-                terms += [-logs[number][labels[row, step]] for number, step in enumerate(wanted)]
-    span_loss = sum(terms) / len(terms)
-    word_loss = slow(**batch, labels=labels).loss
-    wanted = gradients(slow, 0.75 * word_loss + 0.25 * span_loss)
+        previous = [START, *labels[row, :-1].clamp(min=0).tolist()]
+        for span in dict.fromkeys(spans[row].tolist()):
+            steps = (spans[row] == span).nonzero().flatten().tolist()
+            queries = [0 if labels[row, step] != -100 else -1 - step for step in steps]
+            logs = prediction(case, slow, source, previous[: steps[0] + 1], queries)
+            losses += [-log[labels[row, step]] for log, step in zip(logs, steps) if labels[row, step] != -100]
+    span_loss, token_loss = sum(losses) / len(losses), slow(**batch, labels=labels).loss
+    expected = 0.75 * token_loss + 0.25 * span_loss
+    expected_gradients = gradients(slow, expected)
     for path, options in PATHS.items():
         model = case.model(**options, span_loss_weight=0.25)
         loss = model(**batch, labels=labels, span_ids=spans).loss
-        assert_close(loss, 0.75 * word_loss + 0.25 * span_loss, path)
-        evaluated = model(**batch, labels=labels, span_ids=spans, return_logits=True).loss
-        assert_close(evaluated, loss, f"{path}, with logits")
-        assert_same_gradients(gradients(model, loss), wanted, 1e-4, path)
+        assert_close(loss, expected, path)
+        assert_close(model(**batch, labels=labels, span_ids=spans, return_logits=True).loss, loss, f"{path}, logits")
+        assert_same_gradients(gradients(model, loss), expected_gradients, 1e-4, path)
 
 
-def span_prediction(case: Case, model: PreTrainedModel, source: Tensor, read: list[int], kept: list[bool]) -> Tensor:
-    """(kept, vocabulary); queries that are left out are seen by none."""
-    group = [0 if keep else -1 - place for place, keep in enumerate(kept)]
-    return prediction(case, model, source, read, len(kept), group)[torch.tensor(kept)]
-
-
-@each
+@all_cases
 @torch.no_grad()
 def test_generation_is_a_plain_loop(case: Case) -> None:
     """Greedy, without repeated n-grams; beams with and without a cache; a batch and each row by itself."""
@@ -160,7 +135,7 @@ def test_generation_is_a_plain_loop(case: Case) -> None:
             for row, source in enumerate(rows_of(batch)):
                 text = [START]
                 for _ in range(7):
-                    logs = prediction(case, model, source, text, 1, [0])[0]
+                    logs = prediction(case, model, source, text, [0])[0]
                     if extra:
                         logs[text] = float("-inf")
                     text.append(int(logs.argmax()))
@@ -270,7 +245,7 @@ def test_source_and_target_share_the_positions() -> None:
         assert len(generate_texts(model, tokenizer, texts, max_new_tokens=10, max_length=room - 1)) == 2
 
 
-@each
+@all_cases
 def test_seq2seq_trainer_evaluates_by_generation(case: Case, tmp_path: Path) -> None:
     """With labels that Trainer smooths, from columns of sources and targets."""
     tokenizer = case.family.tokenizer.train(["a cat sat", "dogs ran home"] * 4, vocab_size=60, min_frequency=1)
