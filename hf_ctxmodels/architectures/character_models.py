@@ -23,7 +23,7 @@ from hf_ctxmodels.layers.characters import CharacterEncoder, row_hashes
 from hf_ctxmodels.layers.recurrent.rnn import LSTM
 from hf_ctxmodels.tokenizers.character_level import encode_characters
 
-_UPPER = range(ord("A") + 1, ord("Z") + 2)  # character ids: bytes from 1 on
+_FIRST_UPPER, _LAST_UPPER = ord("A") + 1, ord("Z") + 1  # character ids: bytes from 1 on
 _TO_LOWER = ord("a") - ord("A")
 _EMPTY_KEY = torch.iinfo(torch.int64).max
 
@@ -32,11 +32,9 @@ class CharacterVectors(nn.Module):
     """Pretrained word vectors, looked up by a hash of the characters of a word. Unknown words have a zero vector.
 
     Args:
-        words: Maximum number of words.
-        width: Width of the vectors.
+        words, width: Maximum number of words, and width of the vectors.
         padding_character: Id of the padding after the end of a word.
         lower_case: Whether the words are lower-cased; the look-up then lower-cases the letters A to Z.
-        trainable: Whether the vectors are trained.
     """
 
     initializes_itself = True
@@ -57,11 +55,7 @@ class CharacterVectors(nn.Module):
 
     @torch.no_grad()
     def fill(self, character_ids: Tensor, vectors: Tensor) -> None:
-        """Set (n, characters) words and their (n, width) vectors; of words with equal hashes, the first is kept.
-
-        Raises:
-            CtxError: The vectors have another width, or are too many.
-        """
+        """Set (n, characters) words and their (n, width) vectors; of words with equal hashes, the first is kept."""
         if len(vectors) > len(self.keys) or vectors.shape[1] != self.table.shape[1]:
             raise CtxError(
                 f"The vectors are {tuple(vectors.shape)}, but the model has room for {tuple(self.table[1:].shape)}."
@@ -77,11 +71,20 @@ class CharacterVectors(nn.Module):
         self.keys.copy_(keys)
         self.table.copy_(table)
 
+    def copy_vectors(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: CtxCharacterConfig
+    ) -> None:
+        """Copy the vectors of all words; raises CtxError for vectors of another size, or without vectors."""
+        words, vectors, _ = get_words_and_vectors(model, tokenizer)
+        width = config.max_characters_per_token
+        ids = np.array([encode_characters(word, width) for word in words], dtype=np.int64).reshape(-1, width)
+        self.fill(torch.from_numpy(ids), vectors)
+
     def _hash(self, character_ids: Tensor) -> Tensor:
         # so that keys do not depend on the padded width
         ids = character_ids.masked_fill(character_ids == self.padding_character, 0)
         if self.lower_case:
-            ids = ids + _TO_LOWER * ((ids >= _UPPER[0]) & (ids <= _UPPER[-1]))
+            ids = ids + _TO_LOWER * ((ids >= _FIRST_UPPER) & (ids <= _LAST_UPPER))
         return row_hashes(ids)
 
     def forward(self, character_ids: Tensor) -> Tensor:
@@ -94,11 +97,7 @@ class CharacterVectors(nn.Module):
 
 
 def build_character_vectors(config: CtxCharacterConfig) -> CharacterVectors | None:
-    """Empty `CharacterVectors` for the vectors of `config.pretrained_embeddings`; None without them.
-
-    Raises:
-        CtxError: The configuration lacks the number and width of the vectors.
-    """
+    """Empty `CharacterVectors` for the vectors of `config.pretrained_embeddings`; None without them."""
     if not config.pretrained_embedding_size and config.pretrained_embeddings is None:
         return None
     if not config.pretrained_embedding_size:
@@ -129,9 +128,6 @@ class CharacterPreTrainedModel(CtxPreTrainedModel):
         """Configuration fields for the word embeddings of a directory or Hub id.
 
         Pass them to the configuration of a new model, or to `from_pretrained`; then call `load_pretrained_embeddings`.
-
-        Raises:
-            CtxError: The configuration or the tokenizer cannot be opened.
         """
         config, tokenizer = open_pretrained_embeddings(source, AutoConfig)
         return {
@@ -142,27 +138,14 @@ class CharacterPreTrainedModel(CtxPreTrainedModel):
         }
 
     def load_pretrained_embeddings(self, source: str | None = None) -> None:
-        """Copy the word vectors of another model; arguments and errors as in `load_word_vectors`."""
-        load_word_vectors(self, source, CharacterVectors, self._copy_vectors)
+        """Copy the word vectors of another model, see `load_word_vectors`."""
+        load_word_vectors(self, source, CharacterVectors)
 
     def load_pretrained_components(self, missing: Container[str] | None = None) -> None:
-        """Copy the word vectors, unless they are in the checkpoint; see the base class."""
+        """Copy the word vectors, unless they are in the checkpoint."""
         super().load_pretrained_components(missing)
         if lacks_word_vectors(self, CharacterVectors, missing):
             self.load_pretrained_embeddings()
-
-    def _copy_vectors(
-        self, vectors: CharacterVectors, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
-    ) -> None:
-        """Copy the characters and the vectors of all words.
-
-        Raises:
-            CtxError: The model has no static word embeddings, or they have another size.
-        """
-        words, word_vectors, _ = get_words_and_vectors(model, tokenizer)
-        width = self.config.max_characters_per_token
-        ids = np.array([encode_characters(word, width) for word in words], dtype=np.int64).reshape(-1, width)
-        vectors.fill(torch.from_numpy(ids), word_vectors)
 
     def resize_token_embeddings(
         self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
@@ -178,15 +161,7 @@ class CharacterPreTrainedModel(CtxPreTrainedModel):
 
 
 class CharacterModel(CharacterPreTrainedModel):
-    """A character encoder of words, and bidirectional LSTM layers.
-
-    Attributes:
-        characters: The character encoder.
-        layers: The LSTM layers.
-    """
-
-    characters: CharacterEncoder
-    layers: nn.ModuleList
+    """A character encoder of words, and bidirectional LSTM layers."""
 
     def build_encoder(self, config: CtxCharacterConfig, word_size: int, input_size: int) -> None:
         """Create the character encoder, with an output of width `word_size`, and layers with inputs of `input_size`."""
@@ -211,19 +186,18 @@ class CharacterModel(CharacterPreTrainedModel):
         )
 
     def encode_words(self, characters: Tensor) -> Tensor:
-        """(words, characters) ids -> (words, width).
-
-        Raises:
-            CtxError: The words have fewer characters than the widest filter.
-        """
+        """(words, characters) ids -> (words, width); raises CtxError if words are narrower than the widest filter."""
         if characters.shape[1] < self.characters.max_filter_width:
             raise CtxError(
                 f"input_ids have {characters.shape[1]} characters per word, but a filter has width "
                 f"{self.characters.max_filter_width}.",
                 hint=f"pad words to {self.config.max_characters_per_token} characters, as the tokenizer does.",
             )
-        encode = self.characters if self.config.unpad else self.characters.plain
-        return encode(characters)
+        return (self.characters if self.config.unpad else self.characters.plain)(characters)
+
+    def embed_ids(self, input_ids: Tensor) -> Tensor:
+        """(batch, words, characters) ids -> (batch, words, width)."""
+        return self.encode_words(input_ids.flatten(0, 1)).unflatten(0, input_ids.shape[:2])
 
     def get_input_embeddings(self) -> nn.Module:
         """The character embeddings."""

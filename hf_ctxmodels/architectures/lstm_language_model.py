@@ -4,7 +4,6 @@ A family defines its dropout (`embed`, `layer_dropout`, `output_dropout`), its l
 its loss.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, ClassVar
@@ -16,12 +15,13 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels.architectures.configurations import CtxLSTMLanguageModelConfig
-from hf_ctxmodels.architectures.recurrent_inputs import prepare_inputs
-from hf_ctxmodels.core.caches import RecurrentCache, validate_cache
+from hf_ctxmodels.architectures.recurrent_encoders import prepare_inputs, run_stateful_layers
+from hf_ctxmodels.core.caches import RecurrentCache
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.heads.base import ItemCounts, mean_over_targets
 from hf_ctxmodels.heads.causal_lm import ForCausalLM
+from hf_ctxmodels.layers.cpu.dropout import dropout
 from hf_ctxmodels.layers.pooling import Pooling, pool_tokens, token_mask
 from hf_ctxmodels.layers.recurrent.packing import PackedSequences
 from hf_ctxmodels.layers.recurrent.rnn import LSTM
@@ -51,8 +51,6 @@ class LSTMLanguageModelOutput(BaseModelOutputWithPooling):
     """Output of `LSTMLanguageModel`.
 
     Attributes:
-        last_hidden_state: (batch, length, hidden) of the last layer, before dropout.
-        pooler_output: (batch, hidden) for families with a `pooling`; else None.
         hidden_states: The embeddings and the outputs of the layers, with the widths in `config.layer_sizes`.
         past_key_values: Hidden and cell state of each layer after the last token of a row, (batch, 1, width) each.
         regularization_loss: In training of a language model, the sum of the additional loss terms; else None.
@@ -65,16 +63,10 @@ class LSTMLanguageModelOutput(BaseModelOutputWithPooling):
 class LSTMLanguageModel(LSTMLanguageModelPreTrainedModel):
     """Word embeddings and unidirectional LSTM layers, with the widths in `config.layer_sizes`.
 
-    Attributes:
-        pooling: Pooling of the token states to `pooler_output`; None for none.
+    A family with a `pooling` of the token states returns `pooler_output`.
     """
 
     pooling: ClassVar[Pooling | None] = None
-
-    @property
-    def is_backward(self) -> bool:
-        """Whether the model reads from right to left."""
-        return False
 
     def __init__(self, config: CtxLSTMLanguageModelConfig, add_pooling_layer: bool = False) -> None:
         super().__init__(config)
@@ -82,17 +74,22 @@ class LSTMLanguageModel(LSTMLanguageModelPreTrainedModel):
         self.layers = nn.ModuleList(self.build_layer(*widths) for widths in pairwise(config.layer_sizes))
         self.post_init()
 
+    @property
+    def is_backward(self) -> bool:
+        """Whether the model reads from right to left."""
+        return False
+
     def build_layer(self, input_size: int, output_size: int) -> LSTM:
         """Create a layer."""
         return LSTM(input_size, output_size, directions=1, state_bias=True)
 
     def embed(self, ids: Tensor) -> Tensor:
-        """(directions, tokens) packed ids -> (directions, tokens, width) embeddings after dropout."""
+        """(1, tokens) packed ids -> (1, tokens, width) embeddings after dropout."""
         return self.word_embeddings(ids)
 
     def layer_dropout(self, packed: Tensor, packing: PackedSequences, depth: int) -> Tensor:
-        """Dropout of (directions, tokens, width), the packed input of the layer at `depth`."""
-        return packed
+        """Dropout of (1, tokens, width), the packed input of the layer at `depth`; by default between layers."""
+        return dropout(packed, self.config.hidden_dropout_prob if depth else 0.0, self.training)
 
     @can_return_tuple
     def forward(
@@ -116,66 +113,40 @@ class LSTMLanguageModel(LSTMLanguageModelPreTrainedModel):
             use_cache: Return `past_key_values`; None for `config.stateful`.
             truncation: Number of steps to back-propagate through; None for all.
             layers: Number of layers to run, whose last one computes `last_hidden_state`; None for all.
-            output_hidden_states: Return `hidden_states`.
             kwargs: Ignored arguments of other families' models.
         """
+        config = self.config
         inputs = prepare_inputs(
             self,
             input_ids,
             inputs_embeds,
             attention_mask,
             sequence_ids,
-            width=self.config.layer_sizes[0],
-            output_mask=output_mask,
+            output_mask,
+            width=config.layer_sizes[0],
+            past_key_values=past_key_values,
         )
-        if sequence_ids is not None:
-            if past_key_values is not None:
-                raise CtxError("past_key_values cannot be combined with sequence_ids: a cache has one state per row.")
-            use_cache = False
-        if use_cache is None:
-            use_cache = self.config.stateful
         if output_hidden_states is None:
-            output_hidden_states = self.config.output_hidden_states
+            output_hidden_states = config.output_hidden_states
         packing = inputs.pack(2).backward_only() if self.is_backward else inputs.pack(1)
         packed = packing.pack(inputs.words)
-        if inputs.are_ids:
-            packed = self.embed(packed)
-        hidden_states, last, cache = self._run_layers(
-            packed, packing, past_key_values, truncation, self.layers[:layers], output_hidden_states
+        hidden_states, last, cache = run_stateful_layers(
+            self.layers[:layers],
+            self.embed(packed) if inputs.are_ids else packed,
+            packing,
+            past_key_values,
+            [(size, size) for size in config.layer_sizes[1:]],
+            layer_dropout=lambda states, depth: self.layer_dropout(states, packing, depth),
+            truncation=truncation,
+            records_inputs=output_hidden_states,
         )
+        use_cache = sequence_ids is None and (config.stateful if use_cache is None else use_cache)
         return LSTMLanguageModelOutput(
             last_hidden_state=last if output_mask is None else last[output_mask],
             pooler_output=None if self.pooling is None else pool_tokens(last, inputs.tokens, self.pooling),
             hidden_states=(*hidden_states, last) if output_hidden_states else None,
             past_key_values=cache if use_cache else None,
         )
-
-    def _run_layers(
-        self,
-        packed: Tensor,
-        packing: PackedSequences,
-        cache: RecurrentCache | None,
-        truncation: int | None,
-        layers: Iterable[nn.Module],
-        output_hidden_states: bool,
-    ) -> tuple[list[Tensor], Tensor, RecurrentCache]:
-        """Return the input of each layer if requested and the last output, (batch, length, width) each, and the state
-        after the last token."""
-        num_past_tokens, length = 0, packing.shape[1]
-        initial_states: list[tuple[Tensor, ...] | None] = [None] * len(self.layers)
-        if cache is not None:
-            validate_cache(cache, [[(packing.shape[0], 1, size)] * 2 for size in self.config.layer_sizes[1:]])
-            num_past_tokens = cache.seen_tokens
-            initial_states = [packing.pack_state(state) for state in cache.states]
-        hidden_states, final_states = [], []
-        for depth, layer in enumerate(layers):
-            if output_hidden_states:
-                hidden_states.append(packing.unpack(packed)[0])
-                packed = packing.repack(hidden_states[-1][None])  # so that gradients reach the recorded states
-            layer_input = self.layer_dropout(packed, packing, depth)
-            packed, state = layer(layer_input, packing, initial_states[depth], truncation)
-            final_states.append(packing.unpack_state(state))
-        return hidden_states, packing.unpack(packed)[0], RecurrentCache(final_states, num_past_tokens + length)
 
 
 class LSTMForCausalLM(ForCausalLM):
@@ -191,12 +162,12 @@ class LSTMForCausalLM(ForCausalLM):
 
     def output_dropout(self, states: Tensor) -> Tensor:
         """Dropout of (batch, length, hidden), the input of `decoder`."""
-        return states
+        return dropout(states, self.config.hidden_dropout_prob, self.training)
 
     def regularization_loss(
         self, states: Tensor, dropped_states: Tensor, target_mask: Tensor, is_same_sequence: Tensor
     ) -> Tensor | None:
-        """The terms that training adds to the summed cross-entropy; None for none.
+        """The terms that training adds to the summed cross-entropy.
 
         Args:
             states, dropped_states: (batch, length, hidden) output of the last layer before and after dropout.
@@ -215,19 +186,18 @@ class LSTMForCausalLM(ForCausalLM):
         `output_dropout`."""
         attention_mask, sequence_ids = inputs.get("attention_mask"), inputs.get("sequence_ids")
         if target_mask is not None:
+            ids, embeddings = inputs.get("input_ids"), inputs.get("inputs_embeds")
             self.check_encoder_input(
-                inputs.get("input_ids"),
-                inputs.get("inputs_embeds"),
-                attention_mask,
-                None,
-                sequence_ids=sequence_ids,
-                output_mask=target_mask,
+                ids, embeddings, attention_mask, None, sequence_ids=sequence_ids, output_mask=target_mask
             )
         outputs = self.encode(**inputs)
         states = outputs.last_hidden_state
         outputs.last_hidden_state = dropped_states = self.output_dropout(states)
         if target_mask is not None and self.training:
-            is_same_sequence = _same_sequence(token_mask(states, attention_mask, sequence_ids), sequence_ids)
+            tokens = token_mask(states, attention_mask, sequence_ids)
+            is_same_sequence = tokens[:, 1:] & tokens[:, :-1]
+            if sequence_ids is not None:
+                is_same_sequence &= sequence_ids[:, 1:] == sequence_ids[:, :-1]
             outputs.regularization_loss = self.regularization_loss(
                 states, dropped_states, target_mask, is_same_sequence
             )
@@ -249,10 +219,8 @@ class LSTMForCausalLM(ForCausalLM):
     ) -> dict[str, Any]:
         """The tokens after the tokens in the cache, and their mask; raises CtxError for a backward model."""
         if self.is_backward:
-            raise CtxError(
-                "A backward language model cannot continue a text at its end.",
-                hint="generate with a forward model.",
-            )
+            message = "A backward language model cannot continue a text at its end."
+            raise CtxError(message, hint="generate with a forward model.")
         inputs = super().prepare_inputs_for_generation(input_ids, **kwargs)
         if attention_mask is not None:
             tokens = inputs["input_ids"] if inputs.get("input_ids") is not None else inputs["inputs_embeds"]
@@ -262,9 +230,3 @@ class LSTMForCausalLM(ForCausalLM):
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
         return False  # the first forward creates the cache
-
-
-def _same_sequence(tokens: Tensor, sequence_ids: Tensor | None) -> Tensor:
-    """(batch, length - 1) bool: True where two adjacent words belong to the same sequence."""
-    are_tokens = tokens[:, 1:] & tokens[:, :-1]
-    return are_tokens if sequence_ids is None else are_tokens & (sequence_ids[:, 1:] == sequence_ids[:, :-1])

@@ -26,8 +26,8 @@ from hf_ctxmodels.architectures.query_encoding import (
     required_target_tokens,
     target_columns,
 )
+from hf_ctxmodels.core.caches import PreallocatedCache
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.generation_cache import PreallocatedCache
 from hf_ctxmodels.core.inputs import (
     check_ids,
     check_padding_mask,

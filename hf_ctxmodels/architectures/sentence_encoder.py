@@ -10,7 +10,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils.generic import can_return_tuple
 
-from hf_ctxmodels.architectures.recurrent_inputs import prepare_inputs, zero_padding
+from hf_ctxmodels.architectures.recurrent_encoders import prepare_inputs, zero_padding
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.loading import load_pretrained
 from hf_ctxmodels.core.model import CtxPreTrainedModel, evaluation_mode
@@ -24,13 +24,7 @@ from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model
 class RecurrentSentenceEncoder(CtxPreTrainedModel):
     """Embeddings, bidirectional recurrent layers, and pooling: `pooler_output` is the sentence vector.
 
-    Args:
-        config: A configuration with `layer_sizes`, `pooling` and `hidden_dropout_prob`.
-        add_pooling_layer: Whether to compute `pooler_output`.
-
-    Attributes:
-        layers: The bidirectional layers.
-        pooler: Pools the states to `pooler_output`, or None.
+    The configuration has `layer_sizes`, `pooling` and `hidden_dropout_prob`.
     """
 
     def __init__(self, config: Any, add_pooling_layer: bool = True) -> None:
@@ -69,7 +63,6 @@ class RecurrentSentenceEncoder(CtxPreTrainedModel):
         """Encode a batch. Other arguments and errors as in `prepare_inputs`.
 
         Args:
-            token_type_ids: (batch, length), checked only: heads use them to separate two texts.
             output_hidden_states: Return `hidden_states`: the embeddings and the outputs of the layers.
             kwargs: Ignored arguments of other families' models.
 
@@ -78,14 +71,7 @@ class RecurrentSentenceEncoder(CtxPreTrainedModel):
             at positions that `select_tokens` excludes.
         """
         inputs = prepare_inputs(
-            self,
-            input_ids,
-            inputs_embeds,
-            attention_mask,
-            sequence_ids,
-            width=self.config.embedding_size,
-            output_mask=output_mask,
-            token_type_ids=token_type_ids,
+            self, input_ids, inputs_embeds, attention_mask, sequence_ids, output_mask, token_type_ids=token_type_ids
         )
         tokens = self.select_tokens(input_ids, inputs.tokens)
         embedded = zero_padding(inputs.embed(self.get_input_embeddings()), tokens)
@@ -107,16 +93,10 @@ class RecurrentSentenceEncoder(CtxPreTrainedModel):
         batch_size: int = 64,
         normalize: bool = False,
     ) -> Tensor:
-        """(sentences, width) vectors of sentences, see `encode_sentences`.
-
-        Args:
-            sentences: The sentences.
-            tokenizer: The tokenizer of the model; None for the tokenizer that was saved with the model.
-            batch_size: Sentences per batch.
-            normalize: Scale every vector to length 1.
+        """Call `encode_sentences` with the tokenizer, or with the tokenizer that was saved with the model.
 
         Raises:
-            CtxError: As in `encode_sentences`; or no tokenizer is passed and none was saved with the model.
+            CtxError: As in `encode_sentences`; or no tokenizer was saved with the model.
         """
         if tokenizer is None:
             tokenizer = load_pretrained(AutoTokenizer, self.config.name_or_path, "the model's tokenizer")
@@ -124,12 +104,7 @@ class RecurrentSentenceEncoder(CtxPreTrainedModel):
 
 
 def sentence_vectors(model: PreTrainedModel, inputs: Mapping[str, Tensor], pooling: Pooling | None = None) -> Tensor:
-    """(batch, width) vectors of tokenized sentences.
-
-    Args:
-        model: A base model.
-        inputs: The inputs of the model.
-        pooling: Pooling of the token states; None for the model's `pooler_output`.
+    """(batch, width) vectors of tokenized sentences: pooled token states, or without `pooling` the `pooler_output`.
 
     Raises:
         CtxError: The model has no `pooler_output`.
@@ -155,17 +130,13 @@ def encode_sentences(
     batch_size: int = 64,
     normalize: bool = False,
 ) -> Tensor:
-    """Encode sentences as vectors.
+    """Encode sentences as vectors, in evaluation mode.
 
-    Batches contain sentences of similar length. The model is in evaluation mode during the call. Sentences that are
-    longer than the model's limit are truncated.
+    Batches contain sentences of similar length. Sentences that are longer than the model's limit are truncated.
 
     Args:
-        model: A base model of any family, as opened by `AutoModel`.
-        tokenizer: Its tokenizer.
-        sentences: The sentences.
+        model, tokenizer: A base model of any family, as opened by `AutoModel`, and its tokenizer.
         pooling: As in `sentence_vectors`.
-        batch_size: Sentences per batch.
         normalize: Scale every vector to length 1.
 
     Returns:
@@ -178,7 +149,12 @@ def encode_sentences(
     Example:
         >>> vectors = encode_sentences(model, tokenizer, ["A cat sat.", "It ran."], pooling="mean")
     """
-    texts = _validate_sentences(sentences)
+    if isinstance(sentences, str):
+        raise CtxError("sentences is a single string.", hint="pass a list: encode([text]).")
+    texts = list(sentences)
+    for index, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise CtxError(f"sentences[{index}] is a {type(text).__name__}, expected a string.")
     if batch_size < 1:
         raise CtxError(f"batch_size={batch_size}, expected 1 or more.")
     check_tokenizer_matches_model(tokenizer, model.config, location=tokenizer.name_or_path or type(tokenizer).__name__)
@@ -218,13 +194,3 @@ def max_sentence_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBa
     """Maximum number of tokens of a sentence; None without a limit."""
     limits = [tokenizer.model_max_length, getattr(model.config, "max_sequence_length", None)]
     return min((limit for limit in limits if limit is not None and 0 < limit < 1_000_000), default=None)
-
-
-def _validate_sentences(sentences: Sequence[str]) -> list[str]:
-    if isinstance(sentences, str):
-        raise CtxError("sentences is a single string.", hint="pass a list: encode([text]).")
-    texts = list(sentences)
-    for index, text in enumerate(texts):
-        if not isinstance(text, str):
-            raise CtxError(f"sentences[{index}] is a {type(text).__name__}, expected a string.")
-    return texts

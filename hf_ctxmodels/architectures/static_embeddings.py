@@ -13,7 +13,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels.architectures.configurations import CtxStaticConfig
-from hf_ctxmodels.architectures.recurrent_inputs import prepare_inputs, zero_padding
+from hf_ctxmodels.architectures.recurrent_encoders import prepare_inputs, zero_padding
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.pooling import PoolingLayer
@@ -33,8 +33,7 @@ def supports_compiled_updates(weight: Tensor) -> bool:
 def run_in_threads(num_threads: int, update: Callable[..., Tensor], *batch: Tensor | None) -> Tensor:
     """Run `update` on chunks of a batch, one thread each; returns the sum of its losses.
 
-    The threads update the same embeddings without locks, as the released code of word2vec and GloVe does. During the
-    call torch's operations use one thread each.
+    The threads update the same embeddings without locks, as the released code of word2vec and GloVe does.
     """
     batch_size = next(len(tensor) for tensor in batch if tensor is not None)
     num_threads = min(num_threads, batch_size)
@@ -51,12 +50,9 @@ def run_in_threads(num_threads: int, update: Callable[..., Tensor], *batch: Tens
 
 
 class StaticEmbedding(nn.Embedding):
-    """One vector, or number, for each word of the vocabulary.
+    """`nn.Embedding` whose weights are initialised uniformly in +-0.5 / spread, or without `spread` to zeros.
 
-    Args:
-        num_embeddings, embedding_dim, padding_idx: As in `nn.Embedding`.
-        spread: The weights are initialised uniformly in +-0.5 / spread; the released code of word2vec and GloVe uses
-            the width of the vectors. None for zeros.
+    The released code of word2vec and GloVe uses the width of the vectors as the spread.
     """
 
     initializes_itself = True
@@ -84,21 +80,15 @@ class StaticPreTrainedModel(CtxPreTrainedModel):
     config: CtxStaticConfig
     supports_gradient_checkpointing = False  # there are no activations to recompute
 
-    def static_embeddings_with_parents(self) -> list[tuple[nn.Module, str]]:
-        """Return the parent module and the attribute name of each `StaticEmbedding`."""
-        return [
-            (parent, name)
-            for parent in self.modules()
-            for name, child in parent.named_children()
-            if isinstance(child, StaticEmbedding)
-        ]
+    def static_embeddings(self) -> list[StaticEmbedding]:
+        """All `StaticEmbedding` modules."""
+        return [module for module in self.modules() if isinstance(module, StaticEmbedding)]
 
     def _resize_token_embeddings(
         self, new_num_tokens: int | None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
     ) -> nn.Module:
         """Resize all embeddings as in transformers; without `mean_resizing`, new vectors are initialised."""
-        for parent, name in self.static_embeddings_with_parents():
-            embedding: StaticEmbedding = getattr(parent, name)
+        for embedding in self.static_embeddings():
             old_size = embedding.num_embeddings
             self._get_resized_embeddings(embedding, new_num_tokens, pad_to_multiple_of, mean_resizing)
             new_size = embedding.num_embeddings - old_size
@@ -109,21 +99,12 @@ class StaticPreTrainedModel(CtxPreTrainedModel):
 
     def set_sparse_gradients(self, sparse: bool) -> None:
         """Set whether the gradients of the embeddings are sparse, which not every optimizer supports."""
-        for parent, name in self.static_embeddings_with_parents():
-            getattr(parent, name).sparse = sparse
+        for embedding in self.static_embeddings():
+            embedding.sparse = sparse
 
 
 class StaticEmbeddingModel(StaticPreTrainedModel):
-    """Word vectors: the state of a token is its word vector; the vectors of a row are pooled.
-
-    Args:
-        config: Number and width of the vectors.
-        add_pooling_layer: Whether to compute `pooler_output`.
-
-    Attributes:
-        word_embeddings: (vocabulary, hidden) vectors.
-        pooler: Pools the states to `pooler_output`, or None.
-    """
+    """Word vectors: the state of a token is its word vector; `pooler_output` pools the vectors of a row."""
 
     _input_embed_layer = "word_embeddings"
 
@@ -136,8 +117,7 @@ class StaticEmbeddingModel(StaticPreTrainedModel):
 
     def build_embedding(self, config: CtxStaticConfig) -> StaticEmbedding:
         """Create a vector for each word."""
-        size = config.hidden_size
-        return StaticEmbedding(config.vocab_size, size, spread=size, padding_idx=config.pad_token_id)
+        return StaticEmbedding(config.vocab_size, config.hidden_size, config.hidden_size, config.pad_token_id)
 
     def build_encoder(self, config: CtxStaticConfig) -> None:
         """Create other modules of a family."""
@@ -163,19 +143,10 @@ class StaticEmbeddingModel(StaticPreTrainedModel):
     ) -> BaseModelOutputWithPooling:
         """Encode a batch. Other arguments and errors as in `prepare_inputs`.
 
-        Args:
-            output_hidden_states: Return `hidden_states`, which is (`last_hidden_state`,).
-            kwargs: Ignored arguments of other families' models.
+        `hidden_states` is (`last_hidden_state`,). Arguments of other families' models are ignored.
         """
-        inputs = prepare_inputs(
-            self,
-            input_ids,
-            inputs_embeds,
-            attention_mask,
-            sequence_ids,
-            width=self.config.hidden_size,
-            output_mask=output_mask,
-        )
+        width = self.config.hidden_size
+        inputs = prepare_inputs(self, input_ids, inputs_embeds, attention_mask, sequence_ids, output_mask, width=width)
         states = zero_padding(inputs.embed(self.embed_ids), inputs.tokens)
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
@@ -189,12 +160,10 @@ class StaticEmbeddingModel(StaticPreTrainedModel):
 def get_words_and_vectors(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[list[str], Tensor, list[int]]:
-    """The words of static word embeddings without special tokens, their (words, width) float32 vectors on the CPU, and
-    their ids.
+    """Words without special tokens, their (words, width) float32 vectors on the CPU, and their ids.
 
     Raises:
-        CtxError: The model has no static word embeddings, or the tokenizer is not a word tokenizer or does not match
-            the model.
+        CtxError: The model has no static word embeddings, or its tokenizer is of another class or does not match it.
     """
     encoder: Any = model.base_model
     if not isinstance(encoder, StaticEmbeddingModel) or not isinstance(tokenizer, CtxWordTokenizer):

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from hf_ctxmodels.layers.recurrent.rnn import LSTM
-from hf_ctxmodels.models.cove.biattention import Biattention, Maxout, MaxoutClassifier
+from hf_ctxmodels.models.cove.modeling_cove import Biattention, Maxout, MaxoutClassifier
 
 WIDTH = 5
 
@@ -61,7 +61,7 @@ def test_maxout_is_the_largest_of_its_maps() -> None:
 
 
 def test_classifier_normalises_by_the_batch_and_takes_a_single_row() -> None:
-    classifier = MaxoutClassifier(6, 4, 3, pieces=2, dropout=0.0).train()
+    classifier = MaxoutClassifier([6, 8, 4, 3], pieces=2, dropout=0.0).train()
     states = 5 + torch.randn(8, 6)
     assert classifier[0](states).mean(0).abs().max() < 1e-5
     mean = classifier[0].running_mean.clone()

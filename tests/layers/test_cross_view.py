@@ -4,13 +4,9 @@ import pytest
 import torch
 from torch.distributions import Bernoulli, Categorical, kl_divergence
 
-from hf_ctxmodels.models.cvt.cross_view import (
-    TEXT_VIEWS,
-    WORD_VIEWS,
-    TextPredictors,
-    WordPredictors,
-    summed_consistency_loss,
-)
+from hf_ctxmodels import CtxCvtConfig
+from hf_ctxmodels.models.cvt.configuration_cvt import TEXT_VIEWS, WORD_VIEWS
+from hf_ctxmodels.models.cvt.modeling_cvt import CrossViewPredictors, summed_consistency_loss
 
 WIDTH = 3
 # Left and right padding, two sequences in a row, a row of one word, and one without padding.
@@ -24,33 +20,42 @@ def states(seed: int = 0) -> torch.Tensor:
     return torch.randn(*SEQUENCES.shape, 2 * WIDTH) * (SEQUENCES != 0)[..., None]
 
 
+def predictors(views: list[str] | None = None, pooling: str | None = None) -> CrossViewPredictors:
+    """Predictors of five labels from views of width 3."""
+    config = CtxCvtConfig(hidden_size=2 * WIDTH, prediction_size=8, num_hidden_layers=2, views=views)
+    return CrossViewPredictors(config, 5, pooling)
+
+
 @pytest.mark.parametrize(("name", "half", "step"), [("future", 0, -1), ("past", 1, 1)])
-def test_a_neighbour_of_the_same_sequence(name: str, half: int, step: int) -> None:
-    given = states()
-    seen = WORD_VIEWS[name](given, SEQUENCES)
+def test_neighbor_of_the_same_sequence(name: str, half: int, step: int) -> None:
+    model, first_layer = predictors([name]), states()
+    logits = model.get_views(first_layer, SEQUENCES)[name]
     rows, length = SEQUENCES.shape
     for row in range(rows):
-        for place in range(length):
-            other = place + step
-            same = 0 <= other < length and SEQUENCES[row, place] != 0
-            same = same and bool(SEQUENCES[row, other] == SEQUENCES[row, place])
-            whole = given[row, other] if same else torch.zeros(2 * WIDTH)
-            assert seen[row, place].equal(whole.split(WIDTH)[half])
+        for column in range(length):
+            neighbor = column + step
+            is_same = 0 <= neighbor < length and SEQUENCES[row, column] != 0
+            is_same = is_same and bool(SEQUENCES[row, neighbor] == SEQUENCES[row, column])
+            state = first_layer[row, neighbor] if is_same else torch.zeros(2 * WIDTH)
+            expected = model.auxiliary[f"{name}_view"](state.split(WIDTH)[half])
+            torch.testing.assert_close(logits[row, column], expected)
 
 
-@pytest.mark.parametrize("views", [WORD_VIEWS, TEXT_VIEWS], ids=["words", "texts"])
-def test_each_sees_one_direction(views: dict) -> None:
-    first, second = states(0), states(1)
-    for name, view in views.items():
+@pytest.mark.parametrize("pooling", [None, "mean+max"], ids=["words", "texts"])
+def test_view_depends_on_one_direction(pooling: str | None) -> None:
+    model, first, second = predictors(pooling=pooling), states(0), states(1)
+    expected, other = (model.get_views(batch, SEQUENCES) for batch in (first, second))
+    assert list(expected) == list(WORD_VIEWS if pooling is None else TEXT_VIEWS)
+    for name in expected:
         half = slice(0, WIDTH) if name in ("forward", "future", "beginning") else slice(WIDTH, None)
         mixed = second.clone()
         mixed[..., half] = first[..., half]
-        assert view(mixed, SEQUENCES).equal(view(first, SEQUENCES))
-        assert not view(second, SEQUENCES).equal(view(first, SEQUENCES))
+        assert model.get_views(mixed, SEQUENCES)[name].equal(expected[name])
+        assert not other[name].equal(expected[name])
 
 
 def test_beginning_and_end_see_half_of_a_text() -> None:
-    predict = TextPredictors(4, WIDTH, 8, 5, None, "mean+max")
+    predict = predictors(pooling="mean+max")
     sequences = torch.tensor([[0, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]])
     torch.manual_seed(0)
     given = torch.randn(2, 6, 2 * WIDTH)
@@ -62,11 +67,6 @@ def test_beginning_and_end_see_half_of_a_text() -> None:
     assert predict.get_views(early, sequences)["end"].equal(before["end"])
     for spoiled, name in ((late, "end"), (early, "beginning"), (late, "forward"), (early, "backward")):
         assert (predict.get_views(spoiled, sequences)[name] != before[name]).any(1).all()
-
-
-def test_views_that_are_wanted() -> None:
-    assert list(WordPredictors(4, WIDTH, 8, 5, None).get_views(states(), SEQUENCES)) == list(WORD_VIEWS)
-    assert list(WordPredictors(4, WIDTH, 8, 5, ["past"]).get_views(states(), SEQUENCES)) == ["past"]
 
 
 class TestDisagreement:

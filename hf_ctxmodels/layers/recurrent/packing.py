@@ -150,8 +150,8 @@ class PackedSequences:
 
 
 def concat_directions(states: Tensor) -> Tensor:
-    """(2, ..., width) forward and backward states -> (..., 2 * width)."""
-    return torch.cat([states[0], states[1]], -1)
+    """(directions, ..., width) states -> (..., directions * width)."""
+    return states[0] if len(states) == 1 else torch.cat([*states], -1)
 
 
 def run_layer(layer: nn.Module, states: Tensor, packing: PackedSequences) -> Tensor:

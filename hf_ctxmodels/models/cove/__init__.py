@@ -1,7 +1,5 @@
 """CoVe (McCann et al. 2017): pretrained word vectors concatenated with the states of a translation model's encoder."""
 
-from typing import Any
-
 from hf_ctxmodels.models.cove.configuration_cove import CtxCoveConfig
 from hf_ctxmodels.models.cove.modeling_cove import (
     CtxCoveForConditionalGeneration,
@@ -12,15 +10,6 @@ from hf_ctxmodels.models.cove.modeling_cove import (
 from hf_ctxmodels.models.cove.tokenization_cove import CtxCoveTokenizer
 from hf_ctxmodels.objectives import Translation
 from hf_ctxmodels.spec import FamilySpec, PublishedCount, ShortTraining, Traits
-
-# base: the released encoder (section 6); tiny: for a CPU
-SIZES: dict[str, dict[str, Any]] = {
-    "tiny": {"embedding_size": 100, "hidden_size": 128, "biattention_size": 64},
-    "base": {"embedding_size": 300, "hidden_size": 600},
-}
-
-# The released encoder has 3,609,600 parameters without its GloVe vectors.
-PUBLISHED = {"released": PublishedCount({"vocab_size": 1000}, {"AutoModel": 3_609_600 + 1000 * 300})}
 
 SPEC = FamilySpec(
     name="cove",
@@ -35,8 +24,13 @@ SPEC = FamilySpec(
         "AutoModelForTokenClassification": CtxCoveForTokenClassification,
     },
     objectives={"translation": Translation},
-    sizes=SIZES,
-    published=PUBLISHED,
+    # base: the released encoder (section 6); tiny: for a CPU
+    sizes={
+        "tiny": {"embedding_size": 100, "hidden_size": 128, "biattention_size": 64},
+        "base": {"embedding_size": 300, "hidden_size": 600},
+    },
+    # The released encoder has 3,609,600 parameters without its GloVe vectors.
+    published={"released": PublishedCount({"vocab_size": 1000}, {"AutoModel": 3_609_600 + 1000 * 300})},
     traits=Traits(
         is_recurrent=True,
         uses_batch_norm=("AutoModelForSequenceClassification",),

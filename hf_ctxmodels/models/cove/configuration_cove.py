@@ -10,8 +10,7 @@ class CtxCoveConfig(CtxConfig):
     """Shape and regularisation of the translation model and the task heads.
 
     Args:
-        vocab_size: Size of the source vocabulary, special tokens included.
-        target_vocab_size: Size of the target vocabulary.
+        vocab_size, target_vocab_size: Sizes of the source and the target vocabulary, special tokens included.
         embedding_size: Width of the pretrained embeddings, and of the decoder's embeddings.
         hidden_size: Width of the hidden states, in the encoder of both directions concatenated.
         num_hidden_layers: Number of LSTM layers of the encoder, and of the decoder.
@@ -28,7 +27,6 @@ class CtxCoveConfig(CtxConfig):
         biattention_size: Width per direction of the classification network's LSTM states.
         maxout_pieces: Number of linear layers in a maxout layer.
         classifier_dropout: Dropout on a task head's input, and before its output.
-        pad_token_id: Id of padding in both vocabularies.
         unk_token_id: Id of unknown source words, whose vector is zero.
         decoder_start_token_id, eos_token_id: Ids in the target vocabulary.
     """
@@ -59,17 +57,16 @@ class CtxCoveConfig(CtxConfig):
     def validate_shape(self) -> None:
         """Check the shape (called at construction)."""
         self.require_even_hidden_size()
-        self.require_positive(
-            "vocab_size", "target_vocab_size", "embedding_size", "num_hidden_layers", "biattention_size"
-        )
+        self.require_positive("vocab_size", "target_vocab_size", "embedding_size", "num_hidden_layers")
+        self.require_positive("biattention_size")
         if self.maxout_pieces < 2:
             raise ValueError(f"maxout_pieces={self.maxout_pieces} must be 2 or more.")
 
     @property
     def layer_sizes(self) -> list[int]:
         """Widths of all hidden states: the embeddings, the lower layers, and the encoder's output."""
-        layers = [self.hidden_size] * (self.num_hidden_layers - 1)
-        return [self.embedding_size, *layers, self.embedding_size + self.hidden_size]
+        lower_layers = [self.hidden_size] * (self.num_hidden_layers - 1)
+        return [self.embedding_size, *lower_layers, self.embedding_size + self.hidden_size]
 
     @property
     def head_input_size(self) -> int:

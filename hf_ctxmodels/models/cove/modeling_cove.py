@@ -1,7 +1,9 @@
 """CoVe (McCann et al. 2017, arXiv 1708.00107): frozen GloVe vectors, concatenated with the states of a bidirectional
 LSTM that is pretrained on translation."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -15,17 +17,17 @@ from hf_ctxmodels.architectures.pretrained_word_vectors import (
     PretrainedEmbeddingEncoder,
     PretrainedEmbeddingPreTrainedModel,
 )
-from hf_ctxmodels.architectures.recurrent_inputs import prepare_inputs, zero_padding
+from hf_ctxmodels.architectures.recurrent_encoders import prepare_inputs, zero_padding
 from hf_ctxmodels.core.caches import RecurrentCache
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.inputs import is_traced
-from hf_ctxmodels.layers.common import DecoderOutput
+from hf_ctxmodels.core.inputs import is_traced, sequence_numbers
+from hf_ctxmodels.layers.common import DecoderOutput, SafeBatchNorm1d
 from hf_ctxmodels.layers.cpu.dropout import Dropout
-from hf_ctxmodels.layers.pooling import forward_fill_padding, token_mask
+from hf_ctxmodels.layers.cpu.linear import linear
+from hf_ctxmodels.layers.pooling import forward_fill_padding, pool_tokens, token_mask
 from hf_ctxmodels.layers.recurrent.decoders import AttentionalDecoder, reset_lstm_cell
-from hf_ctxmodels.layers.recurrent.packing import run_bidirectional
+from hf_ctxmodels.layers.recurrent.packing import PackedSequences, run_bidirectional, run_layer
 from hf_ctxmodels.layers.recurrent.rnn import LSTM
-from hf_ctxmodels.models.cove.biattention import Biattention, MaxoutClassifier
 from hf_ctxmodels.models.cove.configuration_cove import CtxCoveConfig
 
 
@@ -60,8 +62,7 @@ class CtxCoveModelOutput(BaseModelOutputWithPooling):
 class CtxCoveModel(PretrainedEmbeddingEncoder, CtxCovePreTrainedModel):
     """Pretrained word vectors and the MT-LSTM; the output is [GloVe(w); MT-LSTM(GloVe(w))] (section 4).
 
-    Attributes:
-        returns_final_states: Whether `forward` returns the final states for a decoder by default.
+    With `returns_final_states`, `forward` returns the final states for a decoder by default.
     """
 
     returns_final_states = False
@@ -90,20 +91,11 @@ class CtxCoveModel(PretrainedEmbeddingEncoder, CtxCovePreTrainedModel):
         """Encode a batch. Other arguments and errors as in `prepare_inputs`.
 
         Args:
-            token_type_ids: (batch, length), only validated: heads use them to separate two texts.
             output_final_states: Return `final_hidden` and `final_cell`; None for `returns_final_states`.
-            output_hidden_states: Return `hidden_states`.
             kwargs: Ignored arguments of other families' models.
         """
         inputs = prepare_inputs(
-            self,
-            input_ids,
-            inputs_embeds,
-            attention_mask,
-            sequence_ids,
-            width=self.config.embedding_size,
-            output_mask=output_mask,
-            token_type_ids=token_type_ids,
+            self, input_ids, inputs_embeds, attention_mask, sequence_ids, output_mask, token_type_ids=token_type_ids
         )
         embeddings = inputs.embed(self.word_embeddings)
         states, final_states = run_bidirectional(self.layers, embeddings, inputs.pack(2), self.dropout)
@@ -115,7 +107,9 @@ class CtxCoveModel(PretrainedEmbeddingEncoder, CtxCovePreTrainedModel):
             output_final_states = self.returns_final_states
         if output_final_states and sequence_ids is not None:
             raise CtxError("Final states cannot be combined with sequence_ids, which has several sequences per row.")
-        hidden, cell = _stack_layers(final_states) if output_final_states else (None, None)
+        hidden = cell = None
+        if output_final_states:  # (batch, 2, width) states of each layer
+            hidden, cell = (torch.stack([state.flatten(1) for state in layers], 1) for layers in zip(*final_states))
         return CtxCoveModelOutput(
             last_hidden_state=last if output_mask is None else last[output_mask],
             hidden_states=(vectors, *states[1:-1], last) if output_hidden_states else None,
@@ -124,19 +118,86 @@ class CtxCoveModel(PretrainedEmbeddingEncoder, CtxCovePreTrainedModel):
         )
 
 
-def _stack_layers(final_states: list[tuple[Tensor, ...]]) -> tuple[Tensor, Tensor]:
-    """Stack (batch, 2, width) hidden and cell states of each layer to (batch, layers, 2 * width)."""
-    hidden = torch.stack([layer_hidden.flatten(1) for layer_hidden, _ in final_states], 1)
-    cell = torch.stack([layer_cell.flatten(1) for _, layer_cell in final_states], 1)
-    return hidden, cell
+class Biattention(nn.Module):
+    """Attention between two texts of an example, and pooling of each. A single text attends to itself.
+
+    A ReLU layer and a bidirectional LSTM encode both texts, X and Y. The softmax of the affinities A = X Y^T gives each
+    word a summary C of the other text. A bidirectional LSTM for each text integrates [X; X - C; X * C]. Each text is
+    pooled by maximum, mean, minimum and self-attention.
+
+    Args:
+        input_size, width: Width of the input, and width per direction of the LSTMs.
+        dropout: Dropout rate of the input and of the input of each LSTM.
+    """
+
+    def __init__(self, input_size: int, width: int, dropout: float) -> None:
+        super().__init__()
+        self.project = nn.Linear(input_size, width)
+        self.encoder = LSTM(width, width)
+        self.integrators = nn.ModuleList(LSTM(6 * width, width) for _ in range(2))
+        # without the paper's bias d, which does not change a softmax
+        self.selectors = nn.ModuleList(nn.Linear(2 * width, 1, bias=False) for _ in range(2))
+        self.dropout = Dropout(dropout)
+
+    def forward(self, states: Tensor, tokens: Tensor, is_second_text: Tensor, unpad: bool) -> Tensor:
+        """(batch, length, input) states -> (batch, 16 * width) pooled texts.
+
+        Args:
+            states: The input.
+            tokens: (batch, length) bool, False at padding positions.
+            is_second_text: (batch, length) bool, True at words of the second text and at padding within it.
+            unpad: Skip padding positions in the LSTMs; False is equal, but slower.
+        """
+        texts = [tokens & ~is_second_text, tokens & is_second_text]
+        texts = [text | (tokens & ~text.any(1, keepdim=True)) for text in texts]  # a single text is used twice
+        build = PackedSequences.build if unpad else PackedSequences.with_padding
+        inputs = linear(self.project, self.dropout(states)).relu()
+        encoded = run_layer(self.encoder, self.dropout(inputs), build(tokens, sequence_numbers(is_second_text)))
+        affinities = (encoded @ encoded.transpose(1, 2)).float()
+        pooled = []
+        for text, other_text, integrator, selector in zip(
+            texts, reversed(texts), self.integrators, self.selectors, strict=True
+        ):
+            weights = affinities.masked_fill(~other_text[:, None], float("-inf")).softmax(-1).to(encoded.dtype)
+            summary = weights @ encoded
+            features = torch.cat([encoded, encoded - summary, encoded * summary], -1)
+            integrated = run_layer(integrator, self.dropout(features), build(text))
+            scores = selector(integrated).float().masked_fill(~text[..., None], float("-inf"))
+            pooled += [
+                pool_tokens(integrated, text, "max"),
+                pool_tokens(integrated, text, "mean"),
+                -pool_tokens(-integrated, text, "max"),
+                (scores.softmax(1).to(integrated.dtype) * integrated).sum(1),
+            ]
+        return torch.cat(pooled, -1)
+
+
+class Maxout(nn.Module):
+    """Elementwise maximum of several linear layers, the `pieces` (Goodfellow et al. 2013)."""
+
+    def __init__(self, input_size: int, output_size: int, pieces: int) -> None:
+        super().__init__()
+        self.pieces = pieces
+        self.maps = nn.Linear(input_size, output_size * pieces)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """(batch, input) -> (batch, output)."""
+        return linear(self.maps, states).unflatten(-1, (-1, self.pieces)).amax(-1)
+
+
+class MaxoutClassifier(nn.Sequential):
+    """Three maxout layers of `sizes`, each after batch normalisation and dropout."""
+
+    def __init__(self, sizes: Sequence[int], *, pieces: int, dropout: float) -> None:
+        layers: list[nn.Module] = []
+        # dropout follows the normalisation, whose statistics it would change
+        for layer_input, layer_output in pairwise(sizes):
+            layers += [SafeBatchNorm1d(layer_input), Dropout(dropout), Maxout(layer_input, layer_output, pieces)]
+        super().__init__(*layers)
 
 
 class CtxCoveHeadModel(heads.HeadModel, CtxCovePreTrainedModel):
-    """Base class of the heads on word vectors, which the encoder's states extend with `config.task_context`.
-
-    Attributes:
-        is_task_head: Whether `config.task_context` and `config.freeze_context` apply.
-    """
+    """Base class of the heads on word vectors, which the encoder's states extend with `config.task_context`."""
 
     encoder_class = CtxCoveModel
 
@@ -149,10 +210,7 @@ class CtxCoveHeadModel(heads.HeadModel, CtxCovePreTrainedModel):
 
     def encode(self, **kwargs: Any) -> Any:
         """Run the encoder; without `config.task_context`, `last_hidden_state` holds only the word vectors."""
-        if self.config.freeze_context:
-            with torch.no_grad():
-                outputs = super().encode(**kwargs)
-        else:
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.config.freeze_context):
             outputs = super().encode(**kwargs)
         if not self.config.task_context:
             outputs.last_hidden_state = outputs.last_hidden_state[..., : self.config.embedding_size]
@@ -170,13 +228,9 @@ class CtxCoveForSequenceClassification(heads.ForSequenceClassification, CtxCoveH
     def build_head(self, config: CtxCoveConfig) -> None:
         """Create the maxout layers."""
         self.dropout = nn.Identity()  # dropout follows the normalisations
-        self.classifier = MaxoutClassifier(
-            config.pooler_size,
-            2 * config.biattention_size,
-            config.num_labels,
-            pieces=config.maxout_pieces,
-            dropout=config.head_dropout,
-        )
+        size = config.biattention_size
+        sizes = [config.pooler_size, 4 * size, 2 * size, config.num_labels]
+        self.classifier = MaxoutClassifier(sizes, pieces=config.maxout_pieces, dropout=config.head_dropout)
 
     def encode(
         self,
@@ -187,22 +241,16 @@ class CtxCoveForSequenceClassification(heads.ForSequenceClassification, CtxCoveH
         **kwargs: Any,
     ) -> Any:
         """Run the encoder on each text separately; `pooler_output` is from the biattention."""
-        words = self.check_word_input(
-            kwargs.get("input_ids"),
-            kwargs.get("inputs_embeds"),
-            attention_mask,
-            sequence_ids=sequence_ids,
-            token_type_ids=token_type_ids,
-        )
+        aligned = {"sequence_ids": sequence_ids, "token_type_ids": token_type_ids}
+        words = self.check_word_input(kwargs.get("input_ids"), kwargs.get("inputs_embeds"), attention_mask, **aligned)
         tokens = token_mask(words, attention_mask, sequence_ids)
         if token_type_ids is None:
             is_second_text = torch.zeros_like(tokens)
         else:
             is_second_text = forward_fill_padding(token_type_ids != 0, tokens)
             sequence_ids = 1 + is_second_text.long() if sequence_ids is None else sequence_ids
-        outputs = super().encode(
-            attention_mask=attention_mask, token_type_ids=token_type_ids, sequence_ids=sequence_ids, **kwargs
-        )
+        kwargs |= {"attention_mask": attention_mask, "token_type_ids": token_type_ids, "sequence_ids": sequence_ids}
+        outputs = super().encode(**kwargs)
         states = outputs.last_hidden_state
         unpad = self.config.unpad and not is_traced(states)
         outputs.pooler_output = self.biattention(states, tokens, is_second_text, unpad)
@@ -253,5 +301,4 @@ class CtxCoveForConditionalGeneration(heads.ForConditionalGeneration, CtxCovePre
         memory, tokens = states[..., self.config.embedding_size :], token_mask(states, inputs.attention_mask)
         if target_mask is None:
             return self.decoder(decoder_input_ids, memory, tokens, inputs.cache, inputs.is_recording)
-        target_states = self.decoder.target_states(decoder_input_ids, target_mask, memory, tokens, inputs.cache)
-        return DecoderOutput(target_states)
+        return DecoderOutput(self.decoder.target_states(decoder_input_ids, target_mask, memory, tokens, inputs.cache))

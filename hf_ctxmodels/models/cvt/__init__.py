@@ -1,7 +1,5 @@
 """Cross-view training (Clark et al. 2018): auxiliary predictions from partial views match the full prediction."""
 
-from typing import Any
-
 from hf_ctxmodels.models.cvt.configuration_cvt import CtxCvtConfig
 from hf_ctxmodels.models.cvt.modeling_cvt import (
     CtxCvtForSequenceClassification,
@@ -10,23 +8,6 @@ from hf_ctxmodels.models.cvt.modeling_cvt import (
 )
 from hf_ctxmodels.models.cvt.tokenization_cvt import CtxCvtTokenizer
 from hf_ctxmodels.spec import FamilySpec, PublishedCount, Target, Traits
-
-# base: the paper's; tiny and small: for a CPU
-SIZES: dict[str, dict[str, Any]] = {
-    "tiny": {
-        "hidden_size": 128,
-        "cell_size": 128,
-        "prediction_size": 64,
-        "character_embedding_size": 16,
-        "filters": [[2, 32], [3, 32], [4, 32]],
-    },
-    "small": {"hidden_size": 256, "cell_size": 256, "prediction_size": 128, "character_embedding_size": 25},
-    "base": {},
-}
-
-# No count is published; it follows from section 4.1. Characters 262 * 50; filters 100 * (50 * 9 + 3), 300 to 1024;
-# each layer and direction 4 * 1024 * (1024 + 512 + 1) + 1024 * 512.
-PUBLISHED = {"section 4.1": PublishedCount({}, {"AutoModel": 13_100 + 45_300 + 308_224 + 4 * 6_819_840})}
 
 SPEC = FamilySpec(
     name="cvt",
@@ -38,8 +19,21 @@ SPEC = FamilySpec(
         "AutoModelForSequenceClassification": CtxCvtForSequenceClassification,
         "AutoModelForTokenClassification": CtxCvtForTokenClassification,
     },
-    sizes=SIZES,
-    published=PUBLISHED,
+    # base: the paper's; tiny and small: for a CPU
+    sizes={
+        "tiny": {
+            "hidden_size": 128,
+            "cell_size": 128,
+            "prediction_size": 64,
+            "character_embedding_size": 16,
+            "filters": [[2, 32], [3, 32], [4, 32]],
+        },
+        "small": {"hidden_size": 256, "cell_size": 256, "prediction_size": 128, "character_embedding_size": 25},
+        "base": {},
+    },
+    # No count is published; it follows from section 4.1. Characters 262 * 50; filters 100 * (50 * 9 + 3), 300 to 1024;
+    # each layer and direction 4 * 1024 * (1024 + 512 + 1) + 1024 * 512.
+    published={"section 4.1": PublishedCount({}, {"AutoModel": 13_100 + 45_300 + 308_224 + 4 * 6_819_840})},
     traits=Traits(is_recurrent=True, targets={"views": Target.CONSISTENCY}),
 )
 

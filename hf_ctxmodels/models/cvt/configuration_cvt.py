@@ -5,9 +5,9 @@ from typing import Any, ClassVar, Literal
 from huggingface_hub.dataclasses import strict
 
 from hf_ctxmodels.architectures.configurations import CtxCharacterConfig
-from hf_ctxmodels.models.cvt.cross_view import TEXT_VIEWS, WORD_VIEWS
 
-_FILTERS = [[2, 100], [3, 100], [4, 100]]
+WORD_VIEWS = ("forward", "backward", "future", "past")
+TEXT_VIEWS = ("forward", "backward", "beginning", "end")
 
 
 @strict
@@ -22,8 +22,7 @@ class CtxCvtConfig(CtxCharacterConfig):
         word_dropout: Dropout on the word representations.
         hidden_dropout_prob: Dropout on the outputs of LSTM layers.
         view_dropout: Replaces these two rates in a batch without labels, as in the authors' code.
-        views: Names of the auxiliary predictions; None for all: "forward", "backward", "future" and "past" of words
-            (section 3.2), or "forward", "backward", "beginning" and "end" of texts.
+        views: Names of the auxiliary predictions, see `CrossViewPredictors`; None for all.
         view_weight: Weight of their loss relative to the supervised loss.
         pooling: Pooling of a text: "mean" of its states, or "mean+max", twice as wide.
         tasks: Name -> labels of several tagging tasks (section 3.4); None for one task with the labels `id2label`.
@@ -32,8 +31,7 @@ class CtxCvtConfig(CtxCharacterConfig):
     model_type = "ctx-cvt"
     keys_to_ignore_at_inference: ClassVar[list[str]] = [
         *CtxCharacterConfig.keys_to_ignore_at_inference,
-        "supervised_loss",
-        "cross_view_loss",
+        *("supervised_loss", "cross_view_loss"),
     ]
 
     num_characters: int = 262
@@ -50,7 +48,7 @@ class CtxCvtConfig(CtxCharacterConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         if self.filters is None:
-            self.filters = [list(pair) for pair in _FILTERS]
+            self.filters = [[2, 100], [3, 100], [4, 100]]
         super().__post_init__(**kwargs)
 
     def validate_views(self) -> None:

@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
@@ -15,15 +16,15 @@ from hf_ctxmodels.architectures.character_models import (
     CharacterPreTrainedModel,
     build_character_vectors,
 )
-from hf_ctxmodels.architectures.recurrent_inputs import prepare_inputs, zero_padding
+from hf_ctxmodels.architectures.recurrent_encoders import prepare_inputs, zero_padding
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_aligned, check_tensors
 from hf_ctxmodels.heads import IGNORE_INDEX, ItemCounts, cross_entropy_over_targets, mean_over_targets
 from hf_ctxmodels.layers.cpu.dropout import dropout
-from hf_ctxmodels.layers.pooling import token_mask
+from hf_ctxmodels.layers.cpu.linear import LinearLayers
+from hf_ctxmodels.layers.pooling import Pooling, PoolingLayer, token_mask
 from hf_ctxmodels.layers.recurrent.packing import run_layer
-from hf_ctxmodels.models.cvt.configuration_cvt import CtxCvtConfig
-from hf_ctxmodels.models.cvt.cross_view import TextPredictors, WordPredictors, summed_consistency_loss
+from hf_ctxmodels.models.cvt.configuration_cvt import TEXT_VIEWS, WORD_VIEWS, CtxCvtConfig
 
 
 class CtxCvtPreTrainedModel(CharacterPreTrainedModel):
@@ -44,8 +45,8 @@ class CtxCvtModel(CharacterModel, CtxCvtPreTrainedModel):
         self.post_init()
 
     def embed_ids(self, input_ids: Tensor) -> Tensor:
-        """(batch, words, characters) ids -> (batch, words, hidden)."""
-        words = self.encode_words(input_ids.flatten(0, 1)).unflatten(0, input_ids.shape[:2])
+        """(batch, words, characters) ids -> (batch, words, hidden), with the pretrained vectors."""
+        words = super().embed_ids(input_ids)
         return words if self.vectors is None else torch.cat([words, self.vectors(input_ids).to(words.dtype)], -1)
 
     @can_return_tuple
@@ -64,20 +65,13 @@ class CtxCvtModel(CharacterModel, CtxCvtPreTrainedModel):
         """Encode a batch. Other arguments and errors as in `prepare_inputs`.
 
         Args:
-            output_hidden_states: Return `hidden_states`: the word representations and the layers' outputs.
             layers: Number of layers to run; None for all.
             dropout_rate: In training mode, replaces `config.word_dropout` and `config.hidden_dropout_prob`.
             kwargs: Ignored arguments of other families' models.
         """
         config = self.config
         inputs = prepare_inputs(
-            self,
-            input_ids,
-            inputs_embeds,
-            attention_mask,
-            sequence_ids,
-            width=config.hidden_size,
-            output_mask=output_mask,
+            self, input_ids, inputs_embeds, attention_mask, sequence_ids, output_mask, width=config.hidden_size
         )
         packing = inputs.pack(2)
         words = zero_padding(inputs.embed(self.embed_ids), inputs.tokens)
@@ -95,6 +89,107 @@ class CtxCvtModel(CharacterModel, CtxCvtPreTrainedModel):
         )
 
 
+class Predictor(LinearLayers):
+    """Classifier with one hidden layer (section 4.1)."""
+
+    def __init__(self, input_size: int, hidden_size: int, labels: int) -> None:
+        super().__init__(nn.Linear(input_size, hidden_size), nn.ReLU(), nn.Linear(hidden_size, labels))
+
+
+class CrossViewPredictors(nn.Module):
+    """Primary prediction of words or texts, and auxiliary predictions from partial views (sections 3.2 and 4.1).
+
+    A view of a word is one direction of the first layer, at the word ("forward", "backward"), or at the previous
+    ("future") or the next word ("past"), which excludes the word itself. The paper has no text classifier. Here, a view
+    of a text is one direction of the first layer, pooled over all words ("forward", "backward"), or over the half that
+    this direction reads first ("beginning", "end").
+
+    Args:
+        config: Widths and views.
+        labels: Number of labels.
+        pooling: Pooling of the words of a text; None to predict words.
+    """
+
+    def __init__(self, config: CtxCvtConfig, labels: int, pooling: Pooling | None = None) -> None:
+        super().__init__()
+        names = WORD_VIEWS if pooling is None else TEXT_VIEWS
+        factor, size = 2 if pooling == "mean+max" else 1, config.prediction_size
+        self.pooler = None if pooling is None else PoolingLayer(pooling)
+        self.primary = Predictor(factor * config.head_input_size, size, labels)
+        # with a suffix, since "forward" is not a valid name in a ModuleDict
+        self.auxiliary = nn.ModuleDict(
+            {
+                f"{name}_view": Predictor(factor * config.projection_size, size, labels)
+                for name in names
+                if config.views is None or name in config.views
+            }
+        )
+
+    def forward(self, states: Tensor, tokens: Tensor) -> Tensor:
+        """(batch, words, input) states and (batch, words) bool -> (batch, words, labels) or (batch, labels) logits."""
+        return self.primary(states if self.pooler is None else self.pooler(states, tokens))
+
+    def get_views(self, states: Tensor, sequences: Tensor) -> dict[str, Tensor]:
+        """View name -> logits.
+
+        Args:
+            states: (batch, words, 2 * width) states of the bidirectional first layer.
+            sequences: (batch, words) sequence numbers, 0 at padding.
+        """
+        forward, backward = states.chunk(2, -1)
+        if self.pooler is None:
+            future, past = _neighbors(forward, sequences, 1), _neighbors(backward, sequences, -1)
+            views = {"forward": forward, "backward": backward, "future": future, "past": past}
+        else:
+            tokens = sequences != 0
+            index, length = tokens.cumsum(1), tokens.sum(1, keepdim=True)
+            views = {
+                "forward": self.pooler(forward, tokens),
+                "backward": self.pooler(backward, tokens),
+                "beginning": self.pooler(forward, tokens & (2 * index <= length + 1)),
+                "end": self.pooler(backward, tokens & (2 * index >= length + 1)),
+            }
+        names = [name.removesuffix("_view") for name in self.auxiliary]
+        return {name: self.auxiliary[f"{name}_view"](views[name]) for name in names}
+
+
+def _neighbors(states: Tensor, sequences: Tensor, offset: int) -> Tensor:
+    """The state of the word `offset` before each word; zeros if it belongs to another sequence or is padding."""
+    neighbors, neighbor_sequences = states.roll(offset, 1), sequences.roll(offset, 1)
+    has_neighbor = (neighbor_sequences == sequences) & (sequences != 0)
+    has_neighbor[:, 0 if offset > 0 else -1] = False
+    return zero_padding(neighbors, has_neighbor)
+
+
+def summed_consistency_loss(
+    teacher: Tensor, students: dict[str, Tensor], problem_type: str = "single_label_classification"
+) -> Tensor:
+    """Kullback-Leibler divergence D(teacher || student) in nats, summed over predictions and students (section 3.1).
+
+    The teacher gets no gradient.
+
+    Args:
+        teacher: (predictions, labels) logits.
+        students: View name -> (predictions, labels) logits.
+        problem_type: "single_label_classification"; "multi_label_classification", with one distribution per label; or
+            "regression", with the squared distance.
+    """
+    teacher = teacher.detach().float()
+    total = teacher.new_zeros(())
+    for logits in students.values():
+        logits = logits.float()
+        if problem_type == "regression":
+            total = total + F.mse_loss(logits, teacher, reduction="sum")
+        elif problem_type == "multi_label_classification":
+            probabilities = teacher.sigmoid()
+            cross_entropy = F.binary_cross_entropy_with_logits(logits, probabilities, reduction="sum")
+            entropy = F.binary_cross_entropy_with_logits(teacher, probabilities, reduction="sum")
+            total = total + cross_entropy - entropy
+        else:
+            total = total + F.kl_div(F.log_softmax(logits, -1), F.softmax(teacher, -1), reduction="sum")
+    return total
+
+
 @dataclass
 class CtxCvtOutput(ModelOutput):
     """Output of the heads.
@@ -102,11 +197,9 @@ class CtxCvtOutput(ModelOutput):
     Attributes:
         loss: Sum of the supervised loss and the weighted loss of the views.
         logits: (batch, words, labels) or (batch, labels) of the primary prediction.
-        hidden_states: See `CtxCvtModel.forward`.
         supervised_loss: Cross-entropy of the primary prediction, in nats per label; None without labels.
         cross_view_loss: `view_weight` times the summed Kullback-Leibler divergence of the auxiliary predictions, in
             nats per prediction; None without `views`.
-        metrics: Accuracy of the primary prediction of classes, see `heads.accuracy_counts`.
     """
 
     loss: Tensor | None = None
@@ -125,21 +218,15 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
 
     Attributes:
         has_word_views: Whether predictions are made for words, otherwise for texts.
-        predictors: Task -> primary and auxiliary predictors, see `cross_view`.
     """
 
     encoder_class = CtxCvtModel
     loss_targets: ClassVar[tuple[str, ...]] = ("labels", "views")
     accepts_loss_kwargs = False
     has_word_views: ClassVar[bool] = False
-    predictors: nn.ModuleDict
-
-    def build_predictor(self, labels: int) -> nn.Module:
-        """Create the predictors of a task with this number of labels."""
-        raise NotImplementedError
 
     def problem_type(self, labels: Tensor | None) -> str:
-        """Problem type: "regression", "single_label_classification" or "multi_label_classification"."""
+        """Problem type, as `config.problem_type`."""
         return self.config.problem_type or "single_label_classification"
 
     def supervised_loss(self, logits: Tensor, labels: Tensor, num_items: ItemCounts) -> Tensor:
@@ -149,7 +236,10 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
     def build_head(self, config: CtxCvtConfig) -> None:
         """Create the predictors of all tasks."""
         tasks = config.tasks or {"task": [""] * config.num_labels}
-        self.predictors = nn.ModuleDict({name: self.build_predictor(len(labels)) for name, labels in tasks.items()})
+        pooling = None if self.has_word_views else config.pooling
+        self.predictors = nn.ModuleDict(
+            {name: CrossViewPredictors(config, len(labels), pooling) for name, labels in tasks.items()}
+        )
 
     @can_return_tuple
     def forward(
@@ -172,28 +262,24 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
             views: (batch, words) or (batch,): 1 where the auxiliary predictions of all tasks are trained, else -100.
             task: Task of labels and logits, one of `config.tasks`; None for the first.
         """
-        predictor = self.predictors[self._resolve_task(task)]
-        inputs = {
-            "input_ids": input_ids,
-            "attention_mask": attention_mask,
-            "inputs_embeds": inputs_embeds,
-            "sequence_ids": sequence_ids,
-            **kwargs,
-        }
+        task = next(iter(self.predictors)) if task is None else task
+        if task not in self.predictors:
+            raise CtxError(f"There is no task {task!r}.", hint=f"use one of {', '.join(self.predictors)}.")
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
+        inputs |= {"sequence_ids": sequence_ids, **kwargs}
         check_tensors(labels=labels, attention_mask=attention_mask)
         shape = self.input_shape(input_ids, inputs_embeds)
+        trains_views = False
         if views is not None and shape is not None:
             views = heads.validate_targets(views, "views", shape if self.has_word_views else shape[:1])
-        trains_views = views is not None and shape is not None and self._has_view_targets(views, attention_mask)
+            trains_views = self._has_view_targets(views, attention_mask)
         is_unlabelled = trains_views and (labels is None or not bool((labels != IGNORE_INDEX).any()))
-        student_options: dict[str, Any] = (
-            {"layers": 1, "dropout_rate": self.config.view_dropout} if is_unlabelled else {}
-        )
-        states = self.encode(output_hidden_states=True, **student_options, **inputs).hidden_states
+        options: dict[str, Any] = {"layers": 1, "dropout_rate": self.config.view_dropout} if is_unlabelled else {}
+        states = self.encode(output_hidden_states=True, **options, **inputs).hidden_states
         tokens = token_mask(states[0], attention_mask, sequence_ids)
         logits = supervised_loss = cross_view_loss = metrics = None
         if not is_unlabelled:
-            logits = predictor(torch.cat(states[1:], -1), tokens)
+            logits = self.predictors[task](torch.cat(states[1:], -1), tokens)
             if labels is not None:
                 supervised_loss = self.supervised_loss(logits, labels, num_items_in_batch)
                 if self.problem_type(labels) == "single_label_classification":
@@ -202,16 +288,12 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
         if trains_views and views is not None:
             sequences = tokens.long() if sequence_ids is None else sequence_ids
             summed_loss = self._summed_view_loss(states[1], sequences, tokens, views != IGNORE_INDEX, inputs)
-            cross_view_loss = self.config.view_weight * mean_over_targets(
-                summed_loss, views, "views", num_items_in_batch
-            )
-        loss = supervised_loss if cross_view_loss is None else cross_view_loss
-        if supervised_loss is not None and cross_view_loss is not None:
-            loss = supervised_loss + cross_view_loss
+            mean_loss = mean_over_targets(summed_loss, views, "views", num_items_in_batch)
+            cross_view_loss = self.config.view_weight * mean_loss
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         return CtxCvtOutput(
-            loss=self.with_unused_parameters(loss),
+            loss=self.with_unused_parameters(self.total_loss(supervised_loss, cross_view_loss)),
             logits=logits,
             hidden_states=states if output_hidden_states else None,
             supervised_loss=None if supervised_loss is None else supervised_loss.detach(),
@@ -221,33 +303,20 @@ class CtxCvtHeadModel(heads.HeadModel, CtxCvtPreTrainedModel):
 
     def _has_view_targets(self, views: Tensor, mask: Tensor | None) -> bool:
         """Whether `views` has a target; raises CtxError for invalid values, and for targets at padding."""
-        if self.has_word_views and mask is not None:
-            check_aligned({"attention_mask": mask}, *views.shape)
         target_mask = views != IGNORE_INDEX
         if bool((invalid := target_mask & ((views < 0) | (views > 1))).any()):
             raise CtxError(f"views has {int(views[invalid][0])}, outside [0, 2) and not -100 (ignored).")
-        if self.has_word_views and mask is not None and bool((misplaced := target_mask & (mask == 0)).any()):
-            raise CtxError(f"views has targets at padding, {misplaced.nonzero()[0].tolist()}.", hint="use -100 there.")
+        if self.has_word_views and mask is not None:
+            check_aligned({"attention_mask": mask}, *views.shape)
+            if bool((misplaced := target_mask & (mask == 0)).any()):
+                position = misplaced.nonzero()[0].tolist()
+                raise CtxError(f"views has targets at padding, {position}.", hint="use -100 there.")
         return bool(target_mask.any())
-
-    def _resolve_task(self, task: str | None) -> str:
-        name = next(iter(self.predictors)) if task is None else task
-        if name not in self.predictors:
-            raise CtxError(f"There is no task {name!r}.", hint=f"use one of {', '.join(self.predictors)}.")
-        return name
 
     def _summed_view_loss(
         self, first_layer: Tensor, sequences: Tensor, tokens: Tensor, target_mask: Tensor, inputs: dict[str, Any]
     ) -> Tensor:
-        """Kullback-Leibler divergence of teachers and students, summed over tasks, views and targets.
-
-        Args:
-            first_layer: (batch, words, width) first-layer states of the students.
-            sequences: (batch, words) sequence numbers, 0 at padding.
-            tokens: (batch, words) bool, False at padding.
-            target_mask: Bool, the shape of `views`.
-            inputs: Inputs of the encoder.
-        """
+        """`summed_consistency_loss` of all tasks; the arguments are the inputs of students, teachers and encoder."""
         with torch.no_grad():
             states = self.encode(output_hidden_states=True, dropout_rate=0.0, **inputs).hidden_states
             teachers = {
@@ -266,28 +335,9 @@ class CtxCvtForTokenClassification(CtxCvtHeadModel):
 
     has_word_views = True
 
-    def build_predictor(self, labels: int) -> nn.Module:
-        """Create the predictors of words."""
-        config = self.config
-        return WordPredictors(
-            config.head_input_size, config.projection_size, config.prediction_size, labels, config.views
-        )
-
 
 class CtxCvtForSequenceClassification(CtxCvtHeadModel):
     """A classifier of texts. The paper has no such task; the views are defined by this package."""
-
-    def build_predictor(self, labels: int) -> nn.Module:
-        """Create the predictors of texts."""
-        config = self.config
-        return TextPredictors(
-            config.head_input_size,
-            config.projection_size,
-            config.prediction_size,
-            labels,
-            config.views,
-            config.pooling,
-        )
 
     def problem_type(self, labels: Tensor | None) -> str:
         """Problem type, see `heads.ForSequenceClassification`; it must be equal for batches without labels.
@@ -304,5 +354,5 @@ class CtxCvtForSequenceClassification(CtxCvtHeadModel):
         return problem_type
 
     def supervised_loss(self, logits: Tensor, labels: Tensor, num_items: ItemCounts) -> Tensor:
-        """Mean loss by `problem_type`; see `heads.ForSequenceClassification`."""
+        """Mean loss by `problem_type`."""
         return heads.sequence_loss(self.config, logits, labels, num_items)

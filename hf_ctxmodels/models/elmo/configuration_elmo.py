@@ -6,8 +6,6 @@ from huggingface_hub.dataclasses import strict
 
 from hf_ctxmodels.architectures.configurations import CtxCharacterConfig
 
-_FILTERS = [[1, 32], [2, 32], [3, 64], [4, 128], [5, 256], [6, 512], [7, 1024]]
-
 
 @strict
 class CtxElmoConfig(CtxCharacterConfig):
@@ -45,7 +43,7 @@ class CtxElmoConfig(CtxCharacterConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         if self.filters is None:
-            self.filters = [list(pair) for pair in _FILTERS]
+            self.filters = [[1, 32], [2, 32], [3, 64], [4, 128], [5, 256], [6, 512], [7, 1024]]
         super().__post_init__(**kwargs)
 
     def validate_mixes(self) -> None:

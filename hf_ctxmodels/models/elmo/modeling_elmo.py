@@ -6,8 +6,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from transformers.modeling_outputs import BaseModelOutputWithPooling
-from transformers.utils import ModelOutput
+from transformers.modeling_outputs import BaseModelOutputWithPooling, CausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
 from hf_ctxmodels import heads
@@ -17,8 +16,8 @@ from hf_ctxmodels.architectures.character_models import (
     CharacterVectors,
     build_character_vectors,
 )
-from hf_ctxmodels.architectures.recurrent_inputs import prepare_inputs
-from hf_ctxmodels.core.caches import RecurrentCache, validate_cache
+from hf_ctxmodels.architectures.recurrent_encoders import prepare_inputs, run_stateful_layers
+from hf_ctxmodels.core.caches import RecurrentCache
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_ids
 from hf_ctxmodels.layers.common import ScalarMix
@@ -26,7 +25,6 @@ from hf_ctxmodels.layers.cpu.dropout import Dropout
 from hf_ctxmodels.layers.cpu.linear import is_plain_linear, linear
 from hf_ctxmodels.layers.lm_loss.sampling import sampled_softmax_loss
 from hf_ctxmodels.layers.pooling import PoolingLayer, token_mask
-from hf_ctxmodels.layers.recurrent.packing import PackedSequences, concat_directions
 from hf_ctxmodels.models.elmo.configuration_elmo import CtxElmoConfig
 
 
@@ -42,8 +40,7 @@ class CtxElmoModelOutput(BaseModelOutputWithPooling):
     """Output of `CtxElmoModel`.
 
     Attributes:
-        last_hidden_state: (batch, words, hidden) forward and backward states of the top layer, concatenated.
-        hidden_states: The token layer concatenated with itself, and the layers' outputs.
+        hidden_states: The token layer concatenated with itself, and the layers' outputs, both directions concatenated.
         past_key_values: Hidden state (batch, 2, hidden / 2) and cell state (batch, 2, cell) of each layer.
     """
 
@@ -58,10 +55,6 @@ class CtxElmoModel(CharacterModel, CtxElmoPreTrainedModel):
         self.build_encoder(config, config.projection_size, config.projection_size)
         self.dropout = Dropout(config.hidden_dropout_prob)
         self.post_init()
-
-    def embed_ids(self, input_ids: Tensor) -> Tensor:
-        """(batch, words, characters) ids -> (batch, words, hidden / 2), the token layer."""
-        return self.encode_words(input_ids.flatten(0, 1)).unflatten(0, input_ids.shape[:2])
 
     @can_return_tuple
     def forward(
@@ -82,63 +75,42 @@ class CtxElmoModel(CharacterModel, CtxElmoPreTrainedModel):
             inputs_embeds: (batch, words, hidden / 2) the token layer's output, instead of `input_ids`.
             past_key_values: The state after the preceding text, returned by a previous call; None for zeros.
             use_cache: Return `past_key_values`; None for `config.stateful`.
-            output_hidden_states: Return `hidden_states`.
             kwargs: Ignored arguments of other families' models.
         """
+        config = self.config
         inputs = prepare_inputs(
             self,
             input_ids,
             inputs_embeds,
             attention_mask,
             sequence_ids,
-            width=self.config.projection_size,
-            output_mask=output_mask,
+            output_mask,
+            width=config.projection_size,
+            past_key_values=past_key_values,
         )
         packing = inputs.pack(2)
-        if sequence_ids is not None:
-            if past_key_values is not None:
-                raise CtxError("past_key_values cannot be combined with sequence_ids: a cache has one state per row.")
-            use_cache = False
         if input_ids is None or packing.token_mask is not None:
             packed = packing.pack(inputs.embed(self.embed_ids))
         else:  # encode the characters of each word once for both directions
             packed = packing.add_directions(self.encode_words(input_ids.flatten(0, 1)[packing.positions[0]]))
         if output_hidden_states is None:
-            output_hidden_states = self.config.output_hidden_states
-        lower_states, last, final_state = self._run_layers(packed, packing, past_key_values, output_hidden_states)
-        if use_cache is None:
-            use_cache = self.config.stateful
+            output_hidden_states = config.output_hidden_states
+        layer_inputs, last, final_state = run_stateful_layers(
+            self.layers,
+            packed,
+            packing,
+            past_key_values,
+            [(config.projection_size, config.cell_size)] * config.num_hidden_layers,
+            layer_dropout=lambda states, depth: self.dropout(states),
+            residual=config.residual,
+            records_inputs=output_hidden_states,
+        )
+        use_cache = sequence_ids is None and (config.stateful if use_cache is None else use_cache)
         return CtxElmoModelOutput(
             last_hidden_state=last if output_mask is None else last[output_mask],
-            hidden_states=(*lower_states, last) if output_hidden_states else None,
+            hidden_states=(*layer_inputs, last) if output_hidden_states else None,
             past_key_values=final_state if use_cache else None,
         )
-
-    def _run_layers(
-        self, packed: Tensor, packing: PackedSequences, cache: RecurrentCache | None, output_hidden_states: bool
-    ) -> tuple[list[Tensor], Tensor, RecurrentCache]:
-        """The layers' inputs (empty without `output_hidden_states`), the last layer's output, and the final state.
-
-        Inputs and output are (batch, words, hidden).
-        """
-        config, seen_tokens = self.config, 0
-        initial_states: list[tuple[Tensor, ...] | None] = [None] * config.num_hidden_layers
-        if cache is not None:
-            shapes = [(packing.shape[0], 2, width) for width in (config.projection_size, config.cell_size)]
-            validate_cache(cache, [shapes] * config.num_hidden_layers)
-            seen_tokens = cache.seen_tokens
-            initial_states = [packing.pack_state(state) for state in cache.states]
-        layer_inputs, final_states = [], []
-        for depth, layer in enumerate(self.layers):
-            if output_hidden_states:
-                layer_inputs.append(concat_directions(packing.unpack(packed)))
-                # repack, so that gradients pass through the returned hidden state
-                packed = packing.repack(torch.stack(layer_inputs[-1].chunk(2, -1)))
-            output, state = layer(self.dropout(packed), packing, initial_states[depth])
-            packed = output + packed if depth and config.residual else output
-            final_states.append(packing.unpack_state(state))
-        last = concat_directions(packing.unpack(packed))
-        return layer_inputs, last, RecurrentCache(final_states, seen_tokens + packing.shape[1])
 
 
 class CtxElmoHeadModel(heads.HeadModel, CtxElmoPreTrainedModel):
@@ -170,47 +142,26 @@ class CtxElmoHeadModel(heads.HeadModel, CtxElmoPreTrainedModel):
         if not self.has_custom_layer_mix:
             return super().encode(attention_mask=attention_mask, sequence_ids=sequence_ids, **kwargs)
         output_hidden_states = kwargs.pop("output_hidden_states", None)
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
         kwargs |= {"attention_mask": attention_mask, "sequence_ids": sequence_ids, "output_hidden_states": True}
         outputs = super().encode(**kwargs)
         states = outputs.hidden_states
         tokens = token_mask(states[0], attention_mask, sequence_ids)
         features = [mix(states, tokens) for mix in self.mixes]
         if self.config.pretrained_embedding_size:
-            features.append(self._look_up_vectors(kwargs.get("input_ids")).to(features[0].dtype))
-        mixed = torch.cat(features, -1)
-        outputs.last_hidden_state = mixed
+            if (input_ids := kwargs.get("input_ids")) is None:
+                raise CtxError(
+                    "The look-up of pretrained word vectors requires characters, not inputs_embeds.",
+                    hint="pass input_ids, or use a head without pretrained_embeddings.",
+                )
+            features.append(self.vectors(input_ids).to(features[0].dtype))
+        outputs.last_hidden_state = torch.cat(features, -1)
         if self.uses_pooled_output:
-            outputs.pooler_output = self.pooler(mixed, tokens)
-        if output_hidden_states is None:
-            output_hidden_states = self.config.output_hidden_states
+            outputs.pooler_output = self.pooler(outputs.last_hidden_state, tokens)
         if not output_hidden_states:
             outputs.hidden_states = None
         return outputs
-
-    def _look_up_vectors(self, input_ids: Tensor | None) -> Tensor:
-        if input_ids is None:
-            raise CtxError(
-                "The look-up of pretrained word vectors requires characters, not inputs_embeds.",
-                hint="pass input_ids, or use a head without pretrained_embeddings.",
-            )
-        return self.vectors(input_ids)
-
-
-@dataclass
-class CtxElmoForPreTrainingOutput(ModelOutput):
-    """Output of `CtxElmoForPreTraining`.
-
-    Attributes:
-        loss: Cross-entropy in nats per target of both directions; its exponential is the perplexity.
-        logits: (batch, words, 2, vocabulary) of the next and the previous word; with `labels`, only if
-            `returns_logits`.
-        hidden_states, past_key_values: See `CtxElmoModelOutput`.
-    """
-
-    loss: Tensor | None = None
-    logits: Tensor | None = None
-    hidden_states: tuple[Tensor, ...] | None = None
-    past_key_values: RecurrentCache | None = None
 
 
 class CtxElmoForPreTraining(CtxElmoHeadModel):
@@ -240,7 +191,7 @@ class CtxElmoForPreTraining(CtxElmoHeadModel):
         num_items_in_batch: heads.ItemCounts = None,
         return_logits: bool | None = None,
         **kwargs: Any,
-    ) -> CtxElmoForPreTrainingOutput:
+    ) -> CausalLMOutputWithPast:
         """Compute the loss with `labels`, otherwise logits. Other arguments are described in `CtxElmoModel.forward`.
 
         Args:
@@ -248,19 +199,17 @@ class CtxElmoForPreTraining(CtxElmoHeadModel):
             negatives: (batch, k) samples for a sampled softmax as the training loss, which uses the negatives of the
                 whole batch (see `layers.lm_loss.sampling`).
             return_logits: See `returns_logits`.
+
+        Returns:
+            The loss is the cross-entropy in nats per target of both directions; its exponential is the perplexity.
+            Logits are (batch, words, 2, vocabulary).
         """
         labels = self.validate_token_targets(labels, "labels", input_ids, inputs_embeds, 2)
-        target_mask = None if labels is None else self._target_mask(labels)
+        target_mask = None if labels is None else labels != heads.IGNORE_INDEX
         computes_all_positions = target_mask is None or self.returns_logits(return_logits)
-        outputs = self.encode(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            inputs_embeds=inputs_embeds,
-            past_key_values=past_key_values,
-            use_cache=use_cache,
-            output_mask=None if computes_all_positions or target_mask is None else target_mask.any(-1),
-            **kwargs,
-        )
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds, **kwargs}
+        output_mask = None if computes_all_positions or target_mask is None else target_mask.any(-1)
+        outputs = self.encode(past_key_values=past_key_values, use_cache=use_cache, output_mask=output_mask, **inputs)
         top = self.dropout(outputs.last_hidden_state).unflatten(-1, (2, self.config.projection_size))
         loss, logits = None, linear(self.decoder, top) if computes_all_positions else None
         if labels is not None and target_mask is not None:
@@ -273,17 +222,9 @@ class CtxElmoForPreTraining(CtxElmoHeadModel):
                 loss = heads.language_modeling_loss(
                     self.decoder, states, labels, num_items_in_batch, summed_loss=sampled_loss
                 )
-        return CtxElmoForPreTrainingOutput(
-            loss=loss,
-            logits=logits,
-            hidden_states=outputs.hidden_states,
-            past_key_values=outputs.past_key_values,
+        return CausalLMOutputWithPast(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, past_key_values=outputs.past_key_values
         )
-
-    def _target_mask(self, labels: Tensor) -> Tensor:
-        if labels.dim() != 3 or labels.shape[2] != 2:
-            raise CtxError(f"labels must be (batch, words, 2); got {tuple(labels.shape)}.")
-        return labels != heads.IGNORE_INDEX
 
     def _sampled_loss(self, negatives: Tensor, states: Tensor, targets: Tensor) -> Tensor:
         check_ids("negatives", negatives, self.decoder.out_features, "vocab_size")

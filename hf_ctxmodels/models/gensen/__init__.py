@@ -1,7 +1,5 @@
 """GenSen (Subramanian et al. 2018): sentence embeddings from multi-task learning."""
 
-from typing import Any
-
 from hf_ctxmodels.models.gensen.configuration_gensen import CtxGenSenConfig
 from hf_ctxmodels.models.gensen.modeling_gensen import (
     CtxGenSenForPreTraining,
@@ -11,16 +9,6 @@ from hf_ctxmodels.models.gensen.modeling_gensen import (
 from hf_ctxmodels.models.gensen.tokenization_gensen import CtxGenSenTokenizer
 from hf_ctxmodels.objectives import SentenceTasks
 from hf_ctxmodels.spec import FamilySpec, PublishedCount, ShortTraining, Target, Traits
-
-# base: the paper's larger model; the others for a CPU
-SIZES: dict[str, dict[str, Any]] = {
-    "tiny": {"embedding_size": 96, "hidden_size": 192, "classifier_size": 128},
-    "small": {"embedding_size": 256, "hidden_size": 1024},
-    "base": {},
-}
-
-# No count is published; a bidirectional GRU, 512 to 1024 in each direction, and 80,000 tokens.
-PUBLISHED = {"larger model": PublishedCount({}, {"AutoModel": 80_000 * 512 + 2 * 3 * 1024 * (512 + 1024 + 2)})}
 
 SPEC = FamilySpec(
     name="gensen",
@@ -34,8 +22,14 @@ SPEC = FamilySpec(
         "AutoModelForSequenceClassification": CtxGenSenForSequenceClassification,
     },
     objectives={"sentence-tasks": SentenceTasks},
-    sizes=SIZES,
-    published=PUBLISHED,
+    # base: the paper's larger model; the others for a CPU
+    sizes={
+        "tiny": {"embedding_size": 96, "hidden_size": 192, "classifier_size": 128},
+        "small": {"embedding_size": 256, "hidden_size": 1024},
+        "base": {},
+    },
+    # No count is published; a bidirectional GRU, 512 to 1024 in each direction, and 80,000 tokens.
+    published={"larger model": PublishedCount({}, {"AutoModel": 80_000 * 512 + 2 * 3 * 1024 * (512 + 1024 + 2)})},
     traits=Traits(
         is_recurrent=True,
         short_training=ShortTraining(steps=100),

@@ -12,8 +12,7 @@ class CtxGenSenConfig(CtxConfig):
     """Shape of the shared encoder, and its pretraining tasks.
 
     Args:
-        vocab_size: Size of the subword vocabulary.
-        target_vocab_size: Size of the decoders' vocabulary, which is the same.
+        vocab_size, target_vocab_size: Size of the subword vocabulary of the encoder and the decoders.
         decoder_tasks: Names of the generation tasks, such as "<de>" and "next"; each has a separate decoder.
         relations: Labels of text pairs; empty to omit this task.
         embedding_size: Width of the encoder's and the decoders' embeddings.
@@ -26,7 +25,6 @@ class CtxGenSenConfig(CtxConfig):
         classifier_size: Width of the hidden layer of the pair classifier.
         classifier_dropout: Dropout before the pair classifier or a task head.
         initializer_range: Standard deviation of the initialisation of embeddings and heads.
-        pad_token_id: Id of padding.
         decoder_start_token_id, eos_token_id: Ids of the first decoder input and of a target's end.
     """
 
@@ -58,9 +56,8 @@ class CtxGenSenConfig(CtxConfig):
     def validate_shape(self) -> None:
         """Check shape and tasks (called at construction)."""
         self.require_even_hidden_size()
-        self.require_positive(
-            "vocab_size", "target_vocab_size", "embedding_size", "num_hidden_layers", "classifier_size"
-        )
+        self.require_positive("vocab_size", "target_vocab_size", "embedding_size", "num_hidden_layers")
+        self.require_positive("classifier_size")
         for field, names in (("decoder_tasks", self.decoder_tasks), ("relations", self.relations)):
             if len(set(names or ())) != len(names or ()):
                 raise ValueError(f"{field}={names} has a repeated name.")

@@ -1,6 +1,6 @@
 """GenSen (Subramanian et al. 2018, arXiv 1804.00079): a sentence encoder pretrained by multi-task learning."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
@@ -62,13 +62,12 @@ class CtxGenSenEncoderOutput(BaseModelOutputWithPooling):
 
 @dataclass
 class CtxGenSenForPreTrainingOutput(heads.ConditionalGenerationOutput):
-    """Output of `CtxGenSenForPreTraining`, see `ConditionalGenerationOutput`.
+    """Output of `CtxGenSenForPreTraining`.
 
     Attributes:
         loss: The sum of the losses that have targets.
         generation_loss, relation_loss: Cross-entropies in nats per target, detached; None without targets.
         relation_logits: (batch, relations); None with only generation targets.
-        metrics: `relation_accuracy`, see `accuracy_counts`.
     """
 
     generation_loss: Tensor | None = None
@@ -116,17 +115,16 @@ class CtxGenSenForPreTraining(heads.ForConditionalGeneration, CtxGenSenPreTraine
     def predict(self, decoder_input_ids: Tensor, inputs: heads.DecoderInputs) -> tuple[Tensor, DecoderOutput]:
         """Run the decoder of each example's task, see `ForConditionalGeneration.predict`."""
         batch, steps = decoder_input_ids.shape
-        tasks = self._decoder_indices(decoder_input_ids, inputs.target_languages)
-        selects_examples = self._selects_examples(decoder_input_ids)
+        tasks, decoders, selects_examples = self._task_inputs(decoder_input_ids, inputs.target_languages)
         embeddings, cache = inputs.encoder_outputs.pooler_output, inputs.cache
         outputs: list[tuple[Tensor, ...]] = []
         positions = []  # of the outputs in the batch; in (tasks * batch) if all decoders run on all examples
-        for task, decoder in self._numbered_decoders():
+        for task, decoder in enumerate(decoders):
             examples = torch.arange(batch, device=decoder_input_ids.device)
             if selects_examples:
                 examples = examples[tasks == task]
-            if selects_examples and not len(examples):
-                continue
+                if not len(examples):
+                    continue
             decoded = decoder(
                 decoder_input_ids[examples],
                 embeddings[examples],
@@ -147,34 +145,32 @@ class CtxGenSenForPreTraining(heads.ForConditionalGeneration, CtxGenSenPreTraine
     ) -> Tensor:
         """Loss of the decoder of each example's task, see `ForConditionalGeneration.decoder_loss`."""
         embeddings = inputs.encoder_outputs.pooler_output
-        tasks = self._decoder_indices(decoder_input_ids, inputs.target_languages)
+        tasks, decoders, selects_examples = self._task_inputs(decoder_input_ids, inputs.target_languages)
         target_mask = labels != heads.IGNORE_INDEX
         heads.check_classes(labels, self.config.target_vocab_size, "labels", "vocab_size")
         total = (embeddings * 0).sum()  # a batch without targets has a loss with a gradient
-        for task, decoder in self._numbered_decoders():
+        for task, decoder in enumerate(decoders):
             is_task = tasks == task
             targets = target_mask & is_task[:, None]
-            if not self._selects_examples(decoder_input_ids):
+            if not selects_examples:
                 states = decoder(decoder_input_ids, embeddings, inputs.cache, unpad=False).states[targets]
                 total = total + decoder.summed_loss(states, labels[targets])
             elif bool(targets.any()):
                 task_embeddings = embeddings[is_task]
-                initial_state = decoder.start(task_embeddings)
                 states = decoder.target_states(
-                    decoder_input_ids[is_task], target_mask[is_task], task_embeddings, initial_state
+                    decoder_input_ids[is_task], target_mask[is_task], task_embeddings, decoder.start(task_embeddings)
                 )
                 total = total + decoder.summed_loss(states, labels[targets])
         return heads.mean_over_targets(total, labels, "labels", num_items)
 
-    def _numbered_decoders(self) -> Iterator[tuple[int, ConditionalDecoder]]:
-        return enumerate(cast("Iterable[ConditionalDecoder]", self.decoders.values()))
+    def _task_inputs(self, ids: Tensor, languages: Tensor | None) -> tuple[Tensor, list[ConditionalDecoder], bool]:
+        """(batch,) task of each example, the decoders, and whether a decoder runs only on the examples of its task.
 
-    def _decoder_indices(self, ids: Tensor, languages: Tensor | None) -> Tensor:
-        return ids.new_zeros(ids.shape[0]) if languages is None else languages
-
-    def _selects_examples(self, ids: Tensor) -> bool:
-        """Whether a decoder runs only on its task's examples; otherwise on all, and the other results are discarded."""
-        return bool(self.config.unpad) and not is_traced(ids)
+        Otherwise, it runs on all examples, and the other results are discarded.
+        """
+        tasks = ids.new_zeros(ids.shape[0]) if languages is None else languages
+        decoders = cast("Iterable[ConditionalDecoder]", self.decoders.values())
+        return tasks, [*decoders], bool(self.config.unpad) and not is_traced(ids)
 
     @can_return_tuple
     def forward(
@@ -200,19 +196,11 @@ class CtxGenSenForPreTraining(heads.ForConditionalGeneration, CtxGenSenPreTraine
             token_type_ids: (batch, length) 1 in the second text; the decoders' source is the first text.
             relation_labels: (batch,) relations of both texts, indices in `config.relations`; -100 is ignored.
             target_languages: (batch,) generation tasks, indices in `config.decoder_tasks`; None for the first.
-
-        Raises:
-            CtxError: As in `ForConditionalGeneration.forward`; or labels of a task that the model lacks.
         """
         labels = None if labels is None else heads.validate_targets(labels, "labels")
         if encoder_outputs is None:
-            encoder_outputs = self.encode(
-                input_ids=input_ids,
-                attention_mask=attention_mask,
-                token_type_ids=token_type_ids,
-                inputs_embeds=inputs_embeds,
-                **kwargs,
-            )
+            inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
+            encoder_outputs = self.encode(**inputs, inputs_embeds=inputs_embeds, **kwargs)
         output = CtxGenSenForPreTrainingOutput(encoder_hidden_states=encoder_outputs.hidden_states)
         if not len(self.decoders):
             if heads.has_targets(labels):
@@ -233,43 +221,28 @@ class CtxGenSenForPreTraining(heads.ForConditionalGeneration, CtxGenSenPreTraine
                 **{**kwargs, "return_dict": True},
             )
             output = CtxGenSenForPreTrainingOutput(**generated)
+            if heads.has_targets(labels):
+                output["generation_loss"] = generated.loss.detach()
+        relations = None
         if relation_labels is not None:
-            self._add_relation_loss(output, encoder_outputs, relation_labels, num_items_in_batch)
-        elif (
-            labels is None
-            and self.relation is not None
-            and (embeddings := getattr(encoder_outputs, "text_embeddings", None))
-        ):
-            output["relation_logits"] = self.relation(self.relation_dropout(pair_features(*embeddings)))
-        if heads.has_targets(labels):
-            output["generation_loss"] = generated.loss.detach()
-        if output.loss is not None:
-            output["loss"] = self.with_unused_parameters(output.loss)
-        return output
-
-    def _add_relation_loss(
-        self,
-        output: CtxGenSenForPreTrainingOutput,
-        encoder_outputs: Any,
-        relation_labels: Any,
-        num_items: heads.ItemCounts,
-    ) -> None:
-        """Add relation loss and logits to the output, unless there is neither a target nor `config.relations`."""
+            relations = heads.validate_sequence_targets(relation_labels, "relation_labels", len(encoder_outputs[0]))
         embeddings = getattr(encoder_outputs, "text_embeddings", None)
-        targets = heads.validate_sequence_targets(relation_labels, "relation_labels", len(encoder_outputs[0]))
-        if self.relation is None and not heads.has_targets(targets):
-            return
-        if self.relation is None or embeddings is None:
+        if self.relation is not None and embeddings is not None and (relations is not None or labels is None):
+            logits = self.relation(self.relation_dropout(pair_features(*embeddings)))
+            output["relation_logits"] = logits
+            if relations is not None:
+                loss = heads.cross_entropy_over_targets(logits, relations, "relation_labels", num_items_in_batch)
+                output["loss"] = loss if output.loss is None else output.loss + loss
+                output["relation_loss"] = heads.detached_loss(loss, relations)
+                output["metrics"] = {"relation_accuracy": heads.accuracy_counts(logits.detach(), relations)}
+        elif relations is not None and (self.relation is not None or heads.has_targets(relations)):
             raise CtxError(
                 "relation_labels require config.relations, and encoder_outputs of both texts.",
                 hint="set config.relations, and pass texts instead of encoder_outputs.",
             )
-        logits = self.relation(self.relation_dropout(pair_features(*embeddings)))
-        loss = heads.cross_entropy_over_targets(logits, targets, "relation_labels", num_items)
-        output["loss"] = loss if output.loss is None else output.loss + loss
-        output["relation_loss"] = loss.detach() if heads.has_targets(targets) else None
-        output["relation_logits"] = logits
-        output["metrics"] = {"relation_accuracy": heads.accuracy_counts(logits.detach(), targets)}
+        if output.loss is not None:
+            output["loss"] = self.with_unused_parameters(output.loss)
+        return output
 
 
 class CtxGenSenForSequenceClassification(heads.ForTextPairClassification, CtxGenSenPreTrainedModel):

@@ -12,11 +12,10 @@ class CtxInferSentConfig(CtxConfig):
     """Shape of the encoder and of the classifier of text pairs.
 
     Args:
-        vocab_size: Size of the vocabulary, special tokens included.
-        embedding_size: Width of the pretrained embeddings.
+        vocab_size, embedding_size: Number and width of the pretrained embeddings, special tokens included.
         hidden_size: Width of hidden states and of sentence embeddings, both directions concatenated.
         num_hidden_layers: Number of LSTM layers; the paper has one.
-        pooling: Pooling of a sentence's hidden states, "max" or "mean".
+        pooling: Pooling of a sentence's hidden states.
         pretrained_embeddings: Directory or Hub id of static word embeddings with the same vocabulary.
             `load_pretrained_embeddings` copies the vectors into a new model, which saves them.
         train_pretrained_embeddings: Whether the vectors are trained.
@@ -29,7 +28,6 @@ class CtxInferSentConfig(CtxConfig):
             linear.
         classifier_dropout: Dropout before the classifier.
         initializer_range: Standard deviation of the initialisation of the classifier.
-        pad_token_id: Id of padding.
         unk_token_id: Id of unknown words, whose vector is zero.
     """
 

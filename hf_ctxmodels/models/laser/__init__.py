@@ -1,7 +1,5 @@
 """LASER (Artetxe & Schwenk 2019): multilingual sentence embeddings in a joint space, learned by translation."""
 
-from typing import Any
-
 from hf_ctxmodels.models.laser.configuration_laser import CtxLaserConfig
 from hf_ctxmodels.models.laser.modeling_laser import (
     CtxLaserForConditionalGeneration,
@@ -11,22 +9,6 @@ from hf_ctxmodels.models.laser.modeling_laser import (
 from hf_ctxmodels.models.laser.tokenization_laser import CtxLaserTokenizer
 from hf_ctxmodels.objectives import TranslationToLanguages
 from hf_ctxmodels.spec import FamilySpec, PublishedCount, ShortTraining, Traits
-
-# base: the paper; the others for a CPU
-SIZES: dict[str, dict[str, Any]] = {
-    "tiny": {
-        "embedding_size": 64,
-        "hidden_size": 256,
-        "num_hidden_layers": 1,
-        "language_size": 16,
-        "decoder_size": 192,
-    },
-    "small": {"embedding_size": 160, "hidden_size": 512, "num_hidden_layers": 3, "decoder_size": 512},
-    "base": {},
-}
-
-# The layers of the released encoder, and embeddings of 50,000 tokens.
-PUBLISHED = {"93 languages": PublishedCount({}, {"AutoModel": 28_614_656 + 50_000 * 320})}
 
 SPEC = FamilySpec(
     name="laser",
@@ -41,8 +23,20 @@ SPEC = FamilySpec(
         "AutoModelForSequenceClassification": CtxLaserForSequenceClassification,
     },
     objectives={"translation": TranslationToLanguages},
-    sizes=SIZES,
-    published=PUBLISHED,
+    # base: the paper; the others for a CPU
+    sizes={
+        "tiny": {
+            "embedding_size": 64,
+            "hidden_size": 256,
+            "num_hidden_layers": 1,
+            "language_size": 16,
+            "decoder_size": 192,
+        },
+        "small": {"embedding_size": 160, "hidden_size": 512, "num_hidden_layers": 3, "decoder_size": 512},
+        "base": {},
+    },
+    # The layers of the released encoder, and embeddings of 50,000 tokens.
+    published={"93 languages": PublishedCount({}, {"AutoModel": 28_614_656 + 50_000 * 320})},
     traits=Traits(is_recurrent=True, short_training=ShortTraining(steps=80)),
 )
 

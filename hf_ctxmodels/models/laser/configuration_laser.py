@@ -12,20 +12,16 @@ class CtxLaserConfig(CtxConfig):
     """Shape of the multilingual encoder and the decoder.
 
     Args:
-        vocab_size: Size of the joint vocabulary of all languages.
-        target_vocab_size: Size of the decoder's vocabulary, which is the same.
+        vocab_size, target_vocab_size: Size of the joint vocabulary of all languages, for encoder and decoder.
         num_languages: Number of target languages.
         embedding_size: Width of the encoder's and the decoder's embeddings.
         hidden_size: Width of hidden states and of sentence embeddings, both directions concatenated.
-        num_hidden_layers: Number of LSTM layers of the encoder.
-        pooling: Pooling of a sentence's hidden states, "max" or "mean".
-        language_size: Width of a language embedding.
-        decoder_size: Width of the decoder's states.
-        num_decoder_layers: Number of LSTM layers of the decoder.
+        num_hidden_layers, num_decoder_layers: Number of LSTM layers of the encoder and of the decoder.
+        pooling: Pooling of a sentence's hidden states.
+        language_size, decoder_size: Widths of a language embedding and of the decoder's states.
         hidden_dropout_prob: Dropout on the input of LSTM layers, and before the output layer.
         classifier_dropout: Dropout before a task head.
         initializer_range: Standard deviation of the initialisation of embeddings and heads.
-        pad_token_id: Id of padding.
         decoder_start_token_id, eos_token_id: Ids of the first decoder input and of a target's end.
     """
 

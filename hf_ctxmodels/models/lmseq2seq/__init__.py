@@ -1,7 +1,5 @@
 """Encoder-decoder initialised with two language models (Ramachandran et al. 2016)."""
 
-from typing import Any
-
 from hf_ctxmodels.models.lmseq2seq.configuration_lmseq2seq import CtxLmSeq2SeqConfig
 from hf_ctxmodels.models.lmseq2seq.modeling_lmseq2seq import (
     CtxLmSeq2SeqForConditionalGeneration,
@@ -12,25 +10,9 @@ from hf_ctxmodels.models.lmseq2seq.tokenization_lmseq2seq import CtxLmSeq2SeqTok
 from hf_ctxmodels.objectives import Translation, TranslationWithLanguageModels
 from hf_ctxmodels.spec import FamilySpec, PublishedCount, ShortTraining, Target, Traits
 
-# widths as in the family seqae, which has the language models; layers as in the paper
-SIZES: dict[str, dict[str, Any]] = {
-    "tiny": {"embedding_size": 128, "hidden_size": 256, "num_hidden_layers": 2},
-    "small": {"embedding_size": 256, "hidden_size": 512, "num_hidden_layers": 3},
-    "base": {"embedding_size": 512, "hidden_size": 1024, "num_hidden_layers": 3},
-}
-
 # No count is published; layers of 4 * 1024 * (512 + 1024 + 2) and 4 * 1024 * (1024 + 1024 + 2), in the
 # decoder too, a query of 1024 * 1025, a combination of 3072 * 1024 + 1024, and embeddings of each language.
 _LANGUAGE_MODEL = 6_299_648 + 2 * 8_396_800 + 30_000 * 512
-PUBLISHED = {
-    "30,000 words": PublishedCount(
-        {},
-        {
-            "AutoModel": _LANGUAGE_MODEL,
-            "AutoModelForSeq2SeqLM": 2 * _LANGUAGE_MODEL + (1_049_600 + 3_146_752 + 30_000 * 1025),
-        },
-    )
-}
 
 SPEC = FamilySpec(
     name="lmseq2seq",
@@ -43,8 +25,21 @@ SPEC = FamilySpec(
         "AutoModelForSeq2SeqLM": CtxLmSeq2SeqForConditionalGeneration,
     },
     objectives={"translation+lm": TranslationWithLanguageModels, "translation": Translation},
-    sizes=SIZES,
-    published=PUBLISHED,
+    # widths as in the family seqae, which has the language models; layers as in the paper
+    sizes={
+        "tiny": {"embedding_size": 128, "hidden_size": 256, "num_hidden_layers": 2},
+        "small": {"embedding_size": 256, "hidden_size": 512, "num_hidden_layers": 3},
+        "base": {"embedding_size": 512, "hidden_size": 1024, "num_hidden_layers": 3},
+    },
+    published={
+        "30,000 words": PublishedCount(
+            {},
+            {
+                "AutoModel": _LANGUAGE_MODEL,
+                "AutoModelForSeq2SeqLM": 2 * _LANGUAGE_MODEL + (1_049_600 + 3_146_752 + 30_000 * 1025),
+            },
+        )
+    },
     traits=Traits(
         is_recurrent=True,
         short_training=ShortTraining(steps=80),

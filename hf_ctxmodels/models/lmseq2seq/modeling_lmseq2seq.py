@@ -29,13 +29,12 @@ from hf_ctxmodels.layers.cpu.dropout import Dropout, dropout
 from hf_ctxmodels.layers.cpu.linear import linear
 from hf_ctxmodels.layers.pooling import mask_until_last_target, token_mask
 from hf_ctxmodels.layers.recurrent.decoders import global_attention
-from hf_ctxmodels.layers.recurrent.packing import PackedSequences
 from hf_ctxmodels.models.lmseq2seq.configuration_lmseq2seq import CtxLmSeq2SeqConfig
 
 
 @dataclass
 class CtxLmSeq2SeqModelOutput(LSTMLanguageModelOutput):
-    """Output of `CtxLmSeq2SeqModel`, see `LSTMLanguageModelOutput`; and inputs of the decoder.
+    """Output of `LSTMLanguageModel`, and inputs of the decoder.
 
     Attributes:
         memory: (batch, length, 2 * hidden) concatenated outputs of the last pretrained layer and the top layer.
@@ -49,8 +48,7 @@ class CtxLmSeq2SeqModelOutput(LSTMLanguageModelOutput):
 class CtxLmSeq2SeqModel(LSTMLanguageModel):
     """Word embeddings and LSTM layers of the encoder or the decoder.
 
-    Attributes:
-        returns_decoder_inputs: Whether `forward` returns `memory` and `final`.
+    With `returns_decoder_inputs`, `forward` returns `memory` and `final`.
     """
 
     config: CtxLmSeq2SeqConfig
@@ -59,12 +57,8 @@ class CtxLmSeq2SeqModel(LSTMLanguageModel):
     returns_decoder_inputs = False
 
     def embed(self, ids: Tensor) -> Tensor:
-        """(directions, words) ids -> (directions, words, embedding), with dropout."""
+        """(1, words) ids -> (1, words, embedding), with dropout."""
         return dropout(self.word_embeddings(ids), self.config.hidden_dropout_prob, self.training)
-
-    def layer_dropout(self, packed: Tensor, packing: PackedSequences, depth: int) -> Tensor:
-        """Dropout of (directions, words, width) between layers."""
-        return dropout(packed, self.config.hidden_dropout_prob if depth else 0.0, self.training)
 
     @can_return_tuple
     def forward(
@@ -77,16 +71,10 @@ class CtxLmSeq2SeqModel(LSTMLanguageModel):
         **kwargs: Any,
     ) -> LSTMLanguageModelOutput:
         """Encode a batch; arguments as in `LSTMLanguageModel.forward`."""
-        outputs = super().forward(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            inputs_embeds=inputs_embeds,
-            output_hidden_states=True if self.returns_decoder_inputs else output_hidden_states,
-            use_cache=True if self.returns_decoder_inputs else use_cache,
-            **{**kwargs, "return_dict": True},
-        )
+        kwargs |= {"attention_mask": attention_mask, "inputs_embeds": inputs_embeds, "return_dict": True}
         if not self.returns_decoder_inputs:
-            return outputs
+            return super().forward(input_ids, output_hidden_states=output_hidden_states, use_cache=use_cache, **kwargs)
+        outputs = super().forward(input_ids, output_hidden_states=True, use_cache=True, **kwargs)
         if outputs.past_key_values is None:
             raise CtxError("Final states cannot be combined with sequence_ids, which has several sequences per row.")
         if output_hidden_states is None:
@@ -135,50 +123,41 @@ class CtxLmSeq2SeqForConditionalGeneration(
         self.prediction = nn.Linear(config.hidden_size, config.target_vocab_size)
 
     def load_pretrained_components(self, missing: Container[str] | None = None) -> None:
-        """Copy the weights of `config.source_model` and `config.target_model`.
-
-        See `CtxPreTrainedModel.load_pretrained_components`.
-        """
+        """Copy the weights of `config.source_model` and `config.target_model`."""
         super().load_pretrained_components(missing)
         if self.config.source_model is not None:
-            self._copy_weights(self.config.source_model, self.source_modules(), missing)
+            output_layer = getattr(self, "source_prediction", None)  # in pretraining
+            self._copy_weights(self.config.source_model, self.encoder, output_layer, missing)
         if self.config.target_model is not None:
-            self._copy_weights(self.config.target_model, self.target_modules(), missing)
-
-    def source_modules(self) -> dict[str, nn.Module]:
-        """Part of the source language model -> the module initialised with it."""
-        return {"layers": self.encoder}
-
-    def target_modules(self) -> dict[str, nn.Module]:
-        """Part of the target language model -> the module initialised with it."""
-        return {"layers": self.decoder, "softmax": self.prediction}
+            self._copy_weights(self.config.target_model, self.decoder, self.prediction, missing)
 
     @torch.no_grad()
-    def _copy_weights(self, source: str, modules: dict[str, nn.Module], missing: Container[str] | None) -> None:
-        """Copy a language model's weights into the parameters that are `missing`, or all.
-
-        Raises:
-            CtxError: The language model cannot be loaded or has another shape.
-        """
-        stack: Any = modules["layers"]
-        pretrained_parts, count = set(self.config.pretrained_parts), self.config.pretrained_layers
-        parameters: dict[str, nn.Parameter] = {}  # by the names in the language model
-        if "embeddings" in pretrained_parts:
-            parameters |= _named_parameters("word_embeddings", stack.word_embeddings)
-        if "layers" in pretrained_parts:
-            parameters |= _named_parameters("layers", stack.layers[:count])
-        if "softmax" in pretrained_parts and "softmax" in modules:
-            parameters |= _named_parameters("decoder", modules["softmax"])
-        if missing is not None:
-            missing_ids = {id(parameter) for name, parameter in self.named_parameters() if name in missing}
-            parameters = {name: parameter for name, parameter in parameters.items() if id(parameter) in missing_ids}
+    def _copy_weights(
+        self, source: str, stack: Any, output_layer: nn.Linear | None, missing: Container[str] | None
+    ) -> None:
+        """Copy a language model's weights into the parameters that are `missing`, or all."""
+        num_layers = self.config.pretrained_layers
+        modules = {
+            "word_embeddings": stack.word_embeddings if "embeddings" in self.config.pretrained_parts else None,
+            "layers": stack.layers[:num_layers] if "layers" in self.config.pretrained_parts else None,
+            "decoder": output_layer if "softmax" in self.config.pretrained_parts else None,
+        }
+        missing_ids = {id(value) for name, value in self.named_parameters() if missing is None or name in missing}
+        parameters = {  # by the names in the language model
+            f"{prefix}.{name}": parameter
+            for prefix, module in modules.items()
+            if module is not None
+            for name, parameter in module.named_parameters()
+            if id(parameter) in missing_ids
+        }
         if not parameters:
             return
         model = _load_language_model(source)
-        weights = {**model.base_model.state_dict(), **_named_parameters("decoder", model.decoder)}
-        if len(model.base_model.layers) != count:
+        weights = {f"decoder.{name}": weight for name, weight in model.decoder.state_dict().items()}
+        weights |= model.base_model.state_dict()
+        if len(model.base_model.layers) != num_layers:
             raise CtxError(
-                f"The language model has {len(model.base_model.layers)} layers, pretrained_layers={count}.",
+                f"The language model has {len(model.base_model.layers)} layers, pretrained_layers={num_layers}.",
                 location=source,
             )
         for name, parameter in parameters.items():
@@ -193,10 +172,10 @@ class CtxLmSeq2SeqForConditionalGeneration(
 
     @classmethod
     def from_pretrained_pair(cls, source: str | PathLike[str], target: str | PathLike[str], **changes: Any) -> Self:
-        """Create the translation model from two language models.
+        """Create the translation model from two forward LSTM language models of the same shape.
 
         Args:
-            source, target: Directories or Hub ids of forward LSTM language models of the same shape.
+            source, target: Directories or Hub ids.
             changes: Other fields of the configuration, for example `num_hidden_layers` or `residual`.
 
         Raises:
@@ -250,10 +229,6 @@ class CtxLmSeq2SeqForConditionalGeneration(
         return DecoderOutput(self.dropout(states), outputs.past_key_values, *recorded)
 
 
-def _named_parameters(prefix: str, module: nn.Module) -> dict[str, nn.Parameter]:
-    return {f"{prefix}.{name}": parameter for name, parameter in module.named_parameters()}
-
-
 def _load_language_model(source: str | PathLike[str]) -> Any:
     """Load an LSTM language model; raises CtxError for other models."""
     model = load_pretrained(AutoModelForCausalLM, source, "the language model")
@@ -264,10 +239,9 @@ def _load_language_model(source: str | PathLike[str]) -> Any:
 
 @dataclass
 class CtxLmSeq2SeqForPreTrainingOutput(heads.ConditionalGenerationOutput):
-    """Output of `CtxLmSeq2SeqForPreTraining`, see `ConditionalGenerationOutput`.
+    """Output of `CtxLmSeq2SeqForPreTraining`; `loss` is the sum of the three losses.
 
     Attributes:
-        loss: Sum of the three losses.
         translation_loss, source_lm_loss, target_lm_loss: Cross-entropies in nats per target, detached.
         source_logits: (batch, length, vocabulary) of the source language model; None with targets and in `generate`.
         target_logits: (batch, steps, target vocabulary) of the target language model; None in the same cases.
@@ -291,10 +265,6 @@ class CtxLmSeq2SeqForPreTraining(CtxLmSeq2SeqForConditionalGeneration, Generatio
         """Create the decoder and the output layers."""
         super().build_head(config)
         self.source_prediction = nn.Linear(config.hidden_size, config.vocab_size)
-
-    def source_modules(self) -> dict[str, nn.Module]:
-        """Part of the source language model -> the module initialised with it."""
-        return {**super().source_modules(), "softmax": self.source_prediction}
 
     @can_return_tuple
     def forward(
@@ -321,9 +291,8 @@ class CtxLmSeq2SeqForPreTraining(CtxLmSeq2SeqForConditionalGeneration, Generatio
                 the target language model.
         """
         if encoder_outputs is None:
-            encoder_outputs = self.encode(
-                input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs
-            )
+            inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
+            encoder_outputs = self.encode(**inputs, **kwargs)
         translation = super().forward(
             attention_mask=attention_mask,
             decoder_input_ids=decoder_input_ids,
@@ -346,13 +315,13 @@ class CtxLmSeq2SeqForPreTraining(CtxLmSeq2SeqForConditionalGeneration, Generatio
         losses: dict[str, Any] = {"translation_loss": translation.loss}
         if source_labels is not None:
             losses["source_lm_loss"] = self._language_model_loss(
-                "source_labels", source, source_labels, attention_mask, num_items_in_batch
+                self.source_prediction, source, source_labels, "source_labels", num_items_in_batch, attention_mask
             )
         if target_labels is not None:
             target_labels = heads.validate_targets(target_labels, "target_labels", ids.shape)
             states = self._target_states(ids, target_labels != heads.IGNORE_INDEX)
             losses["target_lm_loss"] = self._language_model_loss(
-                "target_labels", states, target_labels, None, num_items_in_batch
+                self.prediction, states, target_labels, "target_labels", num_items_in_batch
             )
         output["loss"] = torch.stack([*losses.values()]).sum()
         for name, loss in losses.items():
@@ -366,11 +335,16 @@ class CtxLmSeq2SeqForPreTraining(CtxLmSeq2SeqForConditionalGeneration, Generatio
         return self.decoder(input_ids=ids, attention_mask=mask, layers=layers).last_hidden_state
 
     def _language_model_loss(
-        self, name: str, states: Tensor, labels: Tensor, attention_mask: Tensor | None, num_items: heads.ItemCounts
+        self,
+        output_layer: nn.Linear,
+        states: Tensor,
+        labels: Tensor,
+        name: str,
+        num_items: heads.ItemCounts,
+        attention_mask: Tensor | None = None,
     ) -> Tensor:
         """Mean cross-entropy of a language model."""
         labels = heads.validate_targets(labels, name, states.shape[:2])
         target_mask = labels != heads.IGNORE_INDEX
         self.check_encoder_input(None, states, attention_mask, None, output_mask=target_mask)
-        head = self.source_prediction if name == "source_labels" else self.prediction
-        return heads.language_modeling_loss(head, self.dropout(states[target_mask]), labels, num_items, name)
+        return heads.language_modeling_loss(output_layer, self.dropout(states[target_mask]), labels, num_items, name)

@@ -25,12 +25,10 @@ class CtxLmSeq2SeqTokenizer(CtxTranslationTokenizer, CtxReversibleWordTokenizer)
     def train(
         cls, texts: Iterable[str], vocab_size: int, *, source_model: str = "", target_model: str = "", **kwargs: Any
     ) -> Self:
-        """Learn both vocabularies, or take them from two language models.
+        """Learn both vocabularies, see `CtxTranslationTokenizer.train`, or take them from two language models.
 
         Args:
-            texts, vocab_size, kwargs: See `CtxTranslationTokenizer.train`.
-            source_model, target_model: Directories or Hub ids of language models, both or neither; the vocabularies of
-                their tokenizers are used instead.
+            source_model, target_model: Directories or Hub ids of the language models, both or neither.
 
         Raises:
             CtxError: As in `CtxTranslationTokenizer.train`; or a language model is missing or has another tokenizer.
@@ -46,14 +44,10 @@ class CtxLmSeq2SeqTokenizer(CtxTranslationTokenizer, CtxReversibleWordTokenizer)
 
     @classmethod
     def from_pretrained_pair(cls, source: str | PathLike[str], target: str | PathLike[str], **kwargs: Any) -> Self:
-        """Create the tokenizer with the vocabularies of two language models.
-
-        Args:
-            source, target: Directories or Hub ids with a `CtxReversibleWordTokenizer`.
-            kwargs: Arguments of the class.
+        """Create the tokenizer with the vocabularies of two language models, directories or Hub ids.
 
         Raises:
-            CtxError: A tokenizer cannot be loaded or has another class.
+            CtxError: A tokenizer cannot be loaded or is no `CtxReversibleWordTokenizer`.
         """
         source_tokenizer, target_tokenizer = _load_tokenizer(source), _load_tokenizer(target)
         if not target_tokenizer.split_punctuation:

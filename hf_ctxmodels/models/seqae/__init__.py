@@ -1,7 +1,5 @@
 """Sequence auto-encoder and language model (Dai & Le 2015): an LSTM that encodes a text and generates it again."""
 
-from typing import Any
-
 from hf_ctxmodels.models.seqae.configuration_seqae import CtxSeqaeConfig
 from hf_ctxmodels.models.seqae.modeling_seqae import (
     CtxSeqaeForCausalLM,
@@ -13,26 +11,9 @@ from hf_ctxmodels.models.seqae.tokenization_seqae import CtxSeqaeTokenizer
 from hf_ctxmodels.objectives import CausalLM, SequenceAutoencoding
 from hf_ctxmodels.spec import FamilySpec, PublishedCount, ShortTraining, Traits
 
-# base: the paper (section 4); the others have its proportions, for a CPU
-SIZES: dict[str, dict[str, Any]] = {
-    "tiny": {"embedding_size": 128, "hidden_size": 256},
-    "small": {"embedding_size": 256, "hidden_size": 512},
-    "base": {"embedding_size": 512, "hidden_size": 1024},
-}
-
 # No count is published; from section 4: an LSTM of 4 * 1024 * (512 + 1024 + 2), vectors of 512, and a
 # softmax of 1024 and a bias for each word.
 _HEAD = 6_299_648 + 30_000 * (512 + 1024 + 1)
-PUBLISHED = {
-    "section 4": PublishedCount(
-        {"vocab_size": 30_000},
-        {
-            "AutoModel": 6_299_648 + 30_000 * 512,
-            "AutoModelForPreTraining": _HEAD,
-            "AutoModelForCausalLM": _HEAD,
-        },
-    )
-}
 
 SPEC = FamilySpec(
     name="seqae",
@@ -47,8 +28,22 @@ SPEC = FamilySpec(
         "AutoModelForTokenClassification": CtxSeqaeForTokenClassification,
     },
     objectives={"sae": SequenceAutoencoding, "clm": CausalLM},
-    sizes=SIZES,
-    published=PUBLISHED,
+    # base: the paper (section 4); the others have its proportions, for a CPU
+    sizes={
+        "tiny": {"embedding_size": 128, "hidden_size": 256},
+        "small": {"embedding_size": 256, "hidden_size": 512},
+        "base": {"embedding_size": 512, "hidden_size": 1024},
+    },
+    published={
+        "section 4": PublishedCount(
+            {"vocab_size": 30_000},
+            {
+                "AutoModel": 6_299_648 + 30_000 * 512,
+                "AutoModelForPreTraining": _HEAD,
+                "AutoModelForCausalLM": _HEAD,
+            },
+        )
+    },
     traits=Traits(is_recurrent=True, short_training=ShortTraining(steps=150, learning_rate=1e-2)),
 )
 

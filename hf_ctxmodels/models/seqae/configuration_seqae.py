@@ -14,8 +14,7 @@ class CtxSeqaeConfig(CtxLSTMLanguageModelConfig):
     See `CtxLSTMLanguageModelConfig` for the other arguments.
 
     Args:
-        embedding_size: Width of the embeddings.
-        hidden_size: Width of the LSTM's cell and output.
+        embedding_size, hidden_size: Widths of the embeddings, and of the LSTM's cell and output.
         word_dropout_prob: Dropout of whole input words, independently at every position.
         embedding_dropout_prob: Dropout of the embeddings.
         hidden_dropout_prob: Dropout between layers and of the softmax's input.
@@ -25,7 +24,6 @@ class CtxSeqaeConfig(CtxLSTMLanguageModelConfig):
         label_gain: Training predictions of a text classifier: "last" for the last word, or "linear" for all words with
             weights that increase linearly from 0 to 1 (section 3, linear gain).
         classifier_dropout: Dropout of a task head's input.
-        pad_token_id, eos_token_id: Ids of padding and of the end of a text.
     """
 
     model_type = "ctx-seqae"
@@ -52,9 +50,8 @@ class CtxSeqaeConfig(CtxLSTMLanguageModelConfig):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}, expected 0 or more, below 1.")
         if self.label_gain == "linear" and self.classifier_pooling is not None:
-            raise ValueError(
-                f"label_gain='linear' cannot be combined with classifier_pooling={self.classifier_pooling!r}."
-            )
+            pooling = self.classifier_pooling
+            raise ValueError(f"label_gain='linear' cannot be combined with classifier_pooling={pooling!r}.")
         if self.tie_word_embeddings:
             raise ValueError("tie_word_embeddings=True is not supported: embeddings and outputs differ in width.")
 

@@ -23,7 +23,6 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_tensors
 from hf_ctxmodels.layers.cpu.dropout import dropout, shared_dropout
 from hf_ctxmodels.layers.pooling import last_token_columns, states_at, token_mask
-from hf_ctxmodels.layers.recurrent.packing import PackedSequences
 from hf_ctxmodels.models.seqae.configuration_seqae import CtxSeqaeConfig
 
 
@@ -46,10 +45,6 @@ class CtxSeqaeModel(LSTMLanguageModel, CtxSeqaePreTrainedModel):
         rate = self.config.word_dropout_prob
         return shared_dropout(vectors, positions, positions.shape[0], rate, self.training, drop_rows=True)
 
-    def layer_dropout(self, packed: Tensor, packing: PackedSequences, depth: int) -> Tensor:
-        """Dropout of (directions, words, width) between layers."""
-        return dropout(packed, self.config.hidden_dropout_prob if depth else 0.0, self.training)
-
 
 class CtxSeqaeHeadModel(heads.HeadModel, CtxSeqaePreTrainedModel):
     """Base class of the sequence auto-encoder models with a head."""
@@ -61,10 +56,6 @@ class CtxSeqaeForCausalLM(LSTMForCausalLM, CtxSeqaePreTrainedModel, GenerationMi
     """The language model, and the auto-encoder: `generate` reconstructs a text that ends with the end token."""
 
     encoder_class = CtxSeqaeModel
-
-    def output_dropout(self, states: Tensor) -> Tensor:
-        """Dropout of (batch, length, hidden)."""
-        return dropout(states, self.config.hidden_dropout_prob, self.training)
 
 
 class CtxSeqaeForSequenceClassification(heads.ForSequenceClassification, CtxSeqaeHeadModel):
@@ -89,11 +80,7 @@ class CtxSeqaeForSequenceClassification(heads.ForSequenceClassification, CtxSeqa
         num_items_in_batch: heads.ItemCounts = None,
         **kwargs: Any,
     ) -> SequenceClassifierOutput:
-        """Compute (batch, num_labels) logits, and the loss with `labels`; see `heads.ForSequenceClassification`.
-
-        Raises:
-            CtxError: Inputs do not match each other or the model; or, with linear gain, labels are not class ids.
-        """
+        """Compute (batch, num_labels) logits, and the loss with `labels`; see `heads.ForSequenceClassification`."""
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds, **kwargs}
         if labels is None or not self.training or self.config.label_gain == "last":
             return super().forward(**inputs, labels=labels, num_items_in_batch=num_items_in_batch)
@@ -101,16 +88,17 @@ class CtxSeqaeForSequenceClassification(heads.ForSequenceClassification, CtxSeqa
         outputs = self.encode(**inputs)
         states = outputs.last_hidden_state
         if labels.is_floating_point() or labels.numel() != len(states):
-            raise CtxError(
-                f"label_gain='linear' requires ({len(states)},) labels, one class per text; got {tuple(labels.shape)} "
-                f"{labels.dtype}.",
-                hint="set label_gain='last'.",
-            )
+            expected = f"label_gain='linear' requires ({len(states)},) labels, one class per text"
+            raise CtxError(f"{expected}; got {tuple(labels.shape)} {labels.dtype}.", hint="set label_gain='last'.")
         tokens = token_mask(states, attention_mask, kwargs.get("sequence_ids"))
         logits = self.classifier(self.dropout(states))
         labels = heads.validate_sequence_targets(labels, "labels", len(states))
+        heads.check_classes(labels, logits.shape[-1], "labels")
+        targets = labels[:, None].expand(tokens.shape).masked_fill(~tokens, heads.IGNORE_INDEX)
+        losses = F.cross_entropy(logits.transpose(1, 2).float(), targets, reduction="none")
+        loss = (label_gains(tokens) * losses).sum()
         return SequenceClassifierOutput(
-            loss=_linear_gain_loss(logits, tokens, labels, num_items_in_batch),
+            loss=heads.mean_over_targets(loss, labels, "labels", num_items_in_batch),
             logits=states_at(logits, last_token_columns(logits, tokens)),
             hidden_states=outputs.hidden_states,
         )
@@ -118,20 +106,9 @@ class CtxSeqaeForSequenceClassification(heads.ForSequenceClassification, CtxSeqa
 
 def label_gains(tokens: Tensor) -> Tensor:
     """(batch, length) weights that increase linearly from 0 and sum to 1 over the tokens, a bool mask."""
-    index = tokens.long().cumsum(1) - 1
-    gains = (index * tokens).float()
+    gains = ((tokens.long().cumsum(1) - 1) * tokens).float()
     gains = torch.where(tokens.sum(1, keepdim=True) == 1, tokens.float(), gains)  # a single word
     return gains / gains.sum(1, keepdim=True)
-
-
-def _linear_gain_loss(logits: Tensor, tokens: Tensor, labels: Tensor, num_items: heads.ItemCounts) -> Tensor:
-    """Weighted cross-entropy in nats of (batch, length, classes) logits, mean over texts."""
-    heads.check_classes(labels, logits.shape[-1], "labels")
-    targets = labels[:, None].expand(tokens.shape).masked_fill(~tokens, heads.IGNORE_INDEX)
-    losses = F.cross_entropy(
-        logits.flatten(0, 1).float(), targets.flatten(), ignore_index=heads.IGNORE_INDEX, reduction="none"
-    )
-    return heads.mean_over_targets((label_gains(tokens).flatten() * losses).sum(), labels, "labels", num_items)
 
 
 class CtxSeqaeForTokenClassification(heads.ForTokenClassification, CtxSeqaeHeadModel):

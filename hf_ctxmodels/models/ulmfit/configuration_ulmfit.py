@@ -6,8 +6,6 @@ from huggingface_hub.dataclasses import strict
 
 from hf_ctxmodels.architectures.configurations import CtxLSTMLanguageModelConfig
 
-_DROPOUTS = ("embedding", "input", "hidden", "output", "weight")
-
 
 @strict
 class CtxUlmfitConfig(CtxLSTMLanguageModelConfig):
@@ -33,8 +31,7 @@ class CtxUlmfitConfig(CtxLSTMLanguageModelConfig):
         classifier_norm: Normalisation in the classifier's two blocks: "batch" as in the paper; with "layer", the loss
             does not depend on the composition of batches.
         classifier_dropout: Dropout before the hidden layer; the rate after it is 0.1.
-        pad_token_id, bos_token_id, eos_token_id: Ids of padding, of a text's first token, and of the end of a generated
-            text, if any.
+        bos_token_id, eos_token_id: Ids of a text's first token, and of the end of a generated text, if any.
         tie_word_embeddings: Whether the softmax weights are tied to the embeddings.
     """
 
@@ -53,7 +50,6 @@ class CtxUlmfitConfig(CtxLSTMLanguageModelConfig):
     activation_penalty: float | int = 2.0
     slowness_penalty: float | int = 1.0
     backward: bool = False
-    stateful: bool = False
     bptt: int = 70
     classifier_size: int = 50
     classifier_norm: Literal["batch", "layer"] = "batch"
@@ -67,11 +63,9 @@ class CtxUlmfitConfig(CtxLSTMLanguageModelConfig):
     def validate_shape(self) -> None:
         """Check the shape and the rates (called at construction)."""
         self.require_positive("vocab_size", "hidden_size", "cell_size", "num_hidden_layers", "bptt", "classifier_size")
-        for name in _DROPOUTS:
-            if not 0 <= self.dropout_rate(name) < 1:
-                raise ValueError(
-                    f"{name}_dropout_prob * dropout_scale is {self.dropout_rate(name)}, expected 0 or more, below 1."
-                )
+        for name in ("embedding", "input", "hidden", "output", "weight"):
+            if not 0 <= (rate := self.dropout_rate(name)) < 1:
+                raise ValueError(f"{name}_dropout_prob * dropout_scale is {rate}, expected 0 or more, below 1.")
 
     def dropout_rate(self, name: str) -> float:
         """Scaled dropout rate of "embedding", "input", "hidden", "output" or "weight"."""

@@ -1,8 +1,5 @@
 """ULMFiT (Howard & Ruder 2018, arXiv 1801.06146): an AWD-LSTM language model (Merity et al. 2017, arXiv 1708.02182),
 fine-tuned for downstream tasks.
-
-This module adds dropouts, two regularization terms and the classifier to the encoder and the language model of
-`hf_ctxmodels.architectures.lstm_language_model`.
 """
 
 from typing import Any
@@ -23,8 +20,6 @@ from hf_ctxmodels.layers.pooling import PoolingLayer, token_mask
 from hf_ctxmodels.layers.recurrent.packing import PackedSequences
 from hf_ctxmodels.layers.recurrent.rnn import LSTM
 from hf_ctxmodels.models.ulmfit.configuration_ulmfit import CtxUlmfitConfig
-
-_HIDDEN_DROPOUT = 0.1  # rate after the classifier's hidden layer, as in the released code
 
 
 class CtxUlmfitPreTrainedModel(LSTMLanguageModelPreTrainedModel):
@@ -113,7 +108,7 @@ class CtxUlmfitForSequenceClassification(heads.ForSequenceClassification, CtxUlm
             nn.Linear(config.pooler_size, config.classifier_size),
             nn.ReLU(),
             norm(config.classifier_size),
-            Dropout(_HIDDEN_DROPOUT if config.head_dropout else 0.0),
+            Dropout(0.1 if config.head_dropout else 0.0),  # the rate of the released code
             nn.Linear(config.classifier_size, config.num_labels),
         )
 

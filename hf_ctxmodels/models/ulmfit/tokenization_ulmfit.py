@@ -8,8 +8,8 @@ from tokenizers import Regex, normalizers
 
 from hf_ctxmodels.tokenizers.word_level import CtxWordTokenizer
 
-UNK, PAD, BOS, EOS, FIELD = "xxunk", "xxpad", "xxbos", "xxeos", "xxfld"
-REPEATED_CHARACTER, REPEATED_WORD, ALL_CAPITALS, CAPITALIZED = "xxrep", "xxwrep", "xxup", "xxmaj"
+SPECIAL_TOKENS = ("xxunk", "xxpad", "xxbos", "xxeos", "xxfld", "xxrep", "xxwrep", "xxup", "xxmaj")
+UNK, PAD, BOS, EOS, FIELD, REPEATED_CHARACTER, REPEATED_WORD, ALL_CAPITALS, CAPITALIZED = SPECIAL_TOKENS
 
 _MAX_REPETITIONS = 20  # longer repetitions are truncated
 _MARKUP = {
@@ -65,18 +65,7 @@ class CtxUlmfitTokenizer(CtxWordTokenizer):
         ['xxmaj', 'good', 'xxunk', 'xxunk', 'xxup', 'good', 'xxrep', '4', '!']
     """
 
-    special_tokens: ClassVar[tuple[str, ...]] = (
-        UNK,
-        PAD,
-        BOS,
-        EOS,
-        FIELD,
-        REPEATED_CHARACTER,
-        REPEATED_WORD,
-        ALL_CAPITALS,
-        CAPITALIZED,
-    )
-
+    special_tokens: ClassVar[tuple[str, ...]] = SPECIAL_TOKENS
     defaults: ClassVar[dict[str, Any]] = {
         **CtxWordTokenizer.defaults,
         "unk_token": UNK,
