@@ -1,11 +1,12 @@
-"""CoVe: the decoder against the paper's equations, generation, word vectors and text pairs."""
+"""CoVe: attention, beam search, word vectors and text pairs."""
 
 from itertools import product
 
 import pytest
 import torch
+from recurrent_decoders import cove as reference
 from torch import Tensor
-from zoo import FIRST_WORD, TINY, Case, make_batch, make_targets
+from zoo import FIRST_WORD, TINY, Case, make_batch
 
 from hf_ctxmodels import CtxCoveForConditionalGeneration, CtxError
 from hf_ctxmodels.registry import FAMILIES
@@ -19,65 +20,13 @@ def build_model(**changes: object) -> CtxCoveForConditionalGeneration:
     return TRANSLATION.model(3, **{"initializer_range": 0.5, **changes})
 
 
-@torch.no_grad()
-def reference_log_probabilities(
-    model: CtxCoveForConditionalGeneration, ids: Tensor, target: list[int], attention: list[Tensor] | None = None
-) -> Tensor:
-    """(steps, vocabulary) log-probabilities of the word after each word of `target`, step by step for one text.
-
-    The attention weights are appended to `attention`.
-    """
-    encoded = model.cove(input_ids=ids[None], output_final_states=True)
-    states = encoded.last_hidden_state[0, :, model.config.embedding_size :]  # H
-    decoder = model.decoder
-    states_of_layers = [
-        (hidden, cell) for hidden, cell in zip(encoded.final_hidden[0], encoded.final_cell[0], strict=True)
-    ]
-    output, logs = torch.zeros(model.config.hidden_size), []
-    for word in target:
-        layer_input = torch.cat([decoder.embeddings.weight[word], output])
-        for depth, layer in enumerate(decoder.cells):
-            hidden, cell = states_of_layers[depth]
-            gates = layer.weight_ih @ layer_input + layer.bias_ih + layer.weight_hh @ hidden + layer.bias_hh
-            input_gate, forget_gate, candidate, output_gate = gates.chunk(4)
-            cell = forget_gate.sigmoid() * cell + input_gate.sigmoid() * candidate.tanh()
-            layer_input = output_gate.sigmoid() * cell.tanh()
-            states_of_layers[depth] = (layer_input, cell)
-        weights = torch.softmax(states @ (decoder.query.weight @ layer_input + decoder.query.bias), 0)
-        if attention is not None:
-            attention.append(weights)
-        features = torch.cat([states.T @ weights, layer_input])
-        output = torch.tanh(decoder.combine.weight @ features + decoder.combine.bias)
-        logs.append((model.prediction.weight @ output + model.prediction.bias).log_softmax(0))
-    return torch.stack(logs)
-
-
-def test_decoder_matches_the_equations() -> None:
-    """Logits, and the loss of padded sequences of several lengths."""
-    model, batch = build_model(), make_batch(TRANSLATION)
-    labels = make_targets(TRANSLATION, batch)["labels"].masked_fill_(torch.tensor([[0, 0, 0, 0, 0, 1]]).bool(), -100)
-    target_ids = batch["decoder_input_ids"]
-    with torch.no_grad():
-        logits = model(**batch).logits.log_softmax(-1)
-        loss = model(**batch, labels=labels).loss
-    total = 0.0
-    for row, tokens in enumerate(batch["attention_mask"].bool()):
-        expected = reference_log_probabilities(model, batch["input_ids"][row][tokens], target_ids[row].tolist())
-        torch.testing.assert_close(logits[row], expected, atol=1e-5, rtol=1e-5)
-        target_mask = labels[row] != -100
-        total -= float(expected[target_mask].gather(1, labels[row][target_mask][:, None]).sum())
-    assert float(loss) == pytest.approx(total / int((labels != -100).sum()), rel=1e-5)
-
-
 def test_attention_weights_and_hidden_states_match_the_equations() -> None:
     model, batch = build_model(), make_batch(TRANSLATION)
     outputs = model(**batch, output_attentions=True, output_hidden_states=True)
     (attention,) = outputs.cross_attentions
     for row, tokens in enumerate(batch["attention_mask"].bool()):
         expected: list[Tensor] = []
-        reference_log_probabilities(
-            model, batch["input_ids"][row][tokens], batch["decoder_input_ids"][row].tolist(), expected
-        )
+        reference(model, batch["input_ids"][row][tokens], batch["decoder_input_ids"][row].tolist(), attention=expected)
         torch.testing.assert_close(attention[row, 0][:, tokens], torch.stack(expected), atol=1e-5, rtol=1e-5)
         assert not attention[row, 0][:, ~tokens].any()
     assert torch.equal(model.prediction(outputs.decoder_hidden_states[-1]), outputs.logits)
@@ -106,58 +55,35 @@ def test_decoder_input_ids_are_shifted_labels() -> None:
         model(**batch)
 
 
-class TestGenerate:
-    def inputs(self) -> dict[str, Tensor]:
-        batch = make_batch(TRANSLATION, (7, 3, 5))
-        return {name: batch[name] for name in ("input_ids", "attention_mask")}
-
-    def test_greedy_search(self) -> None:
-        model, batch = build_model(), self.inputs()
-        generated = model.generate(**batch, do_sample=False, max_new_tokens=7)
-        assert len(generated.unique()) > 5, "too few distinct words for this test"
-        for row, tokens in enumerate(batch["attention_mask"].bool()):
-            text = [START]
-            while len(text) < 8 and text[-1] != END:
-                text.append(int(reference_log_probabilities(model, batch["input_ids"][row][tokens], text)[-1].argmax()))
-            assert generated[row, : len(text)].tolist() == text
-            assert not generated[row, len(text) :].any()
-
-    @pytest.mark.parametrize("beams", [1, 4])
-    def test_cache_does_not_change_the_result(self, beams: int) -> None:
-        model, batch = build_model(), self.inputs()
-        options = {"num_beams": beams, "do_sample": False, "max_new_tokens": 7}
-        expected = model.generate(**batch, **options, use_cache=False)
-        assert torch.equal(model.generate(**batch, **options), expected)
-
-    def test_wide_beams_find_the_most_probable_text(self) -> None:
-        """Compared with all texts of at most three words over a vocabulary of eight."""
-        size, steps = 8, 3
-        model, batch = TRANSLATION.model(0, initializer_range=0.2, target_vocab_size=size), self.inputs()
-        options = {"num_beams": size**2, "do_sample": False, "max_new_tokens": steps, "length_penalty": 0.0}
-        output = model.generate(**batch, **options, output_scores=True, return_dict_in_generate=True)
-        greedy = model.generate(**batch, do_sample=False, max_new_tokens=steps)
-        for row, tokens in enumerate(batch["attention_mask"].bool()):
-            ids = batch["input_ids"][row][tokens]
-            scores = {}
-            for text in product(range(size), repeat=steps):
-                words = text[: text.index(END) + 1] if END in text else text
-                if words not in scores:
-                    logs = reference_log_probabilities(model, ids, [START, *words[:-1]])
-                    scores[words] = float(logs[range(len(words)), list(words)].sum())
-            best = max(scores, key=scores.__getitem__)
-            assert tuple(output.sequences[row, 1 : 1 + len(best)].tolist()) == best
-            assert float(output.sequences_scores[row]) == pytest.approx(scores[best], abs=1e-4)
-        assert greedy[0].tolist() != output.sequences[0].tolist(), "greedy search finds the same text"
+def test_wide_beams_find_the_most_probable_text() -> None:
+    """Compared with all texts of at most three words over a vocabulary of eight."""
+    size, steps = 8, 3
+    model = TRANSLATION.model(0, initializer_range=0.2, target_vocab_size=size)
+    batch = {name: make_batch(TRANSLATION, (7, 3, 5))[name] for name in ("input_ids", "attention_mask")}
+    options = {"num_beams": size**2, "do_sample": False, "max_new_tokens": steps, "length_penalty": 0.0}
+    output = model.generate(**batch, **options, output_scores=True, return_dict_in_generate=True)
+    greedy = model.generate(**batch, do_sample=False, max_new_tokens=steps)
+    for row, tokens in enumerate(batch["attention_mask"].bool()):
+        ids = batch["input_ids"][row][tokens]
+        scores = {}
+        for text in product(range(size), repeat=steps):
+            words = text[: text.index(END) + 1] if END in text else text
+            if words not in scores:
+                logs = reference(model, ids, [START, *words[:-1]])
+                scores[words] = float(logs[range(len(words)), list(words)].sum())
+        best = max(scores, key=scores.__getitem__)
+        assert tuple(output.sequences[row, 1 : 1 + len(best)].tolist()) == best
+        assert float(output.sequences_scores[row]) == pytest.approx(scores[best], abs=1e-4)
+    assert greedy[0].tolist() != output.sequences[0].tolist(), "greedy search finds the same text"
 
 
-class TestVectors:
-    def test_output_begins_with_the_word_vectors(self) -> None:
-        base = Case(FAMILIES["cove"], "AutoModel")
-        model, batch = base.model(), make_batch(base)
-        outputs = model(**batch)
-        vectors = model.word_embeddings(batch["input_ids"]) * batch["attention_mask"][..., None]
-        assert torch.equal(outputs.last_hidden_state[..., : TINY["embedding_size"]], vectors)
-        assert outputs.last_hidden_state.shape[-1] == TINY["embedding_size"] + TINY["hidden_size"]
+def test_output_begins_with_the_word_vectors() -> None:
+    base = Case(FAMILIES["cove"], "AutoModel")
+    model, batch = base.model(), make_batch(base)
+    outputs = model(**batch)
+    vectors = model.word_embeddings(batch["input_ids"]) * batch["attention_mask"][..., None]
+    assert torch.equal(outputs.last_hidden_state[..., : TINY["embedding_size"]], vectors)
+    assert outputs.last_hidden_state.shape[-1] == TINY["embedding_size"] + TINY["hidden_size"]
 
 
 class TestClassifier:

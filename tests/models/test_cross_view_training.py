@@ -4,7 +4,7 @@ import pytest
 import torch
 from zoo import CASES, make_batch, make_targets, with_random_parameters
 
-from hf_ctxmodels import CtxCvtConfig, CtxCvtForTokenClassification, CtxError
+from hf_ctxmodels import CtxCvtForTokenClassification, CtxError
 
 TAGGER, CLASSIFIER = (
     next(case for case in CASES if case.family.name == "cvt" and case.auto_name == name)
@@ -65,22 +65,6 @@ def test_view_dropout_replaces_other_rates(case) -> None:
     assert len(labelled) == 3, "no dropout with labels"
 
 
-def test_training_on_views_reduces_their_loss(case) -> None:
-    rates = {"hidden_dropout_prob": 0.0, "word_dropout": 0.0, "view_dropout": 0.0}
-    model, batch = case.model(**rates).train(), make_batch(case)
-    views = make_targets(case, batch)["views"]
-    for parameter in (parameter for name, parameter in model.named_parameters() if "auxiliary" not in name):
-        parameter.requires_grad_(False)
-    optimizer = torch.optim.Adam([parameter for parameter in model.parameters() if parameter.requires_grad], lr=0.02)
-    losses = []
-    for _ in range(60):
-        losses.append(float(model(**batch, views=views).loss.detach()))
-        optimizer.zero_grad()
-        model(**batch, views=views).loss.backward()
-        optimizer.step()
-    assert losses[-1] < 0.2 * losses[0]
-
-
 def test_view_weight_and_selected_views() -> None:
     batch = make_batch(TAGGER)
     targets = make_targets(TAGGER, batch)
@@ -111,20 +95,6 @@ def test_tasks_have_separate_predictors() -> None:
     assert trained_tasks == {"chunk", "pos"}
     with pytest.raises(CtxError, match="no task 'ner'"):
         model(**batch, task="ner")
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"views": ["sideways"]}, "sideways"),
-        ({"view_weight": -1.0}, "view_weight"),
-        ({"tasks": {"pos": ["a"]}}, "two or more labels"),
-        ({"pretrained_embeddings": "x", "pretrained_embedding_size": 64, "hidden_size": 64}, "must be below"),
-    ],
-)
-def test_invalid_configurations(changes: dict, message: str) -> None:
-    with pytest.raises(Exception, match=message):
-        CtxCvtConfig(**changes)
 
 
 def test_views_at_padding_are_an_error() -> None:

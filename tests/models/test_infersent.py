@@ -2,11 +2,10 @@
 
 import pytest
 import torch
-from huggingface_hub.errors import StrictDataclassClassValidationError
 from torch import Tensor, nn
 from zoo import FIRST_WORD, UNKNOWN, Case, make_batch
 
-from hf_ctxmodels import CtxError, CtxInferSentConfig
+from hf_ctxmodels import CtxError
 from hf_ctxmodels.registry import FAMILIES
 
 BASE = Case(FAMILIES["infersent"], "AutoModel")
@@ -87,10 +86,3 @@ def test_unknown_words() -> None:
     assert torch.equal(
         encodes_unknown(input_ids=only_unknown).pooler_output, model(input_ids=only_unknown).pooler_output
     )
-
-
-def test_invalid_sizes() -> None:
-    with pytest.raises(StrictDataclassClassValidationError, match="must be even"):
-        CtxInferSentConfig(hidden_size=7)
-    with pytest.raises(StrictDataclassClassValidationError, match="classifier_size=0"):
-        CtxInferSentConfig(classifier_size=0)

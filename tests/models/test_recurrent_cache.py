@@ -53,27 +53,19 @@ class TestOperations:
         repeated.batch_select_indices(torch.tensor([0, 2, 4]))
         assert equal(repeated, cache)
 
-    def test_mask_rows(self) -> None:
+    def test_states(self) -> None:
         masked = build_cache().mask_rows(torch.tensor([True, False, True]))
         assert not any(tensor[1].any() for state in masked.states for tensor in state)
         assert equal(masked.select(torch.tensor([0, 2])), build_cache().select(torch.tensor([0, 2])))
-
-    def test_reset(self) -> None:
-        cache = build_cache()
-        cache.reset()
-        assert equal(
-            cache, RecurrentCache([torch.zeros_like(tensor) for tensor in state] for state in build_cache().states)
-        )
-
-    def test_detach(self) -> None:
         cache = build_cache().map(lambda tensor: tensor.requires_grad_())
         assert cache.states[0][0].requires_grad
         assert not any(tensor.requires_grad for state in cache.detach().states for tensor in state)
-
-    def test_crop_is_an_error(self) -> None:
-        assert not build_cache().is_croppable
+        cache = build_cache()
+        cache.reset()
+        assert equal(cache, RecurrentCache(map(torch.zeros_like, state) for state in build_cache().states))
+        assert not cache.is_croppable
         with pytest.raises(CtxError, match="cannot be removed"):
-            build_cache().crop(-1)
+            cache.crop(-1)
 
     def test_save_and_load(self, tmp_path: Path) -> None:
         """With several states per layer, and with twelve layers in order."""
@@ -100,7 +92,6 @@ def prompts(case: Case, model: PreTrainedModel) -> tuple[str, dict[str, Any], to
 
 
 def select(inputs: dict[str, Any], rows: torch.Tensor) -> dict[str, Any]:
-    """Select rows of a step's inputs."""
     return {
         name: type(value)(**{key: tensor[rows] for key, tensor in value.items() if torch.is_tensor(tensor)})
         if isinstance(value, ModelOutput)

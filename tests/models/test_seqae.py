@@ -6,7 +6,6 @@ from torch.nn import functional as F
 from zoo import Case, make_batch
 
 from hf_ctxmodels import CtxError, CtxSeqaeConfig, CtxSeqaeForCausalLM, CtxSeqaeTokenizer
-from hf_ctxmodels.models.seqae.modeling_seqae import label_gains
 from hf_ctxmodels.objectives import SequenceAutoencoding
 from hf_ctxmodels.registry import FAMILIES
 
@@ -96,28 +95,9 @@ class TestLinearGain:
         losses = [CLASSIFIER.model(label_gain=gain)(**batch, labels=labels).loss for gain in ("last", "linear")]
         assert torch.equal(*losses)
 
-    def test_label_gains(self) -> None:
-        gains = label_gains(torch.tensor([[1, 1, 1, 0], [0, 0, 0, 1]]).bool())
-        torch.testing.assert_close(gains, torch.tensor([[0, 1 / 3, 2 / 3, 0], [0, 0, 0, 1.0]]))
-
     def test_invalid_labels(self) -> None:
         model, batch = CLASSIFIER.model(label_gain="linear").train(), make_batch(CLASSIFIER)
         with pytest.raises(CtxError, match="label_gain"):
             model(**batch, labels=torch.rand(4, 3))
         with pytest.raises(CtxError, match="outside"):
             model(**batch, labels=torch.tensor([0, 1, 2, 3]))
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"label_gain": "linear", "classifier_pooling": "mean"},
-        {"word_dropout_prob": 1.0},
-        {"tie_word_embeddings": True},
-        {"bptt": 0},
-    ],
-    ids=lambda fields: next(iter(fields)),
-)
-def test_invalid_configurations(fields: dict) -> None:
-    with pytest.raises(Exception, match=next(iter(fields))):
-        CtxSeqaeConfig(**fields)

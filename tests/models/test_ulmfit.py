@@ -4,7 +4,7 @@ import pytest
 import torch
 from zoo import Case, gradients, make_batch, make_targets
 
-from hf_ctxmodels import CtxError, CtxUlmfitConfig, CtxUlmfitForCausalLM
+from hf_ctxmodels import CtxError
 from hf_ctxmodels.registry import FAMILIES
 
 LM = Case(FAMILIES["ulmfit"], "AutoModelForCausalLM")
@@ -56,11 +56,6 @@ def test_dropouts() -> None:
     assert len({float(model(**batch, **targets).loss) for _ in range(3)}) == 1
 
 
-def test_invalid_rates() -> None:
-    with pytest.raises(Exception, match="input_dropout_prob"):
-        CtxUlmfitConfig(input_dropout_prob=0.6, dropout_scale=2.0)
-
-
 class TestClassifier:
     def test_pooling(self) -> None:
         """Last state, maximum and mean over the tokens of the whole text."""
@@ -94,11 +89,6 @@ class TestClassifier:
         assert model.classifier[0].running_mean.any()
         assert model(**make_batch(CLASSIFIER, (4,)), labels=torch.tensor([0])).loss.isfinite(), "a batch of one example"
         assert isinstance(CLASSIFIER.model(classifier_norm="layer").classifier[0], torch.nn.LayerNorm)
-
-
-def test_tied_embeddings() -> None:
-    model = CtxUlmfitForCausalLM(LM.config())
-    assert model.decoder.weight is model.get_input_embeddings().weight
 
 
 def reverse(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
