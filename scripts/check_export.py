@@ -20,8 +20,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from hf_ctxmodels.architectures.encoder_decoder import EncoderDecoder
-from hf_ctxmodels.inference.exporting import PARTS, Part, max_relative_difference, write_onnx, write_program
-from hf_ctxmodels.inference.model_inputs import Batch
+from hf_ctxmodels.inference.exporting import PARTS, Batch, Part, max_relative_difference, write_onnx, write_program
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.spec import FamilySpec
 

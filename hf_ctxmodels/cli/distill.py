@@ -1,14 +1,14 @@
 """`hf-ctxmodels distill text` and `distill TASK`: train a student on the outputs of a teacher."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
 
 from accelerate import PartialState
 
 from hf_ctxmodels.cli import finetune
 from hf_ctxmodels.cli.pretrain import finetuning_command, show_results
 from hf_ctxmodels.compression.distillation import DistillationSetup, Teacher, parse_losses
-from hf_ctxmodels.compression.distillation.arguments import DistillationArguments, select_fields
-from hf_ctxmodels.compression.distillation.teacher import check_layers
+from hf_ctxmodels.compression.distillation.distillation_setup import DistillationArguments, check_layers
 from hf_ctxmodels.core.console import format_next_commands
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.downstream.finetuning.arguments import FinetuningArguments, FinetuningLoopArguments
@@ -20,6 +20,7 @@ from hf_ctxmodels.training.model_loading import load_family_config
 from hf_ctxmodels.training.pretraining import PretrainingArguments, pretrain, resolve_family
 from hf_ctxmodels.training.recipe import Section, parse_arguments
 
+Options = TypeVar("Options")
 ESSENTIAL = (
     *("teacher", "losses", "student_layers", "model", "family", "dataset", "train_file", "validation_file"),
     *("output_dir", "num_train_epochs", "per_device_batch_size", "learning_rate", "max_length"),

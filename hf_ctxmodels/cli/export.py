@@ -9,9 +9,14 @@ from typing import Literal
 import torch
 from transformers import AutoTokenizer, PreTrainedModel
 
-from hf_ctxmodels.compression.int8.module_replacement import InputRanges, RangeRecorder, find_replaceable_modules
-from hf_ctxmodels.compression.int8.quantizer import CtxInt8Config, quantize_model
-from hf_ctxmodels.core.adapter_support import ADAPTERS_FOLDER
+from hf_ctxmodels.compression.int8.quantizer import (
+    CtxInt8Config,
+    InputRanges,
+    find_replaceable_modules,
+    quantize_model,
+    record_ranges,
+)
+from hf_ctxmodels.core.adapter_files import ADAPTERS_FOLDER
 from hf_ctxmodels.core.console import format_next_commands, print_status, progress_bar
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, ParsedChoices, choice_flag, flag

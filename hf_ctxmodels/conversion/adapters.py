@@ -6,17 +6,17 @@ python -m hf_ctxmodels.conversion.adapters --adapter AdapterHub/bert-base-multil
 Only tensors are loaded from pickles. Heads and fusions in the same folder are converted too.
 """
 
-import pickle
 import shutil
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from huggingface_hub import snapshot_download
 from safetensors.torch import save_file
 from torch import Tensor
 
-from hf_ctxmodels.core.errors import CtxError, run_script
+from hf_ctxmodels.conversion.released_files import read_torch_file
+from hf_ctxmodels.core.errors import CtxError, run_script, wrap_errors
+from hf_ctxmodels.core.flags import REQUIRED, flag
 from hf_ctxmodels.core.output_files import wrap_write_errors
 from hf_ctxmodels.downstream.adapters.saving import (
     FUSION_WEIGHTS_FILE,
@@ -41,7 +41,11 @@ def convert_adapter(source: str | Path, output: str | Path) -> str:
         CtxError: There is no adapter, a pickle contains more than tensors, or the output contains a model or cannot be
             written.
     """
-    folder, target = _resolve_folder(source), Path(output)
+    folder, target = Path(source), Path(output)
+    if not folder.exists() and not folder.is_absolute():
+        hint = "use a folder or a Hub id."
+        with wrap_errors("There is no such adapter", location=str(source), hint=hint):
+            folder = Path(snapshot_download(str(source), allow_patterns=[*_CONFIGS, *PICKLES]))
     files = {name: file for name, file in PICKLES.items() if (folder / name).is_file()}
     if not files:
         raise CtxError(
@@ -64,25 +68,9 @@ def convert_adapter(source: str | Path, output: str | Path) -> str:
     return f"{', '.join(counts)} parameters: {source} -> {target}"
 
 
-def _resolve_folder(source: str | Path) -> Path:
-    if Path(source).exists() or Path(source).is_absolute():
-        return Path(source)
-    try:
-        return Path(snapshot_download(str(source), allow_patterns=[*_CONFIGS, *PICKLES]))
-    except Exception as error:  # no such repository, no network, no valid id
-        raise CtxError("There is no such adapter.", location=str(source), hint="use a folder or a Hub id.") from error
-
-
 def _load_tensors(path: Path) -> dict[str, Tensor]:
     """Load the tensors of a pickle; raises CtxError for other content."""
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
-        raise CtxError(
-            f"The pickle cannot be read as weights: {str(error).splitlines()[0]}",
-            location=str(path),
-            hint="download the file again; pickles that contain code are not loaded.",
-        ) from error
+    content = read_torch_file(path)
     if not isinstance(content, dict) or not all(isinstance(tensor, Tensor) for tensor in content.values()):
         raise CtxError("The pickle does not contain named tensors.", location=str(path), hint="use an adapter's file.")
     return {str(name): tensor.detach().clone().contiguous() for name, tensor in content.items()}
@@ -92,8 +80,8 @@ def _load_tensors(path: Path) -> dict[str, Tensor]:
 class ConversionArguments:
     """Arguments of the conversion."""
 
-    adapter: str = field(metadata={"help": "Folder or Hub id with pytorch_adapter.bin."})
-    output: str = field(metadata={"help": "Folder for the converted adapter."})
+    adapter: str = flag(REQUIRED, "Folder or Hub id with pytorch_adapter.bin.")
+    output: str = flag(REQUIRED, "Folder for the converted adapter.")
 
 
 def main() -> None:

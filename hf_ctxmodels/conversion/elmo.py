@@ -4,7 +4,7 @@ python -m hf_ctxmodels.conversion.elmo --options options.json --weights weights.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hf_ctxmodels.conversion.saving import check_output_free, save_converted_model
+from hf_ctxmodels.conversion.released_files import OutputArguments, load_weights, run_conversion
 from hf_ctxmodels.core.errors import CtxError, run_script, wrap_errors
-from hf_ctxmodels.core.flags import flag
-from hf_ctxmodels.core.loading import read_json
+from hf_ctxmodels.core.flags import REQUIRED, flag
+from hf_ctxmodels.core.json_parsing import read_json
+from hf_ctxmodels.data.text_files import read_lines
 from hf_ctxmodels.models.elmo.configuration_elmo import CtxElmoConfig
 from hf_ctxmodels.models.elmo.modeling_elmo import CtxElmoModel
 from hf_ctxmodels.models.elmo.tokenization_elmo import CtxElmoTokenizer
-from hf_ctxmodels.training.recipe import parse_arguments
 
 _FORGET_BIAS = 1.0  # AllenNLP adds it to the forget gate at run time
 _NUM_CHARACTERS = (261, 262)  # without and with the padding id
@@ -60,17 +60,8 @@ def read_allennlp(options_file: str | Path, weights_file: str | Path) -> CtxElmo
     """
     options = read_json(options_file, hint="use the model's options.json.")
     model = CtxElmoModel(config_from_options(options, str(options_file)))
-    expected = model.state_dict()
-    converted = _convert_weights(_read_arrays(weights_file), model.config, str(weights_file))
-    for name, value in converted.items():
-        if value.shape != expected[name].shape:
-            raise CtxError(
-                f"{name} is {tuple(value.shape)}, expected {tuple(expected[name].shape)} according to the options.",
-                location=str(weights_file),
-                hint="use the options.json and the weights of the same model.",
-            )
-    model.load_state_dict(converted)
-    return model.eval()
+    weights = _convert_weights(_read_arrays(weights_file), model.config, str(weights_file))
+    return load_weights(model, weights, str(weights_file))
 
 
 def _read_arrays(file: str | Path) -> dict[str, np.ndarray]:
@@ -85,13 +76,9 @@ def _read_arrays(file: str | Path) -> dict[str, np.ndarray]:
         if isinstance(entry, h5py.Dataset):
             arrays[name] = entry[...]
 
-    try:
-        with h5py.File(file, "r") as opened:
-            opened.visititems(collect)
-    except OSError as error:
-        raise CtxError(
-            f"Cannot read the weights: {error}.", location=str(file), hint="use a complete HDF5 file."
-        ) from error
+    hint = "use a complete HDF5 file."
+    with wrap_errors("Cannot read the weights", location=str(file), hint=hint), h5py.File(file, "r") as opened:
+        opened.visititems(collect)
     return arrays
 
 
@@ -138,44 +125,30 @@ def _reorder_gates(gates: Tensor) -> Tensor:
     return torch.cat([in_gate, forget, candidate, out_gate])
 
 
-@dataclass
-class ConversionArguments:
+@dataclass(kw_only=True)
+class ConversionArguments(OutputArguments):
     """Arguments of the conversion."""
 
-    options: str = field(metadata={"help": "The model's options.json."})
-    weights: str = field(metadata={"help": "The model's HDF5 file."})
-    output: str = field(metadata={"help": "Directory for the model and its tokenizer."})
-    vocabulary: str | None = field(
-        default=None,
-        metadata={"help": "Output vocabulary of the language model, one word per line, most frequent first."},
+    options: str = flag(REQUIRED, "The model's options.json.")
+    weights: str = flag(REQUIRED, "The model's HDF5 file.")
+    vocabulary: str | None = flag(
+        None, "Output vocabulary of the language model, one word per line, most frequent first."
     )
-    overwrite: bool = flag(False, "Replace an existing model in --output.")
 
 
-def read_vocabulary(file: str) -> list[str]:
-    """Read the words of a file, without special tokens; raises CtxError if it cannot be read."""
-    try:
-        words = Path(file).read_text(encoding="utf-8").split()
-    except (OSError, UnicodeDecodeError) as error:
-        raise CtxError(f"Cannot read the vocabulary: {error}.", location=file) from error
-    return [word for word in words if word not in {*CtxElmoTokenizer.special_tokens, "<UNK>"}]
-
-
-def main() -> None:
-    """Convert, and print a summary."""
-    (arguments,) = parse_arguments(ConversionArguments, description=__doc__)
-    check_output_free(arguments.output, arguments.overwrite)
-    words = [] if arguments.vocabulary is None else read_vocabulary(arguments.vocabulary)
+def convert(arguments: ConversionArguments) -> tuple[CtxElmoModel, CtxElmoTokenizer, str]:
+    """The model, its tokenizer and the file of the weights."""
+    words = [] if arguments.vocabulary is None else "".join(read_lines(Path(arguments.vocabulary))).split()
     model = read_allennlp(arguments.options, arguments.weights)
     # the released models were trained on tokenized text
     tokenizer = CtxElmoTokenizer.from_words(
-        words, split_punctuation=False, max_characters=model.config.max_characters_per_token
+        [word for word in words if word not in {*CtxElmoTokenizer.special_tokens, "<UNK>"}],
+        split_punctuation=False,
+        max_characters=model.config.max_characters_per_token,
     )
     model.config.vocab_size = len(tokenizer)
-    save_converted_model(model, tokenizer, arguments.output)
-    number = sum(parameter.numel() for parameter in model.parameters())
-    print(f"{number:,} parameters: {arguments.weights} -> {arguments.output}")
+    return model, tokenizer, arguments.weights
 
 
 if __name__ == "__main__":
-    run_script(main)
+    run_script(lambda: run_conversion(ConversionArguments, convert, __doc__))

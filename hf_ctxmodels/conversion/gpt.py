@@ -4,38 +4,29 @@ python -m hf_ctxmodels.conversion.gpt --folder finetune-transformer-lm/model --o
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hf_ctxmodels.conversion.saving import check_output_free, save_converted_model
+from hf_ctxmodels.conversion.released_files import OutputArguments, load_weights, run_conversion
 from hf_ctxmodels.core.errors import CtxError, run_script
-from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.core.flags import REQUIRED, flag
 from hf_ctxmodels.models.gpt.configuration_gpt import CtxGptConfig
 from hf_ctxmodels.models.gpt.modeling_gpt import CtxGptForCausalLM
 from hf_ctxmodels.models.gpt.tokenization_gpt import TASK_TOKENS, CtxGptTokenizer
-from hf_ctxmodels.training.recipe import parse_arguments
 
 # the parameters of a layer in the order of the files
-_LAYER_PARAMETERS = (
-    "attention.qkv_proj.weight",
-    "attention.qkv_proj.bias",
-    "attention.out_proj.weight",
-    "attention.out_proj.bias",
-    "attention_norm.weight",
-    "attention_norm.bias",
-    "feed_forward.up_proj.weight",
-    "feed_forward.up_proj.bias",
-    "feed_forward.down_proj.weight",
-    "feed_forward.down_proj.bias",
-    "feed_forward_norm.weight",
-    "feed_forward_norm.bias",
-)
+_LAYER_PARAMETERS = [
+    f"{module}.{suffix}"
+    for module in (
+        *("attention.qkv_proj", "attention.out_proj", "attention_norm"),
+        *("feed_forward.up_proj", "feed_forward.down_proj", "feed_forward_norm"),
+    )
+    for suffix in ("weight", "bias")
+]
 _HEAD_DIM = 64
 
 
@@ -67,7 +58,14 @@ def read_openai_checkpoint(
             hint="use the parameters of a language model, without a classifier.",
         )
     if num_embeddings == 1:
-        words, position_rows = _split_embeddings(parameters[0], len(tokenizer), positions, str(folder))
+        words, position_rows = parameters[0].tensor_split([max(0, len(parameters[0]) - positions)])
+        if len(words) - len(tokenizer) not in (0, len(TASK_TOKENS)):
+            raise CtxError(
+                f"The embedding matrix has {len(parameters[0])} rows, expected {len(tokenizer)} tokens, "
+                f"{len(TASK_TOKENS)} or no task tokens, and {positions} positions.",
+                location=str(folder),
+                hint="use the number of positions that this model was fine-tuned with.",
+            )
     else:
         position_rows, words = parameters[:2]
     num_new_tokens = len(words) - len(tokenizer)
@@ -89,9 +87,11 @@ def read_openai_checkpoint(
         pad_token_id=tokenizer.pad_token_id,
     )
     model = CtxGptForCausalLM(config)
-    embeddings = {"gpt.word_embeddings.weight": words, "gpt.position_embeddings.weight": position_rows}
-    _load(model, embeddings | _name_layers(parameters[num_embeddings:]), str(folder))
-    return model.eval(), tokenizer
+    weights = {"gpt.word_embeddings.weight": words, "gpt.position_embeddings.weight": position_rows}
+    for number, tensor in enumerate(parameters[num_embeddings:]):
+        layer, index = divmod(number, len(_LAYER_PARAMETERS))
+        weights[f"gpt.layers.{layer}.{_LAYER_PARAMETERS[index]}"] = tensor
+    return load_weights(model, weights, str(folder)), tokenizer
 
 
 def _read_parameters(folder: Path) -> list[Tensor]:
@@ -119,74 +119,29 @@ def _read_parameters(folder: Path) -> list[Tensor]:
     return [tensor[0].T.contiguous() if tensor.dim() == 3 else tensor.clone() for tensor in tensors]
 
 
-def _split_embeddings(embeddings: Tensor, num_tokens: int, num_positions: int, folder: str) -> tuple[Tensor, Tensor]:
-    """Token and position embeddings of a single matrix."""
-    num_words = len(embeddings) - num_positions
-    if num_words not in (num_tokens, num_tokens + len(TASK_TOKENS)):
-        raise CtxError(
-            f"The embedding matrix has {len(embeddings)} rows, expected {num_tokens} tokens, {len(TASK_TOKENS)} or no "
-            f"task tokens, and {num_positions} positions.",
-            location=folder,
-            hint="use the number of positions that this model was fine-tuned with.",
-        )
-    return embeddings[:num_words].clone(), embeddings[num_words:].clone()
-
-
-def _name_layers(parameters: Sequence[Tensor]) -> dict[str, Tensor]:
-    """Native name -> parameter of the layers."""
-    named = {}
-    for number, tensor in enumerate(parameters):
-        layer, index = divmod(number, len(_LAYER_PARAMETERS))
-        named[f"gpt.layers.{layer}.{_LAYER_PARAMETERS[index]}"] = tensor
-    return named
-
-
-def _load(model: CtxGptForCausalLM, state_dict: Mapping[str, Tensor], folder: str) -> None:
-    """Copy the parameters; raises CtxError if a shape does not match the model."""
-    parameters: dict[str, Any] = dict(model.named_parameters())
-    for name, tensor in state_dict.items():
-        if parameters[name].shape != tensor.shape:
-            raise CtxError(
-                f"{name} is {tuple(tensor.shape)}, expected {tuple(parameters[name].shape)} in a GPT of width "
-                f"{model.config.hidden_size}.",
-                location=folder,
-                hint="use the files of one model.",
-            )
-    with torch.no_grad():
-        for name, tensor in state_dict.items():
-            parameters[name].copy_(tensor)
-
-
-@dataclass
-class ConversionArguments:
+@dataclass(kw_only=True)
+class ConversionArguments(OutputArguments):
     """Arguments of the conversion."""
 
-    folder: str = field(
-        metadata={"help": "Folder with params_shapes.json, params_0.npy, ..., encoder_bpe_40000.json, vocab_40000.bpe."}
+    folder: str = flag(
+        REQUIRED, "Folder with params_shapes.json, params_0.npy, ..., encoder_bpe_40000.json, vocab_40000.bpe."
     )
-    output: str = field(metadata={"help": "Directory for the model and its tokenizer."})
     vocabulary: str | None = flag(None, "Vocabulary; by default encoder_bpe_40000.json in --folder.")
     merges: str | None = flag(None, "Merges; by default vocab_40000.bpe in --folder.")
     positions: int = flag(512, "Number of positions at the end of a joint embedding matrix.")
     heads: int | None = flag(None, "Number of attention heads; by default the width divided by 64.")
-    overwrite: bool = flag(False, "Replace an existing model in --output.")
 
 
-def main() -> None:
-    """Convert, and print a summary."""
-    (arguments,) = parse_arguments(ConversionArguments, description=__doc__)
-    check_output_free(arguments.output, arguments.overwrite)
+def convert(arguments: ConversionArguments) -> tuple[CtxGptForCausalLM, CtxGptTokenizer, str]:
+    """The model, its tokenizer and the folder of the parameters."""
     folder = Path(arguments.folder)
+    vocabulary = arguments.vocabulary or folder / "encoder_bpe_40000.json"
+    merges = arguments.merges or folder / "vocab_40000.bpe"
     model, tokenizer = read_openai_checkpoint(
-        folder,
-        arguments.vocabulary or folder / "encoder_bpe_40000.json",
-        arguments.merges or folder / "vocab_40000.bpe",
-        positions=arguments.positions,
-        heads=arguments.heads,
+        folder, vocabulary, merges, positions=arguments.positions, heads=arguments.heads
     )
-    save_converted_model(model, tokenizer, arguments.output)
-    print(f"{model.num_parameters():,} parameters, {len(tokenizer):,} tokens: {folder} -> {arguments.output}")
+    return model, tokenizer, arguments.folder
 
 
 if __name__ == "__main__":
-    run_script(main)
+    run_script(lambda: run_conversion(ConversionArguments, convert, __doc__))

@@ -6,19 +6,18 @@ python -m hf_ctxmodels.conversion.grover --checkpoint models/base/model.ckpt --v
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from hf_ctxmodels.conversion.saving import check_output_free, save_converted_model
+from hf_ctxmodels.conversion.released_files import OutputArguments, load_weights, run_conversion
 from hf_ctxmodels.conversion.tensorflow_files import TensorFlowCheckpoint
 from hf_ctxmodels.core.errors import CtxError, run_script
-from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.core.flags import REQUIRED, flag
 from hf_ctxmodels.models.grover.configuration_grover import CtxGroverConfig
 from hf_ctxmodels.models.grover.modeling_grover import CtxGroverForCausalLM, CtxGroverForSequenceClassification
 from hf_ctxmodels.models.grover.tokenization_grover import CtxGroverTokenizer
-from hf_ctxmodels.training.recipe import parse_arguments
 
 _HEAD_DIM = 64  # in all released models
 _EMBEDDINGS = {
@@ -82,17 +81,8 @@ def read_grover_checkpoint(
         config.num_labels = kernel.shape[1]
         model = CtxGroverForSequenceClassification(config)
     else:
-        state_dict["lm_head.weight"] = state_dict["grover.word_embeddings.weight"]
         model = CtxGroverForCausalLM(config)
-    for name, parameter in model.state_dict().items():
-        if state_dict[name].shape != parameter.shape:
-            raise CtxError(
-                f"{name} is {tuple(state_dict[name].shape)}, expected {tuple(parameter.shape)}.",
-                location=location,
-                hint="use the weights of one model.",
-            )
-    model.load_state_dict(state_dict)
-    return model.eval()
+    return load_weights(model, state_dict, location)
 
 
 def _convert_layer(variables: Mapping[str, Tensor], scope: str, location: str) -> dict[str, Tensor]:
@@ -120,36 +110,25 @@ def _get_variable(variables: Mapping[str, Tensor], name: str, location: str) -> 
     return variables[name].float()
 
 
-@dataclass
-class ConversionArguments:
+@dataclass(kw_only=True)
+class ConversionArguments(OutputArguments):
     """Arguments of the conversion."""
 
-    checkpoint: str = field(
-        metadata={"help": "Checkpoint without .index and .data-..., such as models/base/model.ckpt."}
-    )
-    vocabulary: str = field(metadata={"help": "encoder.json of Grover or GPT-2."})
-    merges: str = field(metadata={"help": "vocab.bpe of Grover or GPT-2."})
-    output: str = field(metadata={"help": "Directory for the model and its tokenizer."})
-    overwrite: bool = flag(False, "Replace an existing model in --output.")
+    checkpoint: str = flag(REQUIRED, "Checkpoint without .index and .data-..., such as models/base/model.ckpt.")
+    vocabulary: str = flag(REQUIRED, "encoder.json of Grover or GPT-2.")
+    merges: str = flag(REQUIRED, "vocab.bpe of Grover or GPT-2.")
 
 
-def main() -> None:
-    """Convert, and print a summary."""
-    (arguments,) = parse_arguments(ConversionArguments, description=__doc__)
-    check_output_free(arguments.output, arguments.overwrite)
+def convert(
+    arguments: ConversionArguments,
+) -> tuple[CtxGroverForCausalLM | CtxGroverForSequenceClassification, CtxGroverTokenizer, str]:
+    """The model, its tokenizer and the checkpoint."""
     model = read_grover_checkpoint(TensorFlowCheckpoint(arguments.checkpoint), arguments.checkpoint)
     tokenizer = CtxGroverTokenizer(
         vocab=arguments.vocabulary, merges=arguments.merges, model_max_length=model.config.max_position_embeddings
     )
-    if len(tokenizer) != model.config.vocab_size:
-        raise CtxError(
-            f"{len(tokenizer)} tokens for {model.config.vocab_size} embeddings.",
-            location=arguments.vocabulary,
-            hint="use the vocabulary and the checkpoint of the same model.",
-        )
-    save_converted_model(model, tokenizer, arguments.output)
-    print(f"{model.num_parameters():,} parameters: {arguments.checkpoint} -> {arguments.output}")
+    return model, tokenizer, arguments.checkpoint
 
 
 if __name__ == "__main__":
-    run_script(main)
+    run_script(lambda: run_conversion(ConversionArguments, convert, __doc__))

@@ -6,29 +6,30 @@ python -m hf_ctxmodels.conversion.infersent --weights infersent2.pkl --version 2
     --vectors_format word2vec-text --output runs/infersent
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
-from hf_ctxmodels.conversion.word_vector_encoders import VectorConversionArguments, convert
+from hf_ctxmodels.conversion.released_files import run_conversion
+from hf_ctxmodels.conversion.torch_lstm import VectorEncoderArguments, convert_vector_encoder
 from hf_ctxmodels.core.errors import run_script
-from hf_ctxmodels.training.recipe import parse_arguments
+from hf_ctxmodels.core.flags import flag
 
 _SENTENCE_TOKENS = {"1": ("<s>", "</s>"), "2": ("<p>", "</p>")}  # tokens around every sentence, by version
 
 
-@dataclass
-class ConversionArguments(VectorConversionArguments):
+@dataclass(kw_only=True)
+class ConversionArguments(VectorEncoderArguments):
     """Arguments of the conversion."""
 
-    version: str = field(default="2", metadata={"help": "Version of the release.", "choices": list(_SENTENCE_TOKENS)})
-    pooling: str = field(default="max", metadata={"help": "Pooling of the encoder.", "choices": ["max", "mean"]})
+    version: str = flag("2", "Version of the release.", choices=_SENTENCE_TOKENS)
+    pooling: str = flag("max", "Pooling of the encoder.", choices=("max", "mean"))
 
 
-def main() -> None:
-    """Convert, and print a summary."""
-    (arguments,) = parse_arguments(ConversionArguments, description=__doc__)
+def convert(arguments: ConversionArguments) -> tuple[Any, Any, str]:
+    """The model, its tokenizer and a description of the source."""
     begin, end = _SENTENCE_TOKENS[arguments.version]
-    print(convert(arguments, "infersent", pooling=arguments.pooling, bos_token=begin, eos_token=end))
+    return convert_vector_encoder(arguments, "infersent", pooling=arguments.pooling, bos_token=begin, eos_token=end)
 
 
 if __name__ == "__main__":
-    run_script(main)
+    run_script(lambda: run_conversion(ConversionArguments, convert, __doc__))

@@ -5,22 +5,26 @@ python -m hf_ctxmodels.conversion.laser --encoder bilstm.93langs.2018-12-26.pt -
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from hf_ctxmodels.conversion.fastbpe import read_codes, to_native_subword
-from hf_ctxmodels.conversion.saving import check_output_free, save_converted_model
-from hf_ctxmodels.conversion.torch_lstm import convert_layers, layer_fields, read_torch_file
+from hf_ctxmodels.conversion.released_files import (
+    OutputArguments,
+    read_codes,
+    read_torch_file,
+    run_conversion,
+    to_native_subword,
+)
+from hf_ctxmodels.conversion.torch_lstm import convert_layers
 from hf_ctxmodels.core.errors import CtxError, run_script
-from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.core.flags import REQUIRED, flag
 from hf_ctxmodels.models.laser.configuration_laser import CtxLaserConfig
 from hf_ctxmodels.models.laser.modeling_laser import CtxLaserModel
 from hf_ctxmodels.models.laser.tokenization_laser import CtxLaserTokenizer
-from hf_ctxmodels.tokenizers.bpe import JOINT_SPECIAL_TOKENS
-from hf_ctxmodels.training.recipe import parse_arguments
+from hf_ctxmodels.tokenizers.joint_bpe import SPECIAL_TOKENS
 
 
 def read_encoder(file: str | Path) -> dict[str, Any]:
@@ -71,15 +75,15 @@ def build_laser(
     Raises:
         CtxError: Weights, dictionary and merges do not match.
     """
-    weights = {name: value for name, value in encoder["model"].items() if name != "embed_tokens.weight"}
-    embeddings = encoder["model"].get("embed_tokens.weight")
-    layers = convert_layers({name.removeprefix("lstm."): value for name, value in weights.items()}, location)
+    weights = {name.removeprefix("lstm."): value for name, value in encoder["model"].items()}
+    embeddings = weights.pop("embed_tokens.weight", None)
+    layers, sizes = convert_layers(weights, location)
     vocab = build_vocabulary(encoder["dictionary"], merges)
-    dictionary_size, fields = len(encoder["dictionary"]), layer_fields(layers)
-    if embeddings is None or tuple(embeddings.shape) != (dictionary_size, fields["embedding_size"]):
+    expected_shape = (len(encoder["dictionary"]), sizes["embedding_size"])
+    if embeddings is None or tuple(embeddings.shape) != expected_shape:
         raise CtxError(
-            f"The embeddings are {None if embeddings is None else tuple(embeddings.shape)}, expected "
-            f"{(dictionary_size, fields['embedding_size'])}: one row per token of the dictionary.",
+            f"The embeddings are {None if embeddings is None else tuple(embeddings.shape)}, expected {expected_shape}: "
+            "one row per token of the dictionary.",
             location=location,
         )
     start, pad, end, unknown = (encoder["dictionary"][token] for token in JOINT_SPECIAL_TOKENS)
@@ -89,33 +93,27 @@ def build_laser(
         decoder_start_token_id=start,
         pad_token_id=pad,
         eos_token_id=end,
-        **fields,
+        **sizes,
     )
-    added_embeddings = embeddings[unknown].expand(len(vocab) - dictionary_size, -1)
+    added_embeddings = embeddings[unknown].expand(len(vocab) - len(embeddings), -1)
     model = CtxLaserModel(config)
     model.load_state_dict({**layers, "embeddings.weight": torch.cat([embeddings, added_embeddings]).float()})
     return model.eval(), CtxLaserTokenizer(vocab=vocab, merges=list(merges), split_punctuation=False)
 
 
-@dataclass
-class ConversionArguments:
+@dataclass(kw_only=True)
+class ConversionArguments(OutputArguments):
     """Arguments of the conversion."""
 
-    encoder: str = field(metadata={"help": "Released encoder."})
-    codes: str = field(metadata={"help": "BPE codes: two tokens and a count per line."})
-    output: str = field(metadata={"help": "Directory for the model and its tokenizer."})
-    overwrite: bool = flag(False, "Replace an existing model in --output.")
+    encoder: str = flag(REQUIRED, "Released encoder.")
+    codes: str = flag(REQUIRED, "BPE codes: two tokens and a count per line.")
 
 
-def main() -> None:
-    """Convert, and print a summary."""
-    (arguments,) = parse_arguments(ConversionArguments, description=__doc__)
-    check_output_free(arguments.output, arguments.overwrite)
-    model, tokenizer = build_laser(read_encoder(arguments.encoder), read_codes(arguments.codes), arguments.encoder)
-    save_converted_model(model, tokenizer, arguments.output)
-    number = sum(parameter.numel() for parameter in model.layers.parameters())
-    print(f"{number:,} parameters on {len(tokenizer):,} tokens: {arguments.encoder} -> {arguments.output}")
+def convert(arguments: ConversionArguments) -> tuple[CtxLaserModel, CtxLaserTokenizer, str]:
+    """The model, its tokenizer and the file of the weights."""
+    encoder = read_encoder(arguments.encoder)
+    return *build_laser(encoder, read_codes(arguments.codes), arguments.encoder), arguments.encoder
 
 
 if __name__ == "__main__":
-    run_script(main)
+    run_script(lambda: run_conversion(ConversionArguments, convert, __doc__))

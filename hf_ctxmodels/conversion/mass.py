@@ -8,88 +8,57 @@ python -m hf_ctxmodels.conversion.mass --checkpoint mass-base-uncased.pt --vocab
 import re
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from hf_ctxmodels.conversion.fastbpe import read_codes, to_native_subword
-from hf_ctxmodels.conversion.saving import check_output_free, save_converted_model
-from hf_ctxmodels.conversion.torch_lstm import read_torch_file
+from hf_ctxmodels.conversion.released_files import (
+    OutputArguments,
+    check_missing,
+    check_unknown,
+    load_weights,
+    read_codes,
+    read_torch_file,
+    run_conversion,
+    to_native_subword,
+)
 from hf_ctxmodels.core.errors import CtxError, run_script
-from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.core.flags import REQUIRED, flag
 from hf_ctxmodels.data.text_files import read_lines
 from hf_ctxmodels.models.bert.tokenization_bert import CtxBertTokenizer
 from hf_ctxmodels.models.mass.configuration_mass import CtxMassConfig
 from hf_ctxmodels.models.mass.modeling_mass import CtxMassForConditionalGeneration
 from hf_ctxmodels.models.mass.tokenization_mass import CtxMassTokenizer
-from hf_ctxmodels.training.recipe import parse_arguments
 
 _HEAD_DIM = 64  # in the released summarization models
 
-RenamingRules = Sequence[tuple[str, str, int | None]]
-"""(pattern of a released name, native name, index of the weight within a fused projection or None)."""
-
-_SUFFIX = r"\.(weight|bias)"
-_XLM_RULES: RenamingRules = (
-    (r"embeddings\.weight", "word_embeddings.weight", None),
-    (r"position_embeddings\.weight", "position_embeddings.weight", None),
-    (r"lang_embeddings\.weight", "language_embeddings.weight", None),
-    (rf"layer_norm_emb{_SUFFIX}", r"embedding_norm.\1", None),
-    *((rf"attentions\.(\d+)\.{x}_lin{_SUFFIX}", r"layers.\1.attention.qkv_proj.\2", i) for i, x in enumerate("qkv")),
-    (rf"attentions\.(\d+)\.out_lin{_SUFFIX}", r"layers.\1.attention.out_proj.\2", None),
-    (rf"layer_norm1\.(\d+){_SUFFIX}", r"layers.\1.attention_norm.\2", None),
-    (rf"encoder_attn\.(\d+)\.q_lin{_SUFFIX}", r"layers.\1.cross_attention.q_proj.\2", None),
-    *(
-        (rf"encoder_attn\.(\d+)\.{x}_lin{_SUFFIX}", r"layers.\1.cross_attention.kv_proj.\2", i)
-        for i, x in enumerate("kv")
-    ),
-    (rf"encoder_attn\.(\d+)\.out_lin{_SUFFIX}", r"layers.\1.cross_attention.out_proj.\2", None),
-    (rf"layer_norm15\.(\d+){_SUFFIX}", r"layers.\1.cross_attention_norm.\2", None),
-    (rf"ffns\.(\d+)\.lin1{_SUFFIX}", r"layers.\1.feed_forward.up_proj.\2", None),
-    (rf"ffns\.(\d+)\.lin2{_SUFFIX}", r"layers.\1.feed_forward.down_proj.\2", None),
-    (rf"layer_norm2\.(\d+){_SUFFIX}", r"layers.\1.feed_forward_norm.\2", None),
-    (rf"pred_layer\.proj{_SUFFIX}", r"lm_head.\1", None),
-)
-_LAYER = r"layers\.(\d+)\."
-_FAIRSEQ_RULES: RenamingRules = (
-    (r"embed_tokens\.weight", "word_embeddings.weight", None),
-    (r"embed_positions\.weight", "position_embeddings.weight", None),
-    (rf"emb_layer_norm{_SUFFIX}", r"embedding_norm.\1", None),
-    (rf"{_LAYER}self_attn\.in_proj_(weight|bias)", r"layers.\1.attention.qkv_proj.\2", None),
-    *((rf"{_LAYER}self_attn\.{x}_proj{_SUFFIX}", r"layers.\1.attention.qkv_proj.\2", i) for i, x in enumerate("qkv")),
-    (rf"{_LAYER}self_attn\.out_proj{_SUFFIX}", r"layers.\1.attention.out_proj.\2", None),
-    (rf"{_LAYER}self_attn_layer_norm{_SUFFIX}", r"layers.\1.attention_norm.\2", None),
-    (rf"{_LAYER}encoder_attn\.q_proj{_SUFFIX}", r"layers.\1.cross_attention.q_proj.\2", None),
-    *(
-        (rf"{_LAYER}encoder_attn\.{x}_proj{_SUFFIX}", r"layers.\1.cross_attention.kv_proj.\2", i)
-        for i, x in enumerate("kv")
-    ),
-    (rf"{_LAYER}encoder_attn\.out_proj{_SUFFIX}", r"layers.\1.cross_attention.out_proj.\2", None),
-    (rf"{_LAYER}encoder_attn_layer_norm{_SUFFIX}", r"layers.\1.cross_attention_norm.\2", None),
-    (rf"{_LAYER}fc1{_SUFFIX}", r"layers.\1.feed_forward.up_proj.\2", None),
-    (rf"{_LAYER}fc2{_SUFFIX}", r"layers.\1.feed_forward.down_proj.\2", None),
-    (rf"{_LAYER}final_layer_norm{_SUFFIX}", r"layers.\1.feed_forward_norm.\2", None),
-    (r"embed_out", "lm_head.weight", None),
+# modules of this package, of the translation code (XLM) and of fairseq; `#` is a layer, `*` one of q, k and v, whose
+# weights are concatenated here
+_MODULES = (
+    ("word_embeddings", "embeddings", "embed_tokens"),
+    ("position_embeddings", "position_embeddings", "embed_positions"),
+    ("language_embeddings", "lang_embeddings", None),
+    ("embedding_norm", "layer_norm_emb", "emb_layer_norm"),
+    ("layers.#.attention.qkv_proj", "attentions.#.*_lin", "layers.#.self_attn.*_proj"),
+    ("layers.#.attention.out_proj", "attentions.#.out_lin", "layers.#.self_attn.out_proj"),
+    ("layers.#.attention_norm", "layer_norm1.#", "layers.#.self_attn_layer_norm"),
+    ("layers.#.cross_attention.q_proj", "encoder_attn.#.q_lin", "layers.#.encoder_attn.q_proj"),
+    ("layers.#.cross_attention.kv_proj", "encoder_attn.#.*_lin", "layers.#.encoder_attn.*_proj"),
+    ("layers.#.cross_attention.out_proj", "encoder_attn.#.out_lin", "layers.#.encoder_attn.out_proj"),
+    ("layers.#.cross_attention_norm", "layer_norm15.#", "layers.#.encoder_attn_layer_norm"),
+    ("layers.#.feed_forward.up_proj", "ffns.#.lin1", "layers.#.fc1"),
+    ("layers.#.feed_forward.down_proj", "ffns.#.lin2", "layers.#.fc2"),
+    ("layers.#.feed_forward_norm", "layer_norm2.#", "layers.#.final_layer_norm"),
+    ("lm_head", "pred_layer.proj", "embed_out"),
 )
 # cross-attention with separate projections for each target language
 _LANGUAGE_PROJECTION = re.compile(
     r"(encoder_attn\.\d+)\.(?:(out_lin)\.(\d+)|(\d+)\.([qkv]_lin|out_lin))\.(weight|bias)"
 )
 _CHECKPOINT_HINT = "use a checkpoint of github.com/microsoft/MASS."
-
-
-class SpecialTokenIds(NamedTuple):
-    """Ids of special tokens in the vocabulary of a summarization model; the defaults are BERT's."""
-
-    pad: int = 0
-    cls: int = 101
-    sep: int = 102
-
-
-BERT_IDS = SpecialTokenIds()
 
 
 def read_checkpoint(file: str | Path) -> dict[str, Any]:
@@ -132,6 +101,8 @@ def build_translation_model(
             location=location,
             hint="use a checkpoint without it.",
         )
+    if missing := [name for name in ("n_heads", "pad_index", "bos_index", "eos_index") if name not in params]:
+        raise CtxError(f"The checkpoint's params lack {', '.join(missing)}.", location=location, hint=_CHECKPOINT_HINT)
     lang2id = dict(params.get("lang2id") or {})
     state_dict: dict[str, Tensor] = {}
     for side in ("encoder", "decoder"):
@@ -139,14 +110,13 @@ def build_translation_model(
         weights = _select_language(weights, lang2id, language, location)
         if side == "encoder":
             weights = {name: value for name, value in weights.items() if not name.startswith("pred_layer.")}
-        state_dict |= _rename_weights(weights, side, _XLM_RULES, location)
+        state_dict |= _rename_weights(weights, side, {xlm: native for native, xlm, _ in _MODULES}, location)
     embeds_languages = "mass.encoder.language_embeddings.weight" in state_dict
-    num_heads = int(_get_param(params, "n_heads", location))
     return _build_model(
         state_dict,
         location,
-        num_attention_heads=num_heads,
-        decoder_attention_heads=num_heads,
+        num_attention_heads=int(params["n_heads"]),
+        decoder_attention_heads=int(params["n_heads"]),
         n_langs=len(lang2id) if embeds_languages else 1,
         use_lang_emb=embeds_languages,
         lang2id=lang2id if embeds_languages else None,
@@ -156,15 +126,38 @@ def build_translation_model(
         layer_norm_eps=1e-12,
         output_bias="lm_head.bias" in state_dict,
         scale_embedding=False,
-        pad_token_id=int(_get_param(params, "pad_index", location)),
-        bos_token_id=int(_get_param(params, "bos_index", location)),
-        eos_token_id=int(_get_param(params, "eos_index", location)),
-        decoder_start_token_id=int(_get_param(params, "eos_index", location)),
+        pad_token_id=int(params["pad_index"]),
+        bos_token_id=int(params["bos_index"]),
+        eos_token_id=int(params["eos_index"]),
+        decoder_start_token_id=int(params["eos_index"]),
     )
 
 
+def _select_language(
+    weights: Mapping[str, Tensor], lang2id: Mapping[str, int], language: str | None, location: str
+) -> dict[str, Tensor]:
+    """Keep the cross-attention projections of one language and remove the language from their names."""
+    selected = {}
+    for name, value in weights.items():
+        match = _LANGUAGE_PROJECTION.fullmatch(name)
+        if match is None:
+            selected[name] = value
+            continue
+        if language is None or language not in lang2id:
+            problem = "no language is given" if language is None else f"there is no {language!r}"
+            raise CtxError(
+                f"The decoder has separate cross-attention projections for each target language, but {problem}.",
+                location=location,
+                hint=f"use the target language: {', '.join(sorted(lang2id))}.",
+            )
+        layer, output_projection, output_language, input_language, projection, suffix = match.groups()
+        if int(output_language or input_language) == lang2id[language]:
+            selected[f"{layer}.{output_projection or projection}.{suffix}"] = value
+    return selected
+
+
 def build_summarization_model(
-    checkpoint: Mapping[str, Any], location: str, special_token_ids: SpecialTokenIds = BERT_IDS
+    checkpoint: Mapping[str, Any], location: str, pad_id: int = 0, cls_id: int = 101, sep_id: int = 102
 ) -> CtxMassForConditionalGeneration:
     """Build a summarization model, pretrained or fine-tuned.
 
@@ -174,24 +167,31 @@ def build_summarization_model(
     Args:
         checkpoint: From `read_checkpoint`.
         location: Path of the file, for errors.
-        special_token_ids: Ids in the vocabulary. As in fairseq, positions start at the padding id + 1.
+        pad_id, cls_id, sep_id: Ids in the vocabulary; BERT's by default. As in fairseq, positions start at the padding
+            id + 1.
 
     Raises:
         CtxError: A weight is missing or unknown.
     """
     weights: Mapping[str, Tensor] = checkpoint["model"]
+    check_unknown(sorted(name for name in weights if not name.startswith(("encoder.", "decoder."))), location)
     state_dict: dict[str, Tensor] = {}
     for side in ("encoder", "decoder"):
-        side_weights = {
-            name.removeprefix(f"{side}."): value for name, value in weights.items() if name.startswith(f"{side}.")
-        }
-        side_weights.pop("version", None)
-        state_dict |= _rename_weights(_split_cross_attention(side_weights), side, _FAIRSEQ_RULES, location)
+        side_weights: dict[str, Tensor] = {}
+        for name, value in weights.items():
+            module, is_fused, suffix = name.removeprefix(f"{side}.").partition(".in_proj_")
+            if name == f"{side}.version" or not name.startswith(f"{side}."):
+                continue
+            if is_fused and not len(value) % 3:  # old releases of fairseq fuse the projections
+                for letter, chunk in zip("qkv", value.chunk(3), strict=True):
+                    side_weights[f"{module}.{letter}_proj.{suffix}"] = chunk
+            else:
+                side_weights[f"{module}.weight" if module == "embed_out" else name.removeprefix(f"{side}.")] = value
+        modules = {fairseq: native for native, _, fairseq in _MODULES if fairseq is not None}
+        state_dict |= _rename_weights(side_weights, side, modules, location)
         positions = f"mass.{side}.position_embeddings.weight"
         if positions in state_dict:
-            state_dict[positions] = state_dict[positions][special_token_ids.pad + 1 :]
-    if unknown := sorted(name for name in weights if not name.startswith(("encoder.", "decoder."))):
-        raise _unknown_weights_error(unknown, location)
+            state_dict[positions] = state_dict[positions][pad_id + 1 :]
     arguments = vars(checkpoint["args"]) if isinstance(checkpoint.get("args"), Namespace) else {}
     width = state_dict.get("mass.encoder.word_embeddings.weight", torch.zeros(1, _HEAD_DIM)).shape[1]
     num_heads = arguments.get("encoder_attention_heads", max(1, width // _HEAD_DIM))
@@ -205,11 +205,80 @@ def build_summarization_model(
         layer_norm_eps=1e-5,
         output_bias=False,
         scale_embedding=True,
-        pad_token_id=special_token_ids.pad,
-        bos_token_id=special_token_ids.cls,
-        eos_token_id=special_token_ids.sep,
-        decoder_start_token_id=special_token_ids.sep,
+        pad_token_id=pad_id,
+        bos_token_id=cls_id,
+        eos_token_id=sep_id,
+        decoder_start_token_id=sep_id,
     )
+
+
+def _rename_weights(
+    weights: Mapping[str, Tensor], side: str, modules: Mapping[str, str], location: str
+) -> dict[str, Tensor]:
+    """Native name -> weight of an encoder or decoder; raises CtxError for an unknown name.
+
+    Args:
+        weights: Released name -> weight.
+        side: "encoder" or "decoder".
+        modules: Released module -> native module, see `_MODULES`; the first match counts.
+        location: Path of the file, for errors.
+    """
+    patterns = [
+        (re.compile(re.escape(released).replace(r"\#", r"(?P<layer>\d+)").replace(r"\*", "(?P<letter>[qkv])")), native)
+        for released, native in modules.items()
+    ]
+    chunks: dict[str, dict[str, Tensor]] = {}
+    unknown = []
+    for name, value in weights.items():
+        module, _, suffix = name.rpartition(".")
+        matches = ((pattern.fullmatch(module), native) for pattern, native in patterns)
+        match, native = next(((match, native) for match, native in matches if match), (None, ""))
+        if match is None or suffix not in ("weight", "bias"):
+            unknown.append(f"{side}.{name}")
+            continue
+        groups = match.groupdict()
+        native_name = f"{native.replace('#', groups.get('layer', ''))}.{suffix}"
+        if not native_name.startswith("lm_head."):
+            native_name = f"mass.{side}.{native_name}"
+        chunks.setdefault(native_name, {})[groups.get("letter", "q")] = value.float()
+    check_unknown(unknown, location)
+    return {
+        name: torch.cat([letters[letter] for letter in "qkv" if letter in letters]) for name, letters in chunks.items()
+    }
+
+
+def _build_model(state_dict: dict[str, Tensor], location: str, **fields: Any) -> CtxMassForConditionalGeneration:
+    """A model with these weights; the sizes of its configuration follow from them."""
+    words, positions, feed_forward = (
+        [f"mass.{side}.{module}.weight" for side in ("encoder", "decoder")]
+        for module in ("word_embeddings", "position_embeddings", "layers.0.feed_forward.up_proj")
+    )
+    check_missing([name for name in (*words, *positions, *feed_forward) if name not in state_dict], location)
+    vocab_size, width = state_dict[words[0]].shape
+    num_positions = min(len(state_dict[name]) for name in positions)
+    for name in positions:
+        state_dict[name] = state_dict[name][:num_positions]
+    output_weight = state_dict.setdefault("lm_head.weight", state_dict[words[1]])
+    is_shared = torch.equal(state_dict[words[0]], state_dict[words[1]])
+    num_layers = [
+        len({name.split(".")[3] for name in state_dict if name.startswith(f"mass.{side}.layers.")})
+        for side in ("encoder", "decoder")
+    ]
+    config = CtxMassConfig(
+        vocab_size=vocab_size,
+        hidden_size=width,
+        num_hidden_layers=num_layers[0],
+        decoder_layers=num_layers[1],
+        intermediate_size=len(state_dict[feed_forward[0]]),
+        decoder_ffn_dim=len(state_dict[feed_forward[1]]),
+        max_position_embeddings=num_positions,
+        tie_word_embeddings=is_shared and torch.equal(output_weight, state_dict[words[0]]),
+        share_word_embeddings=is_shared,
+        **fields,
+    )
+    if is_shared:
+        del state_dict[words[1]]
+    return load_weights(CtxMassForConditionalGeneration(config), state_dict, location)
 
 
 def build_translation_tokenizer(
@@ -241,160 +310,6 @@ def build_translation_tokenizer(
     )
 
 
-def _get_param(params: Mapping[str, Any], name: str, location: str) -> Any:
-    if name not in params:
-        raise CtxError(f"The checkpoint's params lack {name}.", location=location, hint=_CHECKPOINT_HINT)
-    return params[name]
-
-
-def _select_language(
-    weights: Mapping[str, Tensor], lang2id: Mapping[str, int], language: str | None, location: str
-) -> dict[str, Tensor]:
-    """Keep the cross-attention projections of one language and remove the language from their names."""
-    selected = {}
-    for name, value in weights.items():
-        match = _LANGUAGE_PROJECTION.fullmatch(name)
-        if match is None:
-            selected[name] = value
-            continue
-        if language is None or language not in lang2id:
-            problem = "no language is given" if language is None else f"there is no {language!r}"
-            raise CtxError(
-                f"The decoder has separate cross-attention projections for each target language, but {problem}.",
-                location=location,
-                hint=f"use the target language: {', '.join(sorted(lang2id))}.",
-            )
-        layer, output_projection, output_language, input_language, projection, suffix = match.groups()
-        if int(output_language or input_language) == lang2id[language]:
-            selected[f"{layer}.{output_projection or projection}.{suffix}"] = value
-    return selected
-
-
-def _split_cross_attention(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Split the cross-attention projections that old releases of fairseq fuse."""
-    split: dict[str, Tensor] = {}
-    for name, value in weights.items():
-        layer, is_fused, suffix = name.partition(".encoder_attn.in_proj_")
-        if is_fused and not len(value) % 3:
-            for letter, chunk in zip("qkv", value.chunk(3), strict=True):
-                split[f"{layer}.encoder_attn.{letter}_proj.{suffix}"] = chunk
-        else:
-            split[name] = value
-    return split
-
-
-def _rename_weights(weights: Mapping[str, Tensor], side: str, rules: RenamingRules, location: str) -> dict[str, Tensor]:
-    """Native name -> weight of an encoder or decoder; raises CtxError for an unknown name."""
-    chunks: dict[str, dict[int, Tensor]] = {}
-    unknown = []
-    for name, value in weights.items():
-        for pattern, native_pattern, index in rules:
-            if match := re.fullmatch(pattern, name):
-                native_name = match.expand(native_pattern)
-                if not native_name.startswith("lm_head."):
-                    native_name = f"mass.{side}.{native_name}"
-                chunks.setdefault(native_name, {})[index or 0] = value.float()
-                break
-        else:
-            unknown.append(f"{side}.{name}")
-    if unknown:
-        raise _unknown_weights_error(unknown, location)
-    return {name: torch.cat([fused[index] for index in sorted(fused)]) for name, fused in chunks.items()}
-
-
-def _unknown_weights_error(names: Sequence[str], location: str) -> CtxError:
-    ellipsis = ", ..." if len(names) > 4 else ""
-    return CtxError(
-        f"The checkpoint has {len(names)} unknown weights: {', '.join(names[:4])}{ellipsis}.",
-        location=location,
-        hint=_CHECKPOINT_HINT,
-    )
-
-
-def _build_model(state_dict: dict[str, Tensor], location: str, **fields: Any) -> CtxMassForConditionalGeneration:
-    """A model with these weights; the sizes of its configuration follow from them."""
-    encoder_words, decoder_words = (f"mass.{side}.word_embeddings.weight" for side in ("encoder", "decoder"))
-    encoder_positions, decoder_positions = (
-        f"mass.{side}.position_embeddings.weight" for side in ("encoder", "decoder")
-    )
-    encoder_feed_forward, decoder_feed_forward = (
-        f"mass.{side}.layers.0.feed_forward.up_proj.weight" for side in ("encoder", "decoder")
-    )
-    required = (
-        encoder_words,
-        encoder_positions,
-        encoder_feed_forward,
-        decoder_words,
-        decoder_positions,
-        decoder_feed_forward,
-    )
-    _check_missing([name for name in required if name not in state_dict], location)
-    vocab_size, width = state_dict[encoder_words].shape
-    num_positions = min(len(state_dict[encoder_positions]), len(state_dict[decoder_positions]))
-    for name in (encoder_positions, decoder_positions):
-        state_dict[name] = state_dict[name][:num_positions]
-    output_weight = state_dict.setdefault("lm_head.weight", state_dict[decoder_words])
-    is_shared = torch.equal(state_dict[encoder_words], state_dict[decoder_words])
-    config = CtxMassConfig(
-        vocab_size=vocab_size,
-        hidden_size=width,
-        num_hidden_layers=_number_of_layers(state_dict, "encoder"),
-        decoder_layers=_number_of_layers(state_dict, "decoder"),
-        intermediate_size=len(state_dict[encoder_feed_forward]),
-        decoder_ffn_dim=len(state_dict[decoder_feed_forward]),
-        max_position_embeddings=num_positions,
-        tie_word_embeddings=is_shared and torch.equal(output_weight, state_dict[encoder_words]),
-        share_word_embeddings=is_shared,
-        **fields,
-    )
-    model = CtxMassForConditionalGeneration(config)
-    if is_shared:
-        del state_dict[decoder_words]
-    expected = model.state_dict()
-    _check_missing([name for name in expected if name not in state_dict], location)
-    if unknown := [name for name in state_dict if name not in expected]:
-        raise _unknown_weights_error(unknown, location)
-    for name, weight in expected.items():
-        if state_dict[name].shape != weight.shape:
-            raise CtxError(
-                f"{name} is {tuple(state_dict[name].shape)}, expected {tuple(weight.shape)}.",
-                location=location,
-                hint="use all weights of one model.",
-            )
-    model.load_state_dict(state_dict)
-    return model.eval()
-
-
-def _check_missing(names: Sequence[str], location: str) -> None:
-    if names:
-        ellipsis = ", ..." if len(names) > 4 else ""
-        raise CtxError(
-            f"The checkpoint lacks {len(names)} weights (native names): {', '.join(names[:4])}{ellipsis}.",
-            location=location,
-            hint=_CHECKPOINT_HINT,
-        )
-
-
-def _number_of_layers(state_dict: Mapping[str, Tensor], side: str) -> int:
-    pattern = re.compile(rf"mass\.{side}\.layers\.(\d+)\.")
-    return 1 + max(int(match[1]) for match in map(pattern.match, state_dict) if match)
-
-
-@dataclass
-class ConversionArguments:
-    """Arguments of the conversion."""
-
-    checkpoint: str = field(metadata={"help": "Released file: .pth for translation, .pt for summaries."})
-    output: str = field(metadata={"help": "Directory for the model and its tokenizer."})
-    codes: str | None = flag(None, "Translation: BPE codes, two tokens and a count per line.")
-    vocabulary: str | None = flag(None, "Summaries: dict.txt with a token and a count per line, or BERT's vocab.txt.")
-    language: str | None = flag(None, "Translation: target language, if the decoder has separate layers for each.")
-    word_splitting: Literal["moses", "punctuation", "whitespace"] = flag(
-        "moses", "Translation: word splitting of the tokenizer; `whitespace` for tokenized text."
-    )
-    overwrite: bool = flag(False, "Replace an existing model in --output.")
-
-
 def read_vocabulary(file: str) -> CtxBertTokenizer:
     """Create BERT's tokenizer from the first word of each line of a file. As in the release, it adds no `[CLS]`."""
     lines = [line.split() for line in read_lines(Path(file))]
@@ -404,34 +319,38 @@ def read_vocabulary(file: str) -> CtxBertTokenizer:
     return CtxBertTokenizer(vocab=vocabulary, cls_token=None, model_max_length=512)
 
 
-def main() -> None:
-    """Convert, and print a summary."""
-    (arguments,) = parse_arguments(ConversionArguments, description=__doc__)
-    check_output_free(arguments.output, arguments.overwrite)
+@dataclass(kw_only=True)
+class ConversionArguments(OutputArguments):
+    """Arguments of the conversion."""
+
+    checkpoint: str = flag(REQUIRED, "Released file: .pth for translation, .pt for summaries.")
+    codes: str | None = flag(None, "Translation: BPE codes, two tokens and a count per line.")
+    vocabulary: str | None = flag(None, "Summaries: dict.txt with a token and a count per line, or BERT's vocab.txt.")
+    language: str | None = flag(None, "Translation: target language, if the decoder has separate layers for each.")
+    word_splitting: Literal["moses", "punctuation", "whitespace"] = flag(
+        "moses", "Translation: word splitting of the tokenizer; `whitespace` for tokenized text."
+    )
+
+
+def convert(arguments: ConversionArguments) -> tuple[CtxMassForConditionalGeneration, Any, str]:
+    """The model, its tokenizer and the file of the weights."""
     file = arguments.checkpoint
     checkpoint = read_checkpoint(file)
+    tokenizer: CtxMassTokenizer | CtxBertTokenizer
     if "encoder" in checkpoint:
         if arguments.codes is None:
             raise CtxError("The checkpoint is a translation model.", location=file, hint="pass --codes.")
         model = build_translation_model(checkpoint, file, arguments.language)
-        codes = read_codes(arguments.codes)
-        tokenizer = build_translation_tokenizer(checkpoint, codes, file, arguments.word_splitting)
+        merges = read_codes(arguments.codes)
+        tokenizer = build_translation_tokenizer(checkpoint, merges, file, arguments.word_splitting)
     else:
         if arguments.vocabulary is None:
             raise CtxError("The checkpoint is a summarization model.", location=file, hint="pass --vocabulary.")
         tokenizer = read_vocabulary(arguments.vocabulary)
-        start_id = tokenizer.convert_tokens_to_ids("[CLS]")
-        special = SpecialTokenIds(tokenizer.pad_token_id, start_id, tokenizer.sep_token_id)
-        model = build_summarization_model(checkpoint, file, special)
-    if len(tokenizer) != model.config.vocab_size:
-        raise CtxError(
-            f"{len(tokenizer)} tokens for {model.config.vocab_size} embeddings.",
-            location=arguments.codes or arguments.vocabulary,
-            hint="use the files of the same model.",
-        )
-    save_converted_model(model, tokenizer, arguments.output)
-    print(f"{model.num_parameters():,} parameters: {file} -> {arguments.output}")
+        cls_id = tokenizer.convert_tokens_to_ids("[CLS]")
+        model = build_summarization_model(checkpoint, file, tokenizer.pad_token_id, cls_id, tokenizer.sep_token_id)
+    return model, tokenizer, file
 
 
 if __name__ == "__main__":
-    run_script(main)
+    run_script(lambda: run_conversion(ConversionArguments, convert, __doc__))

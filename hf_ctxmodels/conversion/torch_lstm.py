@@ -1,34 +1,24 @@
-"""Conversion of the weights of a bidirectional `torch.nn.LSTM` to native names and shapes."""
+"""Conversion of bidirectional `torch.nn.LSTM` encoders on word vectors (CoVe, InferSent) to native names and shapes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.serialization import safe_globals
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_ctxmodels.core.errors import CtxError, wrap_errors
+from hf_ctxmodels.conversion.released_files import OutputArguments, read_torch_file
+from hf_ctxmodels.conversion.word_vector_files import READERS
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import REQUIRED, flag
+from hf_ctxmodels.registry import get_family
+from hf_ctxmodels.tokenizers.word_level import SPECIAL_TOKENS
 
 _WEIGHT_NAMES = {"input_weight": "weight_ih", "state_weight": "weight_hh", "bias": "bias_ih", "state_bias": "bias_hh"}
-_DIRECTIONS = ("", "_reverse")
 _NUM_SPECIAL_WORDS = 2  # padding and unknown words, with zero vectors
-
-
-def read_torch_file(file: str | Path, allowed: Sequence[type] = ()) -> Any:
-    """Read a pickle file of tensors and plain values.
-
-    Args:
-        file: Its path.
-        allowed: Further types of values, whose unpickling must not execute code.
-
-    Raises:
-        CtxError: The file cannot be read, or contains objects of other types.
-    """
-    hint = "use the released file, or a state dict: torch.save(model.state_dict(), ...)."
-    with wrap_errors("Cannot read the weights", location=str(file), hint=hint), safe_globals([*allowed]):
-        return torch.load(file, map_location="cpu", weights_only=True)
 
 
 def read_state_dict(file: str | Path) -> dict[str, Tensor]:
@@ -43,7 +33,9 @@ def read_state_dict(file: str | Path) -> dict[str, Tensor]:
     return {name.rpartition(".")[2]: value for name, value in weights.items()}
 
 
-def convert_layers(weights: Mapping[str, Tensor], location: str | None = None) -> dict[str, Tensor]:
+def convert_layers(
+    weights: Mapping[str, Tensor], location: str | None = None
+) -> tuple[dict[str, Tensor], dict[str, int]]:
     """Convert the weights of a bidirectional LSTM.
 
     Args:
@@ -51,14 +43,14 @@ def convert_layers(weights: Mapping[str, Tensor], location: str | None = None) -
         location: The file, for error messages.
 
     Returns:
-        Native name -> weight.
+        Native name -> weight, and the configuration fields that follow from the shapes.
 
     Raises:
         CtxError: A weight is missing or unexpected.
     """
     layers = {int(name.rpartition("_l")[2]) for name in weights if name.rpartition("_l")[2].isdigit()}
     expected = {
-        f"layers.{layer}.{native_name}": [f"{torch_name}_l{layer}{direction}" for direction in _DIRECTIONS]
+        f"layers.{layer}.{native_name}": [f"{torch_name}_l{layer}{direction}" for direction in ("", "_reverse")]
         for layer in range(1 + max(layers, default=0))
         for native_name, torch_name in _WEIGHT_NAMES.items()
     }
@@ -70,23 +62,19 @@ def convert_layers(weights: Mapping[str, Tensor], location: str | None = None) -
             location=location,
             hint="use the weights of the encoder only.",
         )
-    return {
+    converted = {
         native_name: torch.stack([weights[name].float() for name in torch_names])
         for native_name, torch_names in expected.items()
     }
-
-
-def layer_fields(layers: Mapping[str, Tensor]) -> dict[str, int]:
-    """Return the configuration fields that follow from the shapes of converted weights."""
-    return {
-        "embedding_size": layers["layers.0.input_weight"].shape[2],
-        "hidden_size": 2 * layers["layers.0.state_weight"].shape[2],
-        "num_hidden_layers": len(layers) // len(_WEIGHT_NAMES),
+    return converted, {
+        "embedding_size": converted["layers.0.input_weight"].shape[2],
+        "hidden_size": 2 * converted["layers.0.state_weight"].shape[2],
+        "num_hidden_layers": len(converted) // len(_WEIGHT_NAMES),
     }
 
 
 def model_on_vectors(
-    model_class: type, weights: Mapping[str, Tensor], vectors: np.ndarray, location: str | None = None, **fields: Any
+    model_class: Any, weights: Mapping[str, Tensor], vectors: np.ndarray, location: str | None = None, **fields: Any
 ) -> Any:
     """Create a model from the weights of a bidirectional LSTM and word vectors.
 
@@ -98,19 +86,56 @@ def model_on_vectors(
         fields: Further configuration fields.
 
     Raises:
-        CtxError: The weights are not those of a bidirectional LSTM, or require vectors of another width.
+        CtxError: As `convert_layers`, or the weights require vectors of another width.
     """
-    layers = convert_layers(weights, location)
-    shape = layer_fields(layers)
-    width = shape["embedding_size"]
+    layers, sizes = convert_layers(weights, location)
+    width = sizes["embedding_size"]
     if vectors.ndim != 2 or vectors.shape[1] != width:
         raise CtxError(
             f"The vectors are {vectors.shape}; the weights require vectors of width {width}.", location=location
         )
-    config_class: Any = model_class.config_class  # type: ignore[attr-defined]
-    model = model_class(config_class(vocab_size=_NUM_SPECIAL_WORDS + len(vectors), **shape, **fields))
-    embeddings = torch.cat(
-        [torch.zeros(_NUM_SPECIAL_WORDS, width), torch.from_numpy(np.asarray(vectors, dtype=np.float32))]
-    )
+    model = model_class(model_class.config_class(vocab_size=_NUM_SPECIAL_WORDS + len(vectors), **sizes, **fields))
+    table = torch.from_numpy(np.asarray(vectors, dtype=np.float32))
+    embeddings = torch.cat([torch.zeros(_NUM_SPECIAL_WORDS, width), table])
     model.load_state_dict({**layers, "word_embeddings.weight": embeddings})
     return model.eval()
+
+
+@dataclass(kw_only=True)
+class VectorEncoderArguments(OutputArguments):
+    """Arguments of the conversion."""
+
+    weights: str = flag(REQUIRED, "State dict of the encoder.")
+    vectors: str = flag(REQUIRED, "File of its word vectors.")
+    vectors_format: str = flag("glove", "Format of --vectors.", choices=READERS)
+    do_lower_case: bool = flag(False, "Lower-case text before words are looked up.")
+
+
+def convert_vector_encoder(
+    arguments: VectorEncoderArguments, family: str, **fields: Any
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, str]:
+    """Convert an encoder for `released_files.run_conversion`.
+
+    The tokenizer splits at white space, since the released models were trained on tokenized text.
+
+    Args:
+        arguments: Files and options.
+        family: Name of the family.
+        fields: Configuration fields; `bos_token` and `eos_token` are arguments of the tokenizer, used if they have
+            vectors.
+
+    Raises:
+        CtxError: A file cannot be read, or the files do not match.
+    """
+    vectors, spec = READERS[arguments.vectors_format](arguments.vectors), get_family(family)
+    rows = [row for row, word in enumerate(vectors.words) if word not in SPECIAL_TOKENS]
+    special_tokens = {name: fields.pop(name) for name in ("bos_token", "eos_token") if name in fields}
+    special_tokens = {name: token for name, token in special_tokens.items() if token in vectors.word_to_index}
+    weights = read_state_dict(arguments.weights)
+    model = model_on_vectors(spec.models["AutoModel"], weights, vectors.matrix[rows], arguments.weights, **fields)
+    words = [vectors.words[row] for row in rows]
+    tokenizer = spec.tokenizer.from_words(
+        words, do_lower_case=arguments.do_lower_case, split_punctuation=False, **special_tokens
+    )
+    suffix = f", with {' and '.join(special_tokens.values())}" if special_tokens else ""
+    return model, tokenizer, f"{arguments.weights} on {len(rows):,} vectors{suffix}"

@@ -7,21 +7,19 @@ import json
 import pickle
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from hf_ctxmodels.conversion.saving import check_output_free, save_converted_model
-from hf_ctxmodels.conversion.torch_lstm import read_torch_file
+from hf_ctxmodels.conversion.released_files import OutputArguments, load_weights, read_torch_file, run_conversion
 from hf_ctxmodels.core.errors import CtxError, run_script, wrap_errors
-from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.core.flags import REQUIRED, flag
 from hf_ctxmodels.models.ulmfit.configuration_ulmfit import CtxUlmfitConfig
 from hf_ctxmodels.models.ulmfit.modeling_ulmfit import CtxUlmfitForCausalLM
 from hf_ctxmodels.models.ulmfit.tokenization_ulmfit import CtxUlmfitTokenizer
-from hf_ctxmodels.training.recipe import parse_arguments
 
 # fastai 1 and 2, and the release of 2018; an encoder's file has no leading number
 _LAYER = re.compile(r"^(?:0\.)?rnns\.(\d+)\.(?:module\.)?(weight_ih|weight_hh|bias_ih|bias_hh)_l0(_raw)?$")
@@ -43,7 +41,12 @@ def read_fastai(file: str | Path) -> CtxUlmfitForCausalLM:
     Raises:
         CtxError: The file is missing or damaged, or contains no AWD-LSTM.
     """
-    weights = _convert_weights(_read_weights(file), str(file))
+    content = read_torch_file(file)
+    if isinstance(content, Mapping):
+        content = content.get("model", content)  # next to an optimizer's state
+    if not isinstance(content, Mapping) or not all(torch.is_tensor(value) for value in content.values()):
+        raise CtxError("The file is not a dictionary of weights.", location=str(file), hint="use a state_dict.")
+    weights = _convert_weights(content, str(file))
     depth = 1 + max(int(name.split(".")[2]) for name in weights if ".layers." in name)
     vocab_size, width = weights["decoder.weight"].shape
     cell_size = weights["ulmfit.layers.0.state_weight"].shape[2]
@@ -53,28 +56,7 @@ def read_fastai(file: str | Path) -> CtxUlmfitForCausalLM:
         cell_size=cell_size if depth > 1 else CtxUlmfitConfig().cell_size,
         num_hidden_layers=depth,
     )
-    model = CtxUlmfitForCausalLM(config)
-    expected = model.state_dict()
-    for name in sorted({*weights, *expected}):
-        shape = tuple(weights[name].shape) if name in weights else None
-        expected_shape = tuple(expected[name].shape) if name in expected else None
-        if shape != expected_shape:
-            raise CtxError(
-                f"{name} is {shape}, expected {expected_shape} in an AWD-LSTM of {depth} layers of width {width}.",
-                location=str(file),
-                hint="use the weights of a forward LSTM language model.",
-            )
-    model.load_state_dict(weights)
-    return model.eval()
-
-
-def _read_weights(file: str | Path) -> Mapping[str, Tensor]:
-    content = read_torch_file(file)
-    if isinstance(content, Mapping):
-        content = content.get("model", content)  # next to an optimizer's state
-    if not isinstance(content, Mapping) or not all(torch.is_tensor(value) for value in content.values()):
-        raise CtxError("The file is not a dictionary of weights.", location=str(file), hint="use a state_dict.")
-    return content
+    return load_weights(CtxUlmfitForCausalLM(config), weights, str(file))
 
 
 def _convert_weights(weights: Mapping[str, Tensor], location: str) -> dict[str, Tensor]:
@@ -153,36 +135,24 @@ def build_ulmfit_tokenizer(words: list[str], **options: Any) -> CtxUlmfitTokeniz
     return CtxUlmfitTokenizer(vocab=vocab, **options)
 
 
-@dataclass
-class ConversionArguments:
+@dataclass(kw_only=True)
+class ConversionArguments(OutputArguments):
     """Arguments of the conversion."""
 
-    weights: str = field(metadata={"help": "Weights (.pth) of a language model or of its encoder."})
-    vocabulary: str = field(metadata={"help": "Words by id (itos): .json, .txt with one word per line, or .pkl."})
-    output: str = field(metadata={"help": "Directory for the model and its tokenizer."})
-    overwrite: bool = flag(False, "Replace an existing model in --output.")
+    weights: str = flag(REQUIRED, "Weights (.pth) of a language model or of its encoder.")
+    vocabulary: str = flag(REQUIRED, "Words by id (itos): .json, .txt with one word per line, or .pkl.")
     allow_pickle: bool = flag(
         False, "Load a .pkl; pickles can execute code, so the file must come from a trusted source."
     )
 
 
-def main() -> None:
-    """Convert, and print a summary."""
-    (arguments,) = parse_arguments(ConversionArguments, description=__doc__)
-    check_output_free(arguments.output, arguments.overwrite)
-    words = read_words(arguments.vocabulary, arguments.allow_pickle)
+def convert(arguments: ConversionArguments) -> tuple[CtxUlmfitForCausalLM, CtxUlmfitTokenizer, str]:
+    """The model, its tokenizer and the file of the weights."""
+    tokenizer = build_ulmfit_tokenizer(read_words(arguments.vocabulary, arguments.allow_pickle))
     model = read_fastai(arguments.weights)
-    if len(words) != model.config.vocab_size:
-        raise CtxError(
-            f"{len(words)} words for {model.config.vocab_size} embeddings.",
-            location=arguments.vocabulary,
-            hint="use the words and the weights of the same model.",
-        )
-    tokenizer = build_ulmfit_tokenizer(words)
     model.config.pad_token_id, model.config.bos_token_id = tokenizer.pad_token_id, tokenizer.bos_token_id
-    save_converted_model(model, tokenizer, arguments.output)
-    print(f"{model.num_parameters():,} parameters: {arguments.weights} -> {arguments.output}")
+    return model, tokenizer, arguments.weights
 
 
 if __name__ == "__main__":
-    run_script(main)
+    run_script(lambda: run_conversion(ConversionArguments, convert, __doc__))

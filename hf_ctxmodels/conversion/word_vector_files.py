@@ -13,29 +13,29 @@ import gzip
 import warnings
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 from transformers import AutoModel
 
-from hf_ctxmodels.conversion.saving import check_output_free, save_converted_model
+from hf_ctxmodels.conversion.released_files import OutputArguments
 from hf_ctxmodels.conversion.word_vectors import WordVectors, gensim_models
 from hf_ctxmodels.core.errors import CtxError, run_script
-from hf_ctxmodels.core.flags import flag
+from hf_ctxmodels.core.flags import REQUIRED, flag
 from hf_ctxmodels.core.output_files import check_output_file
 from hf_ctxmodels.data.text_files import check_file, read_lines
 from hf_ctxmodels.training.model_loading import load_config, load_model, load_tokenizer
 from hf_ctxmodels.training.recipe import parse_arguments
 
 _MAX_WORD_LENGTH = 10_000  # bytes
-_BLOCK_SIZE = 1 << 16  # rows that are read at a time
 _MAX_COUNT_DIGITS, _MAX_DIMENSIONS = 15, 100_000
 
 
 def read_word2vec_text(path: str | Path) -> WordVectors:
-    """Read word2vec's text format; raises CtxError for files that are damaged or in another format."""
+    """Read word2vec's text format; raises CtxError for damaged files and other formats."""
     lines = read_lines(Path(path))
     count, width = _parse_header(next(lines, ""), path)
     words, matrix = _parse_lines(lines, path, width, first_line=2)
@@ -49,11 +49,7 @@ def read_word2vec_text(path: str | Path) -> WordVectors:
 
 
 def read_glove(path: str | Path) -> WordVectors:
-    """Read GloVe's text format. Words may contain spaces; the first line determines the dimension.
-
-    Raises:
-        CtxError: The file is damaged or in another format.
-    """
+    """Read GloVe's text format, where words may contain spaces; raises CtxError for damaged files and other formats."""
     first = next(read_lines(Path(path)), "")
     width = len(first.split()) - 1
     if width < 2:
@@ -66,56 +62,52 @@ def read_glove(path: str | Path) -> WordVectors:
 
 
 def read_word2vec_binary(path: str | Path) -> WordVectors:
-    """Read word2vec's binary format; raises CtxError for files that are damaged or in another format."""
+    """Read word2vec's binary format; raises CtxError for damaged files and other formats."""
     check_file(Path(path))
+    words: list[str] = []
+    rows: list[np.ndarray] = []
     try:
         with _open(path, "rb") as file:
             count, width = _parse_header(file.readline(1000).decode("utf-8", "replace"), path)
-            words, matrix = _read_vectors(file, path, count, width)
+            if Path(path).suffix != ".gz" and count * (4 * width + 2) > Path(path).stat().st_size:
+                raise _truncated_error(path, 0, count)
+            while len(words) < count:
+                words.append(_read_word(file, path, len(words)))
+                numbers = file.read(4 * width)
+                if len(numbers) < 4 * width:
+                    raise _truncated_error(path, len(words) - 1, count)
+                rows.append(np.frombuffer(numbers, dtype="<f4"))
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise CtxError(f"Not a complete gzip file: {error}.", location=str(path), hint="download it again.") from error
+    matrix = np.stack(rows).astype(np.float32, copy=False)
     _check_finite(words, matrix, path)
     return _deduplicate(words, matrix, path)
 
 
-def _read_vectors(file: IO[bytes], path: str | Path, count: int, width: int) -> tuple[list[str], np.ndarray]:
-    """Read words and vectors, allocating memory by the actual size of the file."""
-    if Path(path).suffix != ".gz" and count * (4 * width + 2) > Path(path).stat().st_size:
-        raise _truncated_error(path, 0, count)
-    words: list[str] = []
-    blocks: list[np.ndarray] = []
-    while len(words) < count:
-        block = np.empty((min(_BLOCK_SIZE, count - len(words)), width), dtype=np.float32)
-        for row in block:
-            words.append(_read_word(file, path, len(words)))
-            numbers = file.read(4 * width)
-            if len(numbers) < 4 * width:
-                raise _truncated_error(path, len(words) - 1, count)
-            row[:] = np.frombuffer(numbers, dtype="<f4")
-        blocks.append(block)
-    return words, np.concatenate(blocks)
+def write(vectors: WordVectors, path: str | Path, *, header: bool, binary: bool = False) -> None:
+    """Write a text file with exact numbers, or a binary file.
 
+    Args:
+        vectors: Words without white space.
+        path: Output file.
+        header: Whether the first line has the numbers of words and dimensions.
+        binary: Whether numbers are little-endian float32.
 
-def write_word2vec_text(vectors: WordVectors, path: str | Path) -> None:
-    """Write word2vec's text format; the numbers are exact."""
+    Raises:
+        CtxError: A word is empty or has white space.
+    """
+    for word in vectors.words:
+        if not word or any(character.isspace() for character in word):
+            raise CtxError(
+                f"The word {word!r} is empty or has white space, which these formats cannot represent.",
+                hint="rename it (for example, join phrases with _) or remove it.",
+            )
     with _open(path, "wb") as file:
-        file.write(f"{len(vectors.words)} {vectors.matrix.shape[1]}\n".encode())
-        _write_lines(vectors, file)
-
-
-def write_glove(vectors: WordVectors, path: str | Path) -> None:
-    """Write GloVe's text format; the numbers are exact."""
-    with _open(path, "wb") as file:
-        _write_lines(vectors, file)
-
-
-def write_word2vec_binary(vectors: WordVectors, path: str | Path) -> None:
-    """Write word2vec's binary format."""
-    _check_words(vectors)
-    with _open(path, "wb") as file:
-        file.write(f"{len(vectors.words)} {vectors.matrix.shape[1]}\n".encode())
+        if header:
+            file.write(f"{len(vectors.words)} {vectors.matrix.shape[1]}\n".encode())
         for word, row in zip(vectors.words, vectors.matrix.astype("<f4")):
-            file.write(word.encode() + b" " + row.tobytes() + b"\n")
+            text = "" if binary else " ".join(np.format_float_positional(value, trim="-") for value in row)
+            file.write(word.encode() + b" " + (row.tobytes() if binary else text.encode()) + b"\n")
 
 
 READERS: dict[str, Callable[[str | Path], WordVectors]] = {
@@ -124,9 +116,9 @@ READERS: dict[str, Callable[[str | Path], WordVectors]] = {
     "glove": read_glove,
 }
 WRITERS: dict[str, Callable[[WordVectors, str | Path], None]] = {
-    "word2vec-text": write_word2vec_text,
-    "word2vec-binary": write_word2vec_binary,
-    "glove": write_glove,
+    "word2vec-text": partial(write, header=True),
+    "word2vec-binary": partial(write, header=True, binary=True),
+    "glove": partial(write, header=False),
 }
 
 
@@ -226,47 +218,25 @@ def _deduplicate(words: list[str], matrix: np.ndarray, path: str | Path) -> Word
     return WordVectors(words, matrix)
 
 
-def _check_words(vectors: WordVectors) -> None:
-    for word in vectors.words:
-        if not word or any(character.isspace() for character in word):
-            raise CtxError(
-                f"The word {word!r} is empty or has white space, which these formats cannot represent.",
-                hint="rename it (for example, join phrases with _) or remove it.",
-            )
-
-
-def _write_lines(vectors: WordVectors, file: IO[bytes]) -> None:
-    _check_words(vectors)
-    for word, row in zip(vectors.words, vectors.matrix.astype(np.float32)):
-        numbers = " ".join(np.format_float_positional(value, trim="-") for value in row)
-        file.write(f"{word} {numbers}\n".encode())
-
-
 GENSIM = "gensim"
 
 
-@dataclass
-class ConversionArguments:
+@dataclass(kw_only=True)
+class ConversionArguments(OutputArguments):
     """Arguments of the conversion."""
 
-    input: str = field(metadata={"help": "File of word vectors; with --output_format, a model's directory or Hub id."})
-    output: str = field(metadata={"help": "Directory for the model; with --output_format, a file."})
-    input_format: str | None = field(
-        default=None, metadata={"help": "Convert a file of this format to a model.", "choices": [*READERS, GENSIM]}
-    )
-    output_format: str | None = field(
-        default=None, metadata={"help": "Convert a model to a file of this format.", "choices": [*WRITERS, GENSIM]}
-    )
+    input: str = flag(REQUIRED, "File of word vectors; with --output_format, a model's directory or Hub id.")
+    output: str = flag(REQUIRED, "Directory for the model; with --output_format, a file.")
+    input_format: str | None = flag(None, "Convert a file of this format to a model.", choices=[*READERS, GENSIM])
+    output_format: str | None = flag(None, "Convert a model to a file of this format.", choices=[*WRITERS, GENSIM])
     family: str | None = flag(None, "Family of the model, with --input_format.")
     lower_case: bool = flag(False, "Lower-case text before words are looked up, with --input_format.")
-    overwrite: bool = flag(False, "Replace an existing --output.")
     allow_pickle: bool = flag(
         False, "Load a gensim file; pickles can execute code, so it must come from a trusted source."
     )
 
 
-def read_vectors(arguments: ConversionArguments) -> WordVectors:
-    """Read the vectors of a file."""
+def _read_vector_file(arguments: ConversionArguments) -> WordVectors:
     if arguments.input_format != GENSIM:
         return READERS[str(arguments.input_format)](arguments.input)
     if not arguments.allow_pickle:
@@ -285,12 +255,12 @@ def main() -> None:
     if (arguments.input_format is None) == (arguments.output_format is None):
         raise CtxError("The format is missing or ambiguous.", hint="pass either --input_format or --output_format.")
     if arguments.input_format is not None:
-        check_output_free(arguments.output, arguments.overwrite)
-        vectors = read_vectors(arguments)
+        arguments.check_output()
+        vectors = _read_vector_file(arguments)
         vectors.lower_case = arguments.lower_case
         if arguments.family is None:
             raise CtxError("The family of the model is missing.", location="--family", hint="pass --family.")
-        save_converted_model(*vectors.to_model(arguments.family), arguments.output)
+        arguments.save(*vectors.to_model(arguments.family))
     else:
         check_output_file(arguments.output, flag="--output", overwrite=arguments.overwrite)
         model = load_model(arguments.input, AutoModel.__name__, load_config(arguments.input))

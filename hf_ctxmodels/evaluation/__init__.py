@@ -21,41 +21,12 @@ from hf_ctxmodels.evaluation.sentence_tests import (
     retrieval,
     similarity,
 )
-from hf_ctxmodels.evaluation.word_relations import WordSpace
-from hf_ctxmodels.evaluation.word_tests import (
+from hf_ctxmodels.evaluation.words import (
     AnalogyResult,
     SimilarityResult,
+    WordSpace,
     evaluate_analogies,
     evaluate_similarity,
     read_analogies,
     read_similarities,
 )
-
-__all__ = [
-    "AnalogyResult",
-    "Criterion",
-    "Encode",
-    "MinimalPair",
-    "PairResult",
-    "Perplexity",
-    "Probe",
-    "SentenceSimilarity",
-    "SimilarityResult",
-    "TextScore",
-    "WordSpace",
-    "classification",
-    "evaluate_analogies",
-    "evaluate_pairs",
-    "evaluate_similarity",
-    "measure_perplexity",
-    "probe",
-    "read_analogies",
-    "read_pairs",
-    "read_similarities",
-    "relatedness",
-    "retrieval",
-    "score",
-    "similarity",
-    "total_result",
-    "unigram_scorer",
-]

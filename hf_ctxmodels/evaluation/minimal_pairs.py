@@ -4,13 +4,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from math import log
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.loading import parse_json
-from hf_ctxmodels.data.text_files import read_lines
+from hf_ctxmodels.data.text_files import read_json_lines
 
 Scorer = Callable[[Sequence[str]], Sequence[float]]
 """Function from sentences to scores; a higher score means a more probable sentence."""
@@ -45,18 +44,15 @@ def read_pairs(path: str | Path) -> list[MinimalPair]:
     """
     default_phenomenon = Path(path).name.partition(".")[0]
     pairs = []
-    for line_number, line in enumerate(read_lines(Path(path)), start=1):
-        location = f"{path}, line {line_number}"
-        record: Any = parse_json(line, location=location)
-        sentences = [record.get(key) if isinstance(record, dict) else None for key in ("sentence_good", "sentence_bad")]
-        if not all(isinstance(sentence, str) and sentence.strip() for sentence in sentences):
+    for record, location in read_json_lines(path):
+        good, bad = record.get("sentence_good"), record.get("sentence_bad")
+        if not all(isinstance(sentence, str) and sentence.strip() for sentence in (good, bad)):
             raise CtxError(
                 "Expected an object with the strings sentence_good and sentence_bad.",
                 location=location,
                 hint="use files in the format of BLiMP.",
             )
-        good, bad = map(str, sentences)
-        pairs.append(MinimalPair(good, bad, str(record.get("linguistics_term") or default_phenomenon)))
+        pairs.append(MinimalPair(str(good), str(bad), str(record.get("linguistics_term") or default_phenomenon)))
     if not pairs:
         raise CtxError("The file has no pairs.", location=str(path), hint="use files in the format of BLiMP.")
     return pairs

@@ -1,16 +1,76 @@
-"""Perplexity of a causal language model on documents, with overlapping windows."""
+"""Perplexity of a causal language model on documents with overlapping windows, and summed next-token cross-entropy."""
 
+import inspect
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.evaluation.next_token_loss import is_permutation_lm, predicts_next_tokens, sum_next_token_loss
-from hf_ctxmodels.heads import IGNORE_INDEX
+from hf_ctxmodels.core.model_modes import evaluation_mode
+from hf_ctxmodels.heads import ForCausalLM
+
+
+def is_permutation_lm(model: PreTrainedModel) -> bool:
+    """Whether the model is a permutation language model (XLNet), whose inputs name the factorization order."""
+    return model.can_generate() and "permutation_order" in inspect.signature(model.forward).parameters
+
+
+def sum_next_token_loss(
+    model: PreTrainedModel,
+    sequences: Iterable[tuple[Tensor, Tensor]],
+    *,
+    batch_size: int,
+    padding: int = 0,
+) -> tuple[float, int]:
+    """Sum the cross-entropy of all targets.
+
+    Args:
+        model: A causal language model, or XLNet, whose query stream predicts the tokens from left to right.
+        sequences: Pairs of (tokens,) ids and (tokens,) next tokens, -100 where there is no target; the last next token
+            is a target.
+        batch_size: Sequences per batch, padded to the longest one.
+        padding: Token id at padding positions.
+
+    Returns:
+        The summed cross-entropy in nats, and the number of targets.
+    """
+    iterator, total_loss, num_targets = iter(sequences), 0.0, 0
+    with evaluation_mode(model):
+        while batch := list(islice(iterator, batch_size)):
+            input_ids = pad_sequence([ids for ids, _ in batch], batch_first=True, padding_value=padding)
+            attention_mask = pad_sequence([torch.ones_like(ids) for ids, _ in batch], batch_first=True)
+            targets = pad_sequence([next_ids for _, next_ids in batch], batch_first=True, padding_value=IGNORE_INDEX)
+            inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "shift_labels": targets}
+            if is_permutation_lm(model):
+                inputs = _permutation_lm_inputs(input_ids, attention_mask, targets)
+            inputs = {name: tensor.to(model.device) for name, tensor in inputs.items()}
+            loss = model(**inputs, return_logits=False).loss
+            count = int((targets != IGNORE_INDEX).sum())
+            total_loss, num_targets = total_loss + float(loss) * count, num_targets + count
+    return total_loss, num_targets
+
+
+def _permutation_lm_inputs(input_ids: Tensor, attention_mask: Tensor, targets: Tensor) -> dict[str, Tensor]:
+    """Inputs with the last target appended: the query stream predicts a token at its own position."""
+    lengths = attention_mask.sum(1, keepdim=True)
+    input_ids = F.pad(input_ids, (0, 1)).scatter(1, lengths, targets.gather(1, lengths - 1))
+    positions = torch.arange(input_ids.shape[1]).expand(input_ids.shape)
+    return {
+        "input_ids": input_ids,
+        "attention_mask": F.pad(attention_mask, (1, 0), value=1),
+        "token_type_ids": torch.zeros_like(input_ids),
+        "permutation_order": positions,
+        "target_positions": positions[:, 1:].masked_fill(targets == IGNORE_INDEX, -1),
+        "labels": targets,
+    }
 
 
 @dataclass(frozen=True)
@@ -68,7 +128,7 @@ def measure_perplexity(
     Raises:
         CtxError: The model is not a left-to-right language model, the windows do not fit it, or there is no text.
     """
-    if not predicts_next_tokens(model):
+    if not (isinstance(model, ForCausalLM) and not model.is_backward) and not is_permutation_lm(model):
         raise CtxError(
             f"{type(model).__name__} does not predict tokens from their left context.",
             hint="open a left-to-right language model with AutoModelForCausalLM.",
@@ -77,17 +137,6 @@ def measure_perplexity(
     length = limit if max_length is None else max_length
     if stride is None and length is not None:
         stride = max(1, length // 2)
-    _check_windows(length, stride, limit)
-    counts = {"words": 0, "unknown": 0}
-    adds_special_tokens = not is_permutation_lm(model)
-    windows = _windows(_encoded_documents(tokenizer, documents, counts, adds_special_tokens), length, stride)
-    nats, tokens = sum_next_token_loss(model, windows, batch_size=batch_size, padding=tokenizer.pad_token_id or 0)
-    if not tokens or not counts["words"]:
-        raise CtxError("The documents have no text to predict.", hint="check the documents.")
-    return Perplexity(nats, tokens, **counts)
-
-
-def _check_windows(length: int | None, stride: int | None, limit: int | None) -> None:
     if length is not None and (length < 1 or (limit is not None and length > limit)):
         raise CtxError(
             f"Windows of {length} tokens do not fit the model.", hint=f"use a max_length from 1 to {limit or 'any'}."
@@ -96,6 +145,13 @@ def _check_windows(length: int | None, stride: int | None, limit: int | None) ->
         raise CtxError(
             f"A stride of {stride} tokens does not fit windows of {length}.", hint="use a stride from 1 to max_length."
         )
+    counts = {"words": 0, "unknown": 0}
+    adds_special_tokens = not is_permutation_lm(model)
+    windows = _windows(_encoded_documents(tokenizer, documents, counts, adds_special_tokens), length, stride)
+    nats, tokens = sum_next_token_loss(model, windows, batch_size=batch_size, padding=tokenizer.pad_token_id or 0)
+    if not tokens or not counts["words"]:
+        raise CtxError("The documents have no text to predict.", hint="check the documents.")
+    return Perplexity(nats, tokens, **counts)
 
 
 def _encoded_documents(

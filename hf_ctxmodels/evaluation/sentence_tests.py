@@ -57,15 +57,12 @@ class Probe:
 
 
 def similarity(encode: Encode, file: str, columns: Sequence[str]) -> SentenceSimilarity:
-    """Correlate cosines with the human ratings of a table.
+    """Correlate cosines with the human ratings of a table; raises CtxError if it cannot be read.
 
     Args:
         encode: Function that computes sentence vectors.
         file: Table for `data.table_files.read_table`.
         columns: Columns of the two sentences and the rating.
-
-    Raises:
-        CtxError: The file cannot be read.
     """
     texts, ratings = _read_rated_pairs(file, columns)
     first, second = _encode_columns(encode, texts)
@@ -78,20 +75,13 @@ def relatedness(
     """Train and test a ridge regression on the features |u - v| and u * v of sentence pairs.
 
     Args:
-        encode: Function that computes sentence vectors.
-        train_file: Table for `data.table_files.read_table`.
-        test_file: Table of the same columns.
-        columns: Columns of the two sentences and the rating.
+        encode, train_file, test_file, columns: As in `similarity`.
         seed: Seed of the split that chooses the penalty.
-
-    Raises:
-        CtxError: A file cannot be read.
     """
     train_texts, train_ratings = _read_rated_pairs(train_file, columns)
     test_texts, test_ratings = _read_rated_pairs(test_file, columns)
-    features, test_features = _standardize(
-        pair_features(*_encode_columns(encode, train_texts)), pair_features(*_encode_columns(encode, test_texts))
-    )
+    features = pair_features(*_encode_columns(encode, train_texts))
+    features, test_features = _standardize(features, pair_features(*_encode_columns(encode, test_texts)))
     targets = torch.tensor(train_ratings, dtype=features.dtype)
     held_out = _held_out_mask(len(targets), seed)
     errors = {}
@@ -129,9 +119,7 @@ def classification(encode: Encode, train_file: str, test_file: str, columns: Seq
     """Train and test a logistic regression on the vectors of single sentences, or on |u - v| and u * v of pairs.
 
     Args:
-        encode: Function that computes sentence vectors.
-        train_file: Table for `data.table_files.read_table`.
-        test_file: Table of the same columns.
+        encode, train_file, test_file: As in `similarity`.
         columns: Columns of one or two sentences and the label.
         seed: Seed of the split that chooses the penalty.
 
@@ -171,10 +159,8 @@ def probe(
     penalty.
 
     Args:
-        features: (examples, width).
-        labels: Label of each training example.
-        test_features: (test examples, width).
-        test_labels: Label of each test example.
+        features, test_features: (examples, width).
+        labels, test_labels: Label of each example.
         seed: Seed of the split that chooses the penalty.
 
     Raises:

@@ -1,7 +1,4 @@
 """Publishing on the Hub: the files of a repository, the model card and the stub for `trust_remote_code=True`."""
 
 from hf_ctxmodels.hub.card import loss_curve_png, model_card
-from hf_ctxmodels.hub.publish import publish
-from hf_ctxmodels.hub.stub import stub_files
-
-__all__ = ["loss_curve_png", "model_card", "publish", "stub_files"]
+from hf_ctxmodels.hub.repository import push_files, repository_files, stub_files

@@ -1,17 +1,17 @@
-"""Model cards: a template filled from a saved model and the summary of its training run."""
+"""Model cards: a template filled from a saved model and the summary of its training run, without local paths."""
 
+import dataclasses
 import math
-from collections.abc import Mapping
-from pathlib import Path
+import shlex
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from safetensors import safe_open
 from transformers import AutoConfig, PreTrainedConfig
 
 from hf_ctxmodels.downstream.multitask import CtxMultiTaskConfig, get_spec
-from hf_ctxmodels.hub.local_paths import published_summary
-from hf_ctxmodels.hub.stub import stub_name
 from hf_ctxmodels.spec import FamilySpec
 from hf_ctxmodels.training.summary import SUMMARY_FILE, TrainingSummary
 from hf_ctxmodels.training.training_log import plot_losses
@@ -52,9 +52,11 @@ def model_card(
     summary = published_summary(summary) if summary is not None else None
     model_class, auto_class = auto_class_of(family, config)
     name = repo_id.split("/")[-1]
+    installed = Path(__file__).with_name("template.md")
+    source = Path(__file__).parents[2] / "model_cards" / "template.md"
     return ModelCard.from_template(
         _card_data(name, family, auto_class, summary),
-        template_path=str(_template_path()),
+        template_path=str(installed if installed.exists() else source),
         model_name=name,
         repo_id=repo_id,
         model_class=model_class,
@@ -63,13 +65,13 @@ def model_card(
         paper=family.paper,
         parameters=summary.parameters if summary else _stored_elements(directory),
         max_length=getattr(config, "max_sequence_length", None),
-        stub=f"{stub_name(family)}.py",
+        stub=f"{family.stub.module}.py",
         tasks=list(config.tasks or {}) if isinstance(config, CtxMultiTaskConfig) else [],
         summary=summary,
         curve=_subsample(_losses(summary)) if summary else [],
         curve_image=curve_image,
-        pairs=_format_pairs,
-        number=_format_number,
+        pairs=lambda values: ", ".join(f"{key} {value}" for key, value in values.items()),
+        number=lambda value: f"{value:,}" if isinstance(value, int) else f"{value:.4g}",
     )
 
 
@@ -115,12 +117,6 @@ def _card_data(name: str, family: FamilySpec, auto_class: str, summary: Training
     return data
 
 
-def _template_path() -> Path:
-    """Path of the template in the installed package, or in the source tree."""
-    installed = Path(__file__).with_name("template.md")
-    return installed if installed.exists() else Path(__file__).parents[2] / "model_cards" / "template.md"
-
-
 def _stored_elements(directory: Path) -> int:
     """Number of elements of the saved weights; tied weights are saved once."""
     total = 0
@@ -142,9 +138,33 @@ def _subsample(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
     return [points[round(row * (len(points) - 1) / (_TABLE_ROWS - 1))] for row in range(_TABLE_ROWS)]
 
 
-def _format_pairs(values: Mapping[str, object]) -> str:
-    return ", ".join(f"{key} {value}" for key, value in values.items())
+def without_local_paths(value: Any) -> Any:
+    """Replace absolute paths in the strings of a JSON value by their file names: "/home/me/text.txt" -> "text.txt".
+
+    A string may contain several paths separated by ", " or "=".
+    """
+    if isinstance(value, dict):
+        return {name: without_local_paths(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [without_local_paths(item) for item in value]
+    if not isinstance(value, str):
+        return value
+    return ", ".join("=".join(map(_file_name, item.split("="))) for item in value.split(", "))
 
 
-def _format_number(value: float) -> str:
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+def published_summary(summary: TrainingSummary) -> TrainingSummary:
+    """Summary of a training run without local paths."""
+    try:
+        words = shlex.split(summary.command)
+    except ValueError:  # an unbalanced quotation mark
+        words = summary.command.split()
+    fields = without_local_paths({field.name: getattr(summary, field.name) for field in dataclasses.fields(summary)})
+    return TrainingSummary(**{**fields, "command": shlex.join(map(without_local_paths, words))})
+
+
+def _file_name(text: str) -> str:
+    path = text.removeprefix("file://")
+    if PureWindowsPath(path).drive:
+        return PureWindowsPath(path).name or text
+    is_local = path != text or path.startswith("~") or PurePosixPath(path).is_absolute()
+    return (PurePosixPath(path).name if is_local else "") or text

@@ -65,12 +65,7 @@ class CtxSentenceEncoder(InputModule):
 
     @classmethod
     def from_pretrained(cls, source: str | Path, **settings: Any) -> Self:
-        """Create the module from a saved model.
-
-        Args:
-            source: Directory or Hub id of the model and its tokenizer.
-            settings: Arguments of the class; the saved ones by default.
-        """
+        """Create the module from the directory or Hub id of a saved model; `settings` are arguments of the class."""
         return cls.load(str(source), **settings)
 
     @classmethod
@@ -85,12 +80,8 @@ class CtxSentenceEncoder(InputModule):
         **kwargs: Any,
     ) -> Self:
         """Load a saved module, called by `SentenceTransformer`."""
-        location: dict[str, Any] = {
-            "revision": revision,
-            "local_files_only": local_files_only,
-            "token": token,
-            "subfolder": subfolder,
-        }
+        location: dict[str, Any] = {"revision": revision, "local_files_only": local_files_only}
+        location |= {"token": token, "subfolder": subfolder}
         saved_settings = cls.load_config(model_name_or_path, cache_folder=cache_folder, **location)
         settings = saved_settings | {name: kwargs[name] for name in cls.config_keys if name in kwargs}
         options = {"cache_dir": cache_folder, **location}
@@ -99,11 +90,7 @@ class CtxSentenceEncoder(InputModule):
         return cls(model, tokenizer, **settings)
 
     def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
-        """Save weights, tokenizer and settings.
-
-        Raises:
-            CtxError: `safe_serialization` is False.
-        """
+        """Save weights, tokenizer and settings; raises CtxError if `safe_serialization` is False."""
         if not safe_serialization:
             raise CtxError("Weights can only be saved as safetensors.", hint="omit safe_serialization.")
         self.model.save_pretrained(output_path)
@@ -111,15 +98,9 @@ class CtxSentenceEncoder(InputModule):
         self.save_config(output_path)
 
     def preprocess(self, inputs: Sequence[Any], prompt: str | None = None, **kwargs: Any) -> dict[str, Tensor]:
-        """Encode and pad texts.
-
-        Raises:
-            CtxError: A text has no tokens.
-        """
-        texts = [f"{prompt or ''}{text}" for text in inputs]
-        encoded = tokenize_sentences(
-            self.tokenizer, texts, self.max_seq_length or max_sentence_length(self.model, self.tokenizer)
-        )
+        """Encode and pad texts; raises CtxError for a text without tokens."""
+        max_length = self.max_seq_length or max_sentence_length(self.model, self.tokenizer)
+        encoded = tokenize_sentences(self.tokenizer, [f"{prompt or ''}{text}" for text in inputs], max_length)
         return dict(self.tokenizer.pad(encoded, return_tensors="pt"))
 
     def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:

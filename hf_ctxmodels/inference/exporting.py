@@ -22,7 +22,7 @@ from hf_ctxmodels.compression.low_bits.modules import PackedLinear
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.generation import max_input_length
 from hf_ctxmodels.core.output_files import wrap_write_errors
-from hf_ctxmodels.inference.model_inputs import Batch, example_decoder_input_ids, has_generating_decoder
+from hf_ctxmodels.heads import ForMultipleChoice, Seq2SeqHead
 
 MAX_RELATIVE_DIFFERENCE = 1e-4
 """Largest difference of an output from the model's, relative to its largest value."""
@@ -34,11 +34,36 @@ differently, which changes outputs as much as the rounding itself."""
 _SEQUENCE_LENGTHS = ((9, 6, 4), (3, 12, 7, 2, 8), (5,))  # words per text: of the example batch, and of the test batches
 _WORDS = ["the", "film", "was", "a", "joy", "from", "start", "to", "end", "and", "nobody", "left"]
 
+Batch = dict[str, Tensor]
 Run = Callable[[Batch], Iterable[Tensor]]
 """Function from a batch to the outputs, in order."""
 Format = Literal["onnx", "torch"]
 Part = Literal["model", "encoder", "decoder"]
 """The whole model, or the part of an encoder-decoder that generation runs once or in every step."""
+
+
+def has_generating_decoder(model: PreTrainedModel) -> bool:
+    """Whether the model generates a target sequence and its forward takes `decoder_input_ids`."""
+    return bool(model.config.is_encoder_decoder) and isinstance(model, Seq2SeqHead)
+
+
+def example_decoder_input_ids(model: Any, input_ids: Tensor) -> Tensor:
+    """(batch, length) token ids -> (batch, length + 2) `decoder_input_ids` of an example target."""
+    return model.prepare_decoder_input_ids_from_labels(torch.cat([input_ids, input_ids[:, :2]], 1))
+
+
+def inputs_for_texts(model: PreTrainedModel, batch: Batch) -> Batch:
+    """Inputs for one forward pass over texts, with a target for an encoder-decoder and one choice for multiple choice.
+
+    Args:
+        model: A model with its head.
+        batch: (batch, length) outputs of the tokenizer.
+    """
+    if has_generating_decoder(model):
+        return batch | {"decoder_input_ids": example_decoder_input_ids(model, batch["input_ids"])}
+    if isinstance(model, ForMultipleChoice):
+        return {name: tensor[:, None] for name, tensor in batch.items()}
+    return batch
 
 
 class DecoderStep(nn.Module):
@@ -114,10 +139,7 @@ def example_batches(
         model: The model, whose encoder-decoders also get `decoder_input_ids`; None for an encoder.
         part: The exported part.
     """
-    texts = [
-        [" ".join(_WORDS[index % len(_WORDS)] for index in range(num_words)) for num_words in lengths]
-        for lengths in _SEQUENCE_LENGTHS
-    ]
+    texts = [[" ".join(_WORDS[:num_words]) for num_words in lengths] for lengths in _SEQUENCE_LENGTHS]
     limit = None if model is None else max_input_length(model.config)
     truncation = {} if limit is None else {"truncation": True, "max_length": limit}
     batches = [dict(tokenizer(batch, padding=True, return_tensors="pt", **truncation)) for batch in texts]

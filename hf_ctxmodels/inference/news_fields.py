@@ -10,7 +10,7 @@ from hf_ctxmodels.core.constants import IGNORE_INDEX, NEWS_FIELDS
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import evaluation_mode
 from hf_ctxmodels.data.news_files import format_field
-from hf_ctxmodels.evaluation.next_token_loss import sum_next_token_loss
+from hf_ctxmodels.evaluation.perplexity import sum_next_token_loss
 
 
 def generate_field(
@@ -52,8 +52,13 @@ def generate_field(
         tokenizer.field_ids(field)
     texts = {field: format_field(field, fields.get(field)) for field in NEWS_FIELDS if field != target}
     context = tokenizer.encode_fields(texts, target)
-    max_tokens = _max_target_length(context, target, model.config.max_sequence_length)
-    suppressed = sorted({*tokenizer.all_special_ids, tokenizer.pad_token_id} - {end_id})
+    max_tokens = model.config.max_sequence_length - len(context)
+    if max_tokens <= 0:
+        raise CtxError(
+            f"The context of {target!r} has {len(context)} tokens; the model's longest input has "
+            f"{model.config.max_sequence_length}.",
+            hint="remove or shorten a field.",
+        )
     input_ids = torch.tensor([context], device=model.device)
     settings: dict[str, Any] = {
         "do_sample": True,
@@ -63,21 +68,12 @@ def generate_field(
         "max_new_tokens": max_tokens if max_new_tokens is None else min(max_tokens, max_new_tokens),
         "eos_token_id": end_id,
         "pad_token_id": tokenizer.pad_token_id,
-        "suppress_tokens": suppressed,
+        "suppress_tokens": sorted({*tokenizer.all_special_ids, tokenizer.pad_token_id} - {end_id}),
     }
     with evaluation_mode(model):
         generated = model.generate(input_ids, attention_mask=torch.ones_like(input_ids), **settings | options)
     continuations = generated[:, len(context) :].tolist()
     return [tokenizer.decode(ids, skip_special_tokens=True).strip() for ids in continuations]
-
-
-def _max_target_length(context: list[int], target: str, limit: int) -> int:
-    if len(context) >= limit:
-        raise CtxError(
-            f"The context of {target!r} has {len(context)} tokens; the model's longest input has {limit}.",
-            hint="remove or shorten a field.",
-        )
-    return limit - len(context)
 
 
 def field_loss(

@@ -23,7 +23,7 @@ from hf_ctxmodels.downstream.adapters import (
     save_adapter,
 )
 from hf_ctxmodels.downstream.adapters.arguments import replace_lowest_adapter
-from hf_ctxmodels.hub.files import repository_files, write_files
+from hf_ctxmodels.hub.repository import repository_files, write_files
 from hf_ctxmodels.registry import FAMILIES
 
 ROOT = Path(__file__).parents[2]

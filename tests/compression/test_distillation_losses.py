@@ -25,8 +25,7 @@ from hf_ctxmodels.compression.distillation import (
     SoftTargetLoss,
     parse_losses,
 )
-from hf_ctxmodels.compression.distillation.layer_maps import parse_layer_map
-from hf_ctxmodels.compression.distillation.prediction_losses import DistillationLoss
+from hf_ctxmodels.compression.distillation.losses import DistillationLoss, parse_layer_map
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.layers.lm_loss import cross_entropy as chunked

@@ -14,22 +14,23 @@ from zoo import Case, make_batch, make_targets
 
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.compression.int8.quantizer import CtxInt8Config, quantize_model
-from hf_ctxmodels.compression.low_bits.group_quantization import (
+from hf_ctxmodels.compression.low_bits.modules import (
+    FakeQuantizedLinear,
+    PackedLinear,
     fake_quantize,
     pack_bits,
-    packed_size,
     quantize_groups,
     unpack_bits,
 )
-from hf_ctxmodels.compression.low_bits.modules import FakeQuantizedLinear, PackedLinear
 from hf_ctxmodels.compression.low_bits.quantizer import pack_model, replace_with_fake_quantized
-from hf_ctxmodels.compression.low_bits.sensitivity import (
+from hf_ctxmodels.compression.low_bits.training import (
+    LowBitsArguments,
+    QBertOptions,
     assign_bits,
     group_by_layer,
     layer_sensitivities,
     top_eigenvalue,
 )
-from hf_ctxmodels.compression.low_bits.training import LowBitsArguments, QBertOptions, start_low_bits
 from hf_ctxmodels.downstream.adapters import load_saved_adapters
 from hf_ctxmodels.downstream.adapters.arguments import AdapterArguments
 from hf_ctxmodels.downstream.finetuning.arguments import FinetuningConfig, FinetuningMethodArguments
@@ -69,7 +70,7 @@ def test_codes_are_the_nearest_levels_of_their_group(subtests: pytest.Subtests) 
                 assert int(codes.max()) < 2**bits
                 packed = pack_bits(codes, bits)
                 assert packed.dtype is torch.uint8
-                assert len(packed) == packed_size(70, bits) == -(-70 * bits // 8)
+                assert len(packed) == -(-70 * bits // 8)
                 assert torch.equal(unpack_bits(packed, bits, (10, 7)), codes)
     constant = torch.full((4, 5), 0.3)
     assert torch.equal(fake_quantize(constant, 2, 2), constant)
@@ -132,7 +133,7 @@ def test_training_and_its_file(tmp_path: Path) -> None:
 
     names = [name for name, _ in model.named_parameters()]
     options = QBertOptions(bits=(3, 5), groups=4, sensitivity_batches=2)
-    start_low_bits(model, options, features, collate, 2, Accelerator(cpu=True))
+    LowBitsArguments(options).start(model, features, collate, 2, Accelerator(cpu=True))
     assert names == [name for name, _ in model.named_parameters()]
     bits = {module.bits for module in model.bert.layers.modules() if isinstance(module, FakeQuantizedLinear)}
     assert bits == {3, 5}
@@ -153,7 +154,7 @@ def test_training_and_its_file(tmp_path: Path) -> None:
             torch.testing.assert_close(each(**batch).logits, expected, rtol=1e-5, atol=1e-5)
     assert isinstance(AutoModel.from_pretrained(tmp_path).layers[0].attention.qkv_proj, PackedLinear)
     with pytest.raises(CtxError, match="cannot be trained"):
-        start_low_bits(opened, None, features, collate, 2, Accelerator(cpu=True))
+        LowBitsArguments(None).start(opened, features, collate, 2, Accelerator(cpu=True))
 
 
 def test_frozen_encoders_and_adapters(tmp_path: Path, subtests: pytest.Subtests, capsys: pytest.CaptureFixture) -> None:
@@ -178,7 +179,7 @@ def test_frozen_encoders_and_adapters(tmp_path: Path, subtests: pytest.Subtests,
             whole, said = copy.deepcopy(model).requires_grad_(True), []
             for each in (whole, model):
                 trained = {name: parameter.requires_grad for name, parameter in each.named_parameters()}
-                start_low_bits(each, options, features, collate, 2, Accelerator(cpu=True))
+                LowBitsArguments(options).start(each, features, collate, 2, Accelerator(cpu=True))
                 assert trained == {name: parameter.requires_grad for name, parameter in each.named_parameters()}
                 said.append(capsys.readouterr().err)
             assert said[0].count("sensitivity") == 3
@@ -209,10 +210,10 @@ def test_errors() -> None:
         )
     accelerator, tied = Accelerator(cpu=True), Case(FAMILIES["bert"], "AutoModelForMaskedLM").model()
     with pytest.raises(CtxError, match="tied to its embeddings"):
-        start_low_bits(tied, LowBitsArguments("q-bert:bits=4").quantize, [], None, 2, accelerator)
+        LowBitsArguments("q-bert:bits=4").start(tied, [], None, 2, accelerator)
     with pytest.raises(CtxError, match="2 to 8 bits"):
-        start_low_bits(BERT.model(), LowBitsArguments("q-bert:bits=1").quantize, [], None, 2, accelerator)
+        LowBitsArguments("q-bert:bits=1").start(BERT.model(), [], None, 2, accelerator)
     with pytest.raises(CtxError, match="0 training examples"):
-        start_low_bits(BERT.model(), LowBitsArguments("q-bert:bits=2,4").quantize, [], None, 2, accelerator)
+        LowBitsArguments("q-bert:bits=2,4").start(BERT.model(), [], None, 2, accelerator)
     with pytest.raises(CtxError, match="one group"):
         replace_with_fake_quantized(BERT.model(), {"bert.pooler.dense": 4}, 0)

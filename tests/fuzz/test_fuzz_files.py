@@ -12,7 +12,7 @@ import pytest
 from mutations import SEED_COUNTS, assert_readable_errors, check_seeds, dump_json, mutate_bytes, mutate_json
 
 from hf_ctxmodels.conversion.elmo import config_from_options
-from hf_ctxmodels.conversion.fastbpe import read_codes
+from hf_ctxmodels.conversion.released_files import read_codes
 from hf_ctxmodels.conversion.ulmfit import read_words
 from hf_ctxmodels.conversion.word_vector_files import READERS
 from hf_ctxmodels.data import load_documents

@@ -9,7 +9,7 @@ from hub_server import HubServer
 from saved_models import save_model
 from zoo import ARCHETYPE_FAMILIES, pretraining_auto_class
 
-from hf_ctxmodels.hub.files import repository_files
+from hf_ctxmodels.hub.repository import repository_files
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.spec import FamilySpec
 

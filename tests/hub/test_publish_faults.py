@@ -17,7 +17,7 @@ from safetensors import safe_open
 from transformers import AutoModelForPreTraining
 
 from hf_ctxmodels import CtxError
-from hf_ctxmodels.hub.files import repository_files
+from hf_ctxmodels.hub.repository import repository_files
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.spec import FamilySpec
 from hf_ctxmodels.training.summary import TrainingSummary

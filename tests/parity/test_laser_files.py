@@ -8,8 +8,8 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 from hf_ctxmodels import CtxError
-from hf_ctxmodels.conversion.fastbpe import read_codes
 from hf_ctxmodels.conversion.laser import build_laser, read_encoder
+from hf_ctxmodels.conversion.released_files import read_codes
 
 # as in released files: "@@" within a word; only one of "ca" and "cat" is in the dictionary
 SUBWORDS = ["the", "c@@", "a@@", "t", "s@@", "cat", "th@@", "e", ".", "sat"]

@@ -27,6 +27,9 @@ _FUNCTION_WORDS = (
 _STOP_WORDS = frozenset(_FUNCTION_WORDS.split())
 _WORD = re.compile(r"[a-z]+")
 
+PreparedText = tuple[list[str], dict[int, list[str]]]
+"""The words of a text, and the candidates of replaceable words by position."""
+
 
 def split_words(tokenizer: PreTrainedTokenizerBase, text: str) -> list[str]:
     """Words and punctuation marks of a text, normalised and pre-tokenised by a tokenizer."""
@@ -67,19 +70,15 @@ class Substitution:
                 f"{type(self.model).__name__} with {type(self.tokenizer).__name__} cannot replace words.",
                 hint="use a masked language model with a WordPiece tokenizer, such as BERT.",
             )
-        new_modules = [
-            name
-            for name in getattr(self.model, "newly_initialized_modules", ())
-            if not name.startswith(self.model.base_model_prefix)
-        ]
-        if new_modules:
+        prefix, new_modules = self.model.base_model_prefix, getattr(self.model, "newly_initialized_modules", ())
+        if new_modules := [name for name in new_modules if not name.startswith(prefix)]:
             raise CtxError(
                 f"The checkpoint has no trained masked-LM head: {', '.join(new_modules)} is newly initialised.",
                 location=self.model.config.name_or_path or None,
                 hint="use the pretrained model, not a fine-tuned one.",
             )
 
-    def prepare(self, text: str) -> tuple[list[str], dict[int, list[str]]]:
+    def prepare(self, text: str) -> PreparedText:
         """The words of a text, and the candidates of replaceable words by position."""
         words = split_words(self.tokenizer, text)
         positions = [i for i, word in enumerate(words) if _WORD.fullmatch(word) and word not in _STOP_WORDS]
@@ -90,7 +89,7 @@ class Substitution:
                 candidates[position] = self.nearest(words[position], self.number)
         return words, {position: candidates[position] for position in positions if candidates.get(position)}
 
-    def sample(self, prepared: tuple[list[str], dict[int, list[str]]], rng: np.random.Generator) -> list[str]:
+    def sample(self, prepared: PreparedText, rng: np.random.Generator) -> list[str]:
         """An augmented copy of the prepared words."""
         words, candidates = prepared
         copy = list(words)
@@ -115,19 +114,14 @@ class Substitution:
         mask_positions &= mask_positions.cumsum(1) == 1
         with evaluation_mode(self.model):
             deferred = run_forward(self.model, dict(batch)).deferred_logits(mask_positions)
-            best = (
-                deferred.decoder(deferred.hidden_states)
-                .topk(min(self.number, len(self.tokenizer)), -1)
-                .indices.tolist()
-            )
+            logits = deferred.decoder(deferred.hidden_states)
+            best = logits.topk(min(self.number, len(self.tokenizer)), -1).indices.tolist()
         is_visible = mask_positions.any(1).tolist()
         visible = [position for position, visible in zip(positions, is_visible) if visible]
-        return {position: self._to_words(ids) for position, ids in zip(visible, best, strict=True)}
-
-    def _to_words(self, ids: list[int]) -> list[str]:
-        special = set(self.tokenizer.all_special_ids)
-        tokens: Any = self.tokenizer.convert_ids_to_tokens([token_id for token_id in ids if token_id not in special])
-        return [token for token in tokens if not token.startswith("##")]
+        special, convert = set(self.tokenizer.all_special_ids), self.tokenizer.convert_ids_to_tokens
+        words_of_ids = [convert([token_id for token_id in ids if token_id not in special]) for ids in best]
+        candidates = [[word for word in words if not word.startswith("##")] for words in words_of_ids]
+        return dict(zip(visible, candidates, strict=True))
 
 
 @dataclass(frozen=True)
@@ -148,14 +142,14 @@ class Masking:
     ngram_probability: float = 0.25
     longest: int = 5
 
-    def prepare(self, text: str) -> list[str]:
+    def prepare(self, text: str) -> PreparedText:
         """The words of a text."""
-        return split_words(self.tokenizer, text)
+        return split_words(self.tokenizer, text), {}
 
-    def sample(self, prepared: list[str], rng: np.random.Generator) -> list[str]:
+    def sample(self, prepared: PreparedText, rng: np.random.Generator) -> list[str]:
         """An augmented copy of the prepared words."""
         mask = str(self.tokenizer.mask_token)
-        copy = [mask if rng.random() < self.mask_probability else word for word in prepared]
+        copy = [mask if rng.random() < self.mask_probability else word for word in prepared[0]]
         if copy and rng.random() < self.ngram_probability:
             size = min(int(rng.integers(1, self.longest + 1)), len(copy))
             start = int(rng.integers(len(copy) - size + 1))
@@ -186,10 +180,6 @@ class Augmenter:
         """
         rng = np.random.Generator(np.random.Philox(np.random.SeedSequence((self.seed, index))))
         prepared = [self.rule.prepare(text) for text in texts]
-        original = tuple(" ".join(_get_words(text)) for text in prepared)
+        original = tuple(" ".join(words) for words, _ in prepared)
         copies = [tuple(" ".join(self.rule.sample(text, rng)) for text in prepared) for _ in range(self.copies)]
         return [tuple(texts), *(copy for copy in dict.fromkeys(copies) if copy != original and all(copy))]
-
-
-def _get_words(prepared: Any) -> list[str]:
-    return prepared[0] if isinstance(prepared, tuple) else prepared

@@ -1,23 +1,101 @@
-"""Setup of distillation on raw text and on a task: model, collator and features for the training loop."""
+"""Teachers, flags, and the setup of distillation on raw text and on a task: model, collator and features."""
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from accelerate import PartialState
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_ctxmodels.compression.distillation.collator import TEACHER_PREFIX, DistillationCollator
-from hf_ctxmodels.compression.distillation.model import CtxDistillationModel
-from hf_ctxmodels.compression.distillation.prediction_losses import DistillationLoss
-from hf_ctxmodels.compression.distillation.teacher import Teacher, copy_layers
+from hf_ctxmodels.compression.distillation.losses import DISTILLATION_LOSSES, DistillationLoss
+from hf_ctxmodels.compression.distillation.model import TEACHER_PREFIX, CtxDistillationModel, DistillationCollator
+from hf_ctxmodels.core.adapter_files import ADAPTERS_FOLDER, STACK_FILE, is_adapter_parameter
 from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.flags import REQUIRED, flag, parse_choice, split_choice
+from hf_ctxmodels.downstream.loading_with_adapters import load_model_with_adapters
 from hf_ctxmodels.downstream.tasks import Encoded, Task
 from hf_ctxmodels.objectives import Objective
+from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model, tokenizer_digest
 from hf_ctxmodels.training.batches import EpochIndexed
-from hf_ctxmodels.training.model_loading import load_family_config, load_model
+from hf_ctxmodels.training.model_loading import (
+    load_config,
+    load_family_config,
+    load_model,
+    load_tokenizer,
+    require_single_task,
+)
 from hf_ctxmodels.training.pretraining import TrainingSetup
+
+
+@dataclass(kw_only=True)
+class DistillationArguments:
+    """Teacher and losses."""
+
+    teacher: str = flag(REQUIRED, "Directory or Hub id of the teacher, with its tokenizer.")
+    losses: list[str] = flag(
+        REQUIRED, "Losses, such as soft-targets:weight=5,temperature=2 cosine; an unknown name lists all.", nested=True
+    )
+    student_layers: list[int] = flag(
+        (), "Make the student of these layers of --model or the teacher, from 0; DistilBERT: 0 2 4 7 9 11."
+    )
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """A teacher whose weights are not loaded yet.
+
+    Attributes:
+        source: Directory or Hub id.
+        config, tokenizer: The teacher's configuration and tokenizer.
+    """
+
+    source: str
+    config: PreTrainedConfig
+    tokenizer: PreTrainedTokenizerBase
+
+    @classmethod
+    def open(cls, source: str, *, split_words: bool = False) -> "Teacher":
+        """Load configuration and tokenizer; the corresponding family opens a checkpoint of transformers.
+
+        Raises:
+            CtxError: There is no such model, it has several tasks or belongs to no family, or its tokenizer does not
+                match it.
+        """
+        require_single_task(load_config(source), source)
+        config = load_family_config(source)
+        tokenizer = load_tokenizer(source, split_words=split_words)
+        check_tokenizer_matches_model(tokenizer, config, location=f"--teacher {source}")
+        return cls(source, config, tokenizer)
+
+    def load(self, auto_class: str) -> PreTrainedModel:
+        """The model with the head of an Auto class and its saved adapters, in evaluation mode."""
+        return load_model_with_adapters(self.source, auto_class, self.config).eval()
+
+    def has_same_tokens(self, tokenizer: PreTrainedTokenizerBase) -> bool:
+        """Whether a tokenizer has the teacher's tokens, ids, normalisation and pre-tokenisation."""
+        descriptions = []
+        for candidate in (tokenizer, self.tokenizer):
+            backend: Any = candidate.backend_tokenizer  # type: ignore[attr-defined]
+            steps = (backend.normalizer, backend.pre_tokenizer, backend.post_processor)
+            descriptions.append((tokenizer_digest(candidate), *map(repr, steps)))
+        return descriptions[0] == descriptions[1]
+
+    @property
+    def digest(self) -> str:
+        """Identifies the weights: SHA-256 of the files of a directory, otherwise the name."""
+        patterns = ("*.safetensors", f"{ADAPTERS_FOLDER}/*/*.safetensors", f"{ADAPTERS_FOLDER}/{STACK_FILE}")
+        files = [path for pattern in patterns for path in sorted(Path(self.source).glob(pattern))]
+        if not files:
+            return self.source
+        digest = hashlib.sha256()
+        for path in files:
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+        return digest.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -71,26 +149,31 @@ class DistillationSetup:
             CtxError: The teacher has other labels, or other tokens although the labels belong to tokens, or the models
                 do not match the losses.
         """
-        self._check_labels(setup.model)
-        distillation_model = self._build_model(setup.model, task.auto_class)
-        if self.teacher.has_same_tokens(tokenizer):
-            collate = DistillationCollator(setup.collate)
-            return TrainingSetup(distillation_model, collate, self.identity), EpochIndexed(encoded.features)
-        if task.has_token_outputs:
+        labels = [config.id2label for config in (setup.model.config, self.teacher.config)]
+        have_names = not any(name == f"LABEL_{index}" for names in labels for index, name in names.items())
+        if have_names and labels[0] != labels[1] and any(loss.inputs == "predictions" for loss in self.losses):
             raise CtxError(
-                "Teacher and student have different tokens, but the task's labels belong to tokens.",
+                f"The teacher's labels are {', '.join(labels[1].values())}, the student's "
+                f"{', '.join(labels[0].values())}.",
                 location=f"--teacher {self.teacher.source}",
-                hint="use a student with the teacher's tokenizer.",
+                hint="use a teacher that was fine-tuned on the same labels.",
             )
-        teacher_features = task.encode(training, self.teacher.tokenizer).features
-        features = [
-            {
-                **student_feature,
-                **{f"{TEACHER_PREFIX}{name}": value for name, value in teacher_feature.items() if name != "labels"},
-            }
-            for student_feature, teacher_feature in zip(encoded.features, teacher_features, strict=True)
-        ]
-        collate = DistillationCollator(setup.collate, task.collator(self.teacher.tokenizer))
+        distillation_model = self._build_model(setup.model, task.auto_class)
+        features, collate = encoded.features, DistillationCollator(setup.collate)
+        if not self.teacher.has_same_tokens(tokenizer):
+            if task.has_token_outputs:
+                raise CtxError(
+                    "Teacher and student have different tokens, but the task's labels belong to tokens.",
+                    location=f"--teacher {self.teacher.source}",
+                    hint="use a student with the teacher's tokenizer.",
+                )
+            features = [
+                feature | {f"{TEACHER_PREFIX}{name}": value for name, value in inputs.items() if name != "labels"}
+                for feature, inputs in zip(
+                    features, task.encode(training, self.teacher.tokenizer).features, strict=True
+                )
+            ]
+            collate = DistillationCollator(setup.collate, task.collator(self.teacher.tokenizer))
         return TrainingSetup(distillation_model, collate, self.identity), EpochIndexed(features)
 
     @property
@@ -118,16 +201,58 @@ class DistillationSetup:
         print_status(f"teacher: {num_parameters:,} parameters, {ratio:.1f} times the student's", is_main_process)
         return model
 
-    def _check_labels(self, student: PreTrainedModel) -> None:
-        """Raise CtxError if both models have label names, and these differ."""
-        student_labels, teacher_labels = student.config.id2label, self.teacher.config.id2label
-        for labels in (student_labels, teacher_labels):
-            if any(name == f"LABEL_{index}" for index, name in labels.items()):
-                return
-        if student_labels != teacher_labels and any(loss.inputs == "predictions" for loss in self.losses):
+
+def copy_layers(student: PreTrainedModel, source: PreTrainedModel, layers: Sequence[int]) -> None:
+    """Copy the weights of the source's layer `layers[i]` to the student's layer i, both from 0.
+
+    Raises:
+        CtxError: A model shares layers, a layer does not exist, or shapes differ.
+    """
+    student_layers: Any = getattr(student.base_model, "layers", None)
+    source_layers: Any = getattr(source.base_model, "layers", None)
+    are_lists = isinstance(student_layers, nn.ModuleList) and isinstance(source_layers, nn.ModuleList)
+    if not are_lists or len(student_layers) != len(layers):
+        raise CtxError(
+            f"{len(layers)} layers cannot be copied to {type(student).__name__}.",
+            location=f"--student_layers {' '.join(map(str, layers))}",
+            hint="use one layer of the teacher for each layer of the student; models that share layers have none.",
+        )
+    for student_layer, index in zip(student_layers, layers, strict=True):
+        weights = {
+            name: tensor for name, tensor in source_layers[index].state_dict().items() if not is_adapter_parameter(name)
+        }
+        try:
+            student_layer.load_state_dict(weights)
+        except RuntimeError as error:
             raise CtxError(
-                f"The teacher's labels are {', '.join(teacher_labels.values())}, the student's "
-                f"{', '.join(student_labels.values())}.",
-                location=f"--teacher {self.teacher.source}",
-                hint="use a teacher that was fine-tuned on the same labels.",
-            )
+                "The layers of teacher and student have different shapes.",
+                location=f"--student_layers {' '.join(map(str, layers))}",
+                hint="remove --config_options that change the width.",
+            ) from error
+
+
+def check_layers(layers: Sequence[int], config: PreTrainedConfig) -> None:
+    """Raise CtxError if one of the layers, from 0, does not exist in a model of a configuration."""
+    num_layers = getattr(config, "num_hidden_layers", 0)
+    if missing := [layer for layer in layers if not 0 <= layer < num_layers]:
+        raise CtxError(
+            f"There is no layer {missing[0]}: the model has {num_layers} layers, counted from 0.",
+            location=f"--student_layers {' '.join(map(str, layers))}",
+            hint=f"use layers from 0 to {num_layers - 1}.",
+        )
+
+
+def parse_losses(texts: Sequence[str]) -> list[DistillationLoss]:
+    """Losses from `["soft-targets:weight=5,temperature=2", "cosine:weight=1"]`.
+
+    Raises:
+        CtxError: There is no loss, a loss is unknown or occurs twice, or an option is unknown or has the wrong type.
+    """
+    if not texts:
+        summaries = {name: (loss.__doc__ or "").partition("\n")[0] for name, loss in DISTILLATION_LOSSES.items()}
+        listed = "".join(f"\n    {name}: {summary}" for name, summary in summaries.items())
+        raise CtxError("Expected one or more losses.", location="--losses", hint=f"use NAME:weight=W of: {listed}")
+    names = [split_choice(text)[0] for text in texts]
+    if len(set(names)) < len(names):
+        raise CtxError("A loss occurs twice.", location=f"--losses {' '.join(texts)}", hint="remove one of them.")
+    return [parse_choice(text, DISTILLATION_LOSSES, "--losses") for text in texts]

@@ -9,13 +9,15 @@ from typing import Any, Literal
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from hf_ctxmodels.compression.distillation.attention_scores import attention_scores
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import sequence_numbers
 from hf_ctxmodels.heads import ForMaskedLM, ForSequenceClassification, ForTokenClassification, ItemCounts
+from hf_ctxmodels.layers.attention.modules import SelfAttention
+from hf_ctxmodels.layers.cpu.linear import linear
 from hf_ctxmodels.layers.lm_loss.cross_entropy import DeferredLogits
 from hf_ctxmodels.layers.pooling import Pooling, pool_tokens, token_mask
+from hf_ctxmodels.layers.transformer import TransformerBlock
 
 PredictionLevel = Literal["tokens", "labelled_tokens", "sequences"]
 """Where a head predicts: at every token, at tokens with a label, or once for a sequence."""
@@ -31,10 +33,18 @@ def get_prediction_level(model: PreTrainedModel) -> PredictionLevel | None:
     return next((level for head_class, level in levels.items() if isinstance(model, head_class)), None)
 
 
-def count_layers(model: PreTrainedModel) -> int:
-    """Number of layers whose states the encoder records, without the embeddings."""
-    sizes = getattr(model.config, "layer_sizes", None)
-    return model.config.num_hidden_layers if sizes is None else len(sizes) - 1
+def require_attention(model: PreTrainedModel, layer: int) -> SelfAttention:
+    """The self-attention of a layer, from 1; raises CtxError for a layer without attention scores."""
+    layers: Any = getattr(model.base_model, "layers", None)
+    if layers is None:
+        raise CtxError(f"{type(model).__name__} has no Transformer layers.", hint="remove the loss attention.")
+    block = layers[layer - 1]
+    if not (isinstance(block, TransformerBlock) and isinstance(block.attention, SelfAttention)):
+        raise CtxError(
+            f"{type(block).__name__} has no attention scores to learn.",
+            hint="remove the loss attention, or use models with BERT's layers.",
+        )
+    return block.attention
 
 
 @dataclass(eq=False)
@@ -84,10 +94,21 @@ class ForwardPass:
         return pairs
 
     def attention_scores(self, layer: int) -> Tensor:
-        """(batch, heads, length, length) attention scores of a layer, from 1, before the softmax."""
+        """(batch, heads, length, length) attention scores of a layer, from 1, before the softmax; 0 at padding.
+
+        QK^T times the layer's scale (Vaswani et al. 2017, equation 1), without position bias. Attention functions do
+        not return them, so the layer's projection is applied a second time to its input, and only distillation pays.
+        """
         if layer not in self._attention_scores:
-            block = self.model.base_model.layers[layer - 1]
-            self._attention_scores[layer] = attention_scores(block, self.hidden_states(layer - 1), self.token_mask)
+            attention, block = require_attention(self.model, layer), self.model.base_model.layers[layer - 1]
+            states = self.hidden_states(layer - 1)[self.token_mask]
+            if block.norm == "pre":
+                states = block.attention_norm(states)
+            projected = linear(attention.qkv_proj, states, 0, 2 * attention.inner_size)
+            padded = projected.new_zeros(*self.token_mask.shape, projected.shape[-1])
+            padded = padded.index_put((self.token_mask,), projected)
+            query, key = padded.unflatten(-1, (2, attention.num_heads, attention.head_dim)).permute(2, 0, 3, 1, 4)
+            self._attention_scores[layer] = query @ key.transpose(-1, -2) * attention.scale
         return self._attention_scores[layer]
 
     def deferred_logits(self, mask: Tensor) -> DeferredLogits:
@@ -118,12 +139,15 @@ def run_forward(
         labels: The student's targets.
         output_hidden_states: Record hidden states.
         counts: As in `mean_over_targets`.
-        compute_loss: Compute the head's own loss; `hard_target_loss` computes a masked LM's loss afterwards.
+        compute_loss: Compute the loss of a task head.
 
     Raises:
         CtxError: The model does not return hidden states.
     """
-    inputs = {name: value for name, value in inputs.items() if name in input_names(model)}
+    # heads have all arguments of encoders, and pass sequence_ids
+    unsupported = {"langs", "task_type_ids"} - set(getattr(model.base_model, "extra_input_ids", ()))
+    accepted = set(inspect.signature(model.forward).parameters) - unsupported | {"sequence_ids"}
+    inputs = {name: value for name, value in inputs.items() if name in accepted}
     mask = token_mask(inputs["input_ids"], inputs.get("attention_mask"), inputs.get("sequence_ids"))
     if isinstance(model, ForMaskedLM):
         output = model.encode(**inputs, output_hidden_states=output_hidden_states)
@@ -133,22 +157,3 @@ def run_forward(
     if output_hidden_states and not output.hidden_states:
         raise CtxError(f"{type(model).__name__} records no hidden states.", hint="use losses of predictions only.")
     return ForwardPass(model, mask, inputs, labels, output)
-
-
-def input_names(model: PreTrainedModel) -> set[str]:
-    """Arguments of a model's `forward` that its encoder supports, and `sequence_ids`, which heads pass to their encoder."""
-    unsupported = {"langs", "task_type_ids"} - set(getattr(model.base_model, "extra_input_ids", ()))
-    return set(inspect.signature(model.forward).parameters) - unsupported | {"sequence_ids"}
-
-
-def hard_target_loss(student: ForwardPass, labels: Tensor, counts: ItemCounts) -> Tensor:
-    """The student's own loss, a mean over its targets."""
-    if not isinstance(student.model, ForMaskedLM):
-        return student.output.loss
-    states = student.last_hidden_state[labels != IGNORE_INDEX]
-    return student.model.token_loss(states, labels, counts)
-
-
-def real_token_mask(batch: Mapping[str, Tensor]) -> Tensor:
-    """(batch, length) bool of a batch, False at padding."""
-    return token_mask(batch["input_ids"], batch.get("attention_mask"), batch.get("sequence_ids"))

@@ -1,7 +1,7 @@
-"""A student that learns from a teacher, as one model with a loss."""
+"""A student that learns from a teacher, as one model with a loss, and its collator."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,56 +12,75 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
-from hf_ctxmodels.compression.distillation.collator import TEACHER_PREFIX
-from hf_ctxmodels.compression.distillation.forward_pass import (
-    ForwardPass,
-    get_prediction_level,
-    hard_target_loss,
-    run_forward,
-)
-from hf_ctxmodels.compression.distillation.prediction_losses import (
+from hf_ctxmodels.compression.distillation.forward_pass import ForwardPass, get_prediction_level, run_forward
+from hf_ctxmodels.compression.distillation.losses import (
+    DISTILLATION_LOSSES,
     EXAMPLES,
     TOKENS,
     DistillationLoss,
     HardTargetLoss,
-    LogitLoss,
-    SoftClassLoss,
-    SoftTargetLoss,
-)
-from hf_ctxmodels.compression.distillation.state_losses import (
-    AttentionScoreLoss,
-    CosineLoss,
-    EmbeddingLoss,
-    HiddenStateLoss,
-    PatientLoss,
-    SentenceVectorLoss,
 )
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
-from hf_ctxmodels.heads import ItemCounts
+from hf_ctxmodels.heads import ForMaskedLM, ItemCounts
+from hf_ctxmodels.layers.pooling import token_mask
 
-DISTILLATION_LOSSES: dict[str, type[DistillationLoss]] = {
-    loss.name: loss
-    for loss in (
-        SoftTargetLoss,
-        HardTargetLoss,
-        LogitLoss,
-        SoftClassLoss,
-        CosineLoss,
-        PatientLoss,
-        AttentionScoreLoss,
-        HiddenStateLoss,
-        EmbeddingLoss,
-        SentenceVectorLoss,
-    )
-}
-"""Name -> class of a loss."""
+Collate = Callable[[list[dict[str, Any]]], Mapping[str, Tensor]]
+
+TEACHER_PREFIX = "teacher_"
+"""Prefix of the teacher's inputs in a batch, if it has its own tokenizer."""
 
 PROJECTIONS_FILE = "distillation.safetensors"
 """File next to a student's weights with the learned projections to the teacher's width, which no student needs."""
 
 _STUDENT_PREFIX = "student."
+
+
+class DistillationCollator:
+    """A collator that adds to a batch the inputs of `CtxDistillationModel`.
+
+    Returns: the batch of `collate`, and
+        distilled_tokens: (batch, length) int64, 0 at real tokens and -100 at padding.
+        distilled_examples: (batch,) int64, 0.
+        teacher_...: The batch of `collate_teacher`, with this prefix.
+
+    The first two are targets that are counted in a step, so that its gradient does not depend on micro-batches.
+
+    Args:
+        collate: The student's collator.
+        collate_teacher: The teacher's collator, for the columns of the features with the prefix `teacher_`, which is
+            removed; None for a teacher that reads the student's inputs.
+
+    Example:
+        >>> import torch
+        >>> collate = DistillationCollator(lambda rows: {"input_ids": torch.tensor([row["input_ids"] for row in rows])})
+        >>> sorted(collate([{"input_ids": [1, 2]}]))
+        ['distilled_examples', 'distilled_tokens', 'input_ids']
+    """
+
+    def __init__(self, collate: Collate, collate_teacher: Collate | None = None) -> None:
+        self._collate, self._collate_teacher = collate, collate_teacher
+
+    def __call__(self, features: list[dict[str, Any]]) -> dict[str, Tensor]:
+        """The batch of `features`."""
+        batch = dict(self._collate([_without_prefix(feature, TEACHER_PREFIX) for feature in features]))
+        mask = token_mask(batch["input_ids"], batch.get("attention_mask"), batch.get("sequence_ids"))
+        batch[TOKENS] = torch.where(mask, 0, IGNORE_INDEX)
+        batch[EXAMPLES] = torch.zeros(len(mask), dtype=torch.int64)
+        if self._collate_teacher is not None:
+            teacher_batch = self._collate_teacher([_select_prefix(feature, TEACHER_PREFIX) for feature in features])
+            batch |= {f"{TEACHER_PREFIX}{name}": value for name, value in teacher_batch.items()}
+        return batch
+
+
+def _select_prefix(entries: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """The entries with a prefix, which is removed."""
+    return {name.removeprefix(prefix): value for name, value in entries.items() if name.startswith(prefix)}
+
+
+def _without_prefix(entries: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    return {name: value for name, value in entries.items() if not name.startswith(prefix)}
 
 
 @dataclass
@@ -206,7 +225,7 @@ class CtxDistillationModel(CtxPreTrainedModel):
             "teacher_token_type_ids": teacher_token_type_ids,
         }
         arguments = {name: value for name, value in arguments.items() if value is not None}
-        inputs = {name: value for name, value in arguments.items() if not name.startswith(TEACHER_PREFIX)}
+        inputs = _without_prefix(arguments, TEACHER_PREFIX)
         if not self.training and distilled_examples is None and not torch.is_grad_enabled():
             options = {} if return_logits is None else {"return_logits": return_logits}
             return self.student(**inputs, labels=labels, num_items_in_batch=num_items_in_batch, **options)
@@ -221,21 +240,27 @@ class CtxDistillationModel(CtxPreTrainedModel):
             compute_loss=self._needs_student_loss,
         )
         values = self._compute_losses(student, self._run_teacher(arguments), targets, counts)
+        total = torch.stack([loss.weight * value.float() for loss, value in values.items()]).sum()
+        # zero gradients of unused parameters, for distributed training
+        add_unused = getattr(self.student, "with_unused_parameters", None)
         return DistillationOutput(
-            loss=self._weighted_sum(values),
+            loss=total if add_unused is None else add_unused(total),
             logits=None if get_prediction_level(self.student) == "tokens" else student.output.logits,
             **{loss.output_name: value.detach() for loss, value in values.items()},
         )
 
     def _run_teacher(self, arguments: Mapping[str, Tensor]) -> ForwardPass:
-        inputs = {
-            name.removeprefix(TEACHER_PREFIX): value
-            for name, value in arguments.items()
-            if name.startswith(TEACHER_PREFIX)
-        }
-        if inputs and (names := [loss.name for loss in self.losses if self._compares_tokens(loss)]):
+        inputs = _select_prefix(arguments, TEACHER_PREFIX)
+        predicts_tokens = get_prediction_level(self.student) != "sequences"
+        token_losses = [
+            loss.name
+            for loss in self.losses
+            if loss.requires_shared_tokenizer
+            or (predicts_tokens and loss.inputs == "predictions" and not isinstance(loss, HardTargetLoss))
+        ]
+        if inputs and token_losses:
             raise CtxError(
-                f"The teacher has its own tokenizer, but the losses {', '.join(names)} compare tokens.",
+                f"The teacher has its own tokenizer, but the losses {', '.join(token_losses)} compare tokens.",
                 hint="use losses of examples (logits, soft-classes, sentences), or the teacher's tokenizer.",
             )
         teacher, inputs = self.teacher, inputs or dict(arguments)
@@ -243,10 +268,6 @@ class CtxDistillationModel(CtxPreTrainedModel):
             teacher.to(device)  # type: ignore[arg-type]
         with torch.no_grad():
             return run_forward(teacher, inputs, output_hidden_states=self._needs_hidden_states)
-
-    def _compares_tokens(self, loss: DistillationLoss) -> bool:
-        predicts_tokens = loss.inputs == "predictions" and get_prediction_level(self.student) != "sequences"
-        return loss.requires_shared_tokenizer or (predicts_tokens and not isinstance(loss, HardTargetLoss))
 
     def _compute_losses(
         self,
@@ -263,18 +284,19 @@ class CtxDistillationModel(CtxPreTrainedModel):
                 raise CtxError(f"The loss {loss.name} needs labels.", hint="pass labels, or remove the loss.")
             if isinstance(loss, HardTargetLoss):
                 assert student.labels is not None
-                values[loss] = hard_target_loss(student, student.labels, counts)
+                values[loss] = student.output.loss
+                if isinstance(self.student, ForMaskedLM):  # its encoder ran alone
+                    states = student.last_hidden_state[student.labels != IGNORE_INDEX]
+                    values[loss] = self.student.token_loss(states, student.labels, counts)
                 continue
             total = loss.compute(student, teacher, dict(self.projections.items()).get(loss.name))
             count = counts.get(name) if targets.get(name) is not None else None
-            values[loss] = total / (_count_targets(name, student) if count is None else count)
+            if count is None:  # in this batch
+                labels = student.labels if name == "labels" else None
+                is_target: Tensor = student.token_mask if labels is None else labels != IGNORE_INDEX
+                count = len(is_target) if name == EXAMPLES else is_target.sum().clamp(min=1)
+            values[loss] = total / count
         return values
-
-    def _weighted_sum(self, values: Mapping[DistillationLoss, Tensor]) -> Tensor:
-        """The weighted sum, with zero gradients of unused parameters for distributed training."""
-        total = torch.stack([loss.weight * value.float() for loss, value in values.items()]).sum()
-        add_unused = getattr(self.student, "with_unused_parameters", None)
-        return total if add_unused is None else add_unused(total)
 
     def save_pretrained(self, save_directory: str | Path, *args: Any, state_dict: Any = None, **kwargs: Any) -> None:
         """Save the student alone, and the projections, if any, to a file next to it.
@@ -349,19 +371,3 @@ def _check_arguments(student: PreTrainedModel, teacher: PreTrainedModel, losses:
                 hint="use a weight above 0, or remove the loss.",
             )
         loss.check_models(student, teacher)
-
-
-def _count_targets(name: str, student: ForwardPass) -> Tensor:
-    """The number of targets in this batch, at least 1."""
-    if name == TOKENS:
-        count = student.token_mask.sum()
-    elif name == EXAMPLES:
-        count = torch.tensor(len(student.token_mask), device=student.token_mask.device)
-    else:
-        assert student.labels is not None
-        count = (student.labels != IGNORE_INDEX).sum()
-    return count.clamp(min=1)
-
-
-def _select_prefix(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}

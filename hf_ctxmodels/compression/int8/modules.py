@@ -11,6 +11,7 @@ from hf_ctxmodels.compression.int8.quantization import (
     Activations,
     check_not_trained,
     dequantize_rows,
+    fixed,
     quantize_rows,
     quantize_tensor,
     quantize_tokens,
@@ -28,10 +29,6 @@ HAS_INT8_PRODUCT = (
     and hasattr(torch.ops.onednn, "qlinear_pointwise")
     and torch.cpu._is_vnni_supported()
 )
-
-
-def _fixed(values: Tensor) -> nn.Parameter:
-    return nn.Parameter(values, requires_grad=False)
 
 
 class Int8Linear(nn.Module):
@@ -59,12 +56,12 @@ class Int8Linear(nn.Module):
     ) -> None:
         super().__init__()
         self.in_features, self.out_features, self.activations = in_features, out_features, activations
-        self.codes = _fixed(torch.empty(out_features, in_features, dtype=torch.int8))
-        self.code_scale = _fixed(torch.empty(out_features))
-        self.bias = _fixed(torch.empty(out_features)) if bias else None
+        self.codes = fixed(torch.empty(out_features, in_features, dtype=torch.int8))
+        self.code_scale = fixed(torch.empty(out_features))
+        self.bias = fixed(torch.empty(out_features)) if bias else None
         static = activations == "static"
-        self.input_scale = _fixed(torch.empty(1)) if static else None
-        self.input_zero_point = _fixed(torch.empty(1, dtype=torch.long)) if static else None
+        self.input_scale = fixed(torch.empty(1)) if static else None
+        self.input_zero_point = fixed(torch.empty(1, dtype=torch.long)) if static else None
         self._packed: dict[Any, tuple[tuple[int, int], tuple[Tensor, Tensor, Tensor]]] = {}
 
     @property
@@ -90,13 +87,13 @@ class Int8Linear(nn.Module):
         """
         layer = cls(weight.shape[1], weight.shape[0], bias is not None, activations)
         codes, scale = quantize_rows(weight)
-        layer.codes, layer.code_scale = _fixed(codes), _fixed(scale)
+        layer.codes, layer.code_scale = fixed(codes), fixed(scale)
         if bias is not None:
-            layer.bias = _fixed(bias.detach().float().clone())
+            layer.bias = fixed(bias.detach().float().clone())
         if input_range is not None:
             input_scale, zero_point = scale_of_range(*input_range)
-            layer.input_scale = _fixed(torch.tensor([input_scale]))
-            layer.input_zero_point = _fixed(torch.tensor([zero_point]))
+            layer.input_scale = fixed(torch.tensor([input_scale]))
+            layer.input_zero_point = fixed(torch.tensor([zero_point]))
         return layer
 
     def dequantized(self) -> Tensor:
@@ -116,20 +113,6 @@ class Int8Linear(nn.Module):
         Raises:
             CtxError: The input requires a gradient, the model is in training mode, or the layer is not on the CPU.
         """
-        self._check(input)
-        states = input.reshape(-1, self.in_features).float()
-        activations = self._quantize_input(states)
-        features = slice(start, stop)
-        if activations is None:
-            bias = None if self.bias is None else self.bias[features].float()
-            output = F.linear(states, self.dequantized()[features], bias)
-        elif operators_are_intercepted() or not HAS_INT8_PRODUCT or not states.numel():
-            output = self._dequantized_product(activations, features)
-        else:
-            output = self._onednn_product(activations, features)
-        return output.view(*input.shape[:-1], output.shape[-1]).to(input.dtype)
-
-    def _check(self, input: Tensor) -> None:
         check_not_trained(self)
         if input.requires_grad and torch.is_grad_enabled() and not torch.compiler.is_compiling():
             raise CtxError(
@@ -142,6 +125,17 @@ class Int8Linear(nn.Module):
                 f"int8 weights are supported on CPU only, but these are on {self.codes.device}.",
                 hint="keep the model on the CPU, or use model.bfloat16() on a GPU.",
             )
+        states = input.reshape(-1, self.in_features).float()
+        activations = self._quantize_input(states)
+        features = slice(start, stop)
+        needs_float = operators_are_intercepted() or not HAS_INT8_PRODUCT or not states.numel()
+        if activations is None or needs_float:
+            values = states if activations is None else activations.dequantize()
+            bias = None if self.bias is None else self.bias[features].float()
+            output = F.linear(values, self.dequantized()[features], bias)
+        else:
+            output = self._onednn_product(activations, features)
+        return output.view(*input.shape[:-1], output.shape[-1]).to(input.dtype)
 
     def _quantize_input(self, states: Tensor) -> Activations | None:
         """The quantized input; None for a non-finite input with one scale."""
@@ -152,31 +146,15 @@ class Int8Linear(nn.Module):
         scale, zero_point = scale_of_range(*range_of(states))
         return quantize_tensor(states, scale, zero_point) if math.isfinite(scale) else None
 
-    def _dequantized_product(self, activations: Activations, features: slice) -> Tensor:
-        """The product of the dequantized values, on any machine."""
-        bias = None if self.bias is None else self.bias[features].float()
-        return F.linear(activations.dequantize(), self.dequantized()[features], bias)
-
     def _onednn_product(self, activations: Activations, features: slice) -> Tensor:
         """oneDNN's product of the codes."""
         packed, scale, zeros = self._packed_weight(features)
         bias = None if self.bias is None else self.bias[features].float()
         has_row_scales = isinstance(activations.scale, Tensor)
         input_scale, fused_bias = (1.0, None) if has_row_scales else (activations.scale, bias)
+        inputs, output_type = (activations.codes, input_scale, activations.zero_point), (1.0, 0, torch.float32)
         output: Tensor = torch.ops.onednn.qlinear_pointwise(
-            activations.codes,
-            input_scale,
-            activations.zero_point,
-            packed,
-            scale,
-            zeros,
-            fused_bias,
-            1.0,
-            0,
-            torch.float32,
-            "none",
-            [],
-            "",
+            *inputs, packed, scale, zeros, fused_bias, *output_type, "none", [], ""
         )
         if not isinstance(activations.scale, Tensor):
             return output
@@ -220,14 +198,14 @@ class Int8Embedding(nn.Module):
         super().__init__()
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
         self.padding_idx, self.factor = padding_idx, factor
-        self.codes = _fixed(torch.empty(num_embeddings, embedding_dim, dtype=torch.int8))
-        self.code_scale = _fixed(torch.empty(num_embeddings))
+        self.codes = fixed(torch.empty(num_embeddings, embedding_dim, dtype=torch.int8))
+        self.code_scale = fixed(torch.empty(num_embeddings))
 
     @torch.no_grad()
     def fill(self, weight: Tensor) -> Self:
         """Quantize a (num_embeddings, embedding_dim) weight."""
         codes, scale = quantize_rows(weight)
-        self.codes, self.code_scale = _fixed(codes), _fixed(scale)
+        self.codes, self.code_scale = fixed(codes), fixed(scale)
         return self
 
     @property
@@ -263,4 +241,4 @@ class Int8Rows(nn.Module):
             codes, scale = weight.to(torch.int8), weight[..., 0].float()
         else:
             codes, scale = quantize_rows(weight)
-        return _fixed(codes), _fixed(scale)
+        return fixed(codes), fixed(scale)

@@ -36,6 +36,11 @@ def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
     return (weight / scale[..., None]).round_().to(torch.int8), scale
 
 
+def fixed(values: Tensor) -> nn.Parameter:
+    """A parameter without a gradient."""
+    return nn.Parameter(values, requires_grad=False)
+
+
 def dequantize_rows(codes: Tensor, scale: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """(..., rows, columns) weights from codes and the scales of their rows."""
     return (codes * scale.float()[..., None]).to(dtype)
@@ -114,18 +119,11 @@ def quantize_tensor(states: Tensor, scale: float, zero_point: int) -> Activation
 
 def _round_to_uint8(states: Tensor, scale_rows: Callable[[Tensor], Tensor]) -> Tensor:
     """uint8 codes of scaled rows, computed in chunks that fit into the cache."""
-    chunks = _row_chunks(states)
-    if len(chunks) == 1:
+    rows, width = states.shape
+    step = max(1, _CHUNK // max(1, width))
+    if torch.compiler.is_compiling() or rows <= step:  # while compiling, the number of chunks would depend on the data
         return scale_rows(states).to(_INTERMEDIATE).to(torch.uint8)
     codes = torch.empty(states.shape, dtype=torch.uint8, device=states.device)
-    for chunk in chunks:
-        codes[chunk] = scale_rows(states[chunk]).to(_INTERMEDIATE)
+    for start in range(0, rows, step):
+        codes[start : start + step] = scale_rows(states[start : start + step]).to(_INTERMEDIATE)
     return codes
-
-
-def _row_chunks(states: Tensor) -> list[slice]:
-    rows, width = states.shape
-    if torch.compiler.is_compiling():  # the number of chunks would depend on the data
-        return [slice(None)]
-    step = max(1, _CHUNK // max(1, width))
-    return [slice(first, first + step) for first in range(0, max(1, rows), step)]

@@ -1,27 +1,37 @@
-"""The quantization method `ctx-int8` of transformers: configuration, and loading by `from_pretrained`."""
+"""The quantization method `ctx-int8` of transformers: configuration, replacement of modules, and `from_pretrained`."""
 
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
 from transformers import PreTrainedModel
 from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING, register_quantization_config, register_quantizer
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from hf_ctxmodels.compression.int8.module_replacement import (
-    InputRanges,
-    find_replaceable_modules,
-    names_in_class,
-    replace_modules,
-)
-from hf_ctxmodels.compression.int8.modules import ActivationScale
+from hf_ctxmodels.compression.int8.modules import ActivationScale, Int8Embedding, Int8Linear, Int8Rows
+from hf_ctxmodels.compression.int8.quantization import range_of
+from hf_ctxmodels.core.adapter_files import is_adapter_parameter
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import check_choice
 from hf_ctxmodels.core.weights import is_quantized
+from hf_ctxmodels.layers.cpu.linear import is_plain_linear
+from hf_ctxmodels.layers.recurrent.gru import GRU
+from hf_ctxmodels.layers.recurrent.lstm import LSTM
+from hf_ctxmodels.layers.transformer import ScaledEmbedding
 
 METHOD = "ctx-int8"
 TableType = Literal["int8", "float32"]
+_MIN_FEATURES = 8  # of inputs and outputs; a classifier with few labels stays in float32
+_RECURRENT_PARAMETERS = ("state_weight", "projection")  # stored as int8
+
+InputRanges = Mapping[str, tuple[float, float]]
+"""Name of a linear layer -> minimum and maximum of its inputs."""
 
 
 @dataclass
@@ -55,7 +65,31 @@ class CtxInt8Config(QuantizationConfigMixin):
         return asdict(self)
 
 
-class CtxInt8Quantizer(HfQuantizer):
+class CodesQuantizer(HfQuantizer):
+    """Base class of this package's quantizers: models with integer codes, which can be saved but not trained."""
+
+    def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
+        return model.requires_grad_(False)
+
+    def is_serializable(self) -> bool:
+        """Quantized models can be saved."""
+        return True
+
+    @property
+    def is_trainable(self) -> bool:
+        """Integer codes have no gradients."""
+        return False
+
+    def attach(self, model: PreTrainedModel) -> None:
+        """Mark a model as quantized by this method, in evaluation mode; `save_pretrained` saves the codes."""
+        object.__setattr__(model, "hf_quantizer", self)
+        model.config.quantization_config = self.quantization_config
+        model.is_quantized = True  # type: ignore[assignment]
+        model.quantization_method = self.quantization_config.quant_method  # type: ignore[assignment]
+        model.requires_grad_(False).eval()
+
+
+class CtxInt8Quantizer(CodesQuantizer):
     """Loads int8 models, and quantizes a model that is loaded with a `CtxInt8Config`."""
 
     quantization_config: CtxInt8Config
@@ -92,16 +126,7 @@ class CtxInt8Quantizer(HfQuantizer):
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
         if not self.pre_quantized:
             _quantize_modules(model, self.quantization_config, None)
-        return model.requires_grad_(False)
-
-    def is_serializable(self) -> bool:
-        """Quantized models can be saved."""
-        return True
-
-    @property
-    def is_trainable(self) -> bool:
-        """Integer codes have no gradients."""
-        return False
+        return super()._process_model_after_weight_loading(model)
 
 
 def quantize_model(model: PreTrainedModel, config: CtxInt8Config, ranges: InputRanges | None = None) -> None:
@@ -110,24 +135,25 @@ def quantize_model(model: PreTrainedModel, config: CtxInt8Config, ranges: InputR
     Args:
         model: A model in float32 or half precision, on the CPU.
         config: The quantization configuration.
-        ranges: Input ranges of a calibration, see `RangeRecorder`; for static scales.
+        ranges: Input ranges of a calibration, see `record_ranges`; for static scales.
 
     Raises:
         CtxError: The model is quantized already or not on the CPU, a skipped module does not exist, or a linear layer
             had no input in the calibration.
     """
-    check_not_quantized(model)
+    if is_quantized(model):
+        raise CtxError(
+            "The model is quantized already.",
+            location=model.config.name_or_path or METHOD,
+            hint="use the float32 model.",
+        )
     if model.device.type != "cpu":
         raise CtxError(
             f"The model is on {model.device}, expected the CPU.", location=METHOD, hint="move it by model.cpu()."
         )
     model.float()
     _quantize_modules(model, config, ranges)
-    quantizer = CtxInt8Quantizer(config, pre_quantized=True)
-    object.__setattr__(model, "hf_quantizer", quantizer)
-    model.config.quantization_config = config
-    model.is_quantized, model.quantization_method = True, METHOD  # type: ignore[assignment]
-    model.requires_grad_(False).eval()
+    CtxInt8Quantizer(config, pre_quantized=True).attach(model)
 
 
 def _quantize_modules(model: PreTrainedModel, config: CtxInt8Config, ranges: InputRanges | None) -> None:
@@ -136,18 +162,174 @@ def _quantize_modules(model: PreTrainedModel, config: CtxInt8Config, ranges: Inp
     config.modules = names
 
 
-def check_not_quantized(model: PreTrainedModel) -> None:
-    """Raise CtxError if a model is quantized, by this package or another."""
-    if is_quantized(model):
-        raise CtxError(
-            "The model is quantized already.",
-            location=model.config.name_or_path or METHOD,
-            hint="use the float32 model.",
-        )
-
-
 def register_int8() -> None:
     """Register the method with transformers; idempotent."""
     if METHOD not in AUTO_QUANTIZER_MAPPING:
         register_quantization_config(METHOD)(CtxInt8Config)
         register_quantizer(METHOD)(CtxInt8Quantizer)
+
+
+def find_replaceable_modules(model: nn.Module, *, embeddings: bool, skipped: Collection[str] = ()) -> list[str]:
+    """Names of the modules that can be quantized to int8; adapters stay in float32.
+
+    Args:
+        model: A model in float32 or half precision.
+        embeddings: Whether to include embeddings.
+        skipped: Modules to exclude with their submodules: names, or last components of names.
+
+    Raises:
+        CtxError: A skipped name matches no module.
+    """
+    modules = dict(model.named_modules())
+    selected = [name for name, module in modules.items() if _is_replaceable(module, embeddings)]
+    selected = [name for name in selected if not is_adapter_parameter(name)]
+    for skipped_name in skipped:
+        skipped_modules = {name for name in modules if f".{skipped_name}." in f".{name}."}
+        if not skipped_modules:
+            raise CtxError(
+                f"There is no module {skipped_name!r} in {type(model).__name__}.",
+                location="skip",
+                hint=f"use a name or its last component, for example of {', '.join([*modules][-4:])}.",
+            )
+        selected = [name for name in selected if name not in skipped_modules]
+    return selected
+
+
+def _is_replaceable(module: nn.Module, embeddings: bool) -> bool:
+    if isinstance(module, LSTM | GRU):
+        return not parametrize.is_parametrized(module) and "input_maps" not in module._modules
+    if isinstance(module, nn.Embedding):
+        is_plain = type(module).forward in (nn.Embedding.forward, ScaledEmbedding.forward)
+        return embeddings and is_plain and module.embedding_dim >= _MIN_FEATURES
+    return is_plain_linear(module) and min(module.weight.shape) >= _MIN_FEATURES
+
+
+@torch.no_grad()
+def replace_modules(
+    model: nn.Module,
+    names: Collection[str],
+    activations: ActivationScale = "token",
+    ranges: InputRanges | None = None,
+    *,
+    empty: bool = False,
+) -> None:
+    """Replace modules in place by int8 modules, and update the tied weights.
+
+    Args:
+        model: The model.
+        names: Names from `find_replaceable_modules`.
+        activations: As in `Int8Linear`.
+        ranges: Input ranges of the linear layers, for static scales.
+        empty: Leave the weights uninitialised, to load them from a file.
+
+    Raises:
+        CtxError: Scales are static, and a linear layer had no input in the calibration.
+    """
+    replacements: dict[int, nn.Module] = {}
+    for name in names:
+        module: Any = model.get_submodule(name)
+        mark_initialized(model, name)
+        if isinstance(module, LSTM | GRU):
+            _quantize_recurrent_layer(module, activations, empty)
+        elif isinstance(module, nn.Embedding):
+            factor = module.embedding_dim**0.5 if isinstance(module, ScaledEmbedding) else 1.0
+            embedding = Int8Embedding(module.num_embeddings, module.embedding_dim, module.padding_idx, factor)
+            replacements[id(module)] = embedding if empty else embedding.fill(module.weight)
+        else:
+            if activations == "static" and not empty and name not in (ranges or {}):
+                raise CtxError(
+                    f"{name} had no input in the calibration.",
+                    location="activations static",
+                    hint="calibrate with inputs that use it, or exclude it by `skip`.",
+                )
+            input_range = (ranges or {}).get(name) if activations == "static" else None
+            replacements[id(module)] = _new_linear(module.weight, module.bias, activations, input_range, empty)
+    for parent in [*model.modules()]:
+        for child_name, child in parent._modules.items():
+            if id(child) in replacements:
+                parent._modules[child_name] = replacements[id(child)]
+    if isinstance(model, PreTrainedModel):
+        _tie_weights(model)
+
+
+def mark_initialized(model: nn.Module, name: str) -> None:
+    """Mark a module and its parents as initialised, so that transformers does not initialise its weights."""
+    components = name.split(".")
+    for depth in range(1, len(components) + 1):
+        module = model.get_submodule(".".join(components[:depth]))
+        if not isinstance(module, PreTrainedModel):
+            module._is_hf_initialized = True  # type: ignore[assignment]
+
+
+def _new_linear(
+    weight: Tensor, bias: Tensor | None, activations: ActivationScale, input_range: Any, empty: bool
+) -> Int8Linear:
+    if empty:
+        return Int8Linear(weight.shape[1], weight.shape[0], bias is not None, activations)
+    return Int8Linear.from_weight(weight, bias, activations, input_range)
+
+
+def _quantize_recurrent_layer(layer: Any, activations: ActivationScale, empty: bool) -> None:
+    """Replace the input projection, which runs for all steps at once, by int8 linear layers; the other weights are
+    stored as int8 and dequantized."""
+    activations = "token" if activations == "static" else activations  # the directions have no calibrated inputs
+    projections = [_new_linear(weight, None, activations, None, empty) for weight in layer.input_weight]
+    del layer.input_weight
+    layer.input_weight, layer.input_maps = None, nn.ModuleList(projections)
+    for parameter in _RECURRENT_PARAMETERS:
+        if getattr(layer, parameter, None) is not None:
+            getattr(layer, parameter).requires_grad_(False)  # integer codes have no gradient
+            parametrize.register_parametrization(layer, parameter, Int8Rows(), unsafe=True)
+
+
+def _tie_weights(model: PreTrainedModel) -> None:
+    """Tie codes and scales of tied weights that are both quantized."""
+    names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    tied_keys: dict[str, str] = {}
+    for target, source in model.all_tied_weights_keys.items():
+        modules = target.removesuffix(".weight"), source.removesuffix(".weight")
+        for pair in ((target, source), *([f"{name}.{part}" for name in modules] for part in ("codes", "code_scale"))):
+            if names.issuperset(pair):
+                tied_keys[pair[0]] = pair[1]
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel):
+            module._tied_weights_keys, module.all_tied_weights_keys = {}, {}
+    model._tied_weights_keys = model.all_tied_weights_keys = tied_keys
+    for target, source in tied_keys.items():
+        parent, _, name = target.rpartition(".")
+        setattr(model.get_submodule(parent), name, model.get_parameter_or_buffer(source))
+
+
+def names_in_class(model: PreTrainedModel, names: Iterable[str]) -> Iterator[str]:
+    """Module names of a checkpoint as names in a model that may be its encoder alone, or have a head."""
+    prefix = f"{model.base_model_prefix}."
+    has_head = hasattr(model, model.base_model_prefix)
+    for name in names:
+        yield name
+        if has_head:
+            yield prefix + name
+        elif name.startswith(prefix):
+            yield name.removeprefix(prefix)
+
+
+@contextmanager
+def record_ranges(model: nn.Module, names: Collection[str]) -> Iterator[dict[str, tuple[float, float]]]:
+    """Record name -> minimum and maximum of the inputs of linear layers, including 0, while the `with` body runs."""
+    ranges: dict[str, tuple[float, float]] = {}
+
+    def record(name: str, module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+        minimum, maximum = range_of(arguments[0].detach().float())
+        recorded = ranges.get(name, (0.0, 0.0))
+        ranges[name] = (min(recorded[0], minimum), max(recorded[1], maximum))
+
+    linear_layers = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    handles = [
+        module.register_forward_pre_hook(partial(record, name))
+        for name, module in linear_layers.items()
+        if name in names
+    ]
+    try:
+        yield ranges
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,22 +1,86 @@
-"""Linear layers and embeddings with low-bit weights: fake-quantized for training, and packed."""
+"""Low-bit weights: group-wise quantization, and linear layers and embeddings for training and with packed codes.
 
-from typing import Any, Self
+A group of consecutive output rows has a range [minimum, maximum], divided into 2^bits - 1 steps; a weight is
+`minimum + code * step` (Q-BERT, Shen et al. 2019, equation 2 and section 3.2).
+"""
+
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hf_ctxmodels.compression.int8.quantization import check_not_trained, quantize_tokens
-from hf_ctxmodels.compression.low_bits.group_quantization import (
-    GroupCodes,
-    count_groups,
-    fake_quantize,
-    pack_bits,
-    packed_size,
-    quantize_groups,
-    unpack_bits,
-)
+from hf_ctxmodels.compression.int8.quantization import check_not_trained, fixed, quantize_tokens
 from hf_ctxmodels.layers.cpu.linear import fast_linear, operators_are_intercepted
+
+MIN_BITS, MAX_BITS = 2, 8
+
+
+class GroupCodes(NamedTuple):
+    """A quantized weight.
+
+    Attributes:
+        codes: (rows, columns) uint8.
+        minimum, step: (groups,) the value of code 0, and the difference of consecutive codes.
+    """
+
+    codes: Tensor
+    minimum: Tensor
+    step: Tensor
+
+    def dequantize(self) -> Tensor:
+        """(rows, columns) float32."""
+        minimum, step = (_expand_to_rows(values, len(self.codes)) for values in (self.minimum, self.step))
+        return minimum + self.codes * step
+
+
+def _expand_to_rows(values: Tensor, rows: int) -> Tensor:
+    """(groups,) -> (rows, 1); the last group may have fewer rows."""
+    return values.repeat_interleave(-(-rows // len(values)))[:rows, None]
+
+
+@torch.no_grad()
+def quantize_groups(weight: Tensor, bits: int, groups: int) -> GroupCodes:
+    """Quantize a weight.
+
+    Args:
+        weight: (rows, columns).
+        bits: Bits per weight, 2 to 8.
+        groups: Number of groups of rows, at most one for each row.
+    """
+    weight = weight.detach().float()
+    rows = len(weight)
+    row_groups = weight.split(-(-rows // groups))
+    minimum = torch.stack([group.amin() for group in row_groups])
+    maximum = torch.stack([group.amax() for group in row_groups])
+    step = (maximum - minimum) / (2**bits - 1)
+    step = step.where(step > 0, 1.0)
+    codes = ((weight - _expand_to_rows(minimum, rows)) / _expand_to_rows(step, rows)).round_().clamp_(0, 2**bits - 1)
+    return GroupCodes(codes.to(torch.uint8), minimum, step)
+
+
+def fake_quantize(weight: Tensor, bits: int, groups: int) -> Tensor:
+    """The dequantized weight, with a straight-through gradient (Bengio et al. 2013, arXiv 1308.3432; Q-BERT's equation
+    3)."""
+    values = quantize_groups(weight, bits, groups).dequantize().to(weight.dtype)
+    return weight + (values - weight).detach() if torch.is_grad_enabled() and weight.requires_grad else values
+
+
+def pack_bits(codes: Tensor, bits: int) -> Tensor:
+    """Pack codes into (bytes,) uint8 with `bits` bits for each code, the lowest bit first."""
+    positions = torch.arange(bits, device=codes.device)
+    stream = (codes.flatten()[:, None].int() >> positions) & 1
+    stream = F.pad(stream.flatten(), (0, -stream.numel() % 8)).view(-1, 8)
+    return (stream << torch.arange(8, device=codes.device)).sum(1).to(torch.uint8)
+
+
+def unpack_bits(packed: Tensor, bits: int, shape: tuple[int, int]) -> Tensor:
+    """The inverse of `pack_bits`: uint8 codes of a shape."""
+    num_codes = shape[0] * shape[1]
+    powers = 2 ** torch.arange(8, dtype=torch.int32, device=packed.device)
+    stream = torch.div(packed[:, None].int(), powers, rounding_mode="floor") % 2  # ONNX has no shift of signed integers
+    stream = stream.flatten()[: num_codes * bits].view(num_codes, bits)
+    return (stream * powers[:bits]).sum(1).to(torch.uint8).view(shape)
 
 
 def round_activations(states: Tensor) -> Tensor:
@@ -77,30 +141,29 @@ class _Packed(nn.Module):
     def __init__(self, rows: int, columns: int, bits: int, groups: int) -> None:
         super().__init__()
         self.shape, self.bits, self.groups = (rows, columns), bits, groups
-        num_groups = count_groups(rows, groups)
-        self.packed = _fixed(torch.empty(packed_size(rows * columns, bits), dtype=torch.uint8))
-        self.least, self.step = _fixed(torch.empty(num_groups)), _fixed(torch.empty(num_groups))
+        num_groups = -(-rows // -(-rows // groups))  # at most one for each row
+        self.packed = fixed(torch.empty(-(-rows * columns * bits // 8), dtype=torch.uint8))
+        self.least, self.step = fixed(torch.empty(num_groups)), fixed(torch.empty(num_groups))
         self._values: tuple[Any, Tensor] | None = None
 
     def store(self, weight: Tensor) -> Self:
         """Quantize and pack a weight."""
         quantized = quantize_groups(weight, self.bits, self.groups)
-        self.packed = _fixed(pack_bits(quantized.codes, self.bits))
-        self.least, self.step = _fixed(quantized.minimum), _fixed(quantized.step)
+        self.packed = fixed(pack_bits(quantized.codes, self.bits))
+        self.least, self.step = fixed(quantized.minimum), fixed(quantized.step)
         return self
 
     def values(self) -> Tensor:
         """(rows, columns) float32 dequantized weight, cached until the codes change."""
-        if operators_are_intercepted():
-            return self._dequantize()
-        version = tuple((values.data_ptr(), values._version) for values in (self.packed, self.least, self.step))
-        if self._values is None or self._values[0] != version:
-            self._values = (version, self._dequantize())
-        return self._values[1]
-
-    def _dequantize(self) -> Tensor:
+        version = None
+        if not operators_are_intercepted():
+            version = tuple((values.data_ptr(), values._version) for values in (self.packed, self.least, self.step))
+            if self._values is not None and self._values[0] == version:
+                return self._values[1]
         codes = unpack_bits(self.packed, self.bits, self.shape)
-        return GroupCodes(codes, self.least.float(), self.step.float()).dequantize()
+        weight = GroupCodes(codes, self.least.float(), self.step.float()).dequantize()
+        self._values = None if version is None else (version, weight)
+        return weight
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_values": None}
@@ -115,7 +178,7 @@ class PackedLinear(_Packed):
 
     def __init__(self, in_features: int, out_features: int, bias: bool, bits: int, groups: int) -> None:
         super().__init__(out_features, in_features, bits, groups)
-        self.bias = _fixed(torch.empty(out_features)) if bias else None
+        self.bias = fixed(torch.empty(out_features)) if bias else None
 
     def forward(self, input: Tensor) -> Tensor:
         """(..., in) -> (..., out)."""
@@ -140,7 +203,3 @@ class PackedEmbedding(_Packed):
         """(...) ids -> (..., width)."""
         check_not_trained(self)
         return F.embedding(input, self.values()).to(self.least.dtype)
-
-
-def _fixed(values: Tensor) -> nn.Parameter:
-    return nn.Parameter(values, requires_grad=False)

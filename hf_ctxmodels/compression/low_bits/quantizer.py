@@ -9,12 +9,12 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING, register_quantization_config, register_quantizer
-from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from hf_ctxmodels.compression.int8.module_replacement import mark_initialized, names_in_class
-from hf_ctxmodels.compression.low_bits.group_quantization import MAX_BITS, MIN_BITS
+from hf_ctxmodels.compression.int8.quantizer import CodesQuantizer, mark_initialized, names_in_class
 from hf_ctxmodels.compression.low_bits.modules import (
+    MAX_BITS,
+    MIN_BITS,
     FakeQuantizedEmbedding,
     FakeQuantizedLinear,
     PackedEmbedding,
@@ -46,7 +46,7 @@ class CtxLowBitsConfig(QuantizationConfigMixin):
         return asdict(self)
 
 
-class CtxLowBitsQuantizer(HfQuantizer):
+class CtxLowBitsQuantizer(CodesQuantizer):
     """Loads models with packed low-bit weights."""
 
     quantization_config: CtxLowBitsConfig
@@ -62,18 +62,6 @@ class CtxLowBitsQuantizer(HfQuantizer):
                 if isinstance(module, nn.Linear | nn.Embedding):
                     mark_initialized(model, name)
                     _replace_module(model, module, _new_packed(module, config.bits[saved_name], config.groups))
-
-    def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
-        return model.requires_grad_(False)
-
-    def is_serializable(self) -> bool:
-        """Quantized models can be saved."""
-        return True
-
-    @property
-    def is_trainable(self) -> bool:
-        """Integer codes have no gradients."""
-        return False
 
 
 def register_low_bits() -> None:
@@ -139,10 +127,8 @@ def pack_model(model: PreTrainedModel) -> PreTrainedModel:
             _replace_module(packed, module, packed_module)
             if isinstance(module, FakeQuantizedLinear) and module.bias is not None:
                 packed.get_submodule(name).bias = nn.Parameter(module.bias.detach(), requires_grad=False)
-    object.__setattr__(packed, "hf_quantizer", CtxLowBitsQuantizer(config, pre_quantized=True))
-    packed.config.quantization_config = config
-    packed.is_quantized, packed.quantization_method = True, METHOD  # type: ignore[assignment]
-    return packed.requires_grad_(False).eval()
+    CtxLowBitsQuantizer(config, pre_quantized=True).attach(packed)
+    return packed
 
 
 def _new_packed(module: Any, bits: int, groups: int) -> PackedLinear | PackedEmbedding:

@@ -1,13 +1,15 @@
 """Quantization-aware fine-tuning with low-bit weights (Q-BERT, Shen et al. 2019, arXiv 1909.05840)."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ctxmodels.compression.low_bits.quantizer import (
@@ -15,7 +17,6 @@ from hf_ctxmodels.compression.low_bits.quantizer import (
     pack_model,
     replace_with_fake_quantized,
 )
-from hf_ctxmodels.compression.low_bits.sensitivity import assign_bits, group_by_layer, layer_sensitivities
 from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, choice_flag, flag, flat_options, parse_choices
@@ -62,62 +63,53 @@ class LowBitsArguments:
     def start(
         self, model: PreTrainedModel, features: Sequence[Any], collate: Any, batch_size: int, accelerator: Accelerator
     ) -> None:
-        """Compute with low-bit weights from now on, see `start_low_bits`."""
-        start_low_bits(model, self.quantize, features, collate, batch_size, accelerator)
+        """Replace the layers of a model by fake-quantized ones, unless no bits are given.
+
+        Args:
+            model: A model with a head; its parameters and their names do not change.
+            features, collate: Training examples and their collator, for the sensitivities.
+            batch_size: Batch size for the sensitivities.
+            accelerator: The main process reports the sensitivities.
+
+        Raises:
+            CtxError: The bits are out of range, or the model is quantized already or has tied output layers.
+        """
+        require_trainable(model)
+        options = self.quantize
+        if options is None:
+            return
+        linear_layers, embeddings = find_quantizable_modules(model)
+        bits = dict.fromkeys(embeddings, options.embedding_bits)
+        bits |= dict.fromkeys(linear_layers, max(options.bits))
+        layers = group_by_layer(linear_layers)
+        if len(options.bits) > 1 and layers:
+            batches = _sample_batches(features, collate, batch_size, options.sensitivity_batches)
+            sensitivities = _measure_sensitivities(model, layers, batches)
+            for layer, num_bits in assign_bits(sensitivities, options.bits).items():
+                text = f"{layer}: sensitivity {sensitivities[layer]:.4g}, {num_bits} bits"
+                print_status(text, accelerator.is_main_process)
+                bits |= dict.fromkeys(layers[layer], num_bits)
+        replace_with_fake_quantized(model, bits, options.groups)
 
     def save(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, output_dir: str, accelerator: Accelerator
     ) -> None:
-        """Write the packed model, see `save_packed`."""
-        save_packed(model, self.quantize, tokenizer, output_dir, accelerator)
-
-
-def start_low_bits(
-    model: PreTrainedModel,
-    options: QBertOptions | None,
-    features: Sequence[Any],
-    collate: Any,
-    batch_size: int,
-    accelerator: Accelerator,
-) -> None:
-    """Replace a model's layers by fake-quantized ones; nothing without `options`.
-
-    Args:
-        model: A model with a head; its parameters and their names do not change.
-        options: The bits; None replaces nothing.
-        features, collate: Training examples and their collator, for the sensitivities.
-        batch_size: Batch size for the sensitivities.
-        accelerator: The main process reports the sensitivities.
-
-    Raises:
-        CtxError: The bits are out of range, or the model is quantized already or has tied output layers.
-    """
-    require_trainable(model)
-    if options is None:
-        return
-    linear_layers, embeddings = find_quantizable_modules(model)
-    bits = dict.fromkeys(embeddings, options.embedding_bits)
-    bits |= dict.fromkeys(linear_layers, max(options.bits))
-    layers = group_by_layer(linear_layers)
-    if len(options.bits) > 1 and layers:
-        batches = _sample_batches(features, collate, batch_size, options.sensitivity_batches)
-        sensitivities = _measure_sensitivities(model, layers, batches)
-        for layer, num_bits in assign_bits(sensitivities, options.bits).items():
-            print_status(
-                f"{layer}: sensitivity {sensitivities[layer]:.4g}, {num_bits} bits", accelerator.is_main_process
-            )
-            bits |= dict.fromkeys(layers[layer], num_bits)
-    replace_with_fake_quantized(model, bits, options.groups)
+        """Write the trained model with packed weights to the folder `quantized` of the output directory, which itself
+        holds the float32 weights that training resumes from."""
+        if self.quantize is None or not accelerator.is_main_process:
+            return
+        folder = Path(output_dir) / PACKED_FOLDER
+        with wrap_write_errors(folder):
+            pack_model(model.cpu()).save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
+        sizes = [sum(path.stat().st_size for path in root.glob("*.safetensors")) for root in (Path(output_dir), folder)]
+        print_status(f"{folder}: {sizes[1] / 1e6:,.1f} MB, in float32 {sizes[0] / 1e6:,.1f} MB")
 
 
 def _sample_batches(
     features: Sequence[Any], collate: Any, batch_size: int, num_batches: int
 ) -> Iterator[Mapping[str, Any]]:
-    """Evenly spaced batches of the training examples.
-
-    Raises:
-        CtxError: There are fewer examples than batches.
-    """
+    """Evenly spaced batches of the training examples; raises CtxError if there are fewer examples than batches."""
     if not 1 <= num_batches <= len(features):
         raise CtxError(
             f"There are {len(features)} training examples.",
@@ -149,23 +141,75 @@ def _measure_sensitivities(
         model.train(was_training)
 
 
-def save_packed(
-    model: PreTrainedModel,
-    options: QBertOptions | None,
-    tokenizer: PreTrainedTokenizerBase,
-    output_dir: str,
-    accelerator: Accelerator,
-) -> None:
-    """Write the trained model with packed weights to the folder `quantized` of the output directory.
+def top_eigenvalue(
+    loss: Tensor, parameters: Sequence[Tensor], *, iterations: int = 50, tolerance: float = 1e-3, seed: int = 0
+) -> float:
+    """Eigenvalue of largest magnitude of the Hessian of a loss, by power iteration (Shen et al., algorithm 1).
 
-    The output directory itself holds the float32 weights, which training resumes from. Nothing is written without
-    `options`.
+    Args:
+        loss: A twice differentiable scalar function of the parameters.
+        parameters: The parameters of the Hessian block.
+        iterations: Maximum number of Hessian-vector products.
+        tolerance: Relative change between two estimates at which to stop.
+        seed: Random seed of the first vector.
     """
-    if options is None or not accelerator.is_main_process:
-        return
-    folder = Path(output_dir) / PACKED_FOLDER
-    with wrap_write_errors(folder):
-        pack_model(model.cpu()).save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-    sizes = [sum(path.stat().st_size for path in root.glob("*.safetensors")) for root in (Path(output_dir), folder)]
-    print_status(f"{folder}: {sizes[1] / 1e6:,.1f} MB, in float32 {sizes[0] / 1e6:,.1f} MB")
+    gradients = torch.autograd.grad(loss, parameters, create_graph=True)
+    generator = torch.Generator().manual_seed(seed)
+    vector = _normalised([torch.randn(p.shape, generator=generator).to(p) for p in parameters])
+    eigenvalue = 0.0
+    for _ in range(iterations):
+        product = torch.autograd.grad(gradients, parameters, grad_outputs=vector, retain_graph=True)
+        estimate = float(sum((left * right).sum() for left, right in zip(vector, product, strict=True)))
+        has_converged = abs(estimate - eigenvalue) <= tolerance * abs(estimate)
+        eigenvalue, vector = estimate, _normalised(product)
+        if has_converged:
+            break
+    return eigenvalue
+
+
+def _normalised(vector: Iterable[Tensor]) -> list[Tensor]:
+    vector = [*vector]
+    norm = torch.stack([values.square().sum() for values in vector]).sum().sqrt().clamp_min(1e-30)
+    return [values / norm for values in vector]
+
+
+def group_by_layer(names: Iterable[str]) -> dict[str, list[str]]:
+    """Layer -> names of its modules; modules outside of layers are dropped."""
+    names_by_layer: dict[str, list[str]] = {}
+    for name in names:
+        if (match := re.match(r"(?:.*\.)?layers\.\d+(?=\.)", name)) is not None:
+            names_by_layer.setdefault(match[0], []).append(name)
+    return names_by_layer
+
+
+def layer_sensitivities(
+    model: nn.Module, layers: Mapping[str, Sequence[str]], batches: Iterable[Mapping[str, Any]]
+) -> dict[str, float]:
+    """abs(mean) + standard deviation of each layer's top eigenvalue over batches (Shen et al., equation 5).
+
+    Args:
+        model: A model with a twice differentiable loss: in evaluation mode, with eager attention.
+        layers: Layer -> names of its linear layers.
+        batches: One batch from each part of the data.
+    """
+    blocks: dict[str, list[Any]] = {
+        layer: [model.get_submodule(name).weight for name in names] for layer, names in layers.items()
+    }
+    eigenvalues: dict[str, list[float]] = {layer: [] for layer in layers}
+    for batch in batches:
+        loss = model(**batch).loss
+        for layer, parameters in blocks.items():
+            eigenvalues[layer].append(top_eigenvalue(loss, parameters))
+    return {layer: abs(statistics.mean(values)) + statistics.pstdev(values) for layer, values in eigenvalues.items()}
+
+
+def assign_bits(sensitivity: Mapping[str, float], bits: Sequence[int]) -> dict[str, int]:
+    """Layer -> bits: the most sensitive layers get the most bits; each number of bits has equally many layers.
+
+    Args:
+        sensitivity: Layer -> sensitivity.
+        bits: Numbers of bits to assign.
+    """
+    ordered = sorted(sensitivity, key=lambda layer: -sensitivity[layer])
+    descending_bits = sorted(bits, reverse=True)
+    return {layer: descending_bits[rank * len(bits) // len(ordered)] for rank, layer in enumerate(ordered)}

@@ -1,12 +1,14 @@
-"""Files of a model repository on the Hub: the checked files of one directory that `from_pretrained` reads."""
+"""Repositories of models on the Hub: the checked files of a saved model, with the stub for `trust_remote_code=True` and
+the card, and their upload in one commit."""
 
 import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from huggingface_hub import ModelCard
-from transformers import PreTrainedConfig
+from httpx2 import HTTPError
+from huggingface_hub import CommitInfo, CommitOperationAdd, HfApi, ModelCard
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from yaml import YAMLError
 
@@ -14,9 +16,14 @@ from hf_ctxmodels.core.adapter_support import ADAPTERS_FOLDER
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.output_files import check_output_directory, wrap_write_errors
 from hf_ctxmodels.downstream.multitask import get_spec
-from hf_ctxmodels.hub.card import CURVE_FILE, auto_class_of, loss_curve_png, model_card
-from hf_ctxmodels.hub.local_paths import published_summary
-from hf_ctxmodels.hub.stub import stub_files
+from hf_ctxmodels.hub.card import (
+    CURVE_FILE,
+    auto_class_of,
+    loss_curve_png,
+    model_card,
+    published_summary,
+    without_local_paths,
+)
 from hf_ctxmodels.spec import FamilySpec
 from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model
 from hf_ctxmodels.training.model_loading import load_config, load_model, load_tokenizer
@@ -62,9 +69,10 @@ def write_files(files: Mapping[str, str | bytes], output_dir: str, model: str, *
 
 
 def repository_files(directory: Path, repo_id: str) -> dict[str, str | bytes]:
-    """Collect the files of a repository.
+    """Collect the files of a repository; model and tokenizer are opened, so that no damaged file is published.
 
     The weights are the files that `from_pretrained` reads. Files outside the directory are refused, also behind links.
+    A README.md in the directory is published unchanged; otherwise a card is generated from the training run.
 
     Returns:
         Path in the repository -> path of a local file, or content of a generated file.
@@ -72,43 +80,6 @@ def repository_files(directory: Path, repo_id: str) -> dict[str, str | bytes]:
     Raises:
         CtxError: The directory does not contain a complete model in safetensors with its tokenizer.
     """
-    _refuse_incomplete(directory)
-    _refuse_pickles(directory)
-    for name in ("config.json", "tokenizer_config.json", SUMMARY_FILE, CARD_FILE):
-        if (directory / name).exists():
-            _resolve_inside(directory, name)
-    weights = _weight_files(directory)
-    config = load_config(directory)
-    family = get_spec(config)
-    _check_opens(directory, family, config)
-    optional = [
-        name for name in (*_OPTIONAL, *family.tokenizer.vocab_files_names.values()) if (directory / name).exists()
-    ]
-    names = (*weights, *optional, *_adapter_files(directory))
-    files: dict[str, str | bytes] = {name: str(_resolve_inside(directory, name)) for name in names}
-    files |= stub_files(directory, family)
-    summary = published_summary(TrainingSummary.load(directory)) if (directory / SUMMARY_FILE).exists() else None
-    if summary is not None:
-        files[SUMMARY_FILE] = summary.as_json().encode()
-    if (directory / CARD_FILE).exists():
-        card = _load_card(directory / CARD_FILE)
-    else:
-        curve = loss_curve_png(summary) if summary is not None else None
-        if curve is not None:
-            files[CURVE_FILE] = curve
-        card = model_card(directory, repo_id, summary, curve_image=CURVE_FILE if curve else None)
-    files[CARD_FILE] = str(card).encode()
-    return files
-
-
-def _adapter_files(directory: Path) -> list[str]:
-    """Files of the adapters saved with the model."""
-    patterns = ("*.json", "*/*.json", "*/*.safetensors")
-    paths = [path for pattern in patterns for path in (directory / ADAPTERS_FOLDER).glob(pattern)]
-    return sorted(path.relative_to(directory).as_posix() for path in paths)
-
-
-def _refuse_incomplete(directory: Path) -> None:
     for name, saved_object in (("config.json", "model"), ("tokenizer_config.json", "tokenizer")):
         if not (directory / name).is_file():
             raise CtxError(
@@ -116,9 +87,6 @@ def _refuse_incomplete(directory: Path) -> None:
                 location=str(directory),
                 hint=f"run {saved_object}.save_pretrained({str(directory)!r}).",
             )
-
-
-def _refuse_pickles(directory: Path) -> None:
     pickles = [path.name for path in directory.iterdir() if path.suffix in _PICKLES and path.name != _TRAINER_ARGUMENTS]
     if pickles:
         raise CtxError(
@@ -126,12 +94,39 @@ def _refuse_pickles(directory: Path) -> None:
             location=str(directory),
             hint="save the weights with model.save_pretrained (safetensors) and remove these files.",
         )
-
-
-def _check_opens(directory: Path, family: FamilySpec, config: PreTrainedConfig) -> None:
-    """Open the tokenizer and the model, so that no damaged file is published."""
+    for name in ("config.json", "tokenizer_config.json", SUMMARY_FILE, CARD_FILE):
+        if (directory / name).exists():
+            _resolve_inside(directory, name)
+    weights = _weight_files(directory)
+    config = load_config(directory)
+    family = get_spec(config)
     check_tokenizer_matches_model(load_tokenizer(directory), config, location=str(directory))
     load_model(directory, auto_class_of(family, config)[1], config)
+    optional = [
+        name for name in (*_OPTIONAL, *family.tokenizer.vocab_files_names.values()) if (directory / name).exists()
+    ]
+    patterns = ("*.json", "*/*.json", "*/*.safetensors")
+    adapters = {path for pattern in patterns for path in (directory / ADAPTERS_FOLDER).glob(pattern)}
+    names = (*weights, *optional, *(path.relative_to(directory).as_posix() for path in adapters))
+    files: dict[str, str | bytes] = {name: str(_resolve_inside(directory, name)) for name in names}
+    files |= stub_files(directory, family)
+    summary = published_summary(TrainingSummary.load(directory)) if (directory / SUMMARY_FILE).exists() else None
+    if summary is not None:
+        files[SUMMARY_FILE] = summary.as_json().encode()
+    if (directory / CARD_FILE).exists():
+        hint = "save it as UTF-8 with YAML metadata, or remove it to publish a generated card."
+        try:
+            card = ModelCard.load(directory / CARD_FILE)
+        except (ValueError, YAMLError) as error:
+            location = str(directory / CARD_FILE)
+            raise CtxError(f"The card cannot be read: {error}.", location=location, hint=hint) from error
+    else:
+        curve = loss_curve_png(summary) if summary is not None else None
+        if curve is not None:
+            files[CURVE_FILE] = curve
+        card = model_card(directory, repo_id, summary, curve_image=CURVE_FILE if curve else None)
+    files[CARD_FILE] = str(card).encode()
+    return files
 
 
 def _weight_files(directory: Path) -> list[str]:
@@ -182,17 +177,68 @@ def _resolve_inside(directory: Path, name: str) -> Path:
     return directory / name
 
 
-def _load_card(path: Path) -> ModelCard:
-    """Load the README.md of the directory.
+def stub_files(directory: Path, family: FamilySpec) -> dict[str, bytes]:
+    """File name -> content of the stub, and of config.json and tokenizer_config.json, which refer to it."""
+    stub, tokenizer = family.stub, json.loads((directory / "tokenizer_config.json").read_text(encoding="utf-8"))
+    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    # a field may contain the local directory of another model
+    config = {name: without_local_paths(value) if isinstance(value, str) else value for name, value in config.items()}
+    contents = {
+        "config.json": config | {"auto_map": stub.auto_map},
+        "tokenizer_config.json": tokenizer | {"auto_map": stub.tokenizer_auto_map},
+    }
+    files = {name: f"{json.dumps(value, indent=2, ensure_ascii=False)}\n" for name, value in contents.items()}
+    return {name: text.encode() for name, text in {f"{stub.module}.py": stub.source, **files}.items()}
+
+
+def push_files(
+    files: Mapping[str, str | bytes],
+    repo_id: str,
+    *,
+    private: bool = False,
+    revision: str | None = None,
+    commit_message: str | None = None,
+    token: str | None = None,
+) -> CommitInfo:
+    """Upload files in a single commit to the Hub of `HF_ENDPOINT` (huggingface.co by default).
+
+    The repository is created if it does not exist. (`HfApi.upload_folder` may need several commits.)
+
+    Args:
+        files: From `repository_files`.
+        repo_id: Repository, "org/name".
+        private: Create a private repository; the visibility of an existing one does not change.
+        revision: Branch, created from main if it does not exist; None for main.
+        commit_message: Title of the commit.
+        token: Token with write access; by default `HF_TOKEN` or the token stored by `hf auth login`.
 
     Raises:
-        CtxError: The file is not UTF-8, or its metadata is not YAML.
+        CtxError: The Hub refused the token or could not be reached.
     """
+    operations = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=content) for name, content in files.items()]
+    api = HfApi(token=token)
+    commit_message = commit_message or f"Upload {repo_id.split('/')[-1]} with hf_ctxmodels"
     try:
-        return ModelCard.load(path)
-    except (ValueError, YAMLError) as error:
+        api.create_repo(repo_id, private=private, exist_ok=True)
+        if revision is not None:
+            api.create_branch(repo_id, branch=revision, exist_ok=True)
+        return api.create_commit(repo_id, operations, commit_message=commit_message, revision=revision)
+    except HFValidationError as error:
+        raise CtxError(str(error), location=f"--repo_id {repo_id}", hint='use the form "organization/name".') from error
+    except HfHubHTTPError as error:
+        location = f"{repo_id} on {api.endpoint}"
+        if error.response is not None and error.response.status_code in (401, 403):
+            raise CtxError(
+                f"The Hub refused the token: {error.server_message or 'no write access'}.",
+                location=location,
+                hint="set --token or HF_TOKEN to a token with write access to this repository, or run `hf auth login`.",
+            ) from error
+        hint = "follow the message of the Hub."
+        raise CtxError(f"The Hub refused the push: {error}", location=location, hint=hint) from error
+    except (HTTPError, OSError, RuntimeError) as error:  # HTTPError is raised by the client of huggingface_hub
         raise CtxError(
-            f"The card cannot be read: {error}.",
-            location=str(path),
-            hint="save it as UTF-8 with YAML metadata, or remove it to publish a generated card.",
+            f"The Hub could not be reached, or the upload was interrupted: {error}",
+            location=f"{repo_id} on {api.endpoint}",
+            hint="check the connection and run the command again; the repository is unchanged, and uploaded files are "
+            "not sent again.",
         ) from error

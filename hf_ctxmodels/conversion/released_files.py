@@ -1,0 +1,139 @@
+"""Reading of released weights and BPE codes, and the common parts of the conversion scripts."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.serialization import safe_globals
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from hf_ctxmodels.core.errors import CtxError, wrap_errors
+from hf_ctxmodels.core.flags import REQUIRED, flag
+from hf_ctxmodels.core.output_files import MODEL_FILES, TOKENIZER_FILES, check_output_directory, wrap_write_errors
+from hf_ctxmodels.data.text_files import read_lines
+from hf_ctxmodels.tokenizers.base import record_tokenizer_digest
+from hf_ctxmodels.tokenizers.joint_bpe import END_OF_WORD
+from hf_ctxmodels.training.recipe import parse_arguments
+
+_CONTINUATION = "@@"  # suffix of all subwords of a word except the last one, in files of fastBPE
+
+
+def read_torch_file(file: str | Path, allowed: Sequence[type] = ()) -> Any:
+    """Read a pickle of tensors and plain values, and of `allowed` types, whose unpickling must not execute code.
+
+    Raises:
+        CtxError: The file cannot be read, or contains objects of other types.
+    """
+    hint = "use the released file, or a state dict: torch.save(model.state_dict(), ...)."
+    with wrap_errors("Cannot read the weights", location=str(file), hint=hint), safe_globals([*allowed]):
+        return torch.load(file, map_location="cpu", weights_only=True)
+
+
+def read_codes(file: str | Path) -> list[tuple[str, str]]:
+    """Read the merges of fastBPE or subword-nmt; raises CtxError unless each line is two subwords and maybe a count."""
+    merges = []
+    for number, line in enumerate(read_lines(Path(file)), start=1):
+        fields = line.split()
+        if len(fields) not in (2, 3):
+            raise CtxError(f"Not two subwords and a count: {line.strip()!r}.", location=f"{file}, line {number}")
+        merges.append((fields[0], fields[1]))
+    return merges
+
+
+def to_native_subword(subword: str) -> str:
+    """Convert a subword with the mark of continuation to one with the mark of the end of a word."""
+    if subword.endswith(_CONTINUATION):
+        return subword.removesuffix(_CONTINUATION)
+    return subword + END_OF_WORD
+
+
+def load_weights(model: Any, weights: dict[str, Tensor], location: str) -> Any:
+    """Load weights with native names into a model, and set it to evaluation mode; tied weights may be listed once.
+
+    Raises:
+        CtxError: A weight is missing or unknown, or has another shape.
+    """
+    expected = model.state_dict()
+    for tied, source in (model.all_tied_weights_keys or {}).items():
+        if tied in expected and source in weights:
+            weights.setdefault(tied, weights[source])
+    check_missing([name for name in expected if name not in weights], location)
+    check_unknown([name for name in weights if name not in expected], location)
+    for name, weight in expected.items():
+        if weights[name].shape != weight.shape:
+            raise CtxError(
+                f"{name} is {tuple(weights[name].shape)}, expected {tuple(weight.shape)}.",
+                location=location,
+                hint="use the files of one model.",
+            )
+    model.load_state_dict(weights)
+    return model.eval()
+
+
+def check_missing(names: Sequence[str], location: str) -> None:
+    """Raise CtxError if there are names of missing weights."""
+    if names:
+        problem = f"The checkpoint lacks {len(names)} weights (native names): {_first_names(names)}."
+        raise CtxError(problem, location=location, hint="use all weights of a released model.")
+
+
+def check_unknown(names: Sequence[str], location: str) -> None:
+    """Raise CtxError if there are names of unknown weights."""
+    if names:
+        problem = f"The checkpoint has {len(names)} unknown weights: {_first_names(names)}."
+        raise CtxError(problem, location=location, hint="use the weights of a released model only.")
+
+
+def _first_names(names: Sequence[str]) -> str:
+    return ", ".join([*names[:4], *["..."][: len(names) > 4]])
+
+
+@dataclass(kw_only=True)
+class OutputArguments:
+    """Output of a conversion."""
+
+    output: str = flag(REQUIRED, "Directory for the model and its tokenizer.")
+    overwrite: bool = flag(False, "Replace an existing model in --output.")
+
+    def check_output(self) -> None:
+        """Raise CtxError if the output directory contains a model that may not be replaced."""
+        files = (*MODEL_FILES, *TOKENIZER_FILES)
+        check_output_directory(self.output, files, flag="--output", overwrite=self.overwrite)
+
+    def save(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Save model and tokenizer; the configuration records the tokenizer's digest."""
+        record_tokenizer_digest(model.config, tokenizer)
+        with wrap_write_errors(self.output):
+            model.save_pretrained(self.output)
+            tokenizer.save_pretrained(self.output)
+
+
+def run_conversion(
+    arguments_class: type[OutputArguments],
+    convert: Callable[[Any], tuple[PreTrainedModel, PreTrainedTokenizerBase, str]],
+    description: str | None,
+) -> None:
+    """Run a conversion script: parse its arguments, convert, save, and print a summary.
+
+    Args:
+        arguments_class: The script's flags.
+        convert: Function from the arguments to the model, its tokenizer and a description of the source.
+        description: First lines of `--help`.
+
+    Raises:
+        CtxError: The output contains a model, or the model and its tokenizer have different vocabulary sizes.
+    """
+    (arguments,) = parse_arguments(arguments_class, description=description)
+    arguments.check_output()
+    model, tokenizer, source = convert(arguments)
+    if len(tokenizer) != model.config.vocab_size:
+        raise CtxError(
+            f"{len(tokenizer)} tokens for {model.config.vocab_size} embeddings.",
+            location=source,
+            hint="use the vocabulary and the weights of the same model.",
+        )
+    arguments.save(model, tokenizer)
+    print(f"{model.num_parameters():,} parameters, {len(tokenizer):,} tokens: {source} -> {arguments.output}")

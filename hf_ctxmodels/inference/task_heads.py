@@ -1,0 +1,138 @@
+"""Inference with task heads: question answering, token classification by words, and ensembles of classifiers."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TokenClassificationPipeline
+
+from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.model_modes import evaluation_mode
+from hf_ctxmodels.downstream.finetuning.task_evaluation import feature_outputs
+from hf_ctxmodels.downstream.tasks import QuestionAnswering, TaskArguments
+from hf_ctxmodels.downstream.tasks.base import Encoded, Logits, Task
+from hf_ctxmodels.downstream.tasks.question_answering import AnswerSpan, Question
+from hf_ctxmodels.downstream.tasks.sequence_classification import SequenceClassification, SequenceExample
+
+
+def run_head(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, task: Task, encoded: Encoded, batch_size: int
+) -> list[Logits]:
+    """Logits for every feature, in order, in evaluation mode; the model's training mode is restored."""
+    collate = task.collator(tokenizer)
+    outputs: list[Logits] = []
+    with evaluation_mode(model):
+        for first in range(0, len(encoded.features), batch_size):
+            batch = collate(encoded.features[first : first + batch_size])
+            inputs = {name: tensor.to(model.device) for name, tensor in batch.items() if name not in task.targets}
+            outputs += feature_outputs(task, model(**inputs), batch)
+    return outputs
+
+
+def answer_questions(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    questions: Sequence[tuple[str, str]],
+    *,
+    max_length: int = 384,
+    doc_stride: int | None = None,
+    max_answer_length: int = 30,
+    may_be_unanswerable: bool = False,
+    batch_size: int = 16,
+) -> list[AnswerSpan]:
+    """Extract the best answer span of each question, as the evaluation of `hf-ctxmodels finetune` does.
+
+    Contexts may have any length. transformers 5 has no question-answering pipeline.
+
+    Args:
+        model: A model of `AutoModelForQuestionAnswering`.
+        tokenizer: The model's tokenizer.
+        questions: (question, context) pairs.
+        max_length: Tokens per window.
+        doc_stride: Tokens of overlap between two windows; None for the default of `TaskArguments`.
+        max_answer_length: Tokens of the longest answer.
+        may_be_unanswerable: Return "" if the model prefers no answer; for models trained on unanswerable questions.
+        batch_size: Windows per batch.
+    """
+    task = QuestionAnswering(TaskArguments(None, None, None, max_length, doc_stride, max_answer_length))
+    task.has_unanswerable = may_be_unanswerable
+    examples = [Question(str(index), text, context, (), "") for index, (text, context) in enumerate(questions)]
+    encoded = task.encode(examples, tokenizer)
+    outputs = run_head(model, tokenizer, task, encoded, batch_size)
+    return task.decode(examples, encoded, outputs)
+
+
+class WordTaggingPipeline(TokenClassificationPipeline):
+    """`TokenClassificationPipeline` that also accepts `input_ids` of shape (batch, words, characters), as in ELMo.
+
+    It returns words of the text instead of tokens; raises CtxError for a tokenizer without offsets.
+
+    Example:
+        >>> from transformers import pipeline
+        >>> pipeline("token-classification", directory, pipeline_class=WordTaggingPipeline)("A cat")  # doctest: +SKIP
+    """
+
+    def gather_pre_entities(
+        self, sentence: str, input_ids: Any, scores: Any, offset_mapping: Any, *arguments: Any, **kwargs: Any
+    ) -> list[dict]:
+        """Group the scores of tokens into words; character ids are passed on as unknown tokens, whose offsets give the
+        words of the text."""
+        if offset_mapping is None:
+            raise CtxError("The tokenizer returns no character offsets.", hint="use the family's tokenizer.")
+        if input_ids.ndim > 1:
+            input_ids = torch.full((len(input_ids),), self.tokenizer.unk_token_id)
+        return super().gather_pre_entities(sentence, input_ids, scores, offset_mapping, *arguments, **kwargs)
+
+
+class EnsembleScores(NamedTuple):
+    """Metrics (name -> value) of each classifier, and of their averaged probabilities."""
+
+    members: list[dict[str, float]]
+    ensemble: dict[str, float]
+
+
+def score_ensemble(
+    classifiers: Sequence[tuple[PreTrainedModel, PreTrainedTokenizerBase]],
+    examples: Sequence[SequenceExample],
+    task: SequenceClassification,
+    batch_size: int = 32,
+) -> EnsembleScores:
+    """Evaluate classifiers and the average of their probabilities.
+
+    Howard & Ruder 2018 (arXiv 1801.06146, section 3.3) average the probabilities of a forward and a backward model.
+
+    Args:
+        classifiers: Sequence classifiers of any families, with their tokenizers.
+        examples: Labelled examples of `task`.
+        task: The task, with the maximum length.
+        batch_size: Examples per batch.
+
+    Raises:
+        CtxError: There are no classifiers or no examples, or the classifiers have different labels.
+    """
+    if not classifiers or not examples:
+        raise CtxError(
+            f"Got {len(classifiers)} classifiers and {len(examples)} examples.", hint="provide at least one of each."
+        )
+    label_names = [{str(name) for name in model.config.id2label.values()} for model, _ in classifiers]
+    for (model, _), names in zip(classifiers, label_names, strict=True):
+        if names != label_names[0]:
+            raise CtxError(
+                f"The classifiers have different labels: {sorted(label_names[0])} and {sorted(names)}.",
+                location=model.name_or_path,
+                hint="use classifiers that were fine-tuned on the same labels.",
+            )
+    members, probabilities = [], []
+    common_labels = sorted(label_names[0])
+    for model, tokenizer in classifiers:
+        task.labels = [str(model.config.id2label[index]) for index in range(model.config.num_labels)]
+        encoded = task.encode(examples, tokenizer)
+        outputs = run_head(model, tokenizer, task, encoded, batch_size)
+        members.append(task.score(examples, task.decode(examples, encoded, outputs)))
+        label_order = [task.labels.index(name) for name in common_labels]  # label ids differ between classifiers
+        logits = torch.from_numpy(np.stack([output["logits"] for output in outputs]))
+        probabilities.append(logits.double().softmax(-1)[:, label_order].numpy())
+    task.labels = common_labels
+    averaged: list[Logits] = [{"logits": row} for row in np.mean(probabilities, axis=0)]
+    return EnsembleScores(members, task.score(examples, task.decode(examples, encoded, averaged)))
