@@ -20,10 +20,9 @@ from hf_ctxmodels.core.console import format_next_commands
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.core.output_files import write_text_file
 from hf_ctxmodels.demo import masked_words, word_vectors
-from hf_ctxmodels.demo.demo_runner import DemoRunner, num_foreground_threads
+from hf_ctxmodels.demo.demo_runner import DemoReport, DemoRunner, num_foreground_threads
 from hf_ctxmodels.demo.masked_words import show_masked_words, start_bert_pretraining
 from hf_ctxmodels.demo.real_bert import checkpoint, show_real_bert
-from hf_ctxmodels.demo.report import DemoReport
 from hf_ctxmodels.demo.topic_classifier import show_publishing, show_topic_classifier
 from hf_ctxmodels.demo.word_vectors import show_word_vectors
 from hf_ctxmodels.training.recipe import parse_arguments

@@ -1,26 +1,121 @@
-"""Runs the commands of the demo in its output directory, and records which are finished."""
+"""Runs the commands of the demo in its output directory, and prints their results with their baselines."""
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.loading import read_json
 from hf_ctxmodels.core.output_files import check_output_directory, wrap_write_errors
-from hf_ctxmodels.demo.report import DemoReport
 
 RECORD_FILE = "demo.json"
 _POLL_INTERVAL = 0.2  # seconds
 _STOP_TIMEOUT = 60  # seconds for a stopped command to save its checkpoint
 _NUM_LOG_LINES = 12
+_WIDTH = 100
+_KEEP_WORDS: Any = {"break_long_words": False, "break_on_hyphens": False}
+
+
+@dataclass(frozen=True)
+class Result:
+    """A measured value and the baselines to beat.
+
+    Attributes:
+        name: Name of the metric.
+        value: Measured value.
+        baselines: Name of a baseline -> its value.
+        lower_is_better: Whether lower values are better, as for a loss.
+        number_format: Format of the values.
+    """
+
+    name: str
+    value: float
+    baselines: Mapping[str, float]
+    lower_is_better: bool = False
+    number_format: str = ".3f"
+
+    @property
+    def beats_baselines(self) -> bool:
+        """Whether the value is better than every baseline."""
+        sign = -1 if self.lower_is_better else 1
+        return all(sign * self.value > sign * baseline for baseline in self.baselines.values())
+
+    def __str__(self) -> str:
+        baselines = ", ".join(f"{value:{self.number_format}} {name}" for name, value in self.baselines.items())
+        verb = "beats" if self.beats_baselines else "does not beat"
+        return f"{self.name:<{44}}{self.value:>8{self.number_format}}   {verb} {baselines}"
+
+
+class DemoReport:
+    """Prints to standard output; on a terminal, a status line below is updated in place."""
+
+    def __init__(self, sections: int) -> None:
+        self._sections = sections
+        self._section = 0
+        self._start = time.perf_counter()
+        self._is_terminal = sys.stdout.isatty()
+        self.results: list[Result] = []
+
+    @property
+    def elapsed(self) -> str:
+        """Time since the start, for example "1:05"."""
+        minutes, seconds = divmod(round(time.perf_counter() - self._start), 60)
+        return f"{minutes}:{seconds:02d}"
+
+    def section(self, title: str) -> None:
+        """Print the title of the next section."""
+        self._section += 1
+        heading = f"[{self._section}/{self._sections}] {title}"
+        self.line(f"\n{heading:<{_WIDTH - 8}}{self.elapsed:>8}", indent="")
+
+    def line(self, text: str = "", indent: str = "  ") -> None:
+        """Print a line."""
+        self._clear()
+        print(f"{indent}{text}" if text else "", flush=True)
+
+    def text(self, text: str) -> None:
+        """Print a paragraph."""
+        for line in textwrap.wrap(text, _WIDTH - 2, **_KEEP_WORDS):
+            self.line(line)
+
+    def command(self, *arguments: object) -> None:
+        """Print a command line of the package."""
+        line = f"$ hf-ctxmodels {shlex.join(map(str, arguments))}"
+        lines = textwrap.wrap(line, _WIDTH - 6, subsequent_indent="      ", **_KEEP_WORDS)
+        self.line(" \\\n  ".join(lines))
+
+    def result(self, result: Result, explanation: str) -> None:
+        """Print a result with its baselines and an explanation."""
+        self.results.append(result)
+        self.line(str(result))
+        for line in textwrap.wrap(explanation, _WIDTH - 6, **_KEEP_WORDS):
+            self.line(line, indent="      ")
+
+    def rows(self, rows: Sequence[tuple[str, str]]) -> None:
+        """Print a table with two columns."""
+        width = max(len(name) for name, _ in rows) + 2
+        for name, value in rows:
+            self.line(f"{name:<{width}}{value}")
+
+    def status(self, text: str) -> None:
+        """Show progress on a terminal; the next line replaces it."""
+        if self._is_terminal:
+            self._clear()
+            print(f"  {text[: _WIDTH - 2]}", end="\r", flush=True)
+
+    def _clear(self) -> None:
+        if self._is_terminal:
+            print("\r\033[K", end="")
 
 
 class Stage:
@@ -61,19 +156,17 @@ class Stage:
             except subprocess.TimeoutExpired:
                 continue
         if self._process.returncode:
-            output = self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-_NUM_LOG_LINES:]
+            output = "\n".join(self.last_output(_NUM_LOG_LINES))
             raise CtxError(
-                f"hf-ctxmodels {self.arguments[0]} failed with exit code {self._process.returncode}:\n"
-                + "\n".join(output),
+                f"hf-ctxmodels {self.arguments[0]} failed with exit code {self._process.returncode}:\n{output}",
                 location=str(self.log),
                 hint="fix the error above and run the demo again; it continues from here.",
             )
         self._on_success(max(0.0, self.log.stat().st_mtime - self._start))  # it may have ended before this call
 
-    def last_output(self) -> str:
-        """Last line of the log."""
-        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
-        return lines[-1] if lines else "starting"
+    def last_output(self, number: int = 1) -> list[str]:
+        """Last lines of the log."""
+        return self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-number:]
 
     def stop(self) -> None:
         """Terminate a running command; training saves a checkpoint first."""
@@ -118,9 +211,7 @@ class DemoRunner:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for stage in self._running:
             stage.stop()
 
@@ -143,8 +234,12 @@ class DemoRunner:
         arguments = [command, *map(str, flags), "--output_dir", str(output)]
         if output.exists():
             arguments.append("--resume" if command == "pretrain" else "--overwrite")
-        log = self.folder / "logs" / f"{name}.log"
-        stage = Stage(arguments, log, threads, lambda seconds: self.finish(name, seconds))
+
+        def record(seconds: float) -> None:
+            self._record["seconds"][name] = round(seconds, 1)
+            self._save()
+
+        stage = Stage(arguments, self.folder / "logs" / f"{name}.log", threads, on_success=record)
         self._running.append(stage)
         return stage
 
@@ -155,13 +250,8 @@ class DemoRunner:
         if stage is None:
             report.line(f"using the output of an earlier run ({self.seconds(name):.0f} s)")
             return
-        stage.wait(lambda: report.status(f"... {stage.last_output()}"))
+        stage.wait(lambda: report.status(f"... {''.join(stage.last_output()) or 'starting'}"))
         report.line(f"done in {self.seconds(name):.0f} s")
-
-    def finish(self, name: str, seconds: float) -> None:
-        """Record the duration of a finished stage."""
-        self._record["seconds"][name] = round(seconds, 1)
-        self._save()
 
     def _save(self) -> None:
         with wrap_write_errors(self.folder):

@@ -1,7 +1,7 @@
 """Pretraining of a tiny BERT in the background, compared with unigram and bigram baselines."""
 
 import time
-from pathlib import Path
+from collections.abc import Iterable
 
 import numpy as np
 import torch
@@ -9,10 +9,8 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer, PreTrainedModel, P
 
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.data import ExampleSet, load_documents
-from hf_ctxmodels.demo.bigram_model import BigramModel
-from hf_ctxmodels.demo.demo_runner import DemoRunner, Stage
+from hf_ctxmodels.demo.demo_runner import DemoReport, DemoRunner, Result, Stage
 from hf_ctxmodels.demo.plots import plot_learning_curve
-from hf_ctxmodels.demo.report import DemoReport, Result
 from hf_ctxmodels.objectives import MaskedLM
 from hf_ctxmodels.training.summary import TrainingSummary
 from hf_ctxmodels.training.training_log import read_log
@@ -48,10 +46,21 @@ def start_bert_pretraining(report: DemoReport, runner: DemoRunner, steps: int) -
 def show_masked_words(report: DemoReport, runner: DemoRunner, stage: Stage | None, steps: int) -> None:
     """Wait for the pretraining, compare its loss with the baselines, plot the loss curve and fill masks."""
     folder = runner.folder / "bert"
+    last_update = 0.0
+
+    def show_progress() -> None:
+        nonlocal last_update
+        record = next((record for record in reversed(read_log(folder)) if "loss" in record), None)
+        if record is None or time.perf_counter() - last_update < 1:
+            return
+        last_update = time.perf_counter()
+        rate = record.get("tokens_per_second", 0)
+        report.status(f"... step {record['step']:,} of {steps:,}, loss {record['loss']:.2f}, {rate:,.0f} tokens/s")
+
     if stage is None:
         report.line(f"using the model of an earlier run ({runner.seconds('bert'):.0f} s)")
     else:
-        wait(report, stage, folder, steps)
+        stage.wait(show_progress)
     summary = TrainingSummary.load(folder)
     tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForMaskedLM.from_pretrained(folder).eval()
     report.text(
@@ -70,20 +79,46 @@ def show_masked_words(report: DemoReport, runner: DemoRunner, stage: Stage | Non
     report.rows([(f"  {text}", ", ".join(fill_mask(model, tokenizer, text))) for text in SENTENCES])
 
 
-def wait(report: DemoReport, stage: Stage, folder: Path, steps: int) -> None:
-    """Wait for a pretraining run and show its progress."""
-    last_update = 0.0
+class BigramModel:
+    """P(token | neighbour) with interpolated Kneser-Ney smoothing (Kneser & Ney 1995; Chen & Goodman 1999, sec. 2.7).
 
-    def show_progress() -> None:
-        nonlocal last_update
-        record = next((record for record in reversed(read_log(folder)) if "loss" in record), None)
-        if record is None or time.perf_counter() - last_update < 1:
-            return
-        last_update = time.perf_counter()
-        rate = record.get("tokens_per_second", 0)
-        report.status(f"... step {record['step']:,} of {steps:,}, loss {record['loss']:.2f}, {rate:,.0f} tokens/s")
+    The discount is n1 / (n1 + 2 n2), where n1 and n2 are the numbers of pairs that occur once and twice. Every possible
+    target has a non-zero probability.
 
-    stage.wait(show_progress)
+    Args:
+        sequences: (tokens,) ids of the training sequences.
+        vocab_size: Number of tokens.
+        excluded_ids: Tokens that are never targets.
+        left: Whether the neighbour is the previous token; else the next token.
+    """
+
+    def __init__(
+        self, sequences: Iterable[np.ndarray], vocab_size: int, excluded_ids: Iterable[int], *, left: bool = True
+    ) -> None:
+        self._size = vocab_size
+        sides = (slice(None, -1), slice(1, None)) if left else (slice(1, None), slice(None, -1))  # neighbour, target
+        keys = np.concatenate(
+            [ids.astype(np.int64)[sides[0]] * vocab_size + ids.astype(np.int64)[sides[1]] for ids in sequences]
+        )
+        allowed = np.ones(vocab_size, dtype=bool)
+        allowed[list(excluded_ids)] = False
+        self._keys, self._counts = np.unique(keys[allowed[keys % vocab_size]], return_counts=True)
+        once, twice = (self._counts == 1).sum(), (self._counts == 2).sum()
+        self._discount = once / max(1, once + 2 * twice)
+        contexts, targets = np.divmod(self._keys, vocab_size)
+        self._totals = np.bincount(contexts, weights=self._counts, minlength=vocab_size)
+        self._num_successors = np.bincount(contexts, minlength=vocab_size)
+        continuations = np.bincount(targets, minlength=vocab_size) + 0.1 * allowed
+        self._continuation = continuations / continuations.sum()
+
+    def probabilities(self, contexts: np.ndarray, targets: np.ndarray) -> np.ndarray:
+        """(targets,) probabilities of the targets given their neighbours, both (targets,) ids."""
+        keys = contexts.astype(np.int64) * self._size + targets
+        indices = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
+        counts = np.where(self._keys[indices] == keys, self._counts[indices], 0)
+        totals, backoff = self._totals[contexts], self._continuation[targets]
+        mass = np.maximum(counts - self._discount, 0) + self._discount * self._num_successors[contexts] * backoff
+        return np.where(totals > 0, mass / np.maximum(totals, 1), backoff)
 
 
 @torch.no_grad()
@@ -95,14 +130,13 @@ def heldout_losses(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -
     heldout_set = ExampleSet.build(objective.examples(heldout_documents))
     sequences = [train_set[0, index]["input_ids"] for index in range(len(train_set))]
     vocab_size, special_ids = len(tokenizer), tokenizer.all_special_ids
-    left_bigrams = BigramModel(sequences, vocab_size, special_ids, left=True)
-    right_bigrams = BigramModel(sequences, vocab_size, special_ids, left=False)
+    left_bigrams, right_bigrams = (
+        BigramModel(sequences, vocab_size, special_ids, left=is_left) for is_left in (True, False)
+    )
     frequencies = np.bincount(np.concatenate(sequences), minlength=vocab_size) + 0.5
     frequencies[special_ids] = 0
-    unigram_losses: list[np.ndarray] = []
-    left_losses: list[np.ndarray] = []
-    right_losses: list[np.ndarray] = []
     total_loss, num_targets = 0.0, 0
+    baseline_losses = np.zeros(3)  # of unigrams, left bigrams and right bigrams
     for start in range(0, len(heldout_set), _BATCH_SIZE):
         stop = min(start + _BATCH_SIZE, len(heldout_set))
         batch = objective.collate([heldout_set[0, index] for index in range(start, stop)])
@@ -110,14 +144,16 @@ def heldout_losses(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -
         tokens = np.where(labels == IGNORE_INDEX, batch["input_ids"].numpy(), labels)
         row, column = np.nonzero(labels != IGNORE_INDEX)
         targets = labels[row, column]
-        unigram_losses.append(-np.log(frequencies[targets] / frequencies.sum()))
-        left_losses.append(-np.log(left_bigrams.probabilities(tokens[row, column - 1], targets)))
-        right_losses.append(-np.log(right_bigrams.probabilities(tokens[row, column + 1], targets)))
+        probabilities = (
+            frequencies[targets] / frequencies.sum(),
+            left_bigrams.probabilities(tokens[row, column - 1], targets),
+            right_bigrams.probabilities(tokens[row, column + 1], targets),
+        )
+        baseline_losses -= np.log(probabilities).sum(1)
         total_loss += float(model(**batch).loss) * len(targets)
         num_targets += len(targets)
-    bigram_loss = min(float(np.concatenate(losses).mean()) for losses in (left_losses, right_losses))
-    baselines = {"unigrams": float(np.concatenate(unigram_losses).mean()), "bigrams": bigram_loss}
-    return total_loss / num_targets, baselines
+    unigram_loss, *bigram_losses = (baseline_losses / num_targets).tolist()
+    return total_loss / num_targets, {"unigrams": unigram_loss, "bigrams": min(bigram_losses)}
 
 
 @torch.no_grad()

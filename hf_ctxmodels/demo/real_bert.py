@@ -13,7 +13,7 @@ from transformers import BertModel, PreTrainedModel
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.demo_corpus import NEWS, demo_file, rated_stories
 from hf_ctxmodels.data.sentence_splitting import split_sentences
-from hf_ctxmodels.demo.report import DemoReport, Result
+from hf_ctxmodels.demo.demo_runner import DemoReport, Result
 from hf_ctxmodels.inference import encode_sentences
 from hf_ctxmodels.models.bert import CtxBertModel, CtxBertTokenizer
 
@@ -54,26 +54,20 @@ def show_real_bert(report: DemoReport) -> None:
     batch = dict(tokenizer(stories[:_TIMED], padding=True, truncation=True, return_tensors="pt"))
     difference, seconds = compare(model, reference, batch)
     report.line(f"largest difference from the outputs of transformers' BertModel: {difference:.0e} (rounding)")
+    name, baselines = f"encoding {_TIMED} news stories, seconds", {"transformers": seconds[1]}
     report.result(
-        Result(
-            f"encoding {_TIMED} news stories, seconds",
-            seconds[0],
-            {"transformers": seconds[1]},
-            lower_is_better=True,
-            number_format=".2f",
-        ),
+        Result(name, seconds[0], baselines, lower_is_better=True, number_format=".2f"),
         f"one thread, median of {_ROUNDS} interleaved runs; CtxBertModel skips the padding",
     )
     vectors = encode_sentences(model, tokenizer, stories, pooling="mean", normalize=True)
+    similarities = {"model": (vectors @ vectors.T).numpy(), "TF-IDF": tfidf_cosines(stories)}
+    similarities["shared words"] = jaccard_similarities(stories)
+    pairs = np.triu_indices(len(stories), 1)
+    correlations = {
+        name: float(np.corrcoef(matrix[pairs], ratings[pairs])[0, 1]) for name, matrix in similarities.items()
+    }
     report.result(
-        Result(
-            "correlation with human ratings",
-            rating_correlation((vectors @ vectors.T).numpy(), ratings),
-            {
-                "TF-IDF": rating_correlation(tfidf_cosines(stories), ratings),
-                "shared words": rating_correlation(jaccard_similarities(stories), ratings),
-            },
-        ),
+        Result("correlation with human ratings", correlations.pop("model"), correlations),
         "Pearson correlation of the cosines of sentence vectors with human similarity ratings (Lee et al. 2005), over "
         "all 1,225 pairs of 50 news stories",
     )
@@ -101,12 +95,6 @@ def compare(
             encoder(**batch)
             seconds.append(time.perf_counter() - start)
     return float((states[0] - states[1]).abs().max()), (median(times[0]), median(times[1]))
-
-
-def rating_correlation(similarity: np.ndarray, ratings: np.ndarray) -> float:
-    """Pearson correlation of two (texts, texts) matrices over all pairs of different texts."""
-    pairs = np.triu_indices(len(ratings), 1)
-    return float(np.corrcoef(similarity[pairs], ratings[pairs])[0, 1])
 
 
 def tfidf_cosines(texts: list[str]) -> np.ndarray:

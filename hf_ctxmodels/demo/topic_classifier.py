@@ -2,16 +2,21 @@
 then published to a directory and opened by new processes."""
 
 import json
+import os
 import random
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.demo_corpus import demo_articles
 from hf_ctxmodels.data.sentence_splitting import split_sentences
-from hf_ctxmodels.demo.clean_process import WITH_IMPORT, WITH_REMOTE_CODE, classify_in_clean_process
-from hf_ctxmodels.demo.demo_runner import DemoRunner
+from hf_ctxmodels.data.text_files import read_json_lines
+from hf_ctxmodels.demo.demo_runner import DemoReport, DemoRunner, Result
 from hf_ctxmodels.demo.real_bert import checkpoint
-from hf_ctxmodels.demo.report import DemoReport, Result
 from hf_ctxmodels.models.bert import CtxBertModel, CtxBertTokenizer
 from hf_ctxmodels.training.summary import TrainingSummary
 
@@ -28,6 +33,19 @@ NEW_SENTENCES = (
     "Nothing moves faster than light.",
     "The president was shot in a theatre.",
 )
+
+# The programs read texts from standard input, truncate them to 64 tokens as in training, and print their labels.
+_CLASSIFY = """
+import json, sys
+{imports}
+from transformers import pipeline
+from transformers.utils import logging
+logging.set_verbosity_error()
+logging.disable_progress_bar()
+classify = pipeline("text-classification", sys.argv[1]{options})
+labels = [row["label"] for row in classify(json.load(sys.stdin), truncation=True, max_length=64)]
+print(json.dumps(labels))
+"""
 
 
 def write_sentences(folder: Path) -> dict[str, list[dict[str, str]]]:
@@ -65,17 +83,8 @@ def show_topic_classifier(report: DemoReport, runner: DemoRunner, epochs: int) -
     )
     runner.run(
         report,
-        *(
-            "topics",
-            "finetune",
-            "sequence-classification",
-            "--recipe",
-            RECIPE,
-            "--model",
-            start,
-            "--num_train_epochs",
-            epochs,
-        ),
+        *("topics", "finetune", "sequence-classification", "--recipe", RECIPE),
+        *("--model", start, "--num_train_epochs", epochs),
         *("--train_file", folder / "train.jsonl", "--validation_file", folder / "test.jsonl"),
         *("--predictions_file", folder / "predictions.jsonl"),
         output=folder / "model",
@@ -106,17 +115,16 @@ def show_publishing(report: DemoReport, runner: DemoRunner) -> None:
         CtxError: The labels differ from the predictions of the training run.
     """
     published, folder = runner.folder / "published", runner.folder / "topics"
-    runner.run(
-        report,
-        *("published", "push", "--model", folder / "model", "--repo_id", "your-name/topics"),
-        output=published,
-    )
+    flags = ("--model", folder / "model", "--repo_id", "your-name/topics")
+    runner.run(report, "published", "push", *flags, output=published)
     report.text(f"{published}: {', '.join(sorted(path.name for path in published.iterdir()))}")
-    expected = [row["prediction"] for row in _read_jsonl(folder / "predictions.jsonl")[:_NUM_COMPARED]]
-    texts = [row["text"] for row in _read_jsonl(folder / "test.jsonl")[:_NUM_COMPARED]]
+    expected, texts = (
+        [row[column] for row, _ in islice(read_json_lines(folder / file), _NUM_COMPARED)]
+        for file, column in (("predictions.jsonl", "prediction"), ("test.jsonl", "text"))
+    )
     for name, program in (
-        ("import hf_ctxmodels", WITH_IMPORT),
-        ("trust_remote_code=True, no import", WITH_REMOTE_CODE),
+        ("import hf_ctxmodels", _CLASSIFY.format(imports="import hf_ctxmodels", options="")),
+        ("trust_remote_code=True, no import", _CLASSIFY.format(imports="", options=", trust_remote_code=True")),
     ):
         labels = classify_in_clean_process(program, published, [*texts, *NEW_SENTENCES])
         num_equal = sum(label == prediction for label, prediction in zip(labels, expected))
@@ -129,5 +137,27 @@ def show_publishing(report: DemoReport, runner: DemoRunner) -> None:
     report.rows([(f"  {text}", label) for text, label in zip(NEW_SENTENCES, labels[len(expected) :])])
 
 
-def _read_jsonl(file: Path) -> list[dict[str, str]]:
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+def classify_in_clean_process(program: str, directory: Path, texts: Sequence[str]) -> list[str]:
+    """Predict labels with a classifier that a new process with an empty cache opens.
+
+    Args:
+        program: A program of `_CLASSIFY`.
+        directory: Directory of the classifier.
+        texts: Texts to classify.
+
+    Raises:
+        CtxError: The program failed.
+    """
+    with tempfile.TemporaryDirectory() as home:
+        result = subprocess.run(
+            [sys.executable, "-c", program, str(directory.resolve())],
+            input=json.dumps(list(texts)),
+            env={**os.environ, "HF_HOME": home, "HF_HUB_OFFLINE": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    if result.returncode:
+        message = (result.stderr.splitlines() or ["no error message"])[-1]
+        raise CtxError(f"The published model cannot be opened: {message}", location=str(directory), hint="report this.")
+    return json.loads(result.stdout.splitlines()[-1])

@@ -7,9 +7,8 @@ from transformers import AutoModel, AutoTokenizer, PreTrainedTokenizerBase
 
 from hf_ctxmodels.conversion.word_vectors import WordVectors
 from hf_ctxmodels.data.demo_corpus import demo_documents, rated_words
-from hf_ctxmodels.demo.demo_runner import DemoRunner
+from hf_ctxmodels.demo.demo_runner import DemoReport, DemoRunner, Result
 from hf_ctxmodels.demo.plots import plot_word_map
-from hf_ctxmodels.demo.report import DemoReport, Result
 from hf_ctxmodels.evaluation import WordSpace, evaluate_similarity
 
 PLOT_FILE = "word_map.png"

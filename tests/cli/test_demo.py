@@ -11,10 +11,9 @@ from forked import run_forked
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.demo_corpus import rated_stories, rated_words
-from hf_ctxmodels.demo.bigram_model import BigramModel
-from hf_ctxmodels.demo.demo_runner import RECORD_FILE, DemoRunner
+from hf_ctxmodels.demo.demo_runner import RECORD_FILE, DemoRunner, Result
+from hf_ctxmodels.demo.masked_words import BigramModel
 from hf_ctxmodels.demo.plots import plot_learning_curve, plot_word_map
-from hf_ctxmodels.demo.report import Result
 from hf_ctxmodels.demo.word_vectors import ppmi
 
 OUTPUT_NAMES = ["tokenizer", "bert"]
@@ -141,7 +140,7 @@ def test_short_demo(tmp_path: Path) -> None:
         assert (tmp_path / "demo" / picture).read_bytes().startswith(b"\x89PNG")
     results = {row["name"]: row for row in json.loads((tmp_path / "demo" / "results.json").read_text())}
     assert len(results) == 5
-    real = results["agreement with people's ratings"]
+    real = results["correlation with human ratings"]
     assert real["value"] > max(real["baselines"].values()) + 0.05
     topics = results["accuracy on held-out sentences"]
     assert topics["value"] > topics["baselines"]["majority"] + 0.3
