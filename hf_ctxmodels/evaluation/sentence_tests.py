@@ -3,8 +3,9 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -66,7 +67,7 @@ def similarity(encode: Encode, file: str, columns: Sequence[str]) -> SentenceSim
     """
     texts, ratings = _read_rated_pairs(file, columns)
     first, second = _encode_columns(encode, texts)
-    return _correlation(F.cosine_similarity(first, second), ratings)
+    return _correlation(F.cosine_similarity(first, second).tolist(), ratings)
 
 
 def relatedness(
@@ -78,18 +79,22 @@ def relatedness(
         encode, train_file, test_file, columns: As in `similarity`.
         seed: Seed of the split that chooses the penalty.
     """
+    from sklearn.linear_model import Ridge
+
     train_texts, train_ratings = _read_rated_pairs(train_file, columns)
     test_texts, test_ratings = _read_rated_pairs(test_file, columns)
-    features = pair_features(*_encode_columns(encode, train_texts))
-    features, test_features = _standardize(features, pair_features(*_encode_columns(encode, test_texts)))
-    targets = torch.tensor(train_ratings, dtype=features.dtype)
-    held_out = _held_out_mask(len(targets), seed)
+    train_features, test_features = (
+        pair_features(*_encode_columns(encode, texts)) for texts in (train_texts, test_texts)
+    )
+    features, scaled_test_features = _standardize(train_features, test_features)
+    targets, held_out = np.array(train_ratings), _held_out_mask(len(train_ratings), seed)
     errors = {}
-    for penalty in RIDGE_PENALTIES:
-        weight, bias = fit_ridge(features[~held_out], targets[~held_out], penalty)
-        errors[penalty] = float((features[held_out] @ weight + bias - targets[held_out]).square().mean())
-    weight, bias = fit_ridge(features, targets, min(errors, key=lambda penalty: errors[penalty]))
-    return _correlation(test_features @ weight + bias, test_ratings)
+    for penalty in RIDGE_PENALTIES:  # of a mean over examples; scikit-learn's loss is a sum
+        model = Ridge(penalty * (~held_out).sum()).fit(features[~held_out], targets[~held_out])
+        errors[penalty] = float(np.square(model.predict(features[held_out]) - targets[held_out]).mean())
+    best_penalty = min(errors, key=lambda penalty: errors[penalty])
+    predictions = Ridge(best_penalty * len(targets)).fit(features, targets).predict(scaled_test_features)
+    return _correlation(predictions.tolist(), test_ratings)
 
 
 def _read_rated_pairs(file: str, columns: Sequence[str]) -> tuple[list[tuple[str, ...]], list[float]]:
@@ -109,9 +114,8 @@ def _read_rated_pairs(file: str, columns: Sequence[str]) -> tuple[list[tuple[str
     return [get_texts(row, columns[:2]) for row in rows], ratings
 
 
-def _correlation(predictions: Tensor, ratings: list[float]) -> SentenceSimilarity:
-    values = predictions.tolist()
-    spearman, pearson = spearman_correlation(values, ratings), pearson_correlation(values, ratings)
+def _correlation(predictions: list[float], ratings: list[float]) -> SentenceSimilarity:
+    spearman, pearson = spearman_correlation(predictions, ratings), pearson_correlation(predictions, ratings)
     return SentenceSimilarity(spearman, pearson, len(ratings))
 
 
@@ -173,68 +177,44 @@ def probe(
             f"The training labels are {classes}" + (f", but the test data has {unseen[0]!r}." if unseen else "."),
             hint="use training examples of at least two labels, including all labels of the test data.",
         )
-    targets = torch.tensor([classes.index(label) for label in labels])
-    test_targets = torch.tensor([classes.index(label) for label in test_labels])
-    features, test_features = _standardize(features, test_features)
-    held_out = _held_out_mask(len(features), seed)
-    accuracies = {}
-    for penalty in PENALTIES:
-        classifier = fit_classifier(features[~held_out], targets[~held_out], len(classes), penalty)
-        accuracies[penalty] = _accuracy(features[held_out], targets[held_out], *classifier)
-    best_penalty = max(accuracies, key=lambda penalty: (accuracies[penalty], penalty))
-    classifier = fit_classifier(features, targets, len(classes), best_penalty)
-    majority = classes.index(Counter(labels).most_common(1)[0][0])
-    return Probe(
-        _accuracy(test_features, test_targets, *classifier),
-        float((test_targets == majority).double().mean()),
-        (len(labels), len(test_labels)),
-        best_penalty,
-    )
+    scaled, scaled_test = _standardize(features, test_features)
+    targets, held_out = np.array(labels), _held_out_mask(len(labels), seed)
+    best_penalty = PENALTIES[-1]
+    if len(set(targets[~held_out])) > 1:
+        accuracies = {}
+        for penalty in PENALTIES:
+            classifier = _fit_classifier(scaled[~held_out], targets[~held_out], penalty)
+            accuracies[penalty] = classifier.score(scaled[held_out], targets[held_out])
+        best_penalty = max(accuracies, key=lambda penalty: (accuracies[penalty], penalty))
+    accuracy = _fit_classifier(scaled, targets, best_penalty).score(scaled_test, np.array(test_labels))
+    majority = Counter(labels).most_common(1)[0][0]
+    majority_accuracy = sum(label == majority for label in test_labels) / len(test_labels)
+    return Probe(float(accuracy), majority_accuracy, (len(labels), len(test_labels)), best_penalty)
 
 
-def _standardize(features: Tensor, test_features: Tensor) -> tuple[Tensor, Tensor]:
+def _fit_classifier(features: np.ndarray, targets: np.ndarray, penalty: float) -> Any:
+    """Minimize the mean cross-entropy of the softmax + penalty / 2 * |weight|^2.
+
+    scikit-learn's loss is a sum over examples. For two classes it has one weight vector instead of two opposite ones,
+    whose penalty is half as large.
+    """
+    from sklearn.linear_model import LogisticRegression  # takes about a second
+
+    num_vectors = 2 if len(set(targets)) == 2 else 1
+    return LogisticRegression(C=num_vectors / (penalty * len(targets)), tol=1e-6, max_iter=1000).fit(features, targets)
+
+
+def _standardize(features: Tensor, test_features: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """Scale both, in float64, with the mean and standard deviation of the training features."""
     features = features.double()
     mean, deviation = features.mean(0), features.std(0).clamp(min=1e-6)
-    return (features - mean) / deviation, (test_features.double() - mean) / deviation
+    return ((features - mean) / deviation).numpy(), ((test_features.double() - mean) / deviation).numpy()
 
 
-def _held_out_mask(num_examples: int, seed: int) -> Tensor:
+def _held_out_mask(num_examples: int, seed: int) -> np.ndarray:
     """(examples,) True for the examples that choose the penalty."""
-    mask = torch.zeros(num_examples, dtype=torch.bool)
-    permutation = torch.randperm(num_examples, generator=torch.Generator().manual_seed(seed))
-    mask[permutation[: max(1, num_examples // _HELD_OUT_FRACTION)]] = True
-    return mask
-
-
-def fit_ridge(features: Tensor, targets: Tensor, penalty: float) -> tuple[Tensor, Tensor]:
-    """Weight (width,) and bias () that minimize the mean squared error + penalty * |weight|^2."""
-    mean, bias = features.mean(0), targets.mean()
-    centered = features - mean
-    gram = centered.T @ centered / len(centered)
-    gram.diagonal().add_(penalty)
-    weight = torch.linalg.solve(gram, centered.T @ (targets - bias) / len(centered))
-    return weight, bias - mean @ weight
-
-
-def fit_classifier(features: Tensor, targets: Tensor, num_classes: int, penalty: float) -> tuple[Tensor, Tensor]:
-    """Weight (classes, width) and bias (classes,) that minimize the cross-entropy + penalty / 2 * |weight|^2."""
-    weight = torch.zeros(num_classes, features.shape[1], dtype=features.dtype, requires_grad=True)
-    bias = torch.zeros(num_classes, dtype=features.dtype, requires_grad=True)
-    optimizer = torch.optim.LBFGS([weight, bias], max_iter=300, tolerance_grad=1e-7, line_search_fn="strong_wolfe")
-
-    def closure() -> Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(features @ weight.T + bias, targets) + penalty / 2 * weight.square().sum()
-        loss.backward()
-        return loss
-
-    optimizer.step(closure)
-    return weight.detach(), bias.detach()
-
-
-def _accuracy(features: Tensor, targets: Tensor, weight: Tensor, bias: Tensor) -> float:
-    return float(((features @ weight.T + bias).argmax(1) == targets).double().mean())
+    permutation = torch.randperm(num_examples, generator=torch.Generator().manual_seed(seed)).numpy()
+    return np.isin(np.arange(num_examples), permutation[: max(1, num_examples // _HELD_OUT_FRACTION)])
 
 
 def retrieval(source: Tensor, target: Tensor, criterion: Criterion = "cosine", neighbours: int = 4) -> float:

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import pearsonr, spearmanr
-from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.evaluation import classification, probe, relatedness, retrieval, similarity
-from hf_ctxmodels.evaluation.sentence_tests import fit_classifier, fit_ridge, pair_features
+from hf_ctxmodels.evaluation.sentence_tests import pair_features
 
 LETTERS = "abcdefgh"
 
@@ -27,28 +27,6 @@ def blobs(rows: int, classes: int = 3, seed: int = 0) -> tuple[Tensor, Tensor]:
     targets = torch.randint(classes, (rows,), generator=generator)
     centres = torch.tensor([[1.0, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 1]])[:classes]
     return centres[targets] + 0.6 * torch.randn(rows, 4, generator=generator), targets
-
-
-@pytest.mark.parametrize("penalty", [1e-3, 1e-1])
-@pytest.mark.parametrize("classes", [2, 3])
-def test_classifier_is_scikit_learns(classes: int, penalty: float) -> None:
-    features, targets = blobs(200, classes)
-    weight, bias = fit_classifier(features.double(), targets, classes, penalty)
-    got = (features.double() @ weight.T + bias).softmax(1).numpy()
-    # two classes have one weight vector there, so half the penalty of a pair of opposite ones
-    strength = 1 / (penalty * len(features)) * (2 if classes == 2 else 1)
-    theirs = LogisticRegression(C=strength, tol=1e-8, max_iter=5000).fit(features.numpy(), targets.numpy())
-    np.testing.assert_allclose(got, theirs.predict_proba(features.numpy()), atol=2e-4)
-
-
-@pytest.mark.parametrize("penalty", [1e-3, 1.0])
-def test_ridge_is_scikit_learns(penalty: float) -> None:
-    features, targets = blobs(200)
-    wanted = 3 + features.double() @ torch.tensor([1.0, -2, 0, 1], dtype=torch.double) + targets
-    weight, bias = fit_ridge(features.double() + 5, wanted, penalty)
-    theirs = Ridge(alpha=penalty * len(features)).fit(features.double().numpy() + 5, wanted.numpy())
-    np.testing.assert_allclose(weight, theirs.coef_)
-    assert float(bias) == pytest.approx(theirs.intercept_)
 
 
 def test_relatedness_is_learned(tmp_path: Path) -> None:
