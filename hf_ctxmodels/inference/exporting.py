@@ -32,6 +32,7 @@ MAX_RELATIVE_DIFFERENCE_8BIT = 0.1
 differently, which changes outputs as much as the rounding itself."""
 
 _SEQUENCE_LENGTHS = ((9, 6, 4), (3, 12, 7, 2, 8), (5,))  # words per text: of the example batch, and of the test batches
+_DECODER_INPUTS = ("attention_mask", "encoder_hidden_states", "decoder_input_ids")
 _WORDS = ["the", "film", "was", "a", "joy", "from", "start", "to", "end", "and", "nobody", "left"]
 
 Batch = dict[str, Tensor]
@@ -47,7 +48,7 @@ def has_generating_decoder(model: PreTrainedModel) -> bool:
     return bool(model.config.is_encoder_decoder) and isinstance(model, Seq2SeqHead)
 
 
-def example_decoder_input_ids(model: Any, input_ids: Tensor) -> Tensor:
+def _example_decoder_input_ids(model: Any, input_ids: Tensor) -> Tensor:
     """(batch, length) token ids -> (batch, length + 2) `decoder_input_ids` of an example target."""
     return model.prepare_decoder_input_ids_from_labels(torch.cat([input_ids, input_ids[:, :2]], 1))
 
@@ -60,7 +61,7 @@ def inputs_for_texts(model: PreTrainedModel, batch: Batch) -> Batch:
         batch: (batch, length) outputs of the tokenizer.
     """
     if has_generating_decoder(model):
-        return batch | {"decoder_input_ids": example_decoder_input_ids(model, batch["input_ids"])}
+        return batch | {"decoder_input_ids": _example_decoder_input_ids(model, batch["input_ids"])}
     if isinstance(model, ForMultipleChoice):
         return {name: tensor[:, None] for name, tensor in batch.items()}
     return batch
@@ -93,12 +94,8 @@ PARTS: dict[Part, Callable[[PreTrainedModel], nn.Module]] = {
 
 
 def check_exportable_as(model: PreTrainedModel, file: str | Path, format: Format, part: Part = "model") -> None:
-    """Check a model, a part, a format and a file name before an export.
-
-    Raises:
-        CtxError: The model has no graph or no such part, the packages of the format are not installed, or the file has
-            another suffix.
-    """
+    """Raise CtxError if a model has no graph or no such part, the packages of the format are not installed, or the file
+    has another suffix."""
     if part != "model" and not has_generating_decoder(model):
         raise CtxError(
             f"{type(model).__name__} has no generating decoder.",
@@ -145,20 +142,14 @@ def example_batches(
     batches = [dict(tokenizer(batch, padding=True, return_tensors="pt", **truncation)) for batch in texts]
     if model is None or not has_generating_decoder(model) or part == "encoder":
         return batches
-    return [_with_decoder_inputs(model, batch, part) for batch in batches]
-
-
-@torch.no_grad()
-def _with_decoder_inputs(model: Any, batch: Batch, part: Part) -> Batch:
-    """The batch with `decoder_input_ids`; for the decoder with the encoder's states instead of token ids."""
-    decoder_input_ids = example_decoder_input_ids(model, batch["input_ids"])
-    if part == "model":
-        return batch | {"decoder_input_ids": decoder_input_ids}
-    return {
-        "attention_mask": batch["attention_mask"],
-        "encoder_hidden_states": model.eval().get_encoder()(**batch).last_hidden_state,
-        "decoder_input_ids": decoder_input_ids,
-    }
+    inputs = [batch | {"decoder_input_ids": _example_decoder_input_ids(model, batch["input_ids"])} for batch in batches]
+    if part == "decoder":
+        encoder: Any = model.eval().get_encoder()
+        for batch, arguments in zip(batches, inputs, strict=True):
+            with torch.no_grad():
+                arguments["encoder_hidden_states"] = encoder(**batch).last_hidden_state
+        inputs = [{name: arguments[name] for name in _DECODER_INPUTS} for arguments in inputs]
+    return inputs
 
 
 def export_model(
@@ -234,16 +225,19 @@ def write_onnx(model: nn.Module, batch: Batch, file: Path) -> Run:
 
 
 def max_relative_difference(model: nn.Module, run: Run, batches: Iterable[Batch]) -> float:
-    """Largest difference between the outputs of an exported file and the model, relative to an output's largest value.
-
-    A model that rounds its inputs is run with float32 products, as in its graph.
-    """
+    """Largest difference between the outputs of an exported file and the model, relative to an output's largest value;
+    infinite if one is not finite. A model that rounds its inputs is run with float32 products, as in its graph."""
     differences, uses_float_products = [0.0], rounds_inputs(model)
     for batch in batches:
         with _FloatProducts() if uses_float_products else nullcontext():
             expected = _tensors(model(**batch)).values()
         for expected_output, output in zip(expected, run(batch), strict=True):
-            differences.append(_relative_difference(expected_output, output, batch["attention_mask"]))
+            if expected_output.shape[:2] == batch["attention_mask"].shape:  # compare the tokens
+                is_token = batch["attention_mask"] != 0
+                expected_output, output = expected_output[is_token], output[is_token]
+            scale = expected_output.abs().max().clamp_min(1e-30)
+            difference = float((expected_output - output).abs().max() / scale)
+            differences.append(difference if math.isfinite(difference) else math.inf)  # `max` would ignore NaN
     return max(differences)
 
 
@@ -261,11 +255,3 @@ class _FloatProducts(TorchDispatchMode):
 
 def _tensors(outputs: Mapping[str, Any]) -> dict[str, Tensor]:
     return {name: value for name, value in outputs.items() if isinstance(value, Tensor)}
-
-
-def _relative_difference(expected: Tensor, output: Tensor, attention_mask: Tensor) -> float:
-    """Difference at the tokens of (batch, length) outputs, or everywhere; infinite if an output is not finite."""
-    if expected.shape[:2] == attention_mask.shape:
-        expected, output = expected[attention_mask != 0], output[attention_mask != 0]
-    difference = float((expected - output).abs().max() / expected.abs().max().clamp_min(1e-30))
-    return difference if math.isfinite(difference) else math.inf  # `max` would ignore NaN

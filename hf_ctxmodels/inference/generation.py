@@ -61,10 +61,25 @@ def generate_texts(
             many for the model, a number is too small, or `num_return_sequences` is not 1.
     """
     check_can_generate(model)
-    _check_numbers(max_new_tokens, max_length, batch_size, options)
+    numbers = {"max_length": max_length, "num_beams": options.get("num_beams")}
+    numbers = {name: value for name, value in numbers.items() if value is not None}
+    check_at_least(1, max_new_tokens=max_new_tokens, batch_size=batch_size, **numbers)
+    if (count := options.get("num_return_sequences") or 1) != 1:
+        raise CtxError(
+            f"num_return_sequences={count}, but one text is generated per input.",
+            hint="repeat the inputs, or call model.generate, which returns ids.",
+        )
     languages = LanguagePair.resolve(model.config, source_language, language, ("--source_language", "--language"))
     tokenizer_arguments = {} if languages is None else languages.tokenizer_arguments(tokenizer, languages.source)
-    language_ids = _language_ids(model, tokenizer, languages, language, source_language)
+    language_ids: dict[str, int] = {}  # argument of `generate` -> id
+    if languages is not None:
+        names = ("langs", "decoder_langs") if model.config.is_encoder_decoder else ("langs",)
+        language_ids = dict(zip(names, languages.ids, strict=False))
+    elif source_language is not None:
+        location = f"--source_language {source_language}"
+        raise CtxError("The model has no language embeddings.", location=location, hint="remove it.")
+    elif (language_id := target_language_id(tokenizer, language, model.config)) is not None:
+        language_ids = {"target_languages": language_id}
     sequences = _encode(model, tokenizer, texts, max_length, tokenizer_arguments)
     _check_lengths(model, tokenizer, texts, sequences, max_new_tokens)
     settings = {"do_sample": False, "max_new_tokens": max_new_tokens, **options}
@@ -83,52 +98,8 @@ def generate_texts(
     return [generated[index] for index in range(len(texts))]
 
 
-def _check_numbers(max_new_tokens: int, max_length: int | None, batch_size: int, options: dict[str, Any]) -> None:
-    numbers = {
-        "max_new_tokens": max_new_tokens,
-        "batch_size": batch_size,
-        "max_length": max_length,
-        "num_beams": options.get("num_beams"),
-    }
-    check_at_least(1, **{name: value for name, value in numbers.items() if value is not None})
-    if (count := options.get("num_return_sequences") or 1) != 1:
-        raise CtxError(
-            f"num_return_sequences={count}, but one text is generated per input.",
-            hint="repeat the inputs, or call model.generate, which returns ids.",
-        )
-
-
-def _language_ids(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    languages: LanguagePair | None,
-    language: str | None,
-    source_language: str | None,
-) -> dict[str, int]:
-    """Argument of `generate` -> id of the language.
-
-    Raises:
-        CtxError: The model does not support the language.
-    """
-    if languages is not None:
-        names = ("langs", "decoder_langs") if model.config.is_encoder_decoder else ("langs",)
-        return dict(zip(names, languages.ids, strict=False))
-    if source_language is not None:
-        raise CtxError(
-            "The model has no language embeddings.",
-            location=f"--source_language {source_language}",
-            hint="remove it.",
-        )
-    language_id = target_language_id(tokenizer, language, model.config)
-    return {} if language_id is None else {"target_languages": language_id}
-
-
 def _encode(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    texts: Sequence[str],
-    max_length: int | None,
-    tokenizer_arguments: dict[str, str],
+    model: Any, tokenizer: Any, texts: Sequence[str], max_length: int | None, tokenizer_arguments: dict[str, str]
 ) -> list[list[int]]:
     """Token ids of the texts; prompts without the special tokens at their end."""
     if model.config.is_encoder_decoder:
@@ -145,11 +116,7 @@ def _encode(
 
 
 def _check_lengths(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    texts: Sequence[str],
-    sequences: list[list[int]],
-    max_new_tokens: int,
+    model: Any, tokenizer: Any, texts: Sequence[str], sequences: list[list[int]], max_new_tokens: int
 ) -> None:
     """Raise CtxError for a text without a token, or one that is too long for the model with its generated tokens."""
     pair_length = max_pair_length(model.config)
@@ -177,16 +144,12 @@ def _check_lengths(
 
 
 def _padding_id(tokenizer: PreTrainedTokenizerBase) -> int:
-    """Token id for masked positions."""
     candidates = (tokenizer.pad_token_id, tokenizer.eos_token_id)
     return next((token_id for token_id in candidates if token_id is not None), 0)
 
 
 def _make_batch(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    sequences: list[list[int]],
-    language_ids: dict[str, int],
+    model: Any, tokenizer: Any, sequences: list[list[int]], language_ids: dict[str, int]
 ) -> dict[str, torch.Tensor]:
     """Padded inputs of `generate`; prompts are padded on the left, so that the continuation follows them."""
     side = tokenizer.padding_side if model.config.is_encoder_decoder else "left"

@@ -30,8 +30,7 @@ def generate_field(
     token ends the text. Other special tokens are not generated.
 
     Args:
-        model: A Grover language model.
-        tokenizer: The model's tokenizer.
+        model, tokenizer: A Grover language model and its tokenizer.
         fields: Field -> value in the format of `data.news_files.read_articles`; may be empty. The target's value is
             ignored.
         target: The field to generate.
@@ -90,8 +89,7 @@ def field_loss(
     Articles without the target are skipped; tokens beyond the model's longest input are ignored.
 
     Args:
-        model: A Grover language model.
-        tokenizer: The model's tokenizer.
+        model, tokenizer: A Grover language model and its tokenizer.
         articles: Field -> text of each article, as in `NewsArticle.fields`.
         target: The predicted field.
         context_fields: Fields of the context, if an article has them; () for none.

@@ -46,8 +46,7 @@ def answer_questions(
     Contexts may have any length. transformers 5 has no question-answering pipeline.
 
     Args:
-        model: A model of `AutoModelForQuestionAnswering`.
-        tokenizer: The model's tokenizer.
+        model, tokenizer: A model of `AutoModelForQuestionAnswering` and its tokenizer.
         questions: (question, context) pairs.
         max_length: Tokens per window.
         doc_stride: Tokens of overlap between two windows; None for the default of `TaskArguments`.

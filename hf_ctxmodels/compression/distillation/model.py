@@ -85,14 +85,8 @@ def _without_prefix(entries: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 
 @dataclass
 class DistillationOutput(ModelOutput):
-    """Output of `CtxDistillationModel`.
-
-    Attributes:
-        loss: The weighted sum of the losses.
-        logits: The logits of a student with a task head.
-        soft_targets_loss, hard_targets_loss, logits_loss, soft_classes_loss, cosine_loss, patient_loss, attention_loss,
-            hidden_loss, embeddings_loss, sentences_loss: Each loss without its weight, detached; None if not used.
-    """
+    """The weighted sum of the losses, the logits of a student with a task head, and each loss without its weight,
+    detached; None if not used."""
 
     loss: Tensor | None = None
     logits: Tensor | None = None
@@ -121,7 +115,7 @@ class CtxDistillationModel(CtxPreTrainedModel):
     Args:
         student: A masked LM, or a model of any family with a task head.
         teacher: As `student`. Losses of tokens need the student's tokenizer.
-        losses: The distillation losses; see `prediction_losses` and `state_losses`.
+        losses: The distillation losses; see `losses`.
 
     Raises:
         CtxError: There is no loss, a loss occurs twice or has a weight that is not above 0, or a model lacks what a
@@ -130,6 +124,7 @@ class CtxDistillationModel(CtxPreTrainedModel):
     Example:
         >>> import torch
         >>> from hf_ctxmodels import CtxBertConfig, CtxBertForMaskedLM
+        >>> from hf_ctxmodels.compression.distillation import HiddenStateLoss, SoftTargetLoss
         >>> sizes = {"vocab_size": 9, "hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 8}
         >>> teacher = CtxBertForMaskedLM(CtxBertConfig(num_hidden_layers=4, **sizes))
         >>> student = CtxBertForMaskedLM(CtxBertConfig(num_hidden_layers=2, **sizes))
@@ -215,15 +210,13 @@ class CtxDistillationModel(CtxPreTrainedModel):
         """
         if input_ids is None:
             raise CtxError("Distillation needs input_ids.", hint="pass input_ids instead of inputs_embeds.")
-        arguments = {
+        arguments: dict[str, Any] = {
             "input_ids": input_ids,
             "attention_mask": attention_mask,
             "token_type_ids": token_type_ids,
-            **kwargs,
-            "teacher_input_ids": teacher_input_ids,
-            "teacher_attention_mask": teacher_attention_mask,
-            "teacher_token_type_ids": teacher_token_type_ids,
         }
+        arguments |= {"teacher_input_ids": teacher_input_ids, "teacher_attention_mask": teacher_attention_mask}
+        arguments |= {"teacher_token_type_ids": teacher_token_type_ids, **kwargs}
         arguments = {name: value for name, value in arguments.items() if value is not None}
         inputs = _without_prefix(arguments, TEACHER_PREFIX)
         if not self.training and distilled_examples is None and not torch.is_grad_enabled():
@@ -231,14 +224,8 @@ class CtxDistillationModel(CtxPreTrainedModel):
             return self.student(**inputs, labels=labels, num_items_in_batch=num_items_in_batch, **options)
         targets = {"labels": labels, TOKENS: distilled_tokens, EXAMPLES: distilled_examples}
         counts = num_items_in_batch if isinstance(num_items_in_batch, Mapping) else {}
-        student = run_forward(
-            self.student,
-            inputs,
-            labels=labels,
-            output_hidden_states=self._needs_hidden_states,
-            counts=counts,
-            compute_loss=self._needs_student_loss,
-        )
+        needs = {"output_hidden_states": self._needs_hidden_states, "compute_loss": self._needs_student_loss}
+        student = run_forward(self.student, inputs, labels=labels, counts=counts, **needs)
         values = self._compute_losses(student, self._run_teacher(arguments), targets, counts)
         total = torch.stack([loss.weight * value.float() for loss, value in values.items()]).sum()
         # zero gradients of unused parameters, for distributed training
@@ -299,13 +286,8 @@ class CtxDistillationModel(CtxPreTrainedModel):
         return values
 
     def save_pretrained(self, save_directory: str | Path, *args: Any, state_dict: Any = None, **kwargs: Any) -> None:
-        """Save the student alone, and the projections, if any, to a file next to it.
-
-        Args:
-            save_directory: Directory of the student.
-            state_dict: Gathered weights of this model; None for its own.
-            args, kwargs: As in `PreTrainedModel.save_pretrained`.
-        """
+        """Save the student alone, and the projections, if any, to a file next to it; `state_dict` may hold gathered
+        weights of this model."""
         student_weights = None if state_dict is None else _select_prefix(state_dict, _STUDENT_PREFIX)
         self.student.save_pretrained(save_directory, *args, state_dict=student_weights, **kwargs)
         weights = self.state_dict() if state_dict is None else state_dict
@@ -314,11 +296,7 @@ class CtxDistillationModel(CtxPreTrainedModel):
             save_file(projections, Path(save_directory) / PROJECTIONS_FILE)
 
     def load_saved_weights(self, directory: str | Path) -> None:
-        """Load the student and the projections that `save_pretrained` saved; the training loop calls it on resume.
-
-        Raises:
-            CtxError: The projections are missing or have other shapes.
-        """
+        """Load the student and the projections on resume; raises CtxError if the projections do not fit."""
         self.load_state_dict(load_file(Path(directory) / "model.safetensors"))
         if self.projections and not self.load_projections(directory):
             raise CtxError(
