@@ -34,6 +34,10 @@ QUICK = ["--num_train_epochs", "7", "--learning_rate", "5e-3", "--per_device_bat
 class DemoRunner:
     folder: Path
 
+    @property
+    def infersent(self) -> list[str]:
+        return ["--family", f"infersent:tokenizer={self.path('infersent-tokenizer')}"]
+
     def path(self, name: str) -> str:
         return str(self.folder / name)
 
@@ -110,12 +114,7 @@ def test_a_task_is_learned_from_a_teacher(workshop, subtests, capsys):
         "step_2": ["--recipe", "tinybert_task_2", "--model", workshop.path("step_1")],
         "of_the_teacher": [*short, "--losses", "logits"],
         "of_a_peer": ["--teacher", workshop.path("peer"), *short, "--losses", "logits"],  # of transformers' BERT
-        "bilstm": [
-            "--recipe",
-            "bilstm_distilled",
-            "--family",
-            f"infersent:tokenizer={workshop.path('infersent-tokenizer')}",
-        ],
+        "bilstm": ["--recipe", "bilstm_distilled", *workshop.infersent],
     }
     AutoModelForSequenceClassification.from_pretrained(workshop.path("teacher")).export_reference(workshop.path("peer"))
     for file in (workshop.folder / "teacher").glob("tokenizer*"):
@@ -132,55 +131,32 @@ def test_a_task_is_learned_from_a_teacher(workshop, subtests, capsys):
         again = [*teacher, *short, "--resume", "--losses"]
         assert workshop.prepare_finetuning("distill", "of_the_teacher", *again, "logits:weight=1").steps == 42
         capsys.readouterr()
-        assert (
-            workshop.run("distill sequence-classification", *workshop.task("of_the_teacher"), *again, "logits:weight=2")
-            == 2
-        )
+        flags = (*workshop.task("of_the_teacher"), *again, "logits:weight=2")
+        assert workshop.run("distill sequence-classification", *flags) == 2
         assert "'weight': 2.0" in capsys.readouterr().err
 
 
 def test_what_does_not_go_together_is_one_screen(workshop, subtests, capsys):
-    teacher, text = workshop.path("teacher"), ["--dataset", workshop.path("text.txt")]
-    pretrained = workshop.path("pretrained")
-    task = ["--train_file", workshop.path("train.tsv"), "--validation_file"]
+    teacher, pretrained = workshop.path("teacher"), workshop.path("pretrained")
+    text = ["--teacher", pretrained, "--dataset", workshop.path("text.txt")]
+    task = ["--teacher", teacher, "--train_file", workshop.path("train.tsv"), "--validation_file"]
     task += [workshop.path("dev.tsv"), "--text_columns", "sentence", "--label_column", "gold"]
     soft = ["--losses", "soft-targets"]
     new = ["--family", f"bert:tokenizer={workshop.path('bert-tokenizer')}"]
-    words = ["--family", f"infersent:tokenizer={workshop.path('infersent-tokenizer')}"]
     cases: dict[str, tuple[str, list[Any], str]] = {
-        "no teacher": ("text", [*text, *soft], "required: --teacher"),
-        "no text": ("text", ["--teacher", pretrained, *soft], "required: --dataset"),
-        "a flag of tasks": ("text", ["--teacher", pretrained, *text, *soft, "--train_file", "a"], "--train_file"),
-        "a flag of pretraining": (TASK, ["--teacher", teacher, *task, *soft, "--objective", "mlm"], "--objective"),
-        "a flag of another task": (TASK, ["--teacher", teacher, *task, *soft, "--num_beams", 2], "--num_beams"),
-        "no loss": ("text", ["--teacher", pretrained, *text], "required: --losses"),
-        "an unknown loss": ("text", ["--teacher", pretrained, *text, "--losses", "hard"], "use one of"),
-        "too long for the teacher": (
-            "text",
-            ["--teacher", pretrained, *text, *soft, "--max_length", 65],
-            "limit of 64",
-        ),
-        "a negative weight": (
-            "text",
-            ["--teacher", pretrained, *text, "--losses", "cosine:weight=-1"],
-            "cosine has the weight -1",
-        ),
-        "no such layer": (
-            "text",
-            ["--teacher", pretrained, *text, *soft, "--student_layers", 1, 4],
-            "There is no layer 4",
-        ),
-        "no masked LM": (
-            "text",
-            ["--teacher", pretrained, *text, *soft, "--family", "infersent"],
-            "no masked language model",
-        ),
-        "not fine-tuned": (TASK, ["--teacher", pretrained, *task, *soft, *new], "no trained head"),
-        "tokens of another vocabulary": (
-            TASK,
-            ["--teacher", teacher, *task, *words, "--losses", "cosine"],
-            "cosine",
-        ),
+        "no teacher": ("text", [*text[2:], *soft], "required: --teacher"),
+        "no text": ("text", [*text[:2], *soft], "required: --dataset"),
+        "a flag of tasks": ("text", [*text, *soft, "--train_file", "a"], "--train_file"),
+        "a flag of pretraining": (TASK, [*task, *soft, "--objective", "mlm"], "--objective"),
+        "a flag of another task": (TASK, [*task, *soft, "--num_beams", 2], "--num_beams"),
+        "no loss": ("text", text, "required: --losses"),
+        "an unknown loss": ("text", [*text, "--losses", "hard"], "use one of"),
+        "too long for the teacher": ("text", [*text, *soft, "--max_length", 65], "limit of 64"),
+        "a negative weight": ("text", [*text, "--losses", "cosine:weight=-1"], "cosine has the weight -1"),
+        "no such layer": ("text", [*text, *soft, "--student_layers", 1, 4], "There is no layer 4"),
+        "no masked LM": ("text", [*text, *soft, "--family", "infersent"], "no masked language model"),
+        "not fine-tuned": (TASK, ["--teacher", pretrained, *task[2:], *soft, *new], "no trained head"),
+        "tokens of another vocabulary": (TASK, [*task, *workshop.infersent, "--losses", "cosine"], "cosine"),
     }
     for name, (command, flags, message) in cases.items():
         with subtests.test(name):
@@ -227,9 +203,8 @@ def test_augmented_examples_have_words_that_fit(workshop, capsys):
         with torch.no_grad():
             logits = model(**batch).logits[0, batch["input_ids"][0] == tokenizer.mask_token_id][0]
         best = tokenizer.convert_ids_to_tokens(logits.topk(5).indices.tolist())
-        assert candidates[place] == [
-            each for each in best if not each.startswith("##") and each not in tokenizer.all_special_tokens
-        ]
+        best = [word for word in best if word not in tokenizer.all_special_tokens]
+        assert candidates[place] == [word for word in best if not word.startswith("##")]
     augmenter = Augmenter(rule, copies=400, seed=1)
     copies = augmenter.augment([text], 0)
     assert copies[0] == (text,)
@@ -242,7 +217,7 @@ def test_augmented_examples_have_words_that_fit(workshop, capsys):
     share = sum(copy[5] != words[5] for copy in drawn) / len(drawn)
     assert 0.33 < share < 0.47
     masking = Masking(tokenizer, mask_probability=0.1, ngram_probability=0.25)
-    masked = [masking.sample(words, rng) for rng in [np.random.default_rng(0)] for _ in range(800)]
+    masked = [masking.sample((words, {}), rng) for rng in [np.random.default_rng(0)] for _ in range(800)]
     whole = [copy for copy in masked if len(copy) == len(words)]
     assert 0.2 < 1 - len(whole) / len(masked) < 0.3
     assert 0.08 < sum(copy.count("[MASK]") for copy in whole) / (len(words) * len(whole)) < 0.12
@@ -269,27 +244,14 @@ def check_the_command(workshop, capsys):
     assert "The file exists" in capsys.readouterr().err
     assert workshop.run("data augment", *flags, "--rule", "masking", "--overwrite", "--output", output) == 0
     assert "[MASK]" in output.read_text()
-    teacher = [
-        "--teacher",
-        workshop.path("teacher"),
-        "--recipe",
-        "bilstm_distilled",
-        "--num_train_epochs",
-        1,
-        "--max_length",
-        24,
-    ]
-    task = ["--text_columns", "sentence", "--label_column", "gold", "--validation_file", workshop.path("dev.tsv")]
-    student = [
-        "--family",
-        f"infersent:tokenizer={workshop.path('infersent-tokenizer')}",
-        "--output_dir",
-        workshop.path("augmented"),
-    ]
-    assert workshop.run("distill sequence-classification", *teacher, *task, "--train_file", output, *student) == 0
+    teacher = ["--teacher", workshop.path("teacher"), "--recipe", "bilstm_distilled"]
+    task = ["--text_columns", "sentence", "--label_column", "gold", "--train_file", output, "--validation_file"]
+    task += [workshop.path("dev.tsv"), "--num_train_epochs", 1, "--max_length", 24]
+    student = [*workshop.infersent, "--output_dir", workshop.path("augmented")]
+    assert workshop.run("distill sequence-classification", *teacher, *task, *student) == 0
     opened = Teacher.open(workshop.path("teacher"))
     headless = opened.load("AutoModelForMaskedLM")
     with pytest.raises(CtxError, match=r"no trained masked-LM head: mlm_head"):
         Substitution(headless, opened.tokenizer, lambda word, number: [])
     with pytest.raises(CtxError, match="cannot replace words"):
-        Substitution(Teacher.open(workshop.path("teacher")).load("AutoModel"), tokenizer, lambda word, number: [])
+        Substitution(opened.load("AutoModel"), tokenizer, lambda word, number: [])

@@ -53,14 +53,8 @@ def taught(dropout: float = 0.0) -> CtxDistillationModel:
 
 def by_loop(model: CtxDistillationModel, folder: Path, steps: int, **more: Any) -> list[dict[str, float]]:
     fixed: dict[str, Any] = {"per_device_batch_size": 4, "learning_rate": 1e-2, "lr_scheduler": "constant"}
-    options = LoopArguments(
-        output_dir=str(folder),
-        max_steps=steps,
-        logging_steps=1,
-        save_steps=2,
-        dataloader_workers=0,
-        **{**fixed, **more},
-    )
+    fixed |= {"logging_steps": 1, "save_steps": 2, "dataloader_workers": 0}
+    options = LoopArguments(output_dir=str(folder), max_steps=steps, **{**fixed, **more})
     accelerator = make_accelerator(options)
     TrainingLoop(model, EpochIndexed(Rows().rows), DistillationCollator(padded), options, accelerator).run()
     return [json.loads(line) for line in (folder / "training_log.jsonl").read_text().splitlines()]
@@ -119,33 +113,18 @@ def test_accumulated_steps_are_those_of_one_batch(tmp_path):
 
 def test_trainer_trains_saves_and_resumes_a_student(tmp_path):
     def trainer(
-        model: CtxDistillationModel,
-        folder: str,
-        steps: int,
-        kind: type[Trainer] = Trainer,
-        batch: int = 4,
-        optim: str = "sgd",
+        model: CtxDistillationModel, folder: str, kind: type[Trainer] = Trainer, batch: int = 4, optim: str = "sgd"
     ) -> Any:
-        options = TrainingArguments(
-            tmp_path / folder,
-            max_steps=steps,
-            per_device_train_batch_size=batch,
-            gradient_accumulation_steps=4 // batch,
-            learning_rate=1e-2,
-            lr_scheduler_type="constant",
-            save_steps=1,
-            optim=optim,
-            report_to=[],
-            use_cpu=True,
-            disable_tqdm=True,
-            remove_unused_columns=False,
-        )
+        sizes = {"per_device_train_batch_size": batch, "gradient_accumulation_steps": 4 // batch}
+        schedule = {"max_steps": 2, "learning_rate": 1e-2, "lr_scheduler_type": "constant", "save_steps": 1}
+        flags = {"report_to": [], "use_cpu": True, "disable_tqdm": True, "remove_unused_columns": False}
+        options = TrainingArguments(tmp_path / folder, optim=optim, **sizes, **schedule, **flags)
         return kind(model, options, data_collator=DistillationCollator(padded), train_dataset=Rows())
 
     plain, exact, accumulated = (taught() for _ in range(3))
-    trainer(plain, "plain", 2, optim="adamw_torch").train()
-    trainer(exact, "exact", 2).train()
-    trainer(accumulated, "accumulated", 2, CtxTrainer, batch=1).train()
+    trainer(plain, "plain", optim="adamw_torch").train()
+    trainer(exact, "exact").train()
+    trainer(accumulated, "accumulated", CtxTrainer, batch=1).train()
     for name, each in accumulated.state_dict().items():
         assert_close(each, exact.state_dict()[name], name, 1e-5)
     saved, report = AutoModelForMaskedLM.from_pretrained(tmp_path / "plain" / "checkpoint-2", output_loading_info=True)
@@ -154,7 +133,7 @@ def test_trainer_trains_saves_and_resumes_a_student(tmp_path):
     resumed = taught()
     checkpoint = tmp_path / "plain" / "checkpoint-1"
     assert resumed.load_projections(checkpoint)
-    trainer(resumed, "plain", 2, optim="adamw_torch").train(resume_from_checkpoint=str(checkpoint))
+    trainer(resumed, "plain", optim="adamw_torch").train(resume_from_checkpoint=str(checkpoint))
     assert same_weights(resumed, plain)
 
 
@@ -214,9 +193,7 @@ def test_a_student_of_some_layers_is_exported_as_distilbert(tmp_path):
         peer, report = kind.from_pretrained(tmp_path / folder, output_loading_info=True)
         assert not any(report.values()), report
         assert peer.num_parameters() == ours.num_parameters()
-        assert all(
-            torch.equal(each, ours.get_input_embeddings().weight) for each in [peer.get_input_embeddings().weight]
-        )
+        assert torch.equal(peer.get_input_embeddings().weight, ours.get_input_embeddings().weight)
         with torch.no_grad():
             segments = torch.ones_like(batch["input_ids"])
             got = getattr(ours.eval()(**batch, token_type_ids=segments), field)

@@ -85,20 +85,15 @@ def test_damaged_files(form: str, content: bytes, message: str, tmp_path: Path) 
         READERS[form](tmp_path / "vectors")
 
 
-def test_missing_file(tmp_path: Path) -> None:
+def test_missing_files_and_unusual_words(tmp_path: Path) -> None:
+    """Repeated words are ignored; words with spaces can be read but not written."""
     for reader in READERS.values():
         with pytest.raises(CtxError, match="No such file"):
             reader(tmp_path / "missing")
-
-
-def test_repeated_words_are_ignored(tmp_path: Path) -> None:
     (tmp_path / "vectors").write_text("a 1 2\nb 3 4\na 5 6\n")
     with pytest.warns(UserWarning, match="1 repeated"):
         vectors = READERS["glove"](tmp_path / "vectors")
     assert (vectors.words, vectors.matrix.tolist()) == (["a", "b"], [[1, 2], [3, 4]])
-
-
-def test_words_with_spaces(tmp_path: Path) -> None:
     (tmp_path / "vectors").write_text("a 1 2\n. . 3 4\n")
     vectors = READERS["glove"](tmp_path / "vectors")
     assert vectors.words == ["a", ". ."]
@@ -117,16 +112,8 @@ def test_conversion_script(family: str, tmp_path: Path) -> None:
         return process.stdout
 
     directory = tmp_path / "model"
-    output = run(
-        "--input_format",
-        "word2vec-binary",
-        "--input",
-        tmp_path / "vectors.bin",
-        "--family",
-        family,
-        "--output",
-        directory,
-    )
+    source = ("--input_format", "word2vec-binary", "--input", tmp_path / "vectors.bin")
+    output = run(*source, "--family", family, "--output", directory)
     assert "6 words of 5 dimensions" in output
     model, tokenizer = AutoModel.from_pretrained(directory), AutoTokenizer.from_pretrained(directory)
     assert type(model) is FAMILIES[family].models["AutoModel"]
@@ -143,28 +130,14 @@ def test_conversion_script(family: str, tmp_path: Path) -> None:
 def test_pickles_require_allow_pickle(tmp_path: Path) -> None:
     pytest.importorskip("gensim", reason="needs gensim (extra `demo`)")
     VECTORS.to_gensim().save(str(tmp_path / "vectors.kv"))
-    flags = [
-        "--input_format",
-        "gensim",
-        "--input",
-        tmp_path / "vectors.kv",
-        "--family",
-        STATIC[0],
-        "--output",
-        tmp_path / "model",
-    ]
+    flags = ["--input_format", "gensim", "--input", tmp_path / "vectors.kv"]
+    flags += ["--family", STATIC[0], "--output", tmp_path / "model"]
     process = run_forked(SCRIPT, *flags)
     assert process.returncode == 2
     assert "pickle" in process.stderr
     process = run_forked(SCRIPT, *flags, "--allow_pickle")
     assert process.returncode == 0, process.stderr
     assert len(AutoTokenizer.from_pretrained(tmp_path / "model")) == 8
-
-
-def test_contextual_families_are_rejected() -> None:
-    family = next(name for name in FAMILIES if name not in STATIC)
-    with pytest.raises(CtxError, match="has no static embeddings"):
-        VECTORS.to_model(family)
 
 
 @pytest.mark.parametrize("family", STATIC)
@@ -176,3 +149,5 @@ def test_tokenizer_of_another_vocabulary(family: str) -> None:
     _, other_tokenizer = WordVectors([word + "s" for word in VECTORS.words], VECTORS.matrix).to_model(family)
     with pytest.raises(CtxError, match="tokenizer_digest"):
         WordVectors.from_model(model, other_tokenizer)
+    with pytest.raises(CtxError, match="has no static embeddings"):
+        VECTORS.to_model("bert")

@@ -5,6 +5,7 @@ import json
 import random
 import struct
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,52 +27,17 @@ from hf_ctxmodels.training.training_log import LOG_FILE, read_log
 
 RECORDS = [{"text": "The cat sat.\nA dog ran.", "label": 1}, {"text": "It was é.", "label": 0}]
 JSONL = "".join(json.dumps(record) + "\n" for record in RECORDS).encode()
-SQUAD = {
-    "data": [
-        {
-            "paragraphs": [
-                {
-                    "context": "The cat sat on the mat.",
-                    "qas": [
-                        {"id": "1", "question": "Who sat?", "answers": [{"text": "cat", "answer_start": 4}]},
-                        {"id": "2", "question": "Who ran?", "is_impossible": True, "answers": []},
-                    ],
-                }
-            ]
-        }
-    ]
-}
+QUESTIONS = [
+    {"id": "1", "question": "Who sat?", "answers": [{"text": "cat", "answer_start": 4}]},
+    {"id": "2", "question": "Who ran?", "is_impossible": True, "answers": []},
+]
+SQUAD = {"data": [{"paragraphs": [{"context": "The cat sat on the mat.", "qas": QUESTIONS}]}]}
 CONLLU = "".join(f"{number}\t{word}\t_\tNOUN\t_\t_\t0\t_\t_\t_\n" for number, word in enumerate(["a", "cat"], start=1))
-SUMMARY = {
-    "task": "pretraining",
-    "model_class": "M",
-    "model_type": "m",
-    "dataset": "demo",
-    "seed": 1,
-    "parameters": 9,
-    "steps": 2,
-    "global_batch_size": 4,
-    "metrics": {"eval_loss": 1.5},
-    "curve": [{"step": 1, "loss": 2.0}],
-}
-OPTIONS = {
-    "lstm": {
-        "dim": 8,
-        "projection_dim": 4,
-        "n_layers": 2,
-        "use_skip_connections": True,
-        "cell_clip": 3,
-        "proj_clip": 3,
-    },
-    "char_cnn": {
-        "n_characters": 262,
-        "max_characters_per_token": 50,
-        "embedding": {"dim": 4},
-        "activation": "relu",
-        "filters": [[1, 4], [2, 8]],
-        "n_highway": 1,
-    },
-}
+SUMMARY = {"task": "pretraining", "model_class": "M", "model_type": "m", "dataset": "demo", "seed": 1, "parameters": 9}
+SUMMARY |= {"steps": 2, "global_batch_size": 4, "metrics": {"eval_loss": 1.5}, "curve": [{"step": 1, "loss": 2.0}]}
+LSTM = {"dim": 8, "projection_dim": 4, "n_layers": 2, "use_skip_connections": True, "cell_clip": 3, "proj_clip": 3}
+CNN = {"n_characters": 262, "max_characters_per_token": 50, "embedding": {"dim": 4}, "activation": "relu"}
+OPTIONS = {"lstm": LSTM, "char_cnn": CNN | {"filters": [[1, 4], [2, 8]], "n_highway": 1}}
 
 
 def read_documents(path: Path) -> None:
@@ -85,14 +51,8 @@ def read_rows(path: Path) -> None:
         str(row.values["text"]).encode()
 
 
-def read_classification(path: Path) -> None:
-    task = TASKS["sequence-classification"](TaskArguments(text_columns="text"))
-    task.read(str(path), "train")
-
-
-def read_regression(path: Path) -> None:
-    task = TASKS["regression"](TaskArguments(text_columns="text"))
-    task.read(str(path), "train")
+def read_task(name: str, path: Path) -> None:
+    TASKS[name](TaskArguments(text_columns="text")).read(str(path), "train")
 
 
 FILES: dict[str, tuple[str, bytes, Callable[[Path], Any]]] = {
@@ -102,8 +62,8 @@ FILES: dict[str, tuple[str, bytes, Callable[[Path], Any]]] = {
     "table.jsonl": ("a.jsonl", JSONL, read_rows),
     "table.csv": ("a.csv", b'text,label\n"The cat, it sat.",1\nIt was,0\n', read_rows),
     "table.tsv.gz": ("a.tsv.gz", gzip.compress(b"text\tlabel\nThe cat\t1\nIt was\t0\n"), read_rows),
-    "classification.jsonl": ("a.jsonl", JSONL, read_classification),
-    "regression.jsonl": ("a.jsonl", JSONL, read_regression),
+    "classification.jsonl": ("a.jsonl", JSONL, partial(read_task, "sequence-classification")),
+    "regression.jsonl": ("a.jsonl", JSONL, partial(read_task, "regression")),
     "squad": ("a.json", json.dumps(SQUAD).encode(), lambda path: read_squad(str(path))),
     "conll": ("a.conll", b"EU\tB-ORG\nrejects\tO\n\nBlack\tO\n", read_conll),
     "conllu": ("a.conllu", CONLLU.encode(), read_conllu),
@@ -126,9 +86,7 @@ FILES: dict[str, tuple[str, bytes, Callable[[Path], Any]]] = {
     "words.txt": ("a.txt", b"the\ncat\n", read_words),
     "codes": ("a.fcodes", b"t h 10\nth e</w> 9\n", read_codes),
 }
-JSON_FILES: dict[str, tuple[Any, Callable[[Path], Any]]] = {
-    **{name: (json.loads(FILES[name][1]), FILES[name][2]) for name in ("squad", "manifest", "summary", "words.json")},
-}
+JSON_FILES = ("squad", "manifest", "summary", "words.json")
 JSON_LINES = {name: FILES[name] for name in FILES if ".jsonl" in name and ".gz" not in name}
 
 
@@ -151,8 +109,8 @@ def test_mutated_bytes(name: str, count: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("count", SEED_COUNTS)
 @pytest.mark.parametrize("name", JSON_FILES)
 def test_mutated_json(name: str, count: int, tmp_path: Path) -> None:
-    value, read = JSON_FILES[name]
-    path = tmp_path / FILES[name][0]
+    file_name, content, read = FILES[name]
+    value, path = json.loads(content), tmp_path / file_name
 
     def check(rng: random.Random) -> None:
         path.write_text(dump_json(mutate_json(value, rng)))

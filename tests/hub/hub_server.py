@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -50,7 +49,7 @@ class HubServer:
         self.upload_stalled = threading.Event()
         self.requests: list[str] = []
         self.lock = threading.RLock()
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), _handler_for(self))
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": self}))
         self._http.daemon_threads = True
         self.endpoint = f"http://127.0.0.1:{self._http.server_port}"
         # Large files are served under another host name, as by the Hub: to one's own host the client follows a
@@ -61,7 +60,7 @@ class HubServer:
         threading.Thread(target=self._http.serve_forever, name="hub", daemon=True).start()
         return self
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stall_uploads.clear()
         self._http.shutdown()
         self._http.server_close()
@@ -188,19 +187,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(content)
 
     def send_file(self, content: bytes, headers: dict[str, str]) -> None:
-        """Whole, or the part that a Range header asks for."""
-        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
-        headers = {"Content-Type": "application/octet-stream", "Accept-Ranges": "bytes", **headers}
-        if asked is None:
-            self.send(content, 200, headers)
-            return
-        first, last = int(asked[1]), int(asked[2] or len(content) - 1)
-        headers["Content-Range"] = f"bytes {first}-{last}/{len(content)}"
-        self.send(content[first : last + 1], 206, headers)
-
-
-def _handler_for(hub: HubServer) -> type[_Handler]:
-    return type("Handler", (_Handler,), {"hub": hub})
+        self.send(content, 200, {"Content-Type": "application/octet-stream", **headers})
 
 
 @_route("GET", r"/api/whoami-v2")
@@ -251,9 +238,8 @@ def _preupload(request: _Handler, match: re.Match[str]) -> None:
     for file in request.json_body()["files"]:
         mode = "lfs" if file["path"].endswith(_LFS_ENDINGS) else "regular"
         blob = present.get(file["path"])
-        answers.append(
-            {"path": file["path"], "uploadMode": mode, "shouldIgnore": False, "oid": blob.oid if blob else None}
-        )
+        answer = {"path": file["path"], "uploadMode": mode, "shouldIgnore": False}
+        answers.append({**answer, "oid": blob.oid if blob else None})
     request.send_json({"files": answers})
 
 
@@ -309,19 +295,10 @@ def _commit(request: _Handler, match: re.Match[str]) -> None:
 def _info(request: _Handler, match: re.Match[str]) -> None:
     repository = request.repository(match)
     commit = repository.resolve(unquote(match["revision"] or "main"))
-    request.send_json(
-        {
-            "_id": "0",
-            "id": repository.name,
-            "modelId": repository.name,
-            "sha": commit,
-            "private": repository.private,
-            "tags": [],
-            "downloads": 0,
-            "likes": 0,
-            "siblings": [{"rfilename": path} for path in sorted(repository.commits[commit])],
-        }
-    )
+    answer = {"_id": "0", "id": repository.name, "modelId": repository.name, "sha": commit, "tags": []}
+    answer |= {"private": repository.private, "downloads": 0, "likes": 0}
+    answer["siblings"] = [{"rfilename": path} for path in sorted(repository.commits[commit])]
+    request.send_json(answer)
 
 
 @_route("GET", rf"/api/models/{_REPO}/tree/(?P<revision>[^/]+)(/(?P<folder>.+))?")

@@ -39,6 +39,12 @@ def family(request: pytest.FixtureRequest) -> FamilySpec:
     return FAMILIES[request.param]
 
 
+@pytest.fixture
+def directory(saved_model: Path, tmp_path: Path) -> Path:
+    """A copy of the saved model."""
+    return shutil.copytree(saved_model, tmp_path / "model")
+
+
 # Runs several scripts, each in a process forked from this one when the package is imported.
 FORKING = """
 import json, os, sys
@@ -123,11 +129,8 @@ def test_killed_upload_leaves_the_repository_as_it_was(
     (changed / "model.safetensors").write_bytes(flipped)
 
     hub.stall_uploads.set()
-    pushing = subprocess.Popen(
-        [sys.executable, *push_command(changed, published)],
-        cwd=ROOT,
-        env=environment_for(hub, tmp_path / "cache", TOKEN),
-    )
+    environment = environment_for(hub, tmp_path / "cache", TOKEN)
+    pushing = subprocess.Popen([sys.executable, *push_command(changed, published)], cwd=ROOT, env=environment)
     try:
         assert hub.upload_stalled.wait(timeout=120), f"no upload began; exit code {pushing.poll()}"
     finally:
@@ -210,8 +213,7 @@ def of_another_family(directory: Path, name: str) -> None:
         (of_another_family, "config.json", "no configuration of this package"),
     ],
 )
-def test_refuses_before_any_request(saved_model: Path, tmp_path: Path, damage, name: str, message: str) -> None:
-    directory = shutil.copytree(saved_model, tmp_path / "model")
+def test_refuses_before_any_request(directory: Path, damage, name: str, message: str) -> None:
     damage(directory, name)
     with pytest.raises(CtxError, match=message) as raised:
         repository_files(directory, REPO)
@@ -226,8 +228,7 @@ def index_of(directory: Path, *names: str) -> None:
 @pytest.mark.parametrize(
     "name", ["../secret.safetensors", "{tmp_path}/secret.safetensors", "gone.safetensors", "a.txt"]
 )
-def test_an_index_names_files_beside_it_alone(saved_model: Path, tmp_path: Path, name: str) -> None:
-    directory = shutil.copytree(saved_model, tmp_path / "model")
+def test_an_index_names_files_beside_it_alone(directory: Path, tmp_path: Path, name: str) -> None:
     for secret in (tmp_path / "secret.safetensors", directory / "a.txt"):
         secret.write_text("secret")
     (directory / "model.safetensors").rename(directory / "part.safetensors")
@@ -236,9 +237,8 @@ def test_an_index_names_files_beside_it_alone(saved_model: Path, tmp_path: Path,
         repository_files(directory, REPO)
 
 
-def test_an_index_that_is_not_in_use_names_nothing(saved_model: Path, tmp_path: Path) -> None:
+def test_an_index_that_is_not_in_use_names_nothing(directory: Path, tmp_path: Path) -> None:
     """`from_pretrained` reads model.safetensors, and no index where that is."""
-    directory = shutil.copytree(saved_model, tmp_path / "model")
     (tmp_path / "secret.txt").write_text("secret")
     (directory / "optimizer.safetensors").write_bytes(b"moments")
     index_of(directory, "../secret.txt")
@@ -249,8 +249,7 @@ def test_an_index_that_is_not_in_use_names_nothing(saved_model: Path, tmp_path: 
     assert [name for name in files if "safetensors" in name or "secret" in name] == ["model.safetensors"]
 
 
-def test_weights_in_parts_are_published_with_their_index(saved_model: Path, tmp_path: Path) -> None:
-    directory = shutil.copytree(saved_model, tmp_path / "model")
+def test_weights_in_parts_are_published_with_their_index(directory: Path, tmp_path: Path) -> None:
     AutoModelForPreTraining.from_pretrained(directory).save_pretrained(tmp_path / "parts", max_shard_size="50KB")
     (directory / "model.safetensors").unlink()
     for part in (tmp_path / "parts").glob("*safetensors*"):
@@ -261,8 +260,7 @@ def test_weights_in_parts_are_published_with_their_index(saved_model: Path, tmp_
 
 
 @pytest.mark.parametrize("name", ["generation_config.json", "README.md", "tokenizer.json"])
-def test_a_link_out_of_the_directory_is_not_followed(saved_model: Path, tmp_path: Path, name: str) -> None:
-    directory = shutil.copytree(saved_model, tmp_path / "model")
+def test_a_link_out_of_the_directory_is_not_followed(directory: Path, tmp_path: Path, name: str) -> None:
     outside = tmp_path / "outside"
     shutil.copy(directory / name, outside) if (directory / name).exists() else outside.write_text("{}")
     (directory / name).unlink(missing_ok=True)
@@ -282,16 +280,14 @@ def test_a_snapshot_of_the_hubs_cache_is_published(saved_model: Path, tmp_path: 
     assert "model.safetensors" in repository_files(snapshot, REPO)
 
 
-def test_a_card_that_is_not_utf_8_is_one_screen(saved_model: Path, tmp_path: Path) -> None:
-    directory = shutil.copytree(saved_model, tmp_path / "model")
+def test_a_card_that_is_not_utf_8_is_one_screen(directory: Path) -> None:
     for content in ("# Modèle".encode("latin-1"), b"---\na: [\n---\n# Mine\n"):
         (directory / "README.md").write_bytes(content)
         with pytest.raises(CtxError, match="The card cannot be read"):
             repository_files(directory, REPO)
 
 
-def test_no_local_path_is_published(saved_model: Path, tmp_path: Path) -> None:
-    directory = shutil.copytree(saved_model, tmp_path / "model")
+def test_no_local_path_is_published(directory: Path, tmp_path: Path) -> None:
     summary = TrainingSummary.load(directory)
     summary.command = f"pretrain.py --dataset '{tmp_path}/my text.txt' --output_dir={tmp_path}/run --learning_rate 1e-4"
     summary.dataset = f"{tmp_path}/one.txt, {tmp_path}/two.tsv=first,second,label, org/name"
@@ -317,8 +313,7 @@ def test_a_dry_run_lists_the_files_and_pushes_none(saved_model: Path, monkeypatc
     assert "nothing was pushed" in shown
 
 
-def test_checkpoints_and_trainer_arguments_stay_at_home(saved_model: Path, tmp_path: Path) -> None:
-    directory = shutil.copytree(saved_model, tmp_path / "model")
+def test_checkpoints_and_trainer_arguments_stay_at_home(directory: Path) -> None:
     with_pickle(directory, "training_args.bin")
     (directory / "checkpoint-10").mkdir()
     with_pickle(directory / "checkpoint-10", "optimizer.pt")
@@ -326,8 +321,7 @@ def test_checkpoints_and_trainer_arguments_stay_at_home(saved_model: Path, tmp_p
     assert not [name for name in files if name.endswith(PICKLES) or "checkpoint" in name]
 
 
-def test_own_readme_is_kept(saved_model: Path, tmp_path: Path) -> None:
-    directory = shutil.copytree(saved_model, tmp_path / "model")
+def test_own_readme_is_kept(directory: Path) -> None:
     (directory / "README.md").write_text("---\nlicense: mit\n---\n# Mine\n")
     files = repository_files(directory, REPO)
     assert "# Mine" in files["README.md"].decode()

@@ -10,13 +10,7 @@ import pytest
 
 HERE = Path(__file__).parent
 # Markers of the tests of transformers.
-MARKERS = (
-    "accelerate_tests",
-    "flash_attn_3_test",
-    "flash_attn_4_test",
-    "flash_attn_test",
-    "torch_compile_test",
-)
+MARKERS = ("accelerate_tests", "flash_attn_3_test", "flash_attn_4_test", "flash_attn_test", "torch_compile_test")
 
 
 @dataclass(frozen=True)

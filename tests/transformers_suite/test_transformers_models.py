@@ -4,7 +4,7 @@ from typing import Any
 from unittest import TestCase
 
 from suite import NoGenerationTests, import_test_module, register_model_classes
-from tester import ModelTester, has_attending_decoder, model_classes
+from tester import ModelTester, has_attending_decoder
 from zoo import BASES, CASES, Case
 
 COMMON = import_test_module("test_modeling_common")
@@ -32,17 +32,9 @@ class _ModelTests(COMMON.ModelTesterMixin):
 
 def _model_test(case: Case) -> type[TestCase]:
     bases = (_ModelTests, *([NoGenerationTests] if case.model_class.can_generate() else []), TestCase)
-    return type(
-        str(case),
-        bases,
-        {
-            "case": case,
-            "all_model_classes": model_classes(case),
-            "has_attentions": case.has_attention,
-            "is_encoder_decoder": case.is_seq2seq or has_attending_decoder(case),
-            "__module__": __name__,
-        },
-    )
+    attributes = {"case": case, "all_model_classes": (case.model_class,), "has_attentions": case.has_attention}
+    attributes["is_encoder_decoder"] = case.is_seq2seq or has_attending_decoder(case)
+    return type(str(case), bases, attributes | {"__module__": __name__})
 
 
 class _ConfigurationTest:

@@ -38,12 +38,8 @@ class _TokenizerTests(BACKEND.TokenizersBackendTesterMixin, COMMON.TokenizerTest
 
 
 def _tokenizer_test(family: FamilySpec) -> type[TestCase]:
-    content: dict[str, Any] = {
-        "family": family,
-        "tokenizer_class": family.tokenizer,
-        "rust_tokenizer_class": family.tokenizer,
-        "__module__": __name__,
-    }
+    content: dict[str, Any] = {"family": family, "__module__": __name__}
+    content |= {"tokenizer_class": family.tokenizer, "rust_tokenizer_class": family.tokenizer}
     return type(f"{family.name}-tokenizer", (_TokenizerTests, TestCase), content)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 from unittest import TestCase
 
 import torch
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig
 from zoo import CHOICES, STEPS, TINY, Batch, Case, make_batch, make_targets
 
 from hf_ctxmodels.architectures.encoder_decoder import EncoderDecoder
@@ -76,8 +76,3 @@ class ModelTester:
 def has_attending_decoder(case: Case) -> bool:
     """Whether the model is a Transformer encoder-decoder."""
     return isinstance(case.model().base_model, EncoderDecoder)
-
-
-def model_classes(case: Case) -> tuple[type[PreTrainedModel], ...]:
-    """`all_model_classes` of the mixins: one class per test class, so that failures are reported per class."""
-    return (case.model_class,)

@@ -1,0 +1,81 @@
+"""Suites `adapters`, `bands`, `compression` and `sharing` at tiny sizes, and their tables."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from benchmarks import adapters, bands, compression, encoders, sharing
+from benchmarks.cases import Case
+
+CPU = torch.device("cpu")
+# Lan et al. 2019, table 3, in millions: all parameters shared, none shared.
+PUBLISHED = {64: (10, 87), 128: (12, 89), 256: (16, 93), 768: (31, 108)}
+
+
+def rows_of(table: str) -> list[str]:
+    """The rows of a table whose rows have equally many cells."""
+    header, _, *rows = table.splitlines()
+    assert {row.count("|") for row in rows} == {header.count("|")}
+    return rows
+
+
+def test_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny = replace(adapters.CASES[0], layers=2, width=64, length=9, batch=2, config={"vocab_size": 300})
+    monkeypatch.setattr(adapters, "CASES", [tiny, replace(tiny, fill=1.0)])
+    results = list(adapters.run(CPU, torch.float32, repeats=2, attention="sdpa"))
+    assert len(rows_of(adapters.table(results))) == 2
+    assert {result.parameters for result in results} == {2 * (2 * 64 * 4 + 4 + 64)}
+
+
+def test_bands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bands, "WINDOW", 40)
+    monkeypatch.setattr(bands, "TARGETS", {150: (None, 1.0), 200: (3.0, None)})
+    for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 2e-2)):
+        torch.manual_seed(0)
+        outputs = {name: step() for name, step in bands.steps(200, CPU, dtype).items()}
+        torch.testing.assert_close(outputs["band"], outputs["mask"], atol=tolerance, rtol=tolerance)
+        assert not torch.allclose(outputs["band"], outputs["causal"], atol=1e-2)
+    rows = rows_of(bands.table(list(bands.run(CPU, torch.float32, repeats=2, attention="sdpa"))))
+    assert [row.split("|")[1].strip() for row in rows] == ["150", "200"]
+    (result,) = bands.run(CPU, torch.float32, repeats=1, attention="sdpa", only="T=150")
+    assert result.length == 150
+
+
+def test_compression(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compression, "TARGETS", {128: (1e9, None)})
+    case = Case("bert", "inference", 1, 128, 16, 2, 1.0, None, None, config={"vocab_size": 2000})
+    (result,) = compression.run(CPU, torch.float32, 2, "sdpa", cases=[case])
+    sizes = result.sizes
+    full, half, int8 = (sizes[f"hf_ctxmodels, {name}"] for name in ("float32", "bfloat16", "int8 by token"))
+    assert full > 1.9 * half > 1.9 * 1.8 * int8
+    assert result.cosines["transformers, float32"] == pytest.approx(1, abs=1e-5)
+    assert 0.99 < result.cosines["hf_ctxmodels, int8 by token"] < 0.999999
+    rows = rows_of(compression.table([result]))
+    assert [row.split("|")[2].strip() for row in rows] == [*result.measurements]
+    assert [("missed" in row) for row in rows] == [("int8" in name) for name in result.measurements]
+    assert not [*compression.run(CPU, torch.float32, 2, "sdpa", only="no such", cases=[case])]
+
+
+def test_sharing(monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny = replace(sharing.CASE, layers=3, width=64, length=25, batch=2, config={"vocab_size": 300})
+    monkeypatch.setattr(sharing, "CASE", tiny)
+    results = list(sharing.run(CPU, torch.float32, repeats=2, attention="sdpa"))
+    assert len(rows_of(sharing.table(results))) == 4 * len(sharing.EMBEDDING_SIZES)
+    for start in range(0, len(results), 4):
+        parameters = {result.case.config["parameter_sharing"]: result.parameters for result in results[start:][:4]}
+        assert parameters["all"] < parameters["ffn"] < parameters["attention"] < parameters["none"]
+        assert all(result.encoder_parameters < result.parameters for result in results)
+    selected = list(sharing.run(CPU, torch.float32, repeats=1, attention="sdpa", only="E=128"))
+    assert {result.case.config["embedding_size"] for result in selected} == {128}
+
+
+@pytest.mark.parametrize("width", sharing.EMBEDDING_SIZES)
+def test_parameter_counts_of_sharing_match_the_paper(width: int) -> None:
+    """Exclude the pooler, and the projection if E = H, where the paper has none."""
+    for scope, expected in zip(("all", "none"), PUBLISHED[width], strict=True):
+        config = {"embedding_size": width, "parameter_sharing": scope}
+        with torch.device("meta"):
+            model = encoders.build_model(replace(sharing.CASE, workload="inference", config=config))
+        excluded = ["pooler", "projection"] if width == sharing.CASE.width else ["pooler"]
+        parameters = [p for name, p in model.named_parameters() if not any(word in name for word in excluded)]
+        assert abs(sum(parameter.numel() for parameter in parameters) / 1e6 - expected) < 1
