@@ -62,8 +62,20 @@ def read_grover_checkpoint(
         )
     state_dict = {f"grover.{name}": _get_variable(variables, old, location) for old, name in _EMBEDDINGS.items()}
     for layer in layers:
-        for name, value in _convert_layer(variables, f"newslm/layer{layer:02d}", location).items():
-            state_dict[f"grover.layers.{layer}.{name}"] = value
+        scope, native = f"newslm/layer{layer:02d}", f"grover.layers.{layer}"
+        kernels, biases = (
+            [_get_variable(variables, f"{scope}/{name}/{suffix}", location) for name in _QKV]
+            for suffix in ("kernel", "bias")
+        )
+        state_dict[f"{native}.attention.qkv_proj.weight"] = torch.cat(kernels, 1).T.contiguous()
+        state_dict[f"{native}.attention.qkv_proj.bias"] = torch.cat(biases)
+        for old, name in _LINEAR.items():
+            kernel = _get_variable(variables, f"{scope}/{old}/kernel", location)
+            state_dict[f"{native}.{name}.weight"] = kernel.T.contiguous()
+            state_dict[f"{native}.{name}.bias"] = _get_variable(variables, f"{scope}/{old}/bias", location)
+        for old, name in _NORMS.items():
+            state_dict[f"{native}.{name}.weight"] = _get_variable(variables, f"{scope}/{old}/gamma", location)
+            state_dict[f"{native}.{name}.bias"] = _get_variable(variables, f"{scope}/{old}/beta", location)
     vocab_size, width = word_embeddings.shape
     config = CtxGroverConfig(
         vocab_size=vocab_size,
@@ -83,25 +95,6 @@ def read_grover_checkpoint(
     else:
         model = CtxGroverForCausalLM(config)
     return load_weights(model, state_dict, location)
-
-
-def _convert_layer(variables: Mapping[str, Tensor], scope: str, location: str) -> dict[str, Tensor]:
-    """Native name -> weight of a layer; the query, key and value projections are fused."""
-    kernels, biases = (
-        [_get_variable(variables, f"{scope}/{name}/{suffix}", location) for name in _QKV]
-        for suffix in ("kernel", "bias")
-    )
-    weights = {
-        "attention.qkv_proj.weight": torch.cat(kernels, 1).T.contiguous(),
-        "attention.qkv_proj.bias": torch.cat(biases),
-    }
-    for old, name in _LINEAR.items():
-        weights[f"{name}.weight"] = _get_variable(variables, f"{scope}/{old}/kernel", location).T.contiguous()
-        weights[f"{name}.bias"] = _get_variable(variables, f"{scope}/{old}/bias", location)
-    for old, name in _NORMS.items():
-        weights[f"{name}.weight"] = _get_variable(variables, f"{scope}/{old}/gamma", location)
-        weights[f"{name}.bias"] = _get_variable(variables, f"{scope}/{old}/beta", location)
-    return weights
 
 
 def _get_variable(variables: Mapping[str, Tensor], name: str, location: str) -> Tensor:

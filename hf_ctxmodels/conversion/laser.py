@@ -40,26 +40,6 @@ def read_encoder(file: str | Path) -> dict[str, Any]:
     return dict(content)
 
 
-def build_vocabulary(dictionary: Mapping[str, int], merges: Sequence[tuple[str, str]]) -> dict[str, int]:
-    """Convert the dictionary to the tokenizer's vocabulary, and append tokens that occur only in merges.
-
-    Raises:
-        CtxError: The dictionary lacks a special token, or its ids are not 0, 1, 2, ...
-    """
-    if missing := [token for token in JOINT_SPECIAL_TOKENS if token not in dictionary]:
-        raise CtxError(f"The dictionary lacks {', '.join(missing)}.")
-    vocab = {
-        token if token in JOINT_SPECIAL_TOKENS else to_native_subword(token): int(number)
-        for token, number in dictionary.items()
-    }
-    if sorted(vocab.values()) != list(range(len(dictionary))):
-        raise CtxError("The ids of the dictionary are not 0, 1, 2, ...")
-    for first, second in merges:
-        for token in (first, second, first + second):
-            vocab.setdefault(token, len(vocab))
-    return vocab
-
-
 def build_laser(
     encoder: Mapping[str, Any], merges: Sequence[tuple[str, str]], location: str | None = None
 ) -> tuple[CtxLaserModel, CtxLaserTokenizer]:
@@ -78,15 +58,26 @@ def build_laser(
     weights = {name.removeprefix("lstm."): value for name, value in encoder["model"].items()}
     embeddings = weights.pop("embed_tokens.weight", None)
     layers, sizes = convert_layers(weights, location)
-    vocab = build_vocabulary(encoder["dictionary"], merges)
-    expected_shape = (len(encoder["dictionary"]), sizes["embedding_size"])
+    dictionary: Mapping[str, int] = encoder["dictionary"]
+    if missing := [token for token in SPECIAL_TOKENS if token not in dictionary]:
+        raise CtxError(f"The dictionary lacks {', '.join(missing)}.", location=location)
+    vocab = {
+        token if token in SPECIAL_TOKENS else to_native_subword(token): int(number)
+        for token, number in dictionary.items()
+    }
+    if sorted(vocab.values()) != list(range(len(dictionary))):
+        raise CtxError("The ids of the dictionary are not 0, 1, 2, ...", location=location)
+    for first, second in merges:
+        for token in (first, second, first + second):
+            vocab.setdefault(token, len(vocab))
+    expected_shape = (len(dictionary), sizes["embedding_size"])
     if embeddings is None or tuple(embeddings.shape) != expected_shape:
         raise CtxError(
             f"The embeddings are {None if embeddings is None else tuple(embeddings.shape)}, expected {expected_shape}: "
             "one row per token of the dictionary.",
             location=location,
         )
-    start, pad, end, unknown = (encoder["dictionary"][token] for token in JOINT_SPECIAL_TOKENS)
+    start, pad, end, unknown = (dictionary[token] for token in SPECIAL_TOKENS)
     config = CtxLaserConfig(
         vocab_size=len(vocab),
         target_vocab_size=len(vocab),

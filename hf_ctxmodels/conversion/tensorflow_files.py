@@ -6,8 +6,8 @@ files; each other key is the name of a variable with its type, shape, file, offs
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,25 +17,11 @@ from hf_ctxmodels.core.errors import CtxError, wrap_errors
 
 _FOOTER_SIZE, _MAGIC = 48, 0xDB4775248B80FB57
 _TRAILER_SIZE = 5  # type of compression and checksum of a block
-_DTYPES: dict[int, np.dtype] = {
-    1: np.dtype("<f4"),
-    2: np.dtype("<f8"),
-    3: np.dtype("<i4"),
-    9: np.dtype("<i8"),
-    19: np.dtype("<f2"),
-}
+_DTYPES = {number: np.dtype(name) for number, name in {1: "<f4", 2: "<f8", 3: "<i4", 9: "<i8", 19: "<f2"}.items()}
 
 
-@dataclass(frozen=True)
-class Variable:
-    """Location of a variable.
-
-    Attributes:
-        dtype: TensorFlow's id of the data type.
-        shape: Shape.
-        shard: Number of the data file.
-        offset, size: Offset and size in bytes.
-    """
+class Variable(NamedTuple):
+    """TensorFlow's id of a data type, the shape, the number of the data file, and the offset and size in bytes."""
 
     dtype: int
     shape: tuple[int, ...]

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor
 
 from hf_ctxmodels.conversion.released_files import OutputArguments, load_weights, read_torch_file, run_conversion
 from hf_ctxmodels.core.errors import CtxError, run_script, wrap_errors
@@ -46,7 +45,26 @@ def read_fastai(file: str | Path) -> CtxUlmfitForCausalLM:
         content = content.get("model", content)  # next to an optimizer's state
     if not isinstance(content, Mapping) or not all(torch.is_tensor(value) for value in content.values()):
         raise CtxError("The file is not a dictionary of weights.", location=str(file), hint="use a state_dict.")
-    weights = _convert_weights(content, str(file))
+    embeddings = next((content[name] for name in ("0.encoder.weight", "encoder.weight") if name in content), None)
+    if embeddings is None:
+        raise CtxError(
+            f"The file has no encoder.weight; it has {', '.join(sorted(content)[:6])}, ...",
+            location=str(file),
+            hint="use the weights of an AWD-LSTM language model or of its encoder.",
+        )
+    weights = {"ulmfit.word_embeddings.weight": embeddings}
+    weights["decoder.weight"] = content.get("1.decoder.weight", embeddings)
+    weights["decoder.bias"] = content.get("1.decoder.bias", embeddings.new_zeros(len(embeddings)))
+    # if recurrent weights are saved before and after weight dropout, the former (`_raw`) are used
+    with_dropout = {name.removesuffix("_raw").replace(".module.", ".") for name in content if name.endswith("_raw")}
+    for name, value in content.items():
+        match = _LAYER.match(name)
+        if match and (match[3] or name.replace(".module.", ".") not in with_dropout):
+            weights[f"ulmfit.layers.{match[1]}.{_LAYER_NAMES[match[2]]}"] = value[None]
+    if "ulmfit.layers.0.state_weight" not in weights:
+        hint = "use an AWD-LSTM; QRNNs and Transformers are not supported."
+        raise CtxError("The file has no LSTM.", location=str(file), hint=hint)
+    weights = {name: value.float() for name, value in weights.items()}
     depth = 1 + max(int(name.split(".")[2]) for name in weights if ".layers." in name)
     vocab_size, width = weights["decoder.weight"].shape
     cell_size = weights["ulmfit.layers.0.state_weight"].shape[2]
@@ -57,32 +75,6 @@ def read_fastai(file: str | Path) -> CtxUlmfitForCausalLM:
         num_hidden_layers=depth,
     )
     return load_weights(CtxUlmfitForCausalLM(config), weights, str(file))
-
-
-def _convert_weights(weights: Mapping[str, Tensor], location: str) -> dict[str, Tensor]:
-    """Parameter name -> weight. If recurrent weights are saved before and after weight dropout, the former are used."""
-    embeddings = next((weights[name] for name in ("0.encoder.weight", "encoder.weight") if name in weights), None)
-    if embeddings is None:
-        raise CtxError(
-            f"The file has no encoder.weight; it has {', '.join(sorted(weights)[:6])}, ...",
-            location=location,
-            hint="use the weights of an AWD-LSTM language model or of its encoder.",
-        )
-    converted = {"ulmfit.word_embeddings.weight": embeddings}
-    converted["decoder.weight"] = weights.get("1.decoder.weight", embeddings)
-    converted["decoder.bias"] = weights.get("1.decoder.bias", embeddings.new_zeros(len(embeddings)))
-    with_dropout = {name.removesuffix("_raw").replace(".module.", ".") for name in weights if name.endswith("_raw")}
-    for name, value in weights.items():
-        match = _LAYER.match(name)
-        if match and (match[3] or name.replace(".module.", ".") not in with_dropout):
-            converted[f"ulmfit.layers.{match[1]}.{_LAYER_NAMES[match[2]]}"] = value[None]
-    if "ulmfit.layers.0.state_weight" not in converted:
-        raise CtxError(
-            "The file has no LSTM.",
-            location=location,
-            hint="use an AWD-LSTM; QRNNs and Transformers are not supported.",
-        )
-    return {name: value.float() for name, value in converted.items()}
 
 
 def read_words(file: str | Path, allow_pickle: bool = False) -> list[str]:

@@ -236,19 +236,6 @@ class ConversionArguments(OutputArguments):
     )
 
 
-def _read_vector_file(arguments: ConversionArguments) -> WordVectors:
-    if arguments.input_format != GENSIM:
-        return READERS[str(arguments.input_format)](arguments.input)
-    if not arguments.allow_pickle:
-        raise CtxError(
-            "A file saved by gensim is a pickle, which can execute code.",
-            location=arguments.input,
-            hint="pass --allow_pickle if you trust its source, or save it with gensim's save_word2vec_format.",
-        )
-    loaded = gensim_models().KeyedVectors.load(arguments.input)
-    return WordVectors.from_gensim(getattr(loaded, "wv", loaded))
-
-
 def main() -> None:
     """Convert, and print a summary."""
     (arguments,) = parse_arguments(ConversionArguments, description=__doc__)
@@ -256,7 +243,17 @@ def main() -> None:
         raise CtxError("The format is missing or ambiguous.", hint="pass either --input_format or --output_format.")
     if arguments.input_format is not None:
         arguments.check_output()
-        vectors = _read_vector_file(arguments)
+        if arguments.input_format != GENSIM:
+            vectors = READERS[arguments.input_format](arguments.input)
+        elif arguments.allow_pickle:
+            loaded = gensim_models().KeyedVectors.load(arguments.input)
+            vectors = WordVectors.from_gensim(getattr(loaded, "wv", loaded))
+        else:
+            raise CtxError(
+                "A file saved by gensim is a pickle, which can execute code.",
+                location=arguments.input,
+                hint="pass --allow_pickle if you trust its source, or save it with gensim's save_word2vec_format.",
+            )
         vectors.lower_case = arguments.lower_case
         if arguments.family is None:
             raise CtxError("The family of the model is missing.", location="--family", hint="pass --family.")

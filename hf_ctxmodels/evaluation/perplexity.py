@@ -50,27 +50,19 @@ def sum_next_token_loss(
             targets = pad_sequence([next_ids for _, next_ids in batch], batch_first=True, padding_value=IGNORE_INDEX)
             inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "shift_labels": targets}
             if is_permutation_lm(model):
-                inputs = _permutation_lm_inputs(input_ids, attention_mask, targets)
+                # the last target is appended, since the query stream predicts a token at its own position
+                lengths = attention_mask.sum(1, keepdim=True)
+                input_ids = F.pad(input_ids, (0, 1)).scatter(1, lengths, targets.gather(1, lengths - 1))
+                positions = torch.arange(input_ids.shape[1]).expand(input_ids.shape)
+                inputs = {"input_ids": input_ids, "attention_mask": F.pad(attention_mask, (1, 0), value=1)}
+                inputs |= {"token_type_ids": torch.zeros_like(input_ids), "permutation_order": positions}
+                target_positions = positions[:, 1:].masked_fill(targets == IGNORE_INDEX, -1)
+                inputs |= {"target_positions": target_positions, "labels": targets}
             inputs = {name: tensor.to(model.device) for name, tensor in inputs.items()}
             loss = model(**inputs, return_logits=False).loss
             count = int((targets != IGNORE_INDEX).sum())
             total_loss, num_targets = total_loss + float(loss) * count, num_targets + count
     return total_loss, num_targets
-
-
-def _permutation_lm_inputs(input_ids: Tensor, attention_mask: Tensor, targets: Tensor) -> dict[str, Tensor]:
-    """Inputs with the last target appended: the query stream predicts a token at its own position."""
-    lengths = attention_mask.sum(1, keepdim=True)
-    input_ids = F.pad(input_ids, (0, 1)).scatter(1, lengths, targets.gather(1, lengths - 1))
-    positions = torch.arange(input_ids.shape[1]).expand(input_ids.shape)
-    return {
-        "input_ids": input_ids,
-        "attention_mask": F.pad(attention_mask, (1, 0), value=1),
-        "token_type_ids": torch.zeros_like(input_ids),
-        "permutation_order": positions,
-        "target_positions": positions[:, 1:].masked_fill(targets == IGNORE_INDEX, -1),
-        "labels": targets,
-    }
 
 
 @dataclass(frozen=True)

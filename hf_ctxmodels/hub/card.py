@@ -52,6 +52,13 @@ def model_card(
     summary = published_summary(summary) if summary is not None else None
     model_class, auto_class = auto_class_of(family, config)
     name = repo_id.split("/")[-1]
+    num_elements = 0  # tied weights are saved once
+    for path in directory.glob("*.safetensors"):
+        with safe_open(path, framework="pt") as weights:
+            num_elements += sum(math.prod(weights.get_slice(key).get_shape()) for key in weights.keys())  # noqa: SIM118
+    points = _losses(summary) if summary else []
+    if len(points) > _TABLE_ROWS:  # evenly spaced, including the first and the last one
+        points = [points[round(row * (len(points) - 1) / (_TABLE_ROWS - 1))] for row in range(_TABLE_ROWS)]
     installed = Path(__file__).with_name("template.md")
     source = Path(__file__).parents[2] / "model_cards" / "template.md"
     return ModelCard.from_template(
@@ -63,12 +70,12 @@ def model_card(
         auto_class=auto_class,
         family_name=family.name,
         paper=family.paper,
-        parameters=summary.parameters if summary else _stored_elements(directory),
+        parameters=summary.parameters if summary else num_elements,
         max_length=getattr(config, "max_sequence_length", None),
         stub=f"{family.stub.module}.py",
         tasks=list(config.tasks or {}) if isinstance(config, CtxMultiTaskConfig) else [],
         summary=summary,
-        curve=_subsample(_losses(summary)) if summary else [],
+        curve=points,
         curve_image=curve_image,
         pairs=lambda values: ", ".join(f"{key} {value}" for key, value in values.items()),
         number=lambda value: f"{value:,}" if isinstance(value, int) else f"{value:.4g}",
@@ -117,25 +124,8 @@ def _card_data(name: str, family: FamilySpec, auto_class: str, summary: Training
     return data
 
 
-def _stored_elements(directory: Path) -> int:
-    """Number of elements of the saved weights; tied weights are saved once."""
-    total = 0
-    for path in directory.glob("*.safetensors"):
-        with safe_open(path, framework="pt") as weights:
-            for key in weights.keys():  # noqa: SIM118 - not a mapping
-                total += math.prod(weights.get_slice(key).get_shape())
-    return total
-
-
 def _losses(summary: TrainingSummary) -> list[tuple[int, float]]:
     return [(int(row["step"]), row["loss"]) for row in summary.curve if "loss" in row]
-
-
-def _subsample(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
-    """At most `_TABLE_ROWS` evenly spaced points, including the first and the last one."""
-    if len(points) <= _TABLE_ROWS:
-        return points
-    return [points[round(row * (len(points) - 1) / (_TABLE_ROWS - 1))] for row in range(_TABLE_ROWS)]
 
 
 def without_local_paths(value: Any) -> Any:

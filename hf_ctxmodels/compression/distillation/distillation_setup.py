@@ -46,12 +46,7 @@ class DistillationArguments:
 
 @dataclass(frozen=True)
 class Teacher:
-    """A teacher whose weights are not loaded yet.
-
-    Attributes:
-        source: Directory or Hub id.
-        config, tokenizer: The teacher's configuration and tokenizer.
-    """
+    """A teacher whose weights are not loaded yet; `source` is its directory or Hub id."""
 
     source: str
     config: PreTrainedConfig
@@ -79,8 +74,8 @@ class Teacher:
         """Whether a tokenizer has the teacher's tokens, ids, normalisation and pre-tokenisation."""
         descriptions = []
         for candidate in (tokenizer, self.tokenizer):
-            backend: Any = candidate.backend_tokenizer  # type: ignore[attr-defined]
-            steps = (backend.normalizer, backend.pre_tokenizer, backend.post_processor)
+            backend = getattr(candidate, "backend_tokenizer", None)
+            steps = [getattr(backend, name, None) for name in ("normalizer", "pre_tokenizer", "post_processor")]
             descriptions.append((tokenizer_digest(candidate), *map(repr, steps)))
         return descriptions[0] == descriptions[1]
 
@@ -103,8 +98,6 @@ class DistillationSetup:
     """Teacher, losses and source of a student.
 
     Attributes:
-        teacher: The teacher.
-        losses: The distillation losses.
         student: Directory or Hub id that the student was loaded from, which may hold learned projections; None for a
             new student.
         layers: Layers of `student`, from 0, that are copied to the student; empty for none.

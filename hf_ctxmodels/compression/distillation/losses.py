@@ -7,7 +7,7 @@ padding, which is never computed. Released code that averages over padding diffe
 
 import re
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -47,12 +47,6 @@ class DistillationLoss(ABC):
     requires_shared_tokenizer: ClassVar[bool] = True
 
     weight: float = flag(1.0, "Factor of the loss.")
-
-    @classmethod
-    def option_help(cls) -> dict[str, str]:
-        """Option -> one sentence of help with the default."""
-        options = [option for option in fields(cls) if option.name != "weight"]
-        return {option.name: f"{option.metadata['help']} Default: {option.default}." for option in options}
 
     @property
     def output_name(self) -> str:

@@ -136,7 +136,25 @@ class CtxDistillationModel(CtxPreTrainedModel):
 
     def __init__(self, student: PreTrainedModel, teacher: PreTrainedModel, losses: Sequence[DistillationLoss]) -> None:
         super().__init__(student.config)
-        _check_arguments(student, teacher, losses)
+        if isinstance(losses, DistillationLoss) or not all(isinstance(loss, DistillationLoss) for loss in losses):
+            raise CtxError(
+                f"{losses!r} is not a list of losses.", hint="use a list such as [SoftTargetLoss(), HiddenStateLoss()]."
+            )
+        names = [loss.name for loss in losses]
+        if not names or len(set(names)) < len(names):
+            raise CtxError(
+                f"A loss occurs twice: {', '.join(names)}." if names else "There is no loss.",
+                hint=f"list each loss once: {', '.join(DISTILLATION_LOSSES)}.",
+            )
+        if student is teacher:
+            raise CtxError("Student and teacher are the same model.", hint="create or load another student.")
+        for loss in losses:
+            if not 0 < loss.weight < math.inf:
+                raise CtxError(
+                    f"The loss {loss.name} has the weight {loss.weight:g}.",
+                    hint="use a weight above 0, or remove the loss.",
+                )
+            loss.check_models(student, teacher)
         self.losses = tuple(losses)
         self.student = student
         head = "" if student.base_model is student else f".{student.base_model_prefix}"
@@ -327,25 +345,3 @@ class CtxDistillationModel(CtxPreTrainedModel):
             if source in weights:
                 weights.setdefault(tied, weights[source])
         return self.student.load_state_dict(weights, *args, **kwargs)
-
-
-def _check_arguments(student: PreTrainedModel, teacher: PreTrainedModel, losses: Sequence[DistillationLoss]) -> None:
-    if isinstance(losses, DistillationLoss) or not all(isinstance(loss, DistillationLoss) for loss in losses):
-        raise CtxError(
-            f"{losses!r} is not a list of losses.", hint="use a list such as [SoftTargetLoss(), HiddenStateLoss()]."
-        )
-    names = [loss.name for loss in losses]
-    if not names or len(set(names)) < len(names):
-        raise CtxError(
-            f"A loss occurs twice: {', '.join(names)}." if names else "There is no loss.",
-            hint=f"list each loss once: {', '.join(DISTILLATION_LOSSES)}.",
-        )
-    if student is teacher:
-        raise CtxError("Student and teacher are the same model.", hint="create or load another student.")
-    for loss in losses:
-        if not 0 < loss.weight < math.inf:
-            raise CtxError(
-                f"The loss {loss.name} has the weight {loss.weight:g}.",
-                hint="use a weight above 0, or remove the loss.",
-            )
-        loss.check_models(student, teacher)

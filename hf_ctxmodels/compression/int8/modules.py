@@ -126,7 +126,14 @@ class Int8Linear(nn.Module):
                 hint="keep the model on the CPU, or use model.bfloat16() on a GPU.",
             )
         states = input.reshape(-1, self.in_features).float()
-        activations = self._quantize_input(states)
+        activations: Activations | None  # None for a non-finite input with one scale
+        if self.activations == "token":
+            activations = quantize_tokens(states)
+        elif self.input_scale is not None and self.input_zero_point is not None:
+            activations = quantize_tensor(states, float(self.input_scale), int(self.input_zero_point))
+        else:
+            scale, zero_point = scale_of_range(*range_of(states))
+            activations = quantize_tensor(states, scale, zero_point) if math.isfinite(scale) else None
         features = slice(start, stop)
         needs_float = operators_are_intercepted() or not HAS_INT8_PRODUCT or not states.numel()
         if activations is None or needs_float:
@@ -136,15 +143,6 @@ class Int8Linear(nn.Module):
         else:
             output = self._onednn_product(activations, features)
         return output.view(*input.shape[:-1], output.shape[-1]).to(input.dtype)
-
-    def _quantize_input(self, states: Tensor) -> Activations | None:
-        """The quantized input; None for a non-finite input with one scale."""
-        if self.activations == "token":
-            return quantize_tokens(states)
-        if self.input_scale is not None and self.input_zero_point is not None:
-            return quantize_tensor(states, float(self.input_scale), int(self.input_zero_point))
-        scale, zero_point = scale_of_range(*range_of(states))
-        return quantize_tensor(states, scale, zero_point) if math.isfinite(scale) else None
 
     def _onednn_product(self, activations: Activations, features: slice) -> Tensor:
         """oneDNN's product of the codes."""
