@@ -26,11 +26,7 @@ _NUM_CHARACTERS = (261, 262)  # without and with the padding id
 
 
 def config_from_options(options: Mapping[str, Any], location: str | None = None) -> CtxElmoConfig:
-    """Create the configuration from an options.json.
-
-    Raises:
-        CtxError: An entry is missing or has an unsupported value.
-    """
+    """Create the configuration from an options.json; raises CtxError for missing entries and unsupported values."""
     with wrap_errors("Invalid ELMo options", location=location, hint="use the model's options.json."):
         lstm, cnn = options["lstm"], options["char_cnn"]
         if cnn["n_characters"] not in _NUM_CHARACTERS:

@@ -215,14 +215,8 @@ def build_summarization_model(
 def _rename_weights(
     weights: Mapping[str, Tensor], side: str, modules: Mapping[str, str], location: str
 ) -> dict[str, Tensor]:
-    """Native name -> weight of an encoder or decoder; raises CtxError for an unknown name.
-
-    Args:
-        weights: Released name -> weight.
-        side: "encoder" or "decoder".
-        modules: Released module -> native module, see `_MODULES`; the first match counts.
-        location: Path of the file, for errors.
-    """
+    """Native name -> weight of a side, "encoder" or "decoder", by released module -> native module, of which the first
+    match counts; raises CtxError for an unknown name."""
     patterns = [
         (re.compile(re.escape(released).replace(r"\#", r"(?P<layer>\d+)").replace(r"\*", "(?P<letter>[qkv])")), native)
         for released, native in modules.items()

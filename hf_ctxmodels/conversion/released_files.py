@@ -22,11 +22,8 @@ _CONTINUATION = "@@"  # suffix of all subwords of a word except the last one, in
 
 
 def read_torch_file(file: str | Path, allowed: Sequence[type] = ()) -> Any:
-    """Read a pickle of tensors and plain values, and of `allowed` types, whose unpickling must not execute code.
-
-    Raises:
-        CtxError: The file cannot be read, or contains objects of other types.
-    """
+    """Read a pickle of tensors and plain values, and of `allowed` types, whose unpickling must not execute code; raises
+    CtxError for other files."""
     hint = "use the released file, or a state dict: torch.save(model.state_dict(), ...)."
     with wrap_errors("Cannot read the weights", location=str(file), hint=hint), safe_globals([*allowed]):
         return torch.load(file, map_location="cpu", weights_only=True)
@@ -51,11 +48,8 @@ def to_native_subword(subword: str) -> str:
 
 
 def load_weights(model: Any, weights: dict[str, Tensor], location: str) -> Any:
-    """Load weights with native names into a model, and set it to evaluation mode; tied weights may be listed once.
-
-    Raises:
-        CtxError: A weight is missing or unknown, or has another shape.
-    """
+    """Load weights with native names (tied weights may be listed once), and set the model to evaluation mode; raises
+    CtxError if a weight is missing or unknown, or has another shape."""
     expected = model.state_dict()
     for tied, source in (model.all_tied_weights_keys or {}).items():
         if tied in expected and source in weights:

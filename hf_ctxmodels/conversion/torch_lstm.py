@@ -22,11 +22,7 @@ _NUM_SPECIAL_WORDS = 2  # padding and unknown words, with zero vectors
 
 
 def read_state_dict(file: str | Path) -> dict[str, Tensor]:
-    """Read a state dict and remove the prefixes of its names (`rnn.`, `enc_lstm.`).
-
-    Raises:
-        CtxError: The file cannot be read, or is not a state dict.
-    """
+    """Read a state dict without the prefixes of its names (`rnn.`, `enc_lstm.`); raises CtxError for other files."""
     weights = read_torch_file(file)
     if not isinstance(weights, Mapping) or not all(torch.is_tensor(value) for value in weights.values()):
         raise CtxError(f"The file contains a {type(weights).__name__}, not a state dict.", location=str(file))

@@ -35,11 +35,8 @@ _RENAMED_WORDS = {  # special words of the release of 2018
 
 
 def read_fastai(file: str | Path) -> CtxUlmfitForCausalLM:
-    """Load the language model of a .pth file; for an encoder's file, the bias of the softmax is zero.
-
-    Raises:
-        CtxError: The file is missing or damaged, or contains no AWD-LSTM.
-    """
+    """Load the language model of a .pth file, or of an encoder's file with a zero bias of the softmax; raises CtxError
+    for other files."""
     content = read_torch_file(file)
     if isinstance(content, Mapping):
         content = content.get("model", content)  # next to an optimizer's state

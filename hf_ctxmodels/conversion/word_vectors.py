@@ -54,11 +54,7 @@ class WordVectors:
 
     @classmethod
     def from_model(cls, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Self:
-        """Vectors of a static embedding model, without special tokens.
-
-        Raises:
-            CtxError: The model is not a static embedding, or the tokenizer is not a word tokenizer.
-        """
+        """Vectors of a static embedding model, without special tokens; raises CtxError for other models."""
         words, vectors, ids = get_words_and_vectors(model, tokenizer)
         word_tokenizer: Any = tokenizer  # checked by get_words_and_vectors
         counts = None if word_tokenizer.counts is None else [word_tokenizer.counts[token_id] for token_id in ids]

@@ -28,15 +28,7 @@ _KEEP_WORDS: Any = {"break_long_words": False, "break_on_hyphens": False}
 
 @dataclass(frozen=True)
 class Result:
-    """A measured value and the baselines to beat.
-
-    Attributes:
-        name: Name of the metric.
-        value: Measured value.
-        baselines: Name of a baseline -> its value.
-        lower_is_better: Whether lower values are better, as for a loss.
-        number_format: Format of the values.
-    """
+    """A measured value of a metric, and the baselines to beat by name."""
 
     name: str
     value: float
@@ -119,14 +111,8 @@ class DemoReport:
 
 
 class Stage:
-    """A command of the package in a subprocess, with its output in a log file.
-
-    Args:
-        arguments: Name and flags of the command.
-        log: Log file.
-        threads: Number of threads.
-        on_success: Function called with the duration in seconds if the command succeeds.
-    """
+    """A command of the package in a subprocess, with its output in a log file; `on_success` is called with its duration
+    in seconds."""
 
     def __init__(self, arguments: list[str], log: Path, threads: int, on_success: Callable[[float], None]) -> None:
         self.arguments, self.log = arguments, log
@@ -144,11 +130,7 @@ class Stage:
             )
 
     def wait(self, on_poll: Callable[[], None] = lambda: None) -> None:
-        """Wait for the end of the command, and call `on_poll` several times per second.
-
-        Raises:
-            CtxError: The command failed.
-        """
+        """Wait for the end of the command, and call `on_poll` often; raises CtxError if it failed."""
         while self._process.poll() is None:
             on_poll()
             try:
@@ -220,15 +202,7 @@ class DemoRunner:
         return self._record["seconds"].get(name)
 
     def start(self, name: str, command: str, *flags: object, output: Path, threads: int) -> Stage | None:
-        """Start the command of a stage, or resume it; returns None if the stage is finished.
-
-        Args:
-            name: Name of the stage and its log.
-            command: Command of the package.
-            flags: Flags of the command.
-            output: Output directory of the command.
-            threads: Number of threads.
-        """
+        """Start or resume a stage: a command of the package with flags, and its output directory; None if finished."""
         if self.seconds(name) is not None and output.exists():
             return None
         arguments = [command, *map(str, flags), "--output_dir", str(output)]

@@ -12,14 +12,12 @@ _INK, _MUTED, _BLUE, _ORANGE = "#222222", "#767676", "#1f6fb4", "#d1620f"
 def plot_learning_curve(
     curve: Sequence[Mapping[str, float]], final: float, baselines: Mapping[str, float], title: str, file: Path
 ) -> None:
-    """Plot the masked-LM loss by training step, on training and held-out text, with horizontal lines for the baselines.
+    """Plot the masked-LM loss by training step, with horizontal lines for the baselines.
 
     Args:
         curve: Records of a training log with "step" and "loss" or "eval_loss", at the masking rate of training.
-        final: Loss of the trained model on held-out text, at the rate of the baselines.
-        baselines: Name -> loss on held-out text.
-        title: Title of the plot.
-        file: PNG file to write.
+        final, baselines: Losses on held-out text at 15% masking, of the trained model and by name.
+        title, file: Title of the plot, and PNG file to write.
     """
     figure, axes = _figure(8, 4.5, title)
     for name, label, style in (
@@ -44,15 +42,7 @@ def plot_learning_curve(
 
 
 def plot_word_map(vectors: np.ndarray, words: Sequence[str], groups: Sequence[str], title: str, file: Path) -> None:
-    """Plot words on the first two principal components of their vectors.
-
-    Args:
-        vectors: (words, width).
-        words: Label of each point.
-        groups: Group of each word; a group has one color.
-        title: Title of the plot.
-        file: PNG file to write.
-    """
+    """Plot words on the first two principal components of their (words, width) vectors, in one color per group."""
     centered = vectors - vectors.mean(0)
     _, singular_values, directions = np.linalg.svd(centered, full_matrices=False)
     points = centered @ directions[:2].T

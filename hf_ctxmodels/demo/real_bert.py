@@ -23,11 +23,7 @@ _TIMED, _ROUNDS = 16, 3
 
 
 def checkpoint() -> Path:
-    """Directory of the pretrained BERT: all-MiniLM-L6-v2, 6 layers of width 384, saved by transformers.
-
-    Raises:
-        CtxError: The package with the checkpoint is not installed.
-    """
+    """Directory of the pretrained BERT: all-MiniLM-L6-v2, 6 layers of width 384; raises CtxError if not installed."""
     package = importlib.util.find_spec(PACKAGE)
     if package is None or package.origin is None:
         raise CtxError(

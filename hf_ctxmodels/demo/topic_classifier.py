@@ -109,11 +109,7 @@ def tfidf_accuracy(train: list[dict[str, str]], test: list[dict[str, str]]) -> f
 
 
 def show_publishing(report: DemoReport, runner: DemoRunner) -> None:
-    """Publish the classifier to a directory, and open it in two new processes.
-
-    Raises:
-        CtxError: The labels differ from the predictions of the training run.
-    """
+    """Publish the classifier to a directory, open it in two new processes, and compare its labels with the run's."""
     published, folder = runner.folder / "published", runner.folder / "topics"
     flags = ("--model", folder / "model", "--repo_id", "your-name/topics")
     runner.run(report, "published", "push", *flags, output=published)
@@ -138,16 +134,7 @@ def show_publishing(report: DemoReport, runner: DemoRunner) -> None:
 
 
 def classify_in_clean_process(program: str, directory: Path, texts: Sequence[str]) -> list[str]:
-    """Predict labels with a classifier that a new process with an empty cache opens.
-
-    Args:
-        program: A program of `_CLASSIFY`.
-        directory: Directory of the classifier.
-        texts: Texts to classify.
-
-    Raises:
-        CtxError: The program failed.
-    """
+    """Predict labels by a program of `_CLASSIFY` with an empty cache, which opens the classifier of a directory."""
     with tempfile.TemporaryDirectory() as home:
         result = subprocess.run(
             [sys.executable, "-c", program, str(directory.resolve())],

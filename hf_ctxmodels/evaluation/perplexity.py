@@ -110,8 +110,7 @@ def measure_perplexity(
     tokens of the text, with its query stream, in left-to-right factorization order.
 
     Args:
-        model: A causal language model or XLNet; its training mode is restored.
-        tokenizer: The model's tokenizer.
+        model, tokenizer: A causal language model or XLNet, whose training mode is restored, and its tokenizer.
         documents: Texts; those without tokens are skipped.
         max_length: Tokens per window; None for the longest input of the model, or the whole document.
         stride: Tokens between the starts of two windows; None for half a window.

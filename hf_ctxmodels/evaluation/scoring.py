@@ -20,12 +20,7 @@ Sequences = list[dict[str, Any]]
 
 
 class TextScore(NamedTuple):
-    """Score of a text.
-
-    Attributes:
-        log_probability: Sum of the log-probabilities of the predictions, in nats.
-        predictions: Number of predictions.
-    """
+    """Sum of the log-probabilities of the predictions of a text, in nats, and number of predictions."""
 
     log_probability: float
     predictions: int
@@ -50,9 +45,7 @@ def score(
     XLNet's forward without targets gives no left-to-right score: its content stream attends to the whole text.
 
     Args:
-        model: A model with a language modeling head; its training mode is restored.
-        tokenizer: The model's tokenizer.
-        texts: The texts.
+        model, tokenizer: A model with a language modeling head, whose training mode is restored, and its tokenizer.
         batch_size: Sequences per batch; a pseudo-log-likelihood needs a sequence for every token.
 
     Raises:

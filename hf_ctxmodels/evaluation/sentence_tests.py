@@ -27,13 +27,8 @@ _MAX_SCORES = 2**24  # cosines in memory at the same time
 
 @dataclass(frozen=True)
 class SentenceSimilarity:
-    """Correlation of predicted similarities with human ratings.
-
-    Attributes:
-        spearman: Rank correlation, -1 to 1; NaN for constant predictions.
-        pearson: Linear correlation, -1 to 1; NaN for constant predictions.
-        pairs: Number of test pairs.
-    """
+    """Rank and linear correlation of predictions with human ratings, -1 to 1 or NaN for constant predictions, and number of
+    test pairs."""
 
     spearman: float
     pearson: float

@@ -94,13 +94,8 @@ class WordSpace:
 
 @dataclass(frozen=True)
 class SimilarityResult:
-    """Result of a word similarity test.
-
-    Attributes:
-        spearman: Rank correlation of cosines with human ratings over the covered pairs; NaN for fewer than two.
-        covered: Number of pairs whose words have vectors.
-        pairs: Number of pairs.
-    """
+    """Rank correlation of cosines with human ratings over the pairs whose words have vectors (NaN for fewer than two),
+    and the numbers of covered and of all pairs."""
 
     spearman: float
     covered: int

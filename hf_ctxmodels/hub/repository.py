@@ -45,11 +45,7 @@ def describe_files(files: Mapping[str, str | bytes]) -> str:
 
 
 def write_files(files: Mapping[str, str | bytes], output_dir: str, model: str, *, overwrite: bool = False) -> None:
-    """Write `repository_files` of a model to a directory.
-
-    Raises:
-        CtxError: The directory is the model's directory, contains one of the files, or cannot be written.
-    """
+    """Write `repository_files` of a model to a directory; raises CtxError if it is the model's or contains a file."""
     directory = Path(output_dir)
     if directory.resolve() == Path(model).resolve():
         raise CtxError(
@@ -161,11 +157,7 @@ def _weight_files(directory: Path) -> list[str]:
 
 
 def _resolve_inside(directory: Path, name: str) -> Path:
-    """Path of a file in the directory, which may be a link into the blobs of the Hub's cache.
-
-    Raises:
-        CtxError: The file is a link out of the directory.
-    """
+    """Path of a file in the directory or a link into the blobs of the Hub's cache; raises CtxError for other links."""
     target, root = (directory / name).resolve(), directory.resolve()
     blobs = root.parent.parent / "blobs"  # links of <cache>/models--org--name/snapshots/<commit>/ lead there
     if not target.is_file() or not (target.is_relative_to(root) or target.parent == blobs):

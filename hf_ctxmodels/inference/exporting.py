@@ -54,12 +54,8 @@ def _example_decoder_input_ids(model: Any, input_ids: Tensor) -> Tensor:
 
 
 def inputs_for_texts(model: PreTrainedModel, batch: Batch) -> Batch:
-    """Inputs for one forward pass over texts, with a target for an encoder-decoder and one choice for multiple choice.
-
-    Args:
-        model: A model with its head.
-        batch: (batch, length) outputs of the tokenizer.
-    """
+    """Inputs for one forward pass of a head over (batch, length) texts, with a target for an encoder-decoder and one
+    choice for multiple choice."""
     if has_generating_decoder(model):
         return batch | {"decoder_input_ids": _example_decoder_input_ids(model, batch["input_ids"])}
     if isinstance(model, ForMultipleChoice):
@@ -129,13 +125,8 @@ def check_exportable_as(model: PreTrainedModel, file: str | Path, format: Format
 def example_batches(
     tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel | None = None, part: Part = "model"
 ) -> list[Batch]:
-    """Batches of different shapes: the first for the export, the others to compare the outputs.
-
-    Args:
-        tokenizer: The model's tokenizer.
-        model: The model, whose encoder-decoders also get `decoder_input_ids`; None for an encoder.
-        part: The exported part.
-    """
+    """Batches of different shapes, for a part of an encoder-decoder with `decoder_input_ids`: the first for the export,
+    the others to compare the outputs."""
     texts = [[" ".join(_WORDS[:num_words]) for num_words in lengths] for lengths in _SEQUENCE_LENGTHS]
     limit = None if model is None else max_input_length(model.config)
     truncation = {} if limit is None else {"truncation": True, "max_length": limit}
@@ -161,8 +152,7 @@ def export_model(
         model: The model; it is set to evaluation mode.
         batches: The example batch, with at least two rows and columns, and the batches to compare on.
         file: Output file; the weights of an ONNX file are written to `<file>.data`.
-        format: "torch" for `torch.export`, or "onnx".
-        part: Part of an encoder-decoder to export.
+        format, part: "torch" for `torch.export` or "onnx", and the part of an encoder-decoder to export.
 
     Returns:
         The largest difference of an output, relative to its largest value.

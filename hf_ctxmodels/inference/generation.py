@@ -42,9 +42,8 @@ def generate_texts(
     texts and the batch size.
 
     Args:
-        model: An encoder-decoder (`AutoModelForSeq2SeqLM`), or a decoder (`AutoModelForCausalLM`), whose continuation
-            is returned without the prompt.
-        tokenizer: The model's tokenizer.
+        model, tokenizer: An encoder-decoder (`AutoModelForSeq2SeqLM`), or a decoder (`AutoModelForCausalLM`), whose
+            continuation is returned without the prompt, and its tokenizer.
         texts: Sources or prompts.
         max_new_tokens: Tokens of the longest generated text.
         max_length: Truncate sources at the end and prompts at the beginning to this number of tokens; None raises an

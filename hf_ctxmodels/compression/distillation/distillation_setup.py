@@ -109,11 +109,7 @@ class DistillationSetup:
     layers: Sequence[int] = ()
 
     def prepare_pretraining(self, model: PreTrainedModel, objective: Objective) -> TrainingSetup:
-        """The setup of distillation on raw text, which replaces pretraining of the student.
-
-        Raises:
-            CtxError: The models have different tokenizers, or do not match the losses.
-        """
+        """The setup of distillation on raw text; raises CtxError if the tokenizers or the models do not match."""
         if not self.teacher.has_same_tokens(objective.tokenizer):
             raise CtxError(
                 "Teacher and student have different tokens.",
@@ -196,11 +192,7 @@ class DistillationSetup:
 
 
 def copy_layers(student: PreTrainedModel, source: PreTrainedModel, layers: Sequence[int]) -> None:
-    """Copy the weights of the source's layer `layers[i]` to the student's layer i, both from 0.
-
-    Raises:
-        CtxError: A model shares layers, a layer does not exist, or shapes differ.
-    """
+    """Copy the weights of the source's layer `layers[i]` to the student's layer i; raises CtxError if they differ."""
     student_layers: Any = getattr(student.base_model, "layers", None)
     source_layers: Any = getattr(source.base_model, "layers", None)
     are_lists = isinstance(student_layers, nn.ModuleList) and isinstance(source_layers, nn.ModuleList)

@@ -78,13 +78,7 @@ class Int8Linear(nn.Module):
         activations: ActivationScale = "token",
         input_range: tuple[float, float] | None = None,
     ) -> Self:
-        """Quantize an (out, in) weight.
-
-        Args:
-            weight, bias: Parameters of a linear layer.
-            activations: As in the constructor.
-            input_range: Minimum and maximum of the inputs in a calibration, for static scales.
-        """
+        """Quantize the parameters of a linear layer; static scales need the minimum and maximum of its inputs."""
         layer = cls(weight.shape[1], weight.shape[0], bias is not None, activations)
         codes, scale = quantize_rows(weight)
         layer.codes, layer.code_scale = fixed(codes), fixed(scale)
@@ -101,14 +95,7 @@ class Int8Linear(nn.Module):
         return dequantize_rows(self.codes, self.code_scale)
 
     def forward(self, input: Tensor, start: int | None = None, stop: int | None = None) -> Tensor:
-        """Apply the layer, or compute a range of its output features.
-
-        Args:
-            input: (..., in).
-            start, stop: Range of the output features; None for all.
-
-        Returns:
-            (..., out) in the dtype of `input`.
+        """(..., in) -> (..., out), or the output features from `start` to `stop`, in the dtype of `input`.
 
         Raises:
             CtxError: The input requires a gradient, the model is in training mode, or the layer is not on the CPU.

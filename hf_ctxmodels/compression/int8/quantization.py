@@ -22,14 +22,7 @@ _TINY = 1e-30  # rows with a smaller maximum have codes `MIDDLE` only
 
 
 def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantize a weight per row.
-
-    Args:
-        weight: (..., rows, columns), finite.
-
-    Returns:
-        (..., rows, columns) int8 codes and (..., rows) float32 scales; a row of zeros has the scale 1.
-    """
+    """Quantize a finite (..., rows, columns) weight to int8 codes and (..., rows) float32 scales, 1 for zeros."""
     weight = weight.detach().float()
     maximum = weight.abs().amax(-1)
     scale = (maximum / MAX_CODE).where(maximum > 0, 1.0)
@@ -57,13 +50,7 @@ def check_not_trained(module: nn.Module) -> None:
 
 
 class Activations(NamedTuple):
-    """Quantized activations.
-
-    Attributes:
-        codes: (rows, width) uint8.
-        zero_point: Code of the value 0.
-        scale: (rows, 1) scale of each row, or one number.
-    """
+    """(rows, width) uint8 codes, the code of the value 0, and (rows, 1) scales or one scale."""
 
     codes: Tensor
     zero_point: int
@@ -75,11 +62,7 @@ class Activations(NamedTuple):
 
 
 def quantize_tokens(states: Tensor) -> Activations:
-    """Quantize activations with one scale per row, so that a row's result does not depend on other rows.
-
-    Args:
-        states: (rows, width) float32. The scale of a non-finite row is not finite.
-    """
+    """Quantize (rows, width) float32 activations with one scale per row, which is not finite for a non-finite row."""
     middle, scales = states.new_full((states.shape[1],), MIDDLE + _ROUNDING), []
 
     def scale_rows(rows: Tensor) -> Tensor:
@@ -106,12 +89,7 @@ def scale_of_range(minimum: float, maximum: float) -> tuple[float, int]:
 
 
 def quantize_tensor(states: Tensor, scale: float, zero_point: int) -> Activations:
-    """Quantize activations with one scale; values outside the range are clamped.
-
-    Args:
-        states: (rows, width) float32.
-        scale, zero_point: As returned by `scale_of_range`.
-    """
+    """Quantize (rows, width) float32 activations with one scale; values outside the range are clamped."""
     middle = states.new_full((), zero_point + _ROUNDING)
     codes = _round_to_uint8(states, lambda rows: torch.add(middle, rows, alpha=1 / scale).clamp_(0, 255))
     return Activations(codes, zero_point, scale)

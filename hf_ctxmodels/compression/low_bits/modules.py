@@ -17,12 +17,7 @@ MIN_BITS, MAX_BITS = 2, 8
 
 
 class GroupCodes(NamedTuple):
-    """A quantized weight.
-
-    Attributes:
-        codes: (rows, columns) uint8.
-        minimum, step: (groups,) the value of code 0, and the difference of consecutive codes.
-    """
+    """(rows, columns) uint8 codes, and (groups,) values of code 0 and differences of consecutive codes."""
 
     codes: Tensor
     minimum: Tensor
@@ -41,13 +36,7 @@ def _expand_to_rows(values: Tensor, rows: int) -> Tensor:
 
 @torch.no_grad()
 def quantize_groups(weight: Tensor, bits: int, groups: int) -> GroupCodes:
-    """Quantize a weight.
-
-    Args:
-        weight: (rows, columns).
-        bits: Bits per weight, 2 to 8.
-        groups: Number of groups of rows, at most one for each row.
-    """
+    """Quantize a (rows, columns) weight to 2 to 8 bits in groups of rows, at most one for each row."""
     weight = weight.detach().float()
     rows = len(weight)
     row_groups = weight.split(-(-rows // groups))
@@ -91,11 +80,7 @@ def round_activations(states: Tensor) -> Tensor:
 
 
 class FakeQuantizedLinear(nn.Linear):
-    """Linear layer that computes with the dequantized weight, while the weight is trained in float32.
-
-    Attributes:
-        bits, groups: As in `quantize_groups`.
-    """
+    """Linear layer that computes with the dequantized weight, while the weight is trained in float32."""
 
     bits: int
     groups: int

@@ -96,11 +96,8 @@ def find_quantizable_modules(model: nn.Module) -> tuple[list[str], list[str]]:
 
 
 def replace_with_fake_quantized(model: nn.Module, bits: Mapping[str, int], groups: int) -> None:
-    """Replace linear layers and embeddings by fake-quantized ones with the same parameters and names.
-
-    Raises:
-        CtxError: The number of bits or of groups is out of range.
-    """
+    """Replace linear layers and embeddings by fake-quantized ones with the same parameters and names; raises CtxError
+    if a number is out of range."""
     if groups < 1 or not all(MIN_BITS <= num_bits <= MAX_BITS for num_bits in bits.values()):
         raise CtxError(
             f"Expected {MIN_BITS} to {MAX_BITS} bits and at least one group, got {sorted(set(bits.values()))} bits and "

@@ -147,8 +147,7 @@ def top_eigenvalue(
     """Eigenvalue of largest magnitude of the Hessian of a loss, by power iteration (Shen et al., algorithm 1).
 
     Args:
-        loss: A twice differentiable scalar function of the parameters.
-        parameters: The parameters of the Hessian block.
+        loss: A twice differentiable scalar function of the parameters, which are the Hessian block.
         iterations: Maximum number of Hessian-vector products.
         tolerance: Relative change between two estimates at which to stop.
         seed: Random seed of the first vector.
@@ -204,12 +203,7 @@ def layer_sensitivities(
 
 
 def assign_bits(sensitivity: Mapping[str, float], bits: Sequence[int]) -> dict[str, int]:
-    """Layer -> bits: the most sensitive layers get the most bits; each number of bits has equally many layers.
-
-    Args:
-        sensitivity: Layer -> sensitivity.
-        bits: Numbers of bits to assign.
-    """
+    """Layer -> bits: the most sensitive layers get the most bits; each number of bits has equally many layers."""
     ordered = sorted(sensitivity, key=lambda layer: -sensitivity[layer])
     descending_bits = sorted(bits, reverse=True)
     return {layer: descending_bits[rank * len(bits) // len(ordered)] for rank, layer in enumerate(ordered)}
