@@ -45,7 +45,7 @@ class Result:
     def __str__(self) -> str:
         baselines = ", ".join(f"{value:{self.number_format}} {name}" for name, value in self.baselines.items())
         verb = "beats" if self.beats_baselines else "does not beat"
-        return f"{self.name:<{44}}{self.value:>8{self.number_format}}   {verb} {baselines}"
+        return f"{self.name:<44}{self.value:>8{self.number_format}}   {verb} {baselines}"
 
 
 class DemoReport:

@@ -27,8 +27,8 @@ _MAX_SCORES = 2**24  # cosines in memory at the same time
 
 @dataclass(frozen=True)
 class SentenceSimilarity:
-    """Rank and linear correlation of predictions with human ratings, -1 to 1 or NaN for constant predictions, and number of
-    test pairs."""
+    """Rank and linear correlation of predictions with human ratings, -1 to 1 or NaN for constant predictions, and the
+    number of test pairs."""
 
     spearman: float
     pearson: float
