@@ -17,7 +17,7 @@ COMPARED = {
 
 @pytest.fixture
 def fixed_matmul_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skip the measurement of the matrix product, which takes a second; `test_missed_targets_are_marked` runs it."""
+    """Skip the measurement of the matrix product, which takes a second; the last test runs it."""
     monkeypatch.setattr(encoders, "matmul_flops", lambda *arguments: 1e10)
 
 
@@ -35,17 +35,13 @@ def test_model_and_reference_have_equal_outputs(case: cases.Case, monkeypatch: p
     assert min(result.model.peak_bytes, result.reference.peak_bytes) > 0
 
 
-@pytest.mark.usefixtures("fixed_matmul_rate")
-def test_cases_are_selected_by_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoders, "CASES", [tiny(case) for case in cases.CASES])
-    results = list(encoders.run(CPU, torch.float32, repeats=2, attention="sdpa", only="bert pretraining"))
-    assert [result.case.workload for result in results] == ["pretraining", "pretraining"]
-
-
-def test_missed_targets_are_marked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cases_are_selected_by_text_and_missed_targets_are_marked(monkeypatch: pytest.MonkeyPatch) -> None:
     unreachable, trivial = (
         replace(tiny(cases.CASES[0]), min_speedup=target, max_memory_ratio=None) for target in (1e9, 0.0)
     )
+    monkeypatch.setattr(encoders, "CASES", [tiny(case) for case in cases.CASES])
+    results = list(encoders.run(CPU, torch.float32, repeats=2, attention="sdpa", only="bert pretraining"))
+    assert [result.case.workload for result in results] == ["pretraining", "pretraining"]
     monkeypatch.setattr(encoders, "CASES", [unreachable, trivial])
     rows = report.table(list(encoders.run(CPU, torch.float32, repeats=2, attention="sdpa"))).splitlines()
     assert [("missed" in row) for row in rows[2:]] == [True, False]

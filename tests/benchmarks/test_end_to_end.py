@@ -39,23 +39,18 @@ def test_loop_and_references_are_measured(tmp_path, monkeypatch):
     assert all(row.count("µs/token") == 4 for row in rows[2:])
 
 
-def test_busy_machine_has_separate_targets():
+def test_busy_machine():
+    """It has targets of its own; the process that loads it ends with the context, or if the benchmark is killed."""
     case = replace(cases.CASES[0], min_speedup=1.0, busy_min_speedup=3.0)
     assert case.with_load(busy=False) == case
     busy = case.with_load(busy=True)
     assert (busy.min_speedup, busy.name) == (3.0, f"{case.name}, busy")
-
-
-def test_busy_process_ends_with_the_context():
     with busy_core() as process_id:
         assert psutil.Process(process_id).is_running()
     assert not psutil.pid_exists(process_id)
     with pytest.raises(ZeroDivisionError), busy_core() as process_id:
         1 / 0  # noqa: B018
     assert not psutil.pid_exists(process_id)
-
-
-def test_busy_process_ends_if_the_benchmark_is_killed():
     # The call returns when both processes have ended, since the second inherits the pipes.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     result = subprocess.run([sys.executable, "-c", KILLED], env=environment, capture_output=True, timeout=300)

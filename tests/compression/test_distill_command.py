@@ -31,7 +31,7 @@ QUICK = ["--num_train_epochs", "7", "--learning_rate", "5e-3", "--per_device_bat
 
 
 @dataclass(frozen=True)
-class DemoRunner:
+class Workspace:
     folder: Path
 
     @property
@@ -49,16 +49,16 @@ class DemoRunner:
         task = ["--text_columns", "sentence", "--label_column", "gold"]
         return [*task, *files, *QUICK, "--output_dir", self.path(output)]
 
-    def prepare_finetuning(self, command: str, output: str, *flags: object) -> TrainingSummary:
+    def train(self, command: str, output: str, *flags: object) -> TrainingSummary:
         assert self.run(f"{command} sequence-classification", *self.task(output), *flags) == 0
         return TrainingSummary.load(self.folder / output)
 
 
 @pytest.fixture(scope="module")
-def workshop(tmp_path_factory: pytest.TempPathFactory) -> DemoRunner:
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     """A pretrained model, a fine-tuned one, a task's files, and text."""
-    folder = tmp_path_factory.mktemp("workshop")
-    made, generator = DemoRunner(folder), random.Random(0)
+    folder = tmp_path_factory.mktemp("workspace")
+    made, generator = Workspace(folder), random.Random(0)
     for name, size in (("train", 96), ("dev", 32)):
         goods = [generator.random() < 0.6 for _ in range(size)]
         rows = [f"the film was {generator.choice(GOOD if good else BAD)}\t{['neg', 'pos'][good]}" for good in goods]
@@ -76,73 +76,82 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> DemoRunner:
             model = FAMILIES["bert"].models["AutoModelForMaskedLM"](FAMILIES["bert"].config(**sizes, **more))
             model.save_pretrained(folder / "pretrained")
             tokenizer.save_pretrained(folder / "pretrained")
-    made.prepare_finetuning("finetune", "teacher", "--model", folder / "pretrained")
+    made.train("finetune", "teacher", "--model", folder / "pretrained")
     return made
 
 
-def test_distilberts_recipe_makes_a_distilbert(workshop):
-    flags = ["--recipe", "distilbert", "--teacher", workshop.path("pretrained"), "--dataset", workshop.path("text.txt")]
+def test_distilberts_recipe_makes_a_distilbert(workspace):
+    flags = [
+        "--recipe",
+        "distilbert",
+        "--teacher",
+        workspace.path("pretrained"),
+        "--dataset",
+        workspace.path("text.txt"),
+    ]
     flags += ["--student_layers", 0, 3, "--num_train_epochs", 8, "--gradient_accumulation_steps", 2, "--max_length", 24]
     flags += ["--validation_fraction", 0.2, "--logging_steps", 1, "--save_steps", 6, "--output_dir"]
-    assert workshop.run("distill text", *flags, workshop.path("student")) == 0
-    rows = [json.loads(line) for line in (workshop.folder / "student/training_log.jsonl").read_text().splitlines()]
+    assert workspace.run("distill text", *flags, workspace.path("student")) == 0
+    rows = [json.loads(line) for line in (workspace.folder / "student/training_log.jsonl").read_text().splitlines()]
     first, last = rows[0], next(row for row in reversed(rows) if "soft_targets_loss" in row)
     assert last["soft_targets_loss"] < first["soft_targets_loss"]
     for row in (first, last):
         parts = 5 * row["soft_targets_loss"] + 2 * row["hard_targets_loss"] + row["cosine_loss"]
         assert row["loss"] == pytest.approx(parts, rel=1e-4)
-    summary = TrainingSummary.load(workshop.folder / "student")
+    summary = TrainingSummary.load(workspace.folder / "student")
     assert summary.model_class == "CtxBertForMaskedLM"
     assert {"eval_loss", "baseline_loss"} <= summary.metrics.keys()
-    student = AutoModelForMaskedLM.from_pretrained(workshop.path("student"))
+    student = AutoModelForMaskedLM.from_pretrained(workspace.path("student"))
     assert (student.config.num_hidden_layers, student.config.type_vocab_size) == (2, 0)
-    student.export_reference(workshop.path("exported"))
-    _, report = DistilBertForMaskedLM.from_pretrained(workshop.path("exported"), output_loading_info=True)
+    student.export_reference(workspace.path("exported"))
+    _, report = DistilBertForMaskedLM.from_pretrained(workspace.path("exported"), output_loading_info=True)
     assert not any(report.values())
 
 
-def test_a_task_is_learned_from_a_teacher(workshop, subtests, capsys):
+def test_a_task_is_learned_from_a_teacher(workspace, subtests, capsys):
     """By each recipe and by a student of another family with its own words, better than by the baseline."""
-    teacher = ["--teacher", workshop.path("teacher")]
-    new = ["--family", f"bert:config=tiny,tokenizer={workshop.path('bert-tokenizer')}"]
+    teacher = ["--teacher", workspace.path("teacher")]
+    new = ["--family", f"bert:config=tiny,tokenizer={workspace.path('bert-tokenizer')}"]
     narrow = ["--config_options", "hidden_size=16", "intermediate_size=32", "max_position_embeddings=64"]
     short = ["--student_layers", 0, 1]
-    pretrained = ["--model", workshop.path("pretrained"), *short]
+    pretrained = ["--model", workspace.path("pretrained"), *short]
     ways: dict[str, list[Any]] = {
         "pkd": ["--recipe", "bert_pkd", *pretrained],
         "step_1": ["--recipe", "tinybert_task_1", *new, *narrow, "initializer_range=0.1"],
-        "step_2": ["--recipe", "tinybert_task_2", "--model", workshop.path("step_1")],
+        "step_2": ["--recipe", "tinybert_task_2", "--model", workspace.path("step_1")],
         "of_the_teacher": [*short, "--losses", "logits"],
-        "of_a_peer": ["--teacher", workshop.path("peer"), *short, "--losses", "logits"],  # of transformers' BERT
-        "bilstm": ["--recipe", "bilstm_distilled", *workshop.infersent],
+        "of_a_peer": ["--teacher", workspace.path("peer"), *short, "--losses", "logits"],  # of transformers' BERT
+        "bilstm": ["--recipe", "bilstm_distilled", *workspace.infersent],
     }
-    AutoModelForSequenceClassification.from_pretrained(workshop.path("teacher")).export_reference(workshop.path("peer"))
-    for file in (workshop.folder / "teacher").glob("tokenizer*"):
-        (workshop.folder / "peer" / file.name).write_bytes(file.read_bytes())
+    AutoModelForSequenceClassification.from_pretrained(workspace.path("teacher")).export_reference(
+        workspace.path("peer")
+    )
+    for file in (workspace.folder / "teacher").glob("tokenizer*"):
+        (workspace.folder / "peer" / file.name).write_bytes(file.read_bytes())
     for name, flags in ways.items():
         with subtests.test(name):
-            summary = workshop.prepare_finetuning("distill", name, *teacher, *flags)
+            summary = workspace.train("distill", name, *teacher, *flags)
             assert summary.model_class.endswith("ForSequenceClassification")
-            AutoModelForSequenceClassification.from_pretrained(workshop.path(name))
+            AutoModelForSequenceClassification.from_pretrained(workspace.path(name))
             if name != "step_1":  # which learns no predictions
                 assert summary.metrics["eval_accuracy"] > summary.metrics["baseline_accuracy"] + 0.1
-    assert (workshop.folder / "step_1" / "distillation.safetensors").is_file()
+    assert (workspace.folder / "step_1" / "distillation.safetensors").is_file()
     with subtests.test("a finished run, and one with another weight"):
         again = [*teacher, *short, "--resume", "--losses"]
-        assert workshop.prepare_finetuning("distill", "of_the_teacher", *again, "logits:weight=1").steps == 42
+        assert workspace.train("distill", "of_the_teacher", *again, "logits:weight=1").steps == 42
         capsys.readouterr()
-        flags = (*workshop.task("of_the_teacher"), *again, "logits:weight=2")
-        assert workshop.run("distill sequence-classification", *flags) == 2
+        flags = (*workspace.task("of_the_teacher"), *again, "logits:weight=2")
+        assert workspace.run("distill sequence-classification", *flags) == 2
         assert "'weight': 2.0" in capsys.readouterr().err
 
 
-def test_what_does_not_go_together_is_one_screen(workshop, subtests, capsys):
-    teacher, pretrained = workshop.path("teacher"), workshop.path("pretrained")
-    text = ["--teacher", pretrained, "--dataset", workshop.path("text.txt")]
-    task = ["--teacher", teacher, "--train_file", workshop.path("train.tsv"), "--validation_file"]
-    task += [workshop.path("dev.tsv"), "--text_columns", "sentence", "--label_column", "gold"]
+def test_what_does_not_go_together_is_one_screen(workspace, subtests, capsys):
+    teacher, pretrained = workspace.path("teacher"), workspace.path("pretrained")
+    text = ["--teacher", pretrained, "--dataset", workspace.path("text.txt")]
+    task = ["--teacher", teacher, "--train_file", workspace.path("train.tsv"), "--validation_file"]
+    task += [workspace.path("dev.tsv"), "--text_columns", "sentence", "--label_column", "gold"]
     soft = ["--losses", "soft-targets"]
-    new = ["--family", f"bert:tokenizer={workshop.path('bert-tokenizer')}"]
+    new = ["--family", f"bert:tokenizer={workspace.path('bert-tokenizer')}"]
     cases: dict[str, tuple[str, list[Any], str]] = {
         "no teacher": ("text", [*text[2:], *soft], "required: --teacher"),
         "no text": ("text", [*text[:2], *soft], "required: --dataset"),
@@ -156,12 +165,12 @@ def test_what_does_not_go_together_is_one_screen(workshop, subtests, capsys):
         "no such layer": ("text", [*text, *soft, "--student_layers", 1, 4], "There is no layer 4"),
         "no masked LM": ("text", [*text, *soft, "--family", "infersent"], "no masked language model"),
         "not fine-tuned": (TASK, ["--teacher", pretrained, *task[2:], *soft, *new], "no trained head"),
-        "tokens of another vocabulary": (TASK, [*task, *workshop.infersent, "--losses", "cosine"], "cosine"),
+        "tokens of another vocabulary": (TASK, [*task, *workspace.infersent, "--losses", "cosine"], "cosine"),
     }
     for name, (command, flags, message) in cases.items():
         with subtests.test(name):
-            flags = ["--max_length", 24, *flags, "--max_steps", 1, "--output_dir", workshop.path(f"wrong {name}")]
-            assert workshop.run(f"distill {command}", *flags) == 2
+            flags = ["--max_length", 24, *flags, "--max_steps", 1, "--output_dir", workspace.path(f"wrong {name}")]
+            assert workspace.run(f"distill {command}", *flags) == 2
             assert message in capsys.readouterr().err
     assert Teacher.open(teacher).digest != Teacher.open(pretrained).digest
 
@@ -186,9 +195,9 @@ def test_every_recipe_names_terms_and_sizes_that_there_are(subtests):
                 assert family is None or family.config in FAMILIES[family.family].sizes
 
 
-def test_augmented_examples_have_words_that_fit(workshop, capsys):
+def test_augmented_examples_have_words_that_fit(workspace, capsys):
     """The candidates are those of the plain model at a mask in a pair, or the nearest vectors; and nothing else."""
-    opened = Teacher.open(workshop.path("pretrained"))
+    opened = Teacher.open(workspace.path("pretrained"))
     model, tokenizer = opened.load("AutoModelForMaskedLM"), opened.tokenizer
     rule = Substitution(model, tokenizer, lambda word, number: ["near", "nearer"][:number], number=5, probability=0.4)
     text = "The film was lovely, lovelystory 1999!"
@@ -222,34 +231,34 @@ def test_augmented_examples_have_words_that_fit(workshop, capsys):
     assert 0.2 < 1 - len(whole) / len(masked) < 0.3
     assert 0.08 < sum(copy.count("[MASK]") for copy in whole) / (len(words) * len(whole)) < 0.12
     assert max(len(copy) for copy in masked if len(copy) < len(words)) == 5
-    check_the_command(workshop, capsys)
+    check_the_command(workspace, capsys)
 
 
-def check_the_command(workshop, capsys):
+def check_the_command(workspace, capsys):
     """`augment` writes what `distill` reads."""
     vectors = WordVectors([*GOOD, *BAD], torch.randn(8, 4, generator=torch.Generator().manual_seed(0)).numpy())
     model, tokenizer = vectors.to_model("glove")
-    model.save_pretrained(workshop.path("vectors"))
-    tokenizer.save_pretrained(workshop.path("vectors"))
-    flags = ["--model", workshop.path("pretrained"), "--copies", 3]
-    substitution = ["--rule", f"substitution:vectors={workshop.path('vectors')}"]
-    flags += ["--input", workshop.path("dev.tsv"), "--text_columns", "sentence", "--label_column", "gold"]
-    output = workshop.folder / "augmented.jsonl"
-    assert workshop.run("data augment", *flags, *substitution, "--output", output) == 0
+    model.save_pretrained(workspace.path("vectors"))
+    tokenizer.save_pretrained(workspace.path("vectors"))
+    flags = ["--model", workspace.path("pretrained"), "--copies", 3]
+    substitution = ["--rule", f"substitution:vectors={workspace.path('vectors')}"]
+    flags += ["--input", workspace.path("dev.tsv"), "--text_columns", "sentence", "--label_column", "gold"]
+    output = workspace.folder / "augmented.jsonl"
+    assert workspace.run("data augment", *flags, *substitution, "--output", output) == 0
     rows = [json.loads(line) for line in output.read_text().splitlines()]
     assert 32 < len(rows) <= 128
     assert {tuple(row) for row in rows} == {("sentence", "gold")}
     assert {row["gold"] for row in rows} == {"neg", "pos"}
-    assert workshop.run("data augment", *flags, "--output", output) == 2
+    assert workspace.run("data augment", *flags, "--output", output) == 2
     assert "The file exists" in capsys.readouterr().err
-    assert workshop.run("data augment", *flags, "--rule", "masking", "--overwrite", "--output", output) == 0
+    assert workspace.run("data augment", *flags, "--rule", "masking", "--overwrite", "--output", output) == 0
     assert "[MASK]" in output.read_text()
-    teacher = ["--teacher", workshop.path("teacher"), "--recipe", "bilstm_distilled"]
+    teacher = ["--teacher", workspace.path("teacher"), "--recipe", "bilstm_distilled"]
     task = ["--text_columns", "sentence", "--label_column", "gold", "--train_file", output, "--validation_file"]
-    task += [workshop.path("dev.tsv"), "--num_train_epochs", 1, "--max_length", 24]
-    student = [*workshop.infersent, "--output_dir", workshop.path("augmented")]
-    assert workshop.run("distill sequence-classification", *teacher, *task, *student) == 0
-    opened = Teacher.open(workshop.path("teacher"))
+    task += [workspace.path("dev.tsv"), "--num_train_epochs", 1, "--max_length", 24]
+    student = [*workspace.infersent, "--output_dir", workspace.path("augmented")]
+    assert workspace.run("distill sequence-classification", *teacher, *task, *student) == 0
+    opened = Teacher.open(workspace.path("teacher"))
     headless = opened.load("AutoModelForMaskedLM")
     with pytest.raises(CtxError, match=r"no trained masked-LM head: mlm_head"):
         Substitution(headless, opened.tokenizer, lambda word, number: [])

@@ -107,7 +107,7 @@ def test_every_family_is_saved_and_opened(subtests: pytest.Subtests, tmp_path: P
         with subtests.test(case=str(case)):
             model, batch, folder = case.model(), make_batch(case), tmp_path / str(number)
             targets = batch | make_targets(case, batch)
-            expected, loss, before = tensors_of(model(**batch)), float(model(**targets).loss), stored(model)
+            expected, loss, before = tensors_of(model(**batch)), float(model(**targets).loss), export.stored_bytes(model)
             quantize_model(model, CtxInt8Config())
             found = tensors_of(model(**batch))
             for name, value in found.items():
@@ -125,10 +125,6 @@ def test_every_family_is_saved_and_opened(subtests: pytest.Subtests, tmp_path: P
             assert any(isinstance(each, Int8Linear | Int8Embedding) for each in encoder.modules())
 
 
-def stored(model: nn.Module) -> int:
-    return export.stored_bytes(model)  # type: ignore[arg-type]
-
-
 def test_sizes() -> None:
     """Of shapes as they are used: a quarter; tied tables are stored once."""
     fields = {"hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 1024}
@@ -139,9 +135,9 @@ def test_sizes() -> None:
     ):
         family = FAMILIES[name]
         model = family.models[head](family.config(**(family.sizes["tiny"] | options)))
-        before = stored(model)
+        before = export.stored_bytes(model)
         quantize_model(model, CtxInt8Config())
-        assert 3.5 < before / stored(model) < 4, f"{name}: {before / stored(model)}"
+        assert 3.5 < before / export.stored_bytes(model) < 4, f"{name}: {before / export.stored_bytes(model)}"
 
 
 @torch.no_grad()

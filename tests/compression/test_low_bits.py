@@ -38,6 +38,15 @@ from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.training.freezing import freeze_encoder
 
 BERT = Case(FAMILIES["bert"], "AutoModelForSequenceClassification")
+OPTIONS = LowBitsArguments(QBertOptions(bits=(3, 5), groups=4, sensitivity_batches=2))
+
+
+def collate(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+
+
+def features_of(targets: dict[str, Tensor]) -> list[dict[str, Tensor]]:
+    return [{name: value[row] for name, value in targets.items()} for row in range(4)]
 
 
 def by_loop(weight: Tensor, bits: int, groups: int) -> Tensor:
@@ -91,9 +100,8 @@ def test_power_iteration_finds_the_largest_eigenvalue() -> None:
     largest = float(max(eigenvalues, key=abs))
     for sign in (1, -1):
         weights = [each.clone().requires_grad_() for each in (first, second)]
-        found = top_eigenvalue(
-            sign * loss(torch.cat([each.flatten() for each in weights])), weights, iterations=500, tolerance=1e-7
-        )
+        value = sign * loss(torch.cat([each.flatten() for each in weights]))
+        found = top_eigenvalue(value, weights, iterations=500, tolerance=1e-7)
         assert found == pytest.approx(sign * largest, rel=1e-3)
 
 
@@ -115,9 +123,7 @@ def test_sensitive_layers_get_more_bits() -> None:
         f"layers.{number}": [f"layers.{number}.map"] for number in range(4)
     }
     parts = [{"curvatures": torch.tensor(each)} for each in ([1.0, 5.0, -3.0, 2.0], [1.0, 1.0, -3.0, 2.0])]
-    found = layer_sensitivities(
-        Model(), {name: [name] for name in ("layers.0", "layers.1", "layers.2", "layers.3")}, parts
-    )
+    found = layer_sensitivities(Model(), {f"layers.{number}": [f"layers.{number}"] for number in range(4)}, parts)
     assert [*found.values()] == pytest.approx([1.0, 3.0 + 2.0, 3.0, 2.0])
     assert assign_bits(found, [2, 4]) == {"layers.1": 4, "layers.2": 4, "layers.3": 2, "layers.0": 2}
 
@@ -126,14 +132,9 @@ def test_training_and_its_file(tmp_path: Path) -> None:
     """A step changes the weights in single precision; the packed model computes what was evaluated, and is opened."""
     model, batch = BERT.model(), make_batch(BERT)
     targets = batch | make_targets(BERT, batch)
-    features = [{name: value[row] for name, value in targets.items()} for row in range(4)]
-
-    def collate(rows: list[Any]) -> dict[str, Tensor]:
-        return {name: torch.stack([row[name] for row in rows]) for name in targets}
-
+    features = features_of(targets)
     names = [name for name, _ in model.named_parameters()]
-    options = QBertOptions(bits=(3, 5), groups=4, sensitivity_batches=2)
-    LowBitsArguments(options).start(model, features, collate, 2, Accelerator(cpu=True))
+    OPTIONS.start(model, features, collate, 2, Accelerator(cpu=True))
     assert names == [name for name, _ in model.named_parameters()]
     bits = {module.bits for module in model.bert.layers.modules() if isinstance(module, FakeQuantizedLinear)}
     assert bits == {3, 5}
@@ -162,11 +163,7 @@ def test_frozen_encoders_and_adapters(tmp_path: Path, subtests: pytest.Subtests,
     single precision: they are opened from beside packed codes, and from beside codes of 8 bits, as they were."""
     batch = make_batch(BERT)
     targets = batch | make_targets(BERT, batch)
-    features = [{name: value[row] for name, value in targets.items()} for row in range(4)]
-    options = QBertOptions(bits=(3, 5), groups=4, sensitivity_batches=2)
-
-    def collate(rows: list[Any]) -> dict[str, Tensor]:
-        return {name: torch.stack([row[name] for row in rows]) for name in targets}
+    features = features_of(targets)
 
     def adapt(model: Any) -> None:
         AdapterArguments(adapter="madx-task:name=x,reduction_factor=4").apply(model)
@@ -179,7 +176,7 @@ def test_frozen_encoders_and_adapters(tmp_path: Path, subtests: pytest.Subtests,
             whole, said = copy.deepcopy(model).requires_grad_(True), []
             for each in (whole, model):
                 trained = {name: parameter.requires_grad for name, parameter in each.named_parameters()}
-                LowBitsArguments(options).start(each, features, collate, 2, Accelerator(cpu=True))
+                OPTIONS.start(each, features, collate, 2, Accelerator(cpu=True))
                 assert trained == {name: parameter.requires_grad for name, parameter in each.named_parameters()}
                 said.append(capsys.readouterr().err)
             assert said[0].count("sensitivity") == 3

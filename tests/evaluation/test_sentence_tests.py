@@ -12,7 +12,6 @@ from torch import Tensor
 
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.evaluation import classification, probe, relatedness, retrieval, similarity
-from hf_ctxmodels.evaluation.sentence_tests import pair_features
 
 LETTERS = "abcdefgh"
 
@@ -61,15 +60,12 @@ def test_probe_of_unseen_examples() -> None:
     assert probe(features, [names[each] for each in targets], unseen, [names[each] for each in shuffled]).accuracy < 0.5
 
 
-def test_probe_does_not_mind_the_scale() -> None:
+def test_features_are_standardized_by_the_training_examples() -> None:
     (features, targets), (unseen, wanted) = blobs(200), blobs(100, seed=1)
     sides = [[str(int(each)) for each in side] for side in (targets, wanted)]
     found = [probe(scale * features + 5, sides[0], scale * unseen + 5, sides[1]) for scale in (1, 1000)]
     assert found[0].accuracy == found[1].accuracy
-
-
-def test_probe_of_one_label_alone() -> None:
-    """Test examples are not centred by their own mean, which all have one label here."""
+    # test examples that all have one label, and another mean
     features = torch.linspace(-1, 1, 40)[:, None]
     labels = ["low" if each < 0 else "high" for each in features]
     assert probe(features, labels, features[30:], labels[30:]).accuracy == 1.0
@@ -115,12 +111,6 @@ def test_classification_of_texts_and_pairs(tmp_path: Path) -> None:
     assert classification(letters, *files, ["one", "has"]).accuracy > 0.9
     with pytest.raises(CtxError, match="got 1"):
         classification(letters, *files, ["has"])
-
-
-def test_pair_features() -> None:
-    u, v = torch.tensor([[1.0, -2.0]]), torch.tensor([[3.0, 4.0]])
-    assert pair_features(u, v).tolist() == [[2.0, 6.0, 3.0, -8.0]]
-    assert pair_features(u) is u
 
 
 def naive_retrieval(source: np.ndarray, target: np.ndarray, neighbours: int | None) -> float:

@@ -32,6 +32,9 @@ def test_most_similar(space) -> None:
     cosine = MATRIX[4] @ MATRIX[5] / np.linalg.norm(MATRIX[4]) / np.linalg.norm(MATRIX[5])
     assert found[0][1] == pytest.approx(cosine, rel=1e-5)
     assert len(space.most_similar("apple", number=100)) == 5
+    assert "kiwi" not in space
+    with pytest.raises(CtxError, match="'kiwi' has no vector"):
+        space.most_similar("kiwi")
 
 
 def test_analogy(space) -> None:
@@ -50,12 +53,6 @@ def test_random_vectors_as_gensim_has_them() -> None:
     ):
         assert [word for word, _ in got] == [word for word, _ in expected]
         assert [value for _, value in got] == pytest.approx([value for _, value in expected], rel=1e-5)
-
-
-def test_unknown_word(space) -> None:
-    assert "kiwi" not in space
-    with pytest.raises(CtxError, match="'kiwi' has no vector"):
-        space.most_similar("kiwi")
 
 
 def test_similarity(space, tmp_path: Path) -> None:
@@ -82,17 +79,16 @@ def test_analogies(space, tmp_path: Path) -> None:
     assert searched.total[1] == 1, "an answer that is not searched for is not covered"
 
 
-@pytest.mark.parametrize(("text", "place"), [("a\tb\t1\na b 2\n", "line 2"), ("a\tb\tmuch\n", "line 1")])
-def test_bad_pairs(text: str, place: str, tmp_path: Path) -> None:
-    (tmp_path / "pairs.txt").write_text(text)
-    with pytest.raises(CtxError, match=place):
-        read_similarities(tmp_path / "pairs.txt")
-
-
-def test_bad_questions(tmp_path: Path) -> None:
-    (tmp_path / "questions.txt").write_text(": one\na b c\n")
-    with pytest.raises(CtxError, match="line 2"):
-        read_analogies(tmp_path / "questions.txt")
-    (tmp_path / "questions.txt").write_text("")
-    with pytest.raises(CtxError, match="no test"):
-        read_analogies(tmp_path / "questions.txt")
+@pytest.mark.parametrize(
+    ("read", "text", "message"),
+    [
+        (read_similarities, "a\tb\t1\na b 2\n", "line 2"),
+        (read_similarities, "a\tb\tmuch\n", "line 1"),
+        (read_analogies, ": one\na b c\n", "line 2"),
+        (read_analogies, "", "no test"),
+    ],
+)
+def test_invalid_files(read, text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "tests.txt").write_text(text)
+    with pytest.raises(CtxError, match=message):
+        read(tmp_path / "tests.txt")
