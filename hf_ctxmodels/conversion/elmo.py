@@ -54,31 +54,19 @@ def read_allennlp(options_file: str | Path, weights_file: str | Path) -> CtxElmo
     Raises:
         CtxError: A file is missing or damaged, the files do not match, or h5py is not installed.
     """
-    options = read_json(options_file, hint="use the model's options.json.")
-    model = CtxElmoModel(config_from_options(options, str(options_file)))
-    weights = _convert_weights(_read_arrays(weights_file), model.config, str(weights_file))
-    return load_weights(model, weights, str(weights_file))
-
-
-def _read_arrays(file: str | Path) -> dict[str, np.ndarray]:
-    """All arrays of an HDF5 file by path."""
     try:
         import h5py
     except ImportError as error:
         raise CtxError("h5py is not installed.", hint="pip install 'hf_ctxmodels[hdf5]'.") from error
-    arrays: dict[str, np.ndarray] = {}
-
-    def collect(name: str, entry: Any) -> None:
-        if isinstance(entry, h5py.Dataset):
-            arrays[name] = entry[...]
-
+    options = read_json(options_file, hint="use the model's options.json.")
+    model, location = CtxElmoModel(config_from_options(options, str(options_file))), str(weights_file)
     hint = "use a complete HDF5 file."
-    with wrap_errors("Cannot read the weights", location=str(file), hint=hint), h5py.File(file, "r") as opened:
-        opened.visititems(collect)
-    return arrays
+    with wrap_errors("Cannot read the weights", location=location, hint=hint), h5py.File(weights_file, "r") as arrays:
+        weights = _convert_weights(arrays, model.config, location)
+    return load_weights(model, weights, location)
 
 
-def _convert_weights(arrays: Mapping[str, np.ndarray], config: CtxElmoConfig, location: str) -> dict[str, Tensor]:
+def _convert_weights(arrays: Mapping[str, Any], config: CtxElmoConfig, location: str) -> dict[str, Tensor]:
     """Parameter name -> weight."""
 
     def array(name: str) -> Tensor:

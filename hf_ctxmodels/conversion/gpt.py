@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hf_ctxmodels.conversion.released_files import OutputArguments, load_weights, run_conversion
-from hf_ctxmodels.core.errors import CtxError, run_script
+from hf_ctxmodels.core.errors import CtxError, run_script, wrap_errors
 from hf_ctxmodels.core.flags import REQUIRED, flag
 from hf_ctxmodels.models.gpt.configuration_gpt import CtxGptConfig
 from hf_ctxmodels.models.gpt.modeling_gpt import CtxGptForCausalLM
@@ -96,18 +96,12 @@ def read_openai_checkpoint(
 
 def _read_parameters(folder: Path) -> list[Tensor]:
     """All parameters with the listed shapes; the kernels of convolutions of width 1 as (out, in)."""
-    file = folder / "params_shapes.json"
-    try:
-        shapes = json.loads(file.read_text(encoding="utf-8"))
+    hint = "use the directory with params_shapes.json, params_0.npy, params_1.npy, ..."
+    with wrap_errors("The parameters cannot be read", location=str(folder), hint=hint):
+        shapes = json.loads((folder / "params_shapes.json").read_text(encoding="utf-8"))
         sizes = [int(np.prod(shape)) for shape in shapes]
         count = len(list(folder.glob("params_*.npy")))
         values = np.concatenate([np.load(folder / f"params_{number}.npy").reshape(-1) for number in range(count)])
-    except (OSError, ValueError, TypeError) as error:
-        raise CtxError(
-            f"The parameters cannot be read: {error}.",
-            location=str(folder),
-            hint="use the directory with params_shapes.json, params_0.npy, params_1.npy, ...",
-        ) from error
     if sum(sizes) != len(values):
         raise CtxError(
             f"params_shapes.json lists {sum(sizes):,} values, the {count} .npy files hold {len(values):,}.",

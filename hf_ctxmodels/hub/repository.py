@@ -10,10 +10,9 @@ from httpx2 import HTTPError
 from huggingface_hub import CommitInfo, CommitOperationAdd, HfApi, ModelCard
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
-from yaml import YAMLError
 
-from hf_ctxmodels.core.adapter_support import ADAPTERS_FOLDER
-from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.adapter_files import ADAPTERS_FOLDER
+from hf_ctxmodels.core.errors import CtxError, wrap_errors
 from hf_ctxmodels.core.output_files import check_output_directory, wrap_write_errors
 from hf_ctxmodels.downstream.multitask import get_spec
 from hf_ctxmodels.hub.card import (
@@ -111,11 +110,8 @@ def repository_files(directory: Path, repo_id: str) -> dict[str, str | bytes]:
         files[SUMMARY_FILE] = summary.as_json().encode()
     if (directory / CARD_FILE).exists():
         hint = "save it as UTF-8 with YAML metadata, or remove it to publish a generated card."
-        try:
+        with wrap_errors("The card cannot be read", location=str(directory / CARD_FILE), hint=hint):
             card = ModelCard.load(directory / CARD_FILE)
-        except (ValueError, YAMLError) as error:
-            location = str(directory / CARD_FILE)
-            raise CtxError(f"The card cannot be read: {error}.", location=location, hint=hint) from error
     else:
         curve = loss_curve_png(summary) if summary is not None else None
         if curve is not None:
@@ -136,15 +132,10 @@ def _weight_files(directory: Path) -> list[str]:
             location=str(directory),
             hint=f"run model.save_pretrained({str(directory)!r}).",
         )
-    try:
+    hint = "save the model again with save_pretrained."
+    with wrap_errors("Not an index of sharded weights", location=str(index), hint=hint):
         shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
         invalid = [name for name in shards if Path(name).name != name or not name.endswith(".safetensors")]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CtxError(
-            f"Not an index of sharded weights: {error}.",
-            location=str(index),
-            hint="save the model again with save_pretrained.",
-        ) from error
     missing = [name for name in shards if name not in invalid and not (directory / name).is_file()]
     if invalid or missing or not shards:
         problem = "names no file"
@@ -152,7 +143,7 @@ def _weight_files(directory: Path) -> list[str]:
             problem = f"names {invalid[0]!r}, which is not a safetensors file of its directory"
         elif missing:
             problem = f"names missing files: {', '.join(missing)}"
-        raise CtxError(f"The index {problem}.", location=str(index), hint="save the model again with save_pretrained.")
+        raise CtxError(f"The index {problem}.", location=str(index), hint=hint)
     return [*sorted(shards), SAFE_WEIGHTS_INDEX_NAME]
 
 
