@@ -12,9 +12,8 @@ from pathlib import Path
 
 from huggingface_hub import snapshot_download
 from safetensors.torch import save_file
-from torch import Tensor
 
-from hf_ctxmodels.conversion.released_files import read_torch_file
+from hf_ctxmodels.conversion.released_files import read_tensors
 from hf_ctxmodels.core.errors import CtxError, run_script, wrap_errors
 from hf_ctxmodels.core.flags import REQUIRED, flag
 from hf_ctxmodels.core.output_files import wrap_write_errors
@@ -52,12 +51,12 @@ def convert_adapter(source: str | Path, output: str | Path) -> str:
             "There is no pytorch_adapter.bin.", location=str(source), hint="use the folder or Hub id of an adapter."
         )
     check_adapter_directory(target)
-    tensors_by_file = {file: _load_tensors(folder / name) for name, file in files.items()}
+    tensors_by_file = {file: read_tensors(folder / name) for name, file in files.items()}
     with wrap_write_errors(target):
         target.mkdir(parents=True, exist_ok=True)
         for file, tensors in tensors_by_file.items():
             temporary = target / f"{file}.writing"
-            save_file(tensors, temporary)
+            save_file({name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}, temporary)
             temporary.replace(target / file)
         for name in _CONFIGS:
             if (folder / name).is_file() and folder.resolve() != target.resolve():
@@ -66,14 +65,6 @@ def convert_adapter(source: str | Path, output: str | Path) -> str:
         f"{file} ({sum(tensor.numel() for tensor in tensors.values()):,})" for file, tensors in tensors_by_file.items()
     ]
     return f"{', '.join(counts)} parameters: {source} -> {target}"
-
-
-def _load_tensors(path: Path) -> dict[str, Tensor]:
-    """Load the tensors of a pickle; raises CtxError for other content."""
-    content = read_torch_file(path)
-    if not isinstance(content, dict) or not all(isinstance(tensor, Tensor) for tensor in content.values()):
-        raise CtxError("The pickle does not contain named tensors.", location=str(path), hint="use an adapter's file.")
-    return {str(name): tensor.detach().clone().contiguous() for name, tensor in content.items()}
 
 
 @dataclass

@@ -1,6 +1,6 @@
 """Reading of released weights and BPE codes, and the common parts of the conversion scripts."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,20 @@ def read_torch_file(file: str | Path, allowed: Sequence[type] = ()) -> Any:
     hint = "use the released file, or a state dict: torch.save(model.state_dict(), ...)."
     with wrap_errors("Cannot read the weights", location=str(file), hint=hint), safe_globals([*allowed]):
         return torch.load(file, map_location="cpu", weights_only=True)
+
+
+def read_tensors(file: str | Path, entry: str | None = None) -> dict[str, Tensor]:
+    """Read a state dict, possibly in an entry of a dictionary; raises CtxError for other files."""
+    content = read_torch_file(file)
+    if entry is not None and isinstance(content, Mapping):
+        content = content.get(entry, content)
+    if not isinstance(content, Mapping) or not all(torch.is_tensor(value) for value in content.values()):
+        raise CtxError(
+            f"The file contains a {type(content).__name__}, not a state dict.",
+            location=str(file),
+            hint="use the weights of a model: torch.save(model.state_dict(), ...).",
+        )
+    return dict(content)
 
 
 def read_codes(file: str | Path) -> list[tuple[str, str]]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_ctxmodels.conversion.released_files import OutputArguments, read_torch_file
+from hf_ctxmodels.conversion.released_files import OutputArguments, read_tensors
 from hf_ctxmodels.conversion.word_vector_files import READERS
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, flag
@@ -23,10 +23,7 @@ _NUM_SPECIAL_WORDS = 2  # padding and unknown words, with zero vectors
 
 def read_state_dict(file: str | Path) -> dict[str, Tensor]:
     """Read a state dict without the prefixes of its names (`rnn.`, `enc_lstm.`); raises CtxError for other files."""
-    weights = read_torch_file(file)
-    if not isinstance(weights, Mapping) or not all(torch.is_tensor(value) for value in weights.values()):
-        raise CtxError(f"The file contains a {type(weights).__name__}, not a state dict.", location=str(file))
-    return {name.rpartition(".")[2]: value for name, value in weights.items()}
+    return {name.rpartition(".")[2]: value for name, value in read_tensors(file).items()}
 
 
 def convert_layers(

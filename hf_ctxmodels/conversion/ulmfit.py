@@ -6,14 +6,11 @@ python -m hf_ctxmodels.conversion.ulmfit --weights wt103-fwd/lstm_fwd.pth --voca
 import json
 import pickle
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-import torch
-
-from hf_ctxmodels.conversion.released_files import OutputArguments, load_weights, read_torch_file, run_conversion
+from hf_ctxmodels.conversion.released_files import OutputArguments, load_weights, read_tensors, run_conversion
 from hf_ctxmodels.core.errors import CtxError, run_script, wrap_errors
 from hf_ctxmodels.core.flags import REQUIRED, flag
 from hf_ctxmodels.models.ulmfit.configuration_ulmfit import CtxUlmfitConfig
@@ -37,11 +34,7 @@ _RENAMED_WORDS = {  # special words of the release of 2018
 def read_fastai(file: str | Path) -> CtxUlmfitForCausalLM:
     """Load the language model of a .pth file, or of an encoder's file with a zero bias of the softmax; raises CtxError
     for other files."""
-    content = read_torch_file(file)
-    if isinstance(content, Mapping):
-        content = content.get("model", content)  # next to an optimizer's state
-    if not isinstance(content, Mapping) or not all(torch.is_tensor(value) for value in content.values()):
-        raise CtxError("The file is not a dictionary of weights.", location=str(file), hint="use a state_dict.")
+    content = read_tensors(file, "model")  # may be next to an optimizer's state
     embeddings = next((content[name] for name in ("0.encoder.weight", "encoder.weight") if name in content), None)
     if embeddings is None:
         raise CtxError(
