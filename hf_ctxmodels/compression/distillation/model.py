@@ -289,10 +289,11 @@ class CtxDistillationModel(CtxPreTrainedModel):
                 raise CtxError(f"The loss {loss.name} needs labels.", hint="pass labels, or remove the loss.")
             if isinstance(loss, HardTargetLoss):
                 assert student.labels is not None
-                values[loss] = student.output.loss
                 if isinstance(self.student, ForMaskedLM):  # its encoder ran alone
                     states = student.last_hidden_state[student.labels != IGNORE_INDEX]
                     values[loss] = self.student.token_loss(states, student.labels, counts)
+                else:
+                    values[loss] = student.output.loss
                 continue
             total = loss.compute(student, teacher, dict(self.projections.items()).get(loss.name))
             count = counts.get(name) if targets.get(name) is not None else None
