@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from transformers import AutoModel
 
+from hf_ctxmodels.compression.distillation import Teacher
 from hf_ctxmodels.compression.distillation.augmentation import Augmenter, Masking, Substitution
-from hf_ctxmodels.compression.distillation.teacher import Teacher
 from hf_ctxmodels.conversion.word_vectors import WordVectors
 from hf_ctxmodels.core.console import print_status, progress_bar
 from hf_ctxmodels.core.errors import CtxError
