@@ -99,6 +99,11 @@ def main(task: str) -> None:
         print(format_next_commands(finetuning_command(output, summary.model_type)))
 
 
+def select_fields(options: type[Options], arguments: Any) -> Options:
+    """Create an instance of a dataclass from the fields of `arguments` with the same names."""
+    return options(**{entry.name: getattr(arguments, entry.name) for entry in fields(options)})  # type: ignore[arg-type]
+
+
 def _prepare(
     arguments: TextDistillationArguments | TaskDistillationArguments, split_words: bool, max_length: int
 ) -> DistillationSetup:

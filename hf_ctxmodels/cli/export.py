@@ -28,8 +28,7 @@ from hf_ctxmodels.core.output_files import (
     wrap_write_errors,
 )
 from hf_ctxmodels.downstream.adapters.save_load import load_saved_model
-from hf_ctxmodels.inference.exporting import check_exportable_as, example_batches, export_model
-from hf_ctxmodels.inference.model_inputs import inputs_for_texts
+from hf_ctxmodels.inference.exporting import check_exportable_as, example_batches, export_model, inputs_for_texts
 from hf_ctxmodels.training.model_loading import load_config, load_tokenizer
 from hf_ctxmodels.training.recipe import parse_arguments
 
@@ -164,12 +163,12 @@ def _calibrate(model: PreTrainedModel, arguments: QuantizationArguments) -> Inpu
         )
     tokenizer = load_tokenizer(arguments.model)
     names = find_replaceable_modules(model, embeddings=False, skipped=arguments.skip)
-    with torch.inference_mode(), RangeRecorder(model, names) as recorder:
+    with torch.inference_mode(), record_ranges(model, names) as ranges:
         for start in progress_bar(range(0, len(texts), 8), "calibration", unit="batches"):
             options = {"padding": True, "truncation": True, "max_length": scales.max_length}
             batch = tokenizer(texts[start : start + 8], return_tensors="pt", **options)
             model(**inputs_for_texts(model, dict(batch)))
-    return recorder.ranges
+    return ranges
 
 
 def stored_bytes(model: PreTrainedModel) -> int:

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hf_ctxmodels.core.flags import REQUIRED, flag
-from hf_ctxmodels.hub.files import describe_files, repository_files, write_files
-from hf_ctxmodels.hub.publish import push_files
+from hf_ctxmodels.hub.repository import describe_files, push_files, repository_files, write_files
 from hf_ctxmodels.training.recipe import parse_arguments
 
 

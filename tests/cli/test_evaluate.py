@@ -181,7 +181,7 @@ def test_pairs(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     tokenizer = infersent.tokenizer.train(TEXTS * 5, vocab_size=50)
     encoder = Case(infersent, "AutoModel").model(vocab_size=len(tokenizer))
     for changes, message in (
-        ({"pairs": tmp_path / "incomplete.jsonl"}, "incomplete.jsonl, line 1"),
+        ({"pairs": tmp_path / "incomplete.jsonl"}, "incomplete.jsonl:1"),
         ({"model": save(tmp_path / "encoder", encoder, tokenizer)}, "'infersent' has no language model"),
     ):
         assert run_command("evaluate", "pairs", **flags | changes) == 2

@@ -26,7 +26,7 @@ from hf_ctxmodels.compression.low_bits.quantizer import (
 )
 from hf_ctxmodels.downstream.adapters import add_adapter, delete_adapter, train_adapter
 from hf_ctxmodels.downstream.adapters import save_load as saved
-from hf_ctxmodels.inference.model_inputs import inputs_for_texts
+from hf_ctxmodels.inference.exporting import inputs_for_texts
 from hf_ctxmodels.layers.cpu import linear as cpu_linear
 from hf_ctxmodels.layers.cpu.linear import linear
 from hf_ctxmodels.registry import FAMILIES
@@ -107,7 +107,11 @@ def test_every_family_is_saved_and_opened(subtests: pytest.Subtests, tmp_path: P
         with subtests.test(case=str(case)):
             model, batch, folder = case.model(), make_batch(case), tmp_path / str(number)
             targets = batch | make_targets(case, batch)
-            expected, loss, before = tensors_of(model(**batch)), float(model(**targets).loss), export.stored_bytes(model)
+            expected, loss, before = (
+                tensors_of(model(**batch)),
+                float(model(**targets).loss),
+                export.stored_bytes(model),
+            )
             quantize_model(model, CtxInt8Config())
             found = tensors_of(model(**batch))
             for name, value in found.items():

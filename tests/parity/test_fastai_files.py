@@ -110,7 +110,7 @@ def test_words(tmp_path: Path) -> None:
     ("missing", "message"),
     [
         ("0.encoder.weight", "no encoder.weight"),
-        ("0.rnns.1.module.bias_hh_l0", "layers.1.state_bias is None"),
+        ("0.rnns.1.module.bias_hh_l0", r"lacks 1 weights.*layers.1.state_bias"),
         ("rnns", "no LSTM"),
         ("", "Cannot read the weights"),
     ],
