@@ -42,7 +42,8 @@ OPTIONS = LowBitsArguments(QBertOptions(bits=(3, 5), groups=4, sensitivity_batch
 
 
 def collate(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+    names = [name for name, value in rows[0].items() if torch.is_tensor(value)]
+    return {name: torch.stack([row[name] for row in rows]) for name in names}
 
 
 def features_of(targets: dict[str, Tensor]) -> list[dict[str, Tensor]]:
