@@ -16,7 +16,7 @@ from hf_ctxmodels.compression.int8.quantizer import (
     quantize_model,
     record_ranges,
 )
-from hf_ctxmodels.core.adapter_files import ADAPTERS_FOLDER
+from hf_ctxmodels.core.adapter_support import ADAPTERS_FOLDER
 from hf_ctxmodels.core.console import format_next_commands, print_status, progress_bar
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, ParsedChoices, choice_flag, flag

@@ -15,7 +15,7 @@ from torch import Tensor
 from hf_ctxmodels.conversion.released_files import OutputArguments, load_weights, run_conversion
 from hf_ctxmodels.core.errors import CtxError, run_script, wrap_errors
 from hf_ctxmodels.core.flags import REQUIRED, flag
-from hf_ctxmodels.core.json_parsing import read_json
+from hf_ctxmodels.core.loading import read_json
 from hf_ctxmodels.data.text_files import read_lines
 from hf_ctxmodels.models.elmo.configuration_elmo import CtxElmoConfig
 from hf_ctxmodels.models.elmo.modeling_elmo import CtxElmoModel

@@ -24,7 +24,7 @@ from hf_ctxmodels.core.flags import REQUIRED, flag
 from hf_ctxmodels.models.laser.configuration_laser import CtxLaserConfig
 from hf_ctxmodels.models.laser.modeling_laser import CtxLaserModel
 from hf_ctxmodels.models.laser.tokenization_laser import CtxLaserTokenizer
-from hf_ctxmodels.tokenizers.joint_bpe import SPECIAL_TOKENS
+from hf_ctxmodels.tokenizers.bpe import JOINT_SPECIAL_TOKENS
 
 
 def read_encoder(file: str | Path) -> dict[str, Any]:
@@ -59,10 +59,10 @@ def build_laser(
     embeddings = weights.pop("embed_tokens.weight", None)
     layers, sizes = convert_layers(weights, location)
     dictionary: Mapping[str, int] = encoder["dictionary"]
-    if missing := [token for token in SPECIAL_TOKENS if token not in dictionary]:
+    if missing := [token for token in JOINT_SPECIAL_TOKENS if token not in dictionary]:
         raise CtxError(f"The dictionary lacks {', '.join(missing)}.", location=location)
     vocab = {
-        token if token in SPECIAL_TOKENS else to_native_subword(token): int(number)
+        token if token in JOINT_SPECIAL_TOKENS else to_native_subword(token): int(number)
         for token, number in dictionary.items()
     }
     if sorted(vocab.values()) != list(range(len(dictionary))):
@@ -77,7 +77,7 @@ def build_laser(
             "one row per token of the dictionary.",
             location=location,
         )
-    start, pad, end, unknown = (dictionary[token] for token in SPECIAL_TOKENS)
+    start, pad, end, unknown = (dictionary[token] for token in JOINT_SPECIAL_TOKENS)
     config = CtxLaserConfig(
         vocab_size=len(vocab),
         target_vocab_size=len(vocab),

@@ -15,7 +15,7 @@ from hf_ctxmodels.core.flags import REQUIRED, flag
 from hf_ctxmodels.core.output_files import MODEL_FILES, TOKENIZER_FILES, check_output_directory, wrap_write_errors
 from hf_ctxmodels.data.text_files import read_lines
 from hf_ctxmodels.tokenizers.base import record_tokenizer_digest
-from hf_ctxmodels.tokenizers.joint_bpe import END_OF_WORD
+from hf_ctxmodels.tokenizers.bpe import END_OF_WORD
 from hf_ctxmodels.training.recipe import parse_arguments
 
 _CONTINUATION = "@@"  # suffix of all subwords of a word except the last one, in files of fastBPE

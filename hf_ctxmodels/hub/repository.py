@@ -11,7 +11,7 @@ from huggingface_hub import CommitInfo, CommitOperationAdd, HfApi, ModelCard
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
-from hf_ctxmodels.core.adapter_files import ADAPTERS_FOLDER
+from hf_ctxmodels.core.adapter_support import ADAPTERS_FOLDER
 from hf_ctxmodels.core.errors import CtxError, wrap_errors
 from hf_ctxmodels.core.output_files import check_output_directory, wrap_write_errors
 from hf_ctxmodels.downstream.multitask import get_spec

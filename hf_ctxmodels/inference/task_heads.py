@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TokenClassificationPipeline
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.core.model_modes import evaluation_mode
+from hf_ctxmodels.core.model import evaluation_mode
 from hf_ctxmodels.downstream.finetuning.task_evaluation import feature_outputs
 from hf_ctxmodels.downstream.tasks import QuestionAnswering, TaskArguments
 from hf_ctxmodels.downstream.tasks.base import Encoded, Logits, Task

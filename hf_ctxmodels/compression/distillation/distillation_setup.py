@@ -12,7 +12,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from hf_ctxmodels.compression.distillation.losses import DISTILLATION_LOSSES, DistillationLoss
 from hf_ctxmodels.compression.distillation.model import TEACHER_PREFIX, CtxDistillationModel, DistillationCollator
-from hf_ctxmodels.core.adapter_files import ADAPTERS_FOLDER, STACK_FILE, is_adapter_parameter
+from hf_ctxmodels.core.adapter_support import ADAPTERS_FOLDER, STACK_FILE, is_adapter_parameter
 from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, flag, parse_choice, split_choice

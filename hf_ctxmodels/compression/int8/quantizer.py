@@ -16,13 +16,12 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from hf_ctxmodels.compression.int8.modules import ActivationScale, Int8Embedding, Int8Linear, Int8Rows
 from hf_ctxmodels.compression.int8.quantization import range_of
-from hf_ctxmodels.core.adapter_files import is_adapter_parameter
+from hf_ctxmodels.core.adapter_support import is_adapter_parameter
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import check_choice
 from hf_ctxmodels.core.weights import is_quantized
 from hf_ctxmodels.layers.cpu.linear import is_plain_linear
-from hf_ctxmodels.layers.recurrent.gru import GRU
-from hf_ctxmodels.layers.recurrent.lstm import LSTM
+from hf_ctxmodels.layers.recurrent.rnn import GRU, LSTM
 from hf_ctxmodels.layers.transformer import ScaledEmbedding
 
 METHOD = "ctx-int8"
