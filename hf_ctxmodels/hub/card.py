@@ -52,8 +52,8 @@ def model_card(
     summary = published_summary(summary) if summary is not None else None
     model_class, auto_class = auto_class_of(family, config)
     name = repo_id.split("/")[-1]
-    num_elements = 0  # tied weights are saved once
-    for path in directory.glob("*.safetensors"):
+    num_elements = summary.parameters if summary else 0  # tied weights are saved once
+    for path in [] if summary else directory.glob("*.safetensors"):
         with safe_open(path, framework="pt") as weights:
             num_elements += sum(math.prod(weights.get_slice(key).get_shape()) for key in weights.keys())  # noqa: SIM118
     points = _losses(summary) if summary else []
@@ -70,7 +70,7 @@ def model_card(
         auto_class=auto_class,
         family_name=family.name,
         paper=family.paper,
-        parameters=summary.parameters if summary else num_elements,
+        parameters=num_elements,
         max_length=getattr(config, "max_sequence_length", None),
         stub=f"{family.stub.module}.py",
         tasks=list(config.tasks or {}) if isinstance(config, CtxMultiTaskConfig) else [],
