@@ -141,8 +141,8 @@ class CtxQueryGenerationConfig(CtxEncoderConfig):
 class CtxDecoderConfig(CtxTransformerConfig):
     """Configuration of a Transformer decoder with learned position embeddings.
 
-    The field names of the reference (`n_embd`, `n_layer`, `n_head`, `n_positions`, `resid_pdrop`, ...) are aliases. Other
-    arguments as in `CtxEncoderConfig` and `CtxTransformerConfig`.
+    The field names of the reference (`n_embd`, `n_layer`, `n_head`, `n_positions`, `resid_pdrop`, ...) are aliases.
+    Other arguments as in `CtxEncoderConfig` and `CtxTransformerConfig`.
 
     Args:
         intermediate_size: Width of the feed-forward layer; None for 4 * hidden_size.

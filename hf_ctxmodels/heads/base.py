@@ -1,8 +1,8 @@
 """The base class of all heads, and the losses that they share.
 
 Every loss is a sum over targets divided by their number. `num_items_in_batch` replaces this number by the number of
-targets of a larger batch (accumulated micro-batches, other processes): a number for heads with one loss term, as Trainer
-passes it, or a mapping from the names of the targets to their numbers.
+targets of a larger batch (accumulated micro-batches, other processes): a number for heads with one loss term, as
+Trainer passes it, or a mapping from the names of the targets to their numbers.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -296,8 +296,8 @@ class HeadModel(CtxPreTrainedModel):
     def returns_logits(self, return_logits: bool | None) -> bool:
         """Whether a language model with labels computes and returns the logits of all positions.
 
-        None means `config.return_logits_with_labels`. If this is None as well, logits are returned in evaluation without
-        gradients, since Trainer's metrics read them.
+        None means `config.return_logits_with_labels`. If this is None as well, logits are returned in evaluation
+        without gradients, since Trainer's metrics read them.
         """
         if return_logits is None:
             return_logits = self.config.return_logits_with_labels

@@ -1,4 +1,4 @@
-"""ALBERT: all scopes of parameter sharing when saving, training, compiling and exporting; configurations; shared layers."""
+"""ALBERT: scopes of parameter sharing when saving, training, compiling and exporting; configurations; shared layers."""
 
 import copy
 from collections import Counter

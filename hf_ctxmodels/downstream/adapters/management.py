@@ -97,9 +97,9 @@ class AdapterSet:
     ) -> dict[str, Tensor] | None:
         """Write every adapter to `directory/adapters/NAME`; a hook of `CtxPreTrainedModel.save_pretrained`.
 
-        The returned weights, for the model's file, are `state_dict` (None for `model.state_dict()`) without adapters, so
-        that transformers opens it; with adapters in a training checkpoint, `checkpoint-<step>`, since Trainer resumes
-        from this file alone.
+        The returned weights, for the model's file, are `state_dict` (None for `model.state_dict()`) without adapters,
+        so that transformers opens it; with adapters in a training checkpoint, `checkpoint-<step>`, since Trainer
+        resumes from this file alone.
         """
         folder = directory / ADAPTERS_FOLDER
         if is_main_process:

@@ -137,8 +137,10 @@ def load_saved_adapters(model: PreTrainedModel, directory: str | Path) -> list[s
 
 
 def load_model_with_adapters(source: str | Path, auto_class: str, config: PreTrainedConfig) -> PreTrainedModel:
-    """`load_model`, with the adapters that were saved with the model; raises CtxError also if the model has several tasks
-    and a head is requested."""
+    """`load_model`, with the adapters that were saved with the model.
+
+    Raises CtxError also if the model has several tasks and a head is requested.
+    """
     if auto_class != AutoModel.__name__:
         require_single_task(config, str(source))
     with suppress_adapter_notice():

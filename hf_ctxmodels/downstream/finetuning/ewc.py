@@ -114,8 +114,8 @@ def fisher_information(
 
 @torch.no_grad()
 def sampled_targets(model: PreTrainedModel, batch: Batch, generator: torch.Generator) -> dict[str, Tensor]:
-    """Targets of a batch sampled from the predictions of a (masked) language model, possibly with sentence tasks, at the
-    positions where the batch has targets; `generator` is on the CPU.
+    """Targets of a batch sampled from the predictions of a (masked) language model, possibly with sentence tasks, at
+    the positions where the batch has targets; `generator` is on the CPU.
 
     Raises:
         CtxError: The head's targets cannot be sampled from its predictions.
@@ -146,8 +146,8 @@ def sampled_targets(model: PreTrainedModel, batch: Batch, generator: torch.Gener
 def compute_fisher(
     source: str, text: str | None, file: str, number: int, labels: Labels, *, verbose: bool = True
 ) -> None:
-    """Compute the Fisher information of a checkpoint in its pretraining objective, from the first examples of a text (as
-    --dataset of pretrain), and save it.
+    """Compute the Fisher information of a checkpoint in its pretraining objective, from the first examples of a text
+    (as --dataset of pretrain), and save it.
 
     Raises:
         CtxError: There is no text, or as `PretrainingEvaluation.open` or `fisher_information`.

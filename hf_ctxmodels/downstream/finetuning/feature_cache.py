@@ -107,8 +107,8 @@ class FeatureCache:
 
     @torch.no_grad()
     def __call__(self, all_layers: bool = False, **inputs: Any) -> ModelOutput:
-        """An output of the encoder with the `hidden_states` of all layers or only the last one; `inputs` are arguments of
-        the encoder, tensors (batch, length, ...).
+        """An output of the encoder with the `hidden_states` of all layers or only the last one; `inputs` are arguments
+        of the encoder, tensors (batch, length, ...).
 
         Raises:
             CtxError: There are no token ids, the mask is not (batch, length), or there are decoder inputs.

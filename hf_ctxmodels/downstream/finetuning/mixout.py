@@ -71,7 +71,7 @@ class Mixout(FinetuningCallback):
         return {"mixout_start": weights_digest(dict(zip(self.mixed, self._pretrained, strict=True)))}
 
     def mask(self, step: int, index: int, columns: int) -> Tensor:
-        """(columns,) bool: the columns of the parameter `index` of `mixed` with pretrained weights, after `step` steps."""
+        """(columns,) bool: the columns of the parameter `mixed[index]` with pretrained weights, after `step` steps."""
         generator = np.random.Generator(np.random.Philox(np.random.SeedSequence((self._seed, step, index))))
         return torch.from_numpy(generator.random(columns) < self._probability)
 

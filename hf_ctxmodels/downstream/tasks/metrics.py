@@ -136,8 +136,8 @@ def squad_scores(predictions: Sequence[str], answers: Sequence[Sequence[str]]) -
 
 
 def squad_v2_scores(predictions: Sequence[str], answers: Sequence[Sequence[str]]) -> dict[str, float]:
-    """SQuAD 2.0 (Rajpurkar et al. 2018, section 4): `exact` and `f1` in percent over all questions, where the prediction
-    for an unanswerable question, which has no answers, should be "".
+    """SQuAD 2.0 (Rajpurkar et al. 2018, section 4): `exact` and `f1` in percent over all questions; the prediction for
+    an unanswerable question, which has no answers, should be "".
 
     Also returned: the number of questions `total`, and the same three values of answerable (`HasAns_`) and unanswerable
     (`NoAns_`) questions.

@@ -88,7 +88,7 @@ def bert_to_distilbert_fields(config: PreTrainedConfig, model_class: str, has_po
 
 
 def reject_distilbert_head(model_class: str, architectures: Sequence[str] | None) -> None:
-    """Raise CtxError if a checkpoint has a head on DistilBERT's pooled state, whose dense layer has a ReLU, not a tanh."""
+    """Raise CtxError for a head on DistilBERT's pooled state, whose dense layer has a ReLU, not a tanh."""
     if heads := _POOLER_HEADS.intersection(architectures or ()):
         raise CtxError(
             f"The head of {min(heads)} has a dense layer with ReLU, but {model_class} uses tanh, so the outputs "

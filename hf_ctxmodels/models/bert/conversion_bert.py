@@ -49,7 +49,7 @@ BERT_CONVERSION: list[WeightTransform] = [*LEGACY_NORM_RENAMINGS, *BERT_EXPORT, 
 
 
 class ExpandSegments(ConversionOps):
-    """(2, hidden) embeddings of BERT's segments -> (2 + copies, hidden), initialised as copies of the segments `copied`.
+    """(2, hidden) embeddings of BERT's segments -> (2 + copies, hidden), copies of the segments `copied`.
 
     The reverse removes the copies if they are unchanged. More embeddings than two, and trained ones, are not changed.
     """

@@ -75,7 +75,7 @@ def detection_loss(logits: Tensor, replaced: Tensor) -> Tensor:
 
 
 def detection_counts(logits: Tensor, replaced: Tensor) -> dict[str, Tensor]:
-    """Precision, recall and F1 of replaced tokens at a threshold of 0.5, and their share, as (numerator, denominator)."""
+    """Precision, recall and F1 of replaced tokens at threshold 0.5, and their share, as (numerator, denominator)."""
     predicted = logits > 0
     hits, positives = (predicted & replaced).sum(), replaced.sum()
     ratios = {

@@ -42,7 +42,7 @@ class TaskEmbeddings(TokenPositionTypeEmbeddings):
         token_type_ids: Tensor | None,
         task_type_ids: Tensor | None = None,
     ) -> Tensor:
-        """Embed the inputs as in `TokenPositionTypeEmbeddings`, with task ids `task_type_ids` (...), None for task 0."""
+        """Embed the inputs as in `TokenPositionTypeEmbeddings`; `task_type_ids` are (...), None for task 0."""
         if self.task_type_embeddings is None:
             if task_type_ids is not None:
                 raise CtxError(

@@ -191,7 +191,7 @@ class CtxSpanBertForPreTraining(CtxSpanBertHeadModel):
 
 
 class _Boundaries:
-    """Positions of the span boundaries of (batch, length) `boundary_labels`. A span is a run of positions with `labels`.
+    """Positions of the span boundaries of (batch, length) `boundary_labels`; a span is a run of labelled positions.
 
     Attributes:
         positions: (batch, length) bool, True at the boundaries.
