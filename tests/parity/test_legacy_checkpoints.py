@@ -60,7 +60,7 @@ def references(tmp_path_factory: pytest.TempPathFactory) -> Path:
         *((case, change) for case in OLD_CASES for change in (with_tensorflow_names, with_position_buffer)),
         *((case, with_tied_weights) for case in OLD_TIED),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_old_weights(case: Case, change: Callable[[Weights, Case], Weights], references: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(references / str(case), tmp_path / "old")
