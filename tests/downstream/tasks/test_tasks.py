@@ -51,7 +51,11 @@ def test_rows_know_their_line(tmp_path):
         ("a.json", "{}", r"(?s)Not a table.*json"),
         ("none.csv", None, "No such file"),
         ("a.tsv", "text\tlabel\ncafé\t1\n".encode("latin-1"), r"(?s)byte 14 is 0xe9.*a\.tsv.*iconv"),
-        ("a.tsv.gz", gzip.compress("text\tlabel\ncafé\t1\n".encode("latin-1"), mtime=0), r"(?s)byte 14 is 0xe9.*a\.tsv.*iconv"),
+        (
+            "a.tsv.gz",
+            gzip.compress("text\tlabel\ncafé\t1\n".encode("latin-1"), mtime=0),
+            r"(?s)byte 14 is 0xe9.*a\.tsv.*iconv",
+        ),
         ("a.tsv.gz", gzip.compress(b"text\tlabel\n" * 99, mtime=0)[:-9], r"(?s)The gzip file is damaged.*a\.tsv\.gz"),
     ],
 )
