@@ -117,7 +117,7 @@ def main() -> NoReturn:
     if (text := help_text(sys.argv[1:])) is not None:
         print(text)
         sys.exit(0)
-    from hf_ctxmodels.core.errors import run_script
+    from hf_ctxmodels.core.console import run_script
 
     run_script(run)
 

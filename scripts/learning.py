@@ -26,7 +26,8 @@ from benchmarks.learning_report import (
     transfer_criteria,
 )
 
-from hf_ctxmodels.core.errors import CtxError, run_script
+from hf_ctxmodels.core.console import run_script
+from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.core.output_files import check_output_directory
 from hf_ctxmodels.registry import FAMILIES

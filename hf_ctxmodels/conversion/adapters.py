@@ -14,7 +14,8 @@ from huggingface_hub import snapshot_download
 from safetensors.torch import save_file
 
 from hf_ctxmodels.conversion.released_files import read_tensors
-from hf_ctxmodels.core.errors import CtxError, run_script, wrap_errors
+from hf_ctxmodels.core.console import run_script
+from hf_ctxmodels.core.errors import CtxError, wrap_errors
 from hf_ctxmodels.core.flags import REQUIRED, flag
 from hf_ctxmodels.core.output_files import wrap_write_errors
 from hf_ctxmodels.downstream.adapters.saving import (

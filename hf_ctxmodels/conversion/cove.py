@@ -5,7 +5,7 @@ python -m hf_ctxmodels.conversion.cove --weights wmtlstm.pth --vectors glove.840
 
 from hf_ctxmodels.conversion.released_files import run_conversion
 from hf_ctxmodels.conversion.torch_lstm import VectorEncoderArguments, convert_vector_encoder
-from hf_ctxmodels.core.errors import run_script
+from hf_ctxmodels.core.console import run_script
 
 if __name__ == "__main__":
     run_script(

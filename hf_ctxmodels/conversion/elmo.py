@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from hf_ctxmodels.conversion.released_files import OutputArguments, load_weights, run_conversion
-from hf_ctxmodels.core.errors import CtxError, run_script, wrap_errors
+from hf_ctxmodels.core.console import run_script
+from hf_ctxmodels.core.errors import CtxError, wrap_errors
 from hf_ctxmodels.core.flags import REQUIRED, flag
 from hf_ctxmodels.core.loading import read_json
 from hf_ctxmodels.data.text_files import read_lines

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from hf_ctxmodels.conversion.released_files import OutputArguments, load_weights, run_conversion
 from hf_ctxmodels.conversion.tensorflow_files import TensorFlowCheckpoint
-from hf_ctxmodels.core.errors import CtxError, run_script
+from hf_ctxmodels.core.console import run_script
+from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, flag
 from hf_ctxmodels.models.grover.configuration_grover import CtxGroverConfig
 from hf_ctxmodels.models.grover.modeling_grover import CtxGroverForCausalLM, CtxGroverForSequenceClassification

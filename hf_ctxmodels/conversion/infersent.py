@@ -11,7 +11,7 @@ from typing import Any
 
 from hf_ctxmodels.conversion.released_files import run_conversion
 from hf_ctxmodels.conversion.torch_lstm import VectorEncoderArguments, convert_vector_encoder
-from hf_ctxmodels.core.errors import run_script
+from hf_ctxmodels.core.console import run_script
 from hf_ctxmodels.core.flags import flag
 
 _SENTENCE_TOKENS = {"1": ("<s>", "</s>"), "2": ("<p>", "</p>")}  # tokens around every sentence, by version

@@ -19,7 +19,8 @@ from hf_ctxmodels.conversion.released_files import (
     to_native_subword,
 )
 from hf_ctxmodels.conversion.torch_lstm import convert_layers
-from hf_ctxmodels.core.errors import CtxError, run_script
+from hf_ctxmodels.core.console import run_script
+from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, flag
 from hf_ctxmodels.models.laser.configuration_laser import CtxLaserConfig
 from hf_ctxmodels.models.laser.modeling_laser import CtxLaserModel

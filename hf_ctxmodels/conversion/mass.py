@@ -25,7 +25,8 @@ from hf_ctxmodels.conversion.released_files import (
     run_conversion,
     to_native_subword,
 )
-from hf_ctxmodels.core.errors import CtxError, run_script
+from hf_ctxmodels.core.console import run_script
+from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, flag
 from hf_ctxmodels.data.text_files import read_lines
 from hf_ctxmodels.models.bert.tokenization_bert import CtxBertTokenizer

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hf_ctxmodels.conversion.released_files import OutputArguments, load_weights, read_tensors, run_conversion
-from hf_ctxmodels.core.errors import CtxError, run_script, wrap_errors
+from hf_ctxmodels.core.console import run_script
+from hf_ctxmodels.core.errors import CtxError, wrap_errors
 from hf_ctxmodels.core.flags import REQUIRED, flag
 from hf_ctxmodels.models.ulmfit.configuration_ulmfit import CtxUlmfitConfig
 from hf_ctxmodels.models.ulmfit.modeling_ulmfit import CtxUlmfitForCausalLM

@@ -23,7 +23,8 @@ from transformers import AutoModel
 
 from hf_ctxmodels.conversion.released_files import OutputArguments
 from hf_ctxmodels.conversion.word_vectors import WordVectors, gensim_models
-from hf_ctxmodels.core.errors import CtxError, run_script
+from hf_ctxmodels.core.console import run_script
+from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, flag
 from hf_ctxmodels.core.output_files import check_output_file
 from hf_ctxmodels.data.text_files import check_file, read_lines

@@ -61,15 +61,14 @@ _FEED_FORWARD = "feed_forward.down_proj"
 
 
 def register_peft_targets(model_type: str, target_modules: Collection[str]) -> None:
-    """Register the default target modules of a model type with PEFT, if PEFT is imported.
+    """Register the default target modules of a model type with PEFT, which must be imported.
 
     Methods that adapt BERT's query and value by default (LoRA and its relatives) adapt `target_modules`, names of
     linear layers; IA3 also adapts the output of the feed-forward layers.
     """
-    constants = sys.modules.get("peft.utils.constants")
-    if constants is None or not target_modules:
+    if not target_modules:
         return
-    tables = vars(constants)
+    tables = vars(sys.modules["peft.utils.constants"])
     for name, table in tables.items():
         if name.startswith(_TABLES) and isinstance(table, dict) and table.get("bert") == ["query", "value"]:
             table.setdefault(model_type, list(target_modules))

@@ -3,6 +3,7 @@
 import difflib
 import inspect
 import math
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from os import PathLike
@@ -172,7 +173,8 @@ class CtxConfig(InstalledCode, PreTrainedConfig):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields by name. Also register `peft_target_modules`, which PEFT reads after `to_dict`."""
-        register_peft_targets(self.model_type, self.peft_target_modules)
+        if "peft.utils.constants" in sys.modules:
+            register_peft_targets(self.model_type, self.peft_target_modules)
         return super().to_dict()
 
     @classmethod

@@ -5,14 +5,6 @@ from typing import TYPE_CHECKING, Any
 
 from hf_ctxmodels.data.documents import Documents
 from hf_ctxmodels.data.examples import DocumentStream, ExampleSet, ExampleStream
-from hf_ctxmodels.data.loaders import (
-    ContiguousBatchSampler,
-    ContiguousStream,
-    EpochBatchSampler,
-    MixtureBatchSampler,
-    ShuffledStream,
-    training_loader,
-)
 from hf_ctxmodels.data.mixtures import (
     Mixture,
     ReweightedMixture,
@@ -24,10 +16,16 @@ from hf_ctxmodels.data.mixtures import (
 )
 from hf_ctxmodels.data.padding import UnlabelledCollator, mark_unlabelled
 from hf_ctxmodels.data.training_set import (
+    ContiguousBatchSampler,
+    ContiguousStream,
+    EpochBatchSampler,
+    MixtureBatchSampler,
     ResampledDocuments,
     SamplingPolicy,
+    ShuffledStream,
     build_training_set,
     sampling_probabilities,
+    training_loader,
 )
 
 if TYPE_CHECKING:

@@ -11,9 +11,8 @@ from pathlib import Path
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.data.demo_corpus import demo_documents
-from hf_ctxmodels.data.documents import Documents, LabelledPair, Reader, TextWithUnits
+from hf_ctxmodels.data.documents import Documents, LabelledPair, Reader, TextWithUnits, split_sentences
 from hf_ctxmodels.data.news_files import EXAMPLE_ARTICLE, read_articles
-from hf_ctxmodels.data.sentence_splitting import split_sentences
 from hf_ctxmodels.data.table_files import read_table
 from hf_ctxmodels.data.text_files import (
     FILE_SUFFIXES,

@@ -12,7 +12,7 @@ from transformers import BertModel, PreTrainedModel
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.demo_corpus import NEWS, demo_file, rated_stories
-from hf_ctxmodels.data.sentence_splitting import split_sentences
+from hf_ctxmodels.data.documents import split_sentences
 from hf_ctxmodels.demo.demo_runner import DemoReport, Result
 from hf_ctxmodels.inference import encode_sentences
 from hf_ctxmodels.models.bert import CtxBertModel, CtxBertTokenizer

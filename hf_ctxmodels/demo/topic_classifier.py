@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.demo_corpus import demo_articles
-from hf_ctxmodels.data.sentence_splitting import split_sentences
+from hf_ctxmodels.data.documents import split_sentences
 from hf_ctxmodels.data.text_files import read_json_lines
 from hf_ctxmodels.demo.demo_runner import DemoReport, DemoRunner, Result
 from hf_ctxmodels.demo.real_bert import checkpoint

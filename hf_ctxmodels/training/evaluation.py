@@ -18,8 +18,15 @@ from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.data import ExampleSet, ExampleStream, Mixture
 from hf_ctxmodels.objectives import Objective
 from hf_ctxmodels.objectives.base import BaselinePolicy
-from hf_ctxmodels.training.batches import INDEX_KEY, Batch, Collate, IndexedCollator, count_items
-from hf_ctxmodels.training.training_step import logged_terms, loss_targets
+from hf_ctxmodels.training.training_step import (
+    INDEX_KEY,
+    Batch,
+    Collate,
+    IndexedCollator,
+    count_items,
+    logged_terms,
+    loss_targets,
+)
 
 Examples = ExampleSet | ExampleStream | Mixture
 _BATCHES_FOR_CLASSES = 50

@@ -34,7 +34,6 @@ from hf_ctxmodels.core.flags import flat_options
 from hf_ctxmodels.data import ExampleStream
 from hf_ctxmodels.tokenizers.base import record_tokenizer_digest
 from hf_ctxmodels.training.arguments import LoopArguments
-from hf_ctxmodels.training.batches import Collate, next_batches, training_batches
 from hf_ctxmodels.training.callbacks import FinetuningCallback
 from hf_ctxmodels.training.checkpoint_files import locked_output_dir
 from hf_ctxmodels.training.distributed import (
@@ -49,7 +48,7 @@ from hf_ctxmodels.training.recurrent_state import RecurrentStateCarrier
 from hf_ctxmodels.training.summary import TrainingSummary
 from hf_ctxmodels.training.training_log import StepMetrics, Stopwatch, TrainingLog, require_finite_weights
 from hf_ctxmodels.training.training_state import TrainingState, run_identity
-from hf_ctxmodels.training.training_step import LossFunction, TrainingStep
+from hf_ctxmodels.training.training_step import Collate, LossFunction, TrainingStep, next_batches, training_batches
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # parameters of mallopt(3)
 _NEVER_TRIM, _NEVER_MMAP = -1, 1 << 30

@@ -19,7 +19,6 @@ from hf_ctxmodels.registry import FAMILIES, get_family
 from hf_ctxmodels.spec import FamilySpec
 from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model
 from hf_ctxmodels.training.arguments import LoopArguments
-from hf_ctxmodels.training.batches import Collate
 from hf_ctxmodels.training.evaluation import Examples, LossEvaluation, frequency_baselines, sample_batches
 from hf_ctxmodels.training.loop import TrainingLoop, make_accelerator
 from hf_ctxmodels.training.model_loading import (
@@ -36,6 +35,7 @@ from hf_ctxmodels.training.summary import TrainingSummary
 from hf_ctxmodels.training.token_embeddings import EmbeddingTrainingArguments
 from hf_ctxmodels.training.training_log import plot_losses
 from hf_ctxmodels.training.training_state import flags_identity
+from hf_ctxmodels.training.training_step import Collate
 
 _BATCHES_FOR_RATES = 50
 # Fields that a resumed run may change, because the model's class, configuration and tokenizer and the objective with
@@ -197,7 +197,7 @@ def resolve_family(arguments: PretrainingArguments) -> FamilySpec:
     Raises:
         CtxError: Neither is given, the two differ, or the model has several tasks or belongs to no family.
     """
-    family = None if arguments.family is None else get_family(arguments.family)
+    family = None if arguments.family is None else FAMILIES[arguments.family]
     if arguments.model is None:
         if family is None:
             raise CtxError("No model family is given.", location="--family", hint=f"use one of: {', '.join(FAMILIES)}.")

@@ -6,9 +6,8 @@ import torch
 from transformers import Trainer
 
 from hf_ctxmodels.core.console import print_status
-from hf_ctxmodels.training.batches import count_targets
 from hf_ctxmodels.training.distributed import inactive_parallelism_warnings
-from hf_ctxmodels.training.training_step import LossFunction
+from hf_ctxmodels.training.training_step import LossFunction, count_targets
 
 _TRAINER_TARGETS = ("labels",)
 

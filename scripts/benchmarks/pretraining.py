@@ -21,9 +21,9 @@ from hf_ctxmodels.data import load_documents
 from hf_ctxmodels.registry import get_family
 from hf_ctxmodels.training import pretraining
 from hf_ctxmodels.training.arguments import LoopArguments
-from hf_ctxmodels.training.batches import INDEX_KEY, count_items, next_batches, training_batches
 from hf_ctxmodels.training.loop import make_accelerator, retain_freed_memory
 from hf_ctxmodels.training.optimizers import make_optimizer
+from hf_ctxmodels.training.training_step import INDEX_KEY, count_items, next_batches, training_batches
 
 STEPS, WARM_UP, DATASET = 16, 4, "demo"
 _BARE: Final = "training loop, bare step as reference"

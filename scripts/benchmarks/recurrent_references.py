@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_ctxmodels.data.demo_corpus import demo_documents
-from hf_ctxmodels.data.sentence_splitting import split_sentences
+from hf_ctxmodels.data.documents import split_sentences
 from hf_ctxmodels.layers.recurrent.recurrence import GRU_GATES, LSTM_GATES
 from hf_ctxmodels.layers.recurrent.rnn import GRU
 

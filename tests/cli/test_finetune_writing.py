@@ -20,9 +20,9 @@ from hf_ctxmodels.downstream.tasks.seq2seq import Seq2Seq, SourceTarget
 from hf_ctxmodels.inference import generate_texts
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.spec import FamilySpec
-from hf_ctxmodels.training.batches import EpochIndexed
 from hf_ctxmodels.training.model_loading import new_config
 from hf_ctxmodels.training.summary import TrainingSummary
+from hf_ctxmodels.training.training_step import EpochIndexed
 
 ROOT = Path(__file__).parents[2]
 WORDS = {"red": "rot", "cat": "katze", "sees": "sieht", "one": "ein", "big": "gross", "dog": "hund"}

@@ -20,7 +20,7 @@ from zoo import tiny_config
 
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.compression.int8.quantizer import CtxInt8Config, quantize_model
-from hf_ctxmodels.core.errors import run_script
+from hf_ctxmodels.core.console import run_script
 from hf_ctxmodels.downstream.adapters import add_adapter, set_active_adapters
 from hf_ctxmodels.downstream.finetuning.forgetting import PretrainingEvaluation, distances, measure_forgetting
 from hf_ctxmodels.registry import FAMILIES

@@ -31,7 +31,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.layers.lm_loss import cross_entropy as chunked
 from hf_ctxmodels.layers.lm_loss.cross_entropy import DeferredLogits
 from hf_ctxmodels.layers.lm_loss.kl_divergence import chunked_kl_divergence
-from hf_ctxmodels.training.batches import count_targets
+from hf_ctxmodels.training.training_step import count_targets
 
 TOKENS, LABELLED = sum(LENGTHS), 1 + 2 + 3 + 1
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data import load_documents
 from hf_ctxmodels.data.demo_corpus import prose_paragraphs
-from hf_ctxmodels.data.documents import NoDocumentError
-from hf_ctxmodels.data.sentence_splitting import split_sentences
+from hf_ctxmodels.data.documents import NoDocumentError, split_sentences
 
 DOCUMENTS = [["One sentence.", "Another one!", "A second paragraph."], ["Grüße aus Köln.", "你好。", "我很好。"]]
 PARAGRAPHS = [["One sentence. Another one!", "A second paragraph."], ["Grüße aus Köln.", "你好。我很好。"]]

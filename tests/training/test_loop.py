@@ -13,7 +13,6 @@ from training_runs import arguments, new_model, run
 from transformers import AutoModelForPreTraining
 
 from hf_ctxmodels import CtxBertForPreTraining, CtxError
-from hf_ctxmodels.training.batches import EpochIndexed, count_items
 from hf_ctxmodels.training.checkpoint_files import list_checkpoints
 from hf_ctxmodels.training.distributed import InterruptionError, LostProcessError, detect_lost_processes
 from hf_ctxmodels.training.evaluation import LossEvaluation
@@ -21,6 +20,7 @@ from hf_ctxmodels.training.freezing import GradualUnfreezing
 from hf_ctxmodels.training.loop import make_accelerator
 from hf_ctxmodels.training.model_loading import load_tokenizer
 from hf_ctxmodels.training.training_log import NonFiniteError, StepMetrics, read_log
+from hf_ctxmodels.training.training_step import EpochIndexed, count_items
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 

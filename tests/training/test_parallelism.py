@@ -43,7 +43,7 @@ def killing_step(self, batches):
         os.kill(os.getpid(), signal.SIGKILL)
     return step(self, batches)
 TrainingStep.__call__ = killing_step
-from hf_ctxmodels.core.errors import run_script
+from hf_ctxmodels.core.console import run_script
 run_script(pretrain.main)
 """
 

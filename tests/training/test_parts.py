@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hf_ctxmodels import CtxBertConfig, CtxBertForMaskedLM, CtxBertForSequenceClassification, CtxError
-from hf_ctxmodels.core.errors import run_script
+from hf_ctxmodels.core.console import run_script
 from hf_ctxmodels.core.flags import REQUIRED, flag, split_choice, typed_options
 from hf_ctxmodels.objectives import MaskedLM
 from hf_ctxmodels.registry import get_family

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hf_ctxmodels.training.batches import default_workers
 from hf_ctxmodels.training.loop import retain_freed_memory
+from hf_ctxmodels.training.training_step import default_workers
 
 LIBC = ctypes.CDLL(None)
 BLOCK = 128 << 20

@@ -12,9 +12,8 @@ from transformers import EvalPrediction, Trainer, TrainingArguments
 from zoo import ARCHETYPES, HEADS, Case, learnable_batch
 from zoo.targets import follow_labels
 
-from hf_ctxmodels.training.batches import INDEX_KEY
 from hf_ctxmodels.training.trainer import CtxTrainer
-from hf_ctxmodels.training.training_step import TrainingStep
+from hf_ctxmodels.training.training_step import INDEX_KEY, TrainingStep
 
 
 class Rows(Dataset):

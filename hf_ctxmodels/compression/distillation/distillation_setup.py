@@ -20,7 +20,6 @@ from hf_ctxmodels.downstream.adapters.save_load import load_model_with_adapters
 from hf_ctxmodels.downstream.tasks import Encoded, Task
 from hf_ctxmodels.objectives import Objective
 from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model, tokenizer_digest
-from hf_ctxmodels.training.batches import EpochIndexed
 from hf_ctxmodels.training.model_loading import (
     load_config,
     load_family_config,
@@ -29,6 +28,7 @@ from hf_ctxmodels.training.model_loading import (
     require_single_task,
 )
 from hf_ctxmodels.training.pretraining import TrainingSetup
+from hf_ctxmodels.training.training_step import EpochIndexed
 
 
 @dataclass(kw_only=True)

@@ -22,8 +22,8 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, choice_flag, flag, flat_options, parse_choices
 from hf_ctxmodels.core.model import inspection_mode
 from hf_ctxmodels.core.output_files import wrap_write_errors
-from hf_ctxmodels.training.batches import EpochIndexed
 from hf_ctxmodels.training.model_loading import require_trainable
+from hf_ctxmodels.training.training_step import EpochIndexed
 
 PACKED_FOLDER = "quantized"
 

@@ -32,7 +32,6 @@ from hf_ctxmodels.tokenizers.base import (
     tokenizer_digest,
 )
 from hf_ctxmodels.training.arguments import LoopArguments
-from hf_ctxmodels.training.batches import EpochIndexed
 from hf_ctxmodels.training.loop import TrainingLoop, TrainingResult, make_accelerator
 from hf_ctxmodels.training.model_loading import (
     change_config,
@@ -49,6 +48,7 @@ from hf_ctxmodels.training.model_loading import (
 )
 from hf_ctxmodels.training.pretraining import TrainingSetup
 from hf_ctxmodels.training.training_state import flags_identity
+from hf_ctxmodels.training.training_step import EpochIndexed
 
 # Fields that a resumed run may change, because the model's class, configuration and tokenizer are compared.
 UNCOMPARED_FIELDS = ("family", "config_options", "model", "task_name", "predictions_file")

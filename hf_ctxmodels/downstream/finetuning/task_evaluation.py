@@ -13,7 +13,7 @@ from torch import nn
 from hf_ctxmodels.core.console import progress_bar
 from hf_ctxmodels.downstream.tasks import Encoded, Task
 from hf_ctxmodels.downstream.tasks.base import Collator, Logits
-from hf_ctxmodels.training.batches import count_targets
+from hf_ctxmodels.training.training_step import count_targets
 
 
 @dataclass

@@ -13,7 +13,7 @@ from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.heads.base import ItemCounts, mean_over_targets
-from hf_ctxmodels.training.batches import count_targets
+from hf_ctxmodels.training.training_step import count_targets
 
 
 class TaskLoss:

@@ -18,8 +18,8 @@ from hf_ctxmodels.core.generation import (
     target_language_id,
     target_vocabulary_config,
 )
+from hf_ctxmodels.data.documents import split_sentences
 from hf_ctxmodels.data.padding import SourceTargetCollator, strip_decoder_start
-from hf_ctxmodels.data.sentence_splitting import split_sentences
 from hf_ctxmodels.data.table_files import read_table
 from hf_ctxmodels.downstream.tasks.base import (
     Collator,

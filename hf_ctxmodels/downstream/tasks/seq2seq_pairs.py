@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.data.sentence_splitting import split_sentences
+from hf_ctxmodels.data.documents import split_sentences
 from hf_ctxmodels.downstream.tasks.question_answering import Question
 
 

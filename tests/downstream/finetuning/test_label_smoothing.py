@@ -17,9 +17,8 @@ from zoo import Case, make_batch, make_targets
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.downstream.finetuning.task_loss import TaskLoss, smoothed_cross_entropy
 from hf_ctxmodels.registry import FAMILIES
-from hf_ctxmodels.training.batches import INDEX_KEY
 from hf_ctxmodels.training.trainer import CtxTrainer
-from hf_ctxmodels.training.training_step import TrainingStep
+from hf_ctxmodels.training.training_step import INDEX_KEY, TrainingStep
 
 SMOOTHING = 0.2
 
