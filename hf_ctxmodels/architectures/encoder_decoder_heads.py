@@ -126,7 +126,7 @@ class TransformerForConditionalGeneration(Seq2SeqHead, EncoderDecoderHeadModel):
         """Compute logits, or the loss with `labels`.
 
         `labels`, `encoder_outputs`, `use_cache` and `return_logits` are described in
-        `heads.ForConditionalGeneration.forward`, the other arguments in `EncoderDecoder.forward`. Without
+        `heads.RecurrentForConditionalGeneration.forward`, the other arguments in `EncoderDecoder.forward`. Without
         `decoder_input_ids` (batch, steps) or `decoder_inputs_embeds` (batch, steps, hidden), the decoder's input is
         `labels` shifted to the right, after `config.decoder_start_token_id`.
         """
@@ -153,7 +153,7 @@ class TransformerForConditionalGeneration(Seq2SeqHead, EncoderDecoderHeadModel):
             check_aligned({"decoder_sequence_ids": decoder_sequence_ids}, *ids.shape)
             ids = ids.masked_fill(sequence_starts(decoder_sequence_ids), self.config.decoder_start_token_id or 0)
         is_recording = any(value is not None and value is not False for value in output_flags.values())
-        computes_logits = labels is None or bool(use_cache) or self.returns_logits(return_logits)
+        computes_logits = labels is None or bool(use_cache) or self.needs_all_logits(return_logits)
         needs_all_states, output_mask = computes_logits or is_recording, None
         if labels is not None and self.config.unpad and not (needs_all_states or is_traced(labels)):
             output_mask = labels != IGNORE_INDEX

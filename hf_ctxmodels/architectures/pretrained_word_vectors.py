@@ -1,7 +1,7 @@
 """Base classes of families on pretrained word vectors.
 
-A new model has empty embeddings; `load_pretrained_embeddings` copies the vectors in an explicit step, which the scripts
-run. Saved models contain their vectors.
+A new model has empty embeddings; `load_pretrained_embeddings` copies the vectors in an explicit step, which training
+runs. Saved models contain their vectors.
 """
 
 from collections.abc import Container

@@ -110,7 +110,7 @@ class QueryForConditionalGeneration(heads.Seq2SeqHead):
             use_cache: Whether to return `past_key_values`; without labels only.
             logits_to_keep: As in transformers: the number of last steps whose logits are returned, 0 for all.
             num_items_in_batch: Number of labels in all batches of the step, by which the summed loss is divided.
-            return_logits: See `returns_logits`.
+            return_logits: See `needs_all_logits`.
         """
         check_tensors(attention_mask=attention_mask)
         check_padding_mask(attention_mask)
@@ -125,7 +125,7 @@ class QueryForConditionalGeneration(heads.Seq2SeqHead):
             _reject_arguments(decoding_state, "span_ids", reason)
         labels = None if labels is None else validate_targets(labels, "labels")
         flags = self.config.resolve_output_flags(kwargs)
-        computes_logits = labels is None or self.returns_logits(return_logits) or any(flags.values())
+        computes_logits = labels is None or self.needs_all_logits(return_logits) or any(flags.values())
         is_source_encoded = encoder_outputs is not None or past_key_values is not None
         if masked_target_ids is None and (is_source_encoded or (use_cache and labels is None)):
             if not is_source_encoded:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from hf_ctxmodels.core.caches import RecurrentCache, validate_cache
+from hf_ctxmodels.core.caches import RecurrentCache, check_recurrent_cache
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_row_lengths, is_traced, sequence_numbers
 from hf_ctxmodels.core.model import CtxPreTrainedModel
@@ -74,7 +74,7 @@ def prepare_inputs(
     if past_key_values is not None and sequence_ids is not None:
         raise CtxError("past_key_values cannot be combined with sequence_ids: a cache has one state per row.")
     masks = {"sequence_ids": sequence_ids, "output_mask": output_mask, "token_type_ids": token_type_ids}
-    words = model.check_word_input(input_ids, inputs_embeds, attention_mask, width, **masks)
+    words = model.check_input_of_any_length(input_ids, inputs_embeds, attention_mask, width, **masks)
     tokens = token_mask(words, attention_mask, sequence_ids)
     if not is_traced(words):
         check_row_lengths(tokens.sum(1))
@@ -111,7 +111,9 @@ def run_stateful_layers(
     directions, num_past_tokens = packed.shape[0], 0
     initial_states: list[tuple[Tensor, ...] | None] = [None] * len(state_sizes)
     if cache is not None:
-        validate_cache(cache, [[(packing.shape[0], directions, size) for size in sizes] for sizes in state_sizes])
+        check_recurrent_cache(
+            cache, [[(packing.shape[0], directions, size) for size in sizes] for sizes in state_sizes]
+        )
         num_past_tokens = cache.seen_tokens
         initial_states = [packing.pack_state(state) for state in cache.states]
     inputs, final_states = [], []

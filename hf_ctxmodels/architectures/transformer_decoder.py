@@ -219,7 +219,10 @@ def check_cache(cache: Cache | None, words: Tensor, past_length: int | Tensor, l
 
 
 class TransformerDecoder(LayerStack, CtxPreTrainedModel):
-    """A causal Transformer, by default post-norm with normalised embeddings."""
+    """A Transformer with one stack of layers, by default causal and post-norm with normalised embeddings.
+
+    XLM also uses it bidirectionally.
+    """
 
     accepts_4d_masks = True
     _input_embed_layer = "word_embeddings"
@@ -341,7 +344,7 @@ class DecoderHeadModel(HeadModel):
         input_ids, pad_token_id = inputs.get("input_ids"), self.config.pad_token_id
         is_unmasked = attention_mask is None and isinstance(input_ids, Tensor) and input_ids.dim() == 2
         if is_unmasked and self.uses_pooled_output and pad_token_id is not None:
-            attention_mask = mask_trailing_padding(inputs["input_ids"], pad_token_id)
+            attention_mask = is_not_trailing_padding(inputs["input_ids"], pad_token_id)
         outputs = super().encode(attention_mask=attention_mask, **inputs)
         if self.has_auxiliary_lm_loss:
             outputs.encoded_tokens = (input_ids, attention_mask, inputs.get("sequence_ids"))
@@ -391,7 +394,7 @@ class DecoderHeadModel(HeadModel):
         return chunked_cross_entropy(states, matrix, None, next_tokens[has_target], reduction="sum", weights=weights)
 
 
-def mask_trailing_padding(input_ids: Tensor, pad_token_id: int) -> Tensor:
+def is_not_trailing_padding(input_ids: Tensor, pad_token_id: int) -> Tensor:
     """(batch, length) bool: False at the padding tokens at the end of a row; True in a row of padding tokens only."""
     is_token = input_ids != pad_token_id
     before_last_token = is_token.flip(1).cumsum(1).flip(1) > 0

@@ -111,7 +111,7 @@ class RecurrentCache(Cache):
         return cls(states, int(tensors[_SEEN].max()) if tensors[_SEEN].numel() else 0)
 
 
-def validate_cache(cache: Any, expected: Sequence[Sequence[tuple[int, ...]]]) -> None:
+def check_recurrent_cache(cache: Any, expected: Sequence[Sequence[tuple[int, ...]]]) -> None:
     """Raise CtxError unless `past_key_values` is a `RecurrentCache` with these shapes, a list for each layer."""
     hint = "pass past_key_values of an earlier forward pass with the same number of rows, or None."
     if not isinstance(cache, RecurrentCache):

@@ -227,7 +227,7 @@ class CtxPreTrainedModel(PreTrainedModel):
 
     check_encoder_input = check_encoder_input
 
-    def check_word_input(
+    def check_input_of_any_length(
         self,
         input_ids: Tensor | None,
         inputs_embeds: Tensor | None,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.data.seeding import Stream, generator
+from hf_ctxmodels.data.seeding import Purpose, generator
 
 Reader = Callable[[], Iterator[list[str]]]
 """Opens a source and yields its documents as lists of paragraphs."""
@@ -59,7 +59,7 @@ class HeldOut:
 
     def __contains__(self, number: int) -> bool:
         block, offset = divmod(number, self.block)
-        return int(generator(self.seed, 0, block, Stream.HELD_OUT).integers(self.block)) == offset
+        return int(generator(self.seed, 0, block, Purpose.HELD_OUT).integers(self.block)) == offset
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class Documents:
         return documents
 
     def split(self, validation_fraction: float, seed: int = 0) -> tuple[Self, Self]:
-        """Training documents and held-out documents, see `HeldOut`. All scripts use seed 0, see `DataArguments`."""
+        """Training documents and held-out documents, see `HeldOut`. All commands use seed 0, see `DataArguments`."""
         if not 0 < validation_fraction <= 0.5:
             raise CtxError(
                 f"validation_fraction={validation_fraction} is out of range.", hint="use more than 0 and at most 0.5."

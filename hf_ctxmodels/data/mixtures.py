@@ -10,7 +10,7 @@ from torch.utils.data import Dataset, Subset
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.examples import ExampleSet, ExampleStream
-from hf_ctxmodels.data.seeding import Stream, generator, row_hashes, uniforms
+from hf_ctxmodels.data.seeding import Purpose, generator, row_hashes, uniforms
 
 _CHUNK = 1 << 16  # choices computed together
 
@@ -18,7 +18,7 @@ _CHUNK = 1 << 16  # choices computed together
 def sample_choices(numbers: np.ndarray, probabilities: np.ndarray, seed: int) -> np.ndarray:
     """(n,) random choices among datasets with (datasets,) `probabilities`; (n,) `numbers` of the choices determine the
     random numbers."""
-    keys = np.repeat(row_hashes(seed, [0], [0], Stream.MIXTURE), len(numbers))
+    keys = np.repeat(row_hashes(seed, [0], [0], Purpose.MIXTURE), len(numbers))
     return np.searchsorted(np.cumsum(probabilities)[:-1], uniforms(keys, numbers), side="right")
 
 
@@ -231,7 +231,7 @@ class ShuffledMixture(EpochMixture):
     def order(self, epoch: int, seed: int) -> np.ndarray:
         """See `EpochMixture.order`."""
         datasets = np.repeat(np.arange(len(self.steps)), self.steps)
-        return generator(seed, epoch, 0, Stream.MIXTURE).permutation(datasets)
+        return generator(seed, epoch, 0, Purpose.MIXTURE).permutation(datasets)
 
 
 class ReweightedMixture(EpochMixture):

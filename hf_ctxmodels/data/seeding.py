@@ -10,8 +10,8 @@ from enum import IntEnum
 import numpy as np
 
 
-class Stream(IntEnum):
-    """The use of random numbers: each has a separate sequence for the same `(seed, epoch, index)`."""
+class Purpose(IntEnum):
+    """The purpose of random numbers: each has a separate sequence for the same `(seed, epoch, index)`."""
 
     CORRUPTION = 0
     PAIRING = 1
@@ -21,9 +21,9 @@ class Stream(IntEnum):
     MIXTURE = 5
 
 
-def generator(seed: int, epoch: int, index: int, stream: Stream = Stream.CORRUPTION) -> np.random.Generator:
+def generator(seed: int, epoch: int, index: int, purpose: Purpose = Purpose.CORRUPTION) -> np.random.Generator:
     """A generator seeded by its arguments (all >= 0), created in about ten microseconds."""
-    entropy = np.random.SeedSequence((seed, epoch, index), spawn_key=(int(stream),))
+    entropy = np.random.SeedSequence((seed, epoch, index), spawn_key=(int(purpose),))
     return np.random.Generator(np.random.Philox(entropy))
 
 
@@ -32,11 +32,11 @@ _CHUNK = 8192  # numbers that fit into the L1 cache
 
 
 def row_hashes(
-    seed: int, epochs: Sequence[int], indices: Sequence[int], stream: Stream = Stream.CORRUPTION, use: int = 0
+    seed: int, epochs: Sequence[int], indices: Sequence[int], purpose: Purpose = Purpose.CORRUPTION, use: int = 0
 ) -> np.ndarray:
     """(rows,) keys of `uniforms`: the counterpart of `generator` for all examples of a batch."""
     keys = np.zeros(len(indices), dtype=np.uint64)
-    for value in (seed, epochs, indices, int(stream), use):
+    for value in (seed, epochs, indices, int(purpose), use):
         keys = _mix((keys + STEP) ^ np.asarray(value, dtype=np.uint64))
     return keys
 

@@ -22,7 +22,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.documents import Documents, DocumentTexts
 from hf_ctxmodels.data.examples import DocumentStream, ExampleBuilder, ExampleSet, ExampleStream
 from hf_ctxmodels.data.mixtures import Mixture, SampledMixture, SampledStream, ScheduledMixture
-from hf_ctxmodels.data.seeding import Stream, generator
+from hf_ctxmodels.data.seeding import Purpose, generator
 
 
 @dataclass(frozen=True)
@@ -207,7 +207,7 @@ class EpochBatchSampler(EndlessBatchSampler):
             yield batch
 
     def _order(self, epoch: int) -> np.ndarray:
-        return generator(self.seed, epoch, 0, Stream.ORDER).permutation(self.num_examples)
+        return generator(self.seed, epoch, 0, Purpose.ORDER).permutation(self.num_examples)
 
 
 @dataclass(eq=False)
@@ -236,7 +236,7 @@ class ContiguousBatchSampler(EndlessBatchSampler):
         for number in count(self.start_batch):
             step, micro_batch = divmod(number, self.contiguous_rows // self.batch_size)
             epoch, position = divmod(step, length)
-            first = int(generator(self.seed, epoch, 0, Stream.ORDER).integers(self.num_examples))
+            first = int(generator(self.seed, epoch, 0, Purpose.ORDER).integers(self.num_examples))
             rows = range(micro_batch * self.batch_size, (micro_batch + 1) * self.batch_size)
             yield [(epoch, (first + row * length + position) % self.num_examples) for row in rows]
 
@@ -319,7 +319,7 @@ class ShuffledStream(EndlessStream):
         self.seed, self.buffer_size = seed, buffer_size
 
     def _epoch(self, epoch: int) -> Iterator[dict[str, Any]]:
-        rng = generator(self.seed, epoch, 0, Stream.ORDER)
+        rng = generator(self.seed, epoch, 0, Purpose.ORDER)
         buffer: list[dict[str, Any]] = []
         for example in self.stream.one_pass(epoch):
             if len(buffer) < self.buffer_size:

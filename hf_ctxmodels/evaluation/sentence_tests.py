@@ -21,7 +21,7 @@ Criterion = Literal["cosine", "margin"]
 
 PENALTIES = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 RIDGE_PENALTIES = (1e-3, 1e-2, 1e-1, 1.0, 10.0)
-_HELD_OUT_FRACTION = 10  # one in 10 training examples is held out to choose the penalty
+_HELD_OUT_DIVISOR = 10  # one in 10 training examples is held out to choose the penalty
 _MAX_SCORES = 2**24  # cosines in memory at the same time
 
 
@@ -209,7 +209,7 @@ def _standardize(features: Tensor, test_features: Tensor) -> tuple[np.ndarray, n
 def _held_out_mask(num_examples: int, seed: int) -> np.ndarray:
     """(examples,) True for the examples that choose the penalty."""
     permutation = torch.randperm(num_examples, generator=torch.Generator().manual_seed(seed)).numpy()
-    return np.isin(np.arange(num_examples), permutation[: max(1, num_examples // _HELD_OUT_FRACTION)])
+    return np.isin(np.arange(num_examples), permutation[: max(1, num_examples // _HELD_OUT_DIVISOR)])
 
 
 def retrieval(source: Tensor, target: Tensor, criterion: Criterion = "cosine", neighbours: int = 4) -> float:

@@ -14,8 +14,8 @@ from hf_ctxmodels.heads.base import (
     loss_from_logits,
     mean_over_targets,
     number_of_targets,
-    pair_loss,
     select_states,
+    sequence_classification_loss,
     validate_sequence_targets,
     validate_targets,
 )
@@ -33,7 +33,7 @@ from hf_ctxmodels.heads.downstream import (
 from hf_ctxmodels.heads.masked_lm import ForMaskedLM, build_mlm_head, is_masked_lm, masked_lm_loss
 from hf_ctxmodels.heads.seq2seq import (
     ConditionalGenerationOutput,
-    DecoderInputs,
-    ForConditionalGeneration,
+    RecurrentDecoderInputs,
+    RecurrentForConditionalGeneration,
     Seq2SeqHead,
 )

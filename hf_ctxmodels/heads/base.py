@@ -93,10 +93,11 @@ def cross_entropy_over_targets(logits: Tensor, targets: Tensor, name: str, num_i
     return mean_over_targets(total, targets, name, num_items)
 
 
-def pair_loss(
+def sequence_classification_loss(
     logits: Tensor, targets: Tensor | None, name: str, num_items: ItemCounts
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Mean cross-entropy in nats of (batch, classes) logits, and `accuracy_counts`; None without (batch,) targets."""
+    """Mean cross-entropy in nats of (batch, classes) logits, and `accuracy_counts`; (None, None) if
+    `targets` is None."""
     if targets is None:
         return None, None
     targets = validate_sequence_targets(targets, name, len(logits))
@@ -156,7 +157,7 @@ def select_states(states: Tensor, targets: Tensor, output_mask: Tensor | None) -
 
 
 def accuracy_counts(logits: Tensor, targets: Tensor) -> Tensor:
-    """(2,) float32: number of correct predictions of (..., classes) logits, and number of (...) targets but -100.
+    """(2,) float32: correct predictions of (..., classes) logits, and (...) targets other than -100.
 
     The output field `metrics` of a pretraining head maps names to (numerator, denominator), both summed over the batch;
     the training loop sums them and logs the ratio.
@@ -193,7 +194,7 @@ class HeadModel(CtxPreTrainedModel):
 
     The forwards take the ids of all families: `token_type_ids` (ignored or rejected by encoders without segments), and,
     if the encoder lists them in `extra_input_ids`, `langs` (XLM) and `task_type_ids` (ERNIE), each (batch, length). See
-    the module for `num_items_in_batch`, and `returns_logits` for `return_logits`.
+    the module for `num_items_in_batch`, and `needs_all_logits` for `return_logits`.
     """
 
     encoder_class: ClassVar[type[CtxPreTrainedModel]]
@@ -293,7 +294,7 @@ class HeadModel(CtxPreTrainedModel):
         shape = self.input_shape(input_ids, inputs_embeds)
         return None if targets is None or shape is None else validate_targets(targets, name, (*shape, *label_shape))
 
-    def returns_logits(self, return_logits: bool | None) -> bool:
+    def needs_all_logits(self, return_logits: bool | None) -> bool:
         """Whether a language model with labels computes and returns the logits of all positions.
 
         None means `config.return_logits_with_labels`. If this is None as well, logits are returned in evaluation
@@ -303,13 +304,13 @@ class HeadModel(CtxPreTrainedModel):
             return_logits = self.config.return_logits_with_labels
         return not (self.training or torch.is_grad_enabled()) if return_logits is None else return_logits
 
-    def output_mask(self, return_logits: bool | None, *targets: Tensor | None) -> Tensor | None:
+    def target_output_mask(self, return_logits: bool | None, *targets: Tensor | None) -> Tensor | None:
         """(batch, length) mask of the positions with a target, to which the output of the encoder is limited.
 
-        None for all positions: without targets, or if `returns_logits(return_logits)`.
+        None for all positions: without targets, or if `needs_all_logits(return_logits)`.
         """
         target_masks = [tensor != IGNORE_INDEX for tensor in targets if tensor is not None]
-        if not target_masks or self.returns_logits(return_logits):
+        if not target_masks or self.needs_all_logits(return_logits):
             return None
         return target_masks[0] if len(target_masks) == 1 else torch.stack(target_masks).any(0)
 

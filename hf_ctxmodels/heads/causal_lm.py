@@ -21,8 +21,8 @@ class ForCausalLM(HeadModel, GenerationMixin):
     """Predicts each token from the tokens before it; `generate` continues a text.
 
     With `labels`, the encoder's output and the vocabulary's logits are computed for the tokens with a target only, and
-    `logits` is None, unless `returns_logits`. A family lists `GenerationMixin` among the direct bases of its class, as
-    transformers requires.
+    `logits` is None, unless `needs_all_logits`. A family lists `GenerationMixin` among the direct bases of its class,
+    as transformers requires.
 
     Attributes:
         shifts_labels: Whether the head shifts the labels: the label of a token is the target of the token before it.
@@ -69,14 +69,14 @@ class ForCausalLM(HeadModel, GenerationMixin):
                 the last token in reading order has a target as well.
             logits_to_keep: As in transformers: number of last positions with logits, 0 for all, or a tensor of
                 positions. The loss does not depend on it.
-            return_logits: See `returns_logits`.
+            return_logits: See `needs_all_logits`.
             kwargs: Arguments of the encoder; and `shift_labels` (batch, length), the target of each token, -100 for
                 none, instead of `labels`. It is not a named argument, because Trainer would treat it as labels.
         """
         check_tensors(attention_mask=attention_mask)
         shift_labels = kwargs.pop("shift_labels", None)
         targets = self.resolve_targets(input_ids, attention_mask, inputs_embeds, labels, shift_labels, sequence_ids)
-        computes_logits = targets is None or self.returns_logits(return_logits)
+        computes_logits = targets is None or self.needs_all_logits(return_logits)
         outputs = self.encode_for_targets(
             None if targets is None else targets != IGNORE_INDEX,
             computes_logits,

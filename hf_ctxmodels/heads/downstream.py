@@ -175,7 +175,7 @@ def encode_text_pair(
         width) vectors of both texts.
     """
     aligned = {"token_type_ids": token_type_ids, "sequence_ids": sequence_ids}
-    inputs = head.check_word_input(input_ids, inputs_embeds, attention_mask, **aligned)
+    inputs = head.check_input_of_any_length(input_ids, inputs_embeds, attention_mask, **aligned)
     arguments = {"input_ids": input_ids, "inputs_embeds": inputs_embeds, "sequence_ids": sequence_ids}
     if token_type_ids is None or not (is_traced(inputs) or bool(token_type_ids.any())):
         outputs = HeadModel.encode(head, attention_mask=attention_mask, **arguments, **kwargs)

@@ -60,7 +60,7 @@ class ForMaskedLM(HeadModel):
     """Predicts masked tokens (Devlin et al. 2019, section 3.1).
 
     With `labels`, the last layer and the vocabulary's logits are computed at the labelled positions only, and `logits`
-    is None, unless `returns_logits`.
+    is None, unless `needs_all_logits`.
 
     Attributes:
         transform_activation: Activation of the head's dense layer; None for `config.hidden_act`.
@@ -105,7 +105,7 @@ class ForMaskedLM(HeadModel):
             labels: (batch, length) ids of the masked tokens; -100 is ignored.
         """
         labels = self.validate_token_targets(labels, "labels", input_ids, inputs_embeds)
-        output_mask = self.output_mask(return_logits, labels)
+        output_mask = self.target_output_mask(return_logits, labels)
         outputs = self.encode(
             input_ids=input_ids,
             attention_mask=attention_mask,

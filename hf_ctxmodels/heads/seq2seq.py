@@ -17,12 +17,12 @@ from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_ids, check_source_mask, check_tensors, is_traced
 from hf_ctxmodels.heads.base import HeadModel, ItemCounts, language_modeling_loss, loss_from_logits, validate_targets
-from hf_ctxmodels.layers.common import DecoderOutput
+from hf_ctxmodels.layers.common import RecurrentDecoderOutput
 from hf_ctxmodels.layers.cpu.linear import MAX_PREPACKED_BYTES, linear, prepacked_weights
 
 
 class DecoderAliases:
-    """Names in other models of two outputs of the decoder of an encoder-decoder."""
+    """`hidden_states` and `attentions` under the names of the decoder's outputs, for code that handles all models."""
 
     decoder_hidden_states: tuple[Tensor, ...] | None
     decoder_attentions: tuple[Tensor, ...] | None
@@ -44,10 +44,10 @@ class ConditionalGenerationOutput(DecoderAliases, ModelOutput):
 
     Attributes:
         loss: Cross-entropy in nats per target.
-        logits: (batch, steps, target vocabulary); with `labels`, see `returns_logits`.
+        logits: (batch, steps, target vocabulary); with `labels`, see `needs_all_logits`.
         past_key_values: The state of the decoder; None without `use_cache`.
-        decoder_hidden_states, decoder_attentions, cross_attentions: See `DecoderOutput`; None unless requested. A
-            recurrent decoder has no self-attention.
+        decoder_hidden_states, decoder_attentions, cross_attentions: See `RecurrentDecoderOutput`; None unless
+            requested. A recurrent decoder has no self-attention.
         encoder_last_hidden_state: (batch, length, hidden) output of the encoder.
         encoder_hidden_states, encoder_attentions: Hidden states and attention weights of the encoder; None unless
             requested.
@@ -173,7 +173,7 @@ class Seq2SeqHead(HeadModel, GenerationMixin):
 
 
 @dataclass(frozen=True)
-class DecoderInputs:
+class RecurrentDecoderInputs:
     """Inputs of a recurrent decoder other than the target ids.
 
     Attributes:
@@ -191,7 +191,7 @@ class DecoderInputs:
     is_recording: bool = False
 
 
-class ForConditionalGeneration(Seq2SeqHead):
+class RecurrentForConditionalGeneration(Seq2SeqHead):
     """Predicts each target token from the source and the target tokens before it, with a recurrent decoder.
 
     Transformer decoders have `architectures.encoder_decoder_heads.TransformerForConditionalGeneration`. The
@@ -212,7 +212,9 @@ class ForConditionalGeneration(Seq2SeqHead):
         """The initial state of the decoder."""
 
     @abstractmethod
-    def decode(self, decoder_input_ids: Tensor, target_mask: Tensor | None, inputs: DecoderInputs) -> DecoderOutput:
+    def decode(
+        self, decoder_input_ids: Tensor, target_mask: Tensor | None, inputs: RecurrentDecoderInputs
+    ) -> RecurrentDecoderOutput:
         """Run the decoder.
 
         Args:
@@ -256,7 +258,7 @@ class ForConditionalGeneration(Seq2SeqHead):
             past_key_values: The state before `decoder_input_ids`, returned by an earlier forward.
             use_cache: Return `past_key_values`, and with labels the logits as well.
             target_languages: (batch,) indices of the target languages; None for the first.
-            return_logits: See `returns_logits`.
+            return_logits: See `needs_all_logits`.
         """
         labels = None if labels is None else validate_targets(labels, "labels")
         for name in ("decoder_attention_mask", "decoder_inputs_embeds"):
@@ -293,8 +295,8 @@ class ForConditionalGeneration(Seq2SeqHead):
         hidden_states = output_flags["output_hidden_states"]
         records_states = hidden_states is not None and hidden_states is not False  # 0 selects the embeddings
         is_recording = records_states or bool(output_flags["output_attentions"])
-        inputs = DecoderInputs(encoder_outputs, attention_mask, cache, target_languages, is_recording)
-        computes_logits = labels is None or bool(use_cache) or self.returns_logits(return_logits)
+        inputs = RecurrentDecoderInputs(encoder_outputs, attention_mask, cache, target_languages, is_recording)
+        computes_logits = labels is None or bool(use_cache) or self.needs_all_logits(return_logits)
         loss = logits = None
         decoder_outputs: Any = None
         if computes_logits or is_recording:
@@ -314,13 +316,15 @@ class ForConditionalGeneration(Seq2SeqHead):
             encoder_attentions=encoder_outputs.get("attentions"),
         )
 
-    def predict(self, decoder_input_ids: Tensor, inputs: DecoderInputs) -> tuple[Tensor, DecoderOutput]:
+    def predict(
+        self, decoder_input_ids: Tensor, inputs: RecurrentDecoderInputs
+    ) -> tuple[Tensor, RecurrentDecoderOutput]:
         """(batch, steps, target vocabulary) logits, and the output of `decode` for all steps."""
         outputs = self.decode(decoder_input_ids, None, inputs)
         return linear(self.prediction, self.decoder_input(outputs.states)), outputs
 
     def decoder_loss(
-        self, decoder_input_ids: Tensor, labels: Tensor, inputs: DecoderInputs, num_items: ItemCounts
+        self, decoder_input_ids: Tensor, labels: Tensor, inputs: RecurrentDecoderInputs, num_items: ItemCounts
     ) -> Tensor:
         """Mean cross-entropy in nats of the labels; arguments as in `decode` and `language_modeling_loss`."""
         target_mask = labels != IGNORE_INDEX

@@ -67,7 +67,7 @@ class ScalarMix(nn.Module):
         init.ones_(self.gamma)
 
     def distance(self) -> Tensor:
-        """The squared distance of the weights from the average, their squared norm (section 3.4)."""
+        """The squared norm of the weights, the distance from the average (Peters et al. 2018, section 3.4)."""
         return self.weights.float().square().sum()
 
     def forward(self, states: Sequence[Tensor], tokens: Tensor | None = None) -> Tensor:
@@ -91,7 +91,7 @@ def _normalise(states: Tensor, tokens: Tensor | None) -> Tensor:
     return (centred / (centred.square().sum() / count + 1e-12).sqrt()).to(states.dtype)
 
 
-class DecoderOutput(NamedTuple):
+class RecurrentDecoderOutput(NamedTuple):
     """Output of a recurrent decoder of an encoder-decoder.
 
     Attributes:

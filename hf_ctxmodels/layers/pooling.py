@@ -16,7 +16,7 @@ class PoolingLayer(nn.Module):
         self.pooling = pooling
 
     def forward(self, states: Tensor, tokens: Tensor) -> Tensor:
-        """(batch, length, hidden) states and (batch, length) bool -> (batch, hidden), 2 or 3 * hidden."""
+        """(batch, length, hidden) states and (batch, length) bool -> (batch, n * hidden) for n pooled states."""
         return pool_tokens(states, tokens, self.pooling)
 
 
@@ -31,7 +31,7 @@ def pool_tokens(states: Tensor, tokens: Tensor, pooling: Pooling) -> Tensor:
             1805.09843); "last+max+mean" (Howard & Ruder 2018, section 3.3), and "first+max+mean" for backward models.
 
     Returns:
-        (batch, hidden), 2 or 3 * hidden.
+        (batch, n * hidden), n the number of pooled states.
     """
     return torch.cat([_pool(states, tokens, name) for name in pooling.split("+")], -1)
 

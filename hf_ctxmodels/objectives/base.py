@@ -44,8 +44,9 @@ class BaselinePolicy:
 class Objective(PaddingCollator):
     """Base class of pretraining objectives: a collator that also makes the examples it collates.
 
-    `examples` runs once per epoch in one process and tokenizes documents. `collate` runs for every batch, in any
-    worker, and samples corruptions and targets. Both are deterministic in the seed (see `data.seeding`).
+    `examples` tokenizes documents in one process, once for a set in memory and once per epoch for a stream. `collate`
+    runs for every batch, in any worker, and samples corruptions and targets. Both are deterministic in the seed
+    (see `data.seeding`).
 
     A new objective `<Name>` is two dataclasses in one file: `DataCollatorFor<Name>` with the arguments of `collate`,
     usable on its own with any dataset, and `<Name>(DataCollatorFor<Name>, Objective)` with the arguments of
@@ -90,7 +91,7 @@ class Objective(PaddingCollator):
     """Names of `config_fields` that cannot be changed in a trained model."""
 
     statistics: Counter[str] = field(default_factory=Counter, init=False, repr=False)
-    """Counts of `examples` in this process: documents, sentences, tokens, truncated_tokens."""
+    """Counts of `examples` in this process: documents, sentences, tokens, truncated_tokens and others."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

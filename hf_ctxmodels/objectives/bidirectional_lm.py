@@ -13,7 +13,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import check_at_least, flag
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.padding import Batch, PaddingCollator, RowPadder
-from hf_ctxmodels.data.seeding import Stream
+from hf_ctxmodels.data.seeding import Purpose
 from hf_ctxmodels.data.training_set import SamplingPolicy
 from hf_ctxmodels.objectives.base import Objective
 from hf_ctxmodels.objectives.features import check_token_ids, feature_generator
@@ -77,7 +77,7 @@ class DataCollatorForBidirectionalLM(PaddingCollator):
             "labels": torch.stack([padder.pad(targets, IGNORE_INDEX) for targets in (following, previous)], -1),
         }
         if self.negatives:
-            generators = [feature_generator(feature, self.seed, False, Stream.SAMPLING) for feature in features]
+            generators = [feature_generator(feature, self.seed, False, Purpose.SAMPLING) for feature in features]
             uniforms = np.stack([rng.random(self.negatives) for rng in generators])
             batch["negatives"] = log_uniform_samples(torch.from_numpy(uniforms), len(self.characters))
         return batch

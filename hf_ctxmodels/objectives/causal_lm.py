@@ -13,7 +13,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import check_at_least, flag
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.padding import Batch, PaddingCollator, required_token
-from hf_ctxmodels.data.seeding import Stream, generator
+from hf_ctxmodels.data.seeding import Purpose, generator
 from hf_ctxmodels.data.training_set import SamplingPolicy
 from hf_ctxmodels.objectives.base import Objective, target_rates
 from hf_ctxmodels.objectives.features import padded_columns
@@ -145,7 +145,7 @@ class CausalLM(DataCollatorForCausalLM, Objective):
         """Number of words of an example, without the following one."""
         if not self.bptt_deviation:
             return self.mean_length
-        rng = generator(self.seed, pass_index, number, Stream.CORRUPTION)
+        rng = generator(self.seed, pass_index, number, Purpose.CORRUPTION)
         mean = self.mean_length / 2 if rng.random() < _HALF_LENGTH_SHARE else self.mean_length
         length = round(rng.normal(mean, self.bptt_deviation))
         return int(np.clip(length, min(_MIN_LENGTH, self.max_length), self.max_length))

@@ -16,7 +16,7 @@ from hf_ctxmodels.core.flags import check_at_least, flag
 from hf_ctxmodels.data.documents import LabelledPair
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.padding import Batch
-from hf_ctxmodels.data.seeding import Stream, generator
+from hf_ctxmodels.data.seeding import Purpose, generator
 from hf_ctxmodels.data.training_set import SamplingPolicy
 from hf_ctxmodels.objectives.base import BaselinePolicy, Objective
 from hf_ctxmodels.objectives.features import feature_generator
@@ -291,7 +291,7 @@ class ContinualTasks(DataCollatorForContinualTasks, Objective):
         for position, (number, document) in enumerate(numbered):
             self.statistics.update(documents=1, sentences=len(document), tokens=len(document.ids))
             for name in document_tasks:
-                rng = generator(self.seed, pass_index, number * len(TASKS) + _NUMBERS[name], Stream.PAIRING)
+                rng = generator(self.seed, pass_index, number * len(TASKS) + _NUMBERS[name], Purpose.PAIRING)
                 for example in self.task_examples(name, documents, position, rng):
                     yield name, example
 

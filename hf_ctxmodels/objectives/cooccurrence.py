@@ -13,7 +13,7 @@ from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.flags import check_at_least, flag
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.padding import Batch, PaddingCollator, RowPadder
-from hf_ctxmodels.data.seeding import Stream, generator
+from hf_ctxmodels.data.seeding import Purpose, generator
 from hf_ctxmodels.objectives.base import Objective
 
 _COLUMNS = ("input_ids", "context_ids", "cooccurrences")
@@ -89,7 +89,7 @@ class Cooccurrence(DataCollatorForCooccurrence, Objective):
         )
         for document in self.tokenized(documents):
             counter.add(document.ids[document.ids != self.tokenizer.unk_token_id])
-        rng = generator(self.seed, pass_index, 0, Stream.ORDER)
+        rng = generator(self.seed, pass_index, 0, Purpose.ORDER)
         remaining: list[np.ndarray] = []
         for block in counter.cells(rng):
             self.statistics["cells"] += len(block[0])

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.data.padding import RowPadder
-from hf_ctxmodels.data.seeding import Stream, generator, row_hashes
+from hf_ctxmodels.data.seeding import Purpose, generator, row_hashes
 
 
 class NonSpecialTokens:
@@ -47,11 +47,11 @@ def check_token_ids(ids: np.ndarray, vocab_size: int) -> None:
 
 
 def feature_generator(
-    feature: Mapping[str, Any], seed: int, static: bool, stream: Stream = Stream.CORRUPTION
+    feature: Mapping[str, Any], seed: int, static: bool, purpose: Purpose = Purpose.CORRUPTION
 ) -> np.random.Generator:
     """The random generator of a feature, seeded by its `example_index` and, unless `static`, its `epoch`."""
     epoch = 0 if static else _integer(feature, "epoch")
-    return generator(seed, epoch, _integer(feature, "example_index"), stream)
+    return generator(seed, epoch, _integer(feature, "example_index"), purpose)
 
 
 def feature_keys(features: Sequence[Mapping[str, Any]], seed: int, uses: int) -> list[np.ndarray]:

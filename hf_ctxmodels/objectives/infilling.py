@@ -14,7 +14,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import check_at_least, check_choice, check_fraction, check_share, flag
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.padding import Batch, pad_targets
-from hf_ctxmodels.data.seeding import Stream
+from hf_ctxmodels.data.seeding import Purpose
 from hf_ctxmodels.objectives.base import Objective, count_targets, target_rates
 from hf_ctxmodels.objectives.features import feature_generator, feature_word_ids
 from hf_ctxmodels.objectives.source_target import SourceTarget, SourceTargetCorruption
@@ -68,7 +68,7 @@ class DataCollatorForNoisySequenceToSequence(SourceTargetCorruption):
     def target_spans(self, feature: Mapping[str, Any]) -> np.ndarray:
         """(steps,) numbers of a target's spans."""
         words = feature_word_ids(feature, "target_word_ids")[:-1]
-        rng = feature_generator(feature, self.seed, self.static, Stream.ORDER)
+        rng = feature_generator(feature, self.seed, self.static, Purpose.ORDER)
         return self.number_spans(words, np.ones(len(words), dtype=bool), rng)
 
     def number_spans(self, words: np.ndarray, in_target: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -159,7 +159,7 @@ class DataCollatorForInfilling(DataCollatorForNoisySequenceToSequence):
         """Remove fragments, corrupt and pad; see the class for the columns of features and the returned ones."""
         split_features = []
         for feature in features:
-            rng = feature_generator(feature, self.seed, self.static, Stream.ORDER)
+            rng = feature_generator(feature, self.seed, self.static, Purpose.ORDER)
             ids, words = np.asarray(feature["text_ids"]), feature_word_ids(feature)
             in_target = self.fragments(len(ids), rng)
             split_features.append(

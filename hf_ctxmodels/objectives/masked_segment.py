@@ -13,7 +13,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import check_at_least, check_choice, check_share, flag
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.padding import Batch, PaddingCollator, language_columns, pad_targets, required_token
-from hf_ctxmodels.data.seeding import Stream
+from hf_ctxmodels.data.seeding import Purpose
 from hf_ctxmodels.objectives.base import Objective
 from hf_ctxmodels.objectives.cross_lingual import LanguageReader, Sentence
 from hf_ctxmodels.objectives.features import NonSpecialTokens, check_token_ids, feature_generator
@@ -316,7 +316,7 @@ class DataCollatorForMaskedTranslation(DataCollatorForMaskedSegment):
         ids = np.asarray(feature["target_ids"]).astype(np.int64)[:-1]
         if not self.target_share:
             return ids
-        rng = feature_generator(feature, self.seed, self.static, Stream.ORDER)
+        rng = feature_generator(feature, self.seed, self.static, Purpose.ORDER)
         positions = self.target_rule.select(np.arange(len(ids)) > 0, None, rng)
         return corrupt(ids, positions, self.target_rule, self.mask_id, self.non_special.ids, rng)[0]
 

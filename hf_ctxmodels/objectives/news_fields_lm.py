@@ -11,7 +11,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import check_at_least, check_share, flag
 from hf_ctxmodels.data.documents import NewsArticle
 from hf_ctxmodels.data.examples import Example
-from hf_ctxmodels.data.seeding import Stream, generator
+from hf_ctxmodels.data.seeding import Purpose, generator
 from hf_ctxmodels.objectives.base import Objective
 from hf_ctxmodels.objectives.causal_lm import DataCollatorForCausalLM
 from hf_ctxmodels.objectives.tokenized_documents import document_batches
@@ -90,7 +90,7 @@ class NewsFieldsLM(DataCollatorForNewsFieldsLM, Objective):
     def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
         """Examples with input_ids and following."""
         for number, field_ids in enumerate(self._articles(documents)):
-            rng = generator(self.seed, pass_index, number, Stream.ORDER)
+            rng = generator(self.seed, pass_index, number, Purpose.ORDER)
             for window in self._windows(self._sequence(field_ids, rng), rng):
                 yield {"input_ids": window[:-1], "following": int(window[-1])}
 

@@ -12,7 +12,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import check_at_least, flag
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.padding import Batch, PaddingCollator, pad_targets
-from hf_ctxmodels.data.seeding import Stream, generator
+from hf_ctxmodels.data.seeding import Purpose, generator
 from hf_ctxmodels.data.training_set import SamplingPolicy
 from hf_ctxmodels.objectives.base import Objective
 from hf_ctxmodels.objectives.features import NonSpecialTokens, feature_generator, feature_word_ids, padded_columns
@@ -249,12 +249,12 @@ class PermutationLM(DataCollatorForPermutationLM, Objective):
             text = concatenate([*([_from(text, start)] if len(text.ids) else []), *ended])
             start = 0
             while start + self.room <= len(text.ids):
-                example, start = self._example(text, start, generator(self.seed, pass_index, number, Stream.PAIRING))
+                example, start = self._example(text, start, generator(self.seed, pass_index, number, Purpose.PAIRING))
                 yield example
                 number += 1
         if self.first_block is None:
             while start < len(text.ids):
-                example, start = self._example(text, start, generator(self.seed, pass_index, number, Stream.PAIRING))
+                example, start = self._example(text, start, generator(self.seed, pass_index, number, Purpose.PAIRING))
                 yield example
                 number += 1
         elif not number and len(text.ids):

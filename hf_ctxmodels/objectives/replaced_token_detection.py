@@ -10,7 +10,7 @@ from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.flags import check_share, flag
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.padding import Batch
-from hf_ctxmodels.data.seeding import Stream, generator
+from hf_ctxmodels.data.seeding import Purpose, generator
 from hf_ctxmodels.objectives.features import feature_generator
 from hf_ctxmodels.objectives.masked_lm import DataCollatorForMaskedLM, SingleSegmentObjective
 from hf_ctxmodels.objectives.tokenized_documents import SpecialTokensTemplate, TokenizedDocument
@@ -41,7 +41,7 @@ class DataCollatorForReplacedTokenDetection(DataCollatorForMaskedLM):
         batch = super().collate(features)
         originals = torch.where(batch["labels"] == IGNORE_INDEX, batch["input_ids"], batch["labels"])
         batch["token_labels"] = originals.masked_fill(batch["attention_mask"] == 0, IGNORE_INDEX)
-        generators = [feature_generator(feature, self.seed, self.static, Stream.SAMPLING) for feature in features]
+        generators = [feature_generator(feature, self.seed, self.static, Purpose.SAMPLING) for feature in features]
         batch["sampling_seed"] = torch.tensor([int(rng.integers(2**63)) for rng in generators])
         return batch
 
@@ -77,7 +77,7 @@ class ReplacedTokenDetection(DataCollatorForReplacedTokenDetection, SingleSegmen
     def sequence(self, document: TokenizedDocument, start: int, stop: int, pass_index: int, number: int) -> Example:
         """Tokens [start, stop) of a document as one segment or two."""
         cuts = document.bounds[(document.bounds > start) & (document.bounds < stop)]
-        rng = generator(self.seed, pass_index, number, Stream.PAIRING)
+        rng = generator(self.seed, pass_index, number, Purpose.PAIRING)
         if not len(cuts) or rng.random() < self.single_segment_share:
             return self.template.example(document, (start, stop), with_token_types=True)
         cut = int(cuts[np.abs(cuts - (start + stop) / 2).argmin()])

@@ -14,7 +14,7 @@ from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import check_share, flag
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.padding import Batch
-from hf_ctxmodels.data.seeding import Stream, generator
+from hf_ctxmodels.data.seeding import Purpose, generator
 from hf_ctxmodels.objectives.base import Objective
 from hf_ctxmodels.objectives.masked_lm import MaskingCollator
 from hf_ctxmodels.objectives.tokenized_documents import SpecialTokensTemplate, TokenizedDocument, tokenized_batches
@@ -136,7 +136,7 @@ class SentencePairs(SentencePairCollator, Objective):
                 )
             texts = [document for _, document in usable]
             for position, (index, document) in enumerate(usable):
-                rng = generator(self.seed, pass_index, number + index, Stream.PAIRING)
+                rng = generator(self.seed, pass_index, number + index, Purpose.PAIRING)
                 self.statistics.update(documents=1, sentences=len(document), tokens=len(document.ids))
                 target = self.room
                 if rng.random() < self.short_seq_probability:

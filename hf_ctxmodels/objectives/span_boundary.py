@@ -14,7 +14,7 @@ from hf_ctxmodels.core.flags import check_at_least, flag
 from hf_ctxmodels.core.inputs import span_boundaries
 from hf_ctxmodels.data.examples import Example
 from hf_ctxmodels.data.padding import Batch
-from hf_ctxmodels.data.seeding import Stream, generator
+from hf_ctxmodels.data.seeding import Purpose, generator
 from hf_ctxmodels.objectives.masked_lm import MaskingCollator, SingleSegmentObjective
 from hf_ctxmodels.objectives.masking import SpanMaskingRule
 from hf_ctxmodels.objectives.tokenized_documents import document_batches
@@ -141,7 +141,7 @@ class SpanBoundary(DataCollatorForSpanBoundary, SingleSegmentObjective):
             text = ids[self.masker.non_special.candidates(ids)]
             text = text if len(text) else self.masker.non_special.ids.astype(ids.dtype)
             for example in examples:
-                rng = generator(self.seed, pass_index, number, Stream.PAIRING)
+                rng = generator(self.seed, pass_index, number, Purpose.PAIRING)
                 budget = self.masker.rule.budget(len(np.asarray(example["input_ids"])))
                 example["replacement_ids"] = rng.choice(text, max(1, budget))
                 yield example

@@ -10,7 +10,7 @@ import torch
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.flags import check_at_least, check_choice, check_share, flag
 from hf_ctxmodels.data.padding import Batch
-from hf_ctxmodels.data.seeding import Stream
+from hf_ctxmodels.data.seeding import Purpose
 from hf_ctxmodels.objectives.features import feature_generator
 from hf_ctxmodels.objectives.sentence_pairs import (
     LabelledSegments,
@@ -64,7 +64,7 @@ class DataCollatorForMaskedLMWithStructure(SentencePairCollator):
         ids, labels = batch["input_ids"].numpy(), batch["labels"].numpy()
         shuffle_labels = np.full_like(labels, IGNORE_INDEX)
         for row, feature in enumerate(features):
-            rng = feature_generator(feature, self.seed, self.static, Stream.ORDER)
+            rng = feature_generator(feature, self.seed, self.static, Purpose.ORDER)
             shufflable = self.masker.non_special.candidates(ids[row]) & (labels[row] == IGNORE_INDEX)
             for start in self.sample_ngrams(shufflable, rng):
                 window = slice(start, start + self.shuffled_length)

@@ -238,7 +238,7 @@ class WordBPETokenizer(BPETokenizer):
     """Special tokens of a trained vocabulary, by id from 0."""
 
     trained_defaults: ClassVar[dict[str, Any]] = {}
-    """Special tokens of trained tokenizers in addition to `defaults`."""
+    """Arguments of trained tokenizers that replace `defaults`."""
 
     def __init__(
         self,

@@ -52,7 +52,7 @@ class CtxUnigramTokenizer(CtxTokenizer):
     """First tokens in the SentencePiece file of a trained vocabulary."""
 
     normalizes_quotes: ClassVar[bool] = True
-    """Whether `` and '' are replaced by "."""
+    """Whether `` and '' are replaced by a double quotation mark."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class CtxUnigramTokenizer(CtxTokenizer):
         kwargs["unk_id"] = pieces.index(str(kwargs["unk_token"]))
         self.do_lower_case, self.keep_accents = kwargs["do_lower_case"], kwargs["keep_accents"]
         self._tokenizer = Tokenizer(Unigram(vocab, unk_id=kwargs["unk_id"], byte_fallback=False))
-        steps: list[normalizers.Normalizer] = []  # the normalisation of ALBERT and XLNet
+        steps: list[normalizers.Normalizer] = []  # as ALBERT and XLNet; other families have neither step
         if self.normalizes_quotes:
             steps += [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
         if not self.keep_accents:

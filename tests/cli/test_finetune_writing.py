@@ -239,7 +239,7 @@ def test_missing_special_tokens(subtests):
     """Errors of generating objectives and of fine-tuning; other tokens are not needed."""
     for name, needed in NEEDED.items():
         family = FAMILIES[name]
-        classes = [kind for kind in family.objectives.values() if kind.auto_class != "AutoModelForMaskedLM"]
+        objective_classes = [cls for cls in family.objectives.values() if cls.auto_class != "AutoModelForMaskedLM"]
         for token in TOKENS:
             with subtests.test(family=name, token=token):
                 tokenizer = build_translation_tokenizer(family)
@@ -247,16 +247,15 @@ def test_missing_special_tokens(subtests):
                     assert token not in needed
                     continue
                 setattr(tokenizer, token, None)
-                for kind in classes:
-                    pairs = [TranslatedText([pair.source, pair.target]) for pair in PAIRS]
-                    say = "padding token|mask token" if token in ("mask_token", "pad_token") else token
-                    with pytest.raises(CtxError, match=say) if token in needed else nullcontext():
-                        objective = kind(
-                            tokenizer, max_length=30, seed=0, **{"min_length": 3} if name == "mass" else {}
-                        )
-                        rows = EpochIndexed(list(objective.examples(pairs if kind.requires_translations else TEXTS)))
+                options = {"min_length": 3} if name == "mass" else {}
+                for objective_class in objective_classes:
+                    translations = [TranslatedText([pair.source, pair.target]) for pair in PAIRS]
+                    documents = translations if objective_class.requires_translations else TEXTS
+                    with pytest.raises(CtxError, match=token) if token in needed else nullcontext():
+                        objective = objective_class(tokenizer, max_length=30, seed=0, **options)
+                        examples = EpochIndexed(list(objective.examples(documents)))
                         assert objective.config_fields
-                        objective.collate([rows[0, 0], rows[0, 1]])
+                        objective.collate([examples[0, 0], examples[0, 1]])
         if name in VARIANTS:
             for token in needed - {"pad_token"}:
                 tokenizer = build_translation_tokenizer(family)

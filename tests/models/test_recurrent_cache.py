@@ -13,13 +13,13 @@ from zoo import HEADS, Case, make_batch
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.architectures.lstm_language_model import LSTMForCausalLM
 from hf_ctxmodels.core.caches import RecurrentCache
-from hf_ctxmodels.heads import ForConditionalGeneration
+from hf_ctxmodels.heads import RecurrentForConditionalGeneration
 from hf_ctxmodels.training.recurrent_state import RecurrentStateCarrier
 
 GENERATIVE = [
     case
     for case in HEADS
-    if issubclass(case.model_class, LSTMForCausalLM | ForConditionalGeneration) and not case.has_attention
+    if issubclass(case.model_class, LSTMForCausalLM | RecurrentForConditionalGeneration) and not case.has_attention
 ]
 STATEFUL = [case for case in HEADS if getattr(case.model_class, "state_outputs", ()) == ("past_key_values",)]
 ROWS = torch.tensor([2, 0, 0, 1])  # a selection of beam search: repeated and reordered

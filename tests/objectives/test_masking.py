@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_ctxmodels.core.errors import CtxError
-from hf_ctxmodels.data.seeding import Stream, generator
+from hf_ctxmodels.data.seeding import Purpose, generator
 from hf_ctxmodels.data.training_set import build_training_set
 from hf_ctxmodels.models.bert.tokenization_bert import CtxBertTokenizer
 from hf_ctxmodels.objectives import DataCollatorForMaskedLM, MaskedLM, MaskingRule, TokenMasker
@@ -160,8 +160,8 @@ def test_an_id_outside_the_vocabulary_is_named(tokenizer, wrong):
 
 
 @given(
-    first=st.tuples(st.integers(0, 99), st.integers(0, 99), st.integers(0, 99), st.sampled_from(Stream)),
-    second=st.tuples(st.integers(0, 99), st.integers(0, 99), st.integers(0, 99), st.sampled_from(Stream)),
+    first=st.tuples(st.integers(0, 99), st.integers(0, 99), st.integers(0, 99), st.sampled_from(Purpose)),
+    second=st.tuples(st.integers(0, 99), st.integers(0, 99), st.integers(0, 99), st.sampled_from(Purpose)),
 )
 def test_generators_agree_exactly_when_their_arguments_do(first, second):
     same = generator(*first).integers(2**62) == generator(*second).integers(2**62)

@@ -15,7 +15,7 @@ from hf_ctxmodels import (
     CtxWord2VecTokenizer,
     DataCollatorForWindowPrediction,
 )
-from hf_ctxmodels.data.seeding import Stream, row_hashes, uniforms
+from hf_ctxmodels.data.seeding import Purpose, row_hashes, uniforms
 from hf_ctxmodels.objectives import ContinuousBagOfWords, SkipGram, window_sampling
 from hf_ctxmodels.objectives.window_sampling import (
     HuffmanTree,
@@ -226,7 +226,7 @@ class TestUniforms:
             assert row.tolist() == list(itertools.islice(one_by_one(int(key)), 9000))
 
     def test_keys_differ_in_every_part(self) -> None:
-        parts = itertools.product(range(3), range(3), range(3), (Stream.CORRUPTION, Stream.PAIRING), range(3))
+        parts = itertools.product(range(3), range(3), range(3), (Purpose.CORRUPTION, Purpose.PAIRING), range(3))
         keys = [int(row_hashes(seed, [epoch], [index], stream, use)[0]) for seed, epoch, index, stream, use in parts]
         assert len(set(keys)) == 3**4 * 2
 

@@ -170,7 +170,7 @@ class DistillationSetup:
         """Values that must be equal on resume: the teacher's weights, and the losses with all options."""
         return {
             "teacher": self.teacher.digest,
-            "terms": {loss.name: vars(loss) for loss in self.losses},
+            "losses": {loss.name: vars(loss) for loss in self.losses},
             "student_layers": list(self.layers),
         }
 

@@ -163,7 +163,7 @@ def compute_fisher(
     number = min(number, len(evaluation.examples))
 
     def batches() -> Iterable[Batch]:
-        for index in progress_bar(range(number), "Fisher information", unit="examples", enabled=True):
+        for index in progress_bar(range(number), "Fisher information", unit="examples", enabled=verbose):
             batch = evaluation.objective.collate([evaluation.examples[0, index]])
             loop_columns = ("epoch", "example_index")
             yield {name: value.to(evaluation.model.device) for name, value in batch.items() if name not in loop_columns}
@@ -172,16 +172,16 @@ def compute_fisher(
     save_fisher(file, fisher, evaluation.model, objective=evaluation.name, examples=number, labels=labels)
 
 
-def save_fisher(file: str | Path, fisher: Mapping[str, Tensor], model: PreTrainedModel, **facts: Any) -> None:
-    """Write the Fisher information atomically, as safetensors, with a digest of each weight of the model and `facts`,
-    JSON values that describe the data."""
+def save_fisher(file: str | Path, fisher: Mapping[str, Tensor], model: PreTrainedModel, **provenance: Any) -> None:
+    """Write the Fisher information atomically, as safetensors, with a digest of each weight of the model and
+    `provenance`, JSON values that describe the data."""
     weights = dict(model.base_model.named_parameters())
     digests = {name: weights_digest({name: weights[name]}) for name in fisher}
     path = Path(file)
     temporary = path.with_name(f".{path.name}.writing")
     with wrap_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        metadata = {"weights": json.dumps(digests), "facts": json.dumps(facts)}
+        metadata = {"weights": json.dumps(digests), "facts": json.dumps(provenance)}
         save_file({name: value.cpu().contiguous() for name, value in fisher.items()}, temporary, metadata)
         temporary.replace(path)
 

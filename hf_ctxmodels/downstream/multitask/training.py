@@ -224,7 +224,7 @@ class TaskRun:
         """JSON values that must be equal when the run is resumed; files are compared by content."""
         files = {name: describe_content(getattr(self.listed, name)) for name in ("train_file", "validation_file")}
         fields = {name: value for name, value in asdict(self.listed).items() if name != "location"}
-        return {**fields, **files, "where": None}
+        return {**fields, **files}
 
 
 def finetune_tasks(

@@ -47,7 +47,7 @@ class SourceTarget:
 
 @dataclass(frozen=True)
 class TargetCollator:
-    """Collates a task's features, whose `labels` are the targets, with a `DataCollatorForSourceTarget`."""
+    """Collates a task's features, whose `labels` are the targets, with a collator of `SourceTargetCorruption`."""
 
     collate: Collator
 

@@ -25,7 +25,7 @@ MAX_PREPACKED_BYTES = 1 << 30
 _MIN_MULTIPLICATIONS = 1 << 21  # with fewer, the overhead of oneDNN exceeds the gain
 _PREPACKED_ROWS = 32  # the number of rows that oneDNN optimises for; for one row it would keep the ordinary layout
 _MAX_PREPACKED_ROWS = 64  # with more rows, a prepacked weight gains less than a tenth
-_PREPACK_AFTER = 6  # products with 8 rows that take as long as prepacking
+_PREPACK_AFTER = 6  # products before a weight is prepacked, which takes as long as so many products with 8 rows
 _CHUNK_ROWS = 1024
 
 

@@ -17,8 +17,7 @@ CHUNK_ELEMENTS = 1 << 23
 
 
 class DeferredLogits(NamedTuple):
-    """The (rows, width) input of a linear layer to the vocabulary, or its replacement, whose logits are not computed
-    yet."""
+    """A vocabulary projection that is not computed yet: its (rows, width) input, and the layer or its replacement."""
 
     hidden_states: Tensor
     decoder: nn.Module

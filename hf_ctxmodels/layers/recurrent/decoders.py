@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from transformers import initialization as init
 
 from hf_ctxmodels.core.caches import RecurrentCache
-from hf_ctxmodels.layers.common import DecoderOutput
+from hf_ctxmodels.layers.common import RecurrentDecoderOutput
 from hf_ctxmodels.layers.cpu.dropout import Dropout
 from hf_ctxmodels.layers.cpu.linear import linear
 from hf_ctxmodels.layers.lm_loss.cross_entropy import summed_cross_entropy
@@ -43,7 +43,7 @@ class VectorDecoder(nn.Module):
         tokens: Tensor | None = None,
         unpad: bool = True,
         record: bool = False,
-    ) -> DecoderOutput:
+    ) -> RecurrentDecoderOutput:
         """Run over target tokens; returns (rows, steps, hidden) states, zero outside of `tokens`, and the state after
         the last token.
 
@@ -68,7 +68,7 @@ class VectorDecoder(nn.Module):
             final_states.append(packing.unpack_state(final_state))
             recorded.append(states)
         last_cache = RecurrentCache(final_states, cache.seen_tokens + ids.shape[1])
-        return DecoderOutput(self.dropout(states), last_cache, tuple(recorded) if record else None)
+        return RecurrentDecoderOutput(self.dropout(states), last_cache, tuple(recorded) if record else None)
 
     def target_states(self, ids: Tensor, target_mask: Tensor, vectors: Tensor, cache: RecurrentCache) -> Tensor:
         """(targets, hidden) states where `target_mask` (rows, steps) is True, in row-major order; see `forward`.
@@ -178,7 +178,7 @@ class AttentionalDecoder(nn.Module):
 
     def forward(
         self, ids: Tensor, memory: Tensor, tokens: Tensor, cache: RecurrentCache, record: bool = False
-    ) -> DecoderOutput:
+    ) -> RecurrentDecoderOutput:
         """Run over target tokens; returns (rows, steps, hidden) h~ of each step, and the state after the last step.
 
         Args:
@@ -193,12 +193,12 @@ class AttentionalDecoder(nn.Module):
         outputs, last_cache = self._run_steps(ids, counts, memory, tokens, cache, recorded)
         adjusted = torch.stack(outputs, 1)
         if recorded is None:
-            return DecoderOutput(self.dropout(adjusted), last_cache)
+            return RecurrentDecoderOutput(self.dropout(adjusted), last_cache)
         layers = [torch.stack(states, 1) for states in zip(*(step.layers for step in recorded), strict=True)]
         hidden_states = (self.embeddings(ids), *layers[:-1], adjusted)
         weights = [step.weights for step in recorded if step.weights is not None]
         cross_attentions = (torch.cat(weights, 1)[:, None],) if weights else None
-        return DecoderOutput(self.dropout(adjusted), last_cache, hidden_states, cross_attentions)
+        return RecurrentDecoderOutput(self.dropout(adjusted), last_cache, hidden_states, cross_attentions)
 
     def target_states(
         self, ids: Tensor, target_mask: Tensor, memory: Tensor, tokens: Tensor, cache: RecurrentCache

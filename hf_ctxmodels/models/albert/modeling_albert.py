@@ -88,7 +88,7 @@ class CtxAlbertForPreTrainingOutput(ModelOutput):
 
     Attributes:
         loss: The sum of the losses that have targets.
-        prediction_logits: (batch, length, vocabulary); with `labels`, only if `returns_logits`.
+        prediction_logits: (batch, length, vocabulary); with `labels`, only if `needs_all_logits`.
         sop_logits: (batch, 2).
         mlm_loss, sentence_order_loss: Cross-entropy in nats per target, detached; None without targets.
         metrics: "sentence_order_accuracy", see `heads.accuracy_counts`; None without `sentence_order_label`.
@@ -108,7 +108,7 @@ class CtxAlbertForPreTraining(CtxAlbertHeadModel):
     """Model for both pretraining objectives: masked language modelling and sentence-order prediction (section 3.1).
 
     With `labels`, the last layer and the vocabulary's logits are computed at the labelled positions only, unless
-    `returns_logits`.
+    `needs_all_logits`.
     """
 
     uses_pooled_output = True
@@ -155,7 +155,7 @@ class CtxAlbertForPreTraining(CtxAlbertHeadModel):
             sentence_order_label: (batch,) 0 if the segments are in order, 1 if they are swapped; -100 is ignored.
         """
         labels = self.validate_token_targets(labels, "labels", input_ids, inputs_embeds)
-        output_mask = self.output_mask(return_logits, labels)
+        output_mask = self.target_output_mask(return_logits, labels)
         outputs = self.encode(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -171,7 +171,7 @@ class CtxAlbertForPreTraining(CtxAlbertHeadModel):
         mlm_loss = None
         if labels is not None:
             mlm_loss = heads.masked_lm_loss(self.mlm_head, states, labels, num_items_in_batch, logits=prediction_logits)
-        sentence_order_loss, accuracy = heads.pair_loss(
+        sentence_order_loss, accuracy = heads.sequence_classification_loss(
             sop_logits, sentence_order_label, "sentence_order_label", num_items_in_batch
         )
         return CtxAlbertForPreTrainingOutput(

@@ -90,7 +90,7 @@ class CtxBertForPreTrainingOutput(ModelOutput):
 
     Attributes:
         loss: The sum of the losses that have targets.
-        prediction_logits: (batch, length, vocabulary); with `labels`, only if `returns_logits`.
+        prediction_logits: (batch, length, vocabulary); with `labels`, only if `needs_all_logits`.
         seq_relationship_logits: (batch, 2).
         mlm_loss, next_sentence_loss: Cross-entropy in nats per target, detached; None without targets.
         metrics: "next_sentence_accuracy", see `heads.accuracy_counts`; None without `next_sentence_label`.
@@ -110,7 +110,7 @@ class CtxBertForPreTraining(CtxBertHeadModel):
     """Model for both pretraining objectives: masked language modelling and next-sentence prediction (section 3.1).
 
     With `labels`, the last layer and the vocabulary's logits are computed at the labelled positions only, unless
-    `returns_logits`.
+    `needs_all_logits`.
     """
 
     uses_pooled_output = True
@@ -148,7 +148,7 @@ class CtxBertForPreTraining(CtxBertHeadModel):
             next_sentence_label: (batch,) 0 if the second segment follows the first, 1 if it is random; -100 is ignored.
         """
         labels = self.validate_token_targets(labels, "labels", input_ids, inputs_embeds)
-        output_mask = self.output_mask(return_logits, labels)
+        output_mask = self.target_output_mask(return_logits, labels)
         outputs = self.encode(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -165,7 +165,7 @@ class CtxBertForPreTraining(CtxBertHeadModel):
         mlm_loss = None
         if labels is not None:
             mlm_loss = heads.masked_lm_loss(self.mlm_head, states, labels, num_items_in_batch, logits=prediction_logits)
-        next_sentence_loss, accuracy = heads.pair_loss(
+        next_sentence_loss, accuracy = heads.sequence_classification_loss(
             seq_relationship_logits, next_sentence_label, "next_sentence_label", num_items_in_batch
         )
         return CtxBertForPreTrainingOutput(
@@ -215,7 +215,7 @@ class CtxBertForNextSentencePrediction(CtxBertHeadModel):
             **kwargs,
         )
         logits = self.nsp_head(outputs.pooler_output)
-        loss, _ = heads.pair_loss(logits, labels, "labels", num_items_in_batch)
+        loss, _ = heads.sequence_classification_loss(logits, labels, "labels", num_items_in_batch)
         return NextSentencePredictorOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )

@@ -21,7 +21,7 @@ from hf_ctxmodels.architectures.recurrent_encoders import prepare_inputs, zero_p
 from hf_ctxmodels.core.caches import RecurrentCache
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import is_traced, sequence_numbers
-from hf_ctxmodels.layers.common import DecoderOutput, SafeBatchNorm1d
+from hf_ctxmodels.layers.common import RecurrentDecoderOutput, SafeBatchNorm1d
 from hf_ctxmodels.layers.cpu.dropout import Dropout
 from hf_ctxmodels.layers.cpu.linear import linear
 from hf_ctxmodels.layers.pooling import forward_fill_padding, pool_tokens, token_mask
@@ -242,7 +242,9 @@ class CtxCoveForSequenceClassification(heads.ForSequenceClassification, CtxCoveH
     ) -> Any:
         """Run the encoder on each text separately; `pooler_output` is from the biattention."""
         aligned = {"sequence_ids": sequence_ids, "token_type_ids": token_type_ids}
-        words = self.check_word_input(kwargs.get("input_ids"), kwargs.get("inputs_embeds"), attention_mask, **aligned)
+        words = self.check_input_of_any_length(
+            kwargs.get("input_ids"), kwargs.get("inputs_embeds"), attention_mask, **aligned
+        )
         tokens = token_mask(words, attention_mask, sequence_ids)
         if token_type_ids is None:
             is_second_text = torch.zeros_like(tokens)
@@ -261,7 +263,7 @@ class CtxCoveForTokenClassification(heads.ForTokenClassification, CtxCoveHeadMod
     """A linear classifier of each word's embedding and hidden state."""
 
 
-class CtxCoveForConditionalGeneration(heads.ForConditionalGeneration, CtxCovePreTrainedModel, GenerationMixin):
+class CtxCoveForConditionalGeneration(heads.RecurrentForConditionalGeneration, CtxCovePreTrainedModel, GenerationMixin):
     """The translation model (section 3). The decoder starts from the encoder's final states."""
 
     encoder_class = CtxCoveModel
@@ -294,11 +296,13 @@ class CtxCoveForConditionalGeneration(heads.ForConditionalGeneration, CtxCovePre
         return self.decoder.start(encoder_outputs.final_hidden, encoder_outputs.final_cell)
 
     def decode(
-        self, decoder_input_ids: Tensor, target_mask: Tensor | None, inputs: heads.DecoderInputs
-    ) -> DecoderOutput:
-        """Run the decoder on target ids, see `ForConditionalGeneration.decode`."""
+        self, decoder_input_ids: Tensor, target_mask: Tensor | None, inputs: heads.RecurrentDecoderInputs
+    ) -> RecurrentDecoderOutput:
+        """Run the decoder on target ids, see `RecurrentForConditionalGeneration.decode`."""
         states = inputs.encoder_outputs.last_hidden_state
         memory, tokens = states[..., self.config.embedding_size :], token_mask(states, inputs.attention_mask)
         if target_mask is None:
             return self.decoder(decoder_input_ids, memory, tokens, inputs.cache, inputs.is_recording)
-        return DecoderOutput(self.decoder.target_states(decoder_input_ids, target_mask, memory, tokens, inputs.cache))
+        return RecurrentDecoderOutput(
+            self.decoder.target_states(decoder_input_ids, target_mask, memory, tokens, inputs.cache)
+        )

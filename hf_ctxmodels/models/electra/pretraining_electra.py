@@ -54,7 +54,7 @@ class CtxElectraForPreTrainingOutput(ModelOutput):
         loss: mlm_loss + discriminator_weight x rtd_loss (section 2).
         logits: Logits of the discriminator for `corrupted_ids` (or `input_ids` without `labels`): (batch, length),
             positive for replaced tokens; (batch, length, vocabulary) for a task over the vocabulary. With `labels`,
-            only if `returns_logits`.
+            only if `needs_all_logits`.
         mlm_loss: Cross-entropy of the generator in nats, detached.
         rtd_loss: Loss of the discriminator, detached and unweighted.
         corrupted_ids: (batch, length) input of the discriminator, with samples of the generator at masked positions.
@@ -199,13 +199,13 @@ class CtxElectraForPreTraining(CtxElectraHeadModel):
                     token_labels = token_labels.masked_fill(mask == 0, IGNORE_INDEX)
         masked_only = self.config.discriminator_task in ("detection_masked", "replace_mlm")
         name, targets = ("labels", labels) if masked_only else ("token_labels", token_labels)
-        output_mask, is_target = self.output_mask(return_logits, targets), targets != IGNORE_INDEX
+        output_mask, is_target = self.target_output_mask(return_logits, targets), targets != IGNORE_INDEX
         outputs = self.encode(input_ids=corrupted.input_ids, output_mask=output_mask, **inputs, **kwargs)
         states = outputs.last_hidden_state[is_target] if output_mask is None else outputs.last_hidden_state
         total, metrics = self._discriminator_loss(states, corrupted.input_ids[is_target], token_labels[is_target])
-        num_sampled = ((corrupted.input_ids == labels) & masked).sum()
+        num_correct_samples = ((corrupted.input_ids == labels) & masked).sum()
         metrics["generator_accuracy"] = torch.stack([corrupted.correct, masked.sum()]).float()
-        metrics["sampled_accuracy"] = torch.stack([num_sampled, masked.sum()]).float()
+        metrics["sampled_accuracy"] = torch.stack([num_correct_samples, masked.sum()]).float()
         mlm_loss = mean_over_targets(corrupted.loss, labels, "labels", num_items_in_batch)
         rtd_loss = mean_over_targets(total, targets, name, num_items_in_batch)
         weighted_rtd_loss = self.config.discriminator_weight * rtd_loss

@@ -198,7 +198,7 @@ class CtxElmoForPreTraining(CtxElmoHeadModel):
             labels: (batch, words, 2) vocabulary ids of the next and the previous word; -100 is ignored.
             negatives: (batch, k) samples for a sampled softmax as the training loss, which uses the negatives of the
                 whole batch (see `layers.lm_loss.sampling`).
-            return_logits: See `returns_logits`.
+            return_logits: See `needs_all_logits`.
 
         Returns:
             The loss is the cross-entropy in nats per target of both directions; its exponential is the perplexity.
@@ -206,7 +206,7 @@ class CtxElmoForPreTraining(CtxElmoHeadModel):
         """
         labels = self.validate_token_targets(labels, "labels", input_ids, inputs_embeds, 2)
         target_mask = None if labels is None else labels != heads.IGNORE_INDEX
-        computes_all_positions = target_mask is None or self.returns_logits(return_logits)
+        computes_all_positions = target_mask is None or self.needs_all_logits(return_logits)
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds, **kwargs}
         output_mask = None if computes_all_positions or target_mask is None else target_mask.any(-1)
         outputs = self.encode(past_key_values=past_key_values, use_cache=use_cache, output_mask=output_mask, **inputs)

@@ -133,7 +133,7 @@ class CtxErnieForPreTrainingOutput(ModelOutput):
         prediction_logits: (batch, length, vocabulary).
         next_sentence_logits, ..., query_title_logits: (batch, classes) of the tasks on pairs and texts.
         capitalization_logits, token_document_logits: (batch, length, classes). Logits of tokens are None with targets
-            of tokens, unless `returns_logits`.
+            of tokens, unless `needs_all_logits`.
         mlm_loss, ..., token_document_loss: Cross-entropy in nats per target, detached; None without targets.
         metrics: "<task>_accuracy" of the tasks with targets, see `heads.accuracy_counts`; None without targets.
     """
@@ -231,7 +231,7 @@ class CtxErnieForPreTraining(CtxErnieHeadModel):
         self._check_targets(sequence_targets | token_targets, active_tasks)
         labels = self.validate_token_targets(labels, "labels", input_ids, inputs_embeds)
         active_token_targets = {task: token_targets[task] for task in TOKEN_TASKS if task in active_tasks}
-        output_mask = self.output_mask(return_logits, labels, *active_token_targets.values())
+        output_mask = self.target_output_mask(return_logits, labels, *active_token_targets.values())
         outputs = self.encode(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -260,7 +260,7 @@ class CtxErnieForPreTraining(CtxErnieHeadModel):
         for task in SEQUENCE_TASKS:
             if task in active_tasks:
                 logits[task] = self.get_submodule(_head_name(task))(outputs.pooler_output)
-                losses[task], accuracy = heads.pair_loss(
+                losses[task], accuracy = heads.sequence_classification_loss(
                     logits[task], sequence_targets[task], f"{task}_labels", num_items_in_batch
                 )
                 if accuracy is not None:

@@ -16,7 +16,7 @@ from hf_ctxmodels.core.caches import RecurrentCache
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import is_traced
 from hf_ctxmodels.core.model import CtxPreTrainedModel
-from hf_ctxmodels.layers.common import DecoderOutput
+from hf_ctxmodels.layers.common import RecurrentDecoderOutput
 from hf_ctxmodels.layers.cpu.dropout import Dropout
 from hf_ctxmodels.layers.cpu.linear import LinearLayers, linear
 from hf_ctxmodels.layers.pooling import pair_features
@@ -76,7 +76,7 @@ class CtxGenSenForPreTrainingOutput(heads.ConditionalGenerationOutput):
     metrics: dict[str, Tensor] | None = None
 
 
-class CtxGenSenForPreTraining(heads.ForConditionalGeneration, CtxGenSenPreTrainedModel, GenerationMixin):
+class CtxGenSenForPreTraining(heads.RecurrentForConditionalGeneration, CtxGenSenPreTrainedModel, GenerationMixin):
     """A decoder for each generation task, and a classifier of text pairs.
 
     A batch may contain examples of several tasks; the paper trains with one task per batch.
@@ -112,8 +112,10 @@ class CtxGenSenForPreTraining(heads.ForConditionalGeneration, CtxGenSenPreTraine
         """The decoder's initial state: the sentence embedding."""
         return ConditionalDecoder.start(encoder_outputs.pooler_output)
 
-    def predict(self, decoder_input_ids: Tensor, inputs: heads.DecoderInputs) -> tuple[Tensor, DecoderOutput]:
-        """Run the decoder of each example's task, see `ForConditionalGeneration.predict`."""
+    def predict(
+        self, decoder_input_ids: Tensor, inputs: heads.RecurrentDecoderInputs
+    ) -> tuple[Tensor, RecurrentDecoderOutput]:
+        """Run the decoder of each example's task, see `RecurrentForConditionalGeneration.predict`."""
         batch, steps = decoder_input_ids.shape
         tasks, decoders, selects_examples = self._task_inputs(decoder_input_ids, inputs.target_languages)
         embeddings, cache = inputs.encoder_outputs.pooler_output, inputs.cache
@@ -138,12 +140,16 @@ class CtxGenSenForPreTraining(heads.ForConditionalGeneration, CtxGenSenPreTraine
         order = torch.cat(positions).argsort() if selects_examples else tasks * batch + positions[0]
         logits, states, hidden, *layers = (torch.cat(tensors)[order] for tensors in zip(*outputs, strict=True))
         new_cache = RecurrentCache([(hidden,)], cache.seen_tokens + steps)
-        return logits, DecoderOutput(states, new_cache, tuple(layers) if inputs.is_recording else None)
+        return logits, RecurrentDecoderOutput(states, new_cache, tuple(layers) if inputs.is_recording else None)
 
     def decoder_loss(
-        self, decoder_input_ids: Tensor, labels: Tensor, inputs: heads.DecoderInputs, num_items: heads.ItemCounts
+        self,
+        decoder_input_ids: Tensor,
+        labels: Tensor,
+        inputs: heads.RecurrentDecoderInputs,
+        num_items: heads.ItemCounts,
     ) -> Tensor:
-        """Loss of the decoder of each example's task, see `ForConditionalGeneration.decoder_loss`."""
+        """Loss of the decoder of each example's task, see `RecurrentForConditionalGeneration.decoder_loss`."""
         embeddings = inputs.encoder_outputs.pooler_output
         tasks, decoders, selects_examples = self._task_inputs(decoder_input_ids, inputs.target_languages)
         target_mask = labels != heads.IGNORE_INDEX
@@ -190,7 +196,9 @@ class CtxGenSenForPreTraining(heads.ForConditionalGeneration, CtxGenSenPreTraine
         return_logits: bool | None = None,
         **kwargs: Any,
     ) -> CtxGenSenForPreTrainingOutput:
-        """Compute the losses with targets, otherwise logits. Other arguments as in `ForConditionalGeneration.forward`.
+        """Compute the losses with targets, otherwise logits.
+
+        Other arguments as in `RecurrentForConditionalGeneration.forward`.
 
         Args:
             token_type_ids: (batch, length) 1 in the second text; the decoders' source is the first text.

@@ -9,7 +9,7 @@ from hf_ctxmodels.architectures.sentence_encoder import RecurrentSentenceEncoder
 from hf_ctxmodels.core.caches import RecurrentCache
 from hf_ctxmodels.core.inputs import is_traced
 from hf_ctxmodels.core.model import CtxPreTrainedModel
-from hf_ctxmodels.layers.common import DecoderOutput
+from hf_ctxmodels.layers.common import RecurrentDecoderOutput
 from hf_ctxmodels.layers.recurrent.decoders import SentenceDecoder
 from hf_ctxmodels.models.laser.configuration_laser import CtxLaserConfig
 
@@ -33,7 +33,7 @@ class CtxLaserHeadModel(heads.HeadModel, CtxLaserPreTrainedModel):
     encoder_class = CtxLaserModel
 
 
-class CtxLaserForConditionalGeneration(heads.ForConditionalGeneration, CtxLaserHeadModel, GenerationMixin):
+class CtxLaserForConditionalGeneration(heads.RecurrentForConditionalGeneration, CtxLaserHeadModel, GenerationMixin):
     """The translation model; the decoder depends on the source only through the sentence embedding."""
 
     uses_pooled_output = True
@@ -61,9 +61,9 @@ class CtxLaserForConditionalGeneration(heads.ForConditionalGeneration, CtxLaserH
         return self.decoder.start(encoder_outputs.pooler_output)
 
     def decode(
-        self, decoder_input_ids: Tensor, target_mask: Tensor | None, inputs: heads.DecoderInputs
-    ) -> DecoderOutput:
-        """Run the decoder on target ids, see `ForConditionalGeneration.decode`."""
+        self, decoder_input_ids: Tensor, target_mask: Tensor | None, inputs: heads.RecurrentDecoderInputs
+    ) -> RecurrentDecoderOutput:
+        """Run the decoder on target ids, see `RecurrentForConditionalGeneration.decode`."""
         languages = inputs.target_languages
         if languages is None:
             languages = decoder_input_ids.new_zeros(decoder_input_ids.shape[0])
@@ -71,7 +71,7 @@ class CtxLaserForConditionalGeneration(heads.ForConditionalGeneration, CtxLaserH
         if target_mask is None:
             unpad = self.config.unpad and not is_traced(decoder_input_ids)
             return self.decoder(decoder_input_ids, vectors, inputs.cache, unpad=unpad, record=inputs.is_recording)
-        return DecoderOutput(self.decoder.target_states(decoder_input_ids, target_mask, vectors, inputs.cache))
+        return RecurrentDecoderOutput(self.decoder.target_states(decoder_input_ids, target_mask, vectors, inputs.cache))
 
 
 class CtxLaserForSequenceClassification(heads.ForSequenceClassification, CtxLaserHeadModel):

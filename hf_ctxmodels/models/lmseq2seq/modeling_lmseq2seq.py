@@ -24,7 +24,7 @@ from hf_ctxmodels.architectures.lstm_language_model import (
 from hf_ctxmodels.core.caches import RecurrentCache
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.loading import load_pretrained
-from hf_ctxmodels.layers.common import DecoderOutput
+from hf_ctxmodels.layers.common import RecurrentDecoderOutput
 from hf_ctxmodels.layers.cpu.dropout import Dropout, dropout
 from hf_ctxmodels.layers.cpu.linear import linear
 from hf_ctxmodels.layers.pooling import mask_until_last_target, token_mask
@@ -90,11 +90,12 @@ class CtxLmSeq2SeqModel(LSTMLanguageModel):
 
 
 class CtxLmSeq2SeqForConditionalGeneration(
-    heads.ForConditionalGeneration, LSTMLanguageModelPreTrainedModel, GenerationMixin
+    heads.RecurrentForConditionalGeneration, LSTMLanguageModelPreTrainedModel, GenerationMixin
 ):
     """The translation model (figures 1 and 2).
 
-    With the first and top layers h^1, h^N of the decoder and H^1, H^N of the encoder, the next word is predicted from
+    With the last pretrained layer (the first in the paper) and the top layer, h^1, h^N of the decoder and H^1, H^N of
+    the encoder, the next word is predicted from
     h~:
 
         alpha = softmax(H^N (W1 h^N + b1)),  c = [H^1T alpha; H^NT alpha],  h~ = tanh(W2 [c; h^N] + b2) + h^1
@@ -203,9 +204,9 @@ class CtxLmSeq2SeqForConditionalGeneration(
         return RecurrentCache(state.split(1, 1) for state in encoder_outputs.final.unbind(1))
 
     def decode(
-        self, decoder_input_ids: Tensor, target_mask: Tensor | None, inputs: heads.DecoderInputs
-    ) -> DecoderOutput:
-        """Run the decoder on target ids, see `ForConditionalGeneration.decode`."""
+        self, decoder_input_ids: Tensor, target_mask: Tensor | None, inputs: heads.RecurrentDecoderInputs
+    ) -> RecurrentDecoderOutput:
+        """Run the decoder on target ids, see `RecurrentForConditionalGeneration.decode`."""
         outputs = self.decoder(
             input_ids=decoder_input_ids,
             attention_mask=None if target_mask is None else mask_until_last_target(target_mask),
@@ -226,7 +227,7 @@ class CtxLmSeq2SeqForConditionalGeneration(
         if self.config.residual:
             states = states + lower_states
         recorded = ((*outputs.hidden_states[:-1], states), (weights[:, None],)) if inputs.is_recording else ()
-        return DecoderOutput(self.dropout(states), outputs.past_key_values, *recorded)
+        return RecurrentDecoderOutput(self.dropout(states), outputs.past_key_values, *recorded)
 
 
 def _load_language_model(source: str | PathLike[str]) -> Any:
@@ -282,7 +283,9 @@ class CtxLmSeq2SeqForPreTraining(CtxLmSeq2SeqForConditionalGeneration, Generatio
         return_logits: bool | None = None,
         **kwargs: Any,
     ) -> CtxLmSeq2SeqForPreTrainingOutput:
-        """Compute the losses with `labels`, otherwise logits. Other arguments as in `ForConditionalGeneration.forward`.
+        """Compute the losses with `labels`, otherwise logits.
+
+        Other arguments as in `RecurrentForConditionalGeneration.forward`.
 
         Args:
             source_labels: (batch, length) next source word of each position; -100 is ignored. None omits the source

@@ -80,7 +80,7 @@ class CtxSpanBertForPreTrainingOutput(ModelOutput):
 
     Attributes:
         loss: The sum of the losses that have targets.
-        prediction_logits: (batch, length, vocabulary); with targets, only if `returns_logits`.
+        prediction_logits: (batch, length, vocabulary); with targets, only if `needs_all_logits`.
         mlm_loss: Cross-entropy in nats per target, detached; None without targets.
         sbo_loss: Loss of the span boundary objective, detached; None without targets.
         metrics: "sbo_share", the share of masked tokens with a boundary target, see `heads.accuracy_counts`; None
@@ -153,7 +153,7 @@ class CtxSpanBertForPreTraining(CtxSpanBertHeadModel):
                 raise CtxError("boundary_labels needs labels, whose runs are the spans.", hint="pass both.")
             heads.check_classes(boundary_labels, self.config.vocab_size, "boundary_labels", "vocab_size")
             boundaries = _Boundaries(labels, boundary_labels, self.config.max_pair_targets)
-        output_mask = self.output_mask(return_logits, labels)
+        output_mask = self.target_output_mask(return_logits, labels)
         if output_mask is not None and boundaries is not None:
             output_mask = output_mask | boundaries.positions
         outputs = self.encode(

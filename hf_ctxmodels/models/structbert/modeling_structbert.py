@@ -45,7 +45,7 @@ class CtxStructBertForPreTrainingOutput(ModelOutput):
 
     Attributes:
         loss: The sum of the losses that have targets.
-        prediction_logits: (batch, length, vocabulary); with targets of tokens, only if `returns_logits`.
+        prediction_logits: (batch, length, vocabulary); with targets of tokens, only if `needs_all_logits`.
         sentence_logits: (batch, 3).
         mlm_loss, sentence_loss, shuffle_loss: Cross-entropy in nats per target, detached; None without targets.
         metrics: "sentence_accuracy", see `heads.accuracy_counts`; None without `sentence_label`.
@@ -112,7 +112,7 @@ class CtxStructBertForPreTraining(CtxStructBertHeadModel):
         """
         labels = self.validate_token_targets(labels, "labels", input_ids, inputs_embeds)
         shuffle_labels = self.validate_token_targets(shuffle_labels, "shuffle_labels", input_ids, inputs_embeds)
-        output_mask = self.output_mask(return_logits, labels, shuffle_labels)
+        output_mask = self.target_output_mask(return_logits, labels, shuffle_labels)
         outputs = self.encode(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -139,7 +139,9 @@ class CtxStructBertForPreTraining(CtxStructBertHeadModel):
             if targets is not None
         }
         mlm_loss, shuffle_loss = token_losses.get("labels"), token_losses.get("shuffle_labels")
-        sentence_loss, accuracy = heads.pair_loss(sentence_logits, sentence_label, "sentence_label", num_items_in_batch)
+        sentence_loss, accuracy = heads.sequence_classification_loss(
+            sentence_logits, sentence_label, "sentence_label", num_items_in_batch
+        )
         return CtxStructBertForPreTrainingOutput(
             loss=self.total_loss(mlm_loss, sentence_loss, shuffle_loss),
             prediction_logits=prediction_logits,

@@ -18,7 +18,7 @@ XLM_EXPORT: list[WeightTransform] = [
     WeightRenaming(r"pred_layer\.proj\.", r"lm_head\."),
     *fused_projections("attention", ("q_lin", "k_lin", "v_lin")),
 ]
-# only for the sequence heads: their classifier is `sequence_summary.summary` in transformers
+# transformers names the classifier of sequence heads `sequence_summary.summary`; loading uses this table for all heads
 XLM_SUMMARY_EXPORT: list[WeightTransform] = [
     WeightRenaming(r"^sequence_summary\.summary\.", r"classifier\."),
     *XLM_EXPORT,

@@ -13,7 +13,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from hf_ctxmodels import heads
 from hf_ctxmodels.architectures.transformer_decoder import (
     TransformerDecoder,
-    mask_trailing_padding,
+    is_not_trailing_padding,
 )
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.inputs import check_aligned, check_ids, is_traced
@@ -202,7 +202,7 @@ def trailing_padding(input_ids: Any, pad_token_id: int | None) -> Tensor | None:
         return None
     if not is_traced(input_ids) and not bool((input_ids[:, -1] == pad_token_id).any()):
         return None
-    return mask_trailing_padding(input_ids, pad_token_id).long()
+    return is_not_trailing_padding(input_ids, pad_token_id).long()
 
 
 class CtxXLMHeadModel(heads.HeadModel, CtxXLMPreTrainedModel):

@@ -357,7 +357,7 @@ class CtxXLNetForPreTrainingOutput(ModelOutput):
     Attributes:
         loss: Cross-entropy in nats per target.
         logits: (batch, targets, vocabulary), or (batch, length, vocabulary) without targets; with `labels`, only if
-            `returns_logits`.
+            `needs_all_logits`.
         mems, hidden_states, attentions: See `CtxXLNetModelOutput`.
     """
 
@@ -466,7 +466,7 @@ class CtxXLNetForPreTraining(CtxXLNetHeadModel, GenerationMixin):
             labels: (batch, targets) token ids; -100 is ignored. Without targets (batch, length), predicted by the
                 content stream at the same position. `shift_labels` in `kwargs` replace them: labels are not shifted.
             logits_to_keep: As in transformers: number of last targets (or positions), 0 for all; or their indices.
-            return_logits: See `returns_logits`.
+            return_logits: See `needs_all_logits`.
         """
         labels = kwargs.pop("shift_labels", labels)
         has_query_stream = target_positions is not None or target_mapping is not None
@@ -476,7 +476,7 @@ class CtxXLNetForPreTraining(CtxXLNetHeadModel, GenerationMixin):
             labels = heads.validate_targets(labels, "labels")
             check_target_labels(labels, target_positions, target_mapping)
         target_mask = None if labels is None else labels != heads.IGNORE_INDEX
-        computes_logits = labels is None or self.returns_logits(return_logits)
+        computes_logits = labels is None or self.needs_all_logits(return_logits)
         outputs = self.encode(
             input_ids=input_ids,
             attention_mask=attention_mask,
