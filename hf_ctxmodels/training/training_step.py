@@ -18,6 +18,7 @@ from transformers.utils import ModelOutput
 
 from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
+from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.data import ExampleStream, training_loader
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.distributed import ignore_signals
@@ -241,7 +242,7 @@ class TrainingStep:
     processes, so the gradient is exact for any distribution of targets. Processes average their gradients, so each
     divides by count / processes.
 
-    A head that `has_inplace_optimizer` receives the learning rate (and AdaGrad's sums of squares) and updates its
+    A head that `supports_inplace_optimizer` receives the learning rate (and AdaGrad's sums of squares) and updates its
     weights in its forward pass, in a single process.
 
     Args:
@@ -278,7 +279,7 @@ class TrainingStep:
         self._on_pre_optimizer_step = on_pre_optimizer_step
         unwrapped = accelerator.unwrap_model(model)
         self._targets = loss_targets(unwrapped) if loss_function is None else loss_function.targets
-        self._is_inplace = hasattr(unwrapped, "has_inplace_optimizer") and unwrapped.has_inplace_optimizer(
+        self._is_inplace = isinstance(unwrapped, CtxPreTrainedModel) and unwrapped.supports_inplace_optimizer(
             optimizer.optimizer
         )
         if self._is_inplace and accelerator.num_processes > 1:

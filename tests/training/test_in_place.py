@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
 from commands import flag_list
 from safetensors.torch import load_file
@@ -22,8 +23,8 @@ TEXT = "\n\n".join(
 
 
 @pytest.fixture
-def family(tmp_path: Path) -> FamilySpec:
-    family = FAMILIES["word2vec"]
+def family(request: pytest.FixtureRequest, tmp_path: Path) -> FamilySpec:
+    family = FAMILIES[getattr(request, "param", "word2vec")]
     (tmp_path / "text.txt").write_text(TEXT)
     family.tokenizer.train([TEXT], vocab_size=50, min_count=1).save_pretrained(tmp_path / "tokenizer")
     return family
@@ -53,6 +54,12 @@ def test_resuming_is_exact(family: FamilySpec, options: tuple[str, ...], tmp_pat
     for name, value in whole.items():
         assert torch.equal(value, resumed[name]), name
     assert whole["outputs.weight"].any()
+
+
+@pytest.mark.parametrize(("family", "optimizer"), [("word2vec", "sgd"), ("glove", "adagrad")], indirect=["family"])
+def test_no_backward_pass(family: FamilySpec, optimizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Accelerator, "backward", lambda *args: pytest.fail("the update is not in place"))
+    assert run(family, tmp_path, "in-place", 3, "--optimizer", optimizer)
 
 
 def test_other_optimizers(family: FamilySpec, tmp_path: Path) -> None:
