@@ -1,8 +1,6 @@
 """GPT-2 (Radford et al. 2019, Language Models are Unsupervised Multitask Learners): a causal pre-norm Transformer,
 pretrained by language modelling."""
 
-from typing import ClassVar
-
 from torch import nn
 from transformers import GenerationMixin
 from transformers import initialization as init
@@ -26,26 +24,31 @@ GPT2_EXPORT: list[WeightTransform] = [
 GPT2_SEQUENCE_EXPORT, GPT2_CHOICE_EXPORT, GPT2_CONVERSION = gpt_conversions(GPT2_EXPORT)
 
 
+def init_residual_projections(module: nn.Module, config: CtxGpt2Config) -> None:
+    """Initialise the linear layers before the residual stream with a standard deviation scaled by
+    1 / sqrt(residual sub-layers) (Radford et al. 2019, section 2.3)."""
+    std = config.initializer_range / (2 * config.num_hidden_layers) ** 0.5
+    if isinstance(module, SelfAttention):
+        init.normal_(module.out_proj.weight, std=std)
+    elif isinstance(module, FeedForward):
+        init.normal_(module.down_proj.weight, std=std)
+
+
 class CtxGpt2PreTrainedModel(CtxPreTrainedModel):
     """Base class of the GPT-2 models."""
 
     config: CtxGpt2Config
     base_model_prefix = "gpt2"
-    reference_model_type: ClassVar[str | None] = "gpt2"
+    reference_model_type = "gpt2"
     export_conversion = GPT2_EXPORT
     _no_split_modules = ["TransformerBlock"]
     # the output layer, and buffers of old checkpoints
     _keys_to_ignore_on_load_unexpected = [r"^lm_head\.", r"attn\.(masked_)?bias$"]
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Initialise a module; the initial weights of the linear layers before the residual stream are scaled by
-        1 / sqrt(residual sub-layers) (section 2.3)."""
+        """Initialise a module, see `init_residual_projections`."""
         super()._init_weights(module)
-        std = self.config.initializer_range / (2 * self.config.num_hidden_layers) ** 0.5
-        if isinstance(module, SelfAttention):
-            init.normal_(module.out_proj.weight, std=std)
-        elif isinstance(module, FeedForward):
-            init.normal_(module.down_proj.weight, std=std)
+        init_residual_projections(module, self.config)
 
 
 class CtxGpt2Model(TransformerDecoder, CtxGpt2PreTrainedModel):

@@ -1,24 +1,28 @@
 """GPT-3 (Brown et al. 2020, arXiv 2005.14165): GPT-2 with alternating dense and locally banded attention layers."""
 
-from typing import ClassVar
-
+from torch import nn
 from transformers import GenerationMixin
-from transformers.core_model_loading import WeightTransform
 
 from hf_ctxmodels import heads
 from hf_ctxmodels.architectures.transformer_decoder import DecoderHeadModel, TransformerDecoder
+from hf_ctxmodels.core.model import CtxPreTrainedModel
 from hf_ctxmodels.layers.attention.masks import CAUSAL, MaskSpec
-from hf_ctxmodels.models.gpt2.modeling_gpt2 import CtxGpt2PreTrainedModel
+from hf_ctxmodels.models.gpt2.modeling_gpt2 import init_residual_projections
 from hf_ctxmodels.models.gpt3.configuration_gpt3 import CtxGpt3Config
 
 
-class CtxGpt3PreTrainedModel(CtxGpt2PreTrainedModel):
+class CtxGpt3PreTrainedModel(CtxPreTrainedModel):
     """Base class of the GPT-3 models, which transformers does not have."""
 
     config: CtxGpt3Config
     base_model_prefix = "gpt3"
-    reference_model_type = None
-    export_conversion: ClassVar[list[WeightTransform]] = []
+    _no_split_modules = ["TransformerBlock"]
+    _keys_to_ignore_on_load_unexpected = [r"^lm_head\."]
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Initialise a module as in GPT-2."""
+        super()._init_weights(module)
+        init_residual_projections(module, self.config)
 
 
 class CtxGpt3Model(TransformerDecoder, CtxGpt3PreTrainedModel):
