@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from transformers import PreTrainedModel
-from transformers.testing_utils import CaptureLogger
+from transformers.testing_utils import CaptureLogger, LoggingLevel
 from transformers.utils import logging
 from zoo import (
     REFERENCE_CASES,
@@ -96,7 +96,7 @@ class TestOpening:
         """All common fields are equal, without a warning; a configuration of another architecture is a warning."""
         reference = base_case.reference_config().to_dict()
         logger = logging.get_logger("transformers.configuration_utils")
-        with CaptureLogger(logger) as shown:
+        with LoggingLevel(logging.WARNING), CaptureLogger(logger) as shown:
             config = base_case.family.config.from_pretrained(exports / str(base_case) / "reference")
         assert (shown.out, config.model_type) == ("", base_case.family.config.model_type)
         fields = config.to_dict()
@@ -107,7 +107,7 @@ class TestOpening:
         for name, reference_name in names.items():
             assert fields[name] == reference[reference_name], name
         (tmp_path / "config.json").write_text(json.dumps(reference | {"model_type": "xmod"}))
-        with CaptureLogger(logger) as shown:
+        with LoggingLevel(logging.WARNING), CaptureLogger(logger) as shown:
             base_case.family.config.from_pretrained(tmp_path)
         assert "model of type `xmod`" in shown.out, "of another architecture"
 
