@@ -15,6 +15,7 @@ from hf_ctxmodels.core.errors import CtxError
 Example = dict[str, np.ndarray | int]
 """A tokenized example: token-wise columns as 1-D integer arrays of equal length, and integers."""
 
+LOOP_COLUMNS = ("epoch", "example_index")  # seed and identify an example; not arguments of a forward
 EXAMPLES_PER_BLOCK = 8192  # examples collected before they are concatenated
 
 

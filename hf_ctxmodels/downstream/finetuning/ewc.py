@@ -18,6 +18,7 @@ from hf_ctxmodels.core.constants import IGNORE_INDEX
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.output_files import wrap_write_errors
 from hf_ctxmodels.core.weights import weights_digest
+from hf_ctxmodels.data.examples import LOOP_COLUMNS
 from hf_ctxmodels.downstream.finetuning.forgetting import PretrainingEvaluation
 from hf_ctxmodels.downstream.finetuning.l2_sp import L2SPPenalty
 
@@ -165,8 +166,7 @@ def compute_fisher(
     def batches() -> Iterable[Batch]:
         for index in progress_bar(range(number), "Fisher information", unit="examples", enabled=verbose):
             batch = evaluation.objective.collate([evaluation.examples[0, index]])
-            loop_columns = ("epoch", "example_index")
-            yield {name: value.to(evaluation.model.device) for name, value in batch.items() if name not in loop_columns}
+            yield {name: value.to(evaluation.model.device) for name, value in batch.items() if name not in LOOP_COLUMNS}
 
     fisher = fisher_information(evaluation.model, batches(), labels)
     save_fisher(file, fisher, evaluation.model, objective=evaluation.name, examples=number, labels=labels)

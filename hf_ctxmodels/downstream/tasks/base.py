@@ -11,6 +11,7 @@ from transformers import DataCollatorWithPadding, PreTrainedConfig, PreTrainedMo
 
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag, non_default_fields
+from hf_ctxmodels.data.examples import LOOP_COLUMNS
 from hf_ctxmodels.data.table_files import Row
 
 Feature = dict[str, Any]
@@ -67,9 +68,8 @@ class FeatureCollator:
 
     def __call__(self, features: list[Feature]) -> dict[str, Any]:
         """A padded batch of arguments of the head's forward."""
-        loop_columns = ("epoch", "example_index")
         features = [
-            {name: value for name, value in feature.items() if name not in loop_columns} for feature in features
+            {name: value for name, value in feature.items() if name not in LOOP_COLUMNS} for feature in features
         ]
         return dict(self.collate(features))
 
