@@ -17,11 +17,11 @@ from docstrings import to_rst
 from reference import PACKAGE, api_pages, collator_of, full_name, links, objectives, title, toctree
 
 from hf_ctxmodels.cli.recipes import first_sentence
+from hf_ctxmodels.core.command_line import Section, metavar, packaged_folder, shown_fields
 from hf_ctxmodels.core.flags import REQUIRED, field_default, is_choice, is_settable
 from hf_ctxmodels.objectives import Objective
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.spec import FamilySpec
-from hf_ctxmodels.training.recipe import Section, metavar, packaged_folder, shown_fields
 from hf_ctxmodels_cli import COMMANDS, GROUPS, PROGRAM, Command, CommandGroup
 
 ROOT = Path(__file__).parents[1]

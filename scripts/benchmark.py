@@ -23,9 +23,9 @@ from benchmarks import (
 from benchmarks.cpu_load import busy_core
 from transformers.utils import logging
 
+from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.console import run_script
 from hf_ctxmodels.core.output_files import check_output_file
-from hf_ctxmodels.training.recipe import parse_arguments
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,11 @@ from typing import Any
 
 from benchmarks.cli_runner import run_command
 
+from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.console import run_script
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.core.output_files import wrap_write_errors
-from hf_ctxmodels.training.recipe import parse_arguments
 from hf_ctxmodels.training.summary import SUMMARY_FILE, TrainingSummary
 
 

@@ -26,12 +26,12 @@ from benchmarks.learning_report import (
     transfer_criteria,
 )
 
+from hf_ctxmodels.core.command_line import packaged_folder, parse_arguments
 from hf_ctxmodels.core.console import run_script
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.core.output_files import check_output_directory
 from hf_ctxmodels.registry import FAMILIES
-from hf_ctxmodels.training.recipe import packaged_folder, parse_arguments
 from hf_ctxmodels.training.summary import TrainingSummary
 
 

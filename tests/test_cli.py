@@ -15,11 +15,11 @@ from commands import run_command
 
 import hf_ctxmodels_cli as cli
 from hf_ctxmodels.cli import finetune
+from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.registry import get_family
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.pretraining import PretrainingArguments
-from hf_ctxmodels.training.recipe import parse_arguments
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))

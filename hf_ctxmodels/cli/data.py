@@ -13,6 +13,7 @@ from transformers import AutoModel
 from hf_ctxmodels.compression.distillation import Teacher
 from hf_ctxmodels.compression.distillation.augmentation import Augmenter, Masking, Substitution
 from hf_ctxmodels.conversion.word_vectors import WordVectors
+from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.console import print_status, progress_bar
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, check_range, choice_flag, flag, parse_choices
@@ -26,7 +27,6 @@ from hf_ctxmodels.downstream.tasks.question_answering import read_squad
 from hf_ctxmodels.downstream.tasks.seq2seq_pairs import PairLimits, question_pairs, split_questions, summary_pairs
 from hf_ctxmodels.evaluation import WordSpace
 from hf_ctxmodels.training.model_loading import load_config, load_model, load_tokenizer
-from hf_ctxmodels.training.recipe import parse_arguments
 
 
 @dataclass

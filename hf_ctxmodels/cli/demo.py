@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from transformers.utils import logging
 
+from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.console import format_next_commands
 from hf_ctxmodels.core.flags import flag
 from hf_ctxmodels.core.output_files import write_text_file
@@ -25,7 +26,6 @@ from hf_ctxmodels.demo.masked_words import show_masked_words, start_bert_pretrai
 from hf_ctxmodels.demo.real_bert import checkpoint, show_real_bert
 from hf_ctxmodels.demo.topic_classifier import show_publishing, show_topic_classifier
 from hf_ctxmodels.demo.word_vectors import show_word_vectors
-from hf_ctxmodels.training.recipe import parse_arguments
 
 RESULTS = "results.json"
 OUTPUT_NAMES = (

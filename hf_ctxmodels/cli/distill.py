@@ -9,6 +9,7 @@ from hf_ctxmodels.cli import finetune
 from hf_ctxmodels.cli.pretrain import finetuning_command, show_results
 from hf_ctxmodels.compression.distillation import DistillationSetup, Teacher, parse_losses
 from hf_ctxmodels.compression.distillation.distillation_setup import DistillationArguments, check_layers
+from hf_ctxmodels.core.command_line import Section, parse_arguments
 from hf_ctxmodels.core.console import format_next_commands
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.downstream.finetuning.arguments import FinetuningArguments, FinetuningLoopArguments
@@ -18,7 +19,6 @@ from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.model_loading import load_family_config
 from hf_ctxmodels.training.pretraining import PretrainingArguments, pretrain, resolve_family
-from hf_ctxmodels.training.recipe import Section, parse_arguments
 
 Options = TypeVar("Options")
 ESSENTIAL = (

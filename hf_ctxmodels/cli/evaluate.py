@@ -11,6 +11,7 @@ from transformers import AutoModel, AutoModelForSequenceClassification, PreTrain
 
 from hf_ctxmodels.architectures.sentence_encoder import encode_sentences
 from hf_ctxmodels.conversion.word_vectors import WordVectors
+from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, flag
 from hf_ctxmodels.core.output_files import check_output_file, write_text_file
@@ -41,7 +42,6 @@ from hf_ctxmodels.inference import score, score_ensemble
 from hf_ctxmodels.layers.pooling import Pooling
 from hf_ctxmodels.registry import get_family
 from hf_ctxmodels.training.model_loading import load_config, load_model, load_tokenizer
-from hf_ctxmodels.training.recipe import parse_arguments
 
 
 @dataclass

@@ -17,6 +17,7 @@ from hf_ctxmodels.compression.int8.quantizer import (
     record_ranges,
 )
 from hf_ctxmodels.core.adapter_support import ADAPTERS_FOLDER
+from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.console import format_next_commands, print_status, progress_bar
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, ParsedChoices, choice_flag, flag
@@ -30,7 +31,6 @@ from hf_ctxmodels.core.output_files import (
 from hf_ctxmodels.downstream.adapters.save_load import load_saved_model
 from hf_ctxmodels.inference.exporting import check_exportable_as, example_batches, export_model, inputs_for_texts
 from hf_ctxmodels.training.model_loading import load_config, load_tokenizer
-from hf_ctxmodels.training.recipe import parse_arguments
 
 MIN_TEXTS = 16
 

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 from hf_ctxmodels.compression.low_bits.training import LowBitsArguments
+from hf_ctxmodels.core.command_line import Section, parse_arguments
 from hf_ctxmodels.core.console import format_next_commands
 from hf_ctxmodels.core.output_files import check_output_file, write_text_file
 from hf_ctxmodels.downstream.adapters.arguments import AdapterArguments
@@ -20,7 +21,6 @@ from hf_ctxmodels.downstream.multitask.training import MultitaskArguments, finet
 from hf_ctxmodels.downstream.tasks import TASKS, Task, TaskArguments
 from hf_ctxmodels.downstream.tasks.text_metrics import UPPER_BOUND_NOTE
 from hf_ctxmodels.training.arguments import LoopArguments
-from hf_ctxmodels.training.recipe import Section, parse_arguments
 from hf_ctxmodels_cli import FINETUNING_TASKS
 
 ESSENTIAL = (

@@ -12,6 +12,7 @@ from typing import Any
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedTokenizerBase
 from transformers import set_seed as seed_generators
 
+from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.console import print_status
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, check_range, choice_flag, flag, parse_choices
@@ -27,7 +28,6 @@ from hf_ctxmodels.downstream.tasks.text_metrics import (
     score_texts,
 )
 from hf_ctxmodels.inference import generate_texts
-from hf_ctxmodels.training.recipe import parse_arguments
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from accelerate import PartialState
 
+from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.console import format_next_commands
 from hf_ctxmodels.downstream.adapters.arguments import AdapterArguments
 from hf_ctxmodels.downstream.tasks.seq2seq import Seq2Seq
@@ -18,7 +19,6 @@ from hf_ctxmodels.downstream.tasks.sequence_classification import SequenceClassi
 from hf_ctxmodels.registry import get_family
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.pretraining import PretrainingArguments, pretrain
-from hf_ctxmodels.training.recipe import parse_arguments
 from hf_ctxmodels.training.summary import TrainingSummary
 from hf_ctxmodels.training.token_embeddings import EmbeddingTrainingArguments
 

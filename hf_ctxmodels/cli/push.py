@@ -7,9 +7,9 @@ to a directory, which the Auto classes open like the repository.
 from dataclasses import dataclass
 from pathlib import Path
 
+from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.flags import REQUIRED, flag
 from hf_ctxmodels.hub.repository import describe_files, push_files, repository_files, write_files
-from hf_ctxmodels.training.recipe import parse_arguments
 
 
 @dataclass

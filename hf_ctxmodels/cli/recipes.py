@@ -7,7 +7,7 @@ accelerate launch --config_file FILE -m hf_ctxmodels pretrain --recipe NAME ...
 import re
 from pathlib import Path
 
-from hf_ctxmodels.training.recipe import packaged_folder, parse_arguments
+from hf_ctxmodels.core.command_line import packaged_folder, parse_arguments
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 from transformers import PreTrainedTokenizerBase
 
+from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.console import format_next_commands, print_status, progress_bar
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, flag
@@ -22,7 +23,6 @@ from hf_ctxmodels.data.document_sources import DataArguments
 from hf_ctxmodels.data.documents import Documents, NoDocumentError, TranslatedText, text_of
 from hf_ctxmodels.data.training_set import ResampledDocuments
 from hf_ctxmodels.registry import FAMILIES, get_family
-from hf_ctxmodels.training.recipe import parse_arguments
 
 MAX_EVALUATION_DOCUMENTS = 500  # enough for two significant digits
 

@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from transformers import PreTrainedTokenizerBase
 
+from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, flag
 from hf_ctxmodels.core.output_files import write_text_file
@@ -40,7 +41,6 @@ from hf_ctxmodels.downstream.tasks.languages import (
 )
 from hf_ctxmodels.tokenizers.base import check_tokenizer_matches_model
 from hf_ctxmodels.training.model_loading import load_config, load_tokenizer
-from hf_ctxmodels.training.recipe import parse_arguments
 from hf_ctxmodels.training.token_embeddings import check_embedding_compatibility, replace_token_embeddings
 
 TASK = "token-classification"

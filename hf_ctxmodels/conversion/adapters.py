@@ -14,6 +14,7 @@ from huggingface_hub import snapshot_download
 from safetensors.torch import save_file
 
 from hf_ctxmodels.conversion.released_files import read_tensors
+from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.console import run_script
 from hf_ctxmodels.core.errors import CtxError, wrap_errors
 from hf_ctxmodels.core.flags import REQUIRED, flag
@@ -24,7 +25,6 @@ from hf_ctxmodels.downstream.adapters.saving import (
     WEIGHTS_FILE,
     check_adapter_directory,
 )
-from hf_ctxmodels.training.recipe import parse_arguments
 
 PICKLES = {
     "pytorch_adapter.bin": WEIGHTS_FILE,

@@ -10,13 +10,13 @@ from torch import Tensor
 from torch.serialization import safe_globals
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.errors import CtxError, wrap_errors
 from hf_ctxmodels.core.flags import REQUIRED, flag
 from hf_ctxmodels.core.output_files import MODEL_FILES, TOKENIZER_FILES, check_output_directory, wrap_write_errors
 from hf_ctxmodels.data.text_files import read_lines
 from hf_ctxmodels.tokenizers.base import record_tokenizer_digest
 from hf_ctxmodels.tokenizers.bpe import END_OF_WORD
-from hf_ctxmodels.training.recipe import parse_arguments
 
 _CONTINUATION = "@@"  # suffix of all subwords of a word except the last one, in files of fastBPE
 

@@ -23,13 +23,13 @@ from transformers import AutoModel
 
 from hf_ctxmodels.conversion.released_files import OutputArguments
 from hf_ctxmodels.conversion.word_vectors import WordVectors, gensim_models
+from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.console import run_script
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import REQUIRED, flag
 from hf_ctxmodels.core.output_files import check_output_file
 from hf_ctxmodels.data.text_files import check_file, read_lines
 from hf_ctxmodels.training.model_loading import load_config, load_model, load_tokenizer
-from hf_ctxmodels.training.recipe import parse_arguments
 
 _MAX_WORD_LENGTH = 10_000  # bytes
 _MAX_COUNT_DIGITS, _MAX_DIMENSIONS = 15, 100_000

@@ -24,7 +24,7 @@ class ExampleBuilder(Protocol):
 
     statistics: Counter[str]
 
-    def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
+    def examples(self, documents: Iterable[list[str]], epoch: int = 0) -> Iterator[Example]:
         """See `Objective.examples`."""
 
     def check(self, examples: "ExampleSet") -> None:

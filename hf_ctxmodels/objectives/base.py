@@ -118,8 +118,8 @@ class Objective(PaddingCollator):
         return {name: getattr(self, name) for name in self.option_help()}
 
     @abstractmethod
-    def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
-        """Tokenized examples of the documents, deterministic in (seed, pass_index, position of the document)."""
+    def examples(self, documents: Iterable[list[str]], epoch: int = 0) -> Iterator[Example]:
+        """Tokenized examples of the documents, deterministic in (seed, epoch, position of the document)."""
 
     def tokenized(self, documents: Iterable[list[str]], with_word_ids: bool = False) -> Iterator[TokenizedDocument]:
         """Tokenize documents sentence by sentence, and count them in `statistics`."""

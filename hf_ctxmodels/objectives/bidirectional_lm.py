@@ -115,7 +115,7 @@ class BidirectionalLM(DataCollatorForBidirectionalLM, Objective):
         if languages := self.tokenizer.languages:
             self.config_fields |= {"num_characters": self.tokenizer.num_characters, "num_languages": len(languages)}
 
-    def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
+    def examples(self, documents: Iterable[list[str]], epoch: int = 0) -> Iterator[Example]:
         """Examples with input_ids and unknown_words."""
         unknown_id, room = self.tokenizer.unk_token_id, self.max_length
         sentences: list[np.ndarray] = []

@@ -126,26 +126,26 @@ class CausalLM(DataCollatorForCausalLM, Objective):
         self.config_fields = {"stateful": self.carry, "backward": self.backward}
         self.immutable_config_fields = ("backward",)
 
-    def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
+    def examples(self, documents: Iterable[list[str]], epoch: int = 0) -> Iterator[Example]:
         """Examples with input_ids and following."""
         number = 0
-        stream = TokenStream(self._length(pass_index, number))
+        stream = TokenStream(self._length(epoch, number))
         for batch in document_batches(documents):
             encodings = self.tokenizer([" ".join(document) for document in batch], verbose=False).encodings or []
             text = np.concatenate([np.array(encoding.ids, dtype=np.int32) for encoding in encodings])
             self.statistics.update(documents=len(batch), sentences=sum(map(len, batch)), tokens=len(text))
             for words, following in stream.add(text[::-1] if self.backward else text):
                 number += 1
-                stream.length = self._length(pass_index, number)
+                stream.length = self._length(epoch, number)
                 yield self._example(words, following)
         if len(stream.remaining):
             yield self._example(stream.remaining, IGNORE_INDEX)
 
-    def _length(self, pass_index: int, number: int) -> int:
+    def _length(self, epoch: int, number: int) -> int:
         """Number of words of an example, without the following one."""
         if not self.bptt_deviation:
             return self.mean_length
-        rng = generator(self.seed, pass_index, number, Purpose.CORRUPTION)
+        rng = generator(self.seed, epoch, number, Purpose.CORRUPTION)
         mean = self.mean_length / 2 if rng.random() < _HALF_LENGTH_SHARE else self.mean_length
         length = round(rng.normal(mean, self.bptt_deviation))
         return int(np.clip(length, min(_MIN_LENGTH, self.max_length), self.max_length))
@@ -192,7 +192,7 @@ class DocumentLM(DataCollatorForCausalLM, Objective):
         excluded = sorted({int(self.tokenizer.pad_token_id)} - {self.separator})
         self.baseline = replace(self.baseline, excluded_ids=excluded)
 
-    def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
+    def examples(self, documents: Iterable[list[str]], epoch: int = 0) -> Iterator[Example]:
         """Examples with input_ids and following, or with sequence_ids when packed."""
         texts = (text for batch in self.joined_batches(documents) for text in batch if len(text))
         return pack_sequences(self._windows(texts), self.max_length) if self.packing else self._joined(texts)

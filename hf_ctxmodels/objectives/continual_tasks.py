@@ -259,13 +259,13 @@ class ContinualTasks(DataCollatorForContinualTasks, Objective):
         self.baseline = BaselinePolicy(len(self.tokenizer), self.tokenizer.all_special_ids, token_classes=token_classes)
         self.config_fields = {"pretraining_tasks": self.classes, "use_task_id": True}
 
-    def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
+    def examples(self, documents: Iterable[list[str]], epoch: int = 0) -> Iterator[Example]:
         """Examples with the columns of the collator; raises CtxError if a label is unknown or a task has none."""
         examples_by_task, first = Counter[str](), 0
         for batch in document_batches(documents):
             pairs = [document for document in batch if isinstance(document, LabelledPair)]
             texts = [document for document in batch if not isinstance(document, LabelledPair)]
-            for name, example in (*self._text_examples(texts, pass_index, first), *self._pair_examples(pairs)):
+            for name, example in (*self._text_examples(texts, epoch, first), *self._pair_examples(pairs)):
                 template = self.templates[len(example.segments)]
                 if sum(map(len, example.segments)) > template.room(self.max_length):
                     self.statistics["left_out"] += 1
@@ -275,7 +275,7 @@ class ContinualTasks(DataCollatorForContinualTasks, Objective):
             first += len(batch)
         require_examples(self.tasks, examples_by_task, f"schedule={self.schedule}")
 
-    def _text_examples(self, texts: list[list[str]], pass_index: int, first: int) -> Iterator[tuple[str, TaskExample]]:
+    def _text_examples(self, texts: list[list[str]], epoch: int, first: int) -> Iterator[tuple[str, TaskExample]]:
         """Names of tasks and examples of running text."""
         document_tasks = [name for name in self.tasks if not TASKS[name].has_pairs]
         if not texts or not document_tasks:
@@ -291,7 +291,7 @@ class ContinualTasks(DataCollatorForContinualTasks, Objective):
         for position, (number, document) in enumerate(numbered):
             self.statistics.update(documents=1, sentences=len(document), tokens=len(document.ids))
             for name in document_tasks:
-                rng = generator(self.seed, pass_index, number * len(TASKS) + _NUMBERS[name], Purpose.PAIRING)
+                rng = generator(self.seed, epoch, number * len(TASKS) + _NUMBERS[name], Purpose.PAIRING)
                 for example in self.task_examples(name, documents, position, rng):
                     yield name, example
 

@@ -82,14 +82,14 @@ class Cooccurrence(DataCollatorForCooccurrence, Objective):
         super().__post_init__()
         check_at_least(1, window=self.window, memory_cells=self.memory_cells)
 
-    def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
+    def examples(self, documents: Iterable[list[str]], epoch: int = 0) -> Iterator[Example]:
         """Examples with input_ids, context_ids and cooccurrences."""
         counter = CooccurrenceCounter(
             len(self.tokenizer), self.window, self.symmetric, self.distance_weighting, self.memory_cells
         )
         for document in self.tokenized(documents):
             counter.add(document.ids[document.ids != self.tokenizer.unk_token_id])
-        rng = generator(self.seed, pass_index, 0, Purpose.ORDER)
+        rng = generator(self.seed, epoch, 0, Purpose.ORDER)
         remaining: list[np.ndarray] = []
         for block in counter.cells(rng):
             self.statistics["cells"] += len(block[0])

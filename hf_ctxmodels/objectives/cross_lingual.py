@@ -108,7 +108,7 @@ class StreamObjective(Objective):
         self.immutable_config_fields = ("n_langs", "lang2id")
         self.baseline = replace(self.baseline, excluded_ids=[int(self.tokenizer.pad_token_id)])
 
-    def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
+    def examples(self, documents: Iterable[list[str]], epoch: int = 0) -> Iterator[Example]:
         """Examples of the streams, see `example`; raises CtxError for a text without language."""
         streams: dict[int, TokenStream] = {}
         for batch in document_batches(documents):

@@ -244,7 +244,7 @@ class Denoising(DataCollatorForDenoising, Objective):
         self.room = self.template.room(self.max_length)
         self.config_fields = {"decoder_start_token_id": self._end}
 
-    def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
+    def examples(self, documents: Iterable[list[str]], epoch: int = 0) -> Iterator[Example]:
         """Examples with input_ids, sentence_starts, and word_ids if words are masked."""
         for document in self.tokenized(documents, self.needs_words):
             is_first = np.zeros(len(document.ids), dtype=np.int32)

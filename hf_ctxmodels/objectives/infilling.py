@@ -221,7 +221,7 @@ class Infilling(DataCollatorForInfilling, Objective):
         self.baseline = replace(self.baseline, excluded_ids=sorted(excluded), column="text_ids")
         self.config_fields = generation_config_fields(self.tokenizer, attention_token(self.tokenizer))
 
-    def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
+    def examples(self, documents: Iterable[list[str]], epoch: int = 0) -> Iterator[Example]:
         """Examples with text_ids and word_ids."""
         for document in self.tokenized(documents, with_word_ids=True):
             assert document.word_ids is not None

@@ -123,20 +123,20 @@ class SingleSegmentObjective(MaskingCollator, Objective):
         self.template = SpecialTokensTemplate(self.tokenizer, segments=1)
         self.room = self.template.room(self.max_length)
 
-    def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
+    def examples(self, documents: Iterable[list[str]], epoch: int = 0) -> Iterator[Example]:
         """Examples with input_ids, word_ids if whole words are masked, and sequence_ids if packed."""
-        sequences = self.sequences(documents, pass_index)
+        sequences = self.sequences(documents, epoch)
         return pack_sequences(sequences, self.max_length) if self.packing else sequences
 
-    def sequences(self, documents: Iterable[list[str]], pass_index: int) -> Iterator[Example]:
+    def sequences(self, documents: Iterable[list[str]], epoch: int) -> Iterator[Example]:
         """The examples before packing."""
         number = 0
         for document in self.tokenized(documents, self.masker.rule.needs_words):
             for start, stop in sequence_bounds(document, self.room):
-                yield self.sequence(document, start, stop, pass_index, number)
+                yield self.sequence(document, start, stop, epoch, number)
                 number += 1
 
-    def sequence(self, document: TokenizedDocument, start: int, stop: int, pass_index: int, number: int) -> Example:
+    def sequence(self, document: TokenizedDocument, start: int, stop: int, epoch: int, number: int) -> Example:
         """Tokens [start, stop) of a document as the `number`-th example of a pass."""
         return self.template.example(document, (start, stop))
 
@@ -190,7 +190,7 @@ class FullSentences(DataCollatorForMaskedLM, Objective):
         self.room = self.template.room(self.max_length)
         self.separator = required_token(self.tokenizer, "sep_token", "is inserted between two documents")
 
-    def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
+    def examples(self, documents: Iterable[list[str]], epoch: int = 0) -> Iterator[Example]:
         """Examples with input_ids, and word_ids if whole words are masked."""
         ids: list[np.ndarray] = []
         words: list[np.ndarray] = []

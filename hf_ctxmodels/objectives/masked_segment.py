@@ -204,7 +204,7 @@ class MaskingWithLanguages(Objective):
             self.config_fields["lang2id"] = {name: number for number, name in enumerate(self.reader.names)}
         self.baseline = replace(self.baseline, excluded_ids=[int(self.tokenizer.pad_token_id)])
 
-    def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
+    def examples(self, documents: Iterable[list[str]], epoch: int = 0) -> Iterator[Example]:
         """Examples with input_ids, and language with several languages; raises CtxError if all texts are skipped."""
         is_empty = True
         for example in self.tagged_examples(documents):

@@ -87,10 +87,10 @@ class NewsFieldsLM(DataCollatorForNewsFieldsLM, Objective):
         (begin, end), (classifier, _) = self.field_tokens["article"], self.field_tokens["summary"]
         self.config_fields = {"bos_token_id": begin, "eos_token_id": end, "classifier_token_id": classifier}
 
-    def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
+    def examples(self, documents: Iterable[list[str]], epoch: int = 0) -> Iterator[Example]:
         """Examples with input_ids and following."""
         for number, field_ids in enumerate(self._articles(documents)):
-            rng = generator(self.seed, pass_index, number, Purpose.ORDER)
+            rng = generator(self.seed, epoch, number, Purpose.ORDER)
             for window in self._windows(self._sequence(field_ids, rng), rng):
                 yield {"input_ids": window[:-1], "following": int(window[-1])}
 

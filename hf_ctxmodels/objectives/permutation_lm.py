@@ -238,7 +238,7 @@ class PermutationLM(DataCollatorForPermutationLM, Objective):
             )
         return reuse_length
 
-    def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
+    def examples(self, documents: Iterable[list[str]], epoch: int = 0) -> Iterator[Example]:
         """Examples with input_ids, token_type_ids and, with `whole_word`, word_ids; raises CtxError if, with a memory,
         the text is shorter than an example."""
         text, start, number = concatenate([]), 0, 0
@@ -249,12 +249,12 @@ class PermutationLM(DataCollatorForPermutationLM, Objective):
             text = concatenate([*([_from(text, start)] if len(text.ids) else []), *ended])
             start = 0
             while start + self.room <= len(text.ids):
-                example, start = self._example(text, start, generator(self.seed, pass_index, number, Purpose.PAIRING))
+                example, start = self._example(text, start, generator(self.seed, epoch, number, Purpose.PAIRING))
                 yield example
                 number += 1
         if self.first_block is None:
             while start < len(text.ids):
-                example, start = self._example(text, start, generator(self.seed, pass_index, number, Purpose.PAIRING))
+                example, start = self._example(text, start, generator(self.seed, epoch, number, Purpose.PAIRING))
                 yield example
                 number += 1
         elif not number and len(text.ids):

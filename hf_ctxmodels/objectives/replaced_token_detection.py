@@ -74,10 +74,10 @@ class ReplacedTokenDetection(DataCollatorForReplacedTokenDetection, SingleSegmen
         self.pair_template = SpecialTokensTemplate(self.tokenizer, segments=2)
         self.room = self.pair_template.room(self.max_length)
 
-    def sequence(self, document: TokenizedDocument, start: int, stop: int, pass_index: int, number: int) -> Example:
+    def sequence(self, document: TokenizedDocument, start: int, stop: int, epoch: int, number: int) -> Example:
         """Tokens [start, stop) of a document as one segment or two."""
         cuts = document.bounds[(document.bounds > start) & (document.bounds < stop)]
-        rng = generator(self.seed, pass_index, number, Purpose.PAIRING)
+        rng = generator(self.seed, epoch, number, Purpose.PAIRING)
         if not len(cuts) or rng.random() < self.single_segment_share:
             return self.template.example(document, (start, stop), with_token_types=True)
         cut = int(cuts[np.abs(cuts - (start + stop) / 2).argmin()])

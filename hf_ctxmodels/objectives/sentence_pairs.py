@@ -123,7 +123,7 @@ class SentencePairs(SentencePairCollator, Objective):
     ) -> Iterator[LabelledSegments]:
         """The examples, of about `target` tokens, of a document with at least one sentence."""
 
-    def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
+    def examples(self, documents: Iterable[list[str]], epoch: int = 0) -> Iterator[Example]:
         """Examples with input_ids, token_type_ids, the label of the pair, and word_ids if whole words are masked."""
         number = 0
         for batch in tokenized_batches(self.tokenizer, documents, self.masker.rule.needs_words):
@@ -136,7 +136,7 @@ class SentencePairs(SentencePairCollator, Objective):
                 )
             texts = [document for _, document in usable]
             for position, (index, document) in enumerate(usable):
-                rng = generator(self.seed, pass_index, number + index, Purpose.PAIRING)
+                rng = generator(self.seed, epoch, number + index, Purpose.PAIRING)
                 self.statistics.update(documents=1, sentences=len(document), tokens=len(document.ids))
                 target = self.room
                 if rng.random() < self.short_seq_probability:

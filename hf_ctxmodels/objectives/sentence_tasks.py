@@ -120,7 +120,7 @@ class SentenceTasks(DataCollatorForSentenceTasks, Objective):
             "relations": self.relation_labels,
         }
 
-    def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
+    def examples(self, documents: Iterable[list[str]], epoch: int = 0) -> Iterator[Example]:
         """Examples with the columns of the collator, and the number of the task; raises CtxError for a translation
         without a tag, an unknown label, or a task of the option `tasks` without example."""
         examples_by_task = Counter[str]()

@@ -68,7 +68,7 @@ class SequenceAutoencoding(DataCollatorForSequenceAutoencoding, Objective):
         self.baseline = replace(self.baseline, excluded_ids=[int(self.tokenizer.pad_token_id)])
         self.config_fields = {"stateful": False, "eos_token_id": self.end}
 
-    def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
+    def examples(self, documents: Iterable[list[str]], epoch: int = 0) -> Iterator[Example]:
         """Examples with input_ids, including the end token."""
         for batch in document_batches(documents):
             texts = [sentence for document in batch for sentence in document]

@@ -105,7 +105,7 @@ class SourceTarget(SourceTargetCorruption, Objective):
         """Id of the token whose output predicts a target."""
         return tokenizer.mask_token_id
 
-    def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
+    def examples(self, documents: Iterable[list[str]], epoch: int = 0) -> Iterator[Example]:
         """Examples with input_ids, target_ids and, if whole words are selected, target_word_ids; raises CtxError if a
         document is not a `TranslatedText`, a target contains a token that ends or predicts targets, or all pairs have
         an empty side."""

@@ -129,9 +129,9 @@ class SpanBoundary(DataCollatorForSpanBoundary, SingleSegmentObjective):
         self.config_fields = {"max_pair_targets": self.max_pair_targets} if self.boundary else {}
         self.immutable_config_fields = tuple(self.config_fields)
 
-    def sequences(self, documents: Iterable[list[str]], pass_index: int) -> Iterator[Example]:
+    def sequences(self, documents: Iterable[list[str]], epoch: int) -> Iterator[Example]:
         """The examples before packing, with replacement_ids for `corpus_replacements`."""
-        sequences = super().sequences(documents, pass_index)
+        sequences = super().sequences(documents, epoch)
         if not self.corpus_replacements:
             yield from sequences
             return
@@ -141,7 +141,7 @@ class SpanBoundary(DataCollatorForSpanBoundary, SingleSegmentObjective):
             text = ids[self.masker.non_special.candidates(ids)]
             text = text if len(text) else self.masker.non_special.ids.astype(ids.dtype)
             for example in examples:
-                rng = generator(self.seed, pass_index, number, Purpose.PAIRING)
+                rng = generator(self.seed, epoch, number, Purpose.PAIRING)
                 budget = self.masker.rule.budget(len(np.asarray(example["input_ids"])))
                 example["replacement_ids"] = rng.choice(text, max(1, budget))
                 yield example

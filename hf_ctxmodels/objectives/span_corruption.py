@@ -183,7 +183,7 @@ class SpanCorruption(DataCollatorForSpanCorruption, Objective):
         )
         self.config_fields = {"eos_token_id": self.end, "decoder_start_token_id": int(self.tokenizer.pad_token_id)}
 
-    def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
+    def examples(self, documents: Iterable[list[str]], epoch: int = 0) -> Iterator[Example]:
         """Examples with input_ids; raises CtxError for a text that contains a sentinel."""
         for batch in self.joined_batches(documents, DOCUMENTS_PER_TEXT):
             for text in batch if self.variant == "prefix-lm" else [np.concatenate(batch)]:

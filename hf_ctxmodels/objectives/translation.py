@@ -62,7 +62,7 @@ class Translation(DataCollatorForTranslation, Objective):
         self.baseline = BaselinePolicy(len(tokenizer.target_words), sorted(excluded), column="labels")
         self.config_fields = target_vocabulary_config(self.tokenizer)
 
-    def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
+    def examples(self, documents: Iterable[list[str]], epoch: int = 0) -> Iterator[Example]:
         """Examples with input_ids and labels; raises CtxError for a document that is not a `TranslatedText`."""
         special_tokens = self.tokenizer.num_special_tokens_to_add()
         for batch in translation_batches(documents):

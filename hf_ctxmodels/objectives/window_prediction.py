@@ -165,7 +165,7 @@ class WindowPrediction(DataCollatorForWindowPrediction, Objective):
         names = ("architecture", "output", "window", "negative")
         self.config_fields = {name: getattr(self, name) for name in names}
 
-    def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
+    def examples(self, documents: Iterable[list[str]], epoch: int = 0) -> Iterator[Example]:
         """Examples with input_ids. A single remaining word, which has no context, is skipped."""
         for document in self.tokenized(documents):
             words = document.ids[document.ids != self.tokenizer.unk_token_id]

@@ -296,10 +296,10 @@ class ExamplesWithProgress(ExampleBuilder):
         """Check the examples as the objective does."""
         self.objective.check(examples)
 
-    def examples(self, documents: Iterable[list[str]], pass_index: int = 0) -> Iterator[Example]:
+    def examples(self, documents: Iterable[list[str]], epoch: int = 0) -> Iterator[Example]:
         """The objective's examples."""
         start, number = time.perf_counter(), 0
-        examples = self.objective.examples(documents, pass_index)
+        examples = self.objective.examples(documents, epoch)
         title = f"building {self.description}"
         for example in progress_bar(examples, title, unit="examples", enabled=self.show_progress):
             number += 1

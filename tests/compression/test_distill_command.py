@@ -16,10 +16,10 @@ from hf_ctxmodels.cli.distill import flag_sections
 from hf_ctxmodels.compression.distillation import Teacher, parse_losses
 from hf_ctxmodels.compression.distillation.augmentation import Augmenter, Masking, Substitution, split_words
 from hf_ctxmodels.conversion.word_vectors import WordVectors
+from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.errors import CtxError
 from hf_ctxmodels.core.flags import split_choice, typed_options
 from hf_ctxmodels.registry import FAMILIES
-from hf_ctxmodels.training.recipe import parse_arguments
 from hf_ctxmodels.training.summary import TrainingSummary
 
 ROOT = Path(__file__).parents[2]

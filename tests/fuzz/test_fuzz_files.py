@@ -16,12 +16,12 @@ from hf_ctxmodels.conversion.elmo import config_from_options
 from hf_ctxmodels.conversion.released_files import read_codes
 from hf_ctxmodels.conversion.ulmfit import read_words
 from hf_ctxmodels.conversion.word_vector_files import READERS
+from hf_ctxmodels.core.command_line import recipe_flags
 from hf_ctxmodels.data import load_documents
 from hf_ctxmodels.data.table_files import read_conll, read_conllu, read_table
 from hf_ctxmodels.downstream.tasks import TASKS, TaskArguments
 from hf_ctxmodels.downstream.tasks.question_answering import read_squad
 from hf_ctxmodels.training.checkpoint_files import MANIFEST_FILE, damaged_files
-from hf_ctxmodels.training.recipe import recipe_flags
 from hf_ctxmodels.training.summary import SUMMARY_FILE, TrainingSummary
 from hf_ctxmodels.training.training_log import LOG_FILE, read_log
 

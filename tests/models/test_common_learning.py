@@ -7,12 +7,12 @@ import pytest
 from accelerate.state import AcceleratorState, GradientState
 from benchmarks.learning_report import evaluate_pretraining, is_token_loss, learning_recipes
 
+from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.data import load_documents
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.spec import FamilySpec
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.pretraining import PretrainingArguments, pretrain
-from hf_ctxmodels.training.recipe import parse_arguments
 from hf_ctxmodels.training.summary import TrainingSummary
 
 RECIPES = Path(__file__).resolve().parents[2] / "scripts" / "recipes"

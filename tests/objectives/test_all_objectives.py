@@ -124,10 +124,10 @@ def test_a_batch_depends_on_seed_epoch_and_example_alone(
 def test_examples_depend_on_seed_and_pass_alone(
     request: pytest.FixtureRequest, name: str, options: dict[str, Any]
 ) -> None:
-    def ids(seed: int, pass_index: int) -> list[list[int]]:
+    def ids(seed: int, epoch: int) -> list[list[int]]:
         objective = build(request, name, **options, seed=seed)
         column = "text_ids" if name == "Infilling" else "input_ids"
-        examples = objective.examples(iter(documents_of(objective)), pass_index)
+        examples = objective.examples(iter(documents_of(objective)), epoch)
         return [example[column].tolist() for example in examples]
 
     assert ids(1, 0) == ids(1, 0)

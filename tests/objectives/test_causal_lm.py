@@ -21,9 +21,9 @@ def running_text(tokenizer: CtxUlmfitTokenizer) -> list[int]:
     return [number for document in DOCUMENTS for number in tokenizer(" ".join(document)).input_ids]
 
 
-def examples(tokenizer: CtxUlmfitTokenizer, length: int = 20, pass_index: int = 0, **options: object) -> tuple:
+def examples(tokenizer: CtxUlmfitTokenizer, length: int = 20, epoch: int = 0, **options: object) -> tuple:
     objective = CausalLM(tokenizer, max_length=length, seed=0, **options)
-    return objective, list(objective.examples(DOCUMENTS, pass_index))
+    return objective, list(objective.examples(DOCUMENTS, epoch))
 
 
 @pytest.mark.parametrize("length", [2, 7, 20, 5000])
@@ -59,7 +59,7 @@ def test_lengths_are_those_of_the_paper() -> None:
 
 
 def test_another_pass_cuts_elsewhere_and_the_same_one_alike(tokenizer: CtxUlmfitTokenizer) -> None:
-    cuts = [[len(row["input_ids"]) for row in examples(tokenizer, pass_index=number)[1]] for number in (0, 0, 1)]
+    cuts = [[len(row["input_ids"]) for row in examples(tokenizer, epoch=number)[1]] for number in (0, 0, 1)]
     assert cuts[0] == cuts[1] != cuts[2]
 
 

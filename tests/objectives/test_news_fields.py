@@ -22,8 +22,8 @@ def tokenizer() -> CtxGroverTokenizer:
     return CtxGroverTokenizer.train([BYTES], 270, model_max_length=1024)
 
 
-def whole_rows(objective: NewsFieldsLM, documents: list, pass_index: int = 0) -> list[list[int]]:
-    return [[*row["input_ids"].tolist(), row["following"]] for row in objective.examples(documents, pass_index)]
+def whole_rows(objective: NewsFieldsLM, documents: list, epoch: int = 0) -> list[list[int]]:
+    return [[*row["input_ids"].tolist(), row["following"]] for row in objective.examples(documents, epoch)]
 
 
 def fields_of(tokenizer: CtxGroverTokenizer, row: list[int]) -> list[str]:
@@ -158,7 +158,7 @@ def test_rows_depend_on_seed_pass_and_number_alone(tokenizer: CtxGroverTokenizer
     first = whole_rows(NewsFieldsLM(tokenizer, max_length=20, seed=5), documents)
     again = NewsFieldsLM(tokenizer, max_length=20, seed=5)
     assert whole_rows(again, documents) == first
-    assert whole_rows(again, documents, pass_index=1) != first
+    assert whole_rows(again, documents, epoch=1) != first
     assert whole_rows(NewsFieldsLM(tokenizer, max_length=20, seed=6), documents) != first
     some = whole_rows(again, documents[:40])
     assert some == first[: len(some)]

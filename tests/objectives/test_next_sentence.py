@@ -90,8 +90,8 @@ def test_half_of_the_second_segments_are_random(tokenizer):
     documents, _ = numbered_documents([[3] * 240] * 4)
     objective = MaskedLMWithNextSentence(tokenizer, max_length=24, seed=0)
     labels = []
-    for pass_index in range(20):
-        labels += [example["next_sentence_label"] for example in objective.examples(documents, pass_index)]
+    for epoch in range(20):
+        labels += [example["next_sentence_label"] for example in objective.examples(documents, epoch)]
     assert np.mean(labels) == pytest.approx(0.5, abs=5 * 0.5 / len(labels) ** 0.5)
 
 
@@ -106,8 +106,8 @@ def test_every_other_document_is_drawn_equally_often(tokenizer):
     documents, home = numbered_documents([[5]] * 5)
     objective = MaskedLMWithNextSentence(tokenizer, max_length=32, seed=0)
     drawn = Counter()
-    for pass_index in range(500):
-        for example in objective.examples(documents, pass_index):
+    for epoch in range(500):
+        for example in objective.examples(documents, epoch):
             a, b = segments_of(example)
             drawn[home[int(a[0])], home[int(b[0])]] += 1
     assert len(drawn) == 20
@@ -120,11 +120,11 @@ def test_short_rows_come_with_the_probability_asked_for(tokenizer):
     def share_of_short_documents(probability):
         objective = MaskedLMWithNextSentence(tokenizer, max_length=23, seed=0, short_seq_probability=probability)
         first = {}
-        for pass_index in range(10):
-            for example in objective.examples(documents, pass_index):
+        for epoch in range(10):
+            for example in objective.examples(documents, epoch):
                 a, b = segments_of(example)
                 if example["next_sentence_label"] == pairs.CONTINUATION and b[-1] % 40 != 39:
-                    first[pass_index, int(a[0]) // 40] = len(a) + len(b)
+                    first[epoch, int(a[0]) // 40] = len(a) + len(b)
         return np.mean([length < 20 for length in first.values()])
 
     never, seldom, always = map(share_of_short_documents, (0.0, 0.1, 1.0))

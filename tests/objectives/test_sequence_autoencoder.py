@@ -58,7 +58,7 @@ def test_counts(tokenizer: CtxSeqaeTokenizer) -> None:
 
 def test_every_pass_and_every_seed_ask_the_same(tokenizer: CtxSeqaeTokenizer) -> None:
     objective, rows = examples(tokenizer, 21)
-    again = list(objective.examples(DOCUMENTS, pass_index=1))
+    again = list(objective.examples(DOCUMENTS, epoch=1))
     assert all((one["input_ids"] == other["input_ids"]).all() for one, other in zip(rows, again, strict=True))
 
 

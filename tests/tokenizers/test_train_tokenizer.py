@@ -6,11 +6,11 @@ from forked import run_forked
 from transformers import AutoTokenizer
 
 from hf_ctxmodels.cli.train_tokenizer import TokenizerArguments
+from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.data import DataArguments
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.pretraining import PretrainingArguments
-from hf_ctxmodels.training.recipe import parse_arguments
 
 
 def test_recipe_and_flags(tmp_path, documents):

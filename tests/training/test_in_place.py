@@ -11,11 +11,11 @@ from safetensors.torch import load_file
 
 from hf_ctxmodels import CtxError
 from hf_ctxmodels.architectures.static_embeddings import supports_compiled_updates
+from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.registry import FAMILIES
 from hf_ctxmodels.spec import FamilySpec
 from hf_ctxmodels.training.arguments import LoopArguments
 from hf_ctxmodels.training.pretraining import PretrainingArguments, pretrain
-from hf_ctxmodels.training.recipe import parse_arguments
 
 TEXT = "\n\n".join(
     f"the cat {a} sat on the {b} mat and the dog {b} ran to a {a} house" for a in "abcde" for b in "vwxyz"

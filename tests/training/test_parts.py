@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from hf_ctxmodels import CtxBertConfig, CtxBertForMaskedLM, CtxBertForSequenceClassification, CtxError
+from hf_ctxmodels.core.command_line import parse_arguments
 from hf_ctxmodels.core.console import run_script
 from hf_ctxmodels.core.flags import REQUIRED, flag, split_choice, typed_options
 from hf_ctxmodels.objectives import MaskedLM
@@ -26,7 +27,6 @@ from hf_ctxmodels.training.model_loading import (
     verify_weights,
 )
 from hf_ctxmodels.training.pretraining import PretrainingArguments
-from hf_ctxmodels.training.recipe import parse_arguments
 from hf_ctxmodels.training.summary import TrainingSummary
 from hf_ctxmodels.training.training_log import plot_losses, read_log
 from hf_ctxmodels.training.training_state import load_random_state, save_random_state

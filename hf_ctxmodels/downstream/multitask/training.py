@@ -18,6 +18,7 @@ from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
+from hf_ctxmodels.core.command_line import find_packaged
 from hf_ctxmodels.core.config import CtxConfig
 from hf_ctxmodels.core.console import format_next_commands, print_status
 from hf_ctxmodels.core.errors import CtxError
@@ -39,7 +40,6 @@ from hf_ctxmodels.training.checkpoint_files import list_checkpoints, publish_fil
 from hf_ctxmodels.training.freezing import check_layerwise_flags, freeze_encoder
 from hf_ctxmodels.training.loop import TrainingLoop, TrainingResult, global_batch_size, make_accelerator
 from hf_ctxmodels.training.model_loading import require_trainable
-from hf_ctxmodels.training.recipe import find_packaged
 from hf_ctxmodels.training.training_state import full_state_dict
 
 TASK = "task"  # key of the task's name in features and batches
